@@ -1,0 +1,37 @@
+# libqsim_ops_cuda. nvcc compiles kernels/cuda/*.cu without any torch header; the bindings are host C++ for g++.
+# Against a CPU torch (QSIM_CUDA=CHECK) the link leaves c10::cuda symbols undefined: scripts/audit_cuda_symbols.sh compares them
+# with the list of what a CUDA torch provides.
+if(NOT CMAKE_CUDA_ARCHITECTURES)
+  set(CMAKE_CUDA_ARCHITECTURES 80 90)
+endif()
+set(CMAKE_CUDA_RUNTIME_LIBRARY Shared)  # the default puts a second CUDA runtime into the process
+enable_language(CUDA)
+if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake < 3.26 does not know nvcc's -std=c++20
+  set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")
+  set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION "-std=c++20")
+endif()
+find_package(CUDAToolkit REQUIRED)
+
+file(GLOB cuda_kernels CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/kernels/cuda/*.cu")
+file(GLOB cuda_bindings CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/cuda/*.cpp")
+add_library(qsim_kernels_cuda OBJECT ${cuda_kernels})
+target_include_directories(qsim_kernels_cuda PUBLIC "${PROJECT_SOURCE_DIR}/kernels/include")
+# -fmad=false: as -ffp-contract=off on the CPU. Spills are printed by -v and refused by the audit.
+target_compile_options(qsim_kernels_cuda PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-fmad=false -Xptxas=-v --expt-relaxed-constexpr>)
+
+add_library(qsim_ops_cuda SHARED ${cuda_bindings})
+target_include_directories(qsim_ops_cuda PRIVATE "${CMAKE_CURRENT_SOURCE_DIR}" "${CMAKE_CURRENT_SOURCE_DIR}/cuda")
+target_link_libraries(qsim_ops_cuda PRIVATE qsim_kernels_cuda qsim_warnings LibTorch::torch CUDA::cudart)
+set_target_properties(qsim_ops_cuda PROPERTIES INSTALL_RPATH "$ORIGIN/../torch/lib" CXX_VISIBILITY_PRESET hidden)
+if(LibTorch_CUDA_VERSION)
+  string(REGEX MATCH "^[0-9]+" torch_cuda_major "${LibTorch_CUDA_VERSION}")
+  if(NOT CUDAToolkit_VERSION_MAJOR EQUAL torch_cuda_major)
+    message(WARNING "nvcc is CUDA ${CUDAToolkit_VERSION} but torch was built for CUDA ${LibTorch_CUDA_VERSION}")
+  endif()
+  target_link_libraries(qsim_ops_cuda PRIVATE LibTorch::torch_cuda)
+else()
+  target_compile_definitions(qsim_ops_cuda PRIVATE C10_CUDA_NO_CMAKE_CONFIGURE_FILE)  # a CPU torch has no such file
+endif()
+if(NOT QSIM_CUDA STREQUAL "CHECK")
+  install(TARGETS qsim_ops_cuda LIBRARY DESTINATION qsim)
+endif()

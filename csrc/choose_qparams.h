@@ -1,0 +1,35 @@
+// What the CPU, CUDA and Meta kernels of choose_qparams check and allocate alike.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty_like.h>
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
+#include <tuple>
+
+#include "qsim/choose_qparams.h"
+
+namespace qsim {
+
+inline QuantGrid quant_grid(std::int64_t quant_min, std::int64_t quant_max, bool symmetric) {
+  TORCH_CHECK_VALUE(quant_min < quant_max && quant_min >= INT32_MIN && quant_max <= INT32_MAX, "qsim: quant_min ",
+                    quant_min, " and quant_max ", quant_max, " are no int32 grid with quant_min < quant_max");
+  return {static_cast<std::int32_t>(quant_min), static_cast<std::int32_t>(quant_max), symmetric};
+}
+
+inline std::tuple<at::Tensor, at::Tensor> empty_qparams(const at::Tensor& min, const at::Tensor& max) {
+  TORCH_CHECK_VALUE(min.sizes() == max.sizes(), "qsim::choose_qparams: min has shape ", min.sizes(), " and max ",
+                    max.sizes(), "; expected the same shape");
+  TORCH_CHECK_TYPE(
+      min.scalar_type() == max.scalar_type() && (min.scalar_type() == at::kFloat || min.scalar_type() == at::kDouble),
+      "qsim::choose_qparams: min is ", min.scalar_type(), " and max ", max.scalar_type(),
+      "; expected both float32 or both float64");
+  TORCH_CHECK_VALUE(min.device() == max.device(), "qsim::choose_qparams: min is on ", min.device(), " and max on ",
+                    max.device());
+  const auto contiguous = at::MemoryFormat::Contiguous;
+  return {at::empty_like(min, min.options(), contiguous),
+          at::empty_like(min, min.options().dtype(at::kInt), contiguous)};
+}
+
+}  // namespace qsim

@@ -1,0 +1,34 @@
+#include "qsim/choose_qparams.h"
+#include "qsim/cuda/choose_qparams.h"
+
+namespace qsim::cuda {
+
+namespace {
+
+template <class T>
+__global__ void run(const T* low, const T* high, int n, QuantGrid grid, double min_scale, T* scale,
+                    std::int32_t* zero_point) {
+  const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+  if (i >= n) return;
+  const QuantParams<T> params = qsim::choose_qparams<T>(low[i], high[i], grid, min_scale);
+  scale[i] = params.scale;
+  zero_point[i] = params.zero_point;
+}
+
+}  // namespace
+
+template <class T>
+cudaError_t choose_qparams(const T* low, const T* high, int n, QuantGrid grid, double min_scale, T* scale,
+                           std::int32_t* zero_point, cudaStream_t stream) {
+  if (n == 0) return cudaSuccess;
+  constexpr int kThreads = 128;
+  run<T><<<(n + kThreads - 1) / kThreads, kThreads, 0, stream>>>(low, high, n, grid, min_scale, scale, zero_point);
+  return cudaGetLastError();
+}
+
+template cudaError_t choose_qparams(const float*, const float*, int, QuantGrid, double, float*, std::int32_t*,
+                                    cudaStream_t);
+template cudaError_t choose_qparams(const double*, const double*, int, QuantGrid, double, double*, std::int32_t*,
+                                    cudaStream_t);
+
+}  // namespace qsim::cuda

@@ -1,0 +1,92 @@
+// From a range to scale and zero point (docs: NUMERICS, section 2).
+//
+// All arithmetic is float64 and is cast once, so a width of 6e38 (data of +-3e38) is an ordinary range. 0.0 is always
+// on the grid, and both ends of the grid are finite numbers of type T.
+#pragma once
+
+#include <cfloat>
+#include <cmath>
+#include <cstdint>
+
+#include "qsim/level.h"
+#include "qsim/portability.h"
+
+namespace qsim {
+
+template <class T>
+struct QuantParams {
+  T scale;  // NaN when the range is empty (nothing was observed) or not finite
+  std::int32_t zero_point;
+};
+
+struct QuantGrid {
+  std::int32_t quant_min, quant_max;  // quant_min < quant_max
+  bool symmetric;
+};
+
+QSIM_HD float largest(float) { return FLT_MAX; }
+QSIM_HD double largest(double) { return DBL_MAX; }
+QSIM_HD float next_smaller(float x) { return nextafterf(x, 0.f); }
+QSIM_HD double next_smaller(double x) { return nextafter(x, 0.0); }
+
+QSIM_HD double clamp_to(double x, double low, double high) { return x < low ? low : x > high ? high : x; }
+
+// The scale that spreads [low, high] over the grid, and its zero point, before limits.
+QSIM_HD QuantParams<double> spread(double low, double high, QuantGrid grid) {
+  const double qmin = grid.quant_min, qmax = grid.quant_max;
+  if (!grid.symmetric) {
+    return {(high - low) / (qmax - qmin), 0};
+  }
+  const double middle = rint((qmin + qmax) / 2);
+  const double below = middle - qmin, above = qmax - middle;
+  // A 2-bit grid [-2, 1] would lose half of its range to its short side: the top is clipped instead.
+  const double top = 2 * above <= below ? below : above;
+  const double from_high = high / top, from_low = -low / below;
+  return {from_high > from_low ? from_high : from_low, static_cast<std::int32_t>(middle)};
+}
+
+// The largest scale of type T whose product with `steps` does not overflow T.
+template <class T>
+QSIM_HD T largest_scale(double steps) {
+  const double limit = largest(T{}) / steps;
+  T scale = static_cast<T>(limit);
+  while (static_cast<double>(scale) * steps > largest(T{})) scale = next_smaller(scale);
+  return scale;
+}
+
+template <class T>
+QSIM_HD QuantParams<T> choose_qparams(double low, double high, QuantGrid grid, double min_scale) {
+  const bool finite = low <= high && low >= -largest(T{}) && high <= largest(T{});
+  low = low < 0 ? low : 0.0;
+  high = high > 0 ? high : 0.0;
+  QuantParams<double> params = spread(low, high, grid);
+  const double floor = min_scale > FLT_MIN ? min_scale : FLT_MIN;
+  if (low == high) {
+    params.scale = 1;
+  } else if (params.scale < floor) {
+    params.scale = floor;
+  }
+  if (!grid.symmetric) {
+    const double exact = rint(grid.quant_min - low / params.scale);
+    params.zero_point =
+        static_cast<std::int32_t>(finite ? clamp_to(exact, grid.quant_min, grid.quant_max) : grid.quant_min);
+  }
+  if (!finite) return {static_cast<T>(NAN), params.zero_point};
+  const double below = params.zero_point - static_cast<double>(grid.quant_min);
+  const double above = grid.quant_max - static_cast<double>(params.zero_point);
+  const T ceiling = largest_scale<T>(below > above ? below : above);
+  return {params.scale < ceiling ? static_cast<T>(params.scale) : ceiling, params.zero_point};
+}
+
+namespace cpu {
+
+struct ChooseQparamsKernels {
+  void (*f32)(const float* low, const float* high, std::int64_t n, QuantGrid grid, double min_scale, float* scale,
+              std::int32_t* zero_point);
+  void (*f64)(const double* low, const double* high, std::int64_t n, QuantGrid grid, double min_scale, double* scale,
+              std::int32_t* zero_point);
+};
+QSIM_LEVEL_TABLES(ChooseQparamsKernels, choose_qparams_kernels)
+
+}  // namespace cpu
+}  // namespace qsim

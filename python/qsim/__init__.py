@@ -1,0 +1,8 @@
+"""qsim: what int8, int4, fp16 and fp8 will do to a PyTorch model, seen before it is deployed."""
+
+from qsim import ops, reference
+from qsim._library import cpu_capability
+
+__version__ = "0.1.0"
+
+__all__ = ["cpu_capability", "ops", "reference"]

@@ -1,0 +1,40 @@
+"""Loads the compiled operators into `torch.ops.qsim`, after checking that this torch is the one they were compiled for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from qsim._build_info import TORCH_VERSION
+
+_FOLDER = Path(__file__).parent
+
+
+def _minor(version: str) -> tuple[str, ...]:
+    return tuple(version.split("+")[0].split(".")[:2])
+
+
+def load() -> None:
+    """Register the operators; raises ImportError with the command that repairs the installation."""
+    if _minor(torch.__version__) != _minor(TORCH_VERSION):
+        raise ImportError(
+            f"qsim was compiled for torch {TORCH_VERSION} but torch {torch.__version__} is installed: "
+            f"reinstall qsim beside this torch (pip install --force-reinstall --no-deps .) or install torch {TORCH_VERSION}"
+        )
+    torch.ops.load_library(_FOLDER / "libqsim_ops.so")
+    cuda = _FOLDER / "libqsim_ops_cuda.so"
+    if cuda.exists():
+        torch.ops.load_library(cuda)
+
+
+def cpu_capability() -> str:
+    """The instruction-set level of the CPU kernels in use: ``"default"``, ``"avx2"`` or ``"avx512"``.
+
+    The environment variable ``QSIM_CPU_CAPABILITY`` forces one; a level this processor lacks is an error.
+    """
+    return str(torch.ops.qsim.cpu_capability())
+
+
+load()
+cpu_capability()  # an impossible QSIM_CPU_CAPABILITY fails at import, not inside a training loop

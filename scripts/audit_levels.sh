@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# Every object compiled for one instruction-set level may export its constant tables and nothing else: an exported function compiled
+# for AVX-512 could be picked by the linker for every level.
+set -euo pipefail
+build=$1
+bad=$(find "$build/kernels" -path '*qsim_kernels_*' -name '*.cpp.o' -exec nm -C --print-file-name {} + | grep -E ' [TWVuDB] ' || true)
+if [ -n "$bad" ]; then
+  printf 'exported from a per-level object (only constant tables may be):\n%s\n' "$bad" >&2
+  exit 1
+fi
+echo "per-level objects export constant tables only"
