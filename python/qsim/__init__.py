@@ -2,7 +2,36 @@
 
 from qsim import ops, reference
 from qsim._library import cpu_capability
+from qsim.config import Config, Override
+from qsim.encoding import Encoding
+from qsim.errors import CalibrationError, NoEncodingError
+from qsim.float_format import round_to_format
+from qsim.observer import Counts, Observer
+from qsim.presets import bf16, fp8, fp16, int4, int8, int16, w4a8
+from qsim.quantizer import Quantizer
+from qsim.spec import TensorSpec
 
 __version__ = "0.1.0"
 
-__all__ = ["cpu_capability", "ops", "reference"]
+__all__ = [
+    "CalibrationError",
+    "Config",
+    "Counts",
+    "Encoding",
+    "NoEncodingError",
+    "Observer",
+    "Override",
+    "Quantizer",
+    "TensorSpec",
+    "bf16",
+    "cpu_capability",
+    "fp8",
+    "fp16",
+    "int4",
+    "int8",
+    "int16",
+    "ops",
+    "reference",
+    "round_to_format",
+    "w4a8",
+]
