@@ -115,12 +115,14 @@ class Quantizer(RangeState):
             )
         if self._spec.is_float:
             return round_to_format(x, self._spec.dtype, saturate=self._spec.saturate)
-        scale, options = self.scale, self._options
+        state = self._buffers
         if self._spec.learnable:
-            scale, options = self._positive_scale(), {**options, "grad_factor": self._gradient_factor(x)}
+            scale, options = self._positive_scale(), {**self._options, "grad_factor": self._gradient_factor(x)}
+        else:
+            scale, options = state["scale"], self._options
         if x.dtype is torch.float64:
             scale = scale.double()
-        y: Tensor = torch.ops.qsim.fake_quantize(x, scale, self.zero_point, *self._grid, **options)
+        y: Tensor = torch.ops.qsim.fake_quantize(x, scale, state["zero_point"], *self._grid, **options)
         return y
 
     def _positive_scale(self) -> Tensor:
