@@ -187,6 +187,25 @@ def test_states_of_other_granularity_are_an_error():
         Quantizer(TensorSpec(axis=0), shape=(5, 3)).load_state_dict(per_channel.state_dict())
 
 
+def test_a_state_of_another_grid_is_an_error():
+    eight_bits = calibrated(TensorSpec(method="minmax"), torch.rand(10))
+    four_bits = Quantizer(TensorSpec(bits=4))
+    with pytest.raises(RuntimeError, match=r"zero_point is not within \[-8, 7\]: the state is that of another spec"):
+        four_bits.load_state_dict(eight_bits.state_dict())
+    with pytest.raises(NoEncodingError):
+        four_bits(torch.ones(1))
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_exports_as_one_operator(strict):
+    x = torch.randn(4, 3)
+    quantizer = calibrated(TensorSpec(method="minmax"), x)
+    exported = torch.export.export(quantizer, (x,), strict=strict)
+    calls = [str(node.target) for node in exported.graph.nodes if node.op == "call_function"]
+    assert calls == ["qsim.fake_quantize.default"]
+    assert torch.equal(exported.module()(x), quantizer(x))
+
+
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda q: pickle.loads(pickle.dumps(q))])
 @pytest.mark.parametrize("learnable", [False, True])
 def test_copies_are_complete_and_independent(duplicate, learnable):
