@@ -2,31 +2,15 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <c10/core/ScalarType.h>
 
 #include <cstdint>
 #include <optional>
 
+#include "element.h"
 #include "qsim/finite_range.h"
 #include "qsim/sketch.h"
 
 namespace qsim {
-
-inline Element element_of(const at::Tensor& x) {
-  switch (x.scalar_type()) {
-    case at::kFloat:
-      return Element::f32;
-    case at::kHalf:
-      return Element::f16;
-    case at::kBFloat16:
-      return Element::bf16;
-    case at::kDouble:
-      return Element::f64;
-    default:
-      TORCH_CHECK_TYPE(false, "qsim: got a tensor of ", x.scalar_type(),
-                       "; expected float32, float16, bfloat16 or float64");
-  }
-}
 
 // Called with sizes that may be symbolic.
 inline void check_state(const at::Tensor& x, const char* name, const at::Tensor& state, at::ScalarType dtype,
@@ -80,12 +64,7 @@ struct RangeLayout {
   std::int64_t block = 0;
 };
 
-// The tensor whose memory the layout describes: x itself when it is dense, in whatever order of axes, else a copy.
-inline at::Tensor dense(const at::Tensor& x, bool blocks) {
-  return x.is_contiguous() || (!blocks && x.is_non_overlapping_and_dense()) ? x : x.contiguous();
-}
-
-// Of a tensor from `dense` that is not empty.
+// Of a tensor that is dense (contiguous when cut into blocks) and not empty.
 inline RangeLayout range_layout(const at::Tensor& x, std::optional<std::int64_t> axis,
                                 std::optional<std::int64_t> block_size) {
   if (!axis) return {x.numel(), 1, 1};

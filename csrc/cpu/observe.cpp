@@ -25,7 +25,7 @@ void observe_cpu(const at::Tensor& x, const at::Tensor& lowest, const at::Tensor
                  const at::Tensor& sketch) {
   check_range_state(x, lowest, highest, counts, {}, {});
   check_sketch(x, sketch);
-  const at::Tensor source = dense(x, false);
+  const at::Tensor source = dense(x);
   const std::int64_t n = source.numel();
   const auto& kernels = cpu::observe_kernels();
   const int element = static_cast<int>(element_of(x));

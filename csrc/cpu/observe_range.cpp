@@ -81,7 +81,7 @@ void observe_range_cpu(const at::Tensor& x, const at::Tensor& lowest, const at::
                        std::optional<std::int64_t> block_size) {
   check_range_state(x, lowest, highest, counts, axis, block_size);
   if (x.numel() == 0) return;
-  const at::Tensor source = dense(x, block_size.has_value());
+  const at::Tensor source = block_size ? x.contiguous() : dense(x);
   const RangeLayout layout = range_layout(source, axis, block_size);
   const Observation observe{static_cast<const char*>(source.const_data_ptr()), source.element_size(),
                             cpu::observe_range_kernels().of[static_cast<int>(element_of(x))],

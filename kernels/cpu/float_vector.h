@@ -90,6 +90,37 @@ QSIM_INLINE float load_one(const float* from) {
 
 QSIM_INLINE void store(float* to, Floats v) { std::memcpy(to, &v, sizeof v); }
 
+QSIM_INLINE void narrow(std::uint16_t* to, Words v) {
+  typedef std::uint16_t Shorts __attribute__((vector_size(kVectorBytes / 2)));
+  const Shorts shorts = __builtin_convertvector(v, Shorts);
+  std::memcpy(to, &shorts, sizeof shorts);
+}
+
+// Of finite numbers, rounded to nearest even.
+QSIM_INLINE void store(BFloat16* to, Floats v) {
+  const Words bits = (Words)v;
+  narrow(&to->bits, (bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+// Of finite numbers, rounded to nearest even.
+QSIM_INLINE void store(Half* to, Floats v) {
+#if defined(__AVX512F__)
+  const __m256i halves = _mm512_maskz_cvtps_ph(0xffff, (__m512)v, _MM_FROUND_TO_NEAREST_INT);
+  std::memcpy(to, &halves, sizeof halves);
+#elif defined(__F16C__)
+  const __m128i halves = _mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT);
+  std::memcpy(to, &halves, sizeof halves);
+#else
+  // Adding 2^13 times the leading power of two (2^-14 at least) rounds to 11 bits, or to multiples of the smallest
+  // half; what is left is exact.
+  const Words magnitude = (Words)v & 0x7fffffff, exponent = magnitude & 0x7f800000;
+  const Words least = (Words)all(0x1p-14f);
+  const Floats rounder = (Floats)((exponent > least ? exponent : least) + (13 << 23));
+  const Floats rounded = (Floats)magnitude + rounder - rounder;
+  narrow(&to->bits, (Words)(rounded * 0x1p-112f) >> 13 | ((Words)v >> 16 & 0x8000));
+#endif
+}
+
 QSIM_INLINE Floats smaller(Floats a, Floats b) { return a < b ? a : b; }
 QSIM_INLINE Floats larger(Floats a, Floats b) { return a > b ? a : b; }
 

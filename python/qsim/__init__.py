@@ -2,7 +2,8 @@
 
 from qsim import ops, reference
 from qsim._library import cpu_capability
+from qsim.clip_grad import clip_grad_norm_
 
 __version__ = "0.1.0"
 
-__all__ = ["cpu_capability", "ops", "reference"]
+__all__ = ["clip_grad_norm_", "cpu_capability", "ops", "reference"]

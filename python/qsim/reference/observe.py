@@ -28,11 +28,13 @@ def observe_range_(
     if axis is None:
         _extend(lowest, highest, low.min(), high.max())
     elif block_size is None:
-        _extend(lowest, highest, low.movedim(axis, 0).reshape(x.shape[axis], -1).amin(1), high.movedim(axis, 0).reshape(x.shape[axis], -1).amax(1))
+        low, high = (end.movedim(axis, 0).reshape(x.shape[axis], -1) for end in (low, high))
+        _extend(lowest, highest, low.amin(1), high.amax(1))
     else:
-        lows = [block.amin(axis, keepdim=True) for block in low.split(block_size, axis)]
-        highs = [block.amax(axis, keepdim=True) for block in high.split(block_size, axis)]
-        _extend(lowest, highest, torch.cat(lows, axis), torch.cat(highs, axis))
+        blocks = [slice(begin, begin + block_size) for begin in range(0, x.shape[axis], block_size)]
+        low, high = low.movedim(axis, 0), high.movedim(axis, 0)
+        lows, highs = [low[block].amin(0) for block in blocks], [high[block].amax(0) for block in blocks]
+        _extend(lowest, highest, torch.stack(lows, axis), torch.stack(highs, axis))
 
 
 def observe_(x: Tensor, lowest: Tensor, highest: Tensor, counts: Tensor, sketch: Tensor) -> None:
