@@ -2,7 +2,8 @@
 
 from qsim import ops, reference
 from qsim._library import cpu_capability
+from qsim.batch_norm import FoldReport, fold_batch_norms
 
 __version__ = "0.1.0"
 
-__all__ = ["cpu_capability", "ops", "reference"]
+__all__ = ["FoldReport", "cpu_capability", "fold_batch_norms", "ops", "reference"]
