@@ -2,6 +2,7 @@
 
 from qsim import ops, reference
 from qsim._library import cpu_capability
+from qsim.clip_grad import clip_grad_norm_
 from qsim.config import Config, Override
 from qsim.encoding import Encoding
 from qsim.errors import CalibrationError, NoEncodingError
@@ -24,6 +25,7 @@ __all__ = [
     "Quantizer",
     "TensorSpec",
     "bf16",
+    "clip_grad_norm_",
     "cpu_capability",
     "fp8",
     "fp16",
