@@ -2,6 +2,7 @@
 
 from qsim import ops, reference
 from qsim._library import cpu_capability
+from qsim.batch_norm import FoldReport, fold_batch_norms
 from qsim.clip_grad import clip_grad_norm_
 from qsim.config import Config, Override
 from qsim.encoding import Encoding
@@ -19,6 +20,7 @@ __all__ = [
     "Config",
     "Counts",
     "Encoding",
+    "FoldReport",
     "NoEncodingError",
     "Observer",
     "Override",
@@ -27,6 +29,7 @@ __all__ = [
     "bf16",
     "clip_grad_norm_",
     "cpu_capability",
+    "fold_batch_norms",
     "fp8",
     "fp16",
     "int4",
