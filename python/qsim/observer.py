@@ -107,9 +107,9 @@ class Observer(RangeState):
         state = self._buffers
         ranges = state["lowest"], state["highest"], state["counters"]
         if self.axis is None:
-            torch.ops.qsim.observe_(x.detach(), *ranges, state["sketch"])
+            torch.ops.qsim.observe_(x, *ranges, state["sketch"])
         else:
-            torch.ops.qsim.observe_range_(x.detach(), *ranges, axis=self.axis, block_size=self.block_size)
+            torch.ops.qsim.observe_range_(x, *ranges, axis=self.axis, block_size=self.block_size)
         return x
 
     @property

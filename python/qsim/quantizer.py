@@ -16,6 +16,21 @@ from qsim.observer import Counts, Observer, encoding_of_range, with_method
 from qsim.spec import TensorSpec
 
 _SMALLEST_SCALE = torch.finfo(torch.float32).tiny
+_fake_quantize = torch.ops.qsim.fake_quantize.default  # the documented function, without its call
+
+
+def _options(spec: TensorSpec) -> dict[str, Any]:
+    """Those options of fake_quantize that are not its defaults: parsing the others costs a third of a small call."""
+    options = {"axis": spec.axis, "block_size": spec.block_size, "rounding": None if spec.rounding == "divide" else spec.rounding}
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _positive(learned: Tensor) -> Tensor:
+    return learned.abs().clamp_min(_SMALLEST_SCALE)
+
+
+def _gradient_factor(elements: int, scales: int, spec: TensorSpec) -> float:
+    return 1.0 / math.sqrt(max(elements, 1) / scales * spec.quant_max)
 
 
 class Quantizer(RangeState):
@@ -70,7 +85,7 @@ class Quantizer(RangeState):
         self.observer = Observer(spec.axis, spec.block_size, shape, name)
         self._spec = spec
         self._grid = (spec.quant_min, spec.quant_max)
-        self._options: dict[str, Any] = {"axis": spec.axis, "block_size": spec.block_size, "rounding": spec.rounding}
+        self._options = _options(spec)
         self._allocate(UNKNOWN if self._shape is None else self._shape)
 
     def _allocate(self, shape: tuple[int, ...], on: torch.device | None = None) -> None:
@@ -117,20 +132,15 @@ class Quantizer(RangeState):
             return round_to_format(x, self._spec.dtype, saturate=self._spec.saturate)
         state = self._buffers
         if self._spec.learnable:
-            scale, options = self._positive_scale(), {**self._options, "grad_factor": self._gradient_factor(x)}
+            learned = self.scale
+            factor = _gradient_factor(x.numel(), learned.numel(), self._spec)
+            scale, options = _positive(learned), {**self._options, "grad_factor": factor}
         else:
             scale, options = state["scale"], self._options
         if x.dtype is torch.float64:
             scale = scale.double()
-        y: Tensor = torch.ops.qsim.fake_quantize(x, scale, state["zero_point"], *self._grid, **options)
+        y: Tensor = _fake_quantize(x, scale, state["zero_point"], *self._grid, **options)
         return y
-
-    def _positive_scale(self) -> Tensor:
-        return self.scale.abs().clamp_min(_SMALLEST_SCALE)
-
-    def _gradient_factor(self, x: Tensor) -> float:
-        elements = max(x.numel(), 1) / self.scale.numel()
-        return 1.0 / math.sqrt(elements * self._spec.quant_max)
 
     @property
     def encoding(self) -> Encoding | None:
@@ -138,7 +148,7 @@ class Quantizer(RangeState):
         if not self._has_encoding:
             return None
         spec = self._spec
-        scale = (self._positive_scale() if spec.learnable else self.scale).detach().clone()
+        scale = _positive(self.scale.detach()) if spec.learnable else self.scale.clone()
         return Encoding(scale, self.zero_point.clone(), *self._grid, spec.axis, spec.block_size, spec.encoding_dtype)
 
     def set_encoding(self, encoding: Encoding) -> None:

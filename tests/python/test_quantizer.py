@@ -5,6 +5,7 @@ import pickle
 import pytest
 import torch
 
+import qsim
 from qsim import CalibrationError, Counts, Encoding, NoEncodingError, Quantizer, TensorSpec, round_to_format
 
 GRANULARITIES = [(None, None), (0, None), (1, None), (-1, None), (1, 2)]
@@ -56,6 +57,14 @@ def test_quantizes_as_the_contract_says(axis, block_size, symmetric, bits):
     assert (quantizer.encoding.quant_min, quantizer.encoding.quant_max) == (spec.quant_min, spec.quant_max)
     assert torch.equal(quantizer(wider.double()), simulate(wider.double(), quantizer.encoding))
     assert quantizer(wider.half()).dtype == torch.float16
+
+
+def test_reciprocal_rounding_is_that_of_the_reference():
+    x = torch.arange(-2000, 2000) * 0.05
+    quantizer = calibrated(TensorSpec(rounding="reciprocal", method="minmax"), x)
+    encoding = quantizer.encoding
+    reference = qsim.reference.fake_quantize(x, encoding.scale, encoding.zero_point, -128, 127, rounding="reciprocal")
+    assert torch.equal(quantizer(x), reference)
 
 
 def test_switches():
