@@ -36,7 +36,7 @@ class CalibrationReport:
         For every quantizer, what it has observed so far, earlier calls included: elements, NaN, +Inf, -Inf. For a weight, those of
         the weight.
     problems : list of str
-        One sentence for each quantizer that met NaN or Inf.
+        One sentence for each quantizer that met NaN or Inf, or whose scale had to be raised for the bias.
     seconds : dict of str to float
         Time by stage: "data" (waiting for batches), "forward" (the model, observing), "encodings" (choosing them).
     """
@@ -205,10 +205,10 @@ def to_device(arguments: Arguments, model: nn.Module) -> Arguments:
     return moved
 
 
-def report_of(noted: Observation, quantizers: Mapping[str, Quantizer]) -> CalibrationReport:
-    """The report on what `quantizers` hold after a pass."""
+def report_of(noted: Observation, quantizers: Mapping[str, Quantizer], problems: list[str]) -> CalibrationReport:
+    """The report on what `quantizers` hold after a pass, on top of the `problems` that choosing encodings met."""
     counts = {key: quantizer.counts for key, quantizer in quantizers.items()}
-    problems = []
+    problems = list(problems)
     for key, count in counts.items():
         if count.nonfinite:
             where = f", first in batch {noted.first_nonfinite[key]}" if key in noted.first_nonfinite else ""

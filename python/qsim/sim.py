@@ -16,6 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_map_only
 
 from qsim.batch_norm import fold_batch_norms
+from qsim.bias import BiasQuantizer
 from qsim.calibration import CalibrationReport, Forward, arguments_of, failure, iterate, observe, report_of, to_device
 from qsim.config import Config
 from qsim.encoding import Encoding
@@ -78,7 +79,7 @@ class QuantSim(nn.Module):
         tape, notes = record(self.model, args, kwargs)
         decided = plan(tape, self.config)
         self._example = tree_map_only(Tensor, lambda _: None, (args, kwargs))
-        self._planned, self._left = decided.quantizers, decided.left
+        self._planned, self._biases, self._left = decided.quantizers, decided.biases, decided.left
         self._switch, self._ready = Switch(), False
         self.quantization = QuantizerBank(self.model, self._planned)
         notes += attach(self.model, decided, self.quantization.by_key(), self._switch)
@@ -140,9 +141,9 @@ class QuantSim(nn.Module):
         if noted.batches == 0:
             raise CalibrationError("QuantSim: calibrate got no batch. Is the iterator used up, or the data set empty?")
         started = time.perf_counter()
-        self._choose_encodings()
+        problems = self._choose_encodings()
         noted.seconds["encodings"] = time.perf_counter() - started
-        return report_of(noted, quantizers)
+        return report_of(noted, quantizers, problems)
 
     def _forward_batch(self, model: nn.Module, batch: Any) -> Any:
         args, kwargs = to_device(arguments_of(batch, self._example), model)
@@ -166,9 +167,11 @@ class QuantSim(nn.Module):
         """
         self._choose_encodings(method, percentile=percentile, gamma=gamma)
 
-    def _choose_encodings(self, method: str | None = None, **options: Real | None) -> None:
+    def _choose_encodings(self, method: str | None = None, **options: Real | None) -> list[str]:
+        """Give every quantizer its encoding. Returns a sentence for each that had to be changed afterwards."""
+        quantizers = self.quantizers()
         problems = []
-        for key, quantizer in self.quantizers().items():
+        for key, quantizer in quantizers.items():
             parameter = self._planned[key].parameter
             try:
                 if parameter is not None:
@@ -180,6 +183,10 @@ class QuantSim(nn.Module):
                     problems.append(str(error))
         if problems:
             raise failure(problems)
+        raised = {
+            b: BiasQuantizer(quantizers[b.input], quantizers[b.weight]).fit(attrgetter(b.parameter)(self.model)) for b in self._biases
+        }
+        return [f"'{b.weight}': {n} scales raised so that the bias '{b.parameter}' fits into int32" for b, n in raised.items() if n]
 
     def quantizers(self) -> dict[str, Quantizer]:
         """All quantizers, in the order in which the model meets them.
@@ -228,7 +235,7 @@ class QuantSim(nn.Module):
             for place in places(self.model)
             if place.unexpected()
         ]
-        return summarize(self._planned, self.quantizers(), self._left, [*self._notes, *notes])
+        return summarize(self._planned, self._biases, self.quantizers(), self._left, [*self._notes, *notes])
 
     def float(self) -> contextlib.AbstractContextManager[None]:  # type: ignore[override]
         """``with sim.float():`` runs the model without any simulation, bit for bit as it computes in float."""

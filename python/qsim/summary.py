@@ -6,7 +6,7 @@ import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from qsim.graph.plan import LeftFloat, PlannedQuantizer
+from qsim.graph.plan import LeftFloat, PlannedBias, PlannedQuantizer
 from qsim.quantizer import Quantizer
 
 
@@ -30,7 +30,7 @@ class Summary:
     Attributes
     ----------
     rows : list of Row
-        The quantizers.
+        The quantizers, and the biases that are held as int32.
     left : list of LeftFloat
         Operations and operands that stay in float: `name`, `op`, `reason`.
     notes : list of str
@@ -56,10 +56,17 @@ class Summary:
 
 
 def summarize(
-    planned: Mapping[str, PlannedQuantizer], quantizers: Mapping[str, Quantizer], left: list[LeftFloat], notes: list[str]
+    planned: Mapping[str, PlannedQuantizer],
+    biases: Sequence[PlannedBias],
+    quantizers: Mapping[str, Quantizer],
+    left: list[LeftFloat],
+    notes: list[str],
 ) -> Summary:
     """The summary of a plan and of the state of its quantizers."""
     rows = [_row(planned[key], quantizer) for key, quantizer in quantizers.items()]
+    for bias in biases:
+        enabled = quantizers[bias.input].enabled and quantizers[bias.weight].enabled
+        rows.append(Row(bias.parameter, "bias", bias.op, f"int32, scale of {bias.input} x {bias.weight}", "", 0, enabled))
     return Summary(rows, left, notes)
 
 

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from torch._ops import HigherOrderOperator
 from torch.overrides import TorchFunctionMode
 
+from qsim.bias import BiasQuantizer
 from qsim.graph.functions import ALIAS, COMPOSITE, CONSTRUCTORS, RANDOM, SAME, TRANSPARENT, Function, name_of
-from qsim.graph.plan import Plan
+from qsim.graph.plan import Actions, Plan
 from qsim.graph.record import containers, subclass
 from qsim.graph.tape import InputSlot, Slot
 from qsim.quantizer import Quantizer
@@ -24,6 +25,7 @@ from qsim.quantizer import Quantizer
 _PLACE = "_qsim_place"  # in a container's __dict__: a registered child would run when a Sequential does
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+Operand = tuple[Slot, Quantizer | BiasQuantizer, bool]  # the flag: whether it observes here
 
 
 class Switch:
@@ -52,19 +54,21 @@ class Place:
         route = plan.routes[path]
         self.path, self.switch, self.next = path, switch, route.next
         self.start = (0, 1 if route.next[1] else 0)
-        self.operands: list[tuple[tuple[Slot, Quantizer, bool], ...]] = []
+        self.operands: list[tuple[Operand, ...]] = []
         self.outputs: list[tuple[tuple[int, Quantizer], ...]] = []
         for site in route.sites:
-            actions = plan.actions.get(site) if site is not None else None
-            operands, outputs = (actions.operands, actions.outputs) if actions else ({}, {})
-            self.operands.append(tuple((slot, quantizers[use.key], use.observes) for slot, use in operands.items()))
-            self.outputs.append(tuple((index, quantizers[key]) for index, key in outputs.items()))
-        self.known = TRANSPARENT | RANDOM | route.unseen
+            actions = plan.actions.get(site, Actions()) if site is not None else Actions()
+            operands: list[Operand] = [(slot, quantizers[use.key], use.observes) for slot, use in actions.operands.items()]
+            if (bias := actions.bias) is not None:
+                operands.append((bias.slot, BiasQuantizer(quantizers[bias.input], quantizers[bias.weight]), True))
+            self.operands.append(tuple(operands))
+            self.outputs.append(tuple((index, quantizers[key]) for index, key in actions.outputs.items()))
+        self.unseen = route.unseen
         self.met: set[str] = set()
 
     def unexpected(self) -> list[str]:
         """Functions that compute, and were called where the recording has none: they, and what follows in such a call, are in float."""
-        return sorted(self.met - self.known)
+        return sorted(self.met - self.unseen - TRANSPARENT - RANDOM)
 
 
 class Inputs:
@@ -104,13 +108,13 @@ def _replaced(tree: Any, path: list[Any], quantizer: Quantizer) -> Any:
     return tree
 
 
-def _quantized(value: Any, quantizer: Quantizer, observes: bool) -> Any:
+def _quantized(value: Any, quantizer: Quantizer | BiasQuantizer, observes: bool) -> Any:
     if not isinstance(value, Tensor) or not value.is_floating_point():
         return value
     return quantizer(value) if observes or not quantizer.observing else value
 
 
-def _with_operands(args: tuple[Any, ...], kwargs: dict[str, Any], operands: tuple[tuple[Slot, Quantizer, bool], ...]) -> Arguments:
+def _with_operands(args: tuple[Any, ...], kwargs: dict[str, Any], operands: tuple[Operand, ...]) -> Arguments:
     """The arguments with the planned operands quantized. A slot that this call does not fill is passed over."""
     given = list(args)
     for slot, quantizer, observes in operands:
@@ -123,7 +127,7 @@ def _with_operands(args: tuple[Any, ...], kwargs: dict[str, Any], operands: tupl
     return tuple(given), kwargs
 
 
-def _quantized_entry(value: Any, index: int | None, quantizer: Quantizer, observes: bool) -> Any:
+def _quantized_entry(value: Any, index: int | None, quantizer: Quantizer | BiasQuantizer, observes: bool) -> Any:
     """`value`, or its entry at `index`, quantized."""
     if index is None:
         return _quantized(value, quantizer, observes)

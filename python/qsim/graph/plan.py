@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from qsim.config import Config
 from qsim.graph.routes import Route, Site, build_routes
-from qsim.graph.rules import fuses, stays_float, weight_axes
+from qsim.graph.rules import fuses, is_bias, stays_float, weight_axes
 from qsim.graph.tape import InputSlot, Origin, Slot, Step, Tape
 from qsim.spec import TensorSpec
 
@@ -59,12 +59,24 @@ class LeftFloat(NamedTuple):
     reason: str
 
 
+@dataclass(frozen=True)
+class PlannedBias:
+    """A bias that is held as int32: its operand's slot, its parameter, and the quantizers whose scales make its scale."""
+
+    slot: Slot
+    parameter: str
+    op: str
+    input: str
+    weight: str
+
+
 @dataclass
 class Actions:
-    """What happens at one site: quantizers of operands by slot, and of outputs by index."""
+    """What happens at one site: quantizers of operands by slot, and of outputs by index; the bias."""
 
     operands: dict[Slot, Use] = field(default_factory=dict)
     outputs: dict[int, str] = field(default_factory=dict)
+    bias: PlannedBias | None = None
 
 
 @dataclass
@@ -76,6 +88,10 @@ class Plan:
     quantizers: dict[str, PlannedQuantizer]
     inputs: dict[InputSlot, str]
     left: list[LeftFloat]
+
+    @property
+    def biases(self) -> list[PlannedBias]:
+        return [actions.bias for actions in self.actions.values() if actions.bias is not None]
 
 
 def plan(tape: Tape, config: Config) -> Plan:
@@ -119,6 +135,7 @@ class _Planner:
             else:
                 for slot, origins in site.operands().items():
                     self._operand(site, slot, origins)
+                self._bias(site)
                 if site in self.chains:
                     self._output(site)
         return Plan(self.routes, dict(self.actions), self.quantizers, self.inputs, list(self.left))
@@ -213,11 +230,15 @@ class _Planner:
         role = "constant" if axes is None else "weight"
         name = parameter or (f"{site.name}.weight" if axes else f"{site.name}.input[{slot}]")
         spec = self.config.spec_for(site.name, site.op, "weight" if axes else "activation")
-        if reason := stays_float(site.kind, site.op, slot, dims) or (_BY_CONFIG if spec is None else None):
+        if is_bias(site.op, slot, dims):
+            return
+        if reason := stays_float(site.kind, dims) or (_BY_CONFIG if spec is None else None):
             self._leave(name, site.op, reason)
             return
         assert spec is not None
-        if axes is not None and spec.axis in (0, 1):
+        if axes is not None and dims < 2:
+            spec = replace(spec, axis=None, block_size=None)  # a vector is summed over: it has no output channels
+        elif axes is not None and spec.axis in (0, 1):
             spec = replace(spec, axis=axes[spec.axis] % dims)
         if parameter is None and spec.axis is not None:
             spec = replace(spec, method="minmax")  # computed from parameters: observed, and per channel that gives minimum and maximum
@@ -225,6 +246,41 @@ class _Planner:
             name = f"{site.name}.input[{slot}]"
         self._add(name, role, spec, site.op, parameter)
         self.actions[site].operands[slot] = Use(name)
+
+    def _bias(self, site: Site) -> None:
+        operands = site.operands()
+        biases = [slot for slot in operands if is_bias(site.op, slot, site.dims(slot))]
+        for slot in biases:
+            origin = operands[slot][0]
+            name = origin.source if isinstance(origin.source, str) else f"{site.name}.input[{slot}]"
+            if {self._kind(found) for found in operands[slot]} != {"const"}:
+                continue
+            if not self.config.bias:
+                self._leave(name, site.op, "bias in float: Config.bias is off")
+                continue
+            uses = self.actions[site].operands
+            weights = [found for found in uses if self.quantizers[uses[found].key].role == "weight"]
+            others = [found for found in operands if found not in (*weights, *biases)]
+            scales = [uses[weights[0]].key, self._key_of(site, others[0])] if len(weights) == len(others) == 1 else [None]
+            if len(biases) > 1 or not origin.direct or not all(key and self._has_one_scale(key) for key in scales):
+                self._leave(name, site.op, "bias in float: input and weight have no scales to multiply")
+                continue
+            self.actions[site].bias = PlannedBias(slot, name, site.op, input=str(scales[1]), weight=str(scales[0]))
+
+    def _key_of(self, site: Site, slot: Slot) -> str | None:
+        """The quantizer whose result stands at an operand; None if there is no single one."""
+        if slot in self.actions[site].operands:
+            return self.actions[site].operands[slot].key
+        keys: set[str | None] = set()
+        for origin in site.operands()[slot]:
+            made = self.actions.get(self.site_of[origin.source]) if origin.kind == "step" else None
+            keys.add(made.outputs.get(origin.output) if made else self.inputs.get(origin.source) if origin.kind == "input" else None)
+        return keys.pop() if len(keys) == 1 else None
+
+    def _has_one_scale(self, key: str) -> bool:
+        """Per tensor, or per channel of a weight: a scale for each product."""
+        planned = self.quantizers[key]
+        return not planned.spec.is_float and planned.spec.block_size is None and (planned.spec.axis is None or planned.role == "weight")
 
     def _where_read(self, site: Site, slot: Slot, origins: list[Origin]) -> None:
         """Quantize what could not be quantized where it was made, by its producer's name if it has a single one."""

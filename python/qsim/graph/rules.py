@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from qsim.graph.functions import WEIGHT
+from qsim.graph.functions import BIAS, WEIGHT
 from qsim.graph.tape import Slot
 
 _RECTIFIERS = frozenset({"relu", "relu6", "hardtanh", "clamp", "clamp_min", "clamp_max", "clip"})
@@ -45,7 +45,8 @@ _WEIGHTS: dict[str, dict[int, WeightAxes]] = {
     "embedding_bag": {1: WeightAxes(0, 1)},
     "bilinear": {2: WeightAxes(0, 1)},
 }
-_ADDENDS: dict[str, tuple[Slot, ...]] = dict.fromkeys(("addmm", "baddbmm", "addbmm", "addmv"), (0, "input"))
+_ADDED_FIRST = frozenset({"addmm", "baddbmm", "addbmm", "addmv"})
+_CELLS = frozenset({"lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"})
 
 
 def weight_axes(op: str, slot: Slot) -> WeightAxes | None:
@@ -56,10 +57,17 @@ def weight_axes(op: str, slot: Slot) -> WeightAxes | None:
     return next(iter(axes.values()), None) if slot == "weight" else axes.get(slot) if isinstance(slot, int) else None
 
 
-def stays_float(kind: str, op: str, slot: Slot, dims: int) -> str | None:
+def is_bias(op: str, slot: Slot, dims: int) -> bool:
+    """Whether a constant operand is added to the products of a multiply-accumulate."""
+    if op in _ADDED_FIRST:
+        return slot in (0, "input")
+    if op in _RECURRENT or op in _CELLS:
+        return dims < 2
+    return op in BIAS and slot in (BIAS[op], "bias")
+
+
+def stays_float(kind: str, dims: int) -> str | None:
     """Why a constant operand has no quantizer of its own, or None when it has one."""
     if kind in ("norm", "batch_norm"):
         return "affine parameters and statistics of a normalization stay in float"
-    if slot in _ADDENDS.get(op, ()) or (kind == "mac" and dims < 2):
-        return "bias"
     return "a single number" if dims == 0 else None
