@@ -20,7 +20,7 @@ from torch.utils._pytree import MappingKey, SequenceKey, tree_flatten_with_path,
 
 from qsim.graph.functions import COMPOSITE, CONSTRUCTORS, RANDOM, READS, TRANSPARENT, Function, name_of, visible
 from qsim.graph.snapshot import unchanged
-from qsim.graph.tape import Call, InputSlot, Origin, Reader, Slot, Step, Tape, indirect, tensors, version_of
+from qsim.graph.tape import Call, InputSlot, Origin, Reader, Slot, Step, Tape, indirect, options, tensors, version_of
 
 __all__ = ["Call", "InputSlot", "Origin", "Reader", "Slot", "Step", "Tape", "call_arguments", "containers", "record", "subclass"]
 
@@ -37,9 +37,10 @@ def call_arguments(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]
 def containers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Path and module of each container. Not scripted modules, nor those with a `forward` set on the instance: their class is not used."""
     for path, m in model.named_modules():
+        if isinstance(m, torch.jit.ScriptModule) or "forward" in vars(m) or type(m).forward is nn.Module.forward:  # as in ModuleList
+            continue
         leaf = type(m).__module__.startswith("torch.nn.modules") and not any(True for _ in m.children())
-        own_forward = type(m).forward is not nn.Module.forward and "forward" not in vars(m)  # ModuleList has none
-        if (path == "" or not leaf) and own_forward and not isinstance(m, torch.jit.ScriptModule):
+        if path == "" or not leaf:
             yield path, m
 
 
@@ -125,7 +126,9 @@ class Recorder(TorchFunctionMode):
             elif name in TRANSPARENT or not any(t.is_floating_point() for t in _results(out)):
                 self._flow(name, given, origins, changed, out)
             else:
-                out = self._step(func, given, origins, changed, out)
+                step = self._step(func, given, origins, changed)
+                step.options = dict(options(args, kwargs))
+                out = self._mark_results(step, given, out)
             return out
 
     def _flow(
@@ -144,9 +147,7 @@ class Recorder(TorchFunctionMode):
         if name in READS or (floats and masks):
             self.tape.reads |= {o for o in flow if o.kind in ("step", "stale")}
 
-    def _step(
-        self, func: Function, given: dict[Slot, Tensor], origins: dict[Slot, frozenset[Origin]], changed: frozenset[Slot], out: Any
-    ) -> Any:
+    def _step(self, func: Function, given: dict[Slot, Tensor], origins: dict[Slot, frozenset[Origin]], changed: frozenset[Slot]) -> Step:
         floats = {slot: t for slot, t in given.items() if t.is_floating_point()}
         step = Step(
             self.call.path,
@@ -163,6 +164,9 @@ class Recorder(TorchFunctionMode):
         for slot in changed:
             if any(o.kind != "const" for o in origins[slot]):  # a buffer that a step updates stays a buffer
                 self.tape.mark(given[slot], Origin("stale", step))
+        return step
+
+    def _mark_results(self, step: Step, given: dict[Slot, Tensor], out: Any) -> Any:
         if type(out) in (tuple, list):
             return type(out)(self._result(step, t, i, given) for i, t in enumerate(out))
         if isinstance(out, tuple):  # a torch.return_types

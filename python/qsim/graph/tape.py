@@ -54,6 +54,7 @@ class Step:
     operands: dict[Slot, frozenset[Origin]] = field(default_factory=dict)  # of the floating-point tensors
     side: frozenset[Origin] = frozenset()  # of the other tensors: indices, masks, complex numbers
     dims: dict[Slot, int] = field(default_factory=dict)  # number of dimensions of each operand
+    options: dict[int | str, Any] = field(default_factory=dict)  # numbers, strings and None among the arguments, alone or as a tuple
     changed: frozenset[Slot] = frozenset()  # operands that the step wrote into
     outputs: int = 0
 
@@ -102,6 +103,15 @@ def tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[Slo
             yield slot, value
         elif isinstance(value, (list, tuple)):
             yield from (((slot, i), v) for i, v in enumerate(value) if isinstance(v, Tensor))
+
+
+def options(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[int | str, Any]]:
+    """The arguments of a call that are numbers, strings or None, or lists of these."""
+    places: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
+    for slot, value in places:
+        items = tuple(value) if isinstance(value, (list, tuple)) else (value,)
+        if all(v is None or isinstance(v, (bool, int, float, str, torch.dtype)) for v in items):
+            yield slot, items if isinstance(value, (list, tuple)) else value
 
 
 def indirect(origins: Iterable[Origin]) -> frozenset[Origin]:
