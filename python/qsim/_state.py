@@ -26,6 +26,7 @@ class RangeState(nn.Module):
     """
 
     _shape_key: str  # name of a tensor that has the state's shape
+    _buffers: dict[str, Tensor]  # type: ignore[assignment]  # none of them is None; this dict is ten times faster than attributes
 
     def __init__(self, axis: int | None, block_size: int | None, shape: Sequence[int] | None) -> None:
         super().__init__()
@@ -50,7 +51,15 @@ class RangeState(nn.Module):
         return super()._apply(move, recurse)  # type: ignore[no-untyped-call]
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        incoming = state_dict.get(prefix + self._shape_key)
-        if incoming is not None and not self._shape_fixed and (incoming.ndim == 1 if self.block_size is None else incoming.ndim > 0):
-            self._adopt(tuple(incoming.shape))
+        key = prefix + self._shape_key
+        if key in state_dict:
+            incoming = tuple(state_dict[key].shape)
+            fits = len(incoming) == 1 if self.block_size is None else len(incoming) > 0
+            if fits and not self._shape_fixed and incoming != self._shape:
+                self._adopt(incoming)
+            present = UNKNOWN if self._shape is None else self._shape
+            if incoming != present:  # nn.Module would let a tensor without dimensions take the first of many
+                error_messages: list[str] = args[-1]
+                error_messages.append(f"{key} has shape {incoming}; expected {present} (axis={self.axis}, block_size={self.block_size}).")
+                return
         super()._load_from_state_dict(state_dict, prefix, *args)

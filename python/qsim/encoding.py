@@ -1,12 +1,27 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from qsim.float_format import FLOAT_FORMATS
+
+
+def grid_of(dtype: str) -> tuple[int, int]:
+    """Smallest and largest finite number of a storage type: "int8", "uint4", ... or a float format."""
+    if dtype in FLOAT_FORMATS:
+        largest = int(FLOAT_FORMATS[dtype].largest)
+        return -largest, largest
+    match = re.fullmatch(r"(u?)int([1-9]\d?)", dtype)
+    if match is None:
+        raise ValueError(f"Encoding: got dtype={dtype!r}; expected intN, uintN, or one of {', '.join(FLOAT_FORMATS)}")
+    bits = int(match[2])
+    return (0, 2**bits - 1) if match[1] else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,18 +69,25 @@ class Encoding:
             raise ValueError(f"Encoding: got quant_min={self.quant_min}, quant_max={self.quant_max}; expected quant_min < quant_max")
         if not bool((scale.isfinite() & (scale > 0)).all()):
             raise ValueError("Encoding: every scale must be positive and finite; 0, negative, Inf or NaN found")
-        if not bool(((zero_point >= self.quant_min) & (zero_point <= self.quant_max)).all()):
+        low, high = grid_of(self.dtype)
+        if not low <= self.quant_min <= self.quant_max <= high:
+            raise ValueError(f"Encoding: the grid [{self.quant_min}, {self.quant_max}] does not fit into {self.dtype}")
+        # As floats: the grid of bfloat16 ends beyond every integer type.
+        if not bool(((zero_point >= float(self.quant_min)) & (zero_point <= float(self.quant_max))).all()):
             raise ValueError(f"Encoding: every zero_point must lie within [{self.quant_min}, {self.quant_max}]")
 
     @property
     def min(self) -> Tensor:
         """Smallest value that the grid holds, of `scale`'s shape."""
-        return (self.quant_min - self.zero_point) * self.scale
+        return self._value(self.quant_min)
 
     @property
     def max(self) -> Tensor:
         """Largest value that the grid holds, of `scale`'s shape."""
-        return (self.quant_max - self.zero_point) * self.scale
+        return self._value(self.quant_max)
+
+    def _value(self, number: int) -> Tensor:
+        return ((float(number) - self.zero_point.double()) * self.scale).to(self.scale.dtype)
 
     @property
     def symmetric(self) -> bool:

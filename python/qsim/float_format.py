@@ -106,10 +106,10 @@ def round_to_format(x: Tensor, format: str, *, saturate: bool | None = None) -> 
 
     Examples
     --------
-    >>> round_to_format(torch.tensor([0.3, 1000.0]), "float8_e4m3fn")
-    tensor([  0.3125, 448.0000])
-    >>> round_to_format(torch.tensor([2049.0, 70000.0]), "float16")
-    tensor([2048.,   inf])
+    >>> round_to_format(torch.tensor([0.3, 1000.0]), "float8_e4m3fn").tolist()
+    [0.3125, 448.0]
+    >>> round_to_format(torch.tensor([2049.0, 70000.0]), "float16").tolist()
+    [2048.0, inf]
 
     Notes
     -----

@@ -104,11 +104,12 @@ class Observer(RangeState):
         """
         if self._shape is None:
             self._adopt(range_shape(x.shape, self.axis, self.block_size))
-        seen = x.detach()
+        state = self._buffers
+        ranges = state["lowest"], state["highest"], state["counters"]
         if self.axis is None:
-            torch.ops.qsim.observe_(seen, self.lowest, self.highest, self.counters, self.sketch)
+            torch.ops.qsim.observe_(x.detach(), *ranges, state["sketch"])
         else:
-            torch.ops.qsim.observe_range_(seen, self.lowest, self.highest, self.counters, axis=self.axis, block_size=self.block_size)
+            torch.ops.qsim.observe_range_(x.detach(), *ranges, axis=self.axis, block_size=self.block_size)
         return x
 
     @property

@@ -115,12 +115,14 @@ class Quantizer(RangeState):
             )
         if self._spec.is_float:
             return round_to_format(x, self._spec.dtype, saturate=self._spec.saturate)
-        scale, options = self.scale, self._options
+        state = self._buffers
         if self._spec.learnable:
-            scale, options = self._positive_scale(), {**options, "grad_factor": self._gradient_factor(x)}
+            scale, options = self._positive_scale(), {**self._options, "grad_factor": self._gradient_factor(x)}
+        else:
+            scale, options = state["scale"], self._options
         if x.dtype is torch.float64:
             scale = scale.double()
-        y: Tensor = torch.ops.qsim.fake_quantize(x, scale, self.zero_point, *self._grid, **options)
+        y: Tensor = torch.ops.qsim.fake_quantize(x, scale, state["zero_point"], *self._grid, **options)
         return y
 
     def _positive_scale(self) -> Tensor:
@@ -261,8 +263,14 @@ class Quantizer(RangeState):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         super()._load_from_state_dict(state_dict, prefix, *args)
-        if prefix + "scale" in state_dict and not self.scale.is_meta:
-            self._has_encoding = self.scale.numel() > 0 and not bool(self.scale.isnan().any())
+        if prefix + "scale" not in state_dict or self.scale.is_meta:
+            return
+        self._has_encoding = self.scale.numel() > 0 and not bool(self.scale.isnan().any())
+        low, high = self._grid
+        if self._has_encoding and not bool(((self.zero_point >= float(low)) & (self.zero_point <= float(high))).all()):
+            self._has_encoding = False
+            error_messages: list[str] = args[-1]
+            error_messages.append(f"{prefix}zero_point is not within [{low}, {high}]: the state is that of another spec.")
 
     @property
     def _title(self) -> str:
