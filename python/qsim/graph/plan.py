@@ -17,6 +17,7 @@ from qsim.graph.tape import InputSlot, Origin, Slot, Step, Tape
 from qsim.spec import TensorSpec
 
 _BY_CONFIG = "left in float by the config"
+_MASK = "a mask: holds -Inf or the lowest finite number"
 
 
 @dataclass(frozen=True)
@@ -199,6 +200,10 @@ class _Planner:
 
     def _operand(self, site: Site, slot: Slot, origins: list[Origin]) -> None:
         kinds = {self._kind(origin) for origin in origins}
+        if any(slot in step.masks for step in site.steps):
+            if kinds <= {"const", "input"}:
+                self._leave(f"{site.name}.input[{slot}]", site.op, _MASK)
+            return
         if kinds & {"step", "random"}:
             return  # quantized where it was made; random draws (dropout, stochastic depth) are no data of the target
         if "input" in kinds:
@@ -307,7 +312,9 @@ class _Planner:
         op = " + ".join(member.op for member in chain)
         for i in range(site.outputs):
             readers = [reader for step in site.steps for reader in self.tape.readers(step, i)]
-            if any(reader.origin.kind == "step" for reader in readers):
+            if any(i in step.masked_outputs for step in site.steps):
+                self._leave(chain[0].name, op, _MASK)
+            elif any(reader.origin.kind == "step" for reader in readers):
                 key = f"{chain[0].name}.output" + (f"[{i}]" if i else "")
                 self._add(key, "activation", spec, op)
                 self.actions[site].outputs[i] = key
