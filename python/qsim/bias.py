@@ -33,7 +33,7 @@ class BiasQuantizer:
         scale = scale.repeat(bias.numel() // scale.numel())  # a transposed convolution in groups has its weight's channels once per group
         zero_point = torch.zeros_like(scale, dtype=torch.int32)
         # float64: in float32 an int32 grid is not exact
-        y = torch.ops.qsim.fake_quantize(bias.double(), scale.double(), zero_point, _INT32.min, _INT32.max, axis=0)
+        y: Tensor = torch.ops.qsim.fake_quantize(bias.double(), scale.double(), zero_point, _INT32.min, _INT32.max, axis=0)
         return y.to(bias.dtype)
 
     def fit(self, bias: Tensor) -> int:

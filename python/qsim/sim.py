@@ -56,6 +56,7 @@ class QuantSim(nn.Module):
 
     Examples
     --------
+    >>> from torch import nn
     >>> model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 2)).eval()
     >>> sim = QuantSim(model, torch.randn(1, 1, 8, 8))
     >>> list(sim.quantizers())

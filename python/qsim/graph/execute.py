@@ -187,7 +187,7 @@ class Simulated(nn.Module):
 
 
 def _rebuild(cls: type[nn.Module]) -> nn.Module:
-    simulated = subclass(Simulated, cls)
+    simulated = subclass(Simulated, cls)  # type: ignore[arg-type]  # Module's __hash__ is annotated out of line
     return simulated.__new__(simulated)
 
 
@@ -199,7 +199,7 @@ def attach(model: nn.Module, plan: Plan, quantizers: Mapping[str, Quantizer], sw
             continue
         original = type(module)
         try:
-            module.__class__ = subclass(Simulated, original)
+            module.__class__ = subclass(Simulated, original)  # type: ignore[arg-type]
         except TypeError as error:
             notes.append(f"'{path}' is not simulated: its class {original.__name__} takes no subclass here ({error})")
             continue
