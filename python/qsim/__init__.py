@@ -4,6 +4,7 @@ from qsim import ops, reference
 from qsim._library import cpu_capability
 from qsim.batch_norm import FoldReport, fold_batch_norms
 from qsim.calibration import CalibrationReport
+from qsim.clip_grad import clip_grad_norm_
 from qsim.config import Config, Override
 from qsim.encoding import Encoding
 from qsim.errors import CalibrationError, NoEncodingError
@@ -32,6 +33,7 @@ __all__ = [
     "Summary",
     "TensorSpec",
     "bf16",
+    "clip_grad_norm_",
     "cpu_capability",
     "fold_batch_norms",
     "fp8",

@@ -1,5 +1,7 @@
 """The numeric contract in plain torch, one twin per operator: slow, readable, the oracle of the tests."""
 
 from qsim.reference.choose_qparams import choose_qparams
+from qsim.reference.clip_grad import clip_grad_
+from qsim.reference.observe import observe_, observe_range_
 
-__all__ = ["choose_qparams"]
+__all__ = ["choose_qparams", "clip_grad_", "observe_", "observe_range_"]
