@@ -2,6 +2,7 @@
 
 from qsim.reference.choose_qparams import choose_qparams
 from qsim.reference.clip_grad import clip_grad_
+from qsim.reference.fake_quantize import fake_quantize, fake_quantize_backward
 from qsim.reference.observe import observe_, observe_range_
 
-__all__ = ["choose_qparams", "clip_grad_", "observe_", "observe_range_"]
+__all__ = ["choose_qparams", "clip_grad_", "fake_quantize", "fake_quantize_backward", "observe_", "observe_range_"]
