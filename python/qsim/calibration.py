@@ -144,13 +144,17 @@ def iterate(data: Iterable[Any], max_batches: int | None, progress: bool) -> Ite
         )
     if max_batches is not None and max_batches < 1:
         raise ValueError(f"QuantSim.calibrate: got max_batches={max_batches}; expected at least 1, or None for all")
-    batches = islice(iter(data), max_batches)
-    bar = _bar() if progress else None
+    return _batches(data, max_batches, _bar() if progress else None)
+
+
+def _batches(data: Iterable[Any], max_batches: int | None, bar: Any) -> Iterator[Any]:
+    batches = islice(data, max_batches)  # only now: a DataLoader draws random numbers when its iteration begins
     if bar is None:
-        return batches
-    length = len(data) if isinstance(data, Sized) else None
-    total = max_batches if length is None else min(length, max_batches or length)
-    return iter(bar(batches, total=total, desc="calibrate", unit="batch", leave=False))
+        yield from batches
+    else:
+        length = len(data) if isinstance(data, Sized) else None
+        total = max_batches if length is None else min(length, max_batches or length)
+        yield from bar(batches, total=total, desc="calibrate", unit="batch", leave=False)
 
 
 def _bar() -> Any:

@@ -40,7 +40,7 @@ class QuantSim(nn.Module):
     Parameters
     ----------
     model : nn.Module
-        Left as it is, unless `inplace`. In training mode its copy is put in eval mode, with a warning.
+        Left as it is, unless `inplace`. In training mode its copy is put in eval mode, with a warning if it has BatchNorm.
     example_inputs : Tensor, tuple or dict
         One input, positional or keyword arguments. On the model's device.
     config : Config, optional
@@ -81,7 +81,7 @@ class QuantSim(nn.Module):
         decided = plan(tape, self.config)
         self._example = tree_map_only(Tensor, lambda _: None, (args, kwargs))
         self._planned, self._biases, self._left = decided.quantizers, decided.biases, decided.left
-        self._switch, self._ready = Switch(), False
+        self._switch = Switch()
         self.quantization = QuantizerBank(self.model, self._planned)
         notes += attach(self.model, decided, self.quantization.by_key(), self._switch)
         kept = [f"BatchNorm '{name}' is not folded: {reason}" for name, reason in folding.kept.items()]
@@ -89,19 +89,15 @@ class QuantSim(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's forward, simulated. Raises NoEncodingError before calibration."""
-        if self._switch.on and not self._ready:
-            self._check_ready()
-        return self.model(*args, **kwargs)
-
-    def _check_ready(self) -> None:
-        missing = [key for key, quantizer in self.quantizers().items() if quantizer.enabled and quantizer.encoding is None]
-        if missing:
+        try:
+            return self.model(*args, **kwargs)
+        except NoEncodingError as error:
+            missing = [key for key, quantizer in self.quantizers().items() if quantizer.enabled and quantizer.encoding is None]
             shown = ", ".join(f"'{key}'" for key in missing[:3]) + (", ..." if len(missing) > 3 else "")
             raise NoEncodingError(
                 f"QuantSim: {len(missing)} of {len(self.quantizers())} quantizers have no encoding ({shown}). Call sim.calibrate(data), "
                 "load a calibrated state dict, or run the model unquantized: with sim.float()."
-            )
-        self._ready = True
+            ) from error
 
     # Ranges.
 
@@ -211,7 +207,6 @@ class QuantSim(nn.Module):
         """
         for quantizer in self._matching(patterns):
             quantizer.enabled = True
-        self._ready = False
 
     def disable(self, *patterns: str) -> None:
         """Leave in float what the quantizers that match quantize, until `enable`. Patterns as there."""
@@ -245,9 +240,13 @@ class QuantSim(nn.Module):
 
 def _warn_of_training(model: nn.Module) -> None:
     names = [name or "the model itself" for name, module in model.named_modules() if isinstance(module, _BatchNorm)]
-    shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-    because = f": BatchNorm ({shown}) uses and folds its running statistics" if names else ""
-    warnings.warn(f"QuantSim: the model was in training mode and is simulated in eval mode{because}. sim.train() trains.", stacklevel=3)
+    if names:
+        shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+        warnings.warn(
+            f"QuantSim: the model was in training mode; it is simulated in eval mode, with the running statistics of BatchNorm ({shown}). "
+            "Call sim.train() to train.",
+            stacklevel=3,
+        )
 
 
 class QuantizerBank(nn.Module):

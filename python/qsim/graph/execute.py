@@ -74,8 +74,8 @@ class Place:
 class Inputs:
     """Quantizes the inputs of the model, however the caller passes them."""
 
-    def __init__(self, model: nn.Module, plan: Plan, quantizers: Mapping[str, Quantizer]) -> None:
-        self.names = list(inspect.signature(model.forward).parameters)
+    def __init__(self, cls: type[nn.Module], plan: Plan, quantizers: Mapping[str, Quantizer]) -> None:
+        self.names = list(inspect.signature(cls.forward).parameters)[1:]  # without self
         self.paths = [(slot if isinstance(slot, tuple) else (slot,), quantizers[key]) for slot, key in plan.inputs.items()]
 
     def quantize(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
@@ -203,7 +203,7 @@ def attach(model: nn.Module, plan: Plan, quantizers: Mapping[str, Quantizer], sw
         except TypeError as error:
             notes.append(f"'{path}' is not simulated: its class {original.__name__} takes no subclass here ({error})")
             continue
-        inputs = Inputs(module, plan, quantizers) if path == "" and plan.inputs else None
+        inputs = Inputs(original, plan, quantizers) if path == "" and plan.inputs else None
         vars(module)[_PLACE] = (Place(path, plan, quantizers, switch), inputs)
     return notes
 

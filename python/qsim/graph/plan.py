@@ -13,7 +13,7 @@ from typing import NamedTuple
 from qsim.config import Config
 from qsim.graph.routes import Route, Site, build_routes
 from qsim.graph.rules import fuses, is_bias, stays_float, weight_axes
-from qsim.graph.tape import InputSlot, Origin, Slot, Step, Tape
+from qsim.graph.tape import InputSlot, Origin, Reader, Slot, Step, Tape
 from qsim.spec import TensorSpec
 
 _BY_CONFIG = "left in float by the config"
@@ -161,18 +161,22 @@ class _Planner:
     def _kind(self, origin: Origin) -> str:
         return self.constant.get(origin.source, origin.kind)
 
-    def _stale(self, site: Site) -> bool:
-        """Whether a result of `site` is read under a name that the site did not return."""
-        return any(r.origin.kind == "stale" for step in site.steps for i in range(step.outputs) for r in self.tape.readers(step, i))
+    def _readers(self, site: Site) -> list[Reader]:
+        return [reader for step in site.steps for i in range(step.outputs) for reader in self.tape.readers(step, i)]
 
     def _absorber(self, site: Site) -> Site | None:
         """The sole reader of `site`, if it takes its output quantizer over."""
-        readers = [reader for step in site.steps for i in range(step.outputs) for reader in self.tape.readers(step, i)]
+        readers = self._readers(site)
         sites = {None if reader.step is None else self.site_of[reader.step] for reader in readers}
-        if len(sites) != 1 or not all(r.origin.kind == "step" and r.origin.direct and r.slot in (0, "input") for r in readers):
+        if len(sites) != 1 or not all(self._is_handed_on(reader) for reader in readers):
             return None
         (reader,) = sites
         return reader if reader is not None and fuses(site.kind, reader.kind, reader.op) else None
+
+    def _is_handed_on(self, reader: Reader) -> bool:
+        """Whether a result reaches the reader's main operand as it was returned, or is changed there in place for all who know it."""
+        in_place = reader.step is not None and reader.slot in reader.step.changed
+        return reader.slot in (0, "input") and reader.origin.direct and (reader.origin.kind == "step" or in_place)
 
     def _chains(self) -> dict[Site, list[Site]]:
         """Last operation of each fused chain: all of the chain, first operation first."""
@@ -206,6 +210,10 @@ class _Planner:
             return
         if kinds & {"step", "random"}:
             return  # quantized where it was made; random draws (dropout, stochastic depth) are no data of the target
+        if any(slot in step.changed for step in site.steps):  # a quantized copy would be changed in its place
+            if site not in self.absorbed.values():
+                self._leave(f"{site.name}.input[{slot}]", site.op, "changed in place")
+            return
         if "input" in kinds:
             for origin in origins:
                 if origin.kind == "input":
@@ -302,8 +310,8 @@ class _Planner:
     def _output(self, site: Site) -> None:
         chain = self.chains[site]
         if not site.visible:
-            if not self._stale(site):
-                self._leave(site.name, site.op, f"Dynamo does not hand {site.op} to function modes, and no operation reads it")
+            if any(reader.step is None for reader in self._readers(site)):
+                self._leave(site.name, site.op, f"Dynamo does not hand {site.op} to function modes: what leaves the model is in float")
             return
         spec = self._chain_spec(chain)
         if spec is None:
