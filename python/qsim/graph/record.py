@@ -39,9 +39,12 @@ def containers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     for path, m in model.named_modules():
         if isinstance(m, torch.jit.ScriptModule) or "forward" in vars(m) or type(m).forward is nn.Module.forward:  # as in ModuleList
             continue
-        leaf = type(m).__module__.startswith("torch.nn.modules") and not any(True for _ in m.children())
-        if path == "" or not leaf:
+        if path == "" or not _is_leaf(m):
             yield path, m
+
+
+def _is_leaf(m: nn.Module) -> bool:
+    return type(m).__module__.startswith("torch.nn.modules") and not any(True for _ in m.children())
 
 
 @functools.cache
@@ -74,11 +77,12 @@ def record(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> t
     for training in (False, True):
         calls, steps, results, reads = len(tape.calls), len(tape.steps), set(tape.results), set(tape.reads)
         try:
-            with unchanged(model), _recording(model, tape, report), torch.no_grad():
+            with torch.inference_mode(False), torch.no_grad(), unchanged(model), _recording(model, tape, report):
                 given = tree_map_only(Tensor, torch.clone, (args, kwargs))
                 out = model.train(training)(*given[0], **given[1])
-                for t in tree_leaves(out):
-                    tape.results |= tape.origins(t) if isinstance(t, Tensor) else set()
+                tape.results |= {o for t in _tensors_in(out) for o in tape.origins(t)}
+                kept = tree_leaves([value for m in model.modules() for name, value in vars(m).items() if not name.startswith("_")])
+                tape.reads |= {o for t in kept if isinstance(t, Tensor) for o in tape.origins(t) if isinstance(o.source, Step)}
         except Exception as e:
             del tape.calls[calls:], tape.steps[steps:]
             tape.results, tape.reads = results, reads
@@ -94,6 +98,19 @@ def _blind_spots(model: nn.Module) -> list[str]:
     return [f"'{path}' is a scripted module: its operations are not seen" for path in tops] + [
         f"'{path}' has a forward set on the instance: its operations are counted as its caller's" for path in replaced
     ]
+
+
+def _tensors_in(value: Any) -> Iterator[Tensor]:
+    """The tensors of a result: in tuples, lists and dicts, and in the attributes of objects such as dataclasses and distributions."""
+    seen: set[int] = set()
+    left = [value]
+    while left:
+        for leaf in tree_leaves(left.pop()):
+            if isinstance(leaf, Tensor):
+                yield leaf
+            elif hasattr(leaf, "__dict__") and id(leaf) not in seen:
+                seen.add(id(leaf))
+                left.append(list(vars(leaf).values()))
 
 
 class Recorder(TorchFunctionMode):
@@ -145,7 +162,7 @@ class Recorder(TorchFunctionMode):
                 self.tape.mark(t, *flow)
         masks = any(not (t.is_floating_point() or t.is_complex()) for t in _results(out))
         if name in READS or (floats and masks):
-            self.tape.reads |= {o for o in flow if o.kind in ("step", "stale")}
+            self.tape.reads |= {o for o in flow if isinstance(o.source, Step)}
 
     def _step(self, func: Function, given: dict[Slot, Tensor], origins: dict[Slot, frozenset[Origin]], changed: frozenset[Slot]) -> Step:
         floats = {slot: t for slot, t in given.items() if t.is_floating_point()}
@@ -162,8 +179,7 @@ class Recorder(TorchFunctionMode):
         self.call.steps.append(step)
         self.tape.steps.append(step)
         for slot in changed:
-            if any(o.kind != "const" for o in origins[slot]):  # a buffer that a step updates stays a buffer
-                self.tape.mark(given[slot], Origin("stale", step))
+            self.tape.mark(given[slot], Origin("stale", step))
         return step
 
     def _mark_results(self, step: Step, given: dict[Slot, Tensor], out: Any) -> Any:
@@ -184,7 +200,6 @@ class Recorder(TorchFunctionMode):
             self.tape.mark(t, Origin("stale", step, output))
             return t
         if any(t is g for g in given.values()):
-            self.tape.mark(t, Origin("stale", step, output))
             t = t.view_as(t)
         self.tape.mark(t, Origin("step", step, output))
         return t
@@ -220,7 +235,6 @@ def _recording(model: nn.Module, tape: Tape, report: list[str]) -> Iterator[None
     """Containers record, leaves tell their name, until the body ends."""
     leaf = [""]  # path of the leaf that runs now
     found = dict(containers(model))
-    inside = {id(m) for m in found.values()}
     with ExitStack() as undo:
         for path, m in found.items():
             original = type(m)
@@ -233,7 +247,7 @@ def _recording(model: nn.Module, tape: Tape, report: list[str]) -> Iterator[None
             vars(m)["_qsim_recording"] = (tape, leaf, path)
             undo.callback(vars(m).pop, "_qsim_recording")
         for path, m in model.named_modules():
-            if id(m) not in inside and not isinstance(m, torch.jit.ScriptModule):
+            if path and _is_leaf(m):
                 undo.callback(m.register_forward_pre_hook(_announce(leaf, path)).remove)
                 undo.callback(m.register_forward_hook(_announce(leaf, ""), prepend=True, always_call=True).remove)
         yield

@@ -132,7 +132,7 @@ class Tape:
     results : set of Origin
         What the model returned.
     reads : set of Origin
-        What was read out as a Python number, a mask or indices: its values steer something that no operand shows.
+        What was read out as a Python number, a mask or indices, or kept in a module's attribute: no operand shows who uses it.
     """
 
     def __init__(self, model: nn.Module) -> None:
