@@ -420,6 +420,15 @@ def test_branch_of_training_alone():
     assert kept == {"bn": "the output of 'conv' goes to 'bn' and is also read by 'add' in training mode"}
 
 
+def test_frozen_part_is_folded():
+    class Frozen(nn.Sequential):
+        def train(self, mode=True):
+            return super().train(False)
+
+    model = trained(Frozen(nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4)))
+    assert qsim.fold_batch_norms(model, data(2)).folded == {"1": "0"}
+
+
 def test_module_registered_twice_is_replaced_everywhere():
     norm = bn()
     model = trained(Forward(in_order, conv=conv(), bn=norm, alias=norm))

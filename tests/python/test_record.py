@@ -3,6 +3,7 @@
 import copy
 import random
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -34,11 +35,11 @@ def taped(forward, *args, modules=None, **kwargs) -> Tape:
 
 def evaluated(tape: Tape) -> dict[str, Step]:
     """The steps of the eval pass by name."""
-    return {step.name: step for step in tape.steps if not step.training}
+    return {step.name: step for step in tape.steps if step.run == 0}
 
 
 def names(tape: Tape, training: bool = False) -> list[str]:
-    return [step.name for step in tape.steps if step.training == training]
+    return [step.name for step in tape.steps if step.run == training]
 
 
 X = torch.randn(2, 4, 6, 6)
@@ -79,8 +80,22 @@ def test_steps_of_training_alone():
 
     tape = taped(forward, X)
     assert (names(tape), names(tape, training=True)) == (["relu"], ["mul"])
-    (noise,) = next(s for s in tape.steps if s.training).operands[1]
+    (noise,) = next(s for s in tape.steps if s.run == 1).operands[1]
     assert noise.kind == "random"
+
+
+def test_part_that_stays_in_eval():
+    """Steps carry the flag of their container, and which run they are of."""
+
+    class Frozen(Forward):
+        def train(self, mode=True):
+            return super().train(False)
+
+    tape = taped(lambda m, x: m.frozen(x).exp(), X, modules={"frozen": Frozen(lambda m, x: x.sin())})
+    flags = [(s.name, s.training, s.run) for s in tape.steps]
+    assert flags == [("frozen.sin", False, 0), ("exp", False, 0), ("frozen.sin", False, 1), ("exp", True, 1)]
+    tape, _ = record(Frozen(lambda m, x: x.sin()), (X,), {})
+    assert [s.operands for s in tape.steps] == [{0: {Origin("input", 0)}}] * 2
 
 
 def test_checkpoint_is_looked_into():
@@ -90,6 +105,27 @@ def test_checkpoint_is_looked_into():
 
 def test_predicates_are_no_steps():
     assert names(taped(lambda m, x: x.relu() if x.isfinite().all() and x.shape[0] else x, X)) == ["relu"]
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        lambda m, x: torch.vmap(lambda row: row.sin())(x),
+        lambda m, x: torch.func.functional_call(m.fc, {"weight": torch.ones(3, 6), "bias": torch.zeros(3)}, (x,)).sin(),
+        lambda m, x: torch.func.jvp(torch.sin, (x,), (x,))[0],
+        lambda m, x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)),
+        lambda m, x: (x.to_sparse() * 2).to_dense().sin(),
+    ],
+)
+def test_unusual_functions_are_no_obstacle(forward):
+    assert taped(forward, X, modules={"fc": nn.Linear(6, 3)}).steps
+
+
+def test_compiled_part_is_seen():
+    compiled = torch.compile(nn.Sequential(nn.Conv2d(4, 4, 1), nn.ReLU()), fullgraph=True)
+    tape, report = record(nn.Sequential(compiled), (X,), {})
+    assert names(tape) == ["0._orig_mod.0", "0._orig_mod.1"]
+    assert report == ["'0' has a forward set on the instance: its operations are counted as its caller's"]
 
 
 # Where operands come from.
@@ -112,6 +148,14 @@ def test_inputs_know_their_argument():
     assert steps["mul"].operands == {0: {Origin("input", 0)}, 1: {Origin("input", "scale")}}
     assert steps["add"].operands == {0: {Origin("step", steps["mul"])}, 1: {Origin("input", (1, 1))}}
     assert steps["sub"].operands[1] == {Origin("input", ("options", "shift"))}
+
+
+def test_inputs_in_a_named_tuple():
+    class Pair(NamedTuple):
+        left: torch.Tensor
+        right: torch.Tensor
+
+    assert taped(lambda m, pair: pair.left + pair.right, Pair(X, X)).inputs.keys() == {(0, "left"), (0, "right")}
 
 
 def test_inputs_are_those_the_forward_gets():
@@ -226,7 +270,7 @@ def test_buffer_that_is_updated_is_the_result_of_that():
 
     tape = taped(forward, X, modules={"bn": nn.BatchNorm2d(4)})
     for training in (False, True):  # the second pass starts anew
-        steps = {s.name: s for s in tape.steps if s.training == training}
+        steps = {s.name: s for s in tape.steps if s.run == training}
         assert steps["lerp"].constants == {0: "bn.running_mean"}
         assert steps["sum"].operands == {0: {Origin("stale", steps["lerp"])}}
 
@@ -347,7 +391,7 @@ def test_pass_that_fails_is_dropped_and_reported():
 
     tape, report = record(Forward(forward), (X,), {})
     assert report == ["the model could not be recorded in training mode: RuntimeError: not here"]
-    assert [s.training for s in tape.steps] == [False]
+    assert [s.run for s in tape.steps] == [0]
     assert {o.source for o in tape.results} == set(tape.steps)
 
 

@@ -60,7 +60,7 @@ class _Graph:
 
     def __init__(self, model: nn.Module, tape: Tape) -> None:
         self.tape, self.modules = tape, dict(model.named_modules())
-        self.calls = Counter((_owner(step), step.training) for step in tape.steps)
+        self.calls = Counter((_owner(step), step.run) for step in tape.steps)
         self.names: dict[int, list[str]] = defaultdict(list)  # of the parameters and buffers at a memory address
         for path, module in self.modules.items():
             for own, t in _tensors(module):
@@ -95,14 +95,14 @@ class _Graph:
         self._check_module(name, bn)
         if bn.running_mean is None or bn.running_var is None:
             raise NotFoldable(f"'{name}' has no running statistics (track_running_stats=False): it normalizes each batch by its own")
-        if any(s.options.get("training", s.options.get(5)) for s in steps if not s.training):
+        if any(s.options.get("training", s.options.get(5)) for s in steps if s.run == 0):
             raise NotFoldable(f"'{name}' normalizes each batch by its own statistics in eval mode too")
 
     def _check_module(self, name: str, module: nn.Module) -> None:
         """Both partners of a fold are called once, unobserved, with parameters that nobody else uses."""
-        if not self.calls[name, False]:
+        if not self.calls[name, 0]:
             raise NotFoldable(f"'{name}' is not called in eval mode with these example inputs")
-        calls = max(self.calls[name, False], self.calls[name, True])
+        calls = max(self.calls[name, 0], self.calls[name, 1])
         if calls > 1:
             raise NotFoldable(f"'{name}' is called {calls} times in one forward")
         if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
@@ -233,7 +233,7 @@ def _constants(origins: Iterable[Origin]) -> set[str]:
 
 
 def _mode(step: Step) -> str:
-    return " in training mode" if step.training else ""
+    return " in training mode" if step.run else ""
 
 
 def _reading(user: Step | None) -> str:
