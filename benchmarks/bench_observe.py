@@ -1,6 +1,6 @@
 """Observers against what torch offers: ns per element and ratios, each group of calls alternating in one process.
 
-    python benchmarks/bench_observe.py [--threads 1] [--size 1048576]
+python benchmarks/bench_observe.py [--threads 1] [--size 1048576]
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     python examples/digits_qat.py [--output FOLDER]
 
-Prints one table (float, post-training quantization and quantization-aware training at three bit widths), then what a calibration with NaN and
-Inf in its batches reports. Writes digits_qat.png: one tensor's histogram with its chosen ranges, and the accuracies.
+Prints one table (float, post-training quantization and quantization-aware training at three bit widths), then what a calibration
+with NaN and Inf in its batches reports. Writes digits_qat.png: one tensor's histogram with its chosen ranges, and the accuracies.
 """
 
 from __future__ import annotations
@@ -91,17 +91,13 @@ def accuracy(model: nn.Module, loader: DataLoader) -> float:
     return 100 * torch.cat(hits).mean().item()
 
 
-def spoil(loader: DataLoader) -> Iterator[Tensor]:
-    """The calibration batches, some of them broken in the ways that pipelines break them."""
-    for i, (images, _) in enumerate(loader):
-        images = images.clone()
-        if i == 1:
-            images[0, 0, 0, 0] = torch.nan
-        if i == 2:
-            images[3, 0, 4, 4], images[3, 0, 4, 5] = torch.inf, -torch.inf
-        if i == 3:
-            images.fill_(torch.nan)
-        yield images
+def spoiled(batches: list[Tensor]) -> list[Tensor]:
+    """The batches, and copies of three of them broken in the ways in which pipelines break data."""
+    one_nan, infinite, all_nan = (batch.clone() for batch in batches[:3])
+    one_nan[0, 0, 0, 0] = torch.nan
+    infinite[3, 0, 4, 4] = torch.inf
+    all_nan.fill_(torch.nan)
+    return [batches[0], one_nan, *batches[1:5], infinite, *batches[5:], all_nan]
 
 
 def plot(path: Path, sim: qsim.QuantSim, accuracies: dict[str, dict[str, float]], name: str) -> None:
@@ -111,9 +107,9 @@ def plot(path: Path, sim: qsim.QuantSim, accuracies: dict[str, dict[str, float]]
     from matplotlib import pyplot
 
     quantizer = sim.quantizers()[name]
-    centers, counts = quantizer.observer.histogram(bins=120)
+    edges, counts = quantizer.observer.histogram(bins=120)
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(12, 4.5), layout="constrained")
-    left.bar(centers, counts, width=(centers[1] - centers[0]).item(), color="tab:gray", label=f"{quantizer.counts.elements:,} values")
+    left.stairs(counts, edges, fill=True, color="tab:gray", label=f"{quantizer.counts.elements:,} values")
     for method, color in zip(METHODS, ("tab:red", "tab:blue"), strict=True):
         encoding = quantizer.observer.encoding(quantizer.spec, method)
         ends = [((q - encoding.zero_point) * encoding.scale).item() for q in (encoding.quant_min, encoding.quant_max)]
@@ -176,17 +172,12 @@ def main() -> None:
     console.print("seconds: " + ", ".join(f"{name} {seconds:.2f}" for name, seconds in stages.items()))
 
     console.rule("Calibration once more, with NaN and Inf in its batches")
+    batches = [images for images, _ in train_loader]
     clean, broken = (qsim.QuantSim(model, example, qsim.int8()) for _ in range(2))
-    images = [batch for batch, _ in train_loader]
-    torch.manual_seed(1)
-    clean.calibrate(images)
-    print(broken.calibrate(spoil([(batch, None) for batch in images])))
-    moved = {
-        key: (q.min, q.max, clean.quantizers()[key].min, clean.quantizers()[key].max)
-        for key, q in broken.quantizers().items()
-        if not (torch.equal(q.min, clean.quantizers()[key].min) and torch.equal(q.max, clean.quantizers()[key].max))
-    }
-    console.print(f"ranges that moved: {moved or 'none'}")
+    clean.calibrate(batches)
+    console.print(str(broken.calibrate(spoiled(batches))), markup=False)
+    moved = [key for key, before in clean.encodings().items() if before != broken.encodings()[key]]
+    console.print(f"ranges that moved: {', '.join(moved) or 'none'}")
 
     path = options.output / "digits_qat.png"
     plot(path, sims["W4A4"], accuracies, next(key for key in sims["W4A4"].quantizers() if key.startswith("classifier") and "output" in key))

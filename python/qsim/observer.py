@@ -11,9 +11,8 @@ from qsim import ops
 from qsim._state import UNKNOWN, RangeState
 from qsim.encoding import Encoding
 from qsim.errors import CalibrationError
+from qsim.sketch import SKETCH_BINS, histogram
 from qsim.spec import TensorSpec, range_shape
-
-SKETCH_BINS = 16384  # sign, exponent and 5 mantissa bits of a float32
 
 
 @dataclass(frozen=True)
@@ -209,6 +208,32 @@ class Observer(RangeState):
             gamma=spec.gamma,
         )
         return encoding_of_range(low, high, spec)
+
+    def histogram(self, bins: int = 128) -> tuple[Tensor, Tensor]:
+        """How the finite values are distributed, for plots and reports; per tensor only.
+
+        Parameters
+        ----------
+        bins : int
+            Intervals of equal width between `min` and `max`.
+
+        Returns
+        -------
+        edges : Tensor, float64 [bins + 1]
+        counts : Tensor, float64 [bins]
+
+        Raises
+        ------
+        ValueError
+            Fewer than two different finite values were observed, or there is a range per channel or block.
+        """
+        if self.axis is not None:
+            raise ValueError(
+                f"{self._title}: a histogram needs the sketch that only a per-tensor observer keeps; this one has axis={self.axis}"
+            )
+        if not bool(self.lowest < self.highest):
+            raise ValueError(f"{self._title}: no histogram: fewer than two different finite values were observed ({self.counts})")
+        return histogram(self.sketch, self.lowest, self.highest, bins)
 
     def check(self, spec: TensorSpec) -> None:
         """Raise a CalibrationError unless what was observed has a range, and is finite where the spec demands it."""
