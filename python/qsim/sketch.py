@@ -42,6 +42,7 @@ def histogram(sketch: Tensor, lowest: Tensor, highest: Tensor, bins: int) -> tup
     before = torch.cat([torch.zeros(1, dtype=torch.float64), sides.cumsum(0)])  # elements up to each edge, zeros left out
 
     edges = torch.linspace(0, 1, bins + 1, dtype=torch.float64) * (high - low) + low
+    edges[-1] = high  # not one rounding beside it
     right = torch.searchsorted(both, edges, right=True).clamp(1, len(both) - 1)
     width = both[right] - both[right - 1]
     share = torch.where(width > 0, (edges - both[right - 1]) / width, 1.0).clamp(0, 1)
