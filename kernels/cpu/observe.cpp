@@ -58,7 +58,7 @@ QSIM_INLINE std::uint32_t negative_zeros(const float* x, std::int64_t n) {
 template <class T>
 void count(const void* x, std::int64_t n, FiniteRange& range, NonFinite& counts, SketchScratch& scratch) {
   float buffer[kBlock];
-  Lanes lanes;
+  Lanes<kChains> lanes;
   std::uint32_t zeros = 0;
   const std::int64_t blocks = n / kBlock;
   for (std::int64_t i = 0; i < blocks * kBlock; i += kBlock) {

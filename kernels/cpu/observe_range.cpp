@@ -25,8 +25,9 @@ struct Columns {
   float lowest[kTileColumns + kWidth], highest[kTileColumns + kWidth];
 };
 
-QSIM_INLINE Lanes load_lanes(const Columns& columns, std::int64_t column, int chains) {
-  Lanes lanes;
+template <int chains>
+QSIM_INLINE Lanes<chains> load_lanes(const Columns& columns, std::int64_t column) {
+  Lanes<chains> lanes;
   for (int j = 0; j < chains; ++j) {
     lanes.lowest[j] = load(columns.lowest + column + j * kWidth);
     lanes.highest[j] = load(columns.highest + column + j * kWidth);
@@ -34,24 +35,17 @@ QSIM_INLINE Lanes load_lanes(const Columns& columns, std::int64_t column, int ch
   return lanes;
 }
 
-QSIM_INLINE void store_lanes(const Lanes& lanes, Columns& columns, std::int64_t column, int chains) {
-  for (int j = 0; j < chains; ++j) {
-    store(columns.lowest + column + j * kWidth, lanes.lowest[j]);
-    store(columns.highest + column + j * kWidth, lanes.highest[j]);
-  }
-}
-
 // Extends `chains` vectors of columns by some rows; the first `skip` columns were read before.
 template <int chains, class T>
 QSIM_INLINE void extend_columns(const T* x, std::int64_t rows, std::int64_t stride, std::int64_t column, int skip,
                                 Columns& columns, NonFinite& counts) {
-  Lanes next = load_lanes(columns, column, chains);
-  Floats sum[kChains] = {};
+  Lanes<chains> next = load_lanes<chains>(columns, column);
+  Sums<chains> sums;
   for (std::int64_t row = 0; row < rows; ++row) {
-    for (int j = 0; j < chains; ++j) extend(next, sum, j, load(x + row * stride + column + j * kWidth));
+    for (int j = 0; j < chains; ++j) extend(next, sums, j, load(x + row * stride + column + j * kWidth));
   }
-  if (!finite(next, sum)) [[unlikely]] {
-    next = load_lanes(columns, column, chains);
+  if (!finite(next, sums)) [[unlikely]] {
+    next = load_lanes<chains>(columns, column);
     LaneCounts found;
     for (std::int64_t row = 0; row < rows; ++row) {
       for (int j = 0; j < chains; ++j) {
@@ -60,7 +54,10 @@ QSIM_INLINE void extend_columns(const T* x, std::int64_t rows, std::int64_t stri
     }
     found.add_to(counts);
   }
-  store_lanes(next, columns, column, chains);
+  for (int j = 0; j < chains; ++j) {
+    store(columns.lowest + column + j * kWidth, next.lowest[j]);
+    store(columns.highest + column + j * kWidth, next.highest[j]);
+  }
 }
 
 // `width` >= kWidth columns of rows `stride` apart.
@@ -82,6 +79,33 @@ QSIM_INLINE void observe_tile(const T* x, std::int64_t rows, std::int64_t stride
   }
 }
 
+// Joins columns to ranges of their own; `width` >= kWidth.
+QSIM_INLINE void join_each(const Columns& columns, std::int64_t width, float* lowest, float* highest) {
+  for (std::int64_t i = 0; i < width; i += kWidth) {
+    const std::int64_t at = i + kWidth <= width ? i : width - kWidth;
+    const Floats low = load(columns.lowest + at), high = load(columns.highest + at);
+    const Ints seen = low <= high;
+    store(lowest + at, smaller(seen ? low : all(INFINITY), load(lowest + at)) + 0.f);
+    store(highest + at, larger(seen ? high : all(-INFINITY), load(highest + at)) + 0.f);
+  }
+}
+
+// Joins columns to ranges: `inner` neighbours share one, and the ranges recur. `first` is the place of the first
+// column.
+QSIM_INLINE void join(const Columns& columns, std::int64_t width, std::int64_t first, std::int64_t ranges,
+                      std::int64_t inner, float* lowest, float* highest) {
+  std::int64_t r = first / inner % ranges, i = first % inner;
+  for (std::int64_t column = 0; column < width; ++column) {
+    if (columns.lowest[column] <= columns.highest[column]) {
+      FiniteRange range{lowest[r], highest[r]};
+      range.merge({columns.lowest[column], columns.highest[column]});
+      lowest[r] = range.lowest;
+      highest[r] = range.highest;
+    }
+    if (++i == inner) i = 0, r = r + 1 == ranges ? 0 : r + 1;
+  }
+}
+
 // Short `inner`: every column of the matrix [outer, ranges * inner] has a range of its own until the end. Narrow
 // matrices are read `together` rows at a time. outer >= kWidth.
 template <class T>
@@ -95,15 +119,10 @@ void observe_columns(const T* x, std::int64_t outer, std::int64_t ranges, std::i
     const std::int64_t rest = stride - begin, width = rest < kTileColumns + kWidth ? rest : kTileColumns;
     Columns columns;
     observe_tile(x + begin, rows, stride, width, columns, counts);
-    std::int64_t r = begin % period / inner, i = begin % inner;
-    for (std::int64_t column = 0; column < width; ++column) {
-      if (columns.lowest[column] <= columns.highest[column]) {
-        FiniteRange range{lowest[r], highest[r]};
-        range.merge({columns.lowest[column], columns.highest[column]});
-        lowest[r] = range.lowest;
-        highest[r] = range.highest;
-      }
-      if (++i == inner) i = 0, r = r + 1 == ranges ? 0 : r + 1;
+    if (inner == 1 && together == 1) {
+      join_each(columns, width, lowest + begin, highest + begin);
+    } else {
+      join(columns, width, begin, ranges, inner, lowest, highest);
     }
     begin += width;
   }
