@@ -8,7 +8,7 @@
 
 #include "element.h"
 #include "qsim/finite_range.h"
-#include "qsim/sketch.h"
+#include "qsim/observe.h"
 
 namespace qsim {
 

@@ -3,6 +3,7 @@
 from qsim import ops, reference
 from qsim._library import cpu_capability
 from qsim.batch_norm import FoldReport, fold_batch_norms
+from qsim.calibration import CalibrationReport
 from qsim.clip_grad import clip_grad_norm_
 from qsim.config import Config, Override
 from qsim.encoding import Encoding
@@ -11,12 +12,15 @@ from qsim.float_format import round_to_format
 from qsim.observer import Counts, Observer
 from qsim.presets import bf16, fp8, fp16, int4, int8, int16, w4a8
 from qsim.quantizer import Quantizer
+from qsim.sim import QuantSim
 from qsim.spec import TensorSpec
+from qsim.summary import Summary
 
 __version__ = "0.1.0"
 
 __all__ = [
     "CalibrationError",
+    "CalibrationReport",
     "Config",
     "Counts",
     "Encoding",
@@ -24,7 +28,9 @@ __all__ = [
     "NoEncodingError",
     "Observer",
     "Override",
+    "QuantSim",
     "Quantizer",
+    "Summary",
     "TensorSpec",
     "bf16",
     "clip_grad_norm_",

@@ -158,6 +158,7 @@ class Recorder(TorchFunctionMode):
             side=frozenset(o for slot, found in origins.items() if slot not in floats for o in found if o.kind != "const"),
             dims={slot: t.dim() for slot, t in floats.items()},
             changed=changed,
+            masks=frozenset(slot for slot, t in floats.items() if _is_mask(t)),
         )
         self.call.steps.append(step)
         self.tape.steps.append(step)
@@ -180,6 +181,8 @@ class Recorder(TorchFunctionMode):
         if not isinstance(t, Tensor) or not t.is_floating_point():
             return t
         step.outputs = output + 1
+        if _is_mask(t):
+            step.masked_outputs |= {output}
         if not visible(step.func):
             self.tape.mark(t, Origin("stale", step, output))
             return t
@@ -188,6 +191,10 @@ class Recorder(TorchFunctionMode):
             t = t.view_as(t)
         self.tape.mark(t, Origin("step", step, output))
         return t
+
+
+def _is_mask(t: Tensor) -> bool:
+    return bool((t <= torch.finfo(t.dtype).min).any())
 
 
 def _results(out: Any) -> list[Tensor]:

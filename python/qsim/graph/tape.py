@@ -56,6 +56,8 @@ class Step:
     dims: dict[Slot, int] = field(default_factory=dict)  # number of dimensions of each operand
     options: dict[int | str, Any] = field(default_factory=dict)  # numbers, strings and None among the arguments, alone or as a tuple
     changed: frozenset[Slot] = frozenset()  # operands that the step wrote into
+    masks: frozenset[Slot] = frozenset()  # operands that hold -Inf or the lowest finite number: no grid holds that beside other values
+    masked_outputs: frozenset[int] = frozenset()  # results that do
     outputs: int = 0
 
     def __repr__(self) -> str:
