@@ -74,7 +74,7 @@ def fold_batch_norms(model: nn.Module, example_inputs: Any) -> FoldReport:
     Who follows whom is read from the recorded calls, not from the order of the modules.
     """
     tape, problems = record(model, *call_arguments(example_inputs))
-    if not any(not call.training for call in tape.calls):
+    if not any(call.run == 0 for call in tape.calls):
         raise ValueError(
             f"fold_batch_norms: {problems[0]}" if problems else "fold_batch_norms: the model has no forward in Python to look at"
         )

@@ -6,6 +6,9 @@ import re
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from models import Forward, data, trained
 from torch import nn
 
 import qsim
@@ -14,18 +17,6 @@ DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 NORMS = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
 CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 TRANSPOSED = {1: nn.ConvTranspose1d, 2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}
-
-
-def trained(model: nn.Module, dtype: torch.dtype = torch.float32) -> nn.Module:
-    """In eval mode, with statistics and affine parameters (of both signs) as a training could leave them."""
-    for m in model.modules():
-        if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.running_mean is not None:
-            m.running_mean.normal_()
-            m.running_var.uniform_(0.05, 4)
-            m.num_batches_tracked.fill_(100)
-            for parameter in m.parameters():
-                nn.init.normal_(parameter)
-    return model.to(dtype).eval()
 
 
 def magnitude(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
@@ -47,21 +38,7 @@ def assert_folds(model: nn.Module, x: torch.Tensor, expected: dict[str, str]) ->
     assert report.kept == {}
     assert report.warnings == ()
     ulps = (model(x).double() - exact).abs() / (torch.finfo(x.dtype).eps * terms)
-    assert ulps.max() <= (8 if x.dtype is torch.float64 else 3)  # in float64 the original rounds as much
-
-
-def reasons(model: nn.Module, *args: torch.Tensor) -> dict[str, str]:
-    """Why nothing is folded; the model must be unchanged then."""
-    before, modules = copy.deepcopy(model.state_dict()), [type(m) for m in model.modules()]
-    report = qsim.fold_batch_norms(model, args)
-    assert report.folded == {}
-    assert modules == [type(m) for m in model.modules()]
-    torch.testing.assert_close(dict(model.state_dict()), dict(before), rtol=0, atol=0, equal_nan=True)
-    return report.kept
-
-
-def data(dims: int, channels: int = 4, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return torch.randn(3, channels, *(7, 6, 5)[:dims]).to(dtype)
+    assert ulps.max() <= (8 if x.dtype is torch.float64 else 2)  # in float64 the original rounds as much
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -132,9 +109,8 @@ def test_materialized_lazy_modules():
 class Residual(nn.Module):
     def __init__(self, channels: int) -> None:
         super().__init__()
-        self.first = nn.Sequential(
-            nn.Conv2d(channels, channels, 3, padding=1, bias=False), nn.Sequential(nn.BatchNorm2d(channels)), nn.ReLU(True)
-        )
+        padded = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.first = nn.Sequential(padded, nn.Sequential(nn.BatchNorm2d(channels)), nn.ReLU(True))
         self.conv, self.bn = nn.Conv2d(channels, channels, 3, padding=1), nn.BatchNorm2d(channels)
 
     def forward(self, x):
@@ -152,136 +128,91 @@ def test_residual_blocks_in_nested_sequentials():
     torch.testing.assert_close(model(x).double(), expected, rtol=2e-5, atol=2e-5)
 
 
-class Forward(nn.Module):
-    """A model in one line: modules by name, and a forward that reads them."""
-
-    def __init__(self, forward, **modules: nn.Module) -> None:
-        super().__init__()
-        for name, m in modules.items():
-            self.add_module(name, m)
-        self.run = forward
-
-    def forward(self, x):
-        return self.run(self, x)
-
-
-def conv(**options) -> nn.Module:
-    return nn.Conv2d(4, 4, 3, padding=1, **options)
-
-
-def bn(**options) -> nn.Module:
-    return nn.BatchNorm2d(4, **options)
-
-
-def tied() -> nn.Module:
-    model = Forward(lambda m, x: m.bn(m.conv(x)) + m.other(x), conv=conv(), bn=bn(), other=conv())
-    model.other.weight = model.conv.weight
-    return model
-
-
-def with_hook(model: nn.Module) -> nn.Module:
-    model.bn.register_forward_hook(lambda *_: None)
-    return model
-
-
-class Scaled(nn.Conv2d):
-    def _conv_forward(self, input, weight, bias):
-        return super()._conv_forward(input, weight * 2, bias)
-
-
-class Shifted(nn.BatchNorm2d):
-    def forward(self, x):
-        return super().forward(x) + 1
-
-
-def in_order(m, x):
-    return m.bn(m.conv(x))
-
-
-def masked(m, x):
-    y = m.conv(x)
-    return m.bn(y) * (y > 0)
-
-
-def written_into(m, x):
-    y = m.conv(x)
-    y[:, 0] = 0
-    return m.bn(y)
-
-
-def written_through_a_view(m, x):
-    y = m.conv(x)
-    y.view(-1)[0:1].fill_(3)
-    return m.bn(y)
-
-
-def functional(m, x):
-    return F.batch_norm(m.conv(x), m.bn.running_mean, m.bn.running_var, m.bn.weight, m.bn.bias)
-
-
-KEPT = {
-    "no statistics": (Forward(in_order, conv=conv(), bn=bn(track_running_stats=False)), "'bn' has no running statistics"),
-    "residual of the convolution": (
-        Forward(lambda m, x: m.bn(y := m.conv(x)) + y, conv=conv(), bn=bn()),
-        "the output of 'conv' goes to 'bn' and is also read by 'add'",
-    ),
-    "returned too": (Forward(lambda m, x: (m.bn(y := m.conv(x)), y), conv=conv(), bn=bn()), "'conv' .* also returned by the model"),
-    "mask of the convolution": (Forward(masked, conv=conv(), bn=bn()), "'conv' .* also read by 'mul'"),
-    "where of the convolution": (
-        Forward(lambda m, x: torch.where((y := m.conv(x)) > 0, m.bn(y), 0), conv=conv(), bn=bn()),
-        "'conv' .* read out as a mask or number",
-    ),
-    "layer called twice": (Forward(lambda m, x: m.bn(m.conv(m.conv(x))), conv=conv(), bn=bn()), "'conv' is called 2 times in one forward"),
-    "batch norm called twice": (Forward(lambda m, x: m.bn(m.conv(m.bn(x))), conv=conv(), bn=bn()), "'bn' is called 2 times in one forward"),
-    "tied weight": (tied(), "the weight of 'conv' is shared with 'other.weight'"),
-    "weight read elsewhere": (
-        Forward(lambda m, x: m.bn(m.conv(x)) * m.conv.weight.mean(), conv=conv(), bn=bn()),
-        "the weight of 'conv' is also read by 'mean'",
-    ),
-    "behind concat": (
-        Forward(lambda m, x: m.bn(torch.cat([m.conv(x), x], 1)), conv=conv(), bn=nn.BatchNorm2d(8)),
-        "'bn' reads 'cat', not the result of a convolution or linear layer as it is",
-    ),
-    "activation between": (Forward(lambda m, x: m.bn(m.act(m.conv(x))), conv=conv(), act=nn.ReLU(), bn=bn()), "'bn' reads 'act', not"),
-    "in-place activation between": (Forward(lambda m, x: m.bn(F.relu(m.conv(x), True)), conv=conv(), bn=bn()), "'bn' reads 'relu', not"),
-    "reshape between": (Forward(lambda m, x: m.bn(m.conv(x).transpose(2, 3)), conv=conv(), bn=bn()), "'bn' reads 'conv' through a reshape"),
-    "written into": (Forward(written_into, conv=conv(), bn=bn()), "'bn' reads 'conv' through a reshape"),
-    "written through a view": (Forward(written_through_a_view, conv=conv(), bn=bn()), "'bn' reads 'conv' through a reshape"),
-    "dropout between": (
-        Forward(lambda m, x: m.bn(m.drop(m.conv(x))), conv=conv(), drop=nn.Dropout(), bn=bn()),
-        "'bn' reads 'conv' through .* in training mode",
-    ),
-    "zero padding behind": (Forward(lambda m, x: m.conv(m.bn(x)), conv=conv(), bn=bn()), "'bn' runs before 'conv', which pads with zeros"),
-    "other padding behind": (
-        Forward(lambda m, x: m.conv(m.bn(x)), conv=conv(padding_mode="reflect"), bn=bn()),
-        "'conv' pads what it gets from 'bn'",
-    ),
-    "transposed behind": (
-        Forward(lambda m, x: m.conv(m.bn(x)), conv=nn.ConvTranspose2d(4, 4, 2, stride=2), bn=bn()),
-        "'bn' runs before 'conv', a transposed convolution",
-    ),
-    "two readers": (
-        Forward(lambda m, x: m.conv(y := m.bn(x)) + y, conv=nn.Conv2d(4, 4, 1), bn=bn()),
-        "'bn' reads a model input, not the result",
-    ),
-    "own forward of the layer": (Forward(in_order, conv=Scaled(4, 4, 3), bn=bn()), r"'conv' \(Scaled\) has a forward of its own"),
-    "own forward of the batch norm": (Forward(in_order, conv=conv(), bn=Shifted(4)), r"'bn' \(Shifted\) has a forward of its own"),
-    "parametrized": (Forward(in_order, conv=nn.utils.parametrizations.weight_norm(conv()), bn=bn()), "'conv' is parametrized"),
-    "hook": (with_hook(Forward(in_order, conv=conv(), bn=bn())), "'bn' has hooks"),
-    "not called": (Forward(lambda m, x: m.conv(x), conv=conv(), bn=bn()), "'bn' is not called in eval mode"),
-    "functional layer": (
-        Forward(lambda m, x: m.bn(F.conv2d(x, m.conv.weight)), conv=conv(), bn=bn()),
-        "'conv2d' beside 'bn' is a function call",
-    ),
-    "channels elsewhere": (
-        Forward(lambda m, x: m.bn(m.fc(x)), fc=nn.Linear(6, 6), bn=bn()),
-        "'bn' normalizes axis 1, which 'fc' with 4 dimensions does not have its channels on",
-    ),
+LAYERS = {
+    "norm": lambda: nn.BatchNorm2d(4),
+    "conv": lambda: nn.Conv2d(4, 4, 3, padding=1),
+    "unpadded": lambda: nn.Conv2d(4, 4, 1, groups=2, bias=False),
+    "reflecting": lambda: nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect"),
+    "transposed": lambda: nn.ConvTranspose2d(4, 4, 3, padding=1),
+    "pointwise transposed": lambda: nn.ConvTranspose2d(4, 4, 1, groups=2),
+    "relu": lambda: nn.ReLU(inplace=True),
+    "dropout": lambda: nn.Dropout(),
+    "residual": lambda: Residual(4),
+    "pool": lambda: nn.MaxPool2d(3, 1, 1),
 }
 
 
-@pytest.mark.parametrize("case", KEPT)
-def test_kept_with_reason(case):
-    model, reason = KEPT[case]
-    (kept,) = reasons(trained(model), data(2)).values()
-    assert re.search(reason, kept)
+@given(st.lists(st.sampled_from(sorted(LAYERS)), min_size=1, max_size=6))
+@settings(max_examples=25)
+def test_any_chain_keeps_its_outputs(names):
+    model = trained(nn.Sequential(*(LAYERS[name]() for name in names)), torch.float64)
+    norms = {path for path, m in model.named_modules() if isinstance(m, nn.BatchNorm2d)}
+    x = data(2, dtype=torch.float64)
+    expected = model(x)
+    report = qsim.fold_batch_norms(model, x)
+    assert {*report.folded, *report.kept} == norms
+    assert {path for path, m in model.named_modules() if isinstance(m, nn.BatchNorm2d)} == set(report.kept)
+    torch.testing.assert_close(model(x), expected, rtol=1e-9, atol=1e-12 * float(expected.detach().abs().max()))
+
+
+def test_training_mode_is_kept_and_reported():
+    model = trained(nn.Sequential(nn.Conv2d(4, 8, 3), nn.BatchNorm2d(8), nn.Dropout()))
+    model[1].num_batches_tracked.zero_()
+    expected = model(data := torch.randn(3, 4, 7, 6))
+    model.train()
+    model[2].eval()
+    report = qsim.fold_batch_norms(model, data)
+    assert report.warnings == (
+        "in training mode, yet folded with the running statistics, as eval mode uses them: '1'",
+        "num_batches_tracked is 0: the running statistics may still be the initial ones: '1'",
+    )
+    assert [m.training for m in model.modules()] == [True, True, True, False]
+    torch.testing.assert_close(model(data), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_training_pass_that_fails_is_reported():
+    model = trained(nn.Sequential(nn.Conv2d(4, 8, 5), nn.BatchNorm2d(8)))
+    report = qsim.fold_batch_norms(model, torch.randn(1, 4, 5, 5))
+    assert report.folded == {"1": "0"}
+    assert re.search("could not be recorded in training mode: ValueError: Expected more than 1 value per channel", report.warnings[0])
+
+
+def test_failing_model_raises_and_stays():
+    model = trained(nn.Sequential(nn.Conv2d(4, 8, 3), nn.BatchNorm2d(8)))
+    with pytest.raises(ValueError, match="fold_batch_norms: the model could not be recorded in eval mode: RuntimeError"):
+        qsim.fold_batch_norms(model, torch.randn(1, 3, 5, 5))
+    assert [type(m) for m in model] == [nn.Conv2d, nn.BatchNorm2d]
+
+
+def test_frozen_part_is_folded():
+    class Frozen(nn.Sequential):
+        def train(self, mode=True):
+            return super().train(False)
+
+    model = trained(Frozen(nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4)))
+    assert qsim.fold_batch_norms(model, data(2)).folded == {"1": "0"}
+
+
+def test_module_registered_twice_is_replaced_everywhere():
+    norm = nn.BatchNorm2d(4)
+    model = trained(Forward(lambda m, x: m.bn(m.conv(x)), conv=nn.Conv2d(4, 4, 3), bn=norm, alias=norm))
+    assert qsim.fold_batch_norms(model, data(2)).folded == {"bn": "conv"}
+    assert isinstance(model.alias, nn.Identity)
+
+
+def test_parameters_stay_the_same_objects():
+    model = trained(nn.Sequential(nn.Conv2d(4, 8, 3, bias=False), nn.BatchNorm2d(8)))
+    model[0].weight.requires_grad_(False)
+    weight = model[0].weight
+    qsim.fold_batch_norms(model, {"input": data(2)})
+    assert model[0].weight is weight
+    assert not model[0].bias.requires_grad
+
+
+def test_report_reads_well():
+    model = trained(nn.Sequential(nn.Conv2d(4, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.BatchNorm2d(8)))
+    assert str(qsim.fold_batch_norms(model, data(2))).splitlines() == [
+        "BatchNorm: 1 folded, 1 kept",
+        "  folded '1' into '0'",
+        "  kept '3': '3' reads '2', not the result of a convolution or linear layer as it is",
+    ]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import parametrize
 
@@ -60,10 +60,11 @@ class _Graph:
 
     def __init__(self, model: nn.Module, tape: Tape) -> None:
         self.tape, self.modules = tape, dict(model.named_modules())
-        self.calls = Counter((_owner(step), step.training) for step in tape.steps)
+        self.calls = Counter((_owner(step), step.run) for step in tape.steps)
         self.names: dict[int, list[str]] = defaultdict(list)  # of the parameters and buffers at a memory address
-        for name, t in (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)):
-            self.names[t.data_ptr()].append(name)
+        for path, module in self.modules.items():
+            for own, t in _tensors(module):
+                self.names[t.data_ptr()].append(_join(path, own))
         self.users: dict[str, list[Step | None]] = defaultdict(list)  # of a parameter or buffer; None: the model returns it
         for step in tape.steps:
             for name in _constants(o for found in (*step.operands.values(), step.side) for o in found):
@@ -89,25 +90,25 @@ class _Graph:
             raise NotFoldable(f"'{name}' is a call of F.batch_norm, not a module that could be taken out of the model")
         if not _is_torchs_own(bn, "forward"):
             raise NotFoldable(f"'{name}' ({type(bn).__name__}) has a forward of its own, which may do more than normalize")
+        if parametrize.is_parametrized(bn):
+            raise NotFoldable(f"'{name}' is parametrized: its weight or bias is computed anew in each call")
         self._check_module(name, bn)
-        if bn._forward_hooks or bn._forward_pre_hooks or bn._backward_hooks or bn._backward_pre_hooks:
-            raise NotFoldable(f"'{name}' has hooks, which would be lost with it")
         if bn.running_mean is None or bn.running_var is None:
             raise NotFoldable(f"'{name}' has no running statistics (track_running_stats=False): it normalizes each batch by its own")
-        if any(s.options.get("training", s.options.get(5)) for s in steps if not s.training):
+        if any(s.options.get("training", s.options.get(5)) for s in steps if s.run == 0):
             raise NotFoldable(f"'{name}' normalizes each batch by its own statistics in eval mode too")
 
     def _check_module(self, name: str, module: nn.Module) -> None:
-        """Both partners of a fold are called once, with plain parameters that nobody else uses."""
-        if parametrize.is_parametrized(module):
-            raise NotFoldable(f"'{name}' is parametrized: its weight is computed anew in each call")
-        if not self.calls[name, False]:
+        """Both partners of a fold are called once, unobserved, with parameters that nobody else uses."""
+        if not self.calls[name, 0]:
             raise NotFoldable(f"'{name}' is not called in eval mode with these example inputs")
-        calls = max(self.calls[name, False], self.calls[name, True])
+        calls = max(self.calls[name, 0], self.calls[name, 1])
         if calls > 1:
             raise NotFoldable(f"'{name}' is called {calls} times in one forward")
-        for own, t in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
-            full = f"{name}.{own}" if name else own
+        if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
+            raise NotFoldable(f"'{name}' has hooks, which would see other tensors")
+        for own, t in _tensors(module):
+            full = _join(name, own)
             others = [n for n in self.names[t.data_ptr()] if n != full and t.data_ptr()]
             if others:
                 raise NotFoldable(f"the {own} of '{name}' is shared with '{others[0]}'")
@@ -150,12 +151,11 @@ class _Graph:
             raise NotFoldable(f"'{step.name}' beside '{batch_norm}' is a function call, not a layer that could hold the new bias")
         if not _is_torchs_own(layer, "forward") or not _is_torchs_own(layer, "_conv_forward"):
             raise NotFoldable(f"'{name}' ({type(layer).__name__}) has a forward of its own, which may use weight and bias in other ways")
-        self._check_module(name, layer)
         for own, slot in (("weight", WEIGHT[func][0]), ("bias", BIAS[func])):
             read = own in step.operands or slot in step.operands
-            full = f"{name}.{own}" if name else own
-            if read and full not in (step.constants.get(own), step.constants.get(slot)):
-                raise NotFoldable(f"the {own} of '{name}' is computed anew in each call (weight_norm or the like)")
+            if read and _join(name, own) not in (step.constants.get(own), step.constants.get(slot)):
+                raise NotFoldable(f"the {own} of '{name}' is computed anew in each call (a parametrization, weight_norm or the like)")
+        self._check_module(name, layer)
         if dims != _DIMS[func]:
             raise NotFoldable(f"'{batch_norm}' normalizes axis 1, which '{name}' with {dims} dimensions does not have its channels on")
         return layer
@@ -219,12 +219,21 @@ def _is_torchs_own(module: nn.Module, method: str) -> bool:
     return getattr(type(module), method, nn.Module.forward).__module__.startswith("torch.nn.")
 
 
+def _tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
+    """The module's own parameters and buffers."""
+    return [*module.named_parameters(recurse=False, remove_duplicate=False), *module.named_buffers(recurse=False, remove_duplicate=False)]
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
 def _constants(origins: Iterable[Origin]) -> set[str]:
     return {o.source for o in origins if o.kind == "const" and o.source is not None}
 
 
 def _mode(step: Step) -> str:
-    return " in training mode" if step.training else ""
+    return " in training mode" if step.run else ""
 
 
 def _reading(user: Step | None) -> str:

@@ -8,15 +8,16 @@ operation of the container above it.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import MappingKey, SequenceKey, tree_flatten_with_path, tree_leaves, tree_map_only
+from torch.utils._pytree import tree_flatten_with_path, tree_leaves, tree_map_only
 
 from qsim.graph.functions import COMPOSITE, CONSTRUCTORS, RANDOM, READS, TRANSPARENT, Function, name_of, visible
 from qsim.graph.snapshot import unchanged
@@ -39,9 +40,12 @@ def containers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     for path, m in model.named_modules():
         if isinstance(m, torch.jit.ScriptModule) or "forward" in vars(m) or type(m).forward is nn.Module.forward:  # as in ModuleList
             continue
-        leaf = type(m).__module__.startswith("torch.nn.modules") and not any(True for _ in m.children())
-        if path == "" or not leaf:
+        if path == "" or not _is_leaf(m):
             yield path, m
+
+
+def _is_leaf(m: nn.Module) -> bool:
+    return type(m).__module__.startswith("torch.nn.modules") and not any(True for _ in m.children())
 
 
 @functools.cache
@@ -71,20 +75,28 @@ def record(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> t
                 f"'{name}' has no shape yet: run the model once on the example inputs, so that its lazy modules get their parameters"
             )
     tape, report = Tape(model), _blind_spots(model)
-    for training in (False, True):
+    for run, mode in enumerate(("eval", "training")):
         calls, steps, results, reads = len(tape.calls), len(tape.steps), set(tape.results), set(tape.reads)
         try:
-            with unchanged(model), _recording(model, tape, report), torch.no_grad():
+            with _plain_eager(), unchanged(model), _recording(model, _Pass(tape, run), report):
                 given = tree_map_only(Tensor, torch.clone, (args, kwargs))
-                out = model.train(training)(*given[0], **given[1])
-                for t in tree_leaves(out):
-                    tape.results |= tape.origins(t) if isinstance(t, Tensor) else set()
+                out = model.train(mode == "training")(*given[0], **given[1])
+                tape.results |= {o for t in _tensors_in(out) for o in tape.origins(t)}
+                kept = tree_leaves([value for m in model.modules() for name, value in vars(m).items() if not name.startswith("_")])
+                tape.reads |= {o for t in kept if isinstance(t, Tensor) for o in tape.origins(t) if isinstance(o.source, Step)}
         except Exception as e:
             del tape.calls[calls:], tape.steps[steps:]
             tape.results, tape.reads = results, reads
-            report.append(f"the model could not be recorded in {'training' if training else 'eval'} mode: {type(e).__name__}: {e}")
+            report.append(f"the model could not be recorded in {mode} mode: {type(e).__name__}: {e}")
         tape.forget_tensors()
     return tape, list(dict.fromkeys(report))
+
+
+@contextmanager
+def _plain_eager() -> Iterator[None]:
+    """No gradients, in-place changes counted (inference tensors count none), and compiled parts run as the Python they were made from."""
+    with torch.inference_mode(False), torch.no_grad(), torch.compiler.set_stance("force_eager"):
+        yield
 
 
 def _blind_spots(model: nn.Module) -> list[str]:
@@ -96,13 +108,36 @@ def _blind_spots(model: nn.Module) -> list[str]:
     ]
 
 
+def _tensors_in(value: Any) -> Iterator[Tensor]:
+    """The tensors of a result: in tuples, lists and dicts, and in the attributes of objects such as dataclasses and distributions."""
+    seen: set[int] = set()
+    left = [value]
+    while left:
+        for leaf in tree_leaves(left.pop()):
+            if isinstance(leaf, Tensor):
+                yield leaf
+            elif hasattr(leaf, "__dict__") and id(leaf) not in seen:
+                seen.add(id(leaf))
+                left.append(list(vars(leaf).values()))
+
+
+@dataclass
+class _Pass:
+    """One run of the model."""
+
+    tape: Tape
+    run: int
+    leaf: str = ""  # path of the leaf that runs now
+    began: bool = False  # the root has been called
+
+
 class Recorder(TorchFunctionMode):
     """Notes on the tape what one call of one container does."""
 
-    def __init__(self, tape: Tape, leaf: list[str], path: str, training: bool) -> None:
+    def __init__(self, current: _Pass, path: str, training: bool) -> None:
         super().__init__()
-        self.tape, self.leaf, self.call = tape, leaf, Call(path, training)
-        tape.calls.append(self.call)
+        self.current, self.tape, self.call = current, current.tape, Call(path, training, current.run)
+        self.tape.calls.append(self.call)
 
     def __torch_function__(self, func: Function, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs, name = kwargs or {}, name_of(func)
@@ -145,15 +180,16 @@ class Recorder(TorchFunctionMode):
                 self.tape.mark(t, *flow)
         masks = any(not (t.is_floating_point() or t.is_complex()) for t in _results(out))
         if name in READS or (floats and masks):
-            self.tape.reads |= {o for o in flow if o.kind in ("step", "stale")}
+            self.tape.reads |= {o for o in flow if isinstance(o.source, Step)}
 
     def _step(self, func: Function, given: dict[Slot, Tensor], origins: dict[Slot, frozenset[Origin]], changed: frozenset[Slot]) -> Step:
         floats = {slot: t for slot, t in given.items() if t.is_floating_point()}
         step = Step(
             self.call.path,
-            self.leaf[0],
+            self.current.leaf,
             func,
             self.call.training,
+            self.call.run,
             operands={slot: origins[slot] for slot in floats},
             side=frozenset(o for slot, found in origins.items() if slot not in floats for o in found if o.kind != "const"),
             dims={slot: t.dim() for slot, t in floats.items()},
@@ -163,8 +199,7 @@ class Recorder(TorchFunctionMode):
         self.call.steps.append(step)
         self.tape.steps.append(step)
         for slot in changed:
-            if any(o.kind != "const" for o in origins[slot]):  # a buffer that a step updates stays a buffer
-                self.tape.mark(given[slot], Origin("stale", step))
+            self.tape.mark(given[slot], Origin("stale", step))
         return step
 
     def _mark_results(self, step: Step, given: dict[Slot, Tensor], out: Any) -> Any:
@@ -187,7 +222,6 @@ class Recorder(TorchFunctionMode):
             self.tape.mark(t, Origin("stale", step, output))
             return t
         if any(t is g for g in given.values()):
-            self.tape.mark(t, Origin("stale", step, output))
             t = t.view_as(t)
         self.tape.mark(t, Origin("step", step, output))
         return t
@@ -205,10 +239,11 @@ class Recorded(nn.Module):
     """Mixin of a container while it is recorded."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        tape, leaf, path = vars(self)["_qsim_recording"]
-        if path == "" and not any(call.path == "" and call.training == self.training for call in tape.calls):
-            _mark_inputs(tape, args, kwargs)
-        with Recorder(tape, leaf, path, self.training):
+        current, path = vars(self)["_qsim_recording"]
+        if path == "" and not current.began:
+            current.began = True
+            _mark_inputs(current.tape, args, kwargs)
+        with Recorder(current, path, self.training):
             return super().forward(*args, **kwargs)
 
 
@@ -216,20 +251,17 @@ def _mark_inputs(tape: Tape, args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
     """As the root's forward gets them: after its pre-hooks, where the simulation quantizes them."""
     for keys, t in tree_flatten_with_path((args, kwargs))[0]:
         if isinstance(t, Tensor):
-            path = tuple(k.idx if isinstance(k, SequenceKey) else k.key if isinstance(k, MappingKey) else str(k) for k in keys[1:])
+            path = tuple(next(getattr(key, a) for a in ("idx", "key", "name") if hasattr(key, a)) for key in keys[1:])
             slot = path[0] if len(path) == 1 else path
             tape.inputs[slot] = t.dtype
             tape.mark(t, Origin("input", slot))
 
 
 @contextmanager
-def _recording(model: nn.Module, tape: Tape, report: list[str]) -> Iterator[None]:
+def _recording(model: nn.Module, current: _Pass, report: list[str]) -> Iterator[None]:
     """Containers record, leaves tell their name, until the body ends."""
-    leaf = [""]  # path of the leaf that runs now
-    found = dict(containers(model))
-    inside = {id(m) for m in found.values()}
     with ExitStack() as undo:
-        for path, m in found.items():
+        for path, m in list(containers(model)):
             original = type(m)
             try:
                 m.__class__ = subclass(Recorded, original)  # type: ignore[arg-type]  # Module's __hash__ is annotated out of line
@@ -237,17 +269,17 @@ def _recording(model: nn.Module, tape: Tape, report: list[str]) -> Iterator[None
                 report.append(f"'{path}' is counted as part of its caller: its class {original.__name__} takes no subclass here ({e})")
                 continue
             undo.callback(setattr, m, "__class__", original)
-            vars(m)["_qsim_recording"] = (tape, leaf, path)
+            vars(m)["_qsim_recording"] = (current, path)
             undo.callback(vars(m).pop, "_qsim_recording")
         for path, m in model.named_modules():
-            if id(m) not in inside and not isinstance(m, torch.jit.ScriptModule):
-                undo.callback(m.register_forward_pre_hook(_announce(leaf, path)).remove)
-                undo.callback(m.register_forward_hook(_announce(leaf, ""), prepend=True, always_call=True).remove)
+            if path and _is_leaf(m):
+                undo.callback(m.register_forward_pre_hook(_announce(current, path)).remove)
+                undo.callback(m.register_forward_hook(_announce(current, ""), prepend=True, always_call=True).remove)
         yield
 
 
-def _announce(leaf: list[str], path: str) -> Any:
+def _announce(current: _Pass, path: str) -> Callable[..., None]:
     def hook(*_: Any) -> None:
-        leaf[0] = path
+        current.leaf = path
 
     return hook

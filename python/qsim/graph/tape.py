@@ -50,7 +50,8 @@ class Step:
     path: str  # of the container
     leaf: str  # path of the torch.nn leaf that made the call, or ""
     func: Function
-    training: bool = False
+    training: bool = False  # the container's own flag: part of a model may stay in eval while it is trained
+    run: int = 0  # 0: recorded while the model ran in eval mode, 1: in training mode
     operands: dict[Slot, frozenset[Origin]] = field(default_factory=dict)  # of the floating-point tensors
     side: frozenset[Origin] = frozenset()  # of the other tensors: indices, masks, complex numbers
     dims: dict[Slot, int] = field(default_factory=dict)  # number of dimensions of each operand
@@ -61,7 +62,7 @@ class Step:
     outputs: int = 0
 
     def __repr__(self) -> str:
-        return f"<Step {self.name} in {'training' if self.training else 'eval'}>"
+        return f"<Step {self.name} of the {'training' if self.run else 'eval'} run>"
 
     @property
     def name(self) -> str:
@@ -84,7 +85,8 @@ class Call:
     """One call of one container, with its steps in order."""
 
     path: str
-    training: bool
+    training: bool  # as in Step
+    run: int = 0
     steps: list[Step] = field(default_factory=list)
 
 
@@ -134,7 +136,7 @@ class Tape:
     results : set of Origin
         What the model returned.
     reads : set of Origin
-        What was read out as a Python number, a mask or indices: its values steer something that no operand shows.
+        What was read out as a Python number, a mask or indices, or kept in a module's attribute: no operand shows who uses it.
     """
 
     def __init__(self, model: nn.Module) -> None:
