@@ -59,12 +59,17 @@ def test_quantizes_as_the_contract_says(axis, block_size, symmetric, bits):
     assert quantizer(wider.half()).dtype == torch.float16
 
 
-def test_reciprocal_rounding_is_that_of_the_reference():
-    x = torch.arange(-2000, 2000) * 0.05
-    quantizer = calibrated(TensorSpec(rounding="reciprocal", method="minmax"), x)
-    encoding = quantizer.encoding
-    reference = qsim.reference.fake_quantize(x, encoding.scale, encoding.zero_point, -128, 127, rounding="reciprocal")
-    assert torch.equal(quantizer(x), reference)
+def test_reciprocal_rounding_moves_ties():
+    encoding = Encoding(torch.tensor(0.3), torch.tensor(0, dtype=torch.int32), -128, 127)
+    ties = (torch.arange(-128, 127) + 0.5) * encoding.scale
+    results = {}
+    for rounding in ("divide", "reciprocal"):
+        quantizer = Quantizer(TensorSpec(rounding=rounding))
+        quantizer.set_encoding(encoding)
+        results[rounding] = quantizer(ties)
+        reference = qsim.reference.fake_quantize(ties, encoding.scale, encoding.zero_point, -128, 127, rounding=rounding)
+        assert torch.equal(results[rounding], reference)
+    assert not torch.equal(results["divide"], results["reciprocal"])
 
 
 def test_switches():
