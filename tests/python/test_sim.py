@@ -130,7 +130,8 @@ def test_state_dict_keeps_the_models_names_and_loads_into_a_fresh_simulation():
 
 def test_training_with_an_ordinary_loop():
     torch.manual_seed(0)
-    x, y = torch.randn(64, 6), torch.randint(0, 3, (64,))
+    x = torch.randn(64, 6)
+    y = x[:, :3].argmax(1)
     sim = qsim.QuantSim(seeded(Perceptron), x, qsim.w4a8())
     sim.calibrate([(x, y)], progress=False)
     sim.train()
