@@ -85,7 +85,7 @@ class QuantSim(nn.Module):
         self.quantization = QuantizerBank(self.model, self._planned)
         notes += attach(self.model, decided, self.quantization.by_key(), self._switch)
         kept = [f"BatchNorm '{name}' is not folded: {reason}" for name, reason in folding.kept.items()]
-        self._notes = [*kept, *folding.warnings, *notes]
+        self._notes = list(dict.fromkeys([*kept, *folding.warnings, *decided.notes, *notes]))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's forward, simulated. Raises NoEncodingError before calibration."""

@@ -166,6 +166,64 @@ def test_in_place_changes_reach_their_readers_quantized():
         assert torch.equal(seen["x"], F.linear(y, weight, sim.model.b.bias))
 
 
+class Attention(nn.Module):
+    """A causal language model of one block, its classifier tied to its embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(20, 16)
+        self.norm = nn.LayerNorm(16)
+        self.qkv = nn.Linear(16, 48)
+        self.proj = nn.Linear(16, 16)
+        self.head = nn.Linear(16, 20, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, tokens: Tensor) -> dict[str, Tensor]:
+        x = self.embed(tokens)
+        q, k, v = self.qkv(self.norm(x)).chunk(3, -1)
+        mask = torch.full((tokens.shape[1],) * 2, -torch.inf).triu(1)
+        x = x + self.proj(F.softmax(q @ k.transpose(-1, -2) / 4 + mask, -1) @ v)
+        return {"logits": self.head(x)}
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(8, 6, batch_first=True)
+        self.fc = nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.lstm(x)[0][:, -1])
+
+
+OTHER_KINDS = {
+    "attention": (Attention, torch.arange(14).reshape(2, 7)),
+    "recurrent": (Recurrent, torch.randn(2, 5, 8)),
+    "multi-head": (lambda: nn.TransformerEncoderLayer(16, 4, 32, dropout=0.0, batch_first=True), torch.randn(2, 5, 16)),
+    "weight norm": (lambda: nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Conv1d(8, 4, 3)), nn.SiLU()), torch.randn(2, 8, 9)),
+}
+
+
+@pytest.mark.parametrize("kind", OTHER_KINDS)
+def test_other_kinds_of_models_are_simulated_as_far_as_they_are_seen(kind):
+    torch.manual_seed(0)
+    make, x = OTHER_KINDS[kind]
+    model = make().eval()
+    sim = calibrated(model, x)
+    assert any(key.endswith("weight") for key in sim.quantizers())
+    for entry in sim.summary().left:
+        assert entry.reason
+    with sim.float():
+        off, expected = (torch.utils._pytree.tree_leaves(m(x))[0] for m in (sim, model))
+    assert torch.equal(off, expected)
+    sim.train()
+    found = torch.utils._pytree.tree_leaves(sim(x))[0]
+    torch.testing.assert_close(found, expected, rtol=0, atol=0.2 * expected.abs().max().item())
+    assert not torch.equal(found, expected)
+    found.square().sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in sim.model.parameters())
+
+
 class Branching(nn.Module):
     """Goes another way than in its example where the data say so."""
 
@@ -214,7 +272,7 @@ def test_copies_are_whole_and_independent(copied):
     with other.float():
         assert sim.encodings().keys() == sim.quantizers().keys()
         assert not torch.equal(other(x), sim(x))
-    used = {id(quantizer) for place in places(other.model) for outputs in place.outputs for _, quantizer in outputs}
+    used = {id(quantizer) for place in places(other.model) for _, outputs in place.nodes for _, quantizer in outputs}
     assert used <= {id(quantizer) for quantizer in other.quantizers().values()}
 
 

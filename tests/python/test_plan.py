@@ -220,6 +220,16 @@ def test_a_result_that_no_mode_can_change_is_quantized_by_its_readers_and_observ
     assert "hardswish" in reasons(lambda m, x: F.hardswish(m.a(x)), ROWS, a=nn.Linear(8, 8))["hardswish"]
 
 
+def test_an_input_that_a_block_reads_in_one_of_its_calls_is_quantized():
+    def forward(module: nn.Module, x: Tensor) -> Tensor:
+        for _ in range(3):
+            x = module.block(x)
+        return x
+
+    block = Function(lambda m, x: m.a(x), a=nn.Linear(8, 8))
+    assert keys(forward, ROWS, block=block) == ["input", "block.a.weight", "block.a.output"]
+
+
 def test_a_tensor_changed_in_place_is_quantized_where_it_is_read():
     def forward(module: nn.Module, x: Tensor) -> Tensor:
         y = module.a(x)
@@ -227,12 +237,21 @@ def test_a_tensor_changed_in_place_is_quantized_where_it_is_read():
         return module.b(y)
 
     decided = planned(Function(forward, a=nn.Linear(8, 8), b=nn.Linear(8, 8)), ROWS)
-    assert (
-        list(decided.quantizers) == ["input", "a.weight", "a.output", "b.weight", "b.output", "add.output"]
-        or "add.output" in decided.quantizers
-    )
+    assert list(decided.quantizers) == ["input", "a.weight", "a.output", "add.output", "b.weight", "b.output"]
     readers = [site.name for site, actions in decided.actions.items() for use in actions.operands.values() if use.key == "add.output"]
     assert readers == ["b"]
+
+
+def test_changes_in_place_chain_up():
+    def forward(module: nn.Module, x: Tensor) -> Tensor:
+        y = module.a(x)
+        y.add_(x)
+        F.relu(y, inplace=True)
+        return module.b(y)
+
+    decided = planned(Function(forward, a=nn.Linear(8, 8), b=nn.Linear(8, 8)), ROWS)
+    assert list(decided.quantizers) == ["input", "a.weight", "a.output", "add.output", "b.weight", "b.output"]
+    assert decided.quantizers["add.output"].op == "add + relu"
 
 
 def test_overrides():
@@ -251,6 +270,12 @@ def test_overrides():
         reasons(lambda m, x: m.b(x), ROWS, config=qsim.int8().override("b", weight=None), **members)["b.weight"]
         == "left in float by the config"
     )
+
+
+def test_an_override_that_matches_nothing_is_noted():
+    model = Function(lambda m, x: m.a(x), a=nn.Linear(8, 8))
+    config = qsim.int8().override("a", bits=4).override("input", bits=4).override("layer9.*", bits=4)
+    assert planned(model, ROWS, config).notes == ["the config's override 'layer9.*' (op_type=None) matches no operation"]
 
 
 def test_int32_bias():

@@ -26,6 +26,7 @@ _PLACE = "_qsim_place"  # in a container's __dict__: a registered child would ru
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 Operand = tuple[Slot, Quantizer | BiasQuantizer, bool]  # the flag: whether it observes here
+Node = tuple[tuple[Operand, ...], tuple[tuple[int, Quantizer], ...]]  # quantizers of operands by slot, of outputs by index
 
 
 class Switch:
@@ -54,21 +55,20 @@ class Place:
         route = plan.routes[path]
         self.path, self.switch, self.next = path, switch, route.next
         self.start = (0, 1 if route.next[1] else 0)
-        self.operands: list[tuple[Operand, ...]] = []
-        self.outputs: list[tuple[tuple[int, Quantizer], ...]] = []
-        for site in route.sites:
-            actions = plan.actions.get(site, Actions()) if site is not None else Actions()
-            operands: list[Operand] = [(slot, quantizers[use.key], use.observes) for slot, use in actions.operands.items()]
-            if (bias := actions.bias) is not None:
-                operands.append((bias.slot, BiasQuantizer(quantizers[bias.input], quantizers[bias.weight]), True))
-            self.operands.append(tuple(operands))
-            self.outputs.append(tuple((index, quantizers[key]) for index, key in actions.outputs.items()))
+        self.nodes = [_node(plan.actions.get(site, Actions()) if site else Actions(), quantizers) for site in route.sites]
         self.unseen = route.unseen
         self.met: set[str] = set()
 
     def unexpected(self) -> list[str]:
         """Functions that compute, and were called where the recording has none: they, and what follows in such a call, are in float."""
         return sorted(self.met - self.unseen - TRANSPARENT - RANDOM)
+
+
+def _node(actions: Actions, quantizers: Mapping[str, Quantizer]) -> Node:
+    operands: list[Operand] = [(slot, quantizers[use.key], use.observes) for slot, use in actions.operands.items()]
+    if (bias := actions.bias) is not None:
+        operands.append((bias.slot, BiasQuantizer(quantizers[bias.input], quantizers[bias.weight]), True))
+    return tuple(operands), tuple((index, quantizers[key]) for index, key in actions.outputs.items())
 
 
 class Inputs:
@@ -135,8 +135,10 @@ def _quantized_entry(value: Any, index: int | None, quantizer: Quantizer | BiasQ
 
 
 def _with_outputs(out: Any, outputs: tuple[tuple[int, Quantizer], ...]) -> Any:
+    if isinstance(out, Tensor):
+        return _quantized(out, outputs[0][1], True)
     for index, quantizer in outputs:
-        out = _quantized_entry(out, index if isinstance(out, (tuple, list)) else None, quantizer, True)
+        out = _quantized_entry(out, index, quantizer, True)
     return out
 
 
@@ -163,10 +165,11 @@ class LocalMode(TorchFunctionMode):
                     place.met.add(name_of(func))
                 return ALIAS.get(name, func)(*args, **kwargs)
             self.at = node
-            if operands := place.operands[node]:
+            operands, outputs = place.nodes[node]
+            if operands:
                 args, kwargs = _with_operands(args, kwargs, operands)
             out = func(*args, **kwargs)
-            return _with_outputs(out, outputs) if (outputs := place.outputs[node]) else out
+            return _with_outputs(out, outputs) if outputs else out
 
 
 class Simulated(nn.Module):

@@ -17,6 +17,7 @@ from qsim.graph.tape import InputSlot, Origin, Reader, Slot, Step, Tape
 from qsim.spec import TensorSpec
 
 _BY_CONFIG = "left in float by the config"
+_UNSEEN = "Dynamo does not hand {} to function modes"
 _MASK = "a mask: holds -Inf or the lowest finite number"
 
 
@@ -82,13 +83,15 @@ class Actions:
 
 @dataclass
 class Plan:
-    """Routes of all containers by path, what happens at each site, quantizers by key, keys of quantized inputs, what stays in float."""
+    """Routes of all containers by path, what happens at each site, quantizers by key, keys of quantized inputs, what stays in float,
+    and what is odd about the config."""
 
     routes: dict[str, Route]
     actions: dict[Site, Actions]
     quantizers: dict[str, PlannedQuantizer]
     inputs: dict[InputSlot, str]
     left: list[LeftFloat]
+    notes: list[str]
 
     @property
     def biases(self) -> list[PlannedBias]:
@@ -139,7 +142,12 @@ class _Planner:
                 self._bias(site)
                 if site in self.chains:
                     self._output(site)
-        return Plan(self.routes, dict(self.actions), self.quantizers, self.inputs, list(self.left))
+        return Plan(self.routes, dict(self.actions), self.quantizers, self.inputs, list(self.left), self._unused_overrides())
+
+    def _unused_overrides(self) -> list[str]:
+        names = [(site.name, site.op) for site in self.sites] + [(self._input_key(slot), "input") for slot in self.tape.inputs]
+        unused = [o for o in self.config.overrides if not any(o.matches(name, op) for name, op in names)]
+        return [f"the config's override {o.pattern!r} (op_type={o.op_type!r}) matches no operation" for o in unused]
 
     def _leave(self, name: str, op: str, reason: str) -> None:
         self.left[LeftFloat(name, op, reason)] = None
@@ -203,39 +211,44 @@ class _Planner:
         self.quantizers.setdefault(key, PlannedQuantizer(key, role, spec, op, parameter))
 
     def _operand(self, site: Site, slot: Slot, origins: list[Origin]) -> None:
+        name = f"{site.name}.input[{slot}]"
         kinds = {self._kind(origin) for origin in origins}
         if any(slot in step.masks for step in site.steps):
             if kinds <= {"const", "input"}:
-                self._leave(f"{site.name}.input[{slot}]", site.op, _MASK)
+                self._leave(name, site.op, _MASK)
             return
-        if kinds & {"step", "random"}:
+        for origin in origins:
+            if origin.kind == "input":
+                self._input(origin.source)
+        if kinds & {"step", "input", "random"}:
+            if "stale" in kinds:
+                self._leave(name, site.op, "changed in place in some of its calls")
             return  # quantized where it was made; random draws (dropout, stochastic depth) are no data of the target
         if any(slot in step.changed for step in site.steps):  # a quantized copy would be changed in its place
             if site not in self.absorbed.values():
-                self._leave(f"{site.name}.input[{slot}]", site.op, "changed in place")
-            return
-        if "input" in kinds:
-            for origin in origins:
-                if origin.kind == "input":
-                    self._input(origin.source)
+                self._leave(name, site.op, "changed in place")
         elif not site.visible:
-            self._leave(f"{site.name}.input[{slot}]", site.op, f"Dynamo does not hand {site.op} to function modes")
+            self._leave(name, site.op, _UNSEEN.format(site.op))
         elif kinds == {"const"}:
             self._constant(site, slot, origins)
         else:
             self._where_read(site, slot, origins)
 
     def _input(self, slot: InputSlot) -> None:
-        if len(self.tape.inputs) == 1:
-            key = "input"
-        else:
-            key = slot if isinstance(slot, str) else f"input[{slot}]" if isinstance(slot, int) else f"input{list(slot)}"
+        key = self._input_key(slot)
         spec = self.config.spec_for(key, "input", "activation")
         if spec is None:
             self._leave(key, "input", _BY_CONFIG)
         else:
+            if key in self.quantizers and self.quantizers[key].role != "input":  # a parameter of that name
+                key = f"input[{slot}]"
             self._add(key, "input", spec, "input")
             self.inputs[slot] = key
+
+    def _input_key(self, slot: InputSlot) -> str:
+        if len(self.tape.inputs) == 1:
+            return "input"
+        return slot if isinstance(slot, str) else f"input[{slot}]" if isinstance(slot, int) else f"input{list(slot)}"
 
     def _constant(self, site: Site, slot: Slot, origins: list[Origin]) -> None:
         parameter = origins[0].source if len(origins) == 1 and origins[0].direct and isinstance(origins[0].source, str) else None
@@ -255,7 +268,8 @@ class _Planner:
             spec = replace(spec, axis=axes[spec.axis] % dims)
         if parameter is None and spec.axis is not None:
             spec = replace(spec, method="minmax")  # computed from parameters: observed, and per channel that gives minimum and maximum
-        if name in self.quantizers and self.quantizers[name].spec != spec:  # one parameter read in two ways
+        known = self.quantizers.get(name)
+        if known is not None and (known.spec, known.parameter) != (spec, parameter):  # one parameter read in two ways
             name = f"{site.name}.input[{slot}]"
         self._add(name, role, spec, site.op, parameter)
         self.actions[site].operands[slot] = Use(name)
@@ -311,7 +325,7 @@ class _Planner:
         chain = self.chains[site]
         if not site.visible:
             if any(reader.step is None for reader in self._readers(site)):
-                self._leave(site.name, site.op, f"Dynamo does not hand {site.op} to function modes: what leaves the model is in float")
+                self._leave(site.name, site.op, _UNSEEN.format(site.op))
             return
         spec = self._chain_spec(chain)
         if spec is None:
