@@ -1,6 +1,8 @@
-// The sketch that observers fill: one counter per float32_bits >> 18, that is sign, exponent and 5 bits of mantissa.
+// The sketch: a histogram whose bins are the leading 14 bits of a float32 (sign, exponent, 5 bits of mantissa).
 //
-// The two bins around zero (|x| < 2^-131) count as zero. NaN and Inf never reach a sketch.
+// No range needs to be known beforehand and counting is exact integer addition, so batches, threads and ranks merge in
+// any order, bit for bit. A bin is at most 1/32 of its value wide. NaN and infinities are not counted; zeros of either
+// sign share bin 0 with the subnormals below 2^-131, and the two bins around zero count as zero.
 #pragma once
 
 #include <cfloat>
@@ -11,19 +13,26 @@
 
 namespace qsim {
 
-constexpr int kSketchSide = 8192;  // bins of one sign, ascending magnitude: 8160 finite ones, then Inf and NaN
-constexpr int kSketchBins = 2 * kSketchSide;
-constexpr int kSketchPastLast = 8160;  // the edge of this bin is Inf
+inline constexpr int kSketchShift = 18;
+inline constexpr int kSketchBins = 1 << (32 - kSketchShift);
+inline constexpr int kSketchSide = kSketchBins / 2;  // bins of one sign, ascending magnitude; positive numbers first
+inline constexpr int kNonFiniteBins = 1 << (23 - kSketchShift);  // the last of either side: where Inf and NaN would be
+inline constexpr std::uint32_t kNegativeZero = 0x80000000u;
 
-QSIM_HD int sketch_bin(double magnitude) {  // of one sign: magnitude >= 0
+// Of a finite number's bits.
+QSIM_HD int sketch_bin(std::uint32_t bits) {
+  return static_cast<int>(bits == kNegativeZero ? 0 : bits >> kSketchShift);
+}
+
+QSIM_HD int magnitude_bin(double magnitude) {  // within one side: magnitude >= 0
   const float x = magnitude <= FLT_MAX ? static_cast<float>(magnitude) : INFINITY;
   std::uint32_t bits;
   __builtin_memcpy(&bits, &x, sizeof bits);
-  return static_cast<int>(bits >> 18);
+  return static_cast<int>(bits >> kSketchShift);
 }
 
 QSIM_HD double sketch_edge(int bin) {  // the smallest magnitude in the bin
-  const std::uint32_t bits = static_cast<std::uint32_t>(bin) << 18;
+  const std::uint32_t bits = static_cast<std::uint32_t>(bin) << kSketchShift;
   float x;
   __builtin_memcpy(&x, &bits, sizeof x);
   return x;
@@ -35,10 +44,10 @@ struct SketchSideView {
   double near, far;
 
   QSIM_HD int first_bin() const {
-    const int bin = sketch_bin(near);
+    const int bin = magnitude_bin(near);
     return bin > 1 ? bin : 1;
   }
-  QSIM_HD int last_bin() const { return sketch_bin(far); }  // less than first_bin() without values
+  QSIM_HD int last_bin() const { return magnitude_bin(far); }  // less than first_bin() without values
   QSIM_HD double from(int bin) const {
     const double edge = sketch_edge(bin);
     return edge > near ? edge : near;

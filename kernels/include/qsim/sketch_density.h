@@ -160,7 +160,7 @@ struct Cut {
 };
 
 QSIM_HD Cut cut(const DensitySide& side, double end) {
-  const int bin = sketch_bin(end);
+  const int bin = magnitude_bin(end);
   int knot = bin > side.last_bin ? side.knots : side.knots_before[bin];
   while (knot < side.knots && side.knot[knot] < end) ++knot;
   const bool inside = 0 < knot && knot < side.knots;
@@ -178,7 +178,7 @@ QSIM_HD double saturated(const DensitySide& side, Cut at) {
 // The squared error of what lies below the end, which is scale * steps. With t = x / scale, f = rint(t), w = t - f:
 // H = scale^3 (f / 12 + w^3 / 3), constant from the end on; below scale / 2 it is x^3 / 3.
 QSIM_HD double rounded(const DensitySide& side, Cut at, double scale, double steps) {
-  const int bin = sketch_bin(scale / 2);
+  const int bin = magnitude_bin(scale / 2);
   int knot = bin > side.last_bin ? side.knots : side.knots_before[bin];
   if (knot > at.knot) knot = at.knot;
   const double head = side.head[knot] / 3, inverse = 1 / scale;

@@ -1,0 +1,111 @@
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+#include <torch/library.h>
+
+#include <tuple>
+
+#include "fake_quantize_grids.h"
+
+namespace qsim {
+namespace {
+
+using at::Tensor;
+using Axis = std::optional<std::int64_t>;
+
+Tensor mask_backward_cpu(const Tensor& grad, const Tensor& mask, at::OptionalIntArrayRef strides) {
+  check_mask(grad, mask);
+  const Tensor from = strides ? with_strides(grad, *strides) : dense(grad), bits = mask.contiguous();
+  const Tensor dx = at::empty_like(from);
+  const auto& kernels = cpu::fake_quantize_backward_kernels();
+  const auto run = [&](auto element, auto kernel) {
+    using U = decltype(element);
+    in_parallel(grad.numel(), [&](std::int64_t begin, std::int64_t end) {
+      kernel(data<U>(from), data<std::uint8_t>(bits), mutable_data<U>(dx), begin, end);
+    });
+  };
+  switch (grad.element_size()) {
+    case 2:
+      run(std::uint16_t{}, kernels.masked_16);
+      break;
+    case 4:
+      run(std::uint32_t{}, kernels.masked_32);
+      break;
+    default:
+      run(std::uint64_t{}, kernels.masked_64);
+  }
+  return dx;
+}
+
+Tensor backward_cpu(const Tensor& grad, const Tensor& x, const Tensor& scale, const Tensor& zero_point,
+                    std::int64_t quant_min, std::int64_t quant_max, Axis axis, Axis block_size,
+                    std::string_view rounding) {
+  const auto options = check_fake_quantize(x, scale, zero_point, quant_min, quant_max, axis, block_size, rounding);
+  check_grad(grad, x);
+  const Tensor from = dense(x), gradient = with_strides(grad, from.strides()), dx = at::empty_like(from);
+  if (x.numel() == 0) return dx;
+  for_element_type(x.scalar_type(), cpu::fake_quantize_backward_kernels(), [&](auto element, const auto& kernels) {
+    using T = decltype(element);
+    const GridTable<arithmetic_t<T>> table(from, scale, zero_point, options);
+    in_parallel(x.numel(), [&](std::int64_t begin, std::int64_t end) {
+      kernels.recompute(data<T>(gradient), data<T>(from), mutable_data<T>(dx), begin, end, table.grids, table.layout,
+                        options.rounding);
+    });
+  });
+  return dx;
+}
+
+// Sums are cut at places that depend on sizes alone, whole rows and about kSlice elements, and never so fine that the
+// partial sums of a table outweigh what they sum.
+cpu::Slices slices_of(const Layout& layout) {
+  constexpr std::int64_t kSlice = 32768, kRowsPerSum = 32;
+  if (layout.width == 1) {
+    const std::int64_t length = std::min(kSlice, layout.segment);
+    return {length, (layout.segment + length - 1) / length};
+  }
+  const std::int64_t row = layout.width * layout.run;
+  const std::int64_t rows = std::max((kSlice + row - 1) / row, (kRowsPerSum + layout.run - 1) / layout.run);
+  return {rows * row, (layout.segment + rows * row - 1) / (rows * row)};
+}
+
+cpu::FoldSums<float> fold_kernel(float) { return cpu::fake_quantize_backward_kernels().fold_f32; }
+cpu::FoldSums<double> fold_kernel(double) { return cpu::fake_quantize_backward_kernels().fold_f64; }
+
+std::tuple<Tensor, Tensor, Tensor> learnable_backward_cpu(const Tensor& grad, const Tensor& x, const Tensor& scale,
+                                                          const Tensor& zero_point, std::int64_t quant_min,
+                                                          std::int64_t quant_max, Axis axis, Axis block_size,
+                                                          std::string_view rounding, double grad_factor) {
+  const auto options = check_fake_quantize(x, scale, zero_point, quant_min, quant_max, axis, block_size, rounding);
+  check_grad(grad, x);
+  const Tensor from = dense(x), gradient = with_strides(grad, from.strides()), dx = at::empty_like(from);
+  const Tensor ordered = in_memory_order(scale, from, options);
+  const Tensor dscale = at::zeros(ordered.sizes(), ordered.options()), dzero_point = at::zeros_like(dscale);
+  if (x.numel() == 0) return {dx, dscale.reshape(scale.sizes()), dzero_point.reshape(scale.sizes())};
+  for_element_type(x.scalar_type(), cpu::fake_quantize_backward_kernels(), [&](auto element, const auto& kernels) {
+    using T = decltype(element);
+    using A = arithmetic_t<T>;
+    const GridTable<A> table(from, scale, zero_point, options);
+    const cpu::Slices slices = slices_of(table.layout);
+    const std::int64_t parameters = ordered.numel();
+    const std::int64_t segments = parameters / table.width(), count = segments * slices.per_segment;
+    const Tensor sums = at::zeros({2, count * table.layout.width}, at::kDouble);
+    double* const partial = sums.mutable_data_ptr<double>();
+    const cpu::PartialSums partials{partial, partial + sums.size(1)};
+    const std::int64_t grain = std::max<std::int64_t>(1, 32768 / slices.length);
+    at::parallel_for(0, count, grain, [&](std::int64_t begin, std::int64_t end) {
+      kernels.learnable(data<T>(gradient), data<T>(from), mutable_data<T>(dx), begin, end, table.grids, table.layout,
+                        options.rounding, slices, partials);
+    });
+    fold_kernel(A{})(partials, slices, parameters, table.width(), table.run, table.rows, data<A>(ordered), grad_factor,
+                     mutable_data<A>(dscale), mutable_data<A>(dzero_point));
+  });
+  return {dx, from_memory_order(dscale, from, options), from_memory_order(dzero_point, from, options)};
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(qsim, CPU, m) {
+  m.impl("fake_quantize_mask_backward", mask_backward_cpu);
+  m.impl("fake_quantize_backward", backward_cpu);
+  m.impl("fake_quantize_learnable_backward", learnable_backward_cpu);
+}
+}  // namespace qsim

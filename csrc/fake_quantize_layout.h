@@ -1,0 +1,66 @@
+// From shapes and strides to the Layout in which the kernels of fake_quantize walk memory.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/empty_strided.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "fake_quantize.h"
+
+namespace qsim {
+
+// x itself when its elements fill memory without gaps or overlaps, in whatever order; otherwise a copy that does.
+inline at::Tensor dense(const at::Tensor& x) {
+  return x.is_non_overlapping_and_dense() ? x : at::empty_like(x).copy_(x);
+}
+
+inline at::Tensor with_strides(const at::Tensor& x, at::IntArrayRef strides) {
+  return x.strides() == strides ? x : at::empty_strided(x.sizes(), strides, x.options()).copy_(x);
+}
+
+inline bool is_per_tensor(const at::Tensor& x, const FakeQuantizeOptions& options) {
+  return !options.axis || (!options.block_size && x.size(*options.axis) == 1);
+}
+
+// x is dense and not empty.
+inline Layout layout_of(const at::Tensor& x, const FakeQuantizeOptions& options) {
+  const std::int64_t n = x.numel();
+  if (is_per_tensor(x, options)) return {n, n, 1, n};
+  const std::int64_t length = x.size(*options.axis);
+  const std::int64_t inner = length == 1 ? n : x.stride(*options.axis);  // of a single element the stride is arbitrary
+  if (options.block_size) {
+    const std::int64_t rows = std::min(*options.block_size, length);
+    return {length * inner, rows * inner, inner, 1};
+  }
+  if (length * inner == n) return {n, inner, 1, inner};
+  return {n, n, length, inner};
+}
+
+// The dimensions of a dense tensor from the slowest to the fastest in memory.
+inline c10::SmallVector<std::int64_t, 6> memory_order(const at::Tensor& x) {
+  c10::SmallVector<std::int64_t, 6> order(x.dim());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) { return x.stride(a) > x.stride(b); });
+  return order;
+}
+
+// Block scales (and zero points) in the order in which x meets them in memory.
+inline at::Tensor in_memory_order(const at::Tensor& parameters, const at::Tensor& x,
+                                  const FakeQuantizeOptions& options) {
+  if (!options.block_size || x.is_contiguous()) return parameters.contiguous();
+  return parameters.permute(memory_order(x)).contiguous();
+}
+
+// The inverse, for gradients of parameters that were computed in memory order.
+inline at::Tensor from_memory_order(const at::Tensor& values, const at::Tensor& x, const FakeQuantizeOptions& options) {
+  if (!options.block_size || x.is_contiguous()) return values;
+  const auto order = memory_order(x);
+  c10::SmallVector<std::int64_t, 6> inverse(order.size());
+  for (std::size_t i = 0; i < order.size(); ++i) inverse[order[i]] = static_cast<std::int64_t>(i);
+  return values.permute(inverse).contiguous();
+}
+
+}  // namespace qsim

@@ -1,0 +1,213 @@
+#include <algorithm>
+
+#include "fake_quantize_runs.h"
+#include "half_tiles.h"
+#include "qsim/fake_quantize.h"
+
+namespace qsim::cpu {
+
+namespace {
+
+// U has the width of an element: only bits are moved. 16 elements and their 16 bits at a time.
+template <class U>
+void masked(const U* grad, const std::uint8_t* mask, U* dx, std::int64_t begin, std::int64_t end) {
+  std::int64_t i = begin;
+  for (; i + 16 <= end; i += 16) {
+    std::uint16_t word;
+    std::memcpy(&word, mask + i / 8, 2);
+    QSIM_INDEPENDENT
+    for (int j = 0; j < 16; ++j) dx[i + j] = static_cast<U>(word) & (U(1) << j) ? grad[i + j] : U(0);
+  }
+  for (; i < end; ++i) dx[i] = mask[i / 8] >> i % 8 & 1 ? grad[i] : U(0);
+}
+
+template <Rounding rounding, class T, class GridOf>
+QSIM_HD void pass_in_range(const T* grad, const T* x, T* dx, std::int64_t n, GridOf grids) {
+  QSIM_INDEPENDENT
+  for (std::int64_t i = 0; i < n; ++i) {
+    const Grid<T> grid = grids[i];
+    const T passed = grad[i];
+    dx[i] = in_range(quotient<rounding>(x[i], grid.scale), grid) ? passed : T(0);
+  }
+}
+
+template <Rounding rounding, class T>
+void recompute_range(const T* grad, const T* x, T* dx, std::int64_t begin, std::int64_t end,
+                     const Grids<arithmetic_t<T>>& grids, const Layout& layout) {
+  using A = arithmetic_t<T>;
+  constexpr bool in_memory = sizeof(T) == sizeof(A);
+  A buffers[2][in_memory ? 1 : kTile];
+  for (std::int64_t first = begin, n; first < end; first += n) {
+    n = in_memory ? end - first : std::min(kTile, end - first);
+    const A* gradients = load_tile(grad + first, n, buffers[0]);
+    const A* from = load_tile(x + first, n, buffers[1]);
+    A* to = result_tile(dx + first, buffers[1]);
+    for_each_run(layout, grids, first, first + n, [&](std::int64_t at, std::int64_t count, auto grid, std::int64_t) {
+      at -= first;
+      pass_in_range<rounding>(gradients + at, from + at, to + at, count, grid);
+    });
+    store_tile(to, n, dx + first);
+  }
+}
+
+template <class T>
+void recompute(const T* grad, const T* x, T* dx, std::int64_t begin, std::int64_t end, Grids<arithmetic_t<T>> grids,
+               const Layout& layout, Rounding rounding) {
+  const auto range =
+      rounding == Rounding::divide ? recompute_range<Rounding::divide, T> : recompute_range<Rounding::reciprocal, T>;
+  range(grad, x, dx, begin, end, grids, layout);
+}
+
+template <Rounding rounding, class T>
+QSIM_HD void learn(T grad, T x, T& dx, Grid<T> grid, T& scale_sum, T& zero_point_sum) {
+  const T exact = quotient<rounding>(x, grid.scale);
+  scale_sum += scale_term(grad, x, exact, grid);
+  zero_point_sum += zero_point_term(grad, exact, grid);
+  dx = in_range(exact, grid) ? grad : T(0);
+}
+
+// A run of one parameter, at most kTile elements: 64 lanes in the arithmetic type, whatever the vector width, so that
+// every level gives the same bits.
+constexpr int kLanes = 64;
+
+template <class T>
+double sum_of_lanes(const T* lanes) {
+  double sums[kLanes];
+  for (int i = 0; i < kLanes; ++i) sums[i] = static_cast<double>(lanes[i]);
+  for (int n = kLanes / 2; n >= 1; n /= 2) {
+    for (int i = 0; i < n; ++i) sums[i] += sums[i + n];
+  }
+  return sums[0];
+}
+
+template <Rounding rounding, class T>
+void learn_run(const T* grad, const T* x, T* dx, std::int64_t n, Grid<T> grid, double& scale_sum,
+               double& zero_point_sum) {
+  T scale_lanes[kLanes] = {}, zero_point_lanes[kLanes] = {};
+  for (std::int64_t i = 0; i < n; i += kLanes) {
+    const int lanes = static_cast<int>(std::min<std::int64_t>(kLanes, n - i));
+    QSIM_INDEPENDENT
+    for (int j = 0; j < lanes; ++j) {
+      learn<rounding>(grad[i + j], x[i + j], dx[i + j], grid, scale_lanes[j], zero_point_lanes[j]);
+    }
+  }
+  scale_sum += sum_of_lanes(scale_lanes);
+  zero_point_sum += sum_of_lanes(zero_point_lanes);
+}
+
+template <Rounding rounding, class T>
+void learn_runs(const T* grad, const T* x, T* dx, std::int64_t begin, std::int64_t end, std::int64_t start,
+                std::int64_t parameter, const Grids<arithmetic_t<T>>& grids, const Layout& layout, PartialSums sums) {
+  using A = arithmetic_t<T>;
+  A buffers[2][sizeof(T) == sizeof(A) ? 1 : kTile];
+  for (std::int64_t first = begin; first < end; first += kTile) {
+    const std::int64_t n = std::min(kTile, end - first);
+    const A* gradients = load_tile(grad + first, n, buffers[0]);
+    const A* from = load_tile(x + first, n, buffers[1]);
+    A* to = result_tile(dx + first, buffers[1]);
+    const auto run = [&](std::int64_t at, std::int64_t count, OneGrid<A> grid, std::int64_t column) {
+      at -= first;
+      learn_run<rounding>(gradients + at, from + at, to + at, count, grid.grid, sums.scale[column],
+                          sums.zero_point[column]);
+    };
+    runs_of_one(layout, grids, start, parameter, first, first + n, run);
+    store_tile(to, n, dx + first);
+  }
+}
+
+// Rows with a parameter per element: sums per column, in the arithmetic type for kRows rows at a time.
+template <Rounding rounding, class T>
+void learn_table(const T* grad, const T* x, T* dx, std::int64_t begin, std::int64_t end, std::int64_t parameter,
+                 const Grids<arithmetic_t<T>>& grids, std::int64_t width, PartialSums sums) {
+  using A = arithmetic_t<T>;
+  constexpr std::int64_t kRows = 32, kColumns = 512;
+  A buffers[2][sizeof(T) == sizeof(A) ? 1 : kColumns];
+  A scale_sums[kColumns], zero_point_sums[kColumns];
+  for (std::int64_t rows = begin; rows < end; rows += kRows * width) {
+    const std::int64_t rows_end = std::min(end, rows + kRows * width);
+    for (std::int64_t column = 0; column < width; column += kColumns) {
+      const std::int64_t columns = std::min(kColumns, width - column);
+      std::fill_n(scale_sums, columns, A(0));
+      std::fill_n(zero_point_sums, columns, A(0));
+      const GridPerElement<A> grid = from(grids, parameter + column);
+      for (std::int64_t at = rows + column; at < rows_end; at += width) {
+        const std::int64_t n = std::min(columns, rows_end - at);
+        const A* gradients = load_tile(grad + at, n, buffers[0]);
+        const A* elements = load_tile(x + at, n, buffers[1]);
+        A* to = result_tile(dx + at, buffers[1]);
+        QSIM_INDEPENDENT
+        for (std::int64_t j = 0; j < n; ++j) {
+          learn<rounding>(gradients[j], elements[j], to[j], grid[j], scale_sums[j], zero_point_sums[j]);
+        }
+        store_tile(to, n, dx + at);
+      }
+      for (std::int64_t j = 0; j < columns; ++j) {
+        sums.scale[column + j] += static_cast<double>(scale_sums[j]);
+        sums.zero_point[column + j] += static_cast<double>(zero_point_sums[j]);
+      }
+    }
+  }
+}
+
+template <Rounding rounding, class T>
+void learnable_slices(const T* grad, const T* x, T* dx, std::int64_t begin, std::int64_t end,
+                      const Grids<arithmetic_t<T>>& grids, const Layout& layout, Slices slices, PartialSums sums) {
+  const std::int64_t segments = (layout.outer + layout.segment - 1) / layout.segment;
+  for (std::int64_t slice = begin; slice < end; ++slice) {
+    const std::int64_t segment = slice / slices.per_segment, outer = segment / segments;
+    const std::int64_t start = outer * layout.outer + segment % segments * layout.segment;
+    const std::int64_t stop = std::min(start + layout.segment, (outer + 1) * layout.outer);
+    const std::int64_t from = start + slice % slices.per_segment * slices.length;
+    const std::int64_t to = std::min(from + slices.length, stop);
+    const PartialSums own = {sums.scale + slice * layout.width, sums.zero_point + slice * layout.width};
+    if (layout.run == 1 && layout.width > 1) {
+      learn_table<rounding>(grad, x, dx, from, to, segment * layout.width, grids, layout.width, own);
+    } else {
+      learn_runs<rounding>(grad, x, dx, from, to, start, segment * layout.width, grids, layout, own);
+    }
+  }
+}
+
+template <class T>
+void learnable(const T* grad, const T* x, T* dx, std::int64_t begin, std::int64_t end, Grids<arithmetic_t<T>> grids,
+               const Layout& layout, Rounding rounding, Slices slices, PartialSums sums) {
+  const auto run =
+      rounding == Rounding::divide ? learnable_slices<Rounding::divide, T> : learnable_slices<Rounding::reciprocal, T>;
+  run(grad, x, dx, begin, end, grids, layout, slices, sums);
+}
+
+template <class T>
+void fold(PartialSums sums, Slices slices, std::int64_t n, std::int64_t width, std::int64_t run, std::int64_t rows,
+          const T* scale, double grad_factor, T* dscale, T* dzero_point) {
+  for (std::int64_t parameter = 0; parameter < n; ++parameter) {
+    double scale_sum = 0, zero_point_sum = 0;
+    const std::int64_t segment = parameter / width, column = parameter % width;
+    for (std::int64_t row = 0; row < slices.per_segment * rows; ++row) {
+      const std::int64_t at = ((segment * slices.per_segment * rows + row) * width + column) * run;
+      for (std::int64_t i = at; i < at + run; ++i) {
+        scale_sum += sums.scale[i];
+        zero_point_sum += sums.zero_point[i];
+      }
+    }
+    dscale[parameter] = static_cast<T>(scale_sum * grad_factor);
+    dzero_point[parameter] = static_cast<T>(zero_point_sum * -static_cast<double>(scale[parameter]) * grad_factor);
+  }
+}
+
+}  // namespace
+
+namespace QSIM_LEVEL {
+const FakeQuantizeBackwardKernels fake_quantize_backward_kernels = {
+    {recompute<float>, learnable<float>},
+    {recompute<double>, learnable<double>},
+    {recompute<Float16>, learnable<Float16>},
+    {recompute<BFloat16>, learnable<BFloat16>},
+    fold<float>,
+    fold<double>,
+    masked<std::uint16_t>,
+    masked<std::uint32_t>,
+    masked<std::uint64_t>,
+};
+}
+
+}  // namespace qsim::cpu

@@ -1,0 +1,86 @@
+// Walks a range of elements as runs that the vector loops take whole.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "loops.h"
+#include "qsim/fake_quantize.h"
+
+namespace qsim::cpu {
+namespace {
+
+// Grids for the elements of a run: one for all, or one each.
+template <class T>
+struct OneGrid {
+  Grid<T> grid;
+  QSIM_HD Grid<T> operator[](std::int64_t) const { return grid; }
+};
+
+template <class T>
+struct GridPerElement {
+  const T *scale, *low, *high;
+  QSIM_HD Grid<T> operator[](std::int64_t i) const { return {scale[i], low[i], high[i]}; }
+};
+
+template <class T>
+QSIM_HD OneGrid<T> one(const Grids<T>& grids, std::int64_t parameter) {
+  return {{grids.scale[parameter], grids.low[parameter], grids.high[parameter]}};
+}
+
+template <class T>
+QSIM_HD GridPerElement<T> from(const Grids<T>& grids, std::int64_t parameter) {
+  return {grids.scale + parameter, grids.low + parameter, grids.high + parameter};
+}
+
+// Elements [begin, end) lie within the segment that starts at `start` and owns the parameters from `parameter` on.
+// Calls run(first element, elements, OneGrid, parameter - first of the segment).
+template <class T, class Run>
+QSIM_HD void runs_of_one(const Layout& layout, const Grids<T>& grids, std::int64_t start, std::int64_t parameter,
+                         std::int64_t begin, std::int64_t end, Run run) {
+  if (layout.width == 1) return run(begin, end - begin, one(grids, parameter), 0);
+  std::int64_t column = (begin - start) / layout.run % layout.width;
+  std::int64_t stop = begin - (begin - start) % layout.run + layout.run;
+  while (begin < end) {
+    stop = std::min(stop, end);
+    run(begin, stop - begin, one(grids, parameter + column), column);
+    begin = stop;
+    stop += layout.run;
+    column = column + 1 == layout.width ? 0 : column + 1;
+  }
+}
+
+// Calls run(first element, elements, GridPerElement) row by row.
+template <class T, class Run>
+QSIM_HD void runs_of_rows(const Layout& layout, const Grids<T>& grids, std::int64_t start, std::int64_t parameter,
+                          std::int64_t begin, std::int64_t end, Run run) {
+  for (std::int64_t column = (begin - start) % layout.width; begin < end; column = 0) {
+    const std::int64_t n = std::min(layout.width - column, end - begin);
+    run(begin, n, from(grids, parameter + column), column);
+    begin += n;
+  }
+}
+
+// Calls run(first element, elements, grids, parameter - first of the segment) for the runs of [begin, end).
+template <class T, class Run>
+QSIM_HD void for_each_run(const Layout& layout, const Grids<T>& grids, std::int64_t begin, std::int64_t end, Run run) {
+  const std::int64_t segments = (layout.outer + layout.segment - 1) / layout.segment;
+  const std::int64_t outer = begin / layout.outer, segment = begin % layout.outer / layout.segment;
+  std::int64_t outer_end = (outer + 1) * layout.outer;
+  std::int64_t start = outer * layout.outer + segment * layout.segment;
+  std::int64_t parameter = (outer * segments + segment) * layout.width;
+  while (begin < end) {
+    const std::int64_t stop = std::min(start + layout.segment, outer_end);
+    if (layout.run == 1 && layout.width > 1) {
+      runs_of_rows(layout, grids, start, parameter, begin, std::min(stop, end), run);
+    } else {
+      runs_of_one(layout, grids, start, parameter, begin, std::min(stop, end), run);
+    }
+    begin = start = stop;
+    parameter += layout.width;
+    if (stop == outer_end) outer_end += layout.outer;
+  }
+}
+
+}  // namespace
+}  // namespace qsim::cpu

@@ -1,0 +1,10 @@
+// What the per-level loops share. Everything has internal linkage: see scripts/audit_levels.sh.
+#pragma once
+
+// Iterations are independent although the pointers may be equal (in-place calls): no run-time overlap check, which
+// would send equal pointers to the scalar loop.
+#if defined(__clang__)
+#define QSIM_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define QSIM_INDEPENDENT _Pragma("GCC ivdep")
+#endif

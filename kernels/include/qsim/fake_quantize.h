@@ -1,0 +1,175 @@
+// Fake-quantize: every element moves to the nearest point of its integer grid (docs: NUMERICS, section 1).
+//
+// "Steps" are integers counted from the zero point: rint(x / scale), clamped to [quant_min - zero_point,
+// quant_max - zero_point]. That equals clamp(rint(x / scale) + zero_point, quant_min, quant_max) - zero_point as long
+// as these numbers are exact in T: the bindings admit float32 grids within [-2^24, 2^24] and at most 2^24 wide.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "qsim/half.h"
+#include "qsim/level.h"
+#include "qsim/portability.h"
+
+namespace qsim {
+
+// divide: x / scale, as ONNX QuantizeLinear. reciprocal: x * (1 / scale), as torch core and TensorRT; differs at ties.
+enum class Rounding { divide, reciprocal };
+
+template <class T>
+struct Grid {
+  T scale;
+  T low, high;  // the ends of the grid in steps
+};
+
+QSIM_HD float round_half_even(float x) { return rintf(x); }
+QSIM_HD double round_half_even(double x) { return rint(x); }
+
+// NaN stays NaN: every comparison with it is false.
+template <class T>
+QSIM_HD T clamp_keeping_nan(T x, T low, T high) {
+  x = low > x ? low : x;
+  return high < x ? high : x;
+}
+
+// A zero point that is learned is a float: rounded and clamped to the grid. A NaN zero point makes the scale NaN, and
+// with it every result.
+template <class T>
+QSIM_HD Grid<T> make_grid(T scale, T zero_point, T quant_min, T quant_max) {
+  const T zero = clamp_keeping_nan(round_half_even(zero_point), quant_min, quant_max);
+  return {zero == zero ? scale : zero, quant_min - zero, quant_max - zero};
+}
+
+template <Rounding rounding, class T>
+QSIM_HD T quotient(T x, T scale) {
+  return rounding == Rounding::divide ? x / scale : x * (T(1) / scale);
+}
+
+template <class T>
+QSIM_HD T nearest_steps(T quotient, Grid<T> grid) {
+  return clamp_keeping_nan(round_half_even(quotient), grid.low, grid.high);
+}
+
+// Adding +0.0 turns the -0.0 of small negative x into the +0.0 that an integer 0 gives.
+template <class T>
+QSIM_HD T dequantize(T steps, T scale) {
+  return steps * scale + T(0);
+}
+
+// Straight-through: the gradient passes where rounding stayed inside the grid. NaN is outside.
+template <class T>
+QSIM_HD bool in_range(T quotient, Grid<T> grid) {
+  return nearest_steps(quotient, grid) == round_half_even(quotient);
+}
+
+// The term of an element in d scale: grad times the rounding error in range, times the end of the grid outside it
+// (Esser et al. 2020, "Learned Step Size Quantization", eq. 3). A NaN has no say in a scale; a NaN gradient is not
+// hidden.
+template <class T>
+QSIM_HD T scale_term(T grad, T x, T quotient, Grid<T> grid) {
+  const T steps = nearest_steps(quotient, grid);
+  const T slope = steps == round_half_even(quotient) ? steps - quotient : steps;
+  return x == x ? grad * slope : T(0);
+}
+
+// The term of an element in d zero_point, in units of -scale.
+template <class T>
+QSIM_HD T zero_point_term(T grad, T quotient, Grid<T> grid) {
+  const T rounded = round_half_even(quotient);
+  return rounded < grid.low || rounded > grid.high ? grad : T(0);
+}
+
+// Which elements share parameters, in memory order. Element e lies in segment (e % outer) / segment of repetition
+// e / outer; inside it, the parameters take turns every `run` elements. The last segment of a repetition may be short.
+//
+//   per tensor               {n, n, 1, n}              per channel, outermost     {n, n / C, 1, n / C}
+//   per channel, elsewhere   {n, n, C, inner}          per block                  {length * inner, block * inner,
+//   inner, 1}
+struct Layout {
+  std::int64_t outer, segment, width, run;
+};
+
+namespace cpu {
+
+// Grids as arrays, one entry per parameter.
+template <class T>
+struct Grids {
+  T *scale, *low, *high;
+};
+
+template <class T>
+struct PrepareGrids {
+  void (*integer)(const T* scale, const std::int32_t* zero_point, std::int64_t n, T quant_min, T quant_max,
+                  Grids<T> to);
+  void (*learned)(const T* scale, const T* zero_point, std::int64_t n, T quant_min, T quant_max, Grids<T> to);
+  // Writes `rows` times the row of n parameters with each repeated `run` times.
+  void (*repeat)(Grids<T> from, std::int64_t n, std::int64_t run, std::int64_t rows, Grids<T> to);
+};
+
+// Elements [begin, end) in memory order; y may be x. With a mask, begin is a multiple of 8 and bit e % 8 of byte e / 8
+// says whether element e is in range; bits past the end are 0.
+template <class T>
+struct FakeQuantize {
+  using A = arithmetic_t<T>;
+  void (*forward)(const T* x, T* y, std::int64_t begin, std::int64_t end, Grids<A> grids, const Layout& layout,
+                  Rounding rounding);
+  void (*with_mask)(const T* x, T* y, std::uint8_t* mask, std::int64_t begin, std::int64_t end, Grids<A> grids,
+                    const Layout& layout, Rounding rounding);
+};
+
+struct FakeQuantizeKernels {
+  FakeQuantize<float> f32;
+  FakeQuantize<double> f64;
+  FakeQuantize<Float16> f16;
+  FakeQuantize<BFloat16> bf16;
+  PrepareGrids<float> prepare_f32;
+  PrepareGrids<double> prepare_f64;
+};
+QSIM_LEVEL_TABLES(FakeQuantizeKernels, fake_quantize_kernels)
+
+// Sums over what shares a parameter are cut into slices at fixed places: slice s of a segment covers its elements
+// [s * length, (s + 1) * length) and owns `width` partial sums of each kind. `length` holds whole rows (width * run).
+struct Slices {
+  std::int64_t length, per_segment;
+};
+
+struct PartialSums {
+  double *scale, *zero_point;
+};
+
+template <class T>
+struct FakeQuantizeBackward {
+  using A = arithmetic_t<T>;
+  void (*recompute)(const T* grad, const T* x, T* dx, std::int64_t begin, std::int64_t end, Grids<A> grids,
+                    const Layout& layout, Rounding rounding);
+  // Slices [begin, end), counted over all segments in memory order, of n elements; `sums` must be zero there.
+  void (*learnable)(const T* grad, const T* x, T* dx, std::int64_t begin, std::int64_t end, Grids<A> grids,
+                    const Layout& layout, Rounding rounding, Slices slices, PartialSums sums);
+};
+
+// Gradients of the parameters from partial sums. The n parameters were repeated as PrepareGrids::repeat did; sums of
+// slices and repetitions are added in order, in float64.
+template <class T>
+using FoldSums = void (*)(PartialSums sums, Slices slices, std::int64_t n, std::int64_t width, std::int64_t run,
+                          std::int64_t rows, const T* scale, double grad_factor, T* dscale, T* dzero_point);
+
+struct FakeQuantizeBackwardKernels {
+  FakeQuantizeBackward<float> f32;
+  FakeQuantizeBackward<double> f64;
+  FakeQuantizeBackward<Float16> f16;
+  FakeQuantizeBackward<BFloat16> bf16;
+  FoldSums<float> fold_f32;
+  FoldSums<double> fold_f64;
+  // dx = grad where the bit is set, +0.0 elsewhere, for elements of 2, 4 and 8 bytes; begin is a multiple of 8.
+  void (*masked_16)(const std::uint16_t* grad, const std::uint8_t* mask, std::uint16_t* dx, std::int64_t begin,
+                    std::int64_t end);
+  void (*masked_32)(const std::uint32_t* grad, const std::uint8_t* mask, std::uint32_t* dx, std::int64_t begin,
+                    std::int64_t end);
+  void (*masked_64)(const std::uint64_t* grad, const std::uint8_t* mask, std::uint64_t* dx, std::int64_t begin,
+                    std::int64_t end);
+};
+QSIM_LEVEL_TABLES(FakeQuantizeBackwardKernels, fake_quantize_backward_kernels)
+
+}  // namespace cpu
+}  // namespace qsim
