@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/empty_like.h>
 #include <c10/core/ScalarType.h>
 
 #include "qsim/finite_range.h"
@@ -24,9 +25,15 @@ inline Element element_of(const at::Tensor& x) {
   }
 }
 
-// x itself when its memory has neither gaps nor overlap, in whatever order of axes, else a contiguous copy.
+inline std::int64_t wrapped_axis(const at::Tensor& x, std::int64_t axis) {
+  TORCH_CHECK_INDEX(axis >= -x.dim() && axis < x.dim(), "qsim: axis ", axis, " of x with ", x.dim(),
+                    " dimensions; expected ", -x.dim(), " .. ", x.dim() - 1);
+  return axis < 0 ? axis + x.dim() : axis;
+}
+
+// x itself when its elements fill memory without gaps or overlaps, in whatever order; otherwise a copy that does.
 inline at::Tensor dense(const at::Tensor& x) {
-  return x.is_contiguous() || x.is_non_overlapping_and_dense() ? x : x.contiguous();
+  return x.is_non_overlapping_and_dense() ? x : at::empty_like(x).copy_(x);
 }
 
 }  // namespace qsim

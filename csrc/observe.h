@@ -24,12 +24,6 @@ inline void check_state(const at::Tensor& x, const char* name, const at::Tensor&
                     "; move the state to x's device");
 }
 
-inline std::int64_t wrapped_axis(const at::Tensor& x, std::int64_t axis) {
-  TORCH_CHECK_INDEX(axis >= -x.dim() && axis < x.dim(), "qsim: axis ", axis, " does not exist in x of shape ",
-                    x.sym_sizes(), "; expected ", -x.dim(), " to ", x.dim() - 1);
-  return axis < 0 ? axis + x.dim() : axis;
-}
-
 inline void check_range_state(const at::Tensor& x, const at::Tensor& lowest, const at::Tensor& highest,
                               const at::Tensor& counts, std::optional<std::int64_t> axis,
                               std::optional<std::int64_t> block_size) {

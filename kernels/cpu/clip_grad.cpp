@@ -148,8 +148,8 @@ void scale<double>(void* x, std::int64_t n, double coefficient, bool finite_only
 }  // namespace
 
 namespace QSIM_LEVEL {
-const ClipGradKernels clip_grad_kernels = {{sum<float>, sum<Half>, sum<BFloat16>, sum<double>},
-                                           {scale<float>, scale<Half>, scale<BFloat16>, scale<double>}};
+const ClipGradKernels clip_grad_kernels = {{sum<float>, sum<Float16>, sum<BFloat16>, sum<double>},
+                                           {scale<float>, scale<Float16>, scale<BFloat16>, scale<double>}};
 }
 
 }  // namespace qsim::cpu

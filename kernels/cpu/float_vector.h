@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "qsim/half.h"
+
 #if defined(__F16C__)
 #include <immintrin.h>
 #endif
@@ -28,13 +30,6 @@ typedef std::uint32_t Words __attribute__((vector_size(kVectorBytes)));
 
 #define QSIM_INLINE inline __attribute__((always_inline))
 
-struct Half {
-  std::uint16_t bits;
-};
-struct BFloat16 {
-  std::uint16_t bits;
-};
-
 template <class Vector>
 QSIM_INLINE Vector load_as(const void* from) {
   Vector v;
@@ -53,7 +48,7 @@ QSIM_INLINE Floats load(const float* from) { return load_as<Floats>(from); }
 
 QSIM_INLINE Floats load(const BFloat16* from) { return (Floats)(widen(&from->bits) << 16); }
 
-QSIM_INLINE Floats load(const Half* from) {
+QSIM_INLINE Floats load(const Float16* from) {
 #if defined(__AVX512F__)
   // The masked form: g++ 12 warns of the other one's undefined source.
   return (Floats)_mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
@@ -103,7 +98,7 @@ QSIM_INLINE void store(BFloat16* to, Floats v) {
 }
 
 // Of finite numbers, rounded to nearest even.
-QSIM_INLINE void store(Half* to, Floats v) {
+QSIM_INLINE void store(Float16* to, Floats v) {
 #if defined(__AVX512F__)
   const __m256i halves = _mm512_maskz_cvtps_ph(0xffff, (__m512)v, _MM_FROUND_TO_NEAREST_INT);
   std::memcpy(to, &halves, sizeof halves);

@@ -102,8 +102,8 @@ void flush(SketchScratch& scratch, FiniteRange range, std::int64_t* sketch) {
 
 namespace QSIM_LEVEL {
 const ObserveKernels observe_kernels = {
-    {observe_directly<float>, observe_directly<Half>, observe_directly<BFloat16>, observe_directly<double>},
-    {count<float>, count<Half>, count<BFloat16>, count<double>},
+    {observe_directly<float>, observe_directly<Float16>, observe_directly<BFloat16>, observe_directly<double>},
+    {count<float>, count<Float16>, count<BFloat16>, count<double>},
     flush};
 }
 

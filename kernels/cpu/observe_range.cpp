@@ -148,7 +148,7 @@ void run(const void* x, std::int64_t outer, std::int64_t ranges, std::int64_t in
 }  // namespace
 
 namespace QSIM_LEVEL {
-const ObserveRangeKernels observe_range_kernels = {{run<float>, run<Half>, run<BFloat16>, run<double>}};
+const ObserveRangeKernels observe_range_kernels = {{run<float>, run<Float16>, run<BFloat16>, run<double>}};
 }
 
 }  // namespace qsim::cpu

@@ -27,14 +27,8 @@ Range least_divergence(EntropyHistogram& histogram, const SketchView& sketch, Ra
   const std::int64_t levels = entropy_levels(observed, search.grid);
   if (levels >= kEntropyBins || !(largest > 0)) return observed;
   for (double& count : histogram.count) count = 0;
-  const SketchSideView sides[] = {sketch.below, sketch.above};
-  for (const SketchSideView& side : sides) {
-    for (int bin = side.first_bin(); bin <= side.last_bin(); ++bin) {
-      const auto mass = static_cast<double>(side.counts[bin]);
-      if (mass > 0) add_even(histogram, side.from(bin), side.to(bin), mass, largest);
-    }
-  }
-  return least_divergence(histogram, observed, largest, static_cast<int>(levels));
+  add_sketch(histogram, sketch, largest);
+  return clipped_at(observed, entropy_threshold(histogram, largest, static_cast<int>(levels)));
 }
 
 void run(float lowest, float highest, const std::int64_t* sketch, const RangeSearch& search, void* workspace,

@@ -22,10 +22,9 @@ def load() -> None:
             f"qsim was compiled for torch {_build_info.TORCH_VERSION} but torch {torch.__version__} is installed: "
             f"reinstall qsim beside this torch (pip install --force-reinstall --no-deps .) or install torch {_build_info.TORCH_VERSION}"
         )
-    torch.ops.load_library(_FOLDER / "libqsim_ops.so")
-    cuda = _FOLDER / "libqsim_ops_cuda.so"
-    if cuda.exists():
-        torch.ops.load_library(cuda)
+    libraries = [_FOLDER / "libqsim_ops.so", *_FOLDER.glob("libqsim_ops_cuda.so")]  # the second where qsim was built for CUDA
+    for library in libraries:
+        torch.ops.load_library(library)  # type: ignore[no-untyped-call]
 
 
 def cpu_capability() -> str:

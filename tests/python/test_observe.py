@@ -251,7 +251,7 @@ def test_errors_say_what_was_expected(change, message):
 
 def test_errors_of_axis_and_block_size():
     x = torch.ones(4, 6)
-    with pytest.raises(IndexError, match="axis 2 does not exist"):
+    with pytest.raises(IndexError, match="axis 2 of x with 2 dimensions"):
         qsim.ops.observe_range_(x, *state((6,)), axis=2)
     with pytest.raises(ValueError, match="without axis"):
         qsim.ops.observe_range_(x, *state(), block_size=2)

@@ -29,39 +29,37 @@ QSIM_HD double value_of(std::uint64_t key, double) {
   return x;
 }
 
-// The finite value that has `rank` finite ones before it in ascending order; there are more than `rank`.
-template <class T>
-QSIM_HD T value_at_rank(const T* x, std::int64_t n, std::int64_t rank) {
-  constexpr int kBits = 8 * sizeof(T);
-  std::uint64_t found = 0;  // the leading digits of the value's key
-  for (int shift = kBits - 8; shift >= 0; shift -= 8) {
-    std::int64_t counts[256] = {};
-    for (std::int64_t i = 0; i < n; ++i) {
-      if (!(x[i] >= -largest(T{}) && x[i] <= largest(T{}))) continue;
-      const std::uint64_t key = order_key(x[i]) >> shift;
-      if (key >> 8 == found) ++counts[key & 255];
-    }
+// Radix selection of the value that has `rank` finite ones before it in ascending order, digit by digit:
+// count_digits(counts, found, shift) counts, in bits [shift, shift + 8) of their keys, the finite values whose keys
+// begin with the digits found so far.
+template <class T, class CountDigits>
+QSIM_HD T value_at_rank(std::int64_t rank, std::int64_t* counts, CountDigits count_digits) {
+  std::uint64_t found = 0;
+  for (int shift = 8 * sizeof(T) - 8; shift >= 0; shift -= 8) {
+    count_digits(counts, found, shift);
+    std::int64_t before = rank;
     int digit = 0;
-    for (; rank >= counts[digit]; ++digit) rank -= counts[digit];
+    for (; before >= counts[digit]; ++digit) before -= counts[digit];
+    rank = before;
     found = found << 8 | static_cast<std::uint64_t>(digit);
   }
   return value_of(found, T{});
 }
 
-// Linear between the two values around `position` = 0 .. finite - 1.
-template <class T>
-QSIM_HD double value_at_position(const T* x, std::int64_t n, std::int64_t finite, double position) {
+// Linear between the two values around `position` = 0 .. finite - 1, as torch.quantile.
+template <class ValueAtRank>
+QSIM_HD double value_at_position(std::int64_t finite, double position, ValueAtRank value_at) {
   const auto rank = static_cast<std::int64_t>(position);
-  const double below = value_at_rank(x, n, rank), part = position - static_cast<double>(rank);
+  const double below = value_at(rank), part = position - static_cast<double>(rank);
   if (part == 0 || rank + 1 >= finite) return below;
-  return below + (value_at_rank(x, n, rank + 1) - below) * part;
+  return below + (value_at(rank + 1) - below) * part;
 }
 
-template <class T>
-QSIM_HD Range data_percentile(const T* x, std::int64_t n, std::int64_t finite, double percentile) {
+template <class ValueAtRank>
+QSIM_HD Range data_percentile(std::int64_t finite, double percentile, ValueAtRank value_at) {
   const auto last = static_cast<double>(finite - 1);
   const double dropped = last * ((100 - percentile) / 200);
-  return {value_at_position(x, n, finite, dropped), value_at_position(x, n, finite, last - dropped)};
+  return {value_at_position(finite, dropped, value_at), value_at_position(finite, last - dropped, value_at)};
 }
 
 }  // namespace qsim

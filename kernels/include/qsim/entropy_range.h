@@ -9,6 +9,7 @@
 #pragma once
 
 #include "qsim/search_range.h"
+#include "qsim/sketch.h"
 
 namespace qsim {
 
@@ -20,12 +21,17 @@ struct EntropyHistogram {
   double mass_before[kEntropyBins + 1];
   double occupied_before[kEntropyBins + 1];
   double entropy_before[kEntropyBins + 1];  // sum of count * log(count)
+  double divergence[kEntropyBins + 1];      // of the threshold after that many bins
 };
+
+QSIM_HD int entropy_bin(double x, double largest) {
+  return static_cast<int>(smaller(fabs(x) / largest * kEntropyBins, kEntropyBins - 1));
+}
 
 // Mass spread evenly over magnitudes [from, to], a part of (0, largest].
 QSIM_HD void add_even(EntropyHistogram& histogram, double from, double to, double mass, double largest) {
   const double start = from / largest * kEntropyBins, end = to / largest * kEntropyBins;
-  int bin = static_cast<int>(smaller(start, kEntropyBins - 1));
+  int bin = entropy_bin(from, largest);
   if (end <= bin + 1 || bin == kEntropyBins - 1) {
     histogram.count[bin] += mass;
     return;
@@ -33,6 +39,16 @@ QSIM_HD void add_even(EntropyHistogram& histogram, double from, double to, doubl
   const double density = mass / (end - start);
   histogram.count[bin] += density * (bin + 1 - start);
   for (++bin; bin < kEntropyBins && bin < end; ++bin) histogram.count[bin] += density * (smaller(end, bin + 1) - bin);
+}
+
+QSIM_HD void add_sketch(EntropyHistogram& histogram, const SketchView& sketch, double largest) {
+  const SketchSideView sides[] = {sketch.below, sketch.above};
+  for (const SketchSideView& side : sides) {
+    for (int bin = side.first_bin(); bin <= side.last_bin(); ++bin) {
+      const auto mass = static_cast<double>(side.counts[bin]);
+      if (mass > 0) add_even(histogram, side.from(bin), side.to(bin), mass, largest);
+    }
+  }
 }
 
 QSIM_HD void sum_prefixes(EntropyHistogram& histogram) {
@@ -76,22 +92,30 @@ QSIM_HD std::int64_t entropy_levels(Range observed, QuantGrid grid) {
   return !grid.symmetric && one_sided ? levels : (levels + 1) / 2;
 }
 
-QSIM_HD Range clipped_at(Range observed, double threshold) {
-  return {larger(observed.low, -threshold), smaller(observed.high, threshold)};
-}
-
-QSIM_HD Range least_divergence(EntropyHistogram& histogram, Range observed, double largest, int levels) {
-  sum_prefixes(histogram);
+// The threshold of least divergence, once that of every threshold from `levels` bins on is known.
+QSIM_HD double least_divergence(const EntropyHistogram& histogram, double largest, int levels) {
   int best = kEntropyBins;
   double least = INFINITY;
   for (int bins = kEntropyBins; bins >= levels; --bins) {
-    const double found = divergence(histogram, bins, levels);
-    if (found < least - kEntropyTie) {
-      least = found;
+    if (histogram.divergence[bins] < least - kEntropyTie) {
+      least = histogram.divergence[bins];
       best = bins;
     }
   }
-  return clipped_at(observed, largest / kEntropyBins * best);
+  return largest / kEntropyBins * best;
+}
+
+// From the counts, by one thread.
+QSIM_HD double entropy_threshold(EntropyHistogram& histogram, double largest, int levels) {
+  sum_prefixes(histogram);
+  for (int bins = levels; bins <= kEntropyBins; ++bins) {
+    histogram.divergence[bins] = divergence(histogram, bins, levels);
+  }
+  return least_divergence(histogram, largest, levels);
+}
+
+QSIM_HD Range clipped_at(Range observed, double threshold) {
+  return {larger(observed.low, -threshold), smaller(observed.high, threshold)};
 }
 
 }  // namespace qsim

@@ -24,7 +24,9 @@ struct Moments {
 };
 
 struct DensitySide {
-  static constexpr int kMaxKnots = 2 * kSketchSide;  // two per bin, or per lattice point: those leave most bins empty
+  // A run of occupied bins has one knot more than bins, and an empty bin beside it; the two exact ends add two each.
+  // Points on multiples of a unit: at most 1024 of them, and then fewer than 200 bins that are evenly filled.
+  static constexpr int kMaxKnots = kSketchSide;
 
   double knot[kMaxKnots];                   // ascending magnitudes
   double fall[kMaxKnots];                   // of the density, at the knot
@@ -73,13 +75,13 @@ QSIM_HD void add_multiples(DensitySide& side, double first, double last, double 
   for (double i = first; i <= last; ++i) add_point(side, i * unit, mass / (last - first + 1));
 }
 
-// The power of two that divides every value, or 0 when there is none or too little evidence: values in bins narrower
-// than the unit, of which other data would leave none empty.
 QSIM_HD double lowest_set_bit_of_edge(int bin) {
-  const int mantissa = (bin & 31) | (bin >= 32 ? 32 : 0);  // without the leading bit below the normal numbers
-  return ldexp(mantissa & -mantissa, larger(bin >> 5, 1) - 132);
+  const int mantissa = (bin & 31) | (bin >= 32 ? 32 : 0);  // subnormal numbers have no leading bit
+  return ldexp(static_cast<double>(mantissa & -mantissa), (bin >= 32 ? bin >> 5 : 1) - 132);
 }
 
+// The power of two that divides every value, or 0 when there is none or too little evidence: values in bins narrower
+// than the unit, of which other data would leave none empty.
 QSIM_HD double lattice_unit(const SketchView& sketch) {
   constexpr double kMaxMultiple = 65536;  // beyond the steps of any grid
   constexpr std::int64_t kEvidence = 32;
@@ -93,7 +95,7 @@ QSIM_HD double lattice_unit(const SketchView& sketch) {
   std::int64_t evidence = 0;
   for (const SketchSideView& side : sides) {
     for (int bin = side.last_bin(); bin >= side.first_bin() && most <= unit * kMaxMultiple; --bin) {
-      if (side.counts[bin] > 0) unit = smaller(unit, lowest_set_bit(sketch_edge(bin)));
+      if (side.counts[bin] > 0) unit = smaller(unit, lowest_set_bit_of_edge(bin));
     }
   }
   if (!(most <= unit * kMaxMultiple)) return 0;
@@ -188,7 +190,9 @@ QSIM_HD double rounded(const DensitySide& side, Cut at, double scale, double ste
   for (; knot + kKnotLanes <= at.knot; knot += kKnotLanes) {
     for (int lane = 0; lane < kKnotLanes; ++lane) add(lanes[lane], knot + lane);
   }
-  for (int lane = 0; knot < at.knot; ++lane, ++knot) add(lanes[lane], knot);
+  for (int lane = 0; lane < kKnotLanes; ++lane) {
+    if (knot + lane < at.knot) add(lanes[lane], knot + lane);
+  }
   for (int half = kKnotLanes / 2; half > 0; half /= 2) {
     for (int lane = 0; lane < half; ++lane) lanes[lane] += lanes[lane + half];
   }
