@@ -16,8 +16,8 @@ file(GLOB cuda_kernels CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/kernels/cuda/*.c
 file(GLOB cuda_bindings CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/cuda/*.cpp")
 add_library(qsim_kernels_cuda OBJECT ${cuda_kernels})
 target_include_directories(qsim_kernels_cuda PUBLIC "${PROJECT_SOURCE_DIR}/kernels/include")
-# -fmad=false: as -ffp-contract=off on the CPU. Spills are printed by -v and refused by the audit.
-target_compile_options(qsim_kernels_cuda PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-fmad=false -Xptxas=-v --expt-relaxed-constexpr>)
+# -fmad=false: as -ffp-contract=off on the CPU. A register spill is an error.
+target_compile_options(qsim_kernels_cuda PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-fmad=false -Xptxas=--warn-on-spills -Xptxas=--warning-as-error --expt-relaxed-constexpr>)
 
 add_library(qsim_ops_cuda SHARED ${cuda_bindings})
 target_include_directories(qsim_ops_cuda PRIVATE "${CMAKE_CURRENT_SOURCE_DIR}" "${CMAKE_CURRENT_SOURCE_DIR}/cuda")

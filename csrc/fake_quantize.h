@@ -11,6 +11,7 @@
 #include <optional>
 #include <string_view>
 
+#include "element.h"
 #include "qsim/fake_quantize.h"
 
 namespace qsim {
@@ -52,12 +53,6 @@ inline void check_tensors(const at::Tensor& x, const at::Tensor& scale, const at
   TORCH_CHECK_VALUE(scale.device() == x.device() && zero_point.device() == x.device(), "qsim::fake_quantize: x is on ",
                     x.device(), ", scale on ", scale.device(), " and zero_point on ", zero_point.device(),
                     "; expected one device");
-}
-
-inline std::int64_t wrapped_axis(const at::Tensor& x, std::int64_t axis) {
-  TORCH_CHECK_INDEX(axis >= -x.dim() && axis < x.dim(), "qsim::fake_quantize: axis ", axis, " of x with ", x.dim(),
-                    " dimensions; expected ", -x.dim(), " .. ", x.dim() - 1);
-  return axis < 0 ? axis + x.dim() : axis;
 }
 
 inline void check_shapes(const at::Tensor& x, const at::Tensor& scale, const at::Tensor& zero_point,

@@ -12,11 +12,6 @@
 
 namespace qsim {
 
-// x itself when its elements fill memory without gaps or overlaps, in whatever order; otherwise a copy that does.
-inline at::Tensor dense(const at::Tensor& x) {
-  return x.is_non_overlapping_and_dense() ? x : at::empty_like(x).copy_(x);
-}
-
 inline at::Tensor with_strides(const at::Tensor& x, at::IntArrayRef strides) {
   return x.strides() == strides ? x : at::empty_strided(x.sizes(), strides, x.options()).copy_(x);
 }

@@ -14,7 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from scikit_build_core import build as _backend
-from scikit_build_core.build import *  # noqa: F403  (the hooks that need no change)
+from scikit_build_core.build import (  # noqa: F401  (the hooks that need no change)
+    build_editable,
+    build_sdist,
+    build_wheel,
+    get_requires_for_build_sdist,
+    prepare_metadata_for_build_editable,
+    prepare_metadata_for_build_wheel,
+)
 
 PINNED_TORCH = os.environ.get("QSIM_TORCH", "torch==2.13.0")  # what a fresh environment gets: the version CI tests
 

@@ -2,7 +2,47 @@
 
 from qsim import ops, reference
 from qsim._library import cpu_capability
+from qsim.batch_norm import FoldReport, fold_batch_norms
+from qsim.calibration import CalibrationReport
+from qsim.clip_grad import clip_grad_norm_
+from qsim.config import Config, Override
+from qsim.encoding import Encoding
+from qsim.errors import CalibrationError, NoEncodingError
+from qsim.float_format import round_to_format
+from qsim.observer import Counts, Observer
+from qsim.presets import bf16, fp8, fp16, int4, int8, int16, w4a8
+from qsim.quantizer import Quantizer
+from qsim.sim import QuantSim
+from qsim.spec import TensorSpec
+from qsim.summary import Summary
 
 __version__ = "0.1.0"
 
-__all__ = ["cpu_capability", "ops", "reference"]
+__all__ = [
+    "CalibrationError",
+    "CalibrationReport",
+    "Config",
+    "Counts",
+    "Encoding",
+    "FoldReport",
+    "NoEncodingError",
+    "Observer",
+    "Override",
+    "QuantSim",
+    "Quantizer",
+    "Summary",
+    "TensorSpec",
+    "bf16",
+    "clip_grad_norm_",
+    "cpu_capability",
+    "fold_batch_norms",
+    "fp8",
+    "fp16",
+    "int4",
+    "int8",
+    "int16",
+    "ops",
+    "reference",
+    "round_to_format",
+    "w4a8",
+]

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import torch
 
-from qsim._build_info import TORCH_VERSION
+from qsim import _build_info
 
-_FOLDER = Path(__file__).parent
+_FOLDER = Path(_build_info.__file__).parent  # in an editable install the libraries lie apart from the sources
 
 
 def _minor(version: str) -> tuple[str, ...]:
@@ -17,15 +17,14 @@ def _minor(version: str) -> tuple[str, ...]:
 
 def load() -> None:
     """Register the operators; raises ImportError with the command that repairs the installation."""
-    if _minor(torch.__version__) != _minor(TORCH_VERSION):
+    if _minor(torch.__version__) != _minor(_build_info.TORCH_VERSION):
         raise ImportError(
-            f"qsim was compiled for torch {TORCH_VERSION} but torch {torch.__version__} is installed: "
-            f"reinstall qsim beside this torch (pip install --force-reinstall --no-deps .) or install torch {TORCH_VERSION}"
+            f"qsim was compiled for torch {_build_info.TORCH_VERSION} but torch {torch.__version__} is installed: "
+            f"reinstall qsim beside this torch (pip install --force-reinstall --no-deps .) or install torch {_build_info.TORCH_VERSION}"
         )
-    torch.ops.load_library(_FOLDER / "libqsim_ops.so")
-    cuda = _FOLDER / "libqsim_ops_cuda.so"
-    if cuda.exists():
-        torch.ops.load_library(cuda)
+    libraries = [_FOLDER / "libqsim_ops.so", *_FOLDER.glob("libqsim_ops_cuda.so")]  # the second where qsim was built for CUDA
+    for library in libraries:
+        torch.ops.load_library(library)  # type: ignore[no-untyped-call]
 
 
 def cpu_capability() -> str:

@@ -1,4 +1,4 @@
-// From a range to scale and zero point (docs: NUMERICS, section 2).
+// From a range to scale and zero point (docs/numerics.md, section 2).
 //
 // All arithmetic is float64 and is cast once, so a width of 6e38 (data of +-3e38) is an ordinary range. 0.0 is always
 // on the grid, and both ends of the grid are finite numbers of type T.

@@ -5,6 +5,20 @@ Each is a thin function over ``torch.ops.qsim``; `qsim.reference` holds the plai
 
 from qsim import _library as _library  # registers torch.ops.qsim
 from qsim.ops.choose_qparams import choose_qparams
+from qsim.ops.clip_grad import clip_grad_, grad_power_sum, scale_grad_
 from qsim.ops.fake_quantize import fake_quantize, fake_quantize_
+from qsim.ops.observe import observe_, observe_range_
+from qsim.ops.search_range import search_range, search_range_data
 
-__all__ = ["choose_qparams", "fake_quantize", "fake_quantize_"]
+__all__ = [
+    "choose_qparams",
+    "clip_grad_",
+    "fake_quantize",
+    "fake_quantize_",
+    "grad_power_sum",
+    "observe_",
+    "observe_range_",
+    "scale_grad_",
+    "search_range",
+    "search_range_data",
+]

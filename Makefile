@@ -1,0 +1,67 @@
+# make demo    set everything up in .venv, install qsim, run the main example
+# make test    set everything up, then lint, build, and run all tests (C++, Python, CUDA compile check where nvcc is)
+# make bench   the benchmarks: ratios in one process
+# Wants python3 (3.10 or newer), g++ and make; the rest is installed into .venv.
+PYTHON ?= python3
+QSIM_TORCH ?= torch==2.13.0
+VENV := .venv
+BIN := $(VENV)/bin
+SOURCES := $(shell git ls-files pyproject.toml CMakeLists.txt cmake csrc kernels python tools 2>/dev/null)
+NVCC := $(shell command -v nvcc || ls /usr/local/cuda*/bin/nvcc 2>/dev/null | tail -n 1)
+# Two workers: more only compete for the memory bandwidth that the kernels use.
+PYTEST := PYTHONPATH=python $(BIN)/python -m pytest -n 2
+
+.PHONY: demo test lint build test-cpp test-python audit sanitize bench format clean
+
+demo: $(VENV)/installed
+	$(BIN)/python examples/digits_qat.py --output out
+
+test: lint test-cpp audit sanitize test-python
+
+lint: $(VENV)/tools
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	git ls-files '*.h' '*.cpp' '*.cu' | xargs $(BIN)/clang-format --dry-run -Werror
+
+build: $(VENV)/tools
+	scripts/require_catch2.sh
+	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/develop.sh -DQSIM_CUDA=$(if $(NVCC),CHECK,OFF) $(if $(NVCC),-DCMAKE_CUDA_COMPILER=$(NVCC))
+
+test-cpp: build
+	$(BIN)/ctest --test-dir build/dev --output-on-failure -j 2
+
+audit: build
+	scripts/audit_levels.sh build/dev
+	$(if $(NVCC),scripts/audit_cuda_symbols.sh build/dev/csrc/libqsim_ops_cuda.so,@echo "skipped: no nvcc, CUDA sources not compiled")
+
+sanitize: build
+	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/sanitize.sh
+
+test-python: build
+	$(PYTEST)
+
+bench: $(VENV)/tools build
+	PYTHONPATH=python $(BIN)/python benchmarks/run.py
+
+format: $(VENV)/tools
+	$(BIN)/ruff check --fix . && $(BIN)/ruff format .
+	git ls-files '*.h' '*.cpp' '*.cu' | xargs $(BIN)/clang-format -i
+
+clean:
+	rm -rf build $(VENV) out python/qsim/*.so python/qsim/_build_info.py
+
+# ---- environments: torch first, then everything else under a constraint, so that nothing pulls another torch in
+$(VENV)/torch:
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade "pip>=25.1"
+	$(BIN)/pip install --quiet "$(QSIM_TORCH)"
+	$(BIN)/pip freeze | grep '^torch==' | sed 's/+.*//' > $@
+
+$(VENV)/installed: $(VENV)/torch $(SOURCES)
+	$(BIN)/pip install --quiet --constraint $(VENV)/torch ".[examples]"
+	touch $@
+
+$(VENV)/tools: $(VENV)/torch pyproject.toml
+	$(BIN)/pip install --quiet --constraint $(VENV)/torch --group dev
+	touch $@

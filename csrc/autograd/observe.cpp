@@ -1,0 +1,26 @@
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/library.h>
+
+#include "autograd/version.h"
+
+namespace qsim {
+namespace {
+
+void observe_versioned(const at::Tensor& x, const at::Tensor& lowest, const at::Tensor& highest,
+                       const at::Tensor& counts, const at::Tensor& sketch) {
+  static const auto op =
+      c10::Dispatcher::singleton().findSchemaOrThrow("qsim::observe_", "").typed<decltype(observe_versioned)>();
+  {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    op.call(x, lowest, highest, counts, sketch);
+  }
+  bump_versions({lowest, highest, counts, sketch});
+}
+
+}  // namespace
+
+// Nothing is returned, so nothing can be differentiated; what is mutated gets a new version.
+TORCH_LIBRARY_IMPL(qsim, Autograd, m) { m.impl("observe_", torch::CppFunction::makeFallthrough()); }
+TORCH_LIBRARY_IMPL(qsim, ADInplaceOrView, m) { m.impl("observe_", observe_versioned); }
+}  // namespace qsim

@@ -1,0 +1,60 @@
+// What the CPU, CUDA and Meta kernels of the gradient clipping operators check and allocate alike.
+#pragma once
+
+#include <ATen/MemoryOverlap.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+
+#include <string_view>
+#include <tuple>
+
+#include "element.h"
+#include "qsim/clip_grad.h"
+
+namespace qsim {
+
+inline void check_grads(at::TensorList grads, double norm_type) {
+  TORCH_CHECK_VALUE(norm_type > 0, "qsim: norm_type is ", norm_type, "; expected a number above 0, or inf");
+  TORCH_CHECK_VALUE(!grads.empty(), "qsim: got no gradients; expected at least one");
+  for (const at::Tensor& grad : grads) {
+    element_of(grad);
+    TORCH_CHECK_VALUE(grad.device() == grads[0].device(), "qsim: gradients are on ", grads[0].device(), " and ",
+                      grad.device(), "; pass those of one device (qsim.clip_grad_norm_ groups them)");
+  }
+}
+
+inline NonFinitePolicy policy_of(std::string_view name) {
+  if (name == "skip") return NonFinitePolicy::skip;
+  if (name == "zero") return NonFinitePolicy::zero;
+  if (name == "raise") return NonFinitePolicy::raise;
+  TORCH_CHECK_VALUE(false, "qsim: nonfinite is '", name, "'; expected 'skip', 'zero' or 'raise'");
+}
+
+inline void check_scaling(at::TensorList grads, const at::Tensor& power_sum, const at::Tensor& counts,
+                          double max_norm) {
+  TORCH_CHECK_VALUE(max_norm >= 0, "qsim: max_norm is ", max_norm, "; expected 0 or more");
+  TORCH_CHECK_TYPE(power_sum.scalar_type() == at::kDouble && counts.scalar_type() == at::kLong, "qsim: power_sum is ",
+                   power_sum.scalar_type(), " and counts ", counts.scalar_type(), "; expected Double and Long");
+  TORCH_CHECK_VALUE(power_sum.dim() == 0 && counts.is_contiguous(), "qsim: power_sum has ", power_sum.dim(),
+                    " axes; expected a 0-dim tensor and contiguous counts");
+  TORCH_CHECK_VALUE(power_sum.device() == grads[0].device() && counts.device() == grads[0].device(),
+                    "qsim: power_sum is on ", power_sum.device(), " and counts on ", counts.device(), "; expected ",
+                    grads[0].device(), ", where the gradients are");
+  for (const at::Tensor& grad : grads) at::assert_no_internal_overlap(grad);
+}
+
+inline std::tuple<at::Tensor, at::Tensor> empty_sums(at::TensorList grads) {
+  const auto options = grads[0].options();
+  return {at::empty({}, options.dtype(at::kDouble)),
+          at::empty({static_cast<std::int64_t>(grads.size())}, options.dtype(at::kLong))};
+}
+
+inline at::Tensor empty_norm(at::TensorList grads) {
+  at::ScalarType dtype = at::kFloat;
+  for (const at::Tensor& grad : grads) {
+    if (grad.scalar_type() == at::kDouble) dtype = at::kDouble;
+  }
+  return at::empty({}, grads[0].options().dtype(dtype));
+}
+
+}  // namespace qsim

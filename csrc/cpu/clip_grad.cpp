@@ -1,0 +1,107 @@
+#include "clip_grad.h"
+
+#include <ATen/Parallel.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "cpu/observe_state.h"
+
+namespace qsim {
+namespace {
+
+struct Chunk {
+  std::size_t grad;
+  char* data;
+  std::int64_t elements;
+  int element;
+};
+
+// The gradients in pieces of kGradChunk, in order. `data` is written only by callers that own it.
+std::vector<Chunk> chunks_of(const std::vector<at::Tensor>& grads) {
+  std::vector<Chunk> chunks;
+  for (std::size_t g = 0; g < grads.size(); ++g) {
+    const std::int64_t n = grads[g].numel();
+    char* data = static_cast<char*>(grads[g].data_ptr());
+    for (std::int64_t i = 0; i < n; i += kGradChunk) {
+      chunks.push_back(
+          {g, data + i * grads[g].element_size(), std::min(kGradChunk, n - i), static_cast<int>(element_of(grads[g]))});
+    }
+  }
+  return chunks;
+}
+
+template <class F>
+void for_each(const std::vector<Chunk>& chunks, const F& f) {
+  std::int64_t elements = 0;
+  for (const Chunk& chunk : chunks) elements += chunk.elements;
+  const auto n = static_cast<std::int64_t>(chunks.size());
+  at::parallel_for(0, n, elements > kGrain ? 1 : n, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) f(chunks[i], i);
+  });
+}
+
+std::vector<at::Tensor> dense_grads(at::TensorList grads) {
+  std::vector<at::Tensor> found;
+  for (const at::Tensor& grad : grads) found.push_back(dense(grad));
+  return found;
+}
+
+std::tuple<at::Tensor, at::Tensor> grad_power_sum_cpu(at::TensorList grads, double norm_type) {
+  check_grads(grads, norm_type);
+  const std::vector<at::Tensor> sources = dense_grads(grads);
+  const std::vector<Chunk> chunks = chunks_of(sources);
+  const auto& kernels = cpu::clip_grad_kernels();
+  std::vector<GradSum> sums(chunks.size());
+  for_each(chunks, [&](const Chunk& chunk, std::int64_t i) {
+    sums[i] = kernels.sum[chunk.element](chunk.data, chunk.elements, norm_type);
+  });
+  auto [power_sum, nonfinite] = empty_sums(grads);
+  auto* counts = nonfinite.mutable_data_ptr<std::int64_t>();
+  std::fill_n(counts, grads.size(), 0);
+  double power = 0;
+  for (std::size_t i = 0; i < chunks.size(); ++i) {
+    power = join_powers(power, sums[i].power, norm_type);
+    counts[chunks[i].grad] += sums[i].nonfinite;
+  }
+  *power_sum.mutable_data_ptr<double>() = power;
+  return {power_sum, nonfinite};
+}
+
+at::Tensor scale_grad_cpu(at::TensorList grads, const at::Tensor& power_sum, const at::Tensor& counts, double max_norm,
+                          double norm_type, std::string_view nonfinite) {
+  check_grads(grads, norm_type);
+  check_scaling(grads, power_sum, counts, max_norm);
+  GradSum total{*power_sum.const_data_ptr<double>()};
+  for (std::int64_t i = 0; i < counts.numel(); ++i) total.nonfinite += counts.const_data_ptr<std::int64_t>()[i];
+  const GradScaling scaling = grad_scaling(total, norm_type, max_norm, policy_of(nonfinite));
+  at::Tensor norm = empty_norm(grads);
+  if (norm.scalar_type() == at::kDouble) {
+    *norm.mutable_data_ptr<double>() = scaling.total_norm;
+  } else {
+    *norm.mutable_data_ptr<float>() = static_cast<float>(scaling.total_norm);  // beyond float32: Inf
+  }
+  if (scaling.action == GradScaling::clear) {
+    for (const at::Tensor& grad : grads) grad.zero_();
+  } else if (scaling.action != GradScaling::keep) {
+    const std::vector<at::Tensor> targets = dense_grads(grads);
+    const auto& kernels = cpu::clip_grad_kernels();
+    for_each(chunks_of(targets), [&](const Chunk& chunk, std::int64_t) {
+      kernels.scale[chunk.element](chunk.data, chunk.elements, scaling.coefficient,
+                                   scaling.action == GradScaling::scale_finite);
+    });
+    for (std::size_t g = 0; g < grads.size(); ++g) {
+      if (!targets[g].is_same(grads[g])) grads[g].copy_(targets[g]);
+    }
+  }
+  return norm;
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(qsim, CPU, m) {
+  m.impl("grad_power_sum", grad_power_sum_cpu);
+  m.impl("scale_grad_", scale_grad_cpu);
+}
+}  // namespace qsim

@@ -1,0 +1,37 @@
+#include "search_range.h"
+
+#include <ATen/Parallel.h>
+#include <torch/library.h>
+
+#include <memory>
+
+namespace qsim {
+namespace {
+
+std::tuple<at::Tensor, at::Tensor> search_range_cpu(const at::Tensor& lowest, const at::Tensor& highest,
+                                                    const at::Tensor& sketch, std::int64_t quant_min,
+                                                    std::int64_t quant_max, bool symmetric, std::string_view method,
+                                                    double percentile, double gamma) {
+  const RangeSearch search = range_search(quant_min, quant_max, symmetric, method, percentile, gamma);
+  auto [min, max] = empty_ranges(lowest, highest, sketch);
+  const at::Tensor low = lowest.contiguous(), high = highest.contiguous(), counts = sketch.contiguous();
+  const auto* seen_low = low.const_data_ptr<float>();
+  const auto* seen_high = high.const_data_ptr<float>();
+  const auto* bins = counts.const_data_ptr<std::int64_t>();
+  auto* chosen_low = min.mutable_data_ptr<float>();
+  auto* chosen_high = max.mutable_data_ptr<float>();
+  const auto& kernels = cpu::search_range_kernels();
+  at::parallel_for(0, low.numel(), 1, [&](std::int64_t begin, std::int64_t end) {
+    const std::unique_ptr<std::byte[]> workspace(new std::byte[kernels.workspace_bytes]);
+    for (std::int64_t i = begin; i < end; ++i) {
+      kernels.run(seen_low[i], seen_high[i], bins + i * kSketchBins, search, workspace.get(), chosen_low + i,
+                  chosen_high + i);
+    }
+  });
+  return {min, max};
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(qsim, CPU, m) { m.impl("search_range", search_range_cpu); }
+}  // namespace qsim

@@ -1,0 +1,25 @@
+#include "observe.h"
+
+#include <torch/library.h>
+
+#include "launch.h"
+#include "qsim/cuda/observe.h"
+
+namespace qsim {
+namespace {
+
+void observe_cuda(const at::Tensor& x, const at::Tensor& lowest, const at::Tensor& highest, const at::Tensor& counts,
+                  const at::Tensor& sketch) {
+  check_range_state(x, lowest, highest, counts, {}, {});
+  check_sketch(x, sketch);
+  const c10::cuda::CUDAGuard guard(x.device());
+  const at::Tensor source = dense(x);
+  check_launch(cuda::observe(source.const_data_ptr(), element_of(x), source.numel(), lowest.mutable_data_ptr<float>(),
+                             highest.mutable_data_ptr<float>(), counts.mutable_data_ptr<std::int64_t>(),
+                             sketch.mutable_data_ptr<std::int64_t>(), current_stream()));
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(qsim, CUDA, m) { m.impl("observe_", observe_cuda); }
+}  // namespace qsim

@@ -1,0 +1,39 @@
+// From tensors to the raw memory that kernels take.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty_like.h>
+#include <c10/core/ScalarType.h>
+
+#include "qsim/finite_range.h"
+
+namespace qsim {
+
+inline Element element_of(const at::Tensor& x) {
+  switch (x.scalar_type()) {
+    case at::kFloat:
+      return Element::f32;
+    case at::kHalf:
+      return Element::f16;
+    case at::kBFloat16:
+      return Element::bf16;
+    case at::kDouble:
+      return Element::f64;
+    default:
+      TORCH_CHECK_TYPE(false, "qsim: got a tensor of ", x.scalar_type(),
+                       "; expected float32, float16, bfloat16 or float64");
+  }
+}
+
+inline std::int64_t wrapped_axis(const at::Tensor& x, std::int64_t axis) {
+  TORCH_CHECK_INDEX(axis >= -x.dim() && axis < x.dim(), "qsim: axis ", axis, " of x with ", x.dim(),
+                    " dimensions; expected ", -x.dim(), " .. ", x.dim() - 1);
+  return axis < 0 ? axis + x.dim() : axis;
+}
+
+// x itself when its elements fill memory without gaps or overlaps, in whatever order; otherwise a copy that does.
+inline at::Tensor dense(const at::Tensor& x) {
+  return x.is_non_overlapping_and_dense() ? x : at::empty_like(x).copy_(x);
+}
+
+}  // namespace qsim

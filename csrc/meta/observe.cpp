@@ -1,0 +1,17 @@
+#include "observe.h"
+
+#include <torch/library.h>
+
+namespace qsim {
+namespace {
+
+void observe_meta(const at::Tensor& x, const at::Tensor& lowest, const at::Tensor& highest, const at::Tensor& counts,
+                  const at::Tensor& sketch) {
+  check_range_state(x, lowest, highest, counts, {}, {});
+  check_sketch(x, sketch);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(qsim, Meta, m) { m.impl("observe_", observe_meta); }
+}  // namespace qsim

@@ -1,0 +1,67 @@
+#include "qsim/search_range.h"
+
+#include "qsim/entropy_range.h"
+#include "qsim/sketch_density.h"
+#include "qsim/sketch_percentile.h"
+
+namespace qsim::cpu {
+
+namespace {
+
+union Workspace {
+  SketchDensity density;
+  EntropyHistogram histogram;
+};
+
+Range least_cost(SketchDensity& density, const SketchView& sketch, Range observed, const RangeSearch& search) {
+  fill(density, sketch);
+  return least_cost<float>(observed, search.grid, density.unit, density.mass(),
+                           [&](QuantParams<float> params, double limit) {
+                             return cost_of(density, params, search.grid, search.gamma, limit);
+                           });
+}
+
+Range least_divergence(EntropyHistogram& histogram, const SketchView& sketch, Range observed,
+                       const RangeSearch& search) {
+  const double largest = larger(sketch.below.far, sketch.above.far);
+  const std::int64_t levels = entropy_levels(observed, search.grid);
+  if (levels >= kEntropyBins || !(largest > 0)) return observed;
+  for (double& count : histogram.count) count = 0;
+  add_sketch(histogram, sketch, largest);
+  return clipped_at(observed, entropy_threshold(histogram, largest, static_cast<int>(levels)));
+}
+
+void run(float lowest, float highest, const std::int64_t* sketch, const RangeSearch& search, void* workspace,
+         float* low, float* high) {
+  Range range{INFINITY, -INFINITY};
+  if (lowest <= highest) {
+    const SketchView view = view_sketch(sketch, lowest, highest);
+    const Range observed{smaller(lowest, 0), larger(highest, 0)};
+    auto& space = *static_cast<Workspace*>(workspace);
+    switch (search.method) {
+      case RangeMethod::minmax:
+        range = {lowest, highest};
+        break;
+      case RangeMethod::percentile:
+        range = sketch_percentile(view, search.percentile);
+        break;
+      case RangeMethod::mse:
+      case RangeMethod::tf_enhanced:
+        range = least_cost(space.density, view, observed, search);
+        break;
+      case RangeMethod::entropy:
+        range = least_divergence(space.histogram, view, observed, search);
+        break;
+    }
+  }
+  *low = static_cast<float>(range.low);
+  *high = static_cast<float>(range.high);
+}
+
+}  // namespace
+
+namespace QSIM_LEVEL {
+const SearchRangeKernels search_range_kernels = {sizeof(Workspace), run};
+}
+
+}  // namespace qsim::cpu

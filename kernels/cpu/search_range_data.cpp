@@ -1,0 +1,140 @@
+#include <new>
+
+#include "qsim/data_cost.h"
+#include "qsim/data_percentile.h"
+#include "qsim/entropy_range.h"
+#include "qsim/search_range.h"
+
+namespace qsim::cpu {
+
+namespace {
+
+template <class T>
+FiniteValues<T> finite_values(const T* x, std::int64_t n) {
+  FiniteValues<T> found{INFINITY, -INFINITY, 0};
+  T lowest[kCostLanes], highest[kCostLanes];
+  for (int lane = 0; lane < kCostLanes; ++lane) lowest[lane] = INFINITY, highest[lane] = -INFINITY;
+  auto add = [&](int lane, T value) {
+    const T low = is_finite(value) ? value : INFINITY, high = is_finite(value) ? value : -INFINITY;
+    lowest[lane] = low < lowest[lane] ? low : lowest[lane];
+    highest[lane] = high > highest[lane] ? high : highest[lane];
+  };
+  std::int64_t i = 0;
+  for (; i + kCostLanes <= n; i += kCostLanes) {
+    for (int lane = 0; lane < kCostLanes; ++lane) add(lane, x[i + lane]);
+  }
+  for (int lane = 0; i < n; ++lane, ++i) add(lane, x[i]);
+  for (int lane = 0; lane < kCostLanes; ++lane) {
+    found.lowest = lowest[lane] < found.lowest ? lowest[lane] : found.lowest;
+    found.highest = highest[lane] > found.highest ? highest[lane] : found.highest;
+  }
+  for (i = 0; i < n; ++i) found.count += is_finite(x[i]);
+  return found;
+}
+
+template <bool kAllFinite, class T>
+double sum_of_errors(const T* x, int n, StepError<T> error) {
+  T lanes[kCostLanes] = {};
+  auto add = [&](int lane, T value) { lanes[lane] += error.template of<kAllFinite>(value); };
+  int i = 0;
+  for (; i + kCostLanes <= n; i += kCostLanes) {
+    for (int lane = 0; lane < kCostLanes; ++lane) add(lane, x[i + lane]);
+  }
+  for (int lane = 0; i < n; ++lane, ++i) add(lane, x[i]);
+  for (int half = kCostLanes / 2; half > 0; half /= 2) {
+    for (int lane = 0; lane < half; ++lane) lanes[lane] += lanes[lane + half];
+  }
+  return lanes[0];
+}
+
+template <bool kAllFinite, class T>
+double cost_of(const T* x, std::int64_t n, QuantParams<T> params, const RangeSearch& search, double limit) {
+  const StepError<T> error(params, search);
+  const double scale = params.scale, square = scale * scale;
+  double sum = 0;
+  for (std::int64_t i = 0; i < n && sum * square <= limit; i += kCostChunk) {
+    sum += sum_of_errors<kAllFinite>(x + i, n - i < kCostChunk ? static_cast<int>(n - i) : kCostChunk, error);
+  }
+  return sum * square;
+}
+
+// The power of two that divides every value, or 0 when it is less than `at_least`.
+template <class T>
+double lattice_unit(const T* x, std::int64_t n, double at_least) {
+  double unit = INFINITY;
+  for (std::int64_t i = 0; i < n && unit >= at_least; ++i) {
+    if (x[i] != 0 && is_finite(x[i])) unit = smaller(unit, lowest_set_bit(x[i]));
+  }
+  return at_least <= unit && unit < INFINITY ? unit : 0.0;
+}
+
+template <class T>
+Range least_cost(const T* x, std::int64_t n, std::int64_t finite, Range observed, const RangeSearch& search) {
+  const double covering = choose_qparams<double>(observed.low, observed.high, search.grid, 0).scale;
+  const double unit = lattice_unit(x, n, covering);
+  return least_cost<T>(
+      observed, search.grid, unit, static_cast<double>(finite), [&](QuantParams<T> params, double limit) {
+        return finite == n ? cost_of<true>(x, n, params, search, limit) : cost_of<false>(x, n, params, search, limit);
+      });
+}
+
+template <class T>
+Range least_divergence(const T* x, std::int64_t n, EntropyHistogram& histogram, Range observed,
+                       const RangeSearch& search) {
+  const double most = larger(-observed.low, observed.high);
+  const std::int64_t levels = entropy_levels(observed, search.grid);
+  if (levels >= kEntropyBins || !(most > 0)) return observed;
+  for (double& count : histogram.count) count = 0;
+  for (std::int64_t i = 0; i < n; ++i) {
+    if (x[i] != 0 && is_finite(x[i])) ++histogram.count[entropy_bin(x[i], most)];
+  }
+  return clipped_at(observed, entropy_threshold(histogram, most, static_cast<int>(levels)));
+}
+
+template <class T>
+Range percentile_range(const T* x, std::int64_t n, std::int64_t finite, double percentile) {
+  std::int64_t counts[256];
+  auto count_digits = [&](std::int64_t* into, std::uint64_t found, int shift) {
+    for (int digit = 0; digit < 256; ++digit) into[digit] = 0;
+    for (std::int64_t i = 0; i < n; ++i) {
+      const std::uint64_t key = order_key(x[i]) >> shift;
+      if (is_finite(x[i]) && key >> 8 == found) ++into[key & 255];
+    }
+  };
+  return data_percentile(finite, percentile,
+                         [&](std::int64_t rank) { return value_at_rank<T>(rank, counts, count_digits); });
+}
+
+template <class T>
+void run(const T* x, std::int64_t n, const RangeSearch& search, void* workspace, T* low, T* high) {
+  Range range{INFINITY, -INFINITY};
+  const FiniteValues<T> values = finite_values(x, n);
+  if (values.count > 0) {
+    const Range observed = values.with_zero();
+    switch (search.method) {
+      case RangeMethod::minmax:
+        range = {values.lowest, values.highest};
+        break;
+      case RangeMethod::percentile:
+        range = percentile_range(x, n, values.count, search.percentile);
+        break;
+      case RangeMethod::mse:
+      case RangeMethod::tf_enhanced:
+        range = least_cost(x, n, values.count, observed, search);
+        break;
+      case RangeMethod::entropy:
+        range = least_divergence(x, n, *new (workspace) EntropyHistogram, observed, search);
+        break;
+    }
+  }
+  *low = static_cast<T>(range.low);
+  *high = static_cast<T>(range.high);
+}
+
+}  // namespace
+
+namespace QSIM_LEVEL {
+const SearchRangeDataKernels search_range_data_kernels = {sizeof(EntropyHistogram), run<float>, run<double>};
+}
+
+}  // namespace qsim::cpu

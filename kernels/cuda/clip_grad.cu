@@ -1,0 +1,180 @@
+#include "elements.cuh"
+#include "qsim/cuda/clip_grad.h"
+#include "range_state.cuh"
+
+namespace qsim::cuda {
+
+namespace {
+
+constexpr int kThreads = 256;
+
+__device__ __forceinline__ bool is_finite_element(double x) { return fabs(x) <= DBL_MAX; }
+__device__ __forceinline__ bool is_finite_element(float x) { return is_finite(x); }
+
+// What is computed in: float32 for the 16-bit types.
+__device__ __forceinline__ double wide(double x) { return x; }
+template <class T>
+__device__ __forceinline__ float wide(T x) {
+  return as_float(x);
+}
+
+__device__ __forceinline__ void narrow(float x, float& to) { to = x; }
+__device__ __forceinline__ void narrow(double x, double& to) { to = x; }
+__device__ __forceinline__ void narrow(float x, __half& to) { to = __float2half_rn(x); }
+__device__ __forceinline__ void narrow(float x, __nv_bfloat16& to) { to = __float2bfloat16_rn(x); }
+
+__device__ __forceinline__ double power_of(double x, double p) {
+  x = fabs(x);
+  return p == 2 ? x * x : p == 1 || p == INFINITY ? x : pow(x, p);
+}
+
+// The gradient that owns this block's chunk.
+__device__ int owner(const GradTable& table) {
+  int low = 0, high = table.grads;
+  while (high - low > 1) {
+    const int middle = (low + high) / 2;
+    if (table.first_chunk[middle] <= static_cast<int>(blockIdx.x)) {
+      low = middle;
+    } else {
+      high = middle;
+    }
+  }
+  return low;
+}
+
+template <class F>
+__device__ void with_chunk(const GradTable& table, F f) {
+  const int g = owner(table);
+  const std::int64_t first = (blockIdx.x - table.first_chunk[g]) * kGradChunk;
+  const int n = static_cast<int>(min(kGradChunk, table.size[g] - first));
+  switch (static_cast<Element>(table.element[g])) {
+    case Element::f32:
+      return f(static_cast<float*>(table.data[g]) + first, n, g);
+    case Element::f16:
+      return f(static_cast<__half*>(table.data[g]) + first, n, g);
+    case Element::bf16:
+      return f(static_cast<__nv_bfloat16*>(table.data[g]) + first, n, g);
+    case Element::f64:
+      return f(static_cast<double*>(table.data[g]) + first, n, g);
+  }
+}
+
+// Thread t takes packs t, t + kThreads, ... whatever the address: alignment decides how they are loaded, never what is
+// added to what.
+template <class T, class F>
+__device__ __forceinline__ void for_each_pack(T* x, int n, F f) {
+  constexpr int kSize = Pack<T>::kSize;
+  const bool whole = aligned(x);
+#pragma unroll 4
+  for (int i = threadIdx.x * kSize; i < n; i += kThreads * kSize) {
+    const int size = min(kSize, n - i);
+    Pack<T> pack{};
+    if (whole && size == kSize) {
+      pack = *reinterpret_cast<const Pack<T>*>(x + i);
+    } else {
+      for (int j = 0; j < size; ++j) pack.of[j] = x[i + j];
+    }
+    f(pack, size, i, whole && size == kSize);
+  }
+}
+
+// Of all threads of a block, in a fixed order; valid in thread 0.
+__device__ double join_block(double power, double p) {
+  __shared__ double warps[kThreads / 32];
+  for (int step = 16; step > 0; step /= 2) {
+    power = join_powers(power, __shfl_down_sync(kWholeWarp, power, step), p);
+  }
+  if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = power;
+  __syncthreads();
+  for (int warp = 1; threadIdx.x == 0 && warp < kThreads / 32; ++warp) power = join_powers(power, warps[warp], p);
+  return power;
+}
+
+__global__ void sum_chunks(__grid_constant__ const GradTable table, double p, double* power, std::int64_t* nonfinite) {
+  double sum = 0;
+  int others = 0;
+  with_chunk(table, [&](auto* x, int n, int g) {
+    for_each_pack(x, n, [&](const auto& pack, int, int, bool) {  // padded by zeros, which add nothing
+#pragma unroll
+      for (int j = 0; j < sizeof(pack.of) / sizeof(pack.of[0]); ++j) {
+        const auto e = wide(pack.of[j]);
+        const bool finite = is_finite_element(e);
+        if (finite) sum = join_powers(sum, power_of(e, p), p);
+        others += !finite;
+      }
+    });
+    add(nonfinite + g, others);
+  });
+  sum = join_block(sum, p);
+  if (threadIdx.x == 0) power[blockIdx.x] = sum;
+}
+
+__global__ void join_chunks(const double* power, int chunks, double p, double* power_sum) {
+  double sum = 0;
+  for (int i = threadIdx.x; i < chunks; i += kThreads) sum = join_powers(sum, power[i], p);
+  sum = join_block(sum, p);
+  if (threadIdx.x == 0) *power_sum = sum;
+}
+
+__global__ void plan(const double* power_sum, const std::int64_t* counts, int n, double p, double max_norm,
+                     NonFinitePolicy policy, GradScaling* plan, void* total_norm, bool wide_norm) {
+  GradSum total{*power_sum};
+  for (int i = threadIdx.x; i < n; i += 32) total.nonfinite += counts[i];
+  for (int step = 16; step > 0; step /= 2) total.nonfinite += __shfl_xor_sync(kWholeWarp, total.nonfinite, step);
+  if (threadIdx.x != 0) return;
+  *plan = grad_scaling(total, p, max_norm, policy);
+  if (wide_norm) {
+    *static_cast<double*>(total_norm) = plan->total_norm;
+  } else {
+    *static_cast<float*>(total_norm) = static_cast<float>(plan->total_norm);
+  }
+}
+
+__global__ void scale_chunks(__grid_constant__ const GradTable table, const GradScaling* plan) {
+  const GradScaling scaling = *plan;
+  if (scaling.action == GradScaling::keep) return;
+  with_chunk(table, [&](auto* x, int n, int) {
+    for_each_pack(x, n, [&](auto& pack, int size, int i, bool whole) {
+#pragma unroll
+      for (int j = 0; j < sizeof(pack.of) / sizeof(pack.of[0]); ++j) {
+        const auto e = wide(pack.of[j]);
+        const auto factor = static_cast<decltype(wide(pack.of[j]))>(scaling.coefficient);
+        const bool clear = scaling.action == GradScaling::clear || !is_finite_element(e);
+        narrow(clear ? 0 : e * factor, pack.of[j]);
+      }
+      if (whole) {
+        *reinterpret_cast<std::remove_reference_t<decltype(pack)>*>(x + i) = pack;
+      } else {
+        for (int j = 0; j < size; ++j) x[i + j] = pack.of[j];
+      }
+    });
+  });
+}
+
+}  // namespace
+
+cudaError_t sum_grads(const GradTable& table, double p, double* power, std::int64_t* nonfinite, cudaStream_t stream) {
+  if (table.first_chunk[table.grads] == 0) return cudaSuccess;
+  sum_chunks<<<table.first_chunk[table.grads], kThreads, 0, stream>>>(table, p, power, nonfinite);
+  return cudaGetLastError();
+}
+
+cudaError_t join_grad_sums(const double* power, int chunks, double p, double* power_sum, cudaStream_t stream) {
+  join_chunks<<<1, kThreads, 0, stream>>>(power, chunks, p, power_sum);
+  return cudaGetLastError();
+}
+
+cudaError_t plan_scaling(const double* power_sum, const std::int64_t* counts, int n, double p, double max_norm,
+                         NonFinitePolicy policy, GradScaling* scaling, void* total_norm, bool wide_norm,
+                         cudaStream_t stream) {
+  plan<<<1, 32, 0, stream>>>(power_sum, counts, n, p, max_norm, policy, scaling, total_norm, wide_norm);
+  return cudaGetLastError();
+}
+
+cudaError_t scale_grads(const GradTable& table, const GradScaling* scaling, cudaStream_t stream) {
+  if (table.first_chunk[table.grads] == 0) return cudaSuccess;
+  scale_chunks<<<table.first_chunk[table.grads], kThreads, 0, stream>>>(table, scaling);
+  return cudaGetLastError();
+}
+
+}  // namespace qsim::cuda

@@ -1,0 +1,67 @@
+// Elements of any input type as float32, sixteen bytes at a time where the address allows.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+#include "qsim/finite_range.h"
+
+namespace qsim::cuda {
+
+__device__ __forceinline__ float as_float(float x) { return x; }
+__device__ __forceinline__ float as_float(double x) { return static_cast<float>(x); }
+__device__ __forceinline__ float as_float(__half x) { return __half2float(x); }
+__device__ __forceinline__ float as_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+
+template <class T>
+struct alignas(16) Pack {
+  static constexpr int kSize = 16 / sizeof(T);
+  T of[kSize];
+};
+
+template <class T>
+__device__ __forceinline__ bool aligned(const T* x) {
+  return reinterpret_cast<std::uintptr_t>(x) % sizeof(Pack<T>) == 0;
+}
+
+// Calls f(x[i]) for every i < n once, in no particular order; `rank` of `threads` threads share the work.
+template <class T, class F>
+__device__ __forceinline__ void for_each_element(const T* x, int n, int rank, int threads, F f) {
+  constexpr int kSize = Pack<T>::kSize;
+  const int misaligned = static_cast<int>(reinterpret_cast<std::uintptr_t>(x) % sizeof(Pack<T>) / sizeof(T));
+  const int head = min(n, misaligned == 0 ? 0 : kSize - misaligned), packs = (n - head) / kSize;
+  const int tail = head + packs * kSize;
+  if (rank < head) f(as_float(x[rank]));
+  const auto* body = reinterpret_cast<const Pack<T>*>(x + head);
+#pragma unroll 4
+  for (int i = rank; i < packs; i += threads) {
+    const Pack<T> pack = body[i];
+#pragma unroll
+    for (int j = 0; j < kSize; ++j) f(as_float(pack.of[j]));
+  }
+  if (tail + rank < n) f(as_float(x[tail + rank]));
+}
+
+// launch(T{}) with the type that `element` names.
+template <class F>
+cudaError_t with_element(Element element, F launch) {
+  switch (element) {
+    case Element::f32:
+      launch(float{});
+      break;
+    case Element::f16:
+      launch(__half{});
+      break;
+    case Element::bf16:
+      launch(__nv_bfloat16{});
+      break;
+    case Element::f64:
+      launch(double{});
+      break;
+  }
+  return cudaGetLastError();
+}
+
+}  // namespace qsim::cuda

@@ -1,0 +1,103 @@
+// One block per sketch: its two sides are laid out by one thread each, in the order of the CPU, and the candidates are
+// judged by one thread each. The same bits as the CPU, but for the logarithms of the entropy method.
+#include "qsim/cuda/search_range.h"
+
+#include "qsim/entropy_range.h"
+#include "qsim/sketch_density.h"
+#include "qsim/sketch_percentile.h"
+#include "search_range_block.cuh"
+
+namespace qsim::cuda {
+
+namespace {
+
+union Workspace {
+  SketchDensity density;
+  EntropyHistogram histogram;
+};
+
+__device__ Range least_cost(SketchDensity& density, const SketchView& sketch, Range observed,
+                            const RangeSearch& search) {
+  if (is_empty(observed)) return observed;  // all zeros
+  if (threadIdx.x == 0) density.unit = density::lattice_unit(sketch);
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    density::fill(density.below, sketch.below, density.unit);
+    density::sum_moments(density.below);
+  } else if (threadIdx.x == 32) {  // another warp
+    density::fill(density.above, sketch.above, density.unit);
+    density::sum_moments(density.above);
+  }
+  __syncthreads();
+  const RangeCandidates<float> candidates{observed, search.grid};
+  Judged best{INFINITY, candidates.count()};
+  for (int i = static_cast<int>(threadIdx.x); i < candidates.count(); i += kSearchThreads) {
+    const Range range = candidates.at(i);
+    if (is_empty(range)) continue;
+    const QuantParams<float> params = choose_qparams<float>(range.low, range.high, search.grid, 0);
+    const double cost = cost_of(density, params, search.grid, search.gamma, best.cost);
+    if (cost < best.cost) best = {cost, i};
+  }
+  return settle(candidates, cheapest(best), density.unit, density.mass());
+}
+
+__device__ Range least_divergence(EntropyHistogram& histogram, const SketchView& sketch, Range observed,
+                                  const RangeSearch& search) {
+  const double largest = larger(sketch.below.far, sketch.above.far);
+  const std::int64_t levels = entropy_levels(observed, search.grid);
+  if (levels >= kEntropyBins || !(largest > 0)) return observed;
+  for (int bin = static_cast<int>(threadIdx.x); bin <= kEntropyBins; bin += kSearchThreads) histogram.count[bin] = 0;
+  __syncthreads();
+  if (threadIdx.x == 0) add_sketch(histogram, sketch, largest);
+  return clipped_at(observed, block_entropy_threshold(histogram, largest, static_cast<int>(levels)));
+}
+
+__device__ Range choose_range(const SketchView& sketch, Range seen, const RangeSearch& search, Workspace& space) {
+  const Range observed{smaller(seen.low, 0), larger(seen.high, 0)};
+  switch (search.method) {
+    case RangeMethod::minmax:
+      break;
+    case RangeMethod::percentile:
+      return threadIdx.x == 0 ? sketch_percentile(sketch, search.percentile) : seen;
+    case RangeMethod::mse:
+    case RangeMethod::tf_enhanced:
+      return least_cost(space.density, sketch, observed, search);
+    case RangeMethod::entropy:
+      return least_divergence(space.histogram, sketch, observed, search);
+  }
+  return seen;
+}
+
+__global__ void __launch_bounds__(kSearchThreads)
+    run(const float* lowest, const float* highest, const std::int64_t* sketches, std::int64_t count, RangeSearch search,
+        Workspace* workspace, float* low, float* high) {
+  for (std::int64_t i = blockIdx.x; i < count; i += gridDim.x) {
+    __syncthreads();  // the previous sketch's workspace is no longer read
+    Range range{INFINITY, -INFINITY};
+    if (lowest[i] <= highest[i]) {
+      const Range seen{lowest[i], highest[i]};
+      range = choose_range(view_sketch(sketches + i * kSketchBins, seen.low, seen.high), seen, search,
+                           workspace[blockIdx.x]);
+    }
+    if (threadIdx.x == 0) {
+      low[i] = static_cast<float>(range.low);
+      high[i] = static_cast<float>(range.high);
+    }
+  }
+}
+
+std::int64_t blocks_for(std::int64_t count) { return count < kSearchBlocks ? count : kSearchBlocks; }
+
+}  // namespace
+
+std::size_t search_range_workspace_bytes(std::int64_t count) { return blocks_for(count) * sizeof(Workspace); }
+
+cudaError_t search_range(const float* lowest, const float* highest, const std::int64_t* sketch, std::int64_t count,
+                         const RangeSearch& search, void* workspace, float* low, float* high, cudaStream_t stream) {
+  if (count == 0) return cudaSuccess;
+  run<<<static_cast<unsigned>(blocks_for(count)), kSearchThreads, 0, stream>>>(
+      lowest, highest, sketch, count, search, static_cast<Workspace*>(workspace), low, high);
+  return cudaGetLastError();
+}
+
+}  // namespace qsim::cuda

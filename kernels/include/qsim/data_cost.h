@@ -1,0 +1,50 @@
+// What an encoding costs a value, in steps: the sum over values is one pass over the data per candidate.
+//
+// float32 values are placed to within 2^-23 of their distance from zero in steps, which an 8-bit grid does not notice.
+#pragma once
+
+#include "qsim/search_range.h"
+
+namespace qsim {
+
+constexpr int kCostLanes = 32;   // partial sums: the same order at every vector width and in a warp
+constexpr int kCostChunk = 256;  // values between two looks at whether the candidate can still win
+
+QSIM_HD float round_even(float x) { return rintf(x); }
+QSIM_HD double round_even(double x) { return rint(x); }
+
+template <class T>
+QSIM_HD bool is_finite(T x) {
+  return x - x == 0;  // Inf - Inf is NaN; one comparison, so that loops vectorise
+}
+
+// The squared error in steps: of rounding within [low, high], of saturation beyond, which weighs gamma; one of them is
+// zero. A value that is not finite counts as 0, which is exact on every grid.
+template <class T>
+struct StepError {
+  T inverse_scale, low, high, gamma;
+
+  QSIM_HD StepError(QuantParams<T> params, const RangeSearch& search)
+      : inverse_scale(1 / params.scale),
+        low(static_cast<T>(static_cast<double>(search.grid.quant_min) - params.zero_point)),
+        high(static_cast<T>(static_cast<double>(search.grid.quant_max) - params.zero_point)),
+        gamma(static_cast<T>(search.gamma)) {}
+
+  template <bool kAllFinite>
+  QSIM_HD T of(T value) const {
+    const T t = (kAllFinite || is_finite(value) ? value : T{0}) * inverse_scale;
+    const T from_low = t < low ? low : t, clamped = from_low > high ? high : from_low;
+    const T rounding = clamped - round_even(clamped), saturation = t - clamped;
+    return rounding * rounding + gamma * (saturation * saturation);
+  }
+};
+
+template <class T>
+struct FiniteValues {
+  T lowest, highest;
+  std::int64_t count;
+
+  QSIM_HD Range with_zero() const { return {smaller(lowest, 0), larger(highest, 0)}; }
+};
+
+}  // namespace qsim

@@ -1,0 +1,29 @@
+// Counts, exact finite range and sketch of a tensor, in one pass (docs/numerics.md, section 3).
+#pragma once
+
+#include <cstdint>
+
+#include "qsim/finite_range.h"
+#include "qsim/level.h"
+#include "qsim/sketch.h"
+
+namespace qsim::cpu {
+
+// Private counters of one thread: all zero between uses. Four copies, so that equal neighbours do not wait for each
+// other's store; each is padded, since copies a power of two apart would fall into the same cache sets.
+struct SketchScratch {
+  static constexpr int kCopies = 4, kStride = kSketchBins + 1104;
+  alignas(64) std::uint32_t counters[kCopies * kStride];
+};
+
+struct ObserveKernels {
+  // Extends range, counts and sketch by n elements. For small n: each element costs a 64-bit increment.
+  void (*directly[4])(const void* x, std::int64_t n, FiniteRange& range, NonFinite& counts, std::int64_t* sketch);
+  // The same into scratch, for at most 2^31 elements between two calls of `flush`.
+  void (*count[4])(const void* x, std::int64_t n, FiniteRange& range, NonFinite& counts, SketchScratch& scratch);
+  // Adds scratch to the sketch and clears it. `range` covers all that was counted.
+  void (*flush)(SketchScratch& scratch, FiniteRange range, std::int64_t* sketch);
+};
+QSIM_LEVEL_TABLES(ObserveKernels, observe_kernels)
+
+}  // namespace qsim::cpu

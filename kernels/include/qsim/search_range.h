@@ -1,0 +1,132 @@
+// Range search: which part of the observed range a grid should cover (docs: NUMERICS, section 4).
+//
+// A candidate is a range; its cost is that of the encoding which choose_qparams makes of it, so the range returned
+// leads to exactly the encoding that was judged. The search on a sketch and the search on the data share candidates.
+#pragma once
+
+#include <cstddef>
+
+#include "qsim/choose_qparams.h"
+
+namespace qsim {
+
+enum class RangeMethod { minmax, percentile, mse, tf_enhanced, entropy };
+
+struct RangeSearch {
+  QuantGrid grid;
+  RangeMethod method;
+  double percentile;  // share of the values that the range keeps, 0 < percentile <= 100
+  double gamma;       // weight of the squared error beyond the ends of the grid; mse has 1
+};
+
+struct Range {
+  double low, high;
+};
+
+QSIM_HD double smaller(double a, double b) { return a < b ? a : b; }
+QSIM_HD double larger(double a, double b) { return a > b ? a : b; }
+
+QSIM_HD double grid_steps(QuantGrid grid) { return static_cast<double>(grid.quant_max) - grid.quant_min; }
+
+QSIM_HD bool is_empty(Range range) { return !(range.low < range.high); }
+
+// The candidates for values of type T observed in [low, high], in the order that settles ties: scales in 1/100
+// (symmetric) or 1/16 (asymmetric) of the one that covers everything, the largest a step beyond it; asymmetric with 20
+// offsets and the observed one, clamped to the observed range (AIMET, TfEnhancedEncodingAnalyzer). Some are empty: skip
+// them.
+template <class T>
+struct RangeCandidates {
+  static constexpr int kSymmetricScales = 101, kScales = 17, kOffsets = 20;
+
+  Range observed;  // zero joined, not empty
+  QuantGrid grid;
+
+  QSIM_HD int count() const { return grid.symmetric ? kSymmetricScales : kScales * (kOffsets + 1); }
+
+  QSIM_HD Range at(int index) const {
+    const Range range =
+        grid.symmetric ? scaled(index + 1) : shifted(index / (kOffsets + 1) + 1, index % (kOffsets + 1));
+    const double limit = largest(T{});
+    return {static_cast<T>(larger(range.low, -limit)), static_cast<T>(smaller(range.high, limit))};
+  }
+
+ private:
+  QSIM_HD Range scaled(int percent) const {
+    return {observed.low * percent / (kSymmetricScales - 1), observed.high * percent / (kSymmetricScales - 1)};
+  }
+
+  QSIM_HD Range shifted(int k, int i) const {
+    const double n = grid_steps(grid), width = observed.high - observed.low, delta = width / n * k / (kScales - 1);
+    const double offset = i == kOffsets ? rint(observed.low / width * n) : rint(n * i / (kOffsets - 1) - n);
+    return {larger(observed.low, delta * offset), smaller(observed.high, delta * (offset + n))};
+  }
+};
+
+// Values that are integers times `unit` and fit the grid are exact with scale `unit`: the range that leads there, empty
+// where they do not fit. unit: a power of two, or 0 when there is none.
+QSIM_HD Range lossless_range(Range observed, QuantGrid grid, double unit) {
+  const QuantParams<double> covering = choose_qparams<double>(observed.low, observed.high, grid, 0);
+  if (unit < covering.scale) return {0, 0};
+  if (!grid.symmetric) return {observed.low, observed.low + unit * grid_steps(grid)};
+  return {unit * (static_cast<double>(grid.quant_min) - covering.zero_point),
+          unit * (static_cast<double>(grid.quant_max) - covering.zero_point)};
+}
+
+// Whether a best cost is beyond what rounding the scale alone costs, so that an exact encoding is worth leaving the
+// observed range. Relative to the cost of `mass` values spread evenly over steps of `scale`.
+QSIM_HD bool loses_something(double cost, double mass, double scale) {
+  return cost > 1e-6 * mass * (scale * scale / 12);
+}
+
+// The largest power of two that divides x (finite, not zero).
+QSIM_HD double lowest_set_bit(double x) {
+  int exponent;
+  const auto mantissa = static_cast<std::int64_t>(ldexp(frexp(fabs(x), &exponent), 53));
+  return ldexp(static_cast<double>(mantissa & -mantissa), exponent - 53);
+}
+
+// The candidate of least cost, the first of several. cost(params, limit) may return anything above `limit` once it is
+// above. Visits the last candidate first: the widest ranges come early, and their cost ends the evaluation of most
+// others soon.
+template <class T, class Cost>
+QSIM_HD Range least_cost(Range observed, QuantGrid grid, double unit, double mass, Cost cost) {
+  if (is_empty(observed)) return observed;  // all zeros
+  const RangeCandidates<T> candidates{observed, grid};
+  Range best = observed, previous{0, 0};
+  double best_cost = INFINITY, best_scale = 1;
+  for (int i = candidates.count() - 1; i >= 0; --i) {
+    const Range range = candidates.at(i);
+    if (is_empty(range) || (range.low == previous.low && range.high == previous.high)) continue;
+    previous = range;
+    const QuantParams<T> params = choose_qparams<T>(range.low, range.high, grid, 0);
+    const double found = cost(params, best_cost);
+    if (found <= best_cost) {
+      best = range;
+      best_cost = found;
+      best_scale = params.scale;
+    }
+  }
+  const Range lossless = lossless_range(observed, grid, unit);
+  return !is_empty(lossless) && loses_something(best_cost, mass, best_scale) ? lossless : best;
+}
+
+namespace cpu {
+
+struct SearchRangeKernels {
+  std::size_t workspace_bytes;
+  // The range for one sketch of kSketchBins counters. Nothing seen: (+Inf, -Inf).
+  void (*run)(float lowest, float highest, const std::int64_t* sketch, const RangeSearch& search, void* workspace,
+              float* low, float* high);
+};
+QSIM_LEVEL_TABLES(SearchRangeKernels, search_range_kernels)
+
+struct SearchRangeDataKernels {
+  std::size_t workspace_bytes;
+  // The range for n values; those that are not finite are skipped. No finite one: (+Inf, -Inf).
+  void (*f32)(const float* x, std::int64_t n, const RangeSearch& search, void* workspace, float* low, float* high);
+  void (*f64)(const double* x, std::int64_t n, const RangeSearch& search, void* workspace, double* low, double* high);
+};
+QSIM_LEVEL_TABLES(SearchRangeDataKernels, search_range_data_kernels)
+
+}  // namespace cpu
+}  // namespace qsim

@@ -1,0 +1,72 @@
+// The sketch: a histogram whose bins are the leading 14 bits of a float32 (sign, exponent, 5 bits of mantissa).
+//
+// No range needs to be known beforehand and counting is exact integer addition, so batches, threads and ranks merge in
+// any order, bit for bit. A bin is at most 1/32 of its value wide. NaN and infinities are not counted; zeros of either
+// sign share bin 0 with the subnormals below 2^-131, and the two bins around zero count as zero.
+#pragma once
+
+#include <cfloat>
+#include <cmath>
+#include <cstdint>
+
+#include "qsim/portability.h"
+
+namespace qsim {
+
+inline constexpr int kSketchShift = 18;
+inline constexpr int kSketchBins = 1 << (32 - kSketchShift);
+inline constexpr int kSketchSide = kSketchBins / 2;  // bins of one sign, ascending magnitude; positive numbers first
+inline constexpr int kNonFiniteBins = 1 << (23 - kSketchShift);  // the last of either side: where Inf and NaN would be
+inline constexpr std::uint32_t kNegativeZero = 0x80000000u;
+
+// Of a finite number's bits.
+QSIM_HD int sketch_bin(std::uint32_t bits) {
+  return static_cast<int>(bits == kNegativeZero ? 0 : bits >> kSketchShift);
+}
+
+QSIM_HD int magnitude_bin(double magnitude) {  // within one side: magnitude >= 0
+  const float x = magnitude <= FLT_MAX ? static_cast<float>(magnitude) : INFINITY;
+  std::uint32_t bits;
+  __builtin_memcpy(&bits, &x, sizeof bits);
+  return static_cast<int>(bits >> kSketchShift);
+}
+
+QSIM_HD double sketch_edge(int bin) {  // the smallest magnitude in the bin
+  const std::uint32_t bits = static_cast<std::uint32_t>(bin) << kSketchShift;
+  float x;
+  __builtin_memcpy(&x, &bits, sizeof x);
+  return x;
+}
+
+// One sign of a sketch whose values all have magnitudes in [near, far]; without values: far = 0.
+struct SketchSideView {
+  const std::int64_t* counts;
+  double near, far;
+
+  QSIM_HD int first_bin() const {
+    const int bin = magnitude_bin(near);
+    return bin > 1 ? bin : 1;
+  }
+  QSIM_HD int last_bin() const { return magnitude_bin(far); }  // less than first_bin() without values
+  QSIM_HD double from(int bin) const {
+    const double edge = sketch_edge(bin);
+    return edge > near ? edge : near;
+  }
+  QSIM_HD double to(int bin) const {
+    const double edge = sketch_edge(bin + 1);
+    return edge < far ? edge : far;
+  }
+};
+
+struct SketchView {
+  SketchSideView below, above;
+  std::int64_t zeros;
+};
+
+QSIM_HD SketchView view_sketch(const std::int64_t* sketch, double lowest, double highest) {
+  return {{sketch + kSketchSide, highest < 0 ? -highest : 0.0, lowest < 0 ? -lowest : 0.0},
+          {sketch, lowest > 0 ? lowest : 0.0, highest > 0 ? highest : 0.0},
+          sketch[0] + sketch[kSketchSide]};
+}
+
+}  // namespace qsim

@@ -1,0 +1,180 @@
+"""Folding of BatchNorm into the convolution or linear layer beside it (NUMERICS, section 8)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from qsim.graph.batch_norm import TRANSPOSED, Fold, Layer, NotFoldable, find_folds
+from qsim.graph.record import call_arguments, record
+
+# From here on the rounding of a float32 input, 2^-24 of it, grows to the size of the normalized signal: the result is noise.
+_LARGEST_FACTOR = 2.0**23
+
+
+@dataclass(frozen=True)
+class FoldReport:
+    """What `fold_batch_norms` did; `print(report)` shows it.
+
+    Attributes
+    ----------
+    folded : dict of str to str
+        Path of each BatchNorm that is now an Identity, with the path of the layer that took it over.
+    kept : dict of str to str
+        Path of each other BatchNorm (or place of a call of `F.batch_norm`), with the reason: one sentence.
+    warnings : tuple of str
+        What deserves a look although it was no obstacle: one sentence each.
+    """
+
+    folded: dict[str, str] = field(default_factory=dict)
+    kept: dict[str, str] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        lines = [f"BatchNorm: {len(self.folded)} folded, {len(self.kept)} kept"]
+        lines += [f"  folded '{name}' into '{layer}'" for name, layer in self.folded.items()]
+        lines += [f"  kept '{name}': {reason}" for name, reason in self.kept.items()]
+        return "\n".join([*lines, *(f"  warning: {warning}" for warning in self.warnings)])
+
+
+def fold_batch_norms(model: nn.Module, example_inputs: Any) -> FoldReport:
+    """Fold each BatchNorm into the convolution or linear layer right before it, or right after it, in place.
+
+    Parameters
+    ----------
+    model : nn.Module, any device, float16/bfloat16/float32/float64
+        Runs on the example inputs in eval and in training mode, and is then as it was but for the folding: outputs in eval mode are
+        equal to a few ulp, a folded BatchNorm is an `nn.Identity` at the same path, training flags are kept. Whatever those flags say,
+        the running statistics are folded.
+    example_inputs : Tensor, tuple of arguments, or dict of keyword arguments
+
+    Returns
+    -------
+    FoldReport
+        What was folded into what, and what was kept for which reason.
+
+    Raises
+    ------
+    ValueError
+        If the model fails on the example inputs in eval mode, or has lazy modules that never ran.
+
+    Examples
+    --------
+    >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
+    >>> fold_batch_norms(model, torch.zeros(2, 3, 8, 8)).folded
+    {'1': '0'}
+
+    Notes
+    -----
+    Jacob et al. 2018, "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference", section 3.2.
+    Who follows whom is read from the recorded calls, not from the order of the modules.
+    """
+    tape, problems = record(model, *call_arguments(example_inputs))
+    if not any(call.run == 0 for call in tape.calls):
+        raise ValueError(
+            f"fold_batch_norms: {problems[0]}" if problems else "fold_batch_norms: the model has no forward in Python to look at"
+        )
+    norms = {path: m for path, m in model.named_modules() if isinstance(m, _BatchNorm)}
+    folds, kept = find_folds(model, tape)
+    folded: dict[str, str] = {}
+    for fold in folds:
+        try:
+            _fold(model, fold)
+            folded[fold.batch_norm] = fold.layer
+        except NotFoldable as reason:
+            kept[fold.batch_norm] = str(reason)
+    return FoldReport(folded, kept, (*problems, *_warnings(norms, folded)))
+
+
+def _warnings(norms: dict[str, _BatchNorm], folded: dict[str, str]) -> list[str]:
+    training = [f"'{path}'" for path, bn in norms.items() if bn.training and path in folded]
+    untrained = [f"'{path}'" for path, bn in norms.items() if bn.num_batches_tracked is not None and not bn.num_batches_tracked.item()]
+    found = []
+    if training:
+        found.append(f"in training mode, yet folded with the running statistics, as eval mode uses them: {', '.join(training)}")
+    if untrained:
+        found.append(f"num_batches_tracked is 0: the running statistics may still be the initial ones: {', '.join(untrained)}")
+    return found
+
+
+def _fold(model: nn.Module, fold: Fold) -> None:
+    bn, layer = cast(_BatchNorm, model.get_submodule(fold.batch_norm)), cast(Layer, model.get_submodule(fold.layer))
+    weight, bias = (_before if fold.before else _after)(layer, *_normalization(fold.batch_norm, bn))
+    new = {"weight": weight.to(layer.weight.dtype), "bias": bias.to(layer.weight.dtype)}  # the one rounding
+    for name, t in new.items():
+        if not bool(t.isfinite().all()):
+            raise NotFoldable(f"the {name} of '{fold.layer}' with '{fold.batch_norm}' folded into it would not be finite in {t.dtype}")
+    with torch.no_grad():
+        layer.weight.copy_(new["weight"])
+        if layer.bias is None:
+            layer.bias = nn.Parameter(new["bias"].to(layer.weight.device), requires_grad=layer.weight.requires_grad)
+        else:
+            layer.bias.copy_(new["bias"])
+    _replace(model, bn)
+
+
+def _normalization(name: str, bn: _BatchNorm) -> tuple[Tensor, Tensor, Tensor]:
+    """`g = gamma / sqrt(var + eps)`, mean and beta of a BatchNorm in float64; raises NotFoldable where they mean nothing."""
+    mean, var = _exact(cast(Tensor, bn.running_mean)), _exact(cast(Tensor, bn.running_var))
+    gamma = torch.ones_like(mean) if bn.weight is None else _exact(bn.weight)
+    beta = torch.zeros_like(mean) if bn.bias is None else _exact(bn.bias)
+    for what, t in (("running_mean", mean), ("running_var", var), ("weight", gamma), ("bias", beta)):
+        _refuse(~t.isfinite(), name, f"its {what} is not finite")
+    _refuse(var < 0, name, "its running_var is negative")
+    _refuse(var + bn.eps == 0, name, "its running_var and eps are both zero")
+    g = gamma / (var + bn.eps).sqrt()
+    _refuse(g.abs() > _LARGEST_FACTOR, name, f"it would multiply by more than {_LARGEST_FACTOR:.3g} (weight / sqrt(running_var + eps))")
+    return g, mean, beta
+
+
+def _refuse(bad: Tensor, name: str, why: str) -> None:
+    if bool(bad.any()):
+        channels = bad.nonzero().flatten().tolist()
+        raise NotFoldable(f"'{name}' has degenerate statistics: {why} in {len(channels)} of {bad.numel()} channels, first in {channels[0]}")
+
+
+def _after(layer: Layer, g: Tensor, mean: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
+    """Weight and bias of `layer` followed by the normalization: `W' = W g` by output channel, `b' = beta + (b - mean) g`."""
+    weight, bias = _exact(layer.weight), _bias(layer)
+    by_channel = _by_channel(weight, layer)
+    by_channel *= g.view(by_channel.shape[0], -1, 1, 1)
+    return weight, beta + (bias - mean) * g
+
+
+def _before(layer: Layer, g: Tensor, mean: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
+    """Weight and bias of `layer` preceded by the normalization: `W' = W g` by input channel, `b' = b + W (beta - mean g)`."""
+    weight, bias = _exact(layer.weight), _bias(layer)
+    by_channel = _by_channel(weight, layer)
+    bias += (by_channel * (beta - mean * g).view(by_channel.shape[0], 1, -1, 1)).sum((2, 3)).flatten()
+    by_channel *= g.view(by_channel.shape[0], 1, -1, 1)
+    return weight, bias
+
+
+def _by_channel(weight: Tensor, layer: Layer) -> Tensor:
+    """A view of the weight as [group, output channel in the group, input channel in the group, tap]."""
+    groups = 1 if isinstance(layer, nn.Linear) else layer.groups
+    view = weight.view(groups, weight.shape[0] // groups, weight.shape[1], -1)
+    return view.transpose(1, 2) if isinstance(layer, TRANSPOSED) else view
+
+
+def _bias(layer: Layer) -> Tensor:
+    channels = layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels
+    return torch.zeros(channels, dtype=torch.float64) if layer.bias is None else _exact(layer.bias)
+
+
+def _exact(t: Tensor) -> Tensor:
+    """A copy in float64, on the CPU: not every device has that type."""
+    return t.detach().to("cpu", torch.float64, copy=True, memory_format=torch.contiguous_format)
+
+
+def _replace(model: nn.Module, bn: nn.Module) -> None:
+    """An Identity wherever `bn` is registered."""
+    identity = nn.Identity().train(bn.training)
+    for path, module in list(model.named_modules(remove_duplicate=False)):
+        if module is bn:
+            parent, _, child = path.rpartition(".")
+            setattr(model.get_submodule(parent), child, identity)

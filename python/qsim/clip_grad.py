@@ -1,0 +1,121 @@
+"""Gradient clipping that no NaN or Inf gets through."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from qsim import ops
+
+_MOST_NAMED = 8
+
+
+def clip_grad_norm_(
+    parameters: Tensor | Iterable[Tensor] | Iterable[tuple[str, Tensor]],
+    max_norm: float,
+    norm_type: float = 2.0,
+    *,
+    nonfinite: str = "skip",
+) -> Tensor:
+    """Clip the joint norm of gradients in place, as `torch.nn.utils.clip_grad_norm_` does, but safely and in two reads.
+
+    Parameters
+    ----------
+    parameters : Tensor, iterable of Tensor, or iterable of (name, Tensor)
+        Their ``.grad`` are clipped; parameters without one are left out. ``model.named_parameters()`` lets errors name them.
+        Dense gradients of any strides, float32, float16, bfloat16 or float64, on one or several devices.
+    max_norm : float
+        Largest norm allowed, 0 or more.
+    norm_type : float
+        p of the p-norm: any number above 0, or ``inf``.
+    nonfinite : {"skip", "zero", "raise"}
+        What to do when any gradient holds NaN or Inf. ``"skip"``: every gradient becomes 0, and the norm returned is NaN.
+        ``"zero"``: such elements become 0 and the others are clipped by their own norm. ``"raise"``: an error names the
+        parameters and the gradients stay as they were; this alone waits for the device.
+
+    Returns
+    -------
+    Tensor, shape (), float32 (float64 when a gradient is)
+        The norm before clipping, on the first gradient's device; 0 when there are no gradients.
+
+    Raises
+    ------
+    RuntimeError
+        With ``nonfinite="raise"``, when an element is not finite.
+    TypeError
+        A gradient is sparse or of another dtype.
+
+    Examples
+    --------
+    >>> weight = torch.nn.Parameter(torch.ones(4))
+    >>> weight.grad = torch.full((4,), 2.0)
+    >>> clip_grad_norm_([weight], 1.0)
+    tensor(4.)
+
+    Notes
+    -----
+    On finite gradients the result is that of torch up to float32 rounding; see `qsim.ops.clip_grad_` for the arithmetic.
+    """
+    with torch.no_grad():
+        labels, grads = _gradients(parameters)
+        if not grads:
+            return torch.tensor(0.0)
+        groups: dict[torch.device, list[int]] = {}
+        for i, grad in enumerate(grads):
+            groups.setdefault(grad.device, []).append(i)
+        order = [i for group in groups.values() for i in group]
+        norm, counts = _clip([[grads[i] for i in group] for group in groups.values()], max_norm, norm_type, nonfinite)
+        if nonfinite == "raise":
+            found = [(labels[i], count, grads[i].numel()) for i, count in zip(order, counts.tolist(), strict=True) if count > 0]
+            if found:
+                raise RuntimeError(_complaint(found))
+        return norm
+
+
+def _gradients(parameters: Tensor | Iterable[Tensor] | Iterable[tuple[str, Tensor]]) -> tuple[list[str], list[Tensor]]:
+    """Names (or positions and shapes) and gradients of the parameters that have one."""
+    labels, grads = [], []
+    given = [parameters] if isinstance(parameters, Tensor) else parameters
+    for position, item in enumerate(cast("Iterable[Tensor | tuple[str, Tensor]]", given)):
+        name, parameter = (None, item) if isinstance(item, Tensor) else item
+        if parameter.grad is None:
+            continue
+        label = repr(name) if name is not None else f"parameter {position} of shape {list(parameter.shape)}"
+        if parameter.grad.layout != torch.strided:
+            raise TypeError(
+                f"qsim: the gradient of {label} is {parameter.grad.layout}, expected a dense one; "
+                "build its layer with sparse=False or leave the parameter out"
+            )
+        labels.append(label)
+        grads.append(parameter.grad)
+    return labels, grads
+
+
+def _clip(groups: Sequence[Sequence[Tensor]], max_norm: float, norm_type: float, nonfinite: str) -> tuple[Tensor, Tensor]:
+    """Norm and counts of gradients grouped by device; both lie on the first group's device."""
+    if len(groups) == 1:
+        return ops.clip_grad_(groups[0], max_norm, norm_type=norm_type, nonfinite=nonfinite)
+    home = groups[0][0].device
+    parts = [ops.grad_power_sum(group, norm_type=norm_type) for group in groups]
+    powers = torch.stack([power.to(home) for power, _ in parts])
+    power_sum = powers.max() if math.isinf(norm_type) else powers.sum()
+    counts = torch.cat([count.to(home) for _, count in parts])
+    norms = [
+        ops.scale_grad_(
+            group, power_sum.to(group[0].device), counts.to(group[0].device), max_norm, norm_type=norm_type, nonfinite=nonfinite
+        )
+        for group in groups
+    ]
+    return max(norms, key=lambda norm: norm.itemsize).to(home), counts
+
+
+def _complaint(found: Sequence[tuple[str, int, int]]) -> str:
+    lines = [f"  {label}: {count} of {elements} elements" for label, count, elements in found[:_MOST_NAMED]]
+    if len(found) > _MOST_NAMED:
+        lines.append(f"  and {len(found) - _MOST_NAMED} more")
+    advice = "lower the learning rate or the loss scale, or pass nonfinite='skip' to leave such steps out"
+    return "\n".join(["qsim: gradients hold NaN or Inf and were left unclipped:", *lines, advice])

@@ -1,0 +1,12 @@
+from __future__ import annotations
+
+
+class CalibrationError(RuntimeError):
+    """What was observed does not give a range: nothing arrived, nothing finite arrived, or non-finite values are forbidden.
+
+    The message names the observer or quantizer, what reached it, and what to do. Nothing that was observed is lost.
+    """
+
+
+class NoEncodingError(RuntimeError):
+    """A quantizer was asked to quantize before it had an encoding."""

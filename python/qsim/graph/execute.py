@@ -1,0 +1,216 @@
+"""Execute: every container enters a function mode of its own, made fresh for each call, that follows the plan.
+
+Fresh means no shared state: threads that share a model, and recomputation under a checkpoint, each walk their own route.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._ops import HigherOrderOperator
+from torch.overrides import TorchFunctionMode
+
+from qsim.bias import BiasQuantizer
+from qsim.graph.functions import ALIAS, COMPOSITE, CONSTRUCTORS, RANDOM, SAME, TRANSPARENT, Function, name_of
+from qsim.graph.plan import Actions, Plan
+from qsim.graph.record import containers, subclass
+from qsim.graph.tape import InputSlot, Slot
+from qsim.quantizer import Quantizer
+
+_PLACE = "_qsim_place"  # in a container's __dict__: a registered child would run when a Sequential does
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+Operand = tuple[Slot, Quantizer | BiasQuantizer, bool]  # the flag: whether it observes here
+Node = tuple[tuple[Operand, ...], tuple[tuple[int, Quantizer], ...]]  # quantizers of operands by slot, of outputs by index
+
+
+class Switch:
+    """Shared by all containers of one simulation. Off: they run as they were written, without any function mode."""
+
+    def __init__(self) -> None:
+        self.on = True
+
+    @contextlib.contextmanager
+    def turned(self, on: bool) -> Iterator[None]:
+        """Within the context the switch is `on`."""
+        was, self.on = self.on, on
+        try:
+            yield
+        finally:
+            self.on = was
+
+
+class Place:
+    """What one container does: its route, and the quantizers at each node of it.
+
+    Read-only while the model runs, but for `met`: functions that the route did not expect where they came.
+    """
+
+    def __init__(self, path: str, plan: Plan, quantizers: Mapping[str, Quantizer], switch: Switch) -> None:
+        route = plan.routes[path]
+        self.path, self.switch, self.next = path, switch, route.next
+        self.start = (0, 1 if route.next[1] else 0)
+        self.nodes = [_node(plan.actions.get(site, Actions()) if site else Actions(), quantizers) for site in route.sites]
+        self.unseen = route.unseen
+        self.met: set[str] = set()
+
+    def unexpected(self) -> list[str]:
+        """Functions that compute, and were called where the recording has none: they, and what follows in such a call, are in float."""
+        return sorted(self.met - self.unseen - TRANSPARENT - RANDOM)
+
+
+def _node(actions: Actions, quantizers: Mapping[str, Quantizer]) -> Node:
+    operands: list[Operand] = [(slot, quantizers[use.key], use.observes) for slot, use in actions.operands.items()]
+    if (bias := actions.bias) is not None:
+        operands.append((bias.slot, BiasQuantizer(quantizers[bias.input], quantizers[bias.weight]), True))
+    return tuple(operands), tuple((index, quantizers[key]) for index, key in actions.outputs.items())
+
+
+class Inputs:
+    """Quantizes the inputs of the model, however the caller passes them."""
+
+    def __init__(self, cls: type[nn.Module], plan: Plan, quantizers: Mapping[str, Quantizer]) -> None:
+        self.names = list(inspect.signature(cls.forward).parameters)[1:]  # without self
+        self.paths = [(slot if isinstance(slot, tuple) else (slot,), quantizers[key]) for slot, key in plan.inputs.items()]
+
+    def quantize(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+        for (slot, *path), quantizer in self.paths:
+            slot = self._as_passed(slot, args, kwargs)
+            if isinstance(slot, int):
+                args = (*args[:slot], _replaced(args[slot], path, quantizer), *args[slot + 1 :])
+            elif slot is not None:
+                kwargs = {**kwargs, slot: _replaced(kwargs[slot], path, quantizer)}
+        return args, kwargs
+
+    def _as_passed(self, slot: InputSlot, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | str | None:
+        """Position or keyword of the argument in this call; None if it was left out."""
+        name = self.names[slot] if isinstance(slot, int) and slot < len(self.names) else slot
+        position = self.names.index(name) if name in self.names else slot
+        if isinstance(position, int) and position < len(args):
+            return position
+        return name if isinstance(name, str) and name in kwargs else None
+
+
+def _replaced(tree: Any, path: list[Any], quantizer: Quantizer) -> Any:
+    """`tree` with the tensor at `path` quantized."""
+    if not path:
+        return _quantized(tree, quantizer, True)
+    key, *rest = path
+    if isinstance(tree, dict):
+        return {**tree, key: _replaced(tree[key], rest, quantizer)} if key in tree else tree
+    if isinstance(tree, (tuple, list)) and isinstance(key, int) and key < len(tree):
+        return type(tree)([*tree[:key], _replaced(tree[key], rest, quantizer), *tree[key + 1 :]])
+    return tree
+
+
+def _quantized(value: Any, quantizer: Quantizer | BiasQuantizer, observes: bool) -> Any:
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        return value
+    return quantizer(value) if observes or not quantizer.observing else value
+
+
+def _with_operands(args: tuple[Any, ...], kwargs: dict[str, Any], operands: tuple[Operand, ...]) -> Arguments:
+    """The arguments with the planned operands quantized. A slot that this call does not fill is passed over."""
+    given = list(args)
+    for slot, quantizer, observes in operands:
+        outer, index = slot if isinstance(slot, tuple) else (slot, None)
+        if isinstance(outer, int):
+            if outer < len(given):
+                given[outer] = _quantized_entry(given[outer], index, quantizer, observes)
+        elif outer in kwargs:
+            kwargs = {**kwargs, outer: _quantized_entry(kwargs[outer], index, quantizer, observes)}
+    return tuple(given), kwargs
+
+
+def _quantized_entry(value: Any, index: int | None, quantizer: Quantizer | BiasQuantizer, observes: bool) -> Any:
+    """`value`, or its entry at `index`, quantized."""
+    if index is None:
+        return _quantized(value, quantizer, observes)
+    return type(value)([*value[:index], _quantized(value[index], quantizer, observes), *value[index + 1 :]])
+
+
+def _with_outputs(out: Any, outputs: tuple[tuple[int, Quantizer], ...]) -> Any:
+    if isinstance(out, Tensor):
+        return _quantized(out, outputs[0][1], True)
+    for index, quantizer in outputs:
+        out = _quantized_entry(out, index, quantizer, True)
+    return out
+
+
+class LocalMode(TorchFunctionMode):
+    """Follows one call of one container along its route."""
+
+    def __init__(self, place: Place, training: bool) -> None:
+        self.place, self.at = place, place.start[training]
+
+    def __torch_function__(self, func: Function, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        kwargs, place = kwargs or {}, self.place
+        name = getattr(func, "__name__", "")
+        name = SAME.get(name, name)
+        node = place.next[self.at].get(name)
+        if node is None:
+            if isinstance(func, HigherOrderOperator) or name in CONSTRUCTORS:  # Dynamo hands over a whole checkpoint
+                return func(*args, **kwargs)
+            if name in COMPOSITE:
+                with self:
+                    return COMPOSITE[name](*args, **kwargs)
+        with torch._C.DisableTorchFunction():
+            if node is None:  # transparent, or not recorded here: pass through and stay
+                if not torch.compiler.is_compiling() and name not in place.met:
+                    place.met.add(name_of(func))
+                return ALIAS.get(name, func)(*args, **kwargs)
+            self.at = node
+            operands, outputs = place.nodes[node]
+            if operands:
+                args, kwargs = _with_operands(args, kwargs, operands)
+            out = func(*args, **kwargs)
+            return _with_outputs(out, outputs) if outputs else out
+
+
+class Simulated(nn.Module):
+    """Mixin of a container's class: forward under the container's mode."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        place, inputs = self.__dict__[_PLACE]
+        if not place.switch.on:
+            return super().forward(*args, **kwargs)
+        if inputs is not None:
+            args, kwargs = inputs.quantize(args, kwargs)
+        with LocalMode(place, self.training):
+            return super().forward(*args, **kwargs)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:  # the class has no importable name
+        state = self.__getstate__() if hasattr(self, "__getstate__") else self.__dict__  # type: ignore[no-untyped-call]
+        return _rebuild, (type(self)._original,), state  # type: ignore[attr-defined]
+
+
+def _rebuild(cls: type[nn.Module]) -> nn.Module:
+    simulated = subclass(Simulated, cls)  # type: ignore[arg-type]  # Module's __hash__ is annotated out of line
+    return simulated.__new__(simulated)
+
+
+def attach(model: nn.Module, plan: Plan, quantizers: Mapping[str, Quantizer], switch: Switch) -> list[str]:
+    """Make every container of `model` follow the plan. Returns a sentence for each that could not be made to."""
+    notes = []
+    for path, module in list(containers(model)):
+        if path not in plan.routes:
+            continue
+        original = type(module)
+        try:
+            module.__class__ = subclass(Simulated, original)  # type: ignore[arg-type]
+        except TypeError as error:
+            notes.append(f"'{path}' is not simulated: its class {original.__name__} takes no subclass here ({error})")
+            continue
+        inputs = Inputs(original, plan, quantizers) if path == "" and plan.inputs else None
+        vars(module)[_PLACE] = (Place(path, plan, quantizers, switch), inputs)
+    return notes
+
+
+def places(model: nn.Module) -> list[Place]:
+    """The places of all containers that follow a plan."""
+    return [vars(module)[_PLACE][0] for module in model.modules() if _PLACE in vars(module)]

@@ -1,0 +1,54 @@
+"""Running a model without leaving a trace in it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import torch
+from torch import Tensor, nn
+
+_REGISTRIES = ("_parameters", "_buffers", "_modules")
+
+
+@contextmanager
+def unchanged(model: nn.Module) -> Iterator[None]:
+    """Undo on leaving, also by an exception, what the body did to `model` and to the random number generators of torch and Python.
+
+    Put back are the contents of parameters and buffers, and every module's attributes: training flags, and what a forward assigns
+    (counters, caches, replaced buffers, modules made on the first call). What a forward appends to a list of its own stays.
+    Costs one copy of the model's tensors.
+    """
+    modules = [
+        (m, dict(vars(m)), {name: dict(vars(m)[name]) for name in _REGISTRIES})
+        for m in model.modules()
+        if not isinstance(m, torch.jit.ScriptModule)  # its attributes are not Python's
+    ]
+    tensors = [(t, t.detach().clone()) for t in (*model.parameters(), *model.buffers())]
+    state = random.getstate()
+    with ExitStack() as stack:
+        for kind, indices in _accelerators(tensors).items():
+            stack.enter_context(torch.random.fork_rng(devices=sorted(indices), device_type=kind))
+        try:
+            yield
+        finally:
+            random.setstate(state)
+            for module, attributes, registries in modules:
+                vars(module).clear()
+                vars(module).update(attributes)
+                for name, entries in registries.items():
+                    vars(module)[name].clear()
+                    vars(module)[name].update(entries)
+            with torch.no_grad():
+                for tensor, contents in tensors:
+                    tensor.data.copy_(contents)  # .data: no version bump, so a graph the caller still holds stays usable
+
+
+def _accelerators(tensors: list[tuple[Tensor, Tensor]]) -> dict[str, set[int]]:
+    """Indices of the model's devices by type. `cuda` is always there: forking it for no device forks the CPU's generator alone."""
+    found: dict[str, set[int]] = {"cuda": set()}
+    for tensor, _ in tensors:
+        if tensor.device.index is not None and tensor.device.type not in ("cpu", "meta"):
+            found.setdefault(tensor.device.type, set()).add(tensor.device.index)
+    return found

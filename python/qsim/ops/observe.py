@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def observe_range_(
+    x: Tensor, lowest: Tensor, highest: Tensor, counts: Tensor, *, axis: int | None = None, block_size: int | None = None
+) -> None:
+    """Extend the exact range of the finite elements seen so far, and count the others.
+
+    The state is changed in place, without host synchronisation. It does not depend on the order of calls, on how the data is
+    cut into batches, nor on the number of threads: states of disjoint data merge by minimum, maximum and sum.
+
+    Parameters
+    ----------
+    x : Tensor, any shape, float32, float16, bfloat16 or float64
+        Elements are taken as float32: a float64 element beyond float32 counts as infinite. May be empty. Read without a copy
+        when it is dense, in any order of axes (with `block_size`: contiguous).
+    lowest, highest : Tensor, float32
+        Ends of the range. Shape ``()``: one range for the tensor. Shape ``(C,)`` with `axis`: one for each of the ``C``
+        positions along it. With `block_size`: the shape of `x` with ``ceil(n / block_size)`` along `axis`. Start them at +inf
+        and -inf: "nothing seen". An end at zero is stored as +0.0.
+    counts : Tensor, shape (4,), int64
+        Elements, NaNs, +infs, -infs of the whole tensor. Start at zero.
+    axis : int, optional
+        The axis whose positions (or blocks) have ranges of their own.
+    block_size : int, optional
+        Elements in a block along `axis`; the last block may be shorter.
+
+    Examples
+    --------
+    >>> lowest, highest = torch.full((2,), torch.inf), torch.full((2,), -torch.inf)
+    >>> counts = torch.zeros(4, dtype=torch.int64)
+    >>> observe_range_(torch.tensor([[1.0, 2.0], [torch.nan, 3.0]]), lowest, highest, counts, axis=0)
+    >>> lowest.tolist(), highest.tolist(), counts.tolist()
+    ([1.0, 3.0], [2.0, 3.0], [4, 1, 0, 0])
+
+    Notes
+    -----
+    One read of `x`. No gradient. The version counters of the state are bumped.
+    """
+    torch.ops.qsim.observe_range_(x, lowest, highest, counts, axis=axis, block_size=block_size)
+
+
+def observe_(x: Tensor, lowest: Tensor, highest: Tensor, counts: Tensor, sketch: Tensor) -> None:
+    """Extend range and counts as `observe_range_` does for a whole tensor, and the sketch, in the same pass.
+
+    The sketch is a histogram whose bins are the leading 14 bits of a float32 (sign, exponent, 5 bits of mantissa): it needs no
+    range in advance and never has to grow, so every range estimator can be run on it afterwards (`search_range`).
+
+    Parameters
+    ----------
+    x : Tensor, any shape, float32, float16, bfloat16 or float64
+        As for `observe_range_`.
+    lowest, highest : Tensor, shape (), float32
+        Ends of the range; start at +inf and -inf.
+    counts : Tensor, shape (4,), int64
+        Elements, NaNs, +infs, -infs; start at zero.
+    sketch : Tensor, shape (16384,), int64
+        Bin ``bits >> 18`` counts the finite elements with those leading bits; both zeros are in bin 0, negative numbers from
+        bin 8192 on. NaNs and infinities are in no bin. Starts at zero.
+
+    Examples
+    --------
+    >>> lowest, highest = torch.tensor(torch.inf), torch.tensor(-torch.inf)
+    >>> counts, sketch = torch.zeros(4, dtype=torch.int64), torch.zeros(16384, dtype=torch.int64)
+    >>> observe_(torch.tensor([-0.0, 1.0, 1.01, torch.inf]), lowest, highest, counts, sketch)
+    >>> sketch.nonzero().flatten().tolist(), sketch[sketch > 0].tolist()
+    ([0, 4064], [1, 2])
+
+    Notes
+    -----
+    A histogram with logarithmic bins of bounded relative width merges exactly: Masson et al. 2019, "DDSketch", section 2;
+    here the logarithm is the float's own exponent. No gradient.
+    """
+    torch.ops.qsim.observe_(x, lowest, highest, counts, sketch)

@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def search_range(
+    lowest: Tensor,
+    highest: Tensor,
+    sketch: Tensor,
+    quant_min: int,
+    quant_max: int,
+    *,
+    symmetric: bool = False,
+    method: str = "tf_enhanced",
+    percentile: float = 99.99,
+    gamma: float = 3.0,
+) -> tuple[Tensor, Tensor]:
+    """Choose the range that a grid should cover, from what an observer saw.
+
+    Parameters
+    ----------
+    lowest, highest : Tensor, [] or [T], float32
+        Exact smallest and largest finite value seen; ``+Inf`` and ``-Inf`` when none was.
+    sketch : Tensor, [16384] or [T, 16384], int64
+        How many finite values fell into each bin; the bin of ``x`` is ``float32_bits(x) >> 18``.
+    quant_min, quant_max : int
+        Smallest and largest integer of the grid.
+    symmetric : bool
+        The zero point is fixed in the middle of the grid.
+    method : str
+        ``"minmax"``
+            The observed range.
+        ``"percentile"``
+            Drops equal shares, ``(100 - percentile) / 2`` percent of the values each, at the bottom and at the top.
+        ``"mse"``
+            The candidate whose encoding has the least squared error.
+        ``"tf_enhanced"``
+            The same with the error of saturated values (beyond the ends of the grid) weighted by `gamma`.
+        ``"entropy"``
+            The threshold on magnitudes whose clipped histogram (2048 bins), reduced to the grid's levels (128 at 8 bits),
+            diverges least from the original; each end of the range is clipped at it. Exact zeros are left out. Grids with
+            2048 levels or more take the observed range.
+    percentile : float
+        Percent of the values that ``"percentile"`` keeps, in ``(0, 100]``.
+    gamma : float
+        Weight of saturated values in ``"tf_enhanced"``.
+
+    Returns
+    -------
+    min, max : Tensor, shape of `lowest`, float32
+        `choose_qparams` turns them into exactly the encoding that was judged. ``(+Inf, -Inf)`` where nothing was seen.
+
+    Examples
+    --------
+    >>> x = torch.randn(100000, generator=torch.Generator().manual_seed(0))
+    >>> sketch = torch.bincount((x.view(torch.int32) >> 18) & 16383, minlength=16384)
+    >>> low, high = search_range(x.min(), x.max(), sketch, -8, 7, symmetric=True)
+    >>> bool(high < x.max())  # 4 bits: rounding matters more than a few saturated values
+    True
+
+    Notes
+    -----
+    Candidates as AIMET's TF-enhanced analyzer has them: scales in 1/100 (symmetric) or 1/16 (asymmetric, with 20 offsets and
+    the observed one) of the scale that covers the observed range, one step beyond it included; the first of equals wins. The
+    mass of a bin counts as spread evenly over it, one value as sitting at each exact end. Data that are all multiples of a
+    power of two (integers) are recognised by the bins that stay empty, and their mass sits on the multiples; where such
+    data fit the grid, the encoding that represents them exactly is a candidate too.
+    Entropy: Migacz, "8-bit Inference with TensorRT", GTC 2017. No gradient, no host synchronisation, the same bits on every
+    instruction-set level.
+    """
+    low, high = torch.ops.qsim.search_range(
+        lowest, highest, sketch, quant_min, quant_max, symmetric=symmetric, method=method, percentile=percentile, gamma=gamma
+    )
+    return low, high
+
+
+def search_range_data(
+    x: Tensor,
+    quant_min: int,
+    quant_max: int,
+    *,
+    axis: int | None = None,
+    block_size: int | None = None,
+    symmetric: bool = False,
+    method: str = "tf_enhanced",
+    percentile: float = 99.99,
+    gamma: float = 3.0,
+) -> tuple[Tensor, Tensor]:
+    """Choose the range that a grid should cover, from the values themselves: for weights.
+
+    Parameters
+    ----------
+    x : Tensor, any shape, float16, bfloat16, float32 or float64
+        Values; those that are not finite are skipped.
+    quant_min, quant_max, symmetric, method, gamma
+        As in `search_range`.
+    axis : int, optional
+        One range per index along this axis; without it one for the whole tensor.
+    block_size : int, optional
+        One range per block of this many values along `axis` (the last may be short).
+    percentile : float
+        As in `search_range`; linear between the two values around the rank, as `torch.quantile`.
+
+    Returns
+    -------
+    min, max : Tensor, float64 for float64 `x`, otherwise float32
+        Shape ``[]``, ``[x.shape[axis]]``, or that of `x` with ``ceil(n / block_size)`` along `axis`. ``(+Inf, -Inf)`` where no
+        value is finite.
+
+    Examples
+    --------
+    >>> weight = torch.randn(64, 576)
+    >>> low, high = search_range_data(weight, -127, 127, axis=0, symmetric=True)
+    >>> low.shape
+    torch.Size([64])
+
+    Notes
+    -----
+    The candidates of `search_range`, each judged by quantizing the values. No gradient.
+    """
+    low, high = torch.ops.qsim.search_range_data(
+        x,
+        quant_min,
+        quant_max,
+        axis=axis,
+        block_size=block_size,
+        symmetric=symmetric,
+        method=method,
+        percentile=percentile,
+        gamma=gamma,
+    )
+    return low, high

@@ -1,0 +1,58 @@
+"""Ready-made configs. Weights are symmetric per output channel, activations asymmetric per tensor, both signed.
+
+At 8 bits and more a weight channel has steps to spare, so its exact range is used; at 4 bits clipping the few largest weights
+buys everything else a finer step, so the range with the least squared error is searched. Activations have tails that calibration
+data only samples: their range is always searched.
+"""
+
+from __future__ import annotations
+
+from qsim.config import Config
+from qsim.spec import TensorSpec
+
+
+def _integer(weight_bits: int, activation_bits: int) -> Config:
+    method = "minmax" if weight_bits >= 8 else "mse"
+    return Config(
+        weight=TensorSpec(bits=weight_bits, symmetric=True, axis=0, method=method),
+        activation=TensorSpec(bits=activation_bits),
+    )
+
+
+def _floating(dtype: str) -> Config:
+    return Config(weight=TensorSpec(dtype=dtype), activation=TensorSpec(dtype=dtype))
+
+
+def int8() -> Config:
+    """8-bit weights and activations: what every deployment target runs."""
+    return _integer(8, 8)
+
+
+def int4() -> Config:
+    """4-bit weights and activations: usually needs training."""
+    return _integer(4, 4)
+
+
+def int16() -> Config:
+    """16-bit weights and activations."""
+    return _integer(16, 16)
+
+
+def w4a8() -> Config:
+    """4-bit weights, 8-bit activations."""
+    return _integer(4, 8)
+
+
+def fp16() -> Config:
+    """float16 weights and activations; what overflows becomes Inf."""
+    return _floating("float16")
+
+
+def bf16() -> Config:
+    """bfloat16 weights and activations."""
+    return _floating("bfloat16")
+
+
+def fp8() -> Config:
+    """float8_e4m3fn weights and activations, saturating, without a scale."""
+    return _floating("float8_e4m3fn")

@@ -1,0 +1,291 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from qsim import ops
+from qsim._state import UNKNOWN, RangeState
+from qsim.encoding import Encoding
+from qsim.errors import NoEncodingError
+from qsim.float_format import round_to_format
+from qsim.observer import Counts, Observer, encoding_of_range, with_method
+from qsim.spec import TensorSpec
+
+_SMALLEST_SCALE = torch.finfo(torch.float32).tiny
+_fake_quantize = torch.ops.qsim.fake_quantize.default  # the documented function, without its call
+
+
+def _options(spec: TensorSpec) -> dict[str, Any]:
+    """Those options of fake_quantize that are not its defaults: parsing the others costs a third of a small call."""
+    options = {"axis": spec.axis, "block_size": spec.block_size, "rounding": None if spec.rounding == "divide" else spec.rounding}
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _positive(learned: Tensor) -> Tensor:
+    return learned.abs().clamp_min(_SMALLEST_SCALE)
+
+
+def _gradient_factor(elements: int, scales: int, spec: TensorSpec) -> float:
+    return 1.0 / math.sqrt(max(elements, 1) / scales * spec.quant_max)
+
+
+class Quantizer(RangeState):
+    """Simulates the quantization of one tensor, and observes what its encoding is chosen from.
+
+    Parameters
+    ----------
+    spec : TensorSpec
+        How to quantize.
+    shape : sequence of int, optional
+        Shape of the tensors to come: makes the state's shape known from construction, as `Observer` explains.
+    name : str
+        What errors call it.
+
+    Attributes
+    ----------
+    enabled : bool
+        Quantize in ``forward``; True from the start.
+    observing : bool
+        Observe in ``forward``, before quantizing; False from the start.
+    observer : Observer
+    scale : Tensor, float32, shape ``()``, ``[C]`` or one per block
+        NaN: no encoding yet. A Parameter where the spec says learnable; a float format has none to choose and holds 1.
+    zero_point : Tensor, int32, shape of `scale`
+
+    Examples
+    --------
+    >>> quantizer = Quantizer(TensorSpec(bits=4, method="minmax"), name="fc.output")
+    >>> quantizer.observing, quantizer.enabled = True, False
+    >>> _ = quantizer(torch.linspace(-1, 2, 100))
+    >>> encoding = quantizer.compute_encoding()
+    >>> quantizer.observing, quantizer.enabled = False, True
+    >>> quantizer(torch.tensor([0.33, 5.0]))
+    tensor([0.4000, 2.0000])
+
+    Notes
+    -----
+    A learned scale and its negative are the same grid: what quantizes is ``|scale|`` (at least the smallest normal float32), so
+    an optimizer step across zero is harmless and the gradient is that of the function computed. It is scaled as in Esser et al.
+    2020, "Learned Step Size Quantization", section 2.2: by ``1 / sqrt(n * quant_max)`` for n elements to a scale.
+    """
+
+    _shape_key = "scale"
+    scale: Tensor
+    zero_point: Tensor
+
+    def __init__(self, spec: TensorSpec, shape: Sequence[int] | None = None, name: str = "") -> None:
+        super().__init__(spec.axis, spec.block_size, shape)
+        self.name = name
+        self.enabled = True
+        self.observing = False
+        self.observer = Observer(spec.axis, spec.block_size, shape, name)
+        self._spec = spec
+        self._grid = (spec.quant_min, spec.quant_max)
+        self._options = _options(spec)
+        self._allocate(UNKNOWN if self._shape is None else self._shape)
+
+    def _allocate(self, shape: tuple[int, ...], on: torch.device | None = None) -> None:
+        scale = torch.full(shape, 1.0 if self._spec.is_float else torch.nan, dtype=torch.float32, device=on)
+        if self._spec.learnable:
+            self.scale = nn.Parameter(scale)
+        else:
+            self.register_buffer("scale", scale)
+        self.register_buffer("zero_point", torch.zeros(shape, dtype=torch.int32, device=on))
+        self._has_encoding = self._spec.is_float
+
+    @property
+    def spec(self) -> TensorSpec:
+        """How the tensor is quantized, with the range method last used."""
+        return self._spec
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Observe and quantize as the switches say.
+
+        Parameters
+        ----------
+        x : Tensor, float16/bfloat16/float32/float64, on the quantizer's device
+
+        Returns
+        -------
+        Tensor, shape and dtype of `x`
+            `x` itself when not enabled. Differentiable in `x` (straight-through), and in a learnable scale.
+
+        Raises
+        ------
+        NoEncodingError
+            Enabled, but nothing has chosen an encoding yet.
+        """
+        if self.observing:
+            self.observer.forward(x)
+        if not self.enabled:
+            return x
+        if not self._has_encoding:
+            raise NoEncodingError(
+                f"{self._title} has no encoding. Calibrate first (observing = True, run data, compute_encoding()), "
+                "load a calibrated state dict, or set enabled = False."
+            )
+        if self._spec.is_float:
+            return round_to_format(x, self._spec.dtype, saturate=self._spec.saturate)
+        state = self._buffers
+        if self._spec.learnable:
+            learned = self.scale
+            factor = _gradient_factor(x.numel(), learned.numel(), self._spec)
+            scale, options = _positive(learned), {**self._options, "grad_factor": factor}
+        else:
+            scale, options = state["scale"], self._options
+        if x.dtype is torch.float64:
+            scale = scale.double()
+        y: Tensor = _fake_quantize(x, scale, state["zero_point"], *self._grid, **options)
+        return y
+
+    @property
+    def encoding(self) -> Encoding | None:
+        """The encoding in use, as new tensors; None while there is none."""
+        if not self._has_encoding:
+            return None
+        spec = self._spec
+        scale = _positive(self.scale.detach()) if spec.learnable else self.scale.clone()
+        return Encoding(scale, self.zero_point.clone(), *self._grid, spec.axis, spec.block_size, spec.encoding_dtype)
+
+    def set_encoding(self, encoding: Encoding) -> None:
+        """Quantize with this encoding from now on.
+
+        Parameters
+        ----------
+        encoding : Encoding
+            With the grid, axis, block size and dtype of the spec; on any device.
+        """
+        spec = self._spec
+        got = (encoding.quant_min, encoding.quant_max, encoding.axis, encoding.block_size, encoding.dtype)
+        expected = (*self._grid, spec.axis, spec.block_size, spec.encoding_dtype)
+        if got != expected:
+            raise ValueError(
+                f"{self._title}: the encoding has (quant_min, quant_max, axis, block_size, dtype) = {got}; its spec wants {expected}. "
+                "Make the quantizer with a spec that fits."
+            )
+        shape = tuple(encoding.scale.shape)
+        if self._shape is None:
+            self._adopt(shape)
+        if self._shape != shape:
+            raise ValueError(f"{self._title}: the encoding has scales of shape {shape}; expected {self._shape}")
+        with torch.no_grad():  # in place: optimizers and compiled graphs keep their references
+            self.scale.copy_(encoding.scale)
+            self.zero_point.copy_(encoding.zero_point)
+        self._has_encoding = True
+
+    def compute_encoding(self, method: str | None = None, *, percentile: float | None = None, gamma: float | None = None) -> Encoding:
+        """Choose the encoding from what was observed, and use it from now on.
+
+        Parameters
+        ----------
+        method, percentile, gamma : optional
+            In place of the spec's, and kept in it.
+
+        Returns
+        -------
+        Encoding
+
+        Raises
+        ------
+        CalibrationError
+            As `Observer.encoding`. The encoding in use before stays.
+        """
+        spec = with_method(self._spec, method, percentile=percentile, gamma=gamma)
+        return self._use(spec, None if spec.is_float else self.observer.encoding(spec))
+
+    def compute_encoding_from(
+        self, weight: Tensor, method: str | None = None, *, percentile: float | None = None, gamma: float | None = None
+    ) -> Encoding:
+        """Choose the encoding from a tensor that is at hand, such as a weight, and use it from now on.
+
+        The range is searched on the data itself, per tensor, channel or block, so every method is possible. The observer is
+        reset and sees the tensor, so that `counts`, `min` and `max` describe it.
+
+        Parameters
+        ----------
+        weight : Tensor, float16/bfloat16/float32/float64, on the quantizer's device
+            NaN and Inf are left out, or raise if ``spec.nonfinite == "raise"``.
+        method, percentile, gamma : optional
+            In place of the spec's, and kept in it.
+
+        Returns
+        -------
+        Encoding
+
+        Raises
+        ------
+        CalibrationError
+            The tensor, or a channel or block of it, has no finite value. The encoding in use before stays.
+        """
+        spec = with_method(self._spec, method, percentile=percentile, gamma=gamma)
+        self.observer.reset()
+        self.observer.forward(weight)
+        if spec.is_float:
+            return self._use(spec, None)
+        self.observer.check(spec)
+        low, high = ops.search_range_data(
+            weight.detach(),
+            *self._grid,
+            axis=spec.axis,
+            block_size=spec.block_size,
+            symmetric=spec.symmetric,
+            method=spec.method,
+            percentile=spec.percentile,
+            gamma=spec.gamma,
+        )
+        return self._use(spec, encoding_of_range(low, high, spec))
+
+    def _use(self, spec: TensorSpec, chosen: Encoding | None) -> Encoding:
+        """Take over a spec that differs in its range method only, and the encoding that it chose (None: a float format's own)."""
+        if chosen is not None:
+            self.set_encoding(chosen)
+        self._spec = spec
+        encoding = self.encoding
+        assert encoding is not None
+        return encoding
+
+    @property
+    def counts(self) -> Counts:
+        """What was observed, in numbers. Waits for the device."""
+        return self.observer.counts
+
+    @property
+    def min(self) -> Tensor:
+        """Smallest finite value observed: see `Observer.min`."""
+        return self.observer.min
+
+    @property
+    def max(self) -> Tensor:
+        """Largest finite value observed: see `Observer.max`."""
+        return self.observer.max
+
+    def reset(self) -> None:
+        """Forget what was observed. The encoding in use stays."""
+        self.observer.reset()
+
+    def merge(self, other: Quantizer) -> None:
+        """Add what another quantizer observed: see `Observer.merge`. The encoding in use stays."""
+        self.observer.merge(other.observer)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        super()._load_from_state_dict(state_dict, prefix, *args)
+        if prefix + "scale" not in state_dict or self.scale.is_meta:
+            return
+        self._has_encoding = self.scale.numel() > 0 and not bool(self.scale.isnan().any())
+        low, high = self._grid
+        if self._has_encoding and not bool(((self.zero_point >= float(low)) & (self.zero_point <= float(high))).all()):
+            self._has_encoding = False
+            error_messages: list[str] = args[-1]
+            error_messages.append(f"{prefix}zero_point is not within [{low}, {high}]: the state is that of another spec.")
+
+    @property
+    def _title(self) -> str:
+        return f"qsim: {self.name!r}" if self.name else "qsim: the quantizer"
+
+    def extra_repr(self) -> str:
+        state = "" if self._has_encoding else ", no encoding"
+        return f"{self._spec.encoding_dtype}, axis={self.axis}, method={self._spec.method!r}{state}"

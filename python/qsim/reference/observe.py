@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+SKETCH_SHIFT, SKETCH_BINS = 18, 1 << 14
+
+
+def _add_counts(x: Tensor, counts: Tensor) -> None:
+    found = [torch.tensor(x.numel()), x.isnan().sum(), (x == torch.inf).sum(), (x == -torch.inf).sum()]
+    counts += torch.stack([count.to(counts.device) for count in found])
+
+
+def _extend(lowest: Tensor, highest: Tensor, low: Tensor, high: Tensor) -> None:
+    lowest.copy_(torch.minimum(lowest, low) + 0.0)  # -0.0 + 0.0 is 0.0
+    highest.copy_(torch.maximum(highest, high) + 0.0)
+
+
+def observe_range_(
+    x: Tensor, lowest: Tensor, highest: Tensor, counts: Tensor, *, axis: int | None = None, block_size: int | None = None
+) -> None:
+    """Twin of `qsim.ops.observe_range_` (NUMERICS, section 3)."""
+    x = x.detach().float()
+    _add_counts(x, counts)
+    low, high = torch.where(x.isfinite(), x, torch.inf), torch.where(x.isfinite(), x, -torch.inf)
+    if x.numel() == 0:
+        return
+    if axis is None:
+        _extend(lowest, highest, low.min(), high.max())
+    elif block_size is None:
+        low, high = (end.movedim(axis, 0).reshape(x.shape[axis], -1) for end in (low, high))
+        _extend(lowest, highest, low.amin(1), high.amax(1))
+    else:
+        blocks = [slice(begin, begin + block_size) for begin in range(0, x.shape[axis], block_size)]
+        low, high = low.movedim(axis, 0), high.movedim(axis, 0)
+        lows, highs = [low[block].amin(0) for block in blocks], [high[block].amax(0) for block in blocks]
+        _extend(lowest, highest, torch.stack(lows, axis), torch.stack(highs, axis))
+
+
+def observe_(x: Tensor, lowest: Tensor, highest: Tensor, counts: Tensor, sketch: Tensor) -> None:
+    """Twin of `qsim.ops.observe_` (NUMERICS, section 3)."""
+    observe_range_(x, lowest, highest, counts)
+    finite = x.detach().float()[x.detach().float().isfinite()] + 0.0  # +0.0 for both zeros
+    bins = (finite.view(torch.int32).long() & 0xFFFFFFFF) >> SKETCH_SHIFT
+    sketch += torch.bincount(bins, minlength=SKETCH_BINS)

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from qsim.reference.choose_qparams import choose_qparams
+from qsim.reference.search_range import _clip_by_entropy, _lossless, _lowest_set_bit, candidate_ranges
+
+
+def data_cost(x: Tensor, scale: Tensor, zero_point: Tensor, quant_min: int, quant_max: int, *, gamma: float = 1.0) -> Tensor:
+    """Squared error of quantizing finite values with each encoding (1-dim); beyond the ends of the grid it weighs `gamma`."""
+    costs = []
+    for s, z in zip(scale.double(), zero_point.double(), strict=True):
+        low, high = (quant_min - z) * s, (quant_max - z) * s
+        inside = x.double().flatten().clamp(low, high)
+        error = (x.double().flatten() - (inside / s).round() * s) ** 2
+        costs.append((error * torch.where(inside == x.double().flatten(), 1.0, gamma)).sum())
+    return torch.stack(costs)
+
+
+def _search_values(
+    x: Tensor, grid: tuple[int, int], symmetric: bool, method: str, percentile: float, gamma: float
+) -> tuple[Tensor, Tensor]:
+    x = x[x.isfinite()]
+    if len(x) == 0:
+        return x.new_tensor(math.inf), x.new_tensor(-math.inf)
+    lowest, highest = x.min(), x.max()
+    if method == "minmax":
+        return lowest, highest
+    if method == "percentile":
+        ordered, dropped = x.double().sort().values, (len(x) - 1) * ((100 - percentile) / 200)
+
+        def at(position: float) -> Tensor:
+            rank = int(position)
+            return torch.lerp(ordered[rank], ordered[min(rank + 1, len(x) - 1)], position - rank)
+
+        return at(dropped), at(len(x) - 1 - dropped)
+    if method == "entropy":
+        magnitude = x[x != 0].double().abs()
+        return _clip_by_entropy(lowest, highest, magnitude, magnitude, torch.ones_like(magnitude), *grid, symmetric)
+    weight = gamma if method == "tf_enhanced" else 1.0
+    lows, highs = candidate_ranges(lowest, highest, *grid, symmetric=symmetric)
+    if len(lows) == 0:
+        return lowest.clamp(max=0), highest.clamp(min=0)
+    scale, zero_point = choose_qparams(lows, highs, *grid, symmetric=symmetric)
+    cost = data_cost(x, scale, zero_point, *grid, gamma=weight)
+    best = int(cost.argmin())
+    lossless = _lossless(lowest, highest, _lowest_set_bit(x), *grid, symmetric)
+    if lossless is not None and cost[best] > 1e-6 * len(x) * scale[best].double() ** 2 / 12:
+        return lossless
+    return lows[best], highs[best]
+
+
+def search_range_data(
+    x: Tensor,
+    quant_min: int,
+    quant_max: int,
+    *,
+    axis: int | None = None,
+    block_size: int | None = None,
+    symmetric: bool = False,
+    method: str = "tf_enhanced",
+    percentile: float = 99.99,
+    gamma: float = 3.0,
+) -> tuple[Tensor, Tensor]:
+    """Twin of `qsim.ops.search_range_data` (NUMERICS, section 4)."""
+    values = x if x.dtype == torch.float64 else x.float()
+    if axis is None:
+        pieces, shape = [values.flatten()], torch.Size()
+    elif block_size is None:
+        pieces, shape = [v.flatten() for v in values.unbind(axis)], torch.Size([values.shape[axis]])
+    else:
+        rows = values.movedim(axis, -1)
+        shape = rows.shape[:-1] + torch.Size([-(-rows.shape[-1] // block_size)])
+        pieces = [block for row in rows.reshape(-1, rows.shape[-1]) for block in row.split(block_size)]
+    found = [_search_values(piece, (quant_min, quant_max), symmetric, method, percentile, gamma) for piece in pieces]
+    lows = values.new_tensor([float(low) for low, _ in found]).reshape(shape)
+    highs = values.new_tensor([float(high) for _, high in found]).reshape(shape)
+    if block_size is None or axis is None:
+        return lows, highs
+    return lows.movedim(-1, axis), highs.movedim(-1, axis)

@@ -1,0 +1,208 @@
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from qsim.float_format import FLOAT_FORMATS
+
+METHODS = ("minmax", "percentile", "mse", "tf_enhanced", "entropy")
+DTYPES = ("int", *FLOAT_FORMATS)
+ROUNDINGS = ("divide", "reciprocal")
+NONFINITE = ("skip", "raise", "saturate")
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """How one tensor is quantized: its grid, its granularity and how its range is chosen.
+
+    Parameters
+    ----------
+    bits : int, 2 to 16
+        Width of the integers. A float format has its own width, which replaces what is given here.
+    symmetric : bool
+        Zero point in the middle of the grid (0 on ``[-128, 127]``, 128 on ``[0, 255]``).
+    signed : bool, optional
+        ``[-128, 127]`` or ``[0, 255]``; None leaves it to the deployment target, and is signed where none says otherwise.
+    narrow : bool
+        Drop the lowest integer of a signed grid: ``[-127, 127]``.
+    axis : int, optional
+        One scale per index along this axis; None for one scale per tensor. ``axis=0`` in ``Config.weight`` means the output
+        channels, wherever an operation has them.
+    block_size : int, optional
+        One scale per block of so many elements along `axis`, and per index along every other axis.
+    method : str
+        How the range is chosen: "minmax", "percentile", "mse", "tf_enhanced" or "entropy".
+    dtype : str
+        "int", or a float format: "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2". A float format rounds without a scale:
+        `axis`, `block_size` (both become None) and all that concerns integers or ranges have no effect.
+    learnable : bool
+        Train the scale (LSQ, Esser et al. 2020).
+    percentile : float, 0 < percentile <= 100
+        For "percentile": share of the mass inside the range, in percent.
+    gamma : float, >= 0
+        For "tf_enhanced": weight of the error of values outside the range.
+    min_scale : float, >= 0
+        Raises the smallest scale, which is otherwise the smallest normal float32.
+    rounding : str
+        "divide" (as ONNX) or "reciprocal" (as TensorRT: multiply by ``1 / scale``).
+    nonfinite : str
+        What calibration does about NaN and Inf in the data: "skip" (leave them out and count them), "raise", or "saturate"
+        (Inf counts as the largest finite value seen, -Inf as the smallest). Weights are searched without them.
+    saturate : bool, optional
+        For a float format: whether an overflow becomes the largest finite number. None is the format's habit: float8 saturates,
+        float16 and bfloat16 go to Inf.
+
+    Examples
+    --------
+    >>> spec = TensorSpec(bits=4, symmetric=True, narrow=True)
+    >>> spec.quant_min, spec.quant_max
+    (-7, 7)
+    """
+
+    bits: int = 8
+    symmetric: bool = False
+    signed: bool | None = None
+    narrow: bool = False
+    axis: int | None = None
+    block_size: int | None = None
+    method: str = "tf_enhanced"
+    dtype: str = "int"
+    learnable: bool = False
+    percentile: float = 99.99
+    gamma: float = 3.0
+    min_scale: float = 0.0
+    rounding: str = "divide"
+    nonfinite: str = "skip"
+    saturate: bool | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            check_field(name, value)
+        if self.is_float:
+            self._reject(self.learnable, "learnable=True needs a scale, which a float format has none of; use dtype='int'")
+            for name, value in {"bits": FLOAT_FORMATS[self.dtype].bits, "axis": None, "block_size": None}.items():
+                object.__setattr__(self, name, value)
+            return
+        self._reject(self.narrow and self.signed is False, "narrow=True drops the lowest integer of a signed grid; got signed=False")
+        self._reject(self.block_size is not None and self.axis is None, "block_size needs the axis that blocks lie along; got axis=None")
+        self._reject(self.saturate is False, "saturate=False needs a float format; integers always saturate")
+
+    def _reject(self, wrong: bool, message: str) -> None:
+        if wrong:
+            raise ValueError(f"TensorSpec: {message}")
+
+    @property
+    def is_float(self) -> bool:
+        """Whether the tensor is rounded to a float format instead of an integer grid."""
+        return self.dtype != "int"
+
+    @property
+    def quant_min(self) -> int:
+        """Smallest number of the grid; of a float format, its smallest finite number."""
+        if self.is_float:
+            return -self.quant_max
+        return 0 if self.signed is False else -(1 << (self.bits - 1)) + self.narrow
+
+    @property
+    def quant_max(self) -> int:
+        """Largest number of the grid; of a float format, its largest finite number."""
+        if self.is_float:
+            return int(FLOAT_FORMATS[self.dtype].largest)
+        return (1 << self.bits) - 1 if self.signed is False else (1 << (self.bits - 1)) - 1
+
+    @property
+    def encoding_dtype(self) -> str:
+        """Name of what the tensor is stored as: "int8", "uint4", "float16"."""
+        if self.is_float:
+            return self.dtype
+        return f"{'u' if self.signed is False else ''}int{self.bits}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields, as JSON has them."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> TensorSpec:
+        """Inverse of `to_dict`; fields left out have their defaults, unknown ones are an error."""
+        for name in fields:
+            check_field_name(name)
+        return cls(**fields)
+
+
+def _one_of(*choices: str) -> tuple[Callable[[Any], bool], str]:
+    return lambda value: value in choices, "one of " + ", ".join(repr(choice) for choice in choices)
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _number(low: float, high: float = math.inf) -> Callable[[Any], bool]:
+    return lambda value: (_is_int(value) or isinstance(value, float)) and low <= value <= high and math.isfinite(value)
+
+
+_BOOL: tuple[Callable[[Any], bool], str] = (lambda value: isinstance(value, bool), "True or False")
+_BOOL_OR_NONE: tuple[Callable[[Any], bool], str] = (lambda value: value is None or isinstance(value, bool), "True, False or None")
+
+# What each field of TensorSpec may be, alone: also what an override may set it to.
+_RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "bits": (lambda value: _is_int(value) and 2 <= value <= 16, "an integer from 2 to 16"),
+    "symmetric": _BOOL,
+    "signed": _BOOL_OR_NONE,
+    "narrow": _BOOL,
+    "axis": (lambda value: value is None or _is_int(value), "an integer or None"),
+    "block_size": (lambda value: value is None or (_is_int(value) and value > 0), "a positive integer or None"),
+    "method": _one_of(*METHODS),
+    "dtype": _one_of(*DTYPES),
+    "learnable": _BOOL,
+    "percentile": (lambda value: _number(0, 100)(value) and value > 0, "a number above 0, at most 100"),
+    "gamma": (_number(0), "a finite number, at least 0"),
+    "min_scale": (_number(0), "a finite number, at least 0"),
+    "rounding": _one_of(*ROUNDINGS),
+    "nonfinite": _one_of(*NONFINITE),
+    "saturate": _BOOL_OR_NONE,
+}
+
+
+def check_field_name(name: str) -> None:
+    """Raise a ValueError that lists the fields of TensorSpec unless `name` is one."""
+    if name not in _RULES:
+        raise ValueError(f"TensorSpec: got unknown field {name!r}; expected one of {', '.join(_RULES)}")
+
+
+def check_field(name: str, value: Any) -> None:
+    """Raise a ValueError unless `value` is legal for the field `name` of TensorSpec, taken alone."""
+    check_field_name(name)
+    legal, expected = _RULES[name]
+    if not legal(value):
+        raise ValueError(f"TensorSpec: got {name}={value!r}; expected {expected}")
+
+
+def range_shape(shape: Sequence[int], axis: int | None, block_size: int | None) -> tuple[int, ...]:
+    """Shape of the scales and ranges of a tensor: one element per tensor, channel or block.
+
+    Parameters
+    ----------
+    shape : sequence of int
+        Shape of the tensor; without `block_size` only its length along `axis` is used.
+    axis, block_size : int, optional
+        As in `TensorSpec`.
+
+    Returns
+    -------
+    tuple of int
+        ``()``, ``(shape[axis],)``, or `shape` with ``ceil(n / block_size)`` along `axis`.
+    """
+    if axis is None:
+        return ()
+    if not -len(shape) <= axis < len(shape):
+        raise ValueError(f"qsim: a tensor of shape {tuple(shape)} has no axis {axis}")
+    ranges = [shape[axis]] if block_size is None else list(shape)
+    if any(length < 0 for length in ranges):
+        raise ValueError(f"qsim: shape {tuple(shape)} does not tell the shape of the ranges; leave shape=None to adopt it later")
+    if block_size is not None:
+        ranges[axis] = -(-shape[axis] // block_size)
+    return tuple(ranges)

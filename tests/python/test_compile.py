@@ -1,0 +1,76 @@
+"""torch.compile in one graph: outputs and gradients are those of eager."""
+
+import pytest
+import torch
+from models import ConvNet, Perceptron, seeded
+
+import qsim
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo():
+    torch._dynamo.reset()
+
+
+def outputs_and_gradients(sim: qsim.QuantSim, run, x: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    sim.zero_grad()
+    torch.manual_seed(0)
+    y = run(x)
+    (y * torch.linspace(-1, 1, y.numel()).reshape(y.shape)).sum().backward()
+    return y, [p.grad.clone() for p in sim.parameters()]
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("config", [qsim.int8(), qsim.Config(bias=True)], ids=["int8", "int32 bias"])
+def test_network(training, config):
+    model, x = seeded(ConvNet), torch.randn(4, 1, 12, 12)
+    model.dropout.p = 0.0  # compiled and eager draw different random numbers
+    sim = qsim.QuantSim(model, x, config)
+    sim.calibrate([x], progress=False)
+    sim.train(training)
+    expected, gradients = outputs_and_gradients(sim, sim, x)
+    found, compiled_gradients = outputs_and_gradients(sim, torch.compile(sim, fullgraph=True, backend="aot_eager"), x)
+    assert torch.equal(found, expected)
+    for ours, theirs in zip(compiled_gradients, gradients, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_inductor():
+    model, x = seeded(Perceptron), torch.randn(16, 6)
+    sim = qsim.QuantSim(model, x)
+    sim.calibrate([x], progress=False)
+    expected, gradients = outputs_and_gradients(sim, sim, x)
+    found, compiled_gradients = outputs_and_gradients(sim, torch.compile(sim, fullgraph=True), x)
+    step = sim.encodings()["fc2.output"].scale.item()
+    assert (found - expected).abs().max() <= 1.01 * step  # Inductor may sum in another order: a tie falls the other way
+    for ours, theirs in zip(compiled_gradients, gradients, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-2, atol=1e-2)
+
+
+def test_switches_recompile():
+    x = torch.randn(16, 6)
+    sim = qsim.QuantSim(seeded(Perceptron), x, qsim.int4())
+    sim.calibrate([x], progress=False)
+    compiled = torch.compile(sim, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(x), sim(x))
+    with sim.float():
+        assert torch.equal(compiled(x), sim(x))
+    sim.disable("fc1.*")
+    assert torch.equal(compiled(x), sim(x))
+    sim.enable("fc1.*")
+    sim.set_method("minmax")
+    assert torch.equal(compiled(x), sim(x))
+
+
+def test_learnable_scales():
+    spec = qsim.TensorSpec(bits=4, learnable=True)
+    x = torch.randn(16, 6)
+    sim = qsim.QuantSim(
+        seeded(Perceptron), x, qsim.Config(weight=qsim.TensorSpec(bits=4, symmetric=True, axis=0, learnable=True), activation=spec)
+    )
+    sim.calibrate([x], progress=False)
+    expected, gradients = outputs_and_gradients(sim, sim, x)
+    found, compiled_gradients = outputs_and_gradients(sim, torch.compile(sim, fullgraph=True, backend="aot_eager"), x)
+    assert torch.equal(found, expected)
+    for ours, theirs in zip(compiled_gradients, gradients, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)

@@ -1,0 +1,375 @@
+import copy
+import math
+import pickle
+
+import pytest
+import torch
+
+import qsim
+from qsim import CalibrationError, Counts, Encoding, NoEncodingError, Quantizer, TensorSpec, round_to_format
+
+GRANULARITIES = [(None, None), (0, None), (1, None), (-1, None), (1, 2)]
+SHAPE = (4, 5, 3)
+
+
+def spread(ranges, x, axis, block_size):
+    """What each element of x gets: scales or zero points repeated to x's shape."""
+    if axis is None:
+        return ranges.expand(x.shape)
+    if block_size is None:
+        return ranges.reshape([-1 if d == axis % x.ndim else 1 for d in range(x.ndim)]).expand(x.shape)
+    return ranges.repeat_interleave(block_size, axis).narrow(axis, 0, x.shape[axis])
+
+
+def simulate(x, encoding):
+    """NUMERICS, section 1, in the precision of x."""
+    scale = spread(encoding.scale, x, encoding.axis, encoding.block_size).to(x.dtype)
+    zero_point = spread(encoding.zero_point, x, encoding.axis, encoding.block_size)
+    q = ((x / scale).round() + zero_point).clamp(encoding.quant_min, encoding.quant_max)
+    return (q - zero_point) * scale
+
+
+@pytest.fixture
+def compile_anew():
+    """torch.compile without what earlier tests compiled: Dynamo allows eight variants of one function."""
+    torch.compiler.reset()
+    return lambda quantizer: torch.compile(quantizer, fullgraph=True, backend="aot_eager")
+
+
+def calibrated(spec, x, **options):
+    quantizer = Quantizer(spec, **options)
+    quantizer.observing, quantizer.enabled = True, False
+    assert quantizer(x) is x
+    quantizer.compute_encoding()
+    quantizer.observing, quantizer.enabled = False, True
+    return quantizer
+
+
+@pytest.mark.parametrize(("axis", "block_size"), GRANULARITIES)
+@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize("bits", [2, 4, 8, 16])
+def test_quantizes_as_the_contract_says(axis, block_size, symmetric, bits):
+    spec = TensorSpec(bits=bits, symmetric=symmetric, axis=axis, block_size=block_size, method="minmax")
+    x = torch.randn(SHAPE)
+    quantizer = calibrated(spec, x)
+    wider = 2 * torch.randn(SHAPE)
+    assert torch.equal(quantizer(wider), simulate(wider, quantizer.encoding))
+    assert (quantizer.encoding.quant_min, quantizer.encoding.quant_max) == (spec.quant_min, spec.quant_max)
+    assert torch.equal(quantizer(wider.double()), simulate(wider.double(), quantizer.encoding))
+    assert quantizer(wider.half()).dtype == torch.float16
+
+
+def test_reciprocal_rounding_moves_ties():
+    encoding = Encoding(torch.tensor(0.3), torch.tensor(0, dtype=torch.int32), -128, 127)
+    ties = (torch.arange(-128, 127) + 0.5) * encoding.scale
+    results = {}
+    for rounding in ("divide", "reciprocal"):
+        quantizer = Quantizer(TensorSpec(rounding=rounding))
+        quantizer.set_encoding(encoding)
+        results[rounding] = quantizer(ties)
+        reference = qsim.reference.fake_quantize(ties, encoding.scale, encoding.zero_point, -128, 127, rounding=rounding)
+        assert torch.equal(results[rounding], reference)
+    assert not torch.equal(results["divide"], results["reciprocal"])
+
+
+def test_switches():
+    x = torch.randn(10)
+    quantizer = calibrated(TensorSpec(method="minmax"), x)
+    assert quantizer.counts == Counts(10)
+    assert not torch.equal(quantizer(x), x)
+    assert quantizer.counts == Counts(10)
+    quantizer.observing = True
+    assert torch.equal(quantizer(2 * x), simulate(2 * x, quantizer.encoding))
+    assert quantizer.counts == Counts(20)
+    assert (quantizer.min, quantizer.max) == (2 * x.min(), 2 * x.max())
+    quantizer.observing = quantizer.enabled = False
+    assert quantizer(x) is x
+
+
+def test_gradient_passes_inside_the_range():
+    quantizer = calibrated(TensorSpec(bits=4, method="minmax"), torch.tensor([-1.0, 1.0]))
+    x = torch.tensor([-3.0, -0.5, 0.0, 0.5, 3.0, math.nan], requires_grad=True)
+    quantizer(x).nansum().backward()
+    assert x.grad.tolist() == [0, 1, 1, 1, 0, 0]
+
+
+def test_without_an_encoding_it_never_passes_silently():
+    quantizer = Quantizer(TensorSpec(), name="layer1.0.conv1.output")
+    assert quantizer.encoding is None
+    with pytest.raises(NoEncodingError, match=r"'layer1.0.conv1.output' has no encoding.*compute_encoding\(\)"):
+        quantizer(torch.ones(3))
+    quantizer.observing = True
+    with pytest.raises(NoEncodingError):
+        quantizer(torch.ones(3))
+
+
+def test_what_was_observed_serves_every_method():
+    x = torch.distributions.StudentT(2.0).sample((5000,))
+    quantizer = calibrated(TensorSpec(bits=4), x, name="a")
+    by_method = {}
+    for method in ("minmax", "percentile", "mse", "tf_enhanced", "entropy"):
+        by_method[method] = quantizer.compute_encoding(method)
+        assert quantizer.spec.method == method
+        assert quantizer.encoding == by_method[method] == quantizer.observer.encoding(quantizer.spec)
+    assert by_method["minmax"].scale > by_method["mse"].scale
+    narrow, wide = (quantizer.compute_encoding("percentile", percentile=p) for p in (90.0, 99.0))
+    assert narrow.scale < wide.scale
+    assert quantizer.spec.percentile == 99.0
+
+
+def test_a_failed_calibration_keeps_the_encoding():
+    quantizer = calibrated(TensorSpec(method="minmax"), torch.ones(3), name="fc.output")
+    before = quantizer.encoding
+    quantizer.reset()
+    assert quantizer.encoding == before
+    with pytest.raises(CalibrationError, match=r"'fc\.output' has no range: no batch reached it"):
+        quantizer.compute_encoding("mse")
+    assert quantizer.encoding == before
+    assert quantizer.spec.method == "minmax"
+
+
+@pytest.mark.parametrize(("axis", "block_size"), GRANULARITIES)
+@pytest.mark.parametrize("method", ["minmax", "mse", "tf_enhanced"])
+def test_weights_are_searched_on_the_data(axis, block_size, method):
+    weight = torch.nn.Parameter(torch.distributions.StudentT(3.0).sample((8, 33)))
+    weight.data[0, 0] = math.nan
+    spec = TensorSpec(bits=4, symmetric=True, axis=axis, block_size=block_size, method=method)
+    quantizer = Quantizer(spec, shape=weight.shape)
+    encoding = quantizer.compute_encoding_from(weight)
+    assert quantizer.counts == Counts(elements=8 * 33, nans=1)
+    assert quantizer.compute_encoding_from(weight) == encoding
+    assert quantizer.counts.elements == 8 * 33
+
+    def error(encoding):
+        return (simulate(weight.detach(), encoding) - weight.detach()).nan_to_num().square().sum()
+
+    minmax = quantizer.compute_encoding_from(weight, "minmax")
+    assert error(encoding) <= error(minmax)
+    assert torch.equal(minmax.scale, quantizer.observer.encoding(spec, "minmax").scale)
+    quantizer(weight).nansum().backward()
+    assert weight.grad.isfinite().all()
+
+
+def test_a_channel_without_a_finite_weight_is_an_error():
+    weight = torch.ones(3, 2)
+    weight[1] = math.inf
+    with pytest.raises(CalibrationError, match=r"'conv.weight'.*1 of 3 channels.*\[1\].*2 [+]Inf"):
+        Quantizer(TensorSpec(axis=0), name="conv.weight").compute_encoding_from(weight)
+    weight[1, 0] = 0
+    with pytest.raises(CalibrationError, match="nonfinite='raise'"):
+        Quantizer(TensorSpec(axis=0, nonfinite="raise")).compute_encoding_from(weight)
+
+
+@pytest.mark.parametrize(("axis", "block_size"), GRANULARITIES)
+@pytest.mark.parametrize("learnable", [False, True])
+@pytest.mark.parametrize("known", [False, True])
+def test_state_dict_is_stable_from_construction(axis, block_size, learnable, known):
+    spec = TensorSpec(axis=axis, block_size=block_size, method="minmax", learnable=learnable)
+    x = torch.randn(SHAPE)
+    make = lambda: Quantizer(spec, shape=SHAPE if known else None)  # noqa: E731
+    names = list(make().state_dict())
+    quantizer = calibrated(spec, x, shape=SHAPE if known else None)
+    assert list(quantizer.state_dict()) == names
+    assert {"scale", "zero_point", "observer.lowest", "observer.highest", "observer.counters"} <= set(names)
+    fresh = make()
+    fresh.load_state_dict(quantizer.state_dict())
+    assert torch.equal(fresh(x), quantizer(x))
+    assert fresh.encoding == quantizer.encoding
+    assert fresh.compute_encoding() == quantizer.encoding  # what was observed came along
+    assert [name for name, _ in fresh.named_parameters()] == (["scale"] if learnable else [])
+
+
+def test_loading_an_uncalibrated_state_takes_the_encoding_away():
+    quantizer = calibrated(TensorSpec(method="minmax"), torch.ones(3))
+    quantizer.load_state_dict(Quantizer(TensorSpec()).state_dict())
+    with pytest.raises(NoEncodingError):
+        quantizer(torch.ones(3))
+
+
+def test_a_partial_state_leaves_the_encoding():
+    quantizer = calibrated(TensorSpec(method="minmax"), torch.ones(3))
+    before = quantizer.encoding
+    quantizer.load_state_dict({}, strict=False)
+    assert quantizer.encoding == before
+
+
+def test_states_of_other_granularity_are_an_error():
+    per_channel = calibrated(TensorSpec(axis=0, method="minmax"), torch.randn(4, 3))
+    with pytest.raises(RuntimeError, match=r"scale has shape \(4,\); expected \(\)"):
+        Quantizer(TensorSpec()).load_state_dict(per_channel.state_dict(), strict=False)
+    with pytest.raises(RuntimeError, match=r"scale has shape \(4,\); expected \(5,\)"):
+        Quantizer(TensorSpec(axis=0), shape=(5, 3)).load_state_dict(per_channel.state_dict())
+
+
+def test_a_state_of_another_grid_is_an_error():
+    eight_bits = calibrated(TensorSpec(method="minmax"), torch.rand(10))
+    four_bits = Quantizer(TensorSpec(bits=4))
+    with pytest.raises(RuntimeError, match=r"zero_point is not within \[-8, 7\]: the state is that of another spec"):
+        four_bits.load_state_dict(eight_bits.state_dict())
+    with pytest.raises(NoEncodingError):
+        four_bits(torch.ones(1))
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_exports_as_one_operator(strict):
+    x = torch.randn(4, 3)
+    quantizer = calibrated(TensorSpec(method="minmax"), x)
+    exported = torch.export.export(quantizer, (x,), strict=strict)
+    calls = [str(node.target) for node in exported.graph.nodes if node.op == "call_function"]
+    assert calls == ["qsim.fake_quantize.default"]
+    assert torch.equal(exported.module()(x), quantizer(x))
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda q: pickle.loads(pickle.dumps(q))])
+@pytest.mark.parametrize("learnable", [False, True])
+def test_copies_are_complete_and_independent(duplicate, learnable):
+    x = torch.randn(4, 3)
+    quantizer = calibrated(TensorSpec(axis=0, method="minmax", learnable=learnable), x)
+    twin = duplicate(quantizer)
+    assert torch.equal(twin(x), quantizer(x))
+    before = quantizer.encoding
+    twin.set_encoding(Encoding(torch.ones(4), torch.zeros(4, dtype=torch.int32), -128, 127, axis=0))
+    assert quantizer.encoding == before
+    assert twin.observer is not quantizer.observer
+
+
+@pytest.mark.parametrize("learnable", [False, True])
+def test_the_state_keeps_its_dtypes(learnable):
+    x = torch.randn(10)
+    quantizer = calibrated(TensorSpec(method="minmax", learnable=learnable), x)
+    before = quantizer.encoding
+    if learnable:
+        quantizer(x).sum().backward()
+    parameters = list(quantizer.parameters())
+    quantizer.half().bfloat16().double()
+    assert quantizer.encoding == before
+    assert all(a is b for a, b in zip(quantizer.parameters(), parameters, strict=True))
+    assert all(p.dtype == p.grad.dtype == torch.float32 for p in quantizer.parameters())
+    assert quantizer(x.half()).dtype == torch.float16
+
+
+def test_an_encoding_is_a_value_of_its_own():
+    quantizer = calibrated(TensorSpec(method="minmax"), torch.ones(3))
+    encoding = quantizer.encoding
+    quantizer.set_encoding(Encoding(encoding.scale * 2, encoding.zero_point, -128, 127))
+    assert torch.equal(quantizer.encoding.scale, 2 * encoding.scale)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "message"),
+    [
+        (Encoding(torch.tensor(1.0), torch.tensor(0, dtype=torch.int32), 0, 255, dtype="uint8"), r"\(0, 255, None, None, 'uint8'\)"),
+        (Encoding(torch.ones(4), torch.zeros(4, dtype=torch.int32), -128, 127, axis=0), r"\(-128, 127, 0, None, 'int8'\)"),
+        (Encoding(torch.ones(1), torch.zeros(1, dtype=torch.int32), -128, 127), r"shape \(1,\); expected \(\)"),
+    ],
+)
+def test_encodings_that_do_not_fit_are_an_error(encoding, message):
+    with pytest.raises(ValueError, match=message):
+        Quantizer(TensorSpec()).set_encoding(encoding)
+
+
+def test_merging_quantizers_merges_what_they_observed():
+    a, b = torch.randn(10), torch.randn(7)
+    first, second = (calibrated(TensorSpec(method="minmax"), x) for x in (a, b))
+    first.merge(second)
+    assert first.counts == Counts(17)
+    assert first.compute_encoding() == calibrated(TensorSpec(method="minmax"), torch.cat([a, b])).encoding
+
+
+def lsq_gradient(x, scale, zero_point, low, high):
+    """d sum(y) / d scale of NUMERICS section 1 in float64, without the gradient factor."""
+    ratio = x.double() / scale.double()
+    q = ratio.round() + zero_point
+    inside = (q >= low) & (q <= high)
+    return torch.where(inside, ratio.round() - ratio, q.clamp(low, high) - zero_point)
+
+
+@pytest.mark.parametrize("axis", [None, 1])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_learned_scales_get_the_lsq_gradient(axis, sign):
+    """Also on the negative side, where the grid is that of |scale| and the gradient changes sign."""
+    spec = TensorSpec(bits=4, axis=axis, method="minmax", learnable=True)
+    quantizer = calibrated(spec, torch.randn(6, 5), shape=(6, 5))
+    encoding = quantizer.encoding
+    with torch.no_grad():
+        quantizer.scale.mul_(sign)
+    assert quantizer.encoding == encoding
+    x = 2 * torch.randn(6, 5)
+    quantizer(x).sum().backward()
+    terms = lsq_gradient(x, encoding.scale, encoding.zero_point, spec.quant_min, spec.quant_max)
+    elements = 30 if axis is None else 6
+    expected = sign * (terms.sum() if axis is None else terms.sum(0)) / math.sqrt(elements * spec.quant_max)
+    torch.testing.assert_close(quantizer.scale.grad.double(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_learned_scale_survives_a_step_across_zero():
+    x = torch.randn(100)
+    quantizer = calibrated(TensorSpec(bits=4, method="minmax", learnable=True), x)
+    for value in (-0.1, 0.0, -0.0):
+        with torch.no_grad():
+            quantizer.scale.fill_(value)
+        assert quantizer(x).isfinite().all()
+        assert quantizer.encoding.scale > 0
+
+
+def test_learning_the_scale_lowers_the_error():
+    x = torch.randn(2000)
+    quantizer = calibrated(TensorSpec(bits=3, symmetric=True, method="minmax", learnable=True), x)
+    optimizer = torch.optim.SGD(quantizer.parameters(), lr=0.05)
+    errors = []
+    for _ in range(100):
+        optimizer.zero_grad()
+        errors.append((quantizer(x) - x).square().sum())
+        errors[-1].backward()
+        optimizer.step()
+    assert errors[-1] < 0.7 * errors[0]
+
+
+def test_calibrating_again_keeps_the_optimizers_parameter():
+    quantizer = Quantizer(TensorSpec(method="minmax", axis=0, learnable=True), shape=(4, 3))
+    parameter = quantizer.scale
+    quantizer.compute_encoding_from(torch.randn(4, 3))
+    quantizer.load_state_dict(copy.deepcopy(quantizer.state_dict()))
+    assert quantizer.scale is parameter
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"])
+def test_float_formats_need_no_calibration(dtype):
+    quantizer = Quantizer(TensorSpec(dtype=dtype, axis=0))
+    x = torch.tensor([0.1, 1e5, 1e-7, -3e38, math.nan])
+    assert torch.equal(quantizer(x).nan_to_num(), round_to_format(x, dtype).nan_to_num())
+    assert quantizer.compute_encoding() == quantizer.compute_encoding_from(x) == quantizer.encoding
+    assert (quantizer.encoding.dtype, quantizer.encoding.scale.item()) == (dtype, 1)
+    quantizer.load_state_dict(Quantizer(TensorSpec(dtype=dtype)).state_dict())
+    assert not torch.equal(quantizer(x), x)
+    saturating = Quantizer(TensorSpec(dtype=dtype, saturate=True))
+    assert torch.equal(saturating(x).isfinite(), x.isfinite())
+
+
+@pytest.mark.parametrize(("axis", "block_size"), GRANULARITIES)
+@pytest.mark.parametrize("learnable", [False, True])
+def test_compiles_without_graph_breaks(axis, block_size, learnable, compile_anew):
+    spec = TensorSpec(bits=4, axis=axis, block_size=block_size, method="minmax", learnable=learnable)
+    quantizer = calibrated(spec, torch.randn(SHAPE), shape=SHAPE)
+    compiled = compile_anew(quantizer)
+    x = torch.randn(SHAPE, requires_grad=True)
+    expected, got = quantizer(x), compiled(x)
+    assert torch.equal(got, expected)
+    inputs = [x, *quantizer.parameters()]
+    for a, b in zip(torch.autograd.grad(got.sum(), inputs), torch.autograd.grad(expected.sum(), inputs), strict=True):
+        torch.testing.assert_close(a, b)
+    quantizer.observing = True
+    elements = quantizer.counts.elements
+    assert torch.equal(compiled(x), expected)
+    assert quantizer.counts.elements == elements + x.numel()
+    quantizer.enabled = False
+    assert torch.equal(compiled(x), x)
+
+
+def test_the_compiled_graph_follows_a_new_encoding(compile_anew):
+    quantizer = calibrated(TensorSpec(method="minmax"), torch.randn(10))
+    compiled = compile_anew(quantizer)
+    x = torch.randn(10)
+    compiled(x)
+    quantizer.set_encoding(Encoding(torch.tensor(0.5), torch.tensor(3, dtype=torch.int32), -128, 127))
+    assert torch.equal(compiled(x), simulate(x, quantizer.encoding))

@@ -1,0 +1,221 @@
+"""The search on a sketch against its plain-torch twin, the quantizer applied to points, and its own properties."""
+
+import math
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import qsim
+from qsim.reference.search_range import Distribution, candidate_ranges
+from qsim.reference.search_range_data import data_cost
+
+GRIDS = [(-128, 127), (-127, 127), (0, 255), (-8, 7), (0, 15), (-2, 1), (-32768, 32767)]
+METHODS = ["minmax", "percentile", "mse", "tf_enhanced"]  # entropy is slow in the twin: a test of its own
+ODD_VALUES = [0.0, -0.0, 1e-45, -1e-40, 1.17e-38, 1.0, -1.0, 0.1, 127.0, -128.0, 65504.0, 3e38, -3e38, 3.4028235e38, -3.4028235e38]
+
+
+def sketch_of(x):
+    return torch.bincount((x.view(torch.int32) >> 18) & 16383, minlength=16384)
+
+
+def seen(x):
+    return x.min(), x.max(), sketch_of(x)
+
+
+def cost_of(state, chosen, grid, symmetric, gamma):
+    scale, zero_point = qsim.reference.choose_qparams(*chosen, *grid, symmetric=symmetric)
+    return Distribution.from_sketch(*state).cost(scale, zero_point, *grid, gamma=gamma).item(), scale.item()
+
+
+@st.composite
+def samples(draw):
+    kind = draw(st.sampled_from(["normal", "integers", "one sign", "far apart", "odd", "constant"]))
+    n = draw(st.integers(1, 3000))
+    g = torch.Generator().manual_seed(draw(st.integers(0, 2**32)))
+    x = torch.randn(n, generator=g) * 10.0 ** draw(st.integers(-30, 30))
+    if kind == "integers":
+        return torch.randint(-draw(st.integers(0, 300)), draw(st.integers(1, 300)), (n,), generator=g).float()
+    if kind == "one sign":
+        return x.abs() * draw(st.sampled_from([-1, 1]))
+    if kind == "far apart":
+        x[0] *= 1e6
+    if kind == "odd":
+        return torch.tensor(draw(st.lists(st.sampled_from(ODD_VALUES), min_size=1, max_size=60)))
+    return x[:1].expand(n).contiguous() if kind == "constant" else x
+
+
+@given(samples(), st.sampled_from(GRIDS), st.booleans(), st.sampled_from(METHODS), st.sampled_from([50.0, 99.0, 99.99, 100.0]))
+@settings(max_examples=150)
+def test_matches_reference(x, grid, symmetric, method, percentile):
+    state = seen(x)
+    options = {"symmetric": symmetric, "method": method, "percentile": percentile}
+    got = qsim.ops.search_range(*state, *grid, **options)
+    expected = qsim.reference.search_range(*state, *grid, **options)
+    if method in ("minmax", "percentile"):
+        torch.testing.assert_close(got, expected, rtol=1e-6, atol=0)
+        return
+    gamma = 3.0 if method == "tf_enhanced" else 1.0
+    cost, _ = cost_of(state, got, grid, symmetric, gamma)
+    least, scale = cost_of(state, expected, grid, symmetric, gamma)
+    # a point is an interval of relative width 2^-28 in the kernel: 2^-22 of a step's own variance bounds what that costs
+    assert cost <= least * (1 + 1e-9) + 2**-22 * len(x) * scale**2 / 12
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_entropy_matches_reference(bits, symmetric):
+    x = torch.randn(5000, generator=torch.Generator().manual_seed(bits)) ** 3
+    grid = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
+    for data in (x, x.clamp(min=0)):
+        got = qsim.ops.search_range(*seen(data), *grid, symmetric=symmetric, method="entropy")
+        expected = qsim.reference.search_range(*seen(data), *grid, symmetric=symmetric, method="entropy")
+        torch.testing.assert_close(got, expected, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("gamma", [1.0, 3.0])
+@pytest.mark.parametrize("grid", [(-128, 127), (0, 15), (-2, 1)])
+def test_cost_is_that_of_quantizing_points_of_the_distribution(grid, gamma):
+    # The twin's closed form against the quantizer on 2000 points spread over each bin.
+    x = torch.randn(300, generator=torch.Generator().manual_seed(1))
+    seen_by_sketch = Distribution.from_sketch(*seen(x))
+    lows, highs = candidate_ranges(x.min(), x.max(), *grid)
+    scale, zero_point = qsim.reference.choose_qparams(lows[::20], highs[::20], *grid)
+    closed = seen_by_sketch.cost(scale, zero_point, *grid, gamma=gamma)
+    part = (torch.arange(2000, dtype=torch.float64) + 0.5) / 2000
+    spread = torch.zeros_like(closed)
+    for start, end, mass in zip(seen_by_sketch.starts, seen_by_sketch.ends, seen_by_sketch.mass, strict=True):
+        spread += data_cost(start + (end - start) * part, scale, zero_point, *grid, gamma=gamma) * mass / 2000
+    for point, mass in zip(seen_by_sketch.points, seen_by_sketch.point_mass, strict=True):
+        spread += data_cost(point[None], scale, zero_point, *grid, gamma=gamma) * mass
+    torch.testing.assert_close(closed, spread, rtol=1e-3, atol=0)
+
+
+@given(samples(), st.sampled_from(GRIDS), st.booleans(), st.sampled_from([*METHODS, "entropy"]))
+@settings(max_examples=60)
+def test_range_leads_to_an_encoding(x, grid, symmetric, method):
+    low, high = qsim.ops.search_range(*seen(x), *grid, symmetric=symmetric, method=method)
+    assert low <= high
+    assert low.isfinite()
+    assert high.isfinite()
+    assert qsim.ops.choose_qparams(low, high, *grid, symmetric=symmetric)[0] > 0
+
+
+@given(samples(), st.sampled_from(METHODS))
+@settings(max_examples=60)
+def test_mirrored_data_mirror_the_range(x, method):
+    # A grid whose middle is exact; ties between mirrored asymmetric candidates are broken by order, hence symmetric.
+    low, high = qsim.ops.search_range(*seen(x), -127, 127, symmetric=True, method=method)
+    mirrored = qsim.ops.search_range(*seen(-x), -127, 127, symmetric=True, method=method)
+    torch.testing.assert_close(mirrored, (-high, -low), rtol=1e-6, atol=0)
+
+
+def test_percentile_keeps_the_middle():
+    x = torch.rand(100000, generator=torch.Generator().manual_seed(0))
+    low, high = qsim.ops.search_range(*seen(x), 0, 255, method="percentile", percentile=90.0)
+    assert low.item() == pytest.approx(0.05, abs=2e-3)
+    assert high.item() == pytest.approx(0.95, abs=2e-3)
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_integers_that_fit_lose_nothing(symmetric):
+    x = torch.randint(-60, 100, (4000,), generator=torch.Generator().manual_seed(0)).float()
+    chosen = qsim.ops.search_range(*seen(x), -128, 127, symmetric=symmetric)
+    assert qsim.ops.choose_qparams(*chosen, -128, 127, symmetric=symmetric)[0] == 1
+
+
+def test_batch_is_each_alone():
+    states = [seen(torch.randn(1000, generator=torch.Generator().manual_seed(i)) * 3**i) for i in range(5)]
+    states.append((torch.tensor(math.inf), torch.tensor(-math.inf), torch.zeros(16384, dtype=torch.int64)))
+    low, high, sketch = (torch.stack(part) for part in zip(*states, strict=True))
+    for method in [*METHODS, "entropy"]:
+        got = qsim.ops.search_range(low, high, sketch, -128, 127, method=method)
+        alone = [qsim.ops.search_range(*state, -128, 127, method=method) for state in states]
+        assert torch.equal(got[0], torch.stack([a for a, _ in alone]))
+        assert torch.equal(got[1], torch.stack([b for _, b in alone]))
+
+
+def test_nothing_seen():
+    empty = torch.full((2,), math.inf), torch.full((2,), -math.inf), torch.zeros(2, 16384, dtype=torch.int64)
+    for method in [*METHODS, "entropy"]:
+        low, high = qsim.ops.search_range(*empty, -128, 127, method=method)
+        assert torch.equal(low, empty[0])
+        assert torch.equal(high, empty[1])
+    assert qsim.ops.search_range(*(t[:0] for t in empty), -128, 127)[0].shape == (0,)
+
+
+def test_widths_beyond_float32():
+    x = torch.tensor([-3e38, 3e38]).repeat(50)
+    for symmetric in (False, True):
+        chosen = qsim.ops.search_range(*seen(x), -128, 127, symmetric=symmetric)
+        scale, zero_point = qsim.ops.choose_qparams(*chosen, -128, 127, symmetric=symmetric)
+        assert scale.double() * 255 == pytest.approx(6e38, rel=0.02)
+        assert zero_point == 0
+
+
+@pytest.mark.parametrize("method", ["tf_enhanced", "entropy"])
+def test_opcheck(method):
+    x = torch.randn(2, 100)
+    sketch = torch.stack([sketch_of(row.contiguous()) for row in x])
+    args = (x.amin(1), x.amax(1), sketch, -128, 127)
+    torch.library.opcheck(torch.ops.qsim.search_range.default, args, {"method": method})
+
+
+def test_strided_state():
+    x = torch.randn(4, 500)
+    sketch = torch.stack([sketch_of(row.contiguous()) for row in x])
+    low, high = x.amin(1), x.amax(1)
+    strided = torch.stack([low, high], 1)
+    got = qsim.ops.search_range(strided[:, 0], strided[:, 1], sketch.t().contiguous().t(), 0, 15)
+    assert torch.equal(torch.stack(got), torch.stack(qsim.ops.search_range(low, high, sketch, 0, 15)))
+
+
+SAME_BITS = """
+import torch, qsim
+g = torch.Generator().manual_seed(0)
+data = [torch.randn(5000, generator=g) ** 3, torch.randint(-99, 99, (3000,), generator=g).float(), torch.rand(7, generator=g) * 3e38]
+for x in data:
+    sketch = torch.bincount((x.view(torch.int32) >> 18) & 16383, minlength=16384)
+    for method in ("percentile", "mse", "tf_enhanced", "entropy"):
+        for symmetric in (False, True):
+            for grid in ((-128, 127), (-8, 7), (0, 65535)):
+                options = {"symmetric": symmetric, "method": method}
+                print([v.item().hex() for v in qsim.ops.search_range(x.min(), x.max(), sketch, *grid, **options)])
+                print([v.item().hex() for v in qsim.ops.search_range_data(x, *grid, **options)])
+"""
+
+
+def test_every_level_gives_the_same_bits():
+    def output(level):
+        run = subprocess.run(
+            [sys.executable, "-c", SAME_BITS], env={**os.environ, "QSIM_CPU_CAPABILITY": level}, capture_output=True, text=True
+        )
+        assert run.returncode == 0 or "does not support" in run.stderr, run.stderr
+        return run.stdout
+
+    outputs = [output(level) for level in ("default", "avx2", "avx512")]
+    assert outputs[0]
+    assert all(out in ("", outputs[0]) for out in outputs)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"lowest": torch.zeros(2)}, "expected both"),
+        ({"sketch": torch.zeros(100, dtype=torch.int64)}, "16384 bins"),
+        ({"sketch": torch.zeros(16384)}, "int64"),
+        ({"method": "best"}, "tf_enhanced or entropy"),
+        ({"percentile": 0.0}, "at most 100"),
+        ({"gamma": math.nan}, "gamma"),
+        ({"quant_max": -128}, "quant_min < quant_max"),
+    ],
+)
+def test_errors_say_what_was_expected(change, message):
+    arguments = {"lowest": torch.tensor(0.0), "highest": torch.tensor(1.0), "sketch": torch.zeros(16384, dtype=torch.int64)}
+    arguments |= {"quant_min": -128, "quant_max": 127} | change
+    with pytest.raises((ValueError, TypeError), match=message):
+        qsim.ops.search_range(**arguments)
