@@ -95,7 +95,7 @@ def spoiled(batches: list[Tensor]) -> list[Tensor]:
     """The batches, and copies of three of them broken in the ways in which pipelines break data."""
     one_nan, infinite, all_nan = (batch.clone() for batch in batches[:3])
     one_nan[0, 0, 0, 0] = torch.nan
-    infinite[3, 0, 4, 4] = torch.inf
+    infinite[3, 0, 4, 4:6] = torch.tensor([torch.inf, torch.nan])
     all_nan.fill_(torch.nan)
     return [batches[0], one_nan, *batches[1:5], infinite, *batches[5:], all_nan]
 
@@ -177,7 +177,8 @@ def main() -> None:
     clean, broken = (qsim.QuantSim(model, example, qsim.int8()) for _ in range(2))
     clean.calibrate(batches)
     console.print(str(broken.calibrate(spoiled(batches))), markup=False)
-    moved = [key for key, before in clean.encodings().items() if before != broken.encodings()[key]]
+    ranges = [{key: (q.min.tolist(), q.max.tolist()) for key, q in sim.quantizers().items()} for sim in (clean, broken)]
+    moved = [key for key in ranges[0] if ranges[0][key] != ranges[1][key]]
     console.print(f"ranges that moved: {', '.join(moved) or 'none'}")
 
     path = options.output / "digits_qat.png"
