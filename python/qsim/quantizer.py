@@ -222,10 +222,10 @@ class Quantizer(RangeState):
             The tensor, or a channel or block of it, has no finite value. The encoding in use before stays.
         """
         spec = with_method(self._spec, method, percentile=percentile, gamma=gamma)
-        if spec.is_float:
-            return self._use(spec, None)
         self.observer.reset()
         self.observer.forward(weight)
+        if spec.is_float:
+            return self._use(spec, None)
         self.observer.check(spec)
         low, high = ops.search_range_data(
             weight.detach(),

@@ -72,7 +72,7 @@ class QuantSim(nn.Module):
             raise ValueError("QuantSim: the model is simulated already; give the original one")
         self.config = int8() if config is None else config
         self.model = model if inplace else copy.deepcopy(model)
-        if self.model.training:
+        if any(module.training for module in self.model.modules()):
             _warn_of_training(self.model)
             self.model.eval()
         args, kwargs = call_arguments(example_inputs)
@@ -234,7 +234,7 @@ class QuantSim(nn.Module):
         return summarize(self._planned, self._biases, self.quantizers(), self._left, [*self._notes, *notes])
 
     def float(self) -> contextlib.AbstractContextManager[None]:  # type: ignore[override]
-        """``with sim.float():`` runs the model without any simulation, bit for bit as it computes in float."""
+        """``with sim.float():`` runs the model without any simulation, bit for bit as it computes in float; in all threads."""
         return self._switch.turned(False)
 
 

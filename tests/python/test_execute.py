@@ -9,6 +9,8 @@ from collections import Counter
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from models import ConvNet, Perceptron, seeded
 from torch import Tensor, nn
 
@@ -89,6 +91,66 @@ def test_each_quantizer_runs_once_and_leaves_its_grid():
         quantizer.register_forward_hook(on_grid(key))
     sim(x)
     assert calls == dict.fromkeys(sim.quantizers(), 1)
+
+
+LAYERS = {
+    "conv": lambda: nn.Conv2d(4, 4, 3, padding=1),
+    "depthwise": lambda: nn.Conv2d(4, 4, 3, padding=1, groups=4, bias=False),
+    "bn": lambda: nn.BatchNorm2d(4),
+    "relu": lambda: nn.ReLU(inplace=True),
+    "silu": nn.SiLU,
+    "hardswish": nn.Hardswish,
+    "max": lambda: nn.MaxPool2d(3, 1, 1),
+    "mean": lambda: nn.AvgPool2d(3, 1, 1),
+    "dropout": nn.Dropout,
+    "cat": lambda: nn.Conv2d(8, 4, 1),
+    "add": nn.Identity,
+}
+
+
+class Assembled(nn.Module):
+    """Layers by name, one after the other; "add" and "cat" join the result with an earlier one."""
+
+    def __init__(self, names: list[str]) -> None:
+        super().__init__()
+        self.names = names
+        self.layers = nn.ModuleList(LAYERS[name]() for name in names)
+
+    def forward(self, x: Tensor) -> Tensor:
+        earlier = x = x * 1.0
+        for name, layer in zip(self.names, self.layers, strict=True):
+            joined = x + earlier if name == "add" else torch.cat([x, earlier], 1) if name == "cat" else x
+            if name in ("add", "cat"):
+                earlier = joined if name == "add" else x.clone()
+            x = layer(joined)
+        return x * 2.0
+
+
+@settings(max_examples=30)
+@given(st.lists(st.sampled_from(sorted(LAYERS)), max_size=7))
+def test_no_network_quantizes_a_tensor_twice(names):
+    model, x = seeded(Assembled, names), torch.randn(2, 4, 6, 6)
+    expected = model(x)
+    sim = calibrated(model, x, qsim.int16())
+    calls, given, made = Counter(), {}, {}  # tensors by identity and version, kept alive so that identities stay unique
+
+    def before(module: nn.Module, args: tuple[Tensor]) -> None:
+        given[id(args[0]), args[0]._version] = args[0]
+
+    def after(module: nn.Module, args: tuple[Tensor], y: Tensor) -> None:
+        calls[module.name] += 1
+        made[id(y), y._version] = y
+
+    for quantizer in sim.quantizers().values():
+        quantizer.register_forward_pre_hook(before)
+        quantizer.register_forward_hook(after)
+    found = sim(x)
+    assert not given.keys() & made.keys()
+    hidden = sum(name == "hardswish" for name in names)  # quantized by its readers, of which there may be several
+    assert calls.keys() == sim.quantizers().keys()
+    assert sum(calls.values()) <= len(calls) + hidden * len(names)
+    assert hidden or set(calls.values()) <= {1}
+    torch.testing.assert_close(found, expected, rtol=0.02, atol=0.02 * expected.abs().max().item())
 
 
 @pytest.mark.parametrize("training", [False, True])

@@ -108,7 +108,7 @@ def test_an_activation_shared_by_calls_of_its_container_goes_by_its_own_name():
         lambda x: x[:, :2].permute(0, 2, 3, 1),
         lambda x: F.dropout(x, training=False),
         lambda x: F.pad(x, (1, 1)).contiguous(),
-        lambda x: torch.stack(x.chunk(3, 1)).amax(0) if False else x.chunk(3, 1)[1].squeeze(1),
+        lambda x: x.chunk(3, 1)[1].squeeze(1),
     ],
 )
 def test_operations_that_move_values_add_no_quantizer(function):
@@ -146,12 +146,13 @@ def test_names_of_inputs():
         (lambda m, x: torch.addmm(x[0, :4], x, m.w), (8, 4), 1),
         (lambda m, x: F.embedding(torch.arange(3), m.w) + x[:3, :4], (5, 4), 0),
         (lambda m, x: torch.mv(x, m.w), (8,), None),
+        (lambda m, x: x @ m.w, (8,), None),
     ],
 )
 def test_weights_have_one_scale_per_output_channel(function, shape, axis):
     decided = planned(Function(function, w=nn.Parameter(torch.randn(shape))), ROWS)
     weight = decided.quantizers["w"]
-    assert (weight.role, weight.spec.axis, weight.parameter) == ("weight" if axis is not None else weight.role, axis, "w")
+    assert (weight.role, weight.spec.axis, weight.parameter) == ("weight", axis, "w")
 
 
 def test_blocks_lie_along_the_input_channels():

@@ -50,6 +50,14 @@ def test_a_model_in_training_mode_is_simulated_in_eval_mode():
     assert not any(isinstance(module, nn.BatchNorm2d) for module in sim.model.modules())
 
 
+def test_a_single_module_in_training_mode_is_found():
+    model = seeded(ConvNet)
+    model.layer1[0].bn1.train()
+    with pytest.warns(UserWarning, match="running statistics"):
+        sim = qsim.QuantSim(model, X)
+    assert not any(module.training for module in sim.model.modules())
+
+
 def test_in_place():
     model = seeded(Perceptron)
     sim = qsim.QuantSim(model, ROWS, inplace=True)
@@ -176,6 +184,17 @@ def test_int32_bias_raises_a_weight_scale_that_is_too_small():
     encodings = sim.encodings()
     assert ((100.0 / (encodings["input"].scale * encodings["weight"].scale)) <= 2**31).all()
     torch.testing.assert_close(sim(ROWS[:, :4]), torch.full((32, 2), 100.0), rtol=1e-2, atol=0)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_int32_bias_of_a_transposed_convolution(groups):
+    model, x = nn.ConvTranspose2d(4, 6, 2, groups=groups).eval(), torch.randn(2, 4, 5, 5)
+    sim = qsim.QuantSim(model, x, qsim.Config(bias=True, activation=qsim.TensorSpec(bits=16)).override("input", bits=8))
+    sim.calibrate([x], progress=False)
+    scale = (sim.encodings()["input"].scale * sim.encodings()["weight"].scale).repeat(groups)
+    biases = sim.model(torch.zeros_like(x))[0, :, 0, 0]
+    step = sim.encodings()["conv_transpose2d.output"].scale
+    assert ((biases - (model.bias / scale).round() * scale).abs() <= step).all()
 
 
 @pytest.mark.parametrize("preset", [qsim.fp16, qsim.bf16, qsim.fp8])

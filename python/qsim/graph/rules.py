@@ -39,9 +39,9 @@ _RIGHT = WeightAxes(-1, -2)
 # operation -> position of the operand -> its axes
 _WEIGHTS: dict[str, dict[int, WeightAxes]] = {
     **{op: {position: WeightAxes(axis, 1 - axis)} for op, (position, axis) in WEIGHT.items()},
-    **{op: {0: _LEFT, 1: _RIGHT} for op in ("matmul", "mm", "bmm")},
+    **{op: {0: _LEFT, 1: _RIGHT} for op in ("matmul", "mm", "bmm", "mv")},
     "rmatmul": {0: _RIGHT, 1: _LEFT},
-    **{op: {1: _LEFT, 2: _RIGHT} for op in ("addmm", "baddbmm", "addbmm")},
+    **{op: {1: _LEFT, 2: _RIGHT} for op in ("addmm", "baddbmm", "addbmm", "addmv")},
     "embedding_bag": {1: WeightAxes(0, 1)},
     "bilinear": {2: WeightAxes(0, 1)},
 }
