@@ -97,7 +97,8 @@ LAYERS = {
     "conv": lambda: nn.Conv2d(4, 4, 3, padding=1),
     "depthwise": lambda: nn.Conv2d(4, 4, 3, padding=1, groups=4, bias=False),
     "bn": lambda: nn.BatchNorm2d(4),
-    "relu": lambda: nn.ReLU(inplace=True),
+    "relu": nn.ReLU,
+    "relu_": lambda: nn.ReLU(inplace=True),
     "silu": nn.SiLU,
     "hardswish": nn.Hardswish,
     "max": lambda: nn.MaxPool2d(3, 1, 1),
@@ -146,7 +147,8 @@ def test_no_network_quantizes_a_tensor_twice(names):
         quantizer.register_forward_hook(after)
     found = sim(x)
     assert not given.keys() & made.keys()
-    hidden = sum(name == "hardswish" for name in names)  # quantized by its readers, of which there may be several
+    # Quantized by its readers, of which there may be several: what Dynamo hides, and what was changed in place under its old name.
+    hidden = sum(name in ("hardswish", "relu_") for name in names)
     assert calls.keys() == sim.quantizers().keys()
     assert sum(calls.values()) <= len(calls) + hidden * len(names)
     assert hidden or set(calls.values()) <= {1}
