@@ -1,8 +1,11 @@
-// Bit masks: bit e % 8 of byte e / 8 belongs to element e.
+// Bit masks: bit e % 8 of byte e / 8 belongs to element e. Between a vector loop and a mask stand flags: integers as
+// wide as the elements, -1 or 0.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
+
+#include "qsim/portability.h"
 
 #if defined(__SSE2__)
 #include <immintrin.h>
@@ -11,41 +14,104 @@
 namespace qsim::cpu {
 namespace {
 
-// Bit i of the result is the top bit of flags[i], for 64 flags.
-inline std::uint64_t pack_64(const std::uint8_t* flags) {
-#if defined(__AVX512BW__)
-  return _mm512_movepi8_mask(_mm512_loadu_si512(flags));
-#elif defined(__AVX2__)
-  const auto half = [&](int i) {
-    const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(flags + 32 * i));
-    return static_cast<std::uint64_t>(static_cast<std::uint32_t>(_mm256_movemask_epi8(bytes)));
-  };
-  return half(0) | half(1) << 32;
-#elif defined(__SSE2__)
-  const auto quarter = [&](int i) {
-    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(flags + 16 * i));
-    return static_cast<std::uint64_t>(_mm_movemask_epi8(bytes)) << 16 * i;
-  };
-  return quarter(0) | quarter(1) | quarter(2) | quarter(3);
-#else
-  std::uint64_t bits = 0;
-  for (int i = 0; i < 64; ++i) bits |= static_cast<std::uint64_t>(flags[i] >> 7) << i;
-  return bits;
-#endif
+template <class A>
+struct FlagOf;
+template <>
+struct FlagOf<float> {
+  using type = std::int32_t;
+};
+template <>
+struct FlagOf<double> {
+  using type = std::int64_t;
+};
+template <class A>
+using flag_t = typename FlagOf<A>::type;
+
+// Bits of the signs of 16 flags.
+template <class Flag>
+QSIM_HD std::uint16_t signs_of_16(const Flag* flags) {
+  unsigned bits = 0;
+  for (int i = 0; i < 16; ++i) bits |= (flags[i] < 0 ? 1u : 0u) << i;
+  return static_cast<std::uint16_t>(bits);
 }
 
-// Packs n flags of 0 or 0xff; `flags` has room for the next multiple of 64.
-inline void pack_bits(std::uint8_t* flags, std::int64_t n, std::uint8_t* bits) {
-  std::int64_t i = 0;
-  for (; i + 64 <= n; i += 64) {
-    const std::uint64_t word = pack_64(flags + i);
-    std::memcpy(bits + i / 8, &word, 8);
+#if defined(__AVX512DQ__)
+QSIM_HD std::uint16_t signs_of_16(const std::int32_t* flags) { return _mm512_movepi32_mask(_mm512_loadu_si512(flags)); }
+#elif defined(__AVX2__)
+QSIM_HD std::uint16_t signs_of_16(const std::int32_t* flags) {
+  const auto half = [&](int i) {
+    return _mm256_movemask_ps(_mm256_loadu_ps(reinterpret_cast<const float*>(flags + 8 * i)));
+  };
+  return static_cast<std::uint16_t>(half(0) | half(1) << 8);
+}
+#elif defined(__SSE2__)
+QSIM_HD std::uint16_t signs_of_16(const std::int32_t* flags) {
+  const auto quarter = [&](int i) {
+    return _mm_movemask_ps(_mm_loadu_ps(reinterpret_cast<const float*>(flags + 4 * i)));
+  };
+  return static_cast<std::uint16_t>(quarter(0) | quarter(1) << 4 | quarter(2) << 8 | quarter(3) << 12);
+}
+#endif
+
+template <class Flag>
+QSIM_HD std::uint32_t signs_of_32(const Flag* flags) {
+  return signs_of_16(flags) | static_cast<std::uint32_t>(signs_of_16(flags + 16)) << 16;
+}
+
+// Appends bits to a mask.
+class BitWriter {
+ public:
+  explicit BitWriter(std::uint8_t* to) : to_(to) {}
+
+  // The lowest n <= 32 bits; higher ones are 0.
+  QSIM_HD void push(std::uint32_t bits, int n) {
+    pending_ |= static_cast<std::uint64_t>(bits) << count_;
+    count_ += n;
+    if (count_ < 32) return;
+    std::memcpy(to_, &pending_, 4);
+    to_ += 4;
+    pending_ >>= 32;
+    count_ -= 32;
   }
-  if (i < n) {
-    std::memset(flags + n, 0, static_cast<std::size_t>(i + 64 - n));
-    const std::uint64_t word = pack_64(flags + i);
-    std::memcpy(bits + i / 8, &word, static_cast<std::size_t>((n - i + 7) / 8));
+
+  void finish() { std::memcpy(to_, &pending_, static_cast<std::size_t>((count_ + 7) / 8)); }
+
+ private:
+  std::uint8_t* to_;
+  std::uint64_t pending_ = 0;
+  int count_ = 0;
+};
+
+// dx = grad where the bit is set, +0.0 elsewhere. U is as wide as an element: only bits are moved. begin is a multiple
+// of 8.
+template <class U>
+void keep_where_set(const U* grad, const std::uint8_t* mask, U* dx, std::int64_t begin, std::int64_t end) {
+#if defined(__AVX512BW__)
+  constexpr int kNative = 64;
+#elif defined(__AVX2__)
+  constexpr int kNative = 32;
+#else
+  constexpr int kNative = 16;
+#endif
+  constexpr int kBytes =
+      kNative < 16 * int{sizeof(U)} ? kNative : 16 * int{sizeof(U)};  // an element has room for its bit
+  constexpr int kLanes = kBytes / int{sizeof(U)}, kStep = kLanes < 8 ? 8 : kLanes;
+  typedef U Vector __attribute__((vector_size(kBytes)));
+  Vector bit[kStep / kLanes];
+  for (int j = 0; j < kStep; ++j) bit[j / kLanes][j % kLanes] = static_cast<U>(1u << j);
+  std::int64_t i = begin;
+  for (; i + kStep <= end; i += kStep) {
+    std::uint16_t word = 0;
+    std::memcpy(&word, mask + i / 8, kStep / 8);
+    const Vector words = Vector{} + static_cast<U>(word);
+    for (int part = 0; part < kStep / kLanes; ++part) {
+      Vector values;
+      std::memcpy(&values, grad + i + part * kLanes, kBytes);
+      values &= reinterpret_cast<Vector>((words & bit[part]) == bit[part]);
+      std::memcpy(dx + i + part * kLanes, &values, kBytes);
+    }
   }
+  for (; i < end; ++i) dx[i] = mask[i / 8] >> i % 8 & 1 ? grad[i] : U(0);
 }
 
 }  // namespace

@@ -8,7 +8,6 @@ namespace qsim::cpu {
 
 namespace {
 
-typedef double Doubles __attribute__((vector_size(kVectorBytes)));
 typedef std::int64_t Longs __attribute__((vector_size(kVectorBytes)));
 constexpr int kDoubles = kVectorBytes / 8;
 
@@ -25,18 +24,17 @@ QSIM_INLINE Sixteen load_sixteen(const double* x) {
   return loaded;
 }
 
+QSIM_INLINE Sixteen load_sixteen(const float* x) {
+  Sixteen loaded;
+  for (int j = 0; j < kVectors; ++j) loaded.part[j] = widen(load_as<HalfFloats>(x + j * kDoubles));
+  return loaded;
+}
+
 template <class T>
 QSIM_INLINE Sixteen load_sixteen(const T* x) {
-  typedef float HalfOfFloats __attribute__((vector_size(kVectorBytes / 2)));
-  Sixteen loaded;
-  for (int j = 0; j < kVectors; j += 2) {
-    const Floats floats = load(x + j * kDoubles);
-    HalfOfFloats halves[2];
-    std::memcpy(halves, &floats, sizeof floats);
-    loaded.part[j] = __builtin_convertvector(halves[0], Doubles);
-    loaded.part[j + 1] = __builtin_convertvector(halves[1], Doubles);
-  }
-  return loaded;
+  float floats[kSums];
+  for (int i = 0; i < kSums; i += kWidth) store(floats + i, load(x + i));
+  return load_sixteen(floats);
 }
 
 QSIM_INLINE Doubles magnitude(Doubles x) { return (Doubles)((Longs)x & 0x7fffffffffffffff); }

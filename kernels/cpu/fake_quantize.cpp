@@ -44,52 +44,55 @@ QSIM_HD void quantize(const T* x, T* y, std::int64_t n, GridOf grids) {
   }
 }
 
+template <Rounding rounding, class T>
+QSIM_HD T quantize_with_flag(T x, Grid<T> grid, flag_t<T>& flag) {
+  const T exact = quotient<rounding>(x, grid.scale);
+  flag = in_range(exact, grid) ? -1 : 0;
+  return dequantize(nearest_steps(exact, grid), grid.scale);
+}
+
+// 32 elements at a time: the vectors of flags stay in registers.
 template <Rounding rounding, class T, class GridOf>
-QSIM_HD void quantize_with_flags(const T* x, T* y, std::uint8_t* flags, std::int64_t n, GridOf grids) {
-  QSIM_INDEPENDENT
-  for (std::int64_t i = 0; i < n; ++i) {
-    const Grid<T> grid = grids[i];
-    const T exact = quotient<rounding>(x[i], grid.scale);
-    flags[i] = in_range(exact, grid) ? 0xff : 0;
-    y[i] = dequantize(nearest_steps(exact, grid), grid.scale);
+QSIM_HD void quantize_with_bits(const T* x, T* y, BitWriter& bits, std::int64_t n, GridOf grids) {
+  for (; n >= 32; n -= 32, x += 32, y += 32, grids = grids.after(32)) {
+    flag_t<T> flags[32];
+    QSIM_INDEPENDENT
+    for (int i = 0; i < 32; ++i) y[i] = quantize_with_flag<rounding>(x[i], grids[i], flags[i]);
+    bits.push(signs_of_32(flags), 32);
   }
+  if (n == 0) return;
+  flag_t<T> flags[32] = {};
+  QSIM_INDEPENDENT
+  for (int i = 0; i < static_cast<int>(n); ++i) y[i] = quantize_with_flag<rounding>(x[i], grids[i], flags[i]);
+  bits.push(signs_of_32(flags), static_cast<int>(n));
 }
 
 template <Rounding rounding, class T>
 void forward_range(const T* x, T* y, std::int64_t begin, std::int64_t end, const Grids<arithmetic_t<T>>& grids,
                    const Layout& layout) {
-  using A = arithmetic_t<T>;
-  constexpr bool in_memory = sizeof(T) == sizeof(A);
-  A buffer[in_memory ? 1 : kTile];
-  for (std::int64_t first = begin, n; first < end; first += n) {
-    n = in_memory ? end - first : std::min(kTile, end - first);
-    const A* from = load_tile(x + first, n, buffer);
-    A* to = result_tile(y + first, buffer);
-    for_each_run(layout, grids, first, first + n, [&](std::int64_t at, std::int64_t count, auto grid, std::int64_t) {
-      quantize<rounding>(from + (at - first), to + (at - first), count, grid);
-    });
-    store_tile(to, n, y + first);
-    drop_sign_of_zero(y + first, n);
-  }
+  for_each_run(layout, grids, begin, end, kLongestRun<T>, [&](std::int64_t at, std::int64_t n, auto grid) {
+    arithmetic_t<T> buffer[kBuffer<T>];
+    const auto* from = load_tile(x + at, n, buffer);
+    auto* to = result_tile(y + at, buffer);
+    quantize<rounding>(from, to, n, grid);
+    store_tile(to, n, y + at);
+    drop_sign_of_zero(y + at, n);
+  });
 }
 
 template <Rounding rounding, class T>
 void with_mask_range(const T* x, T* y, std::uint8_t* mask, std::int64_t begin, std::int64_t end,
                      const Grids<arithmetic_t<T>>& grids, const Layout& layout) {
-  using A = arithmetic_t<T>;
-  A buffer[sizeof(T) == sizeof(A) ? 1 : kTile];
-  std::uint8_t flags[kTile];
-  for (std::int64_t first = begin; first < end; first += kTile) {
-    const std::int64_t n = std::min(kTile, end - first);
-    const A* from = load_tile(x + first, n, buffer);
-    A* to = result_tile(y + first, buffer);
-    for_each_run(layout, grids, first, first + n, [&](std::int64_t at, std::int64_t count, auto grid, std::int64_t) {
-      quantize_with_flags<rounding>(from + (at - first), to + (at - first), flags + (at - first), count, grid);
-    });
-    store_tile(to, n, y + first);
-    drop_sign_of_zero(y + first, n);
-    pack_bits(flags, n, mask + first / 8);
-  }
+  BitWriter bits(mask + begin / 8);
+  for_each_run(layout, grids, begin, end, kLongestRun<T>, [&](std::int64_t at, std::int64_t n, auto grid) {
+    arithmetic_t<T> buffer[kBuffer<T>];
+    const auto* from = load_tile(x + at, n, buffer);
+    auto* to = result_tile(y + at, buffer);
+    quantize_with_bits<rounding>(from, to, bits, n, grid);
+    store_tile(to, n, y + at);
+    drop_sign_of_zero(y + at, n);
+  });
+  bits.finish();
 }
 
 template <class T>

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "bits.h"
 #include "fake_quantize_runs.h"
 #include "half_tiles.h"
 #include "qsim/fake_quantize.h"
@@ -7,19 +8,6 @@
 namespace qsim::cpu {
 
 namespace {
-
-// U has the width of an element: only bits are moved. 16 elements and their 16 bits at a time.
-template <class U>
-void masked(const U* grad, const std::uint8_t* mask, U* dx, std::int64_t begin, std::int64_t end) {
-  std::int64_t i = begin;
-  for (; i + 16 <= end; i += 16) {
-    std::uint16_t word;
-    std::memcpy(&word, mask + i / 8, 2);
-    QSIM_INDEPENDENT
-    for (int j = 0; j < 16; ++j) dx[i + j] = static_cast<U>(word) & (U(1) << j) ? grad[i + j] : U(0);
-  }
-  for (; i < end; ++i) dx[i] = mask[i / 8] >> i % 8 & 1 ? grad[i] : U(0);
-}
 
 template <Rounding rounding, class T, class GridOf>
 QSIM_HD void pass_in_range(const T* grad, const T* x, T* dx, std::int64_t n, GridOf grids) {
@@ -34,20 +22,14 @@ QSIM_HD void pass_in_range(const T* grad, const T* x, T* dx, std::int64_t n, Gri
 template <Rounding rounding, class T>
 void recompute_range(const T* grad, const T* x, T* dx, std::int64_t begin, std::int64_t end,
                      const Grids<arithmetic_t<T>>& grids, const Layout& layout) {
-  using A = arithmetic_t<T>;
-  constexpr bool in_memory = sizeof(T) == sizeof(A);
-  A buffers[2][in_memory ? 1 : kTile];
-  for (std::int64_t first = begin, n; first < end; first += n) {
-    n = in_memory ? end - first : std::min(kTile, end - first);
-    const A* gradients = load_tile(grad + first, n, buffers[0]);
-    const A* from = load_tile(x + first, n, buffers[1]);
-    A* to = result_tile(dx + first, buffers[1]);
-    for_each_run(layout, grids, first, first + n, [&](std::int64_t at, std::int64_t count, auto grid, std::int64_t) {
-      at -= first;
-      pass_in_range<rounding>(gradients + at, from + at, to + at, count, grid);
-    });
-    store_tile(to, n, dx + first);
-  }
+  for_each_run(layout, grids, begin, end, kLongestRun<T>, [&](std::int64_t at, std::int64_t n, auto grid) {
+    arithmetic_t<T> buffers[2][kBuffer<T>];
+    const auto* gradients = load_tile(grad + at, n, buffers[0]);
+    const auto* from = load_tile(x + at, n, buffers[1]);
+    auto* to = result_tile(dx + at, buffers[1]);
+    pass_in_range<rounding>(gradients, from, to, n, grid);
+    store_tile(to, n, dx + at);
+  });
 }
 
 template <class T>
@@ -62,13 +44,14 @@ template <Rounding rounding, class T>
 QSIM_HD void learn(T grad, T x, T& dx, Grid<T> grid, T& scale_sum, T& zero_point_sum) {
   const T exact = quotient<rounding>(x, grid.scale);
   scale_sum += scale_term(grad, x, exact, grid);
-  zero_point_sum += zero_point_term(grad, exact, grid);
+  zero_point_sum += zero_point_term(grad, x, exact, grid);
   dx = in_range(exact, grid) ? grad : T(0);
 }
 
-// A run of one parameter, at most kTile elements: 64 lanes in the arithmetic type, whatever the vector width, so that
-// every level gives the same bits.
-constexpr int kLanes = 64;
+// A run of one parameter: kLanes sums in the arithmetic type, whatever the vector width, so that every level gives the
+// same bits; at most kSumRun elements, so that a lane adds at most 64 terms before float64 takes over.
+constexpr int kLanes = 32;
+constexpr std::int64_t kSumRun = 64 * kLanes;
 
 template <class T>
 double sum_of_lanes(const T* lanes) {
@@ -80,39 +63,54 @@ double sum_of_lanes(const T* lanes) {
   return sums[0];
 }
 
+template <class T>
+struct LaneSums {
+  T scale[kLanes] = {}, zero_point[kLanes] = {};
+};
+
+// Out of line: inlined into several loops the lanes would not stay in registers.
 template <Rounding rounding, class T>
-void learn_run(const T* grad, const T* x, T* dx, std::int64_t n, Grid<T> grid, double& scale_sum,
-               double& zero_point_sum) {
+[[gnu::noinline]] void learn_run(const T* grad, const T* x, T* dx, std::int64_t n, Grid<T> grid, LaneSums<T>& sums) {
   T scale_lanes[kLanes] = {}, zero_point_lanes[kLanes] = {};
-  for (std::int64_t i = 0; i < n; i += kLanes) {
-    const int lanes = static_cast<int>(std::min<std::int64_t>(kLanes, n - i));
+  std::int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
     QSIM_INDEPENDENT
-    for (int j = 0; j < lanes; ++j) {
+    for (int j = 0; j < kLanes; ++j) {
       learn<rounding>(grad[i + j], x[i + j], dx[i + j], grid, scale_lanes[j], zero_point_lanes[j]);
     }
   }
-  scale_sum += sum_of_lanes(scale_lanes);
-  zero_point_sum += sum_of_lanes(zero_point_lanes);
+  QSIM_INDEPENDENT
+  for (int j = 0; j < static_cast<int>(n - i); ++j) {
+    learn<rounding>(grad[i + j], x[i + j], dx[i + j], grid, scale_lanes[j], zero_point_lanes[j]);
+  }
+  for (int j = 0; j < kLanes; ++j) {
+    sums.scale[j] += scale_lanes[j];
+    sums.zero_point[j] += zero_point_lanes[j];
+  }
 }
 
 template <Rounding rounding, class T>
 void learn_runs(const T* grad, const T* x, T* dx, std::int64_t begin, std::int64_t end, std::int64_t start,
                 std::int64_t parameter, const Grids<arithmetic_t<T>>& grids, const Layout& layout, PartialSums sums) {
   using A = arithmetic_t<T>;
-  A buffers[2][sizeof(T) == sizeof(A) ? 1 : kTile];
-  for (std::int64_t first = begin; first < end; first += kTile) {
-    const std::int64_t n = std::min(kTile, end - first);
-    const A* gradients = load_tile(grad + first, n, buffers[0]);
-    const A* from = load_tile(x + first, n, buffers[1]);
-    A* to = result_tile(dx + first, buffers[1]);
-    const auto run = [&](std::int64_t at, std::int64_t count, OneGrid<A> grid, std::int64_t column) {
-      at -= first;
-      learn_run<rounding>(gradients + at, from + at, to + at, count, grid.grid, sums.scale[column],
-                          sums.zero_point[column]);
-    };
-    runs_of_one(layout, grids, start, parameter, first, first + n, run);
-    store_tile(to, n, dx + first);
-  }
+  runs_of_one(layout, grids, start, parameter, begin, end,
+              [&](std::int64_t at, std::int64_t count, OneGrid<A> grid, std::int64_t column) {
+                for (const std::int64_t stop = at + count; at < stop;) {
+                  LaneSums<A> lanes;
+                  for (const std::int64_t last = std::min(at + kSumRun, stop); at < last;) {
+                    const std::int64_t n = std::min(last - at, std::min(kLongestRun<T>, kSumRun));
+                    A buffers[2][kBuffer<T>];
+                    const A* gradients = load_tile(grad + at, n, buffers[0]);
+                    const A* from = load_tile(x + at, n, buffers[1]);
+                    A* to = result_tile(dx + at, buffers[1]);
+                    learn_run<rounding>(gradients, from, to, n, grid.grid, lanes);
+                    store_tile(to, n, dx + at);
+                    at += n;
+                  }
+                  sums.scale[column] += sum_of_lanes(lanes.scale);
+                  sums.zero_point[column] += sum_of_lanes(lanes.zero_point);
+                }
+              });
 }
 
 // Rows with a parameter per element: sums per column, in the arithmetic type for kRows rows at a time.
@@ -120,8 +118,8 @@ template <Rounding rounding, class T>
 void learn_table(const T* grad, const T* x, T* dx, std::int64_t begin, std::int64_t end, std::int64_t parameter,
                  const Grids<arithmetic_t<T>>& grids, std::int64_t width, PartialSums sums) {
   using A = arithmetic_t<T>;
-  constexpr std::int64_t kRows = 32, kColumns = 512;
-  A buffers[2][sizeof(T) == sizeof(A) ? 1 : kColumns];
+  constexpr std::int64_t kRows = 32, kColumns = kTile;
+  A buffers[2][kBuffer<T>];
   A scale_sums[kColumns], zero_point_sums[kColumns];
   for (std::int64_t rows = begin; rows < end; rows += kRows * width) {
     const std::int64_t rows_end = std::min(end, rows + kRows * width);
@@ -204,9 +202,9 @@ const FakeQuantizeBackwardKernels fake_quantize_backward_kernels = {
     {recompute<BFloat16>, learnable<BFloat16>},
     fold<float>,
     fold<double>,
-    masked<std::uint16_t>,
-    masked<std::uint32_t>,
-    masked<std::uint64_t>,
+    keep_where_set<std::uint16_t>,
+    keep_where_set<std::uint32_t>,
+    keep_where_set<std::uint64_t>,
 };
 }
 

@@ -15,12 +15,14 @@ template <class T>
 struct OneGrid {
   Grid<T> grid;
   QSIM_HD Grid<T> operator[](std::int64_t) const { return grid; }
+  QSIM_HD OneGrid after(std::int64_t) const { return *this; }
 };
 
 template <class T>
 struct GridPerElement {
   const T *scale, *low, *high;
   QSIM_HD Grid<T> operator[](std::int64_t i) const { return {scale[i], low[i], high[i]}; }
+  QSIM_HD GridPerElement after(std::int64_t n) const { return {scale + n, low + n, high + n}; }
 };
 
 template <class T>
@@ -61,9 +63,15 @@ QSIM_HD void runs_of_rows(const Layout& layout, const Grids<T>& grids, std::int6
   }
 }
 
-// Calls run(first element, elements, grids, parameter - first of the segment) for the runs of [begin, end).
+// Calls run(first element, elements, grids) for the runs of [begin, end), cut into pieces of at most `longest`
+// elements.
 template <class T, class Run>
-QSIM_HD void for_each_run(const Layout& layout, const Grids<T>& grids, std::int64_t begin, std::int64_t end, Run run) {
+QSIM_HD void for_each_run(const Layout& layout, const Grids<T>& grids, std::int64_t begin, std::int64_t end,
+                          std::int64_t longest, Run run) {
+  const auto pieces = [&](std::int64_t at, std::int64_t n, auto grid, std::int64_t) {
+    for (; n > longest; n -= longest, at += longest, grid = grid.after(longest)) run(at, longest, grid);
+    run(at, n, grid);
+  };
   const std::int64_t segments = (layout.outer + layout.segment - 1) / layout.segment;
   const std::int64_t outer = begin / layout.outer, segment = begin % layout.outer / layout.segment;
   std::int64_t outer_end = (outer + 1) * layout.outer;
@@ -72,9 +80,9 @@ QSIM_HD void for_each_run(const Layout& layout, const Grids<T>& grids, std::int6
   while (begin < end) {
     const std::int64_t stop = std::min(start + layout.segment, outer_end);
     if (layout.run == 1 && layout.width > 1) {
-      runs_of_rows(layout, grids, start, parameter, begin, std::min(stop, end), run);
+      runs_of_rows(layout, grids, start, parameter, begin, std::min(stop, end), pieces);
     } else {
-      runs_of_one(layout, grids, start, parameter, begin, std::min(stop, end), run);
+      runs_of_one(layout, grids, start, parameter, begin, std::min(stop, end), pieces);
     }
     begin = start = stop;
     parameter += layout.width;

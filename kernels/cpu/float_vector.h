@@ -39,25 +39,65 @@ QSIM_INLINE Vector load_as(const void* from) {
 
 QSIM_INLINE Floats all(float x) { return Floats{} + x; }
 
-QSIM_INLINE Words widen(const std::uint16_t* from) {
-  typedef std::uint16_t Shorts __attribute__((vector_size(kVectorBytes / 2)));
-  return __builtin_convertvector(load_as<Shorts>(from), Words);
+// Conversions between widths, by intrinsics: g++ 12 makes of __builtin_convertvector up to twice the instructions, of
+// which whole loops consist here. (The masked forms are those whose undefined source it does not warn of.)
+typedef std::uint16_t Shorts __attribute__((vector_size(kVectorBytes / 2)));
+typedef float HalfFloats __attribute__((vector_size(kVectorBytes / 2)));  // half a register
+typedef double Doubles __attribute__((vector_size(kVectorBytes)));
+
+QSIM_INLINE Words widen(Shorts v) {
+#if defined(__AVX512F__)
+  return (Words)_mm512_maskz_cvtepu16_epi32(0xffff, (__m256i)v);
+#elif defined(__AVX2__)
+  return (Words)_mm256_cvtepu16_epi32((__m128i)v);
+#else
+  return __builtin_convertvector(v, Words);
+#endif
+}
+
+QSIM_INLINE Shorts narrow(Words v) {
+#if defined(__AVX512F__)
+  return (Shorts)_mm512_maskz_cvtepi32_epi16(0xffff, (__m512i)v);
+#elif defined(__AVX2__)
+  return (Shorts)_mm_packus_epi32(_mm256_castsi256_si128((__m256i)v), _mm256_extracti128_si256((__m256i)v, 1));
+#else
+  return __builtin_convertvector(v, Shorts);
+#endif
+}
+
+QSIM_INLINE Doubles widen(HalfFloats v) {
+#if defined(__AVX512F__)
+  return (Doubles)_mm512_maskz_cvtps_pd(0xff, (__m256)v);
+#elif defined(__AVX2__)
+  return (Doubles)_mm256_cvtps_pd((__m128)v);
+#else
+  return __builtin_convertvector(v, Doubles);
+#endif
+}
+
+QSIM_INLINE HalfFloats narrow(Doubles v) {
+#if defined(__AVX512F__)
+  return (HalfFloats)_mm512_maskz_cvtpd_ps(0xff, (__m512d)v);
+#elif defined(__AVX2__)
+  return (HalfFloats)_mm256_cvtpd_ps((__m256d)v);
+#else
+  return __builtin_convertvector(v, HalfFloats);
+#endif
 }
 
 QSIM_INLINE Floats load(const float* from) { return load_as<Floats>(from); }
 
-QSIM_INLINE Floats load(const BFloat16* from) { return (Floats)(widen(&from->bits) << 16); }
+QSIM_INLINE Floats load(const BFloat16* from) { return (Floats)(widen(load_as<Shorts>(from)) << 16); }
 
 QSIM_INLINE Floats load(const Float16* from) {
 #if defined(__AVX512F__)
-  // The masked form: g++ 12 warns of the other one's undefined source.
   return (Floats)_mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
 #elif defined(__F16C__)
   return (Floats)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
 #else
   // Exponent and mantissa moved into place are too small by 2^112, subnormals included; what reaches 2^16 was Inf or
   // NaN.
-  const Words half = widen(&from->bits);
+  const Words half = widen(load_as<Shorts>(from));
   const Floats magnitude = (Floats)((half & 0x7fff) << 13) * 0x1p112f;
   const Words exponent = (Words)(magnitude >= 0x1p16f) & 0x7f800000;
   return (Floats)((Words)magnitude | exponent | (half & 0x8000) << 16);
@@ -65,10 +105,7 @@ QSIM_INLINE Floats load(const Float16* from) {
 }
 
 QSIM_INLINE Floats load(const double* from) {
-  typedef double Doubles __attribute__((vector_size(kVectorBytes)));
-  typedef float HalfOfFloats __attribute__((vector_size(kVectorBytes / 2)));
-  const HalfOfFloats halves[2] = {__builtin_convertvector(load_as<Doubles>(from), HalfOfFloats),
-                                  __builtin_convertvector(load_as<Doubles>(from + kWidth / 2), HalfOfFloats)};
+  const HalfFloats halves[2] = {narrow(load_as<Doubles>(from)), narrow(load_as<Doubles>(from + kWidth / 2))};
   return load_as<Floats>(halves);
 }
 
@@ -83,28 +120,25 @@ QSIM_INLINE float load_one(const float* from) {
   return *from;
 }
 
-QSIM_INLINE void store(float* to, Floats v) { std::memcpy(to, &v, sizeof v); }
-
-QSIM_INLINE void narrow(std::uint16_t* to, Words v) {
-  typedef std::uint16_t Shorts __attribute__((vector_size(kVectorBytes / 2)));
-  const Shorts shorts = __builtin_convertvector(v, Shorts);
-  std::memcpy(to, &shorts, sizeof shorts);
+template <class Vector>
+QSIM_INLINE void store_as(void* to, Vector v) {
+  std::memcpy(to, &v, sizeof v);
 }
+
+QSIM_INLINE void store(float* to, Floats v) { store_as(to, v); }
 
 // Of finite numbers, rounded to nearest even.
 QSIM_INLINE void store(BFloat16* to, Floats v) {
   const Words bits = (Words)v;
-  narrow(&to->bits, (bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+  store_as(to, narrow((bits + 0x7fff + (bits >> 16 & 1)) >> 16));
 }
 
 // Of finite numbers, rounded to nearest even.
 QSIM_INLINE void store(Float16* to, Floats v) {
 #if defined(__AVX512F__)
-  const __m256i halves = _mm512_maskz_cvtps_ph(0xffff, (__m512)v, _MM_FROUND_TO_NEAREST_INT);
-  std::memcpy(to, &halves, sizeof halves);
+  store_as(to, _mm512_maskz_cvtps_ph(0xffff, (__m512)v, _MM_FROUND_TO_NEAREST_INT));
 #elif defined(__F16C__)
-  const __m128i halves = _mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT);
-  std::memcpy(to, &halves, sizeof halves);
+  store_as(to, _mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT));
 #else
   // Adding 2^13 times the leading power of two (2^-14 at least) rounds to 11 bits, or to multiples of the smallest
   // half; what is left is exact.
@@ -112,7 +146,7 @@ QSIM_INLINE void store(Float16* to, Floats v) {
   const Words least = (Words)all(0x1p-14f);
   const Floats rounder = (Floats)((exponent > least ? exponent : least) + (13 << 23));
   const Floats rounded = (Floats)magnitude + rounder - rounder;
-  narrow(&to->bits, (Words)(rounded * 0x1p-112f) >> 13 | ((Words)v >> 16 & 0x8000));
+  store_as(to, narrow((Words)(rounded * 0x1p-112f) >> 13 | ((Words)v >> 16 & 0x8000)));
 #endif
 }
 

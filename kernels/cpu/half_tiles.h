@@ -16,8 +16,16 @@
 namespace qsim::cpu {
 namespace {
 
-// Elements converted at a time: two float32 tiles and a mask stay in a 32 KiB first-level cache.
-constexpr std::int64_t kTile = 2048;
+// Elements converted at a time. Few, so that the processor overlaps converting one tile with computing another.
+constexpr std::int64_t kTile = 256;
+
+// float32 and float64 are computed where they lie, as long as a run lasts.
+template <class T>
+constexpr bool kInMemory = sizeof(T) == sizeof(arithmetic_t<T>);
+template <class T>
+constexpr std::int64_t kLongestRun = kInMemory<T> ? INT64_MAX : kTile;
+template <class T>
+constexpr std::int64_t kBuffer = kInMemory<T> ? 1 : kTile;
 
 template <class To, class From>
 QSIM_HD To bits_as(From from) {
@@ -65,13 +73,14 @@ inline const float* load_tile(const BFloat16* from, std::int64_t n, float* buffe
 }
 
 inline const float* load_tile(const Float16* from, std::int64_t n, float* buffer) {
-  std::int64_t i = 0;
+  std::int64_t converted = 0;
 #if defined(__F16C__)
-  for (; i + 8 <= n; i += 8) {
+  converted = n / 8 * 8;
+  for (std::int64_t i = 0; i < converted; i += 8) {
     _mm256_storeu_ps(buffer + i, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i))));
   }
 #endif
-  for (; i < n; ++i) buffer[i] = to_float(from[i]);
+  for (std::int64_t i = converted; i < n; ++i) buffer[i] = to_float(from[i]);
   return buffer;
 }
 
@@ -91,14 +100,15 @@ inline void store_tile(const float* from, std::int64_t n, BFloat16* to) {
 }
 
 inline void store_tile(const float* from, std::int64_t n, Float16* to) {
-  std::int64_t i = 0;
+  std::int64_t converted = 0;
 #if defined(__F16C__)
-  for (; i + 8 <= n; i += 8) {
+  converted = n / 8 * 8;
+  for (std::int64_t i = 0; i < converted; i += 8) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(to + i),
                      _mm256_cvtps_ph(_mm256_loadu_ps(from + i), _MM_FROUND_TO_NEAREST_INT));
   }
 #endif
-  for (; i < n; ++i) to[i] = round_to(Float16{}, from[i]);
+  for (std::int64_t i = converted; i < n; ++i) to[i] = round_to(Float16{}, from[i]);
 }
 
 // Rounding to 16 bits can underflow to -0.0; a zero result is +0.0.

@@ -29,7 +29,7 @@ class BiasQuantizer:
     def __call__(self, bias: Tensor) -> Tensor:
         if not (self.input.enabled and self.weight.enabled):
             return bias
-        scale = (self.input.scale * self.weight.scale).detach().reshape(-1)
+        scale = (self.input.grid_scale * self.weight.grid_scale).detach().reshape(-1)
         scale = scale.repeat(bias.numel() // scale.numel())  # a transposed convolution in groups has its weight's channels once per group
         zero_point = torch.zeros_like(scale, dtype=torch.int32)
         # float64: in float32 an int32 grid is not exact

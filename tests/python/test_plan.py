@@ -1,5 +1,6 @@
 """What is quantized where, decided from recordings alone."""
 
+import dataclasses
 from collections.abc import Callable
 
 import pytest
@@ -54,7 +55,9 @@ def test_every_tensor_of_a_network_once():
     assert list(decided.quantizers) == CONV_NET_KEYS
     assert decided.quantizers["layer1.0.conv1.output"].op == "conv2d + relu"
     assert decided.quantizers["layer1.0.add.output"].op == "add + relu"
-    assert {entry.reason for entry in decided.left} == {"bias in float: Config.bias is off"}
+    assert decided.left == []
+    without = planned(model, x, dataclasses.replace(qsim.int8(), bias=False))
+    assert {entry.reason for entry in without.left} == {"bias in float: Config.bias is off"}
 
 
 def test_a_plan_is_a_function_of_its_arguments():

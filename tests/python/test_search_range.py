@@ -67,7 +67,7 @@ def test_matches_reference(x, grid, symmetric, method, percentile):
 
 
 @pytest.mark.parametrize("symmetric", [False, True])
-@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("bits", [2, 8])
 def test_entropy_matches_reference(bits, symmetric):
     x = torch.randn(5000, generator=torch.Generator().manual_seed(bits)) ** 3
     grid = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1

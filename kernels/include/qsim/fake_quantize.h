@@ -63,21 +63,22 @@ QSIM_HD bool in_range(T quotient, Grid<T> grid) {
   return nearest_steps(quotient, grid) == round_half_even(quotient);
 }
 
-// The term of an element in d scale: grad times the rounding error in range, times the end of the grid outside it
-// (Esser et al. 2020, "Learned Step Size Quantization", eq. 3). A NaN has no say in a scale; a NaN gradient is not
-// hidden.
+// The term of an element in d scale: grad times the rounding error in range, times the end of the grid outside it (Esser
+// et al. 2020, "Learned Step Size Quantization", eq. 3). A NaN has no say in a scale, whatever its gradient: both factors
+// are 0. A NaN gradient is not hidden.
 template <class T>
 QSIM_HD T scale_term(T grad, T x, T quotient, Grid<T> grid) {
   const T steps = nearest_steps(quotient, grid);
   const T slope = steps == round_half_even(quotient) ? steps - quotient : steps;
-  return x == x ? grad * slope : T(0);
+  const T known_grad = x == x ? grad : T(0), known_slope = x == x ? slope : T(0);
+  return known_grad * known_slope;
 }
 
 // The term of an element in d zero_point, in units of -scale.
 template <class T>
-QSIM_HD T zero_point_term(T grad, T quotient, Grid<T> grid) {
-  const T rounded = round_half_even(quotient);
-  return rounded < grid.low || rounded > grid.high ? grad : T(0);
+QSIM_HD T zero_point_term(T grad, T x, T quotient, Grid<T> grid) {
+  const T known_grad = x == x ? grad : T(0);
+  return in_range(quotient, grid) ? T(0) : known_grad;
 }
 
 // Which elements share parameters, in memory order. Element e lies in segment (e % outer) / segment of repetition
