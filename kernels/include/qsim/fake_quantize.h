@@ -63,9 +63,9 @@ QSIM_HD bool in_range(T quotient, Grid<T> grid) {
   return nearest_steps(quotient, grid) == round_half_even(quotient);
 }
 
-// The term of an element in d scale: grad times the rounding error in range, times the end of the grid outside it (Esser
-// et al. 2020, "Learned Step Size Quantization", eq. 3). A NaN has no say in a scale, whatever its gradient: both factors
-// are 0. A NaN gradient is not hidden.
+// The term of an element in d scale: grad times the rounding error in range, times the end of the grid outside it
+// (Esser et al. 2020, "Learned Step Size Quantization", eq. 3). A NaN has no say in a scale, whatever its gradient:
+// both factors are 0. A NaN gradient is not hidden.
 template <class T>
 QSIM_HD T scale_term(T grad, T x, T quotient, Grid<T> grid) {
   const T steps = nearest_steps(quotient, grid);
