@@ -91,6 +91,12 @@ struct Layout {
   std::int64_t outer, segment, width, run;
 };
 
+// Sums over what shares a parameter are cut into slices at fixed places: slice s of a segment covers its elements
+// [s * length, (s + 1) * length) and owns `width` partial sums of each kind. `length` holds whole rows (width * run).
+struct Slices {
+  std::int64_t length, per_segment;
+};
+
 namespace cpu {
 
 // Grids as arrays, one entry per parameter.
@@ -128,12 +134,6 @@ struct FakeQuantizeKernels {
   PrepareGrids<double> prepare_f64;
 };
 QSIM_LEVEL_TABLES(FakeQuantizeKernels, fake_quantize_kernels)
-
-// Sums over what shares a parameter are cut into slices at fixed places: slice s of a segment covers its elements
-// [s * length, (s + 1) * length) and owns `width` partial sums of each kind. `length` holds whole rows (width * run).
-struct Slices {
-  std::int64_t length, per_segment;
-};
 
 struct PartialSums {
   double *scale, *zero_point;
