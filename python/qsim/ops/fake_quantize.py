@@ -72,19 +72,6 @@ def fake_quantize(
     in an order that does not depend on the number of threads; NaN elements take no part. For a leaf `x` nothing but `x` is saved,
     otherwise one bit per element. ``torch.func`` transforms and forward-mode differentiation are not supported.
     """
-<<<<<<< HEAD
-    result: Tensor
-    if out is not None:
-        result = _fake_quantize_out(
-            x, scale, zero_point, quant_min, quant_max, axis=axis, block_size=block_size, rounding=rounding, out=out
-        )
-    elif axis is None and block_size is None and rounding == "divide" and grad_factor == 1.0:
-        result = _fake_quantize(x, scale, zero_point, quant_min, quant_max)  # the dispatcher takes 1.4 us to parse four keywords
-    else:
-        result = _fake_quantize(
-            x, scale, zero_point, quant_min, quant_max, axis=axis, block_size=block_size, rounding=rounding, grad_factor=grad_factor
-        )
-=======
     if out is not None:
         written: Tensor = _fake_quantize_out(
             x, scale, zero_point, quant_min, quant_max, axis=axis, block_size=block_size, rounding=rounding, out=out
@@ -96,7 +83,6 @@ def fake_quantize(
     result: Tensor = _fake_quantize(
         x, scale, zero_point, quant_min, quant_max, axis=axis, block_size=block_size, rounding=rounding, grad_factor=grad_factor
     )
->>>>>>> fakequant
     return result
 
 
