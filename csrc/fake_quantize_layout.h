@@ -58,4 +58,17 @@ inline at::Tensor from_memory_order(const at::Tensor& values, const at::Tensor& 
   return values.permute(inverse).contiguous();
 }
 
+// Sums are cut at places that depend on sizes alone: whole rows and about kSlice elements, and never so fine that the
+// partial sums of a table outweigh what they sum.
+inline Slices slices_of(const Layout& layout) {
+  constexpr std::int64_t kSlice = 32768, kRowsPerSum = 32;
+  if (layout.width == 1) {
+    const std::int64_t length = std::min(kSlice, layout.segment);
+    return {length, (layout.segment + length - 1) / length};
+  }
+  const std::int64_t row = layout.width * layout.run;
+  const std::int64_t rows = std::max((kSlice + row - 1) / row, (kRowsPerSum + layout.run - 1) / layout.run);
+  return {rows * row, (layout.segment + rows * row - 1) / (rows * row)};
+}
+
 }  // namespace qsim

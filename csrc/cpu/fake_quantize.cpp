@@ -3,6 +3,7 @@
 
 #include <tuple>
 
+#include "empty_result.h"
 #include "fake_quantize_grids.h"
 
 namespace qsim {
@@ -29,7 +30,7 @@ void run_forward(const Tensor& x, const Tensor& y, const Tensor& scale, const Te
 Tensor fake_quantize_cpu(const Tensor& x, const Tensor& scale, const Tensor& zero_point, std::int64_t quant_min,
                          std::int64_t quant_max, Axis axis, Axis block_size, std::string_view rounding, double) {
   const auto options = check_fake_quantize(x, scale, zero_point, quant_min, quant_max, axis, block_size, rounding);
-  const Tensor y = at::empty_like(x);
+  const Tensor y = empty_result(x);
   if (x.is_non_overlapping_and_dense()) {
     run_forward(x, y, scale, zero_point, options);
   } else {
@@ -49,7 +50,7 @@ Tensor& fake_quantize_out_cpu(const Tensor& x, const Tensor& scale, const Tensor
   if (x.is_non_overlapping_and_dense() && out.strides() == x.strides()) {
     run_forward(x, out, scale, zero_point, options);
   } else {
-    const Tensor y = at::empty_like(x).copy_(x);
+    const Tensor y = empty_result(x).copy_(x);
     run_forward(y, y, scale, zero_point, options);
     out.copy_(y);
   }
@@ -84,7 +85,7 @@ std::tuple<Tensor, Tensor> with_mask_cpu(const Tensor& x, const Tensor& scale, c
                                          std::int64_t quant_min, std::int64_t quant_max, Axis axis, Axis block_size,
                                          std::string_view rounding) {
   const auto options = check_fake_quantize(x, scale, zero_point, quant_min, quant_max, axis, block_size, rounding);
-  const Tensor y = at::empty_like(x);
+  const Tensor y = empty_result(x);
   if (!x.is_non_overlapping_and_dense()) y.copy_(x);
   const Tensor& from = x.is_non_overlapping_and_dense() ? x : y;
   return {y, run_with_mask(from, y, scale, zero_point, options)};
@@ -95,7 +96,7 @@ Tensor with_mask_inplace_cpu(Tensor& x, const Tensor& scale, const Tensor& zero_
   const auto options = check_fake_quantize(x, scale, zero_point, quant_min, quant_max, axis, block_size, rounding);
   at::assert_no_internal_overlap(x);
   if (x.is_non_overlapping_and_dense()) return run_with_mask(x, x, scale, zero_point, options);
-  const Tensor y = at::empty_like(x).copy_(x), mask = run_with_mask(y, y, scale, zero_point, options);
+  const Tensor y = empty_result(x).copy_(x), mask = run_with_mask(y, y, scale, zero_point, options);
   x.copy_(y);
   return mask;
 }

@@ -4,6 +4,7 @@
 
 #include <tuple>
 
+#include "empty_result.h"
 #include "fake_quantize_grids.h"
 
 namespace qsim {
@@ -15,7 +16,7 @@ using Axis = std::optional<std::int64_t>;
 Tensor mask_backward_cpu(const Tensor& grad, const Tensor& mask, at::OptionalIntArrayRef strides) {
   check_mask(grad, mask);
   const Tensor from = strides ? with_strides(grad, *strides) : dense(grad), bits = mask.contiguous();
-  const Tensor dx = at::empty_like(from);
+  const Tensor dx = empty_result(from);
   const auto& kernels = cpu::fake_quantize_backward_kernels();
   const auto run = [&](auto element, auto kernel) {
     using U = decltype(element);
@@ -41,7 +42,7 @@ Tensor backward_cpu(const Tensor& grad, const Tensor& x, const Tensor& scale, co
                     std::string_view rounding) {
   const auto options = check_fake_quantize(x, scale, zero_point, quant_min, quant_max, axis, block_size, rounding);
   check_grad(grad, x);
-  const Tensor from = dense(x), gradient = with_strides(grad, from.strides()), dx = at::empty_like(from);
+  const Tensor from = dense(x), gradient = with_strides(grad, from.strides()), dx = empty_result(from);
   if (x.numel() == 0) return dx;
   for_element_type(x.scalar_type(), cpu::fake_quantize_backward_kernels(), [&](auto element, const auto& kernels) {
     using T = decltype(element);
@@ -54,19 +55,6 @@ Tensor backward_cpu(const Tensor& grad, const Tensor& x, const Tensor& scale, co
   return dx;
 }
 
-// Sums are cut at places that depend on sizes alone, whole rows and about kSlice elements, and never so fine that the
-// partial sums of a table outweigh what they sum.
-cpu::Slices slices_of(const Layout& layout) {
-  constexpr std::int64_t kSlice = 32768, kRowsPerSum = 32;
-  if (layout.width == 1) {
-    const std::int64_t length = std::min(kSlice, layout.segment);
-    return {length, (layout.segment + length - 1) / length};
-  }
-  const std::int64_t row = layout.width * layout.run;
-  const std::int64_t rows = std::max((kSlice + row - 1) / row, (kRowsPerSum + layout.run - 1) / layout.run);
-  return {rows * row, (layout.segment + rows * row - 1) / (rows * row)};
-}
-
 cpu::FoldSums<float> fold_kernel(float) { return cpu::fake_quantize_backward_kernels().fold_f32; }
 cpu::FoldSums<double> fold_kernel(double) { return cpu::fake_quantize_backward_kernels().fold_f64; }
 
@@ -76,7 +64,7 @@ std::tuple<Tensor, Tensor, Tensor> learnable_backward_cpu(const Tensor& grad, co
                                                           std::string_view rounding, double grad_factor) {
   const auto options = check_fake_quantize(x, scale, zero_point, quant_min, quant_max, axis, block_size, rounding);
   check_grad(grad, x);
-  const Tensor from = dense(x), gradient = with_strides(grad, from.strides()), dx = at::empty_like(from);
+  const Tensor from = dense(x), gradient = with_strides(grad, from.strides()), dx = empty_result(from);
   const Tensor ordered = in_memory_order(scale, from, options);
   const Tensor dscale = at::zeros(ordered.sizes(), ordered.options()), dzero_point = at::zeros_like(dscale);
   if (x.numel() == 0) return {dx, dscale.reshape(scale.sizes()), dzero_point.reshape(scale.sizes())};
@@ -84,7 +72,7 @@ std::tuple<Tensor, Tensor, Tensor> learnable_backward_cpu(const Tensor& grad, co
     using T = decltype(element);
     using A = arithmetic_t<T>;
     const GridTable<A> table(from, scale, zero_point, options);
-    const cpu::Slices slices = slices_of(table.layout);
+    const Slices slices = slices_of(table.layout);
     const std::int64_t parameters = ordered.numel();
     const std::int64_t segments = parameters / table.width(), count = segments * slices.per_segment;
     const Tensor sums = at::zeros({2, count * table.layout.width}, at::kDouble);

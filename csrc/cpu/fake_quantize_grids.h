@@ -72,9 +72,14 @@ class GridTable {
  private:
   using Storage = c10::SmallVector<A, 3>;
 
+  // Tables that are read vector by vector start at cache lines.
   static cpu::Grids<A> allocate(Storage& storage, std::int64_t n) {
-    storage.resize_for_overwrite(static_cast<std::size_t>(3 * n));
-    return {storage.data(), storage.data() + n, storage.data() + 2 * n};
+    constexpr std::uintptr_t kLine = 64;
+    const std::int64_t line = kLine / sizeof(A), padded = n == 1 ? 1 : (n + line - 1) / line * line;
+    storage.resize_for_overwrite(static_cast<std::size_t>(3 * padded + (n == 1 ? 0 : line)));
+    A* first = storage.data();
+    if (n > 1) first = reinterpret_cast<A*>((reinterpret_cast<std::uintptr_t>(first) + kLine - 1) / kLine * kLine);
+    return {first, first + padded, first + 2 * padded};
   }
 
   void choose_repetition(std::int64_t n) {

@@ -236,7 +236,7 @@ TEST_CASE("learned gradients: close to float64 sums, the same bits at every leve
     for (float& g : grad) g = std::normal_distribution<float>()(random);
     const std::int64_t count = static_cast<std::int64_t>(parameters.scales.size()), row = c.layout.width * c.layout.run;
     const std::int64_t length = c.layout.width == 1 ? 500 : 2 * row;
-    const qsim::cpu::Slices slices{length, (c.layout.segment + length - 1) / length};
+    const qsim::Slices slices{length, (c.layout.segment + length - 1) / length};
     const std::int64_t sums = count * slices.per_segment;
 
     std::vector<double> expected_scale(count), expected_zero(count);

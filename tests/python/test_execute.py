@@ -98,7 +98,7 @@ LAYERS = {
     "depthwise": lambda: nn.Conv2d(4, 4, 3, padding=1, groups=4, bias=False),
     "bn": lambda: nn.BatchNorm2d(4),
     "relu": nn.ReLU,
-    "relu in place": lambda: nn.ReLU(inplace=True),
+    "relu_": lambda: nn.ReLU(inplace=True),
     "silu": nn.SiLU,
     "hardswish": nn.Hardswish,
     "max": lambda: nn.MaxPool2d(3, 1, 1),
@@ -150,7 +150,7 @@ def test_no_network_quantizes_a_tensor_twice(names):
     assert not given.keys() & made.keys()
     assert calls.keys() == sim.quantizers().keys()
     # Only what no mode can change, and what is changed in place and read under its old name, is quantized by its readers: by each of them.
-    assert {"hardswish", "relu in place"} & set(names) or set(calls.values()) <= {1}
+    assert {"hardswish", "relu_"} & set(names) or set(calls.values()) <= {1}
     for key, quantizer in sim.quantizers().items():
         assert quantizer.counts.elements == sizes[key]  # and nothing is observed twice
     torch.testing.assert_close(found, expected, rtol=0.02, atol=0.02 * expected.abs().max().item())

@@ -74,7 +74,11 @@ def test_batch_norm_that_stays_is_part_of_the_chain():
     assert decided.quantizers["conv.output"].op == "conv2d + batch_norm + silu"
 
 
-@pytest.mark.parametrize("activation", [F.relu, F.gelu, torch.sigmoid, lambda x: x.clamp(0, 6), F.hardswish], ids=str)
+@pytest.mark.parametrize(
+    "activation",
+    [F.relu, F.gelu, torch.sigmoid, lambda x: x.clamp(0, 6), F.hardswish],
+    ids=["relu", "gelu", "sigmoid", "clamp", "hardswish"],
+)
 def test_linear_and_activation_are_one(activation):
     found = keys(lambda m, x: m.b(activation(m.a(x))), ROWS, a=nn.Linear(8, 8), b=nn.Linear(8, 8))
     assert found == ["input", "a.weight", "a.output", "b.weight", "b.output"]

@@ -63,9 +63,9 @@ QSIM_HD bool in_range(T quotient, Grid<T> grid) {
   return nearest_steps(quotient, grid) == round_half_even(quotient);
 }
 
-// The term of an element in d scale: grad times the rounding error in range, times the end of the grid outside it (Esser
-// et al. 2020, "Learned Step Size Quantization", eq. 3). A NaN has no say in a scale, whatever its gradient: both factors
-// are 0. A NaN gradient is not hidden.
+// The term of an element in d scale: grad times the rounding error in range, times the end of the grid outside it
+// (Esser et al. 2020, "Learned Step Size Quantization", eq. 3). A NaN has no say in a scale, whatever its gradient:
+// both factors are 0. A NaN gradient is not hidden.
 template <class T>
 QSIM_HD T scale_term(T grad, T x, T quotient, Grid<T> grid) {
   const T steps = nearest_steps(quotient, grid);
@@ -89,6 +89,12 @@ QSIM_HD T zero_point_term(T grad, T x, T quotient, Grid<T> grid) {
 //   inner, 1}
 struct Layout {
   std::int64_t outer, segment, width, run;
+};
+
+// Sums over what shares a parameter are cut into slices at fixed places: slice s of a segment covers its elements
+// [s * length, (s + 1) * length) and owns `width` partial sums of each kind. `length` holds whole rows (width * run).
+struct Slices {
+  std::int64_t length, per_segment;
 };
 
 namespace cpu {
@@ -128,12 +134,6 @@ struct FakeQuantizeKernels {
   PrepareGrids<double> prepare_f64;
 };
 QSIM_LEVEL_TABLES(FakeQuantizeKernels, fake_quantize_kernels)
-
-// Sums over what shares a parameter are cut into slices at fixed places: slice s of a segment covers its elements
-// [s * length, (s + 1) * length) and owns `width` partial sums of each kind. `length` holds whole rows (width * run).
-struct Slices {
-  std::int64_t length, per_segment;
-};
 
 struct PartialSums {
   double *scale, *zero_point;

@@ -72,14 +72,17 @@ def fake_quantize(
     in an order that does not depend on the number of threads; NaN elements take no part. For a leaf `x` nothing but `x` is saved,
     otherwise one bit per element. ``torch.func`` transforms and forward-mode differentiation are not supported.
     """
-    if out is None:
-        result: Tensor = _fake_quantize(
-            x, scale, zero_point, quant_min, quant_max, axis=axis, block_size=block_size, rounding=rounding, grad_factor=grad_factor
-        )
-    else:
-        result = _fake_quantize_out(
+    if out is not None:
+        written: Tensor = _fake_quantize_out(
             x, scale, zero_point, quant_min, quant_max, axis=axis, block_size=block_size, rounding=rounding, out=out
         )
+        return written
+    if axis is None and block_size is None and rounding == "divide" and grad_factor == 1.0:
+        plain: Tensor = _fake_quantize(x, scale, zero_point, quant_min, quant_max)  # parsing options: a third of a small call
+        return plain
+    result: Tensor = _fake_quantize(
+        x, scale, zero_point, quant_min, quant_max, axis=axis, block_size=block_size, rounding=rounding, grad_factor=grad_factor
+    )
     return result
 
 

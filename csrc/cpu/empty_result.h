@@ -1,0 +1,29 @@
+// Fresh outputs. Those of 32 MB and more are asked to use huge pages: page faults cost such an output four times what
+// copying it does. Smaller ones gain nothing: the allocator hands out memory that was touched before.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty_like.h>
+
+#include <cstdint>
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+namespace qsim {
+
+inline at::Tensor empty_result(const at::Tensor& x) {
+  at::Tensor result = at::empty_like(x);
+#if defined(__linux__)
+  constexpr std::uintptr_t kPage = 2 << 20, kLarge = 32 << 20;
+  if (result.nbytes() >= kLarge) {
+    const auto begin = reinterpret_cast<std::uintptr_t>(result.mutable_data_ptr());
+    const std::uintptr_t first = (begin + kPage - 1) / kPage * kPage, last = (begin + result.nbytes()) / kPage * kPage;
+    madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);  // a wish: failing changes nothing
+  }
+#endif
+  return result;
+}
+
+}  // namespace qsim
