@@ -195,6 +195,13 @@ def test_a_computed_weight_is_observed():
     assert "computed from constants alone" in next(entry.reason for entry in decided.left if "parametrizations" in entry.name)
 
 
+def test_a_result_that_disappears_from_view_is_listed():
+    def forward(module: nn.Module, x: Tensor) -> Tensor:
+        return torch.vmap(torch.sin)(module.a(x))
+
+    assert reasons(forward, ROWS, a=nn.Linear(8, 8))["a"] == "nothing that was seen reads it"
+
+
 def test_repeated_operations_are_numbered():
     assert keys(lambda m, x: m.a(m.a(x)), ROWS, a=nn.Linear(8, 8)) == ["input", "a.weight", "a.output", "a_2.output"]
 
