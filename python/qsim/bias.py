@@ -1,4 +1,4 @@
-"""Biases as integer kernels hold them: int32 with the scale of the products that they are added to (NUMERICS, section 6)."""
+"""Biases as integer kernels hold them: int32 with the scale of the products that they are added to (docs/numerics.md, section 6)."""
 
 from __future__ import annotations
 

@@ -225,7 +225,7 @@ def search_range(
     percentile: float = 99.99,
     gamma: float = 3.0,
 ) -> tuple[Tensor, Tensor]:
-    """Twin of `qsim.ops.search_range` (NUMERICS, section 4)."""
+    """Twin of `qsim.ops.search_range` (docs/numerics.md, section 4)."""
     found = [
         _search_one(low, high, counts, (quant_min, quant_max), symmetric, method, percentile, gamma)
         for low, high, counts in zip(lowest.reshape(-1), highest.reshape(-1), sketch.reshape(-1, _BINS), strict=True)
