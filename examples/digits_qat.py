@@ -133,7 +133,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path("out"), help="folder for digits_qat.png")
     parser.add_argument("--epochs", type=int, default=20, help="epochs of float training")
-    parser.add_argument("--qat-epochs", type=int, default=5)
+    parser.add_argument("--qat-epochs", type=int, default=10)
     options = parser.parse_args()
     options.output.mkdir(parents=True, exist_ok=True)
 
