@@ -160,7 +160,7 @@ def main() -> None:
             with stages("evaluate"):
                 row[f"PTQ {method}"] = accuracy(sim, test_loader)
         with stages("QAT"):
-            train(sim, train_loader, options.qat_epochs, 5e-4, f"QAT {name}")
+            train(sim, train_loader, options.qat_epochs, 1e-3, f"QAT {name}")
         row["QAT"] = accuracy(sim, test_loader)
         accuracies[name] = row
 
