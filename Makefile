@@ -18,7 +18,7 @@ demo: $(VENV)/installed
 
 test: lint test-cpp audit sanitize test-python
 
-lint: $(VENV)/tools
+lint: build  # the type checker wants the generated _build_info.py
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy

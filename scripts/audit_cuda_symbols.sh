@@ -2,7 +2,7 @@
 # Compares what libqsim_ops_cuda.so leaves undefined after linking against a CPU torch with the committed list of symbols that a
 # CUDA torch provides (scripts/cuda_symbols.txt). A name outside the list would fail only on a GPU machine, at import.
 set -euo pipefail
-library=$1
+library=$(realpath "$1")
 cd "$(dirname "$0")"
 undefined=$(nm -uC "$library" | sed -E 's/^ +[Uw] //' | grep -E '^c10::cuda::' | sort -u)
 unknown=$(comm -23 <(echo "$undefined") <(sort -u cuda_symbols.txt))

@@ -1,5 +1,5 @@
-#include "finite_lanes.h"
 #include "qsim/observe.h"
+#include "finite_lanes.h"
 
 namespace qsim::cpu {
 
@@ -90,8 +90,7 @@ void flush_bins(std::uint32_t* counters, int begin, int end, std::int64_t* sketc
 void flush(SketchScratch& scratch, FiniteRange range, std::int64_t* sketch) {
   const bool positive = range.highest > 0, negative = range.lowest < 0;
   flush_bins(scratch.counters, 0, positive ? sketch_bin(bits_of(range.highest)) + 1 : 1, sketch);
-  flush_bins(scratch.counters, kSketchSide, negative ? sketch_bin(bits_of(range.lowest)) + 1 : kSketchSide + 1,
-             sketch);
+  flush_bins(scratch.counters, kSketchSide, negative ? sketch_bin(bits_of(range.lowest)) + 1 : kSketchSide + 1, sketch);
   for (int copy = 0; copy < SketchScratch::kCopies; ++copy) {
     std::uint32_t* end = scratch.counters + copy * SketchScratch::kStride + kSketchSide;
     for (int bin = -kNonFiniteBins; bin < 0; ++bin) end[bin] = end[kSketchSide + bin] = 0;

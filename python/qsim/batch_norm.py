@@ -1,4 +1,4 @@
-"""Folding of BatchNorm into the convolution or linear layer beside it (NUMERICS, section 8)."""
+"""Folding of BatchNorm into the convolution or linear layer beside it (docs/numerics.md, section 8)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Biases as integer kernels hold them: int32 with the scale of the products that they are added to (NUMERICS, section 6)."""
+"""Biases as integer kernels hold them: int32 with the scale of the products that they are added to (docs/numerics.md, section 6)."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ class BiasQuantizer:
     def __call__(self, bias: Tensor) -> Tensor:
         if not (self.input.enabled and self.weight.enabled):
             return bias
-        scale = (self.input.scale * self.weight.scale).detach().reshape(-1)
-        scale = scale.repeat(bias.numel() // scale.numel())  # a transposed convolution in groups has its weight's channels once per group
+        scale = (self.input.grid_scale * self.weight.grid_scale).detach().reshape(-1)
+        if scale.numel() != bias.numel():  # per tensor; or a transposed convolution in groups: its weight's channels once per group
+            scale = scale.repeat(bias.numel() // scale.numel())
         zero_point = torch.zeros_like(scale, dtype=torch.int32)
         # float64: in float32 an int32 grid is not exact
         y: Tensor = torch.ops.qsim.fake_quantize(bias.double(), scale.double(), zero_point, _INT32.min, _INT32.max, axis=0)

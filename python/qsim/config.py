@@ -86,7 +86,8 @@ class Config:
     overrides : tuple of Override
         Applied in order to the sites that they match, so where two change the same field the last match wins.
     bias : bool
-        Simulate biases as int32 with scale ``input scale * weight scale``, as integer kernels hold them (NUMERICS, section 6).
+        Simulate biases as int32 with scale ``input scale * weight scale``, as integer kernels hold them (docs/numerics.md, section 6).
+        A bias whose input or weight has no integer scale stays in float.
 
     Examples
     --------
@@ -102,7 +103,7 @@ class Config:
     weight: TensorSpec | None = INT8_WEIGHT
     activation: TensorSpec | None = INT8_ACTIVATION
     overrides: tuple[Override, ...] = ()
-    bias: bool = False
+    bias: bool = True
 
     def __post_init__(self) -> None:
         for role in ROLES:

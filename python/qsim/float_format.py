@@ -1,4 +1,4 @@
-"""Rounding to float16, bfloat16 and float8, kept in the dtype of the input (NUMERICS, section 7)."""
+"""Rounding to float16, bfloat16 and float8, kept in the dtype of the input (docs/numerics.md, section 7)."""
 
 from __future__ import annotations
 

@@ -13,9 +13,11 @@ from qsim.spec import TensorSpec
 
 def _integer(weight_bits: int, activation_bits: int) -> Config:
     method = "minmax" if weight_bits >= 8 else "mse"
+    fits = weight_bits + activation_bits <= 16  # products of wider integers have steps so fine that an int32 bias would clip
     return Config(
         weight=TensorSpec(bits=weight_bits, symmetric=True, axis=0, method=method),
         activation=TensorSpec(bits=activation_bits),
+        bias=fits,
     )
 
 
@@ -34,7 +36,7 @@ def int4() -> Config:
 
 
 def int16() -> Config:
-    """16-bit weights and activations."""
+    """16-bit weights and activations; biases stay in float."""
     return _integer(16, 16)
 
 

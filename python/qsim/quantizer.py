@@ -143,12 +143,17 @@ class Quantizer(RangeState):
         return y
 
     @property
+    def grid_scale(self) -> Tensor:
+        """The positive scale that quantizes, of `scale`'s shape: `scale` itself unless it is learned."""
+        return _positive(self.scale) if self._spec.learnable else self.scale
+
+    @property
     def encoding(self) -> Encoding | None:
         """The encoding in use, as new tensors; None while there is none."""
         if not self._has_encoding:
             return None
         spec = self._spec
-        scale = _positive(self.scale.detach()) if spec.learnable else self.scale.clone()
+        scale = self.grid_scale.detach().clone()
         return Encoding(scale, self.zero_point.clone(), *self._grid, spec.axis, spec.block_size, spec.encoding_dtype)
 
     def set_encoding(self, encoding: Encoding) -> None:

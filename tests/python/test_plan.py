@@ -1,5 +1,6 @@
 """What is quantized where, decided from recordings alone."""
 
+import dataclasses
 from collections.abc import Callable
 
 import pytest
@@ -54,7 +55,9 @@ def test_every_tensor_of_a_network_once():
     assert list(decided.quantizers) == CONV_NET_KEYS
     assert decided.quantizers["layer1.0.conv1.output"].op == "conv2d + relu"
     assert decided.quantizers["layer1.0.add.output"].op == "add + relu"
-    assert {entry.reason for entry in decided.left} == {"bias in float: Config.bias is off"}
+    assert decided.left == []
+    without = planned(model, x, dataclasses.replace(qsim.int8(), bias=False))
+    assert {entry.reason for entry in without.left} == {"bias in float: Config.bias is off"}
 
 
 def test_a_plan_is_a_function_of_its_arguments():
@@ -71,7 +74,11 @@ def test_batch_norm_that_stays_is_part_of_the_chain():
     assert decided.quantizers["conv.output"].op == "conv2d + batch_norm + silu"
 
 
-@pytest.mark.parametrize("activation", [F.relu, F.gelu, torch.sigmoid, lambda x: x.clamp(0, 6), F.hardswish], ids=str)
+@pytest.mark.parametrize(
+    "activation",
+    [F.relu, F.gelu, torch.sigmoid, lambda x: x.clamp(0, 6), F.hardswish],
+    ids=["relu", "gelu", "sigmoid", "clamp", "hardswish"],
+)
 def test_linear_and_activation_are_one(activation):
     found = keys(lambda m, x: m.b(activation(m.a(x))), ROWS, a=nn.Linear(8, 8), b=nn.Linear(8, 8))
     assert found == ["input", "a.weight", "a.output", "b.weight", "b.output"]
@@ -186,6 +193,13 @@ def test_a_computed_weight_is_observed():
     weight = decided.quantizers["conv.conv2d.weight"]
     assert (weight.parameter, weight.spec.axis, weight.spec.method) == (None, 0, "minmax")
     assert "computed from constants alone" in next(entry.reason for entry in decided.left if "parametrizations" in entry.name)
+
+
+def test_a_result_that_disappears_from_view_is_listed():
+    def forward(module: nn.Module, x: Tensor) -> Tensor:
+        return torch.vmap(torch.sin)(module.a(x))
+
+    assert reasons(forward, ROWS, a=nn.Linear(8, 8))["a"] == "nothing that was seen reads it"
 
 
 def test_repeated_operations_are_numbered():

@@ -22,7 +22,7 @@ def spread(ranges, x, axis, block_size):
 
 
 def simulate(x, encoding):
-    """NUMERICS, section 1, in the precision of x."""
+    """docs/numerics.md, section 1, in the precision of x."""
     scale = spread(encoding.scale, x, encoding.axis, encoding.block_size).to(x.dtype)
     zero_point = spread(encoding.zero_point, x, encoding.axis, encoding.block_size)
     q = ((x / scale).round() + zero_point).clamp(encoding.quant_min, encoding.quant_max)
@@ -277,7 +277,7 @@ def test_merging_quantizers_merges_what_they_observed():
 
 
 def lsq_gradient(x, scale, zero_point, low, high):
-    """d sum(y) / d scale of NUMERICS section 1 in float64, without the gradient factor."""
+    """d sum(y) / d scale of docs/numerics.md, section 1 in float64, without the gradient factor."""
     ratio = x.double() / scale.double()
     q = ratio.round() + zero_point
     inside = (q >= low) & (q <= high)

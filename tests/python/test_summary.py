@@ -1,5 +1,6 @@
 """The summary tells what is quantized, what is not, and why."""
 
+import dataclasses
 import sys
 
 import pytest
@@ -15,7 +16,7 @@ X = torch.randn(2, 1, 12, 12)
 def test_shows_every_quantizer_and_every_reason(rich, monkeypatch):
     if not rich:
         monkeypatch.setitem(sys.modules, "rich", None)
-    sim = qsim.QuantSim(seeded(ConvNet), X, qsim.int8().override("branch", off=True))
+    sim = qsim.QuantSim(seeded(ConvNet), X, dataclasses.replace(qsim.int8(), bias=False).override("branch", off=True))
     text = str(sim.summary())
     for key in sim.quantizers():
         assert key in text

@@ -41,7 +41,8 @@ QSIM_HD QuantParams<double> spread(double low, double high, QuantGrid grid) {
   const double below = middle - qmin, above = qmax - middle;
   // A 2-bit grid [-2, 1] would lose half of its range to its short side: the top is clipped instead.
   const double top = 2 * above <= below ? below : above;
-  const double from_high = high / top, from_low = -low / below;
+  const double bottom = below > 0 ? below : top;  // the grid [0, 1] has no side below its zero point
+  const double from_high = high / top, from_low = -low / bottom;
   return {from_high > from_low ? from_high : from_low, static_cast<std::int32_t>(middle)};
 }
 

@@ -1,4 +1,4 @@
-// Fake-quantize: every element moves to the nearest point of its integer grid (docs: NUMERICS, section 1).
+// Fake-quantize: every element moves to the nearest point of its integer grid (docs/numerics.md, section 1).
 //
 // "Steps" are integers counted from the zero point: rint(x / scale), clamped to [quant_min - zero_point,
 // quant_max - zero_point]. That equals clamp(rint(x / scale) + zero_point, quant_min, quant_max) - zero_point as long

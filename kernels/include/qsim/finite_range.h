@@ -1,4 +1,4 @@
-// Exact minimum and maximum of the finite elements, and counts of the others (docs: NUMERICS, section 3).
+// Exact minimum and maximum of the finite elements, and counts of the others (docs/numerics.md, section 3).
 //
 // Additive: states of disjoint inputs merge in any order to the state of their union, bit for bit. Zeros of either sign
 // are stored as +0.0, since min and max do not order them. Every input is taken as float32, so a float64 element beyond

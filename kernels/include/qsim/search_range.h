@@ -1,4 +1,4 @@
-// Range search: which part of the observed range a grid should cover (docs: NUMERICS, section 4).
+// Range search: which part of the observed range a grid should cover (docs/numerics.md, section 4).
 //
 // A candidate is a range; its cost is that of the encoding which choose_qparams makes of it, so the range returned
 // leads to exactly the encoding that was judged. The search on a sketch and the search on the data share candidates.

@@ -323,6 +323,9 @@ class _Planner:
 
     def _output(self, site: Site) -> None:
         chain = self.chains[site]
+        if not self._readers(site):
+            self._leave(site.name, site.op, "nothing that was seen reads it")
+            return
         if not site.visible:
             if any(reader.step is None for reader in self._readers(site)):
                 self._leave(site.name, site.op, _UNSEEN.format(site.op))

@@ -228,7 +228,10 @@ class Recorder(TorchFunctionMode):
 
 
 def _is_mask(t: Tensor) -> bool:
-    return bool((t <= torch.finfo(t.dtype).min).any())
+    """Whether a tensor holds -Inf or the lowest finite number. One that cannot be compared here (sparse, meta) is taken for none."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(t):  # inside vmap or jvp: a bool of the wrapper is refused
+        t = torch._C._functorch.get_unwrapped(t)
+    return t.layout is torch.strided and not t.is_meta and bool((t <= torch.finfo(t.dtype).min).any())
 
 
 def _results(out: Any) -> list[Tensor]:

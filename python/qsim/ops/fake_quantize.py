@@ -67,7 +67,7 @@ def fake_quantize(
 
     Notes
     -----
-    Gradients, straight-through (NUMERICS, section 1): that of `x` passes where the rounded value lies inside the grid; those of
+    Gradients, straight-through (docs/numerics.md, section 1): that of `x` passes where the rounded value lies inside the grid; those of
     `scale` and of a floating-point `zero_point` follow Esser et al. 2020, "Learned Step Size Quantization", eq. 3, and are summed
     in an order that does not depend on the number of threads; NaN elements take no part. For a leaf `x` nothing but `x` is saved,
     otherwise one bit per element. ``torch.func`` transforms and forward-mode differentiation are not supported.

@@ -22,7 +22,8 @@ def choose_qparams(
         middle = torch.tensor((quant_min + quant_max) / 2, dtype=torch.float64).round().to(low.device)
         below, above = middle - quant_min, quant_max - middle
         top = below if 2 * above <= below else above
-        scale = torch.maximum(high / top, -low / below)
+        bottom = below if below > 0 else top
+        scale = torch.maximum(high / top, -low / bottom)
     else:
         scale = (high - low) / (quant_max - quant_min)
     scale = scale.clamp(min=torch.finfo(torch.float32).tiny if min_scale < torch.finfo(torch.float32).tiny else min_scale)

@@ -36,7 +36,7 @@ def fake_quantize(
     block_size: int | None = None,
     rounding: str = "divide",
 ) -> Tensor:
-    """Twin of `qsim.ops.fake_quantize` (NUMERICS, section 1)."""
+    """Twin of `qsim.ops.fake_quantize` (docs/numerics.md, section 1)."""
     scale = _per_element(scale, x, axis, block_size)
     steps, _ = _steps(_quotient(x.to(scale.dtype), scale, rounding), _per_element(zero_point, x, axis, block_size), quant_min, quant_max)
     return (steps * scale).to(x.dtype) + 0.0  # -0.0 + 0.0 is +0.0
@@ -55,7 +55,7 @@ def fake_quantize_backward(
     rounding: str = "divide",
     grad_factor: float = 1.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of x, scale and zero_point; the last two in float64 (NUMERICS, section 1)."""
+    """Gradients of x, scale and zero_point; the last two in float64 (docs/numerics.md, section 1)."""
     wide_scale = _per_element(scale, x, axis, block_size)
     elements = x.to(scale.dtype)
     quotient = _quotient(elements, wide_scale, rounding)

@@ -19,7 +19,7 @@ def _extend(lowest: Tensor, highest: Tensor, low: Tensor, high: Tensor) -> None:
 def observe_range_(
     x: Tensor, lowest: Tensor, highest: Tensor, counts: Tensor, *, axis: int | None = None, block_size: int | None = None
 ) -> None:
-    """Twin of `qsim.ops.observe_range_` (NUMERICS, section 3)."""
+    """Twin of `qsim.ops.observe_range_` (docs/numerics.md, section 3)."""
     x = x.detach().float()
     _add_counts(x, counts)
     low, high = torch.where(x.isfinite(), x, torch.inf), torch.where(x.isfinite(), x, -torch.inf)
@@ -38,7 +38,7 @@ def observe_range_(
 
 
 def observe_(x: Tensor, lowest: Tensor, highest: Tensor, counts: Tensor, sketch: Tensor) -> None:
-    """Twin of `qsim.ops.observe_` (NUMERICS, section 3)."""
+    """Twin of `qsim.ops.observe_` (docs/numerics.md, section 3)."""
     observe_range_(x, lowest, highest, counts)
     finite = x.detach().float()[x.detach().float().isfinite()] + 0.0  # +0.0 for both zeros
     bins = (finite.view(torch.int32).long() & 0xFFFFFFFF) >> SKETCH_SHIFT

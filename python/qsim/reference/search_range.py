@@ -8,9 +8,14 @@ from torch import Tensor
 
 from qsim.reference.choose_qparams import choose_qparams
 
-_BINS = 16384
+_BINS, _FINITE_BINS = 16384, 8160  # all, and those of one sign that hold finite values
 _ENTROPY_BINS, _ENTROPY_TIE = 2048, 1e-9
 _LATTICE_POINTS, _LATTICE_EVIDENCE, _LATTICE_MAX_MULTIPLE = 16, 32, 65536
+
+
+def _sketch_edges() -> Tensor:
+    """The smallest magnitude of each bin of one sign, and Inf, where the last finite bin ends."""
+    return (torch.arange(_FINITE_BINS + 1) << 18).to(torch.int32).view(torch.float32).double()
 
 
 def candidate_ranges(low: Tensor, high: Tensor, quant_min: int, quant_max: int, *, symmetric: bool = False) -> tuple[Tensor, Tensor]:
@@ -54,7 +59,7 @@ class Distribution:
         low, high = lowest.double(), highest.double()
         extremes = [end for end in {low.item(), high.item()} if end != 0]
         bins = [b for b in sketch.nonzero().flatten().tolist() if b not in (0, _BINS // 2)]
-        edges = (torch.arange(_BINS // 2 + 1, dtype=torch.int64) << 18).to(torch.int32).view(torch.float32).double()
+        edges = _sketch_edges()
         near, far = edges[[b % (_BINS // 2) for b in bins]], edges[[b % (_BINS // 2) + 1 for b in bins]]
         count = sketch[bins]
 
@@ -118,13 +123,13 @@ def _lossless(low: Tensor, high: Tensor, unit: float, quant_min: int, quant_max:
 
 def _percentile_of_sketch(lowest: Tensor, highest: Tensor, sketch: Tensor, percentile: float) -> tuple[Tensor, Tensor]:
     side = _BINS // 2
-    edges = (torch.arange(side + 1, dtype=torch.int64) << 18).to(torch.int32).view(torch.float32).double()[: 8160 + 1]
+    edges = _sketch_edges()
     low, high = lowest.double(), highest.double()
     zeros = sketch[0] + sketch[side]
     # every bin in ascending order of its values: negative, zero, positive
     starts = torch.cat([-edges[2:].flip(0), torch.zeros(1, dtype=torch.float64), edges[1:-1]]).clamp(low, high)
     ends = torch.cat([-edges[1:-1].flip(0), torch.zeros(1, dtype=torch.float64), edges[2:]]).clamp(low, high)
-    counts = torch.cat([sketch[side + 1 : side + 8160].flip(0), zeros[None], sketch[1:8160]])
+    counts = torch.cat([sketch[side + 1 : side + _FINITE_BINS].flip(0), zeros[None], sketch[1:_FINITE_BINS]])
     dropped = counts.sum().double() * ((100 - percentile) / 200)
 
     def quantile(starts: Tensor, ends: Tensor, counts: Tensor) -> Tensor:
@@ -189,7 +194,7 @@ def _search_one(
     if method == "entropy":
         side = _BINS // 2
         bins = [b for b in sketch.nonzero().flatten().tolist() if b not in (0, side)]
-        edges = (torch.arange(side + 1, dtype=torch.int64) << 18).to(torch.int32).view(torch.float32).double()
+        edges = _sketch_edges()
         sign = torch.tensor([-1.0 if b >= side else 1.0 for b in bins], dtype=torch.float64)
         ends = (sign * edges[[b % side + 1 for b in bins]]).clamp(lowest.double(), highest.double()).abs()
         starts = (sign * edges[[b % side for b in bins]]).clamp(lowest.double(), highest.double()).abs()
@@ -220,7 +225,7 @@ def search_range(
     percentile: float = 99.99,
     gamma: float = 3.0,
 ) -> tuple[Tensor, Tensor]:
-    """Twin of `qsim.ops.search_range` (NUMERICS, section 4)."""
+    """Twin of `qsim.ops.search_range` (docs/numerics.md, section 4)."""
     found = [
         _search_one(low, high, counts, (quant_min, quant_max), symmetric, method, percentile, gamma)
         for low, high, counts in zip(lowest.reshape(-1), highest.reshape(-1), sketch.reshape(-1, _BINS), strict=True)

@@ -65,7 +65,7 @@ def search_range_data(
     percentile: float = 99.99,
     gamma: float = 3.0,
 ) -> tuple[Tensor, Tensor]:
-    """Twin of `qsim.ops.search_range_data` (NUMERICS, section 4)."""
+    """Twin of `qsim.ops.search_range_data` (docs/numerics.md, section 4)."""
     values = x if x.dtype == torch.float64 else x.float()
     if axis is None:
         pieces, shape = [values.flatten()], torch.Size()
