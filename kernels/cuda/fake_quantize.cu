@@ -1,0 +1,167 @@
+#include <algorithm>
+
+#include "fake_quantize_grids.cuh"
+
+namespace qsim::cuda {
+
+namespace {
+
+constexpr int kThreads = 256, kOctet = 8;  // a thread takes 8 elements: one byte of a mask, 16 bytes of 16-bit elements
+constexpr std::int64_t kMostBlocks = 132 * 16;  // the rest comes by striding
+
+unsigned blocks_for(std::int64_t n) {
+  constexpr std::int64_t kPerBlock = kThreads * kOctet;
+  return static_cast<unsigned>(std::min(kMostBlocks, (n + kPerBlock - 1) / kPerBlock));
+}
+
+// Elements [at, at + count) of x, in 16-byte loads where all 8 exist and the address allows.
+template <class T>
+__device__ __forceinline__ void load_octet(const T* x, std::int64_t at, int count, bool packs, T (&to)[kOctet]) {
+  if (packs && count == kOctet) {
+#pragma unroll
+    for (int i = 0; i < kOctet / Pack<T>::kSize; ++i) {
+      const auto pack = reinterpret_cast<const Pack<T>*>(x + at)[i];
+#pragma unroll
+      for (int j = 0; j < Pack<T>::kSize; ++j) to[i * Pack<T>::kSize + j] = pack.of[j];
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < kOctet; ++i) to[i] = i < count ? x[at + i] : T{};
+  }
+}
+
+template <class T>
+__device__ __forceinline__ void store_octet(const T (&from)[kOctet], std::int64_t at, int count, bool packs, T* y) {
+  if (packs && count == kOctet) {
+#pragma unroll
+    for (int i = 0; i < kOctet / Pack<T>::kSize; ++i) {
+      Pack<T> pack;
+#pragma unroll
+      for (int j = 0; j < Pack<T>::kSize; ++j) pack.of[j] = from[i * Pack<T>::kSize + j];
+      reinterpret_cast<Pack<T>*>(y + at)[i] = pack;
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < kOctet; ++i) {
+      if (i < count) y[at + i] = from[i];
+    }
+  }
+}
+
+// Calls f(first element, elements) for every octet of n elements.
+template <class F>
+__device__ __forceinline__ void for_each_octet(std::int64_t n, F f) {
+  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * kThreads * kOctet;
+  for (std::int64_t at = (static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x) * kOctet; at < n;
+       at += step) {
+    f(at, static_cast<int>(min(static_cast<std::int64_t>(kOctet), n - at)));
+  }
+}
+
+template <class T, class I>
+__global__ void __launch_bounds__(kThreads)
+    forward(const __grid_constant__ FakeQuantizeCall call, const T* x, T* y, std::uint8_t* mask, bool packs) {
+  using A = device_arithmetic_t<T>;
+  for_each_octet(call.n, [&](std::int64_t at, int count) {
+    T elements[kOctet];
+    load_octet(x, at, count, packs, elements);
+    GridCursor<A, I> cursor(call, at);
+    unsigned bits = 0;
+#pragma unroll
+    for (int i = 0; i < kOctet; ++i) {
+      if (i >= count) break;
+      if (i > 0) cursor.advance();
+      const Grid<A> grid = cursor.grid();
+      const A exact = quotient_of(widened(elements[i]), grid.scale, call.rounding);
+      bits |= (in_range(exact, grid) ? 1u : 0u) << i;
+      round_to(dequantize(nearest_steps(exact, grid), grid.scale), elements[i]);
+    }
+    store_octet(elements, at, count, packs, y);
+    if (mask != nullptr) mask[at / kOctet] = static_cast<std::uint8_t>(bits);
+  });
+}
+
+template <class T, class I>
+__global__ void __launch_bounds__(kThreads)
+    recompute(const __grid_constant__ FakeQuantizeCall call, const T* grad, const T* x, T* dx, bool packs) {
+  using A = device_arithmetic_t<T>;
+  for_each_octet(call.n, [&](std::int64_t at, int count) {
+    T elements[kOctet], gradients[kOctet];
+    load_octet(x, at, count, packs, elements);
+    load_octet(grad, at, count, packs, gradients);
+    GridCursor<A, I> cursor(call, at);
+#pragma unroll
+    for (int i = 0; i < kOctet; ++i) {
+      if (i >= count) break;
+      if (i > 0) cursor.advance();
+      const Grid<A> grid = cursor.grid();
+      const bool inside = in_range(quotient_of(widened(elements[i]), grid.scale, call.rounding), grid);
+      if (!inside) gradients[i] = T{};
+    }
+    store_octet(gradients, at, count, packs, dx);
+  });
+}
+
+template <class U>
+__global__ void __launch_bounds__(kThreads)
+    keep(const U* grad, const std::uint8_t* mask, U* dx, std::int64_t n, bool packs) {
+  for_each_octet(n, [&](std::int64_t at, int count) {
+    U gradients[kOctet];
+    load_octet(grad, at, count, packs, gradients);
+    const unsigned bits = mask[at / kOctet];
+#pragma unroll
+    for (int i = 0; i < kOctet; ++i) gradients[i] = bits >> i & 1 ? gradients[i] : U{0};
+    store_octet(gradients, at, count, packs, dx);
+  });
+}
+
+template <class... T>
+bool all_aligned(const T*... pointers) {
+  return ((reinterpret_cast<std::uintptr_t>(pointers) % 16 == 0) && ...);
+}
+
+bool is_small(const FakeQuantizeCall& call) { return call.n < INT32_MAX - 2 * kOctet; }
+
+}  // namespace
+
+cudaError_t fake_quantize(const FakeQuantizeCall& call, const void* x, void* y, std::uint8_t* mask,
+                          cudaStream_t stream) {
+  if (call.n == 0) return cudaSuccess;
+  return with_element(call.element, [&](auto element) {
+    using T = decltype(element);
+    const auto kernel = is_small(call) ? forward<T, unsigned> : forward<T, std::int64_t>;
+    kernel<<<blocks_for(call.n), kThreads, 0, stream>>>(call, static_cast<const T*>(x), static_cast<T*>(y), mask,
+                                                        all_aligned(x, y));
+  });
+}
+
+cudaError_t fake_quantize_backward(const FakeQuantizeCall& call, const void* grad, const void* x, void* dx,
+                                   cudaStream_t stream) {
+  if (call.n == 0) return cudaSuccess;
+  return with_element(call.element, [&](auto element) {
+    using T = decltype(element);
+    const auto kernel = is_small(call) ? recompute<T, unsigned> : recompute<T, std::int64_t>;
+    kernel<<<blocks_for(call.n), kThreads, 0, stream>>>(call, static_cast<const T*>(grad), static_cast<const T*>(x),
+                                                        static_cast<T*>(dx), all_aligned(grad, x, dx));
+  });
+}
+
+cudaError_t keep_where_set(const void* grad, const std::uint8_t* mask, void* dx, std::int64_t n, int element_size,
+                           cudaStream_t stream) {
+  if (n == 0) return cudaSuccess;
+  const auto launch = [&](auto zero) {
+    using U = decltype(zero);
+    keep<U><<<blocks_for(n), kThreads, 0, stream>>>(static_cast<const U*>(grad), mask, static_cast<U*>(dx), n,
+                                                    all_aligned(grad, dx));
+  };
+  if (element_size == 2) {
+    launch(std::uint16_t{});
+  } else if (element_size == 4) {
+    launch(std::uint32_t{});
+  } else {
+    launch(std::uint64_t{});
+  }
+  return cudaGetLastError();
+}
+
+}  // namespace qsim::cuda

@@ -1,0 +1,106 @@
+// Which grid an element belongs to, followed from element to element without dividing.
+#pragma once
+
+#include "elements.cuh"
+#include "qsim/cuda/fake_quantize.h"
+
+namespace qsim::cuda {
+
+template <class T>
+struct ArithmeticOf {
+  using type = float;
+};
+template <>
+struct ArithmeticOf<double> {
+  using type = double;
+};
+template <class T>
+using device_arithmetic_t = typename ArithmeticOf<T>::type;
+
+__device__ __forceinline__ double widened(double x) { return x; }
+template <class T>
+__device__ __forceinline__ float widened(T x) {
+  return as_float(x);
+}
+
+// Rounds to the element type. A zero result is +0.0, also where rounding to 16 bits underflows.
+__device__ __forceinline__ void round_to(float x, float& to) { to = x; }
+__device__ __forceinline__ void round_to(double x, double& to) { to = x; }
+__device__ __forceinline__ void round_to(float x, __half& to) {
+  to = __hadd(__float2half_rn(x), __half(__half_raw{0}));
+}
+__device__ __forceinline__ void round_to(float x, __nv_bfloat16& to) {
+  to = __float2bfloat16_rn(x);
+  if (__bfloat16_as_ushort(to) == 0x8000) to = __ushort_as_bfloat16(0);
+}
+
+template <class A>
+__device__ __forceinline__ Grid<A> grid_at(const GridSource& source, std::int64_t parameter) {
+  const A zero_point = source.learned ? static_cast<const A*>(source.zero_point)[parameter]
+                                      : static_cast<A>(static_cast<const std::int32_t*>(source.zero_point)[parameter]);
+  return make_grid(static_cast<const A*>(source.scale)[parameter], zero_point, static_cast<A>(source.quant_min),
+                   static_cast<A>(source.quant_max));
+}
+
+template <class A>
+__device__ __forceinline__ A quotient_of(A x, A scale, Rounding rounding) {
+  return rounding == Rounding::divide ? quotient<Rounding::divide>(x, scale) : quotient<Rounding::reciprocal>(x, scale);
+}
+
+// The grid of element `at`, then of each following one. I: unsigned below 2^31 elements, where division is cheap.
+template <class A, class I>
+class GridCursor {
+ public:
+  __device__ GridCursor(const FakeQuantizeCall& call, std::int64_t at)
+      : source_(call.grids),
+        outer_(static_cast<I>(call.layout.outer)),
+        segment_(static_cast<I>(call.layout.segment)),
+        width_(static_cast<I>(call.layout.width)),
+        run_(static_cast<I>(call.layout.run)) {
+    if (call.layout.segment == call.n && call.layout.width == 1) {  // per tensor: nothing to divide, nothing ends
+      left_of_run_ = segment_;
+      grid_ = grid_at<A>(source_, 0);
+    } else {
+      seek(static_cast<I>(at));
+    }
+  }
+
+  __device__ Grid<A> grid() const { return grid_; }
+
+  __device__ void advance() {
+    ++at_;
+    if (--left_of_run_ != 0) return;
+    if (left_of_segment_ == 0) return seek(at_);
+    const bool last = ++column_ == width_;
+    parameter_ = last ? parameter_ - (width_ - 1) : parameter_ + 1;
+    if (last) column_ = 0;
+    take_run(run_);
+    if (width_ != 1) grid_ = grid_at<A>(source_, parameter_);
+  }
+
+ private:
+  __device__ void seek(I at) {
+    const I outer = at / outer_, inside = at % outer_, segment = inside / segment_, offset = inside % segment_;
+    const I segments = (outer_ + segment_ - 1) / segment_, start = segment * segment_;
+    const I length = outer_ - start < segment_ ? outer_ - start : segment_;
+    at_ = at;
+    column_ = offset / run_ % width_;
+    parameter_ = (outer * segments + segment) * width_ + column_;
+    left_of_segment_ = length - offset;
+    take_run(run_ - offset % run_);
+    grid_ = grid_at<A>(source_, parameter_);
+  }
+
+  // The next run, cut where the segment ends.
+  __device__ void take_run(I length) {
+    left_of_run_ = length < left_of_segment_ ? length : left_of_segment_;
+    left_of_segment_ -= left_of_run_;
+  }
+
+  const GridSource& source_;
+  I outer_, segment_, width_, run_;
+  I at_ = 0, column_ = 0, parameter_ = 0, left_of_run_ = 0, left_of_segment_ = 0;
+  Grid<A> grid_;
+};
+
+}  // namespace qsim::cuda
