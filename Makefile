@@ -22,7 +22,7 @@ lint: build  # the type checker wants the generated _build_info.py
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	git ls-files '*.h' '*.cpp' '*.cu' | xargs $(BIN)/clang-format --dry-run -Werror
+	git ls-files '*.h' '*.cpp' '*.cu' '*.cuh' | xargs $(BIN)/clang-format --dry-run -Werror
 
 build: $(VENV)/tools
 	scripts/require_catch2.sh
@@ -46,7 +46,7 @@ bench: $(VENV)/tools build
 
 format: $(VENV)/tools
 	$(BIN)/ruff check --fix . && $(BIN)/ruff format .
-	git ls-files '*.h' '*.cpp' '*.cu' | xargs $(BIN)/clang-format -i
+	git ls-files '*.h' '*.cpp' '*.cu' '*.cuh' | xargs $(BIN)/clang-format -i
 
 clean:
 	rm -rf build $(VENV) out python/qsim/*.so python/qsim/_build_info.py
