@@ -55,12 +55,12 @@ constexpr std::int64_t kSumRun = 64 * kLanes;
 
 template <class T>
 double sum_of_lanes(const T* lanes) {
-  double sums[kLanes];
-  for (int i = 0; i < kLanes; ++i) sums[i] = static_cast<double>(lanes[i]);
-  for (int n = kLanes / 2; n >= 1; n /= 2) {
-    for (int i = 0; i < n; ++i) sums[i] += sums[i + n];
-  }
-  return sums[0];
+  static_assert(kLanes == 32);
+  double sums[16];
+  for (int i = 0; i < 16; ++i) sums[i] = static_cast<double>(lanes[i]) + static_cast<double>(lanes[i + 16]);
+  for (int i = 0; i < 8; ++i) sums[i] += sums[i + 8];
+  for (int i = 0; i < 4; ++i) sums[i] += sums[i + 4];
+  return (sums[0] + sums[2]) + (sums[1] + sums[3]);
 }
 
 template <class T>
@@ -151,18 +151,23 @@ template <Rounding rounding, class T>
 void learnable_slices(const T* grad, const T* x, T* dx, std::int64_t begin, std::int64_t end,
                       const Grids<arithmetic_t<T>>& grids, const Layout& layout, Slices slices, PartialSums sums) {
   const std::int64_t segments = (layout.outer + layout.segment - 1) / layout.segment;
+  std::int64_t segment = begin / slices.per_segment, part = begin % slices.per_segment;
+  std::int64_t outer_end = (segment / segments + 1) * layout.outer;
+  std::int64_t start = outer_end - layout.outer + segment % segments * layout.segment;
   for (std::int64_t slice = begin; slice < end; ++slice) {
-    const std::int64_t segment = slice / slices.per_segment, outer = segment / segments;
-    const std::int64_t start = outer * layout.outer + segment % segments * layout.segment;
-    const std::int64_t stop = std::min(start + layout.segment, (outer + 1) * layout.outer);
-    const std::int64_t from = start + slice % slices.per_segment * slices.length;
-    const std::int64_t to = std::min(from + slices.length, stop);
+    const std::int64_t stop = std::min(start + layout.segment, outer_end);
+    const std::int64_t from = start + part * slices.length, to = std::min(from + slices.length, stop);
     const PartialSums own = {sums.scale + slice * layout.width, sums.zero_point + slice * layout.width};
     if (layout.run == 1 && layout.width > 1) {
       learn_table<rounding>(grad, x, dx, from, to, segment * layout.width, grids, layout.width, own);
     } else {
       learn_runs<rounding>(grad, x, dx, from, to, start, segment * layout.width, grids, layout, own);
     }
+    if (++part < slices.per_segment) continue;
+    part = 0;
+    ++segment;
+    start = stop;
+    if (start == outer_end) outer_end += layout.outer;
   }
 }
 

@@ -117,6 +117,39 @@ def test_nothing_depends_on_the_number_of_threads(shape, axis, block_size):
             torch.testing.assert_close(got, first, rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@given(calls())
+def test_cuda_equals_the_cpu(call):
+    args, options = call
+    grad = torch.randn(args[0].shape, generator=torch.Generator().manual_seed(7)).to(args[0].dtype)
+    results = []
+    for device in ("cpu", "cuda"):
+        x, scale, zero_point, g = (t.to(device) for t in (*args[:3], grad))
+        moved = (x, scale, zero_point, *args[3:])
+        y, mask = torch.ops.qsim.fake_quantize_with_mask(*moved, **options)
+        learned = torch.ops.qsim.fake_quantize_learnable_backward(g, *moved, **options)
+        again = torch.ops.qsim.fake_quantize_learnable_backward(g, *moved, **options)
+        torch.testing.assert_close(again, learned, rtol=0, atol=0, equal_nan=True)
+        results.append(
+            (
+                [
+                    fake_quantize(*moved, **options),
+                    fake_quantize_(x.clone(), *moved[1:], **options),
+                    y,
+                    torch.ops.qsim.fake_quantize_mask_backward(g, mask, strides=y.stride()),
+                    torch.ops.qsim.fake_quantize_backward(g, *moved, **options),
+                    learned[0],
+                ],
+                learned[1:],
+            )
+        )
+    (exact, sums), (cuda_exact, cuda_sums) = results
+    for got, expected in zip(cuda_exact, exact, strict=True):
+        same_bits(got.cpu(), expected)
+    for got, expected in zip(cuda_sums, sums, strict=True):
+        torch.testing.assert_close(got.cpu(), expected, rtol=1e-4, atol=1e-3 * (args[4] - args[3]) / 15)
+
+
 def test_large_sums_keep_float64_accuracy():
     x = torch.randn(2_000_003) * 2
     grad = torch.randn_like(x)
