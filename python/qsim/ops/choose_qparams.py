@@ -5,7 +5,7 @@ from torch import Tensor
 
 
 def choose_qparams(
-    min: Tensor, max: Tensor, quant_min: int, quant_max: int, *, symmetric: bool = False, min_scale: float = 0.0
+    min: Tensor, max: Tensor, quant_min: int, quant_max: int, symmetric: bool = False, *, min_scale: float = 0.0
 ) -> tuple[Tensor, Tensor]:
     """Scale and zero point that map ranges to an integer grid.
 

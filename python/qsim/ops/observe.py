@@ -5,7 +5,7 @@ from torch import Tensor
 
 
 def observe_range_(
-    x: Tensor, lowest: Tensor, highest: Tensor, counts: Tensor, *, axis: int | None = None, block_size: int | None = None
+    x: Tensor, lowest: Tensor, highest: Tensor, counts: Tensor, axis: int | None = None, *, block_size: int | None = None
 ) -> None:
     """Extend the exact range of the finite elements seen so far, and count the others.
 

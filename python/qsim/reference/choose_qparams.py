@@ -13,7 +13,7 @@ def _largest_scale(steps: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def choose_qparams(
-    min: Tensor, max: Tensor, quant_min: int, quant_max: int, *, symmetric: bool = False, min_scale: float = 0.0
+    min: Tensor, max: Tensor, quant_min: int, quant_max: int, symmetric: bool = False, *, min_scale: float = 0.0
 ) -> tuple[Tensor, Tensor]:
     """Twin of `qsim.ops.choose_qparams` (docs/numerics.md, section 2)."""
     finite = (min <= max) & min.isfinite() & max.isfinite()

@@ -17,7 +17,7 @@ def _extend(lowest: Tensor, highest: Tensor, low: Tensor, high: Tensor) -> None:
 
 
 def observe_range_(
-    x: Tensor, lowest: Tensor, highest: Tensor, counts: Tensor, *, axis: int | None = None, block_size: int | None = None
+    x: Tensor, lowest: Tensor, highest: Tensor, counts: Tensor, axis: int | None = None, *, block_size: int | None = None
 ) -> None:
     """Twin of `qsim.ops.observe_range_` (docs/numerics.md, section 3)."""
     x = x.detach().float()

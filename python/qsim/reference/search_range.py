@@ -219,9 +219,9 @@ def search_range(
     sketch: Tensor,
     quant_min: int,
     quant_max: int,
-    *,
     symmetric: bool = False,
     method: str = "tf_enhanced",
+    *,
     percentile: float = 99.99,
     gamma: float = 3.0,
 ) -> tuple[Tensor, Tensor]:
