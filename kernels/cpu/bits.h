@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "float_vector.h"
 #include "qsim/portability.h"
 
 #if defined(__SSE2__)
@@ -86,15 +87,8 @@ class BitWriter {
 // of 8.
 template <class U>
 void keep_where_set(const U* grad, const std::uint8_t* mask, U* dx, std::int64_t begin, std::int64_t end) {
-#if defined(__AVX512BW__)
-  constexpr int kNative = 64;
-#elif defined(__AVX2__)
-  constexpr int kNative = 32;
-#else
-  constexpr int kNative = 16;
-#endif
-  constexpr int kBytes =
-      kNative < 16 * int{sizeof(U)} ? kNative : 16 * int{sizeof(U)};  // an element has room for its bit
+  constexpr int kRoom = 16 * int{sizeof(U)};  // at most 16 lanes: an element has room for its bit
+  constexpr int kBytes = kVectorBytes < kRoom ? kVectorBytes : kRoom;
   constexpr int kLanes = kBytes / int{sizeof(U)}, kStep = kLanes < 8 ? 8 : kLanes;
   typedef U Vector __attribute__((vector_size(kBytes)));
   Vector bit[kStep / kLanes];
