@@ -11,13 +11,6 @@ constexpr int kThreads = 256;
 __device__ __forceinline__ bool is_finite_element(double x) { return fabs(x) <= DBL_MAX; }
 __device__ __forceinline__ bool is_finite_element(float x) { return is_finite(x); }
 
-// What is computed in: float32 for the 16-bit types.
-__device__ __forceinline__ double wide(double x) { return x; }
-template <class T>
-__device__ __forceinline__ float wide(T x) {
-  return as_float(x);
-}
-
 __device__ __forceinline__ void narrow(float x, float& to) { to = x; }
 __device__ __forceinline__ void narrow(double x, double& to) { to = x; }
 __device__ __forceinline__ void narrow(float x, __half& to) { to = __float2half_rn(x); }
@@ -97,7 +90,7 @@ __global__ void sum_chunks(__grid_constant__ const GradTable table, double p, do
     for_each_pack(x, n, [&](const auto& pack, int, int, bool) {  // padded by zeros, which add nothing
 #pragma unroll
       for (int j = 0; j < sizeof(pack.of) / sizeof(pack.of[0]); ++j) {
-        const auto e = wide(pack.of[j]);
+        const auto e = widened(pack.of[j]);
         const bool finite = is_finite_element(e);
         if (finite) sum = join_powers(sum, power_of(e, p), p);
         others += !finite;
@@ -137,8 +130,8 @@ __global__ void scale_chunks(__grid_constant__ const GradTable table, const Grad
     for_each_pack(x, n, [&](auto& pack, int size, int i, bool whole) {
 #pragma unroll
       for (int j = 0; j < sizeof(pack.of) / sizeof(pack.of[0]); ++j) {
-        const auto e = wide(pack.of[j]);
-        const auto factor = static_cast<decltype(wide(pack.of[j]))>(scaling.coefficient);
+        const auto e = widened(pack.of[j]);
+        const auto factor = static_cast<decltype(widened(pack.of[j]))>(scaling.coefficient);
         const bool clear = scaling.action == GradScaling::clear || !is_finite_element(e);
         narrow(clear ? 0 : e * factor, pack.of[j]);
       }

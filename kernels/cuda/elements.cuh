@@ -15,6 +15,13 @@ __device__ __forceinline__ float as_float(double x) { return static_cast<float>(
 __device__ __forceinline__ float as_float(__half x) { return __half2float(x); }
 __device__ __forceinline__ float as_float(__nv_bfloat16 x) { return __bfloat162float(x); }
 
+// What is computed in: float32 for the 16-bit types.
+__device__ __forceinline__ double widened(double x) { return x; }
+template <class T>
+__device__ __forceinline__ float widened(T x) {
+  return as_float(x);
+}
+
 template <class T>
 struct alignas(16) Pack {
   static constexpr int kSize = 16 / sizeof(T);

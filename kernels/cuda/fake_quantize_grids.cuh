@@ -17,12 +17,6 @@ struct ArithmeticOf<double> {
 template <class T>
 using device_arithmetic_t = typename ArithmeticOf<T>::type;
 
-__device__ __forceinline__ double widened(double x) { return x; }
-template <class T>
-__device__ __forceinline__ float widened(T x) {
-  return as_float(x);
-}
-
 // Rounds to the element type. A zero result is +0.0, also where rounding to 16 bits underflows.
 __device__ __forceinline__ void round_to(float x, float& to) { to = x; }
 __device__ __forceinline__ void round_to(double x, double& to) { to = x; }
