@@ -49,14 +49,15 @@ class GridTable {
     const auto& kernels = prepare_kernels(A{});
     grids = allocate(storage_, n);
     if (zero.scalar_type() == at::kInt) {
-      kernels.integer(data<A>(scale_), data<std::int32_t>(zero), n, quant_min, quant_max, grids);
+      grids.regular = kernels.integer(data<A>(scale_), data<std::int32_t>(zero), n, quant_min, quant_max, grids);
     } else {
-      kernels.learned(data<A>(scale_), data<A>(zero), n, quant_min, quant_max, grids);
+      grids.regular = kernels.learned(data<A>(scale_), data<A>(zero), n, quant_min, quant_max, grids);
     }
     choose_repetition(x.numel());
     if (run * rows == 1) return;
     const cpu::Grids<A> once = grids;
     grids = allocate(repeated_, n * run * rows);
+    grids.regular = once.regular;
     kernels.repeat(once, n, run, rows, grids);
     layout.width = n * run * rows;
     layout.run = 1;
@@ -70,16 +71,17 @@ class GridTable {
   std::int64_t width() const { return width_; }       // of the layout before repetition
 
  private:
-  using Storage = c10::SmallVector<A, 3>;
+  using Storage = c10::SmallVector<A, cpu::Grids<A>::kArrays>;
 
   // Tables that are read vector by vector start at cache lines.
   static cpu::Grids<A> allocate(Storage& storage, std::int64_t n) {
     constexpr std::uintptr_t kLine = 64;
     const std::int64_t line = kLine / sizeof(A), padded = n == 1 ? 1 : (n + line - 1) / line * line;
-    storage.resize_for_overwrite(static_cast<std::size_t>(3 * padded + (n == 1 ? 0 : line)));
+    storage.resize_for_overwrite(static_cast<std::size_t>(cpu::Grids<A>::kArrays * padded + (n == 1 ? 0 : line)));
     A* first = storage.data();
     if (n > 1) first = reinterpret_cast<A*>((reinterpret_cast<std::uintptr_t>(first) + kLine - 1) / kLine * kLine);
-    return {first, first + padded, first + 2 * padded};
+    const auto array = [&](int i) { return first + i * padded; };
+    return {array(0), array(1), array(2), array(3), array(4), array(5)};
   }
 
   void choose_repetition(std::int64_t n) {

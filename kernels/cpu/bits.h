@@ -59,6 +59,21 @@ QSIM_HD std::uint32_t signs_of_32(const Flag* flags) {
   return signs_of_16(flags) | static_cast<std::uint32_t>(signs_of_16(flags + 16)) << 16;
 }
 
+// Bit j says whether lane j of a equals that of b; NaN equals nothing.
+QSIM_HD std::uint32_t equal_bits(Floats a, Floats b) {
+#if defined(__AVX512F__)
+  return _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_EQ_OQ);
+#elif defined(__AVX2__)
+  return static_cast<std::uint32_t>(_mm256_movemask_ps((__m256)(a == b)));
+#elif defined(__SSE2__)
+  return static_cast<std::uint32_t>(_mm_movemask_ps((__m128)(a == b)));
+#else
+  std::uint32_t bits = 0;
+  for (int i = 0; i < kWidth; ++i) bits |= (a[i] == b[i] ? 1u : 0u) << i;
+  return bits;
+#endif
+}
+
 // Appends bits to a mask.
 class BitWriter {
  public:

@@ -10,29 +10,40 @@
 namespace qsim::cpu {
 namespace {
 
+// What the arrays of Grids say about one parameter.
+template <class T>
+struct Entry : Grid<T> {
+  T inverse, lowest, highest;
+};
+
+template <class T>
+QSIM_HD Entry<T> entry(const Grids<T>& grids, std::int64_t i) {
+  return {{grids.scale[i], grids.low[i], grids.high[i]}, grids.inverse[i], grids.lowest[i], grids.highest[i]};
+}
+
 // Grids for the elements of a run: one for all, or one each.
 template <class T>
 struct OneGrid {
-  Grid<T> grid;
-  QSIM_HD Grid<T> operator[](std::int64_t) const { return grid; }
+  Entry<T> grid;
+  QSIM_HD Entry<T> operator[](std::int64_t) const { return grid; }
   QSIM_HD OneGrid after(std::int64_t) const { return *this; }
 };
 
 template <class T>
 struct GridPerElement {
-  const T *scale, *low, *high;
-  QSIM_HD Grid<T> operator[](std::int64_t i) const { return {scale[i], low[i], high[i]}; }
-  QSIM_HD GridPerElement after(std::int64_t n) const { return {scale + n, low + n, high + n}; }
+  Grids<T> grids;
+  QSIM_HD Entry<T> operator[](std::int64_t i) const { return entry(grids, i); }
+  QSIM_HD GridPerElement after(std::int64_t n) const { return {offset(grids, n)}; }
 };
 
 template <class T>
 QSIM_HD OneGrid<T> one(const Grids<T>& grids, std::int64_t parameter) {
-  return {{grids.scale[parameter], grids.low[parameter], grids.high[parameter]}};
+  return {entry(grids, parameter)};
 }
 
 template <class T>
 QSIM_HD GridPerElement<T> from(const Grids<T>& grids, std::int64_t parameter) {
-  return {grids.scale + parameter, grids.low + parameter, grids.high + parameter};
+  return {offset(grids, parameter)};
 }
 
 // Elements [begin, end) lie within the segment that starts at `start` and owns the parameters from `parameter` on.

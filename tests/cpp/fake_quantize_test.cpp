@@ -43,24 +43,42 @@ const std::vector<Case> kCases = {
     {{33 * 10, 4 * 33, 33, 1}, 3 * 330},  // blocks of 4 rows of 33, the last of each repetition short
 };
 
+const qsim::cpu::PrepareGrids<float>& prepare_kernels(float) {
+  return qsim::cpu::fake_quantize_kernels(Level::baseline).prepare_f32;
+}
+const qsim::cpu::PrepareGrids<double>& prepare_kernels(double) {
+  return qsim::cpu::fake_quantize_kernels(Level::baseline).prepare_f64;
+}
+
+template <class T>
+Grids<T> arrays(std::vector<T>& storage) {
+  T* const first = storage.data();
+  const auto n = static_cast<std::ptrdiff_t>(storage.size()) / Grids<T>::kArrays;
+  return {first, first + n, first + 2 * n, first + 3 * n, first + 4 * n, first + 5 * n};
+}
+
+// One scale of `irregular` grids is too small for thresholds.
 template <class T>
 struct Parameters {
-  explicit Parameters(const Case& c, bool learned = false) {
+  explicit Parameters(const Case& c, bool irregular = false, bool learned = false) {
     const std::int64_t count = (parameter_of(c.n - 1, c.layout) / c.layout.width + 1) * c.layout.width;
     std::mt19937 random(1);
+    std::vector<T> zero_points;
     for (std::int64_t i = 0; i < count; ++i) {
-      const T scale = i % 2 ? T(0.5) : std::uniform_real_distribution<T>(T(0.01), T(0.6))(random);
-      const auto zero_point = static_cast<std::int32_t>(random() % 16) - 8;
-      const Grid<T> grid = qsim::make_grid(scale, static_cast<T>(zero_point) + (learned ? T(0.25) : T(0)), T(-8), T(7));
-      scales.push_back(grid.scale);
-      lows.push_back(grid.low);
-      highs.push_back(grid.high);
+      scales.push_back(i % 2 ? T(0.5) : std::uniform_real_distribution<T>(T(0.01), T(0.6))(random));
+      zero_points.push_back(static_cast<T>(random() % 16) - 8 + (learned ? T(0.25) : T(0)));
     }
+    if (irregular) scales[0] = T(1e-38);
+    storage.resize(Grids<T>::kArrays * count);
+    grids = arrays(storage);
+    grids.regular = prepare_kernels(T{}).learned(scales.data(), zero_points.data(), count, -8, 7, grids);
   }
-  Grids<T> grids() { return {scales.data(), lows.data(), highs.data()}; }
-  Grid<T> at(std::int64_t parameter) const { return {scales[parameter], lows[parameter], highs[parameter]}; }
+  Grid<T> at(std::int64_t parameter) const {
+    return {grids.scale[parameter], grids.low[parameter], grids.high[parameter]};
+  }
 
-  std::vector<T> scales, lows, highs;
+  std::vector<T> scales, storage;
+  Grids<T> grids;
 };
 
 template <class T>
@@ -84,18 +102,19 @@ T expected_y(T x, Grid<T> grid) {
 }
 
 template <class T, class Kernels, class Backward>
-void check_against_functors(const Kernels& kernels, const Backward& backward, Rounding rounding) {
+void check_against_functors(const Kernels& kernels, const Backward& backward, Rounding rounding, bool irregular) {
   for (const Case& c : kCases) {
-    Parameters<T> parameters(c);
+    const Parameters<T> parameters(c, irregular);
+    CHECK(parameters.grids.regular == (sizeof(T) == 4 && !irregular));
     const auto x = elements<T>(c.n, 2), grad = elements<T>(c.n, 3);
     const auto middle = c.n / 2 / 8 * 8;  // a chunk that starts inside a run
     std::vector<T> y(c.n), masked(c.n), dx(c.n), in_place = x;
     std::vector<std::uint8_t> mask((c.n + 7) / 8, 0xaa);
     for (auto [begin, end] : {std::pair<std::int64_t, std::int64_t>{0, middle}, {middle, c.n}}) {
-      kernels.forward(x.data(), y.data(), begin, end, parameters.grids(), c.layout, rounding);
-      kernels.forward(in_place.data(), in_place.data(), begin, end, parameters.grids(), c.layout, rounding);
-      kernels.with_mask(x.data(), masked.data(), mask.data(), begin, end, parameters.grids(), c.layout, rounding);
-      backward.recompute(grad.data(), x.data(), dx.data(), begin, end, parameters.grids(), c.layout, rounding);
+      kernels.forward(x.data(), y.data(), begin, end, parameters.grids, c.layout, rounding);
+      kernels.forward(in_place.data(), in_place.data(), begin, end, parameters.grids, c.layout, rounding);
+      kernels.with_mask(x.data(), masked.data(), mask.data(), begin, end, parameters.grids, c.layout, rounding);
+      backward.recompute(grad.data(), x.data(), dx.data(), begin, end, parameters.grids, c.layout, rounding);
     }
     int wrong = 0;
     for (std::int64_t e = 0; e < c.n; ++e) {
@@ -152,9 +171,12 @@ template <class Half, class Kernels>
 void check_every_value(const Kernels& kernels) {
   std::vector<Half> x(65536), y(65536);
   for (int i = 0; i < 65536; ++i) x[i].bits = static_cast<std::uint16_t>(i);
-  for (float scale : {0.1f, 1.f, 3e-8f, 1e-4f, 700.f}) {
-    float low = -130, high = 125;
-    kernels.forward(x.data(), y.data(), 0, 65536, {&scale, &low, &high}, {65536, 65536, 1, 65536}, Rounding::divide);
+  for (float scale : {0.1f, 1.f, 3e-8f, 1e-4f, 700.f, 1e-35f}) {
+    const float low = -130, high = 125, zero_point = 0;
+    std::vector<float> storage(Grids<float>::kArrays);
+    Grids<float> grids = arrays(storage);
+    grids.regular = prepare_kernels(0.f).learned(&scale, &zero_point, 1, low, high, grids);
+    kernels.forward(x.data(), y.data(), 0, 65536, grids, {65536, 65536, 1, 65536}, Rounding::divide);
     int wrong = 0;
     for (int i = 0; i < 65536; ++i) {
       const float exact =
@@ -174,8 +196,9 @@ TEST_CASE("elementwise kernels equal the functors at every level") {
     const auto& forward = qsim::cpu::fake_quantize_kernels(level);
     const auto& backward = qsim::cpu::fake_quantize_backward_kernels(level);
     for (Rounding rounding : {Rounding::divide, Rounding::reciprocal}) {
-      check_against_functors<float>(forward.f32, backward.f32, rounding);
-      check_against_functors<double>(forward.f64, backward.f64, rounding);
+      check_against_functors<float>(forward.f32, backward.f32, rounding, false);
+      check_against_functors<float>(forward.f32, backward.f32, rounding, true);
+      check_against_functors<double>(forward.f64, backward.f64, rounding, false);
     }
   }
 }
@@ -229,7 +252,7 @@ TEST_CASE("masked gradients keep the bits of every width") {
 TEST_CASE("learned gradients: close to float64 sums, the same bits at every level") {
   for (const Case& c : kCases) {
     CAPTURE(c.layout.outer, c.layout.segment, c.layout.width, c.layout.run);
-    Parameters<float> parameters(c, true);
+    const Parameters<float> parameters(c, false, true);
     const auto x = elements<float>(c.n, 2);
     std::vector<float> grad(c.n);
     std::mt19937 random(9);
@@ -253,7 +276,7 @@ TEST_CASE("learned gradients: close to float64 sums, the same bits at every leve
       std::vector<float> dx(c.n), dscale(count), dzero(count);
       std::vector<double> scale_sums(sums), zero_sums(sums);
       const std::int64_t segments = count / c.layout.width;
-      kernels.f32.learnable(grad.data(), x.data(), dx.data(), 0, segments * slices.per_segment, parameters.grids(),
+      kernels.f32.learnable(grad.data(), x.data(), dx.data(), 0, segments * slices.per_segment, parameters.grids,
                             c.layout, Rounding::divide, slices, {scale_sums.data(), zero_sums.data()});
       kernels.fold_f32({scale_sums.data(), zero_sums.data()}, slices, count, c.layout.width, 1, 1,
                        parameters.scales.data(), 0.5, dscale.data(), dzero.data());
@@ -282,14 +305,15 @@ TEST_CASE("grids are prepared and repeated") {
     const auto& kernels = qsim::cpu::fake_quantize_kernels(level).prepare_f32;
     const float scale[] = {0.5f, 2.f}, learned[] = {0.5f, 1.5f};
     const std::int32_t zero_point[] = {3, -20};
-    float storage[6], repeated[3 * 12];
-    const Grids<float> grids{storage, storage + 2, storage + 4}, all{repeated, repeated + 12, repeated + 24};
-    kernels.integer(scale, zero_point, 2, -8, 7, grids);
-    CHECK(std::vector<float>(storage, storage + 6) == std::vector<float>{0.5f, 2, -11, 0, 4, 15});
-    kernels.learned(scale, learned, 2, -8, 7, grids);
-    CHECK(std::vector<float>(storage, storage + 6) == std::vector<float>{0.5f, 2, -8, -10, 7, 5});
+    std::vector<float> storage(6 * 2), repeated(6 * 12);
+    const Grids<float> grids = arrays(storage), all = arrays(repeated);
+    const auto steps = [&] { return std::vector<float>{grids.low[0], grids.low[1], grids.high[0], grids.high[1]}; };
+    CHECK(kernels.integer(scale, zero_point, 2, -8, 7, grids));
+    CHECK(std::vector<float>(grids.scale, grids.scale + 4) == std::vector<float>{0.5f, 2, 2, 0.5f});
+    CHECK(steps() == std::vector<float>{-11, 0, 4, 15});
+    CHECK(kernels.learned(scale, learned, 2, -8, 7, grids));
+    CHECK(steps() == std::vector<float>{-8, -10, 7, 5});
     kernels.repeat(grids, 2, 3, 2, all);
-    CHECK(std::vector<float>(repeated, repeated + 12) ==
-          std::vector<float>{.5f, .5f, .5f, 2, 2, 2, .5f, .5f, .5f, 2, 2, 2});
+    for (int i = 0; i < 6 * 12; ++i) CHECK(repeated[i] == storage[i / 12 * 2 + i % 6 / 3]);
   }
 }

@@ -1,0 +1,61 @@
+// x / scale without dividing, and the last x that rounds into a grid: the same bits as the contract, for regular grids.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "qsim/fake_quantize.h"
+
+namespace qsim {
+
+// Grids for which the functions below are exact: no product overflows, and none that matters underflows. Others are
+// legal; they take the functors of fake_quantize.h as they are.
+QSIM_HD bool is_regular(Grid<float> grid) {
+  return grid.scale >= 0x1p-100f && grid.scale <= 0x1p24f && grid.low >= -0x1p21f && grid.high <= 0x1p21f;
+}
+
+// Quotients of a smaller |x| may be off in their last bits, because the remainder underflows; they round to 0 all the
+// same.
+constexpr float kLeastExactDividend = 0x1p-100f;
+
+// RN(x / scale) for inverse = RN(1 / scale), a regular scale and x within the thresholds of its grid: one correction of
+// the product by its remainder (Markstein 1990, "Computation of elementary functions on the IBM RISC System/6000
+// processor"). The theorem asks for a product within one ulp; here it is within 1.5, which is enough for every scale:
+// the test visits all divisors with all dividends whose quotients lie so close to a midpoint that they could go wrong.
+QSIM_HD float exact_quotient(float x, float scale, float inverse) {
+  const float product = x * inverse;
+  return fmaf(fmaf(-product, scale, x), inverse, product);
+}
+
+// The float next to a positive one.
+QSIM_HD float next_to(float x, int ulps) {
+  std::uint32_t bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  bits += static_cast<std::uint32_t>(ulps);
+  std::memcpy(&x, &bits, sizeof x);
+  return x;
+}
+
+// The largest x with rint(RN(x / scale)) <= steps, for 0 <= steps <= 2^21 and a regular scale. The tie steps + 0.5
+// rounds down if steps is even, and so does all that RN makes a tie of: what lies up to the midpoint between the tie
+// and the float above it, inclusive because the tie has an even mantissa. If steps is odd, x / scale must lie below the
+// midpoint between the tie and the float below it. Midpoint times scale has 49 bits: exact in float64.
+QSIM_HD float last_within(float steps, float scale) {
+  const bool is_even = 2 * round_half_even(steps / 2) == steps;
+  const float tie = steps + 0.5f;
+  const double limit = (double{tie} + double{next_to(tie, is_even ? 1 : -1)}) * 0.5 * double{scale};
+  const float nearest = static_cast<float>(limit);
+  const bool beyond = is_even ? double{nearest} > limit : double{nearest} >= limit;
+  return next_to(nearest, beyond ? -1 : 0);
+}
+
+// The first and last x that round into a regular grid.
+struct Thresholds {
+  float lowest, highest;
+};
+QSIM_HD Thresholds thresholds(Grid<float> grid) {
+  return {-last_within(-grid.low, grid.scale), last_within(grid.high, grid.scale)};
+}
+
+}  // namespace qsim
