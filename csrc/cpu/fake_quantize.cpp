@@ -18,11 +18,14 @@ void run_forward(const Tensor& x, const Tensor& y, const Tensor& scale, const Te
   if (x.numel() == 0) return;
   for_element_type(x.scalar_type(), cpu::fake_quantize_kernels(), [&](auto element, const auto& kernels) {
     using T = decltype(element);
-    const GridTable<arithmetic_t<T>> table(x, scale, zero_point, options);
+    using A = arithmetic_t<T>;
+    const GridTable<A> table(x, scale, zero_point, options, typename GridTable<A>::ForValues());
     const T* from = data<T>(x);
     T* to = mutable_data<T>(y);
     in_parallel(x.numel(), [&](std::int64_t begin, std::int64_t end) {
-      kernels.forward(from, to, begin, end, table.grids, table.layout, options.rounding);
+      table.for_grids(begin, end, [&](std::int64_t offset, std::int64_t first, std::int64_t last, const auto& grids) {
+        kernels.forward(from + offset, to + offset, first, last, grids, table.layout, options.rounding);
+      });
     });
   });
 }

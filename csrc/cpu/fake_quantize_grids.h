@@ -4,6 +4,8 @@
 #include <ATen/Parallel.h>
 #include <c10/util/SmallVector.h>
 
+#include <numeric>
+
 #include "fake_quantize_layout.h"
 
 namespace qsim {
@@ -42,25 +44,33 @@ class GridTable {
  public:
   GridTable(const at::Tensor& x, const at::Tensor& scale, const at::Tensor& zero_point,
             const FakeQuantizeOptions& options)
-      : layout(layout_of(x, options)), scale_(in_memory_order(scale, x, options)), width_(layout.width) {
-    const at::Tensor zero = in_memory_order(zero_point, x, options);
-    const std::int64_t n = scale_.numel();
-    const auto quant_min = static_cast<A>(options.quant_min), quant_max = static_cast<A>(options.quant_max);
-    const auto& kernels = prepare_kernels(A{});
-    grids = allocate(storage_, n);
-    if (zero.scalar_type() == at::kInt) {
-      grids.regular = kernels.integer(data<A>(scale_), data<std::int32_t>(zero), n, quant_min, quant_max, grids);
-    } else {
-      grids.regular = kernels.learned(data<A>(scale_), data<A>(zero), n, quant_min, quant_max, grids);
+      : GridTable(x, scale, zero_point, options, layout_of(x, options)) {
+    prepare_all(x.numel());
+  }
+
+  // For values alone, without what is in range: grids of blocks are prepared a few at a time, as for_grids comes to
+  // them.
+  struct ForValues {};
+  GridTable(const at::Tensor& x, const at::Tensor& scale, const at::Tensor& zero_point,
+            const FakeQuantizeOptions& options, ForValues)
+      : GridTable(x, scale, zero_point, options, layout_of(x, options)) {
+    bounds_ = cpu::Bounds::of_values;
+    in_turn_ = layout.width == 1 && layout.outer % layout.segment == 0 && scale_.numel() > kInTurn;
+    if (!in_turn_) prepare_all(x.numel());
+  }
+
+  // Calls run(offset, begin, end, grids) with parts of [begin, end): elements begin + offset .. end + offset, whose
+  // grids are those of elements begin .. end under `layout`.
+  template <class Run>
+  void for_grids(std::int64_t begin, std::int64_t end, Run run) const {
+    if (!in_turn_) return run(std::int64_t{0}, begin, end, grids);
+    alignas(64) A memory[cpu::Grids<A>::kArrays * kInTurn];
+    for (std::int64_t grid = begin / layout.segment; begin < end; grid += kInTurn) {
+      const std::int64_t count = std::min(kInTurn, scale_.numel() - grid), offset = grid * layout.segment;
+      const std::int64_t stop = std::min(end, offset + count * layout.segment);
+      run(offset, begin - offset, stop - offset, prepared(grid, count, arrays(memory, kInTurn)));
+      begin = stop;
     }
-    choose_repetition(x.numel());
-    if (run * rows == 1) return;
-    const cpu::Grids<A> once = grids;
-    grids = allocate(repeated_, n * run * rows);
-    grids.regular = once.regular;
-    kernels.repeat(once, n, run, rows, grids);
-    layout.width = n * run * rows;
-    layout.run = 1;
   }
 
   cpu::Grids<A> grids;
@@ -72,6 +82,39 @@ class GridTable {
 
  private:
   using Storage = c10::SmallVector<A, cpu::Grids<A>::kArrays>;
+  static constexpr std::int64_t kInTurn = 256;
+
+  GridTable(const at::Tensor& x, const at::Tensor& scale, const at::Tensor& zero_point,
+            const FakeQuantizeOptions& options, Layout of)
+      : layout(of),
+        quant_min_(static_cast<A>(options.quant_min)),
+        quant_max_(static_cast<A>(options.quant_max)),
+        scale_(in_memory_order(scale, x, options)),
+        zero_point_(in_memory_order(zero_point, x, options)),
+        width_(of.width) {}
+
+  cpu::Grids<A> prepared(std::int64_t first, std::int64_t n, cpu::Grids<A> to) const {
+    const auto& kernels = prepare_kernels(A{});
+    const A* scale = data<A>(scale_) + first;
+    to.regular =
+        zero_point_.scalar_type() == at::kInt
+            ? kernels.integer(scale, data<std::int32_t>(zero_point_) + first, n, quant_min_, quant_max_, bounds_, to)
+            : kernels.learned(scale, data<A>(zero_point_) + first, n, quant_min_, quant_max_, bounds_, to);
+    return to;
+  }
+
+  void prepare_all(std::int64_t elements) {
+    const std::int64_t n = scale_.numel();
+    grids = prepared(0, n, allocate(storage_, n));
+    choose_repetition(elements);
+    if (run * rows == 1) return;
+    const cpu::Grids<A> once = grids;
+    grids = allocate(repeated_, n * run * rows);
+    grids.regular = once.regular;
+    prepare_kernels(A{}).repeat(once, n, run, rows, grids);
+    layout.width = n * run * rows;
+    layout.run = 1;
+  }
 
   // Tables that are read vector by vector start at cache lines.
   static cpu::Grids<A> allocate(Storage& storage, std::int64_t n) {
@@ -80,22 +123,35 @@ class GridTable {
     storage.resize_for_overwrite(static_cast<std::size_t>(cpu::Grids<A>::kArrays * padded + (n == 1 ? 0 : line)));
     A* first = storage.data();
     if (n > 1) first = reinterpret_cast<A*>((reinterpret_cast<std::uintptr_t>(first) + kLine - 1) / kLine * kLine);
-    const auto array = [&](int i) { return first + i * padded; };
-    return {array(0), array(1), array(2), array(3), array(4), array(5)};
+    return arrays(first, padded);
   }
 
+  static cpu::Grids<A> arrays(A* first, std::int64_t n) {
+    return {first, first + n, first + 2 * n, first + 3 * n, first + 4 * n, first + 5 * n};
+  }
+
+  // A row of the table: at least kLongRow entries, and whole vectors of the kernels (64 or 16 floats) where that keeps
+  // it short.
   void choose_repetition(std::int64_t n) {
-    constexpr std::int64_t kLongRun = 32, kLongRow = 256, kWorthIt = 4;
+    constexpr std::int64_t kLongRun = 32, kLongRow = 64, kLongest = 4096, kWorthIt = 4;
     if (layout.width == 1 || layout.segment != n) return;
     const std::int64_t period = layout.width * layout.run;
     if (layout.run >= kLongRun || n < kWorthIt * period) return;
     run = layout.run;
-    rows = period >= kLongRow ? 1 : std::min(kLongRow / period, n / period);
+    for (const std::int64_t vectors : {64, 16}) {
+      const std::int64_t unit = vectors / std::gcd(vectors, period);
+      rows = (kLongRow + unit * period - 1) / (unit * period) * unit;
+      if (rows * period <= std::min(kLongest, n / kWorthIt)) return;
+    }
+    rows = std::max<std::int64_t>(1, std::min(kLongRow / period, n / period));
   }
 
   Storage storage_, repeated_;
-  at::Tensor scale_;
+  A quant_min_, quant_max_;
+  at::Tensor scale_, zero_point_;
   std::int64_t width_;
+  cpu::Bounds bounds_ = cpu::Bounds::of_range;
+  bool in_turn_ = false;
 };
 
 // Elements [begin, end) for each thread: multiples of 2048, so that no two threads write one cache line of a mask.

@@ -1,7 +1,7 @@
 #include "qsim/fake_quantize.h"
 
 #include <algorithm>
-#include <cstring>
+#include <type_traits>
 
 #include "bits.h"
 #include "fake_quantize_rules.h"
@@ -12,20 +12,32 @@ namespace qsim::cpu {
 namespace {
 
 // float64 has no wider type to find thresholds in: its grids go by the contract.
-template <class T>
-QSIM_HD bool find_thresholds(Grid<T>, T&, T&) {
-  return false;
-}
-QSIM_HD bool find_thresholds(Grid<float> grid, float& lowest, float& highest) {
-  const Thresholds found = thresholds(grid);
-  lowest = found.lowest;
-  highest = found.highest;
-  return is_regular(grid);
+bool find_bounds(Grids<double>, std::int64_t, Bounds) { return false; }
+
+bool find_bounds(Grids<float> grids, std::int64_t n, Bounds bounds) {
+  int irregular = 0;
+  for (std::int64_t i = 0; i < n; ++i) irregular |= is_regular(entry(grids, i)) ? 0 : 1;
+  if (irregular) return false;
+  if (bounds == Bounds::of_values) {
+    QSIM_INDEPENDENT
+    for (std::int64_t i = 0; i < n; ++i) {
+      grids.lowest[i] = grids.low[i] * grids.scale[i];
+      grids.highest[i] = grids.high[i] * grids.scale[i];
+    }
+    return true;
+  }
+  QSIM_INDEPENDENT
+  for (std::int64_t i = 0; i < n; ++i) {
+    const Thresholds found = thresholds(entry(grids, i));
+    grids.lowest[i] = found.lowest;
+    grids.highest[i] = found.highest;
+  }
+  return true;
 }
 
 template <class T, class Z>
-bool prepare(const T* scale, const Z* zero_point, std::int64_t n, T quant_min, T quant_max, Grids<T> to) {
-  int irregular = 0;
+bool prepare(const T* scale, const Z* zero_point, std::int64_t n, T quant_min, T quant_max, Bounds bounds,
+             Grids<T> to) {
   QSIM_INDEPENDENT
   for (std::int64_t i = 0; i < n; ++i) {
     const Grid<T> grid = make_grid<T>(scale[i], static_cast<T>(zero_point[i]), quant_min, quant_max);
@@ -33,9 +45,8 @@ bool prepare(const T* scale, const Z* zero_point, std::int64_t n, T quant_min, T
     to.inverse[i] = T(1) / grid.scale;
     to.low[i] = grid.low;
     to.high[i] = grid.high;
-    irregular |= find_thresholds(grid, to.lowest[i], to.highest[i]) ? 0 : 1;
   }
-  return irregular == 0;
+  return find_bounds(to, n, bounds);
 }
 
 template <class T>
@@ -49,29 +60,16 @@ void repeat(Grids<T> from, std::int64_t n, std::int64_t run, std::int64_t rows, 
   }
 }
 
-// A vector of elements and the grids from the first of them on.
-template <class Rule, class GridOf>
-QSIM_INLINE Quantized<Floats> quantize(Floats x, const GridOf& grids, int n = kWidth) {
-  float elements[kWidth], values[kWidth] = {}, before[kWidth] = {}, after[kWidth] = {};
-  store(elements, x);
-  for (int j = 0; j < n; ++j) {
-    const Quantized<float> one = Rule::quantize(elements[j], grids[j]);
-    values[j] = one.value;
-    before[j] = one.before_clamp;
-    after[j] = one.after_clamp;
-  }
-  return {load(values), load(before), load(after)};
+template <class Rule>
+QSIM_INLINE void store_result(Rule, float* to, Floats y) {
+  store(to, y);
 }
-
-QSIM_INLINE void store_result(float* to, Floats y) { store(to, y); }
-
-// Rounding to 16 bits can underflow to -0.0; a zero result is +0.0.
-template <class Half>
-QSIM_INLINE void store_result(Half* to, Floats y) {
+template <class Rule, class Half>
+QSIM_INLINE void store_result(Rule, Half* to, Floats y) {
   round_to(to, y);
-  const Shorts bits = load_as<Shorts>(to);
-  store_as(to, (Shorts)(bits != 0x8000) & bits);
+  drop_sign_of_zero(to);
 }
+QSIM_INLINE void store_result(ByThresholds, BFloat16* to, Floats y) { round_to(to, y); }  // scales are 2^-100 at least
 
 QSIM_INLINE std::uint32_t bits_in_range(const Quantized<Floats>& q) {
   return equal_bits(q.before_clamp, q.after_clamp);
@@ -83,42 +81,80 @@ struct NoBits {
   void finish() {}
 };
 
+constexpr int kStep = 32;
+
+// kStep elements. Returns the bits of those in range.
+template <class Rule, class T, class GridOf>
+QSIM_HD std::uint32_t quantize_step(Rule, const T* x, T* y, const GridOf& grids) {
+  std::uint32_t bits = 0;
+  for (int j = 0; j < kStep; j += kWidth) {
+    const Quantized<Floats> q = quantize(Rule(), load(x + j), grids.after(j));
+    store_result(Rule(), y + j, q.value);
+    bits |= bits_in_range(q) << j;
+  }
+  return bits;
+}
+
+#if defined(__AVX2__)
+// bfloat16 without shuffles: the elements at even places are lower halves of 32-bit words, the others upper ones.
+QSIM_HD std::uint32_t quantize_step(ByThresholds, const BFloat16* x, BFloat16* y, const OneGrid<float>& grid) {
+  std::uint32_t bits = 0;
+  for (int j = 0; j < kStep; j += 2 * kWidth) {
+    const Words pairs = load_as<Words>(x + j);
+    const VectorGrid grids = vectors(grid);
+    const Quantized<Floats> even = ByThresholds::quantize((Floats)(pairs << 16), grids);
+    const Quantized<Floats> odd = ByThresholds::quantize((Floats)(pairs & 0xffff0000), grids);
+    store_as(y + j, round_pairs(even.value, odd.value));
+    bits |= (_pdep_u32(bits_in_range(even), 0x55555555) | _pdep_u32(bits_in_range(odd), 0xaaaaaaaa)) << j;
+  }
+  return bits;
+}
+#endif
+
+QSIM_INLINE void store_few(const float* values, int n, float* to) {
+  for (int j = 0; j < n; ++j) to[j] = values[j];
+}
+template <class Half>
+QSIM_INLINE void store_few(const float* values, int n, Half* to) {
+  Half rounded[kWidth];
+  store_result(ByContract<Rounding::divide>(), rounded, load(values));
+  for (int j = 0; j < n; ++j) to[j] = rounded[j];
+}
+
+// Fewer elements than a vector has.
 template <class Rule, class T, class GridOf, class Bits>
-QSIM_HD void quantize_few(const T* x, T* y, int n, GridOf grids, Bits& bits) {
-  T padded[kWidth] = {};
-  std::memcpy(padded, x, static_cast<std::size_t>(n) * sizeof(T));
-  const Quantized<Floats> q = quantize<Rule>(load(padded), grids, n);
-  store_result(padded, q.value);
-  std::memcpy(y, padded, static_cast<std::size_t>(n) * sizeof(T));
-  bits.push(bits_in_range(q) & ((1u << n) - 1), n);
+QSIM_HD void quantize_few(const T* x, T* y, int n, const GridOf& grids, Bits& bits) {
+  float values[kWidth] = {};
+  std::uint32_t in_range = 0;
+  for (int j = 0; j < n; ++j) {
+    const Quantized<float> one = Rule::quantize(load_one(x + j), grids[j]);
+    values[j] = one.value;
+    in_range |= (one.before_clamp == one.after_clamp ? 1u : 0u) << j;
+  }
+  store_few(values, n, y);
+  bits.push(in_range, n);
 }
 
 // The last vector overlaps the one before. In place, it must be read before that is written.
 template <class Rule, class T, class GridOf, class Bits>
-QSIM_HD void quantize_run(const T* x, T* y, std::int64_t n, GridOf grids, Bits& bits) {
-  constexpr int kStep = 32;
-  if (n < kWidth) return quantize_few<Rule>(x, y, static_cast<int>(n), grids, bits);
+QSIM_HD void quantize_run(const T* x, T* y, std::int64_t n, const GridOf& grids, Bits& to) {
+  if (n < kWidth) return quantize_few<Rule>(x, y, static_cast<int>(n), grids, to);
+  Bits bits = to;  // in registers
   const int left = static_cast<int>(n % kWidth);
   Quantized<Floats> last;
-  if (left != 0) last = quantize<Rule>(load(x + n - kWidth), grids.after(n - kWidth));
+  if (left != 0) last = quantize(Rule(), load(x + n - kWidth), grids.after(n - kWidth));
   std::int64_t i = 0;
-  for (; i + kStep <= n; i += kStep) {
-    std::uint32_t word = 0;
-    for (int j = 0; j < kStep; j += kWidth) {
-      const Quantized<Floats> q = quantize<Rule>(load(x + i + j), grids.after(i + j));
-      store_result(y + i + j, q.value);
-      word |= bits_in_range(q) << j;
-    }
-    bits.push(word, kStep);
-  }
+  for (; i + kStep <= n; i += kStep) bits.push(quantize_step(Rule(), x + i, y + i, grids.after(i)), kStep);
   for (; i + kWidth <= n; i += kWidth) {
-    const Quantized<Floats> q = quantize<Rule>(load(x + i), grids.after(i));
-    store_result(y + i, q.value);
+    const Quantized<Floats> q = quantize(Rule(), load(x + i), grids.after(i));
+    store_result(Rule(), y + i, q.value);
     bits.push(bits_in_range(q), kWidth);
   }
-  if (left == 0) return;
-  store_result(y + n - kWidth, last.value);
-  bits.push(bits_in_range(last) >> (kWidth - left), left);
+  if (left != 0) {
+    store_result(Rule(), y + n - kWidth, last.value);
+    bits.push(bits_in_range(last) >> (kWidth - left), left);
+  }
+  to = bits;
 }
 
 template <class Rule, class GridOf>
@@ -142,11 +178,79 @@ QSIM_HD void quantize_run(const double* x, double* y, std::int64_t n, GridOf gri
   }
 }
 
+// Whole rows of a table, `columns` of them: the grids of a column stay in registers while the rows pass.
+template <class T>
+QSIM_HD void quantize_columns(const T* x, T* y, std::int64_t rows, std::int64_t width, const Grids<float>& grids) {
+  constexpr int kVectors = kVectorBytes == 64 ? 4 : 2;  // of four registers each
+  const auto column = [&](std::int64_t at, auto vectors_in_column) {
+    constexpr int kCount = decltype(vectors_in_column)::value;
+    VectorGrid of[kCount];
+    for (int v = 0; v < kCount; ++v) of[v] = vectors(from(grids, at + v * kWidth));
+    for (std::int64_t row = 0; row < rows; ++row) {
+      for (int v = 0; v < kCount; ++v) {
+        const std::int64_t i = row * width + at + v * kWidth;
+        store_result(ByThresholds(), y + i, ByThresholds::quantize(load(x + i), of[v]).value);
+      }
+    }
+  };
+  std::int64_t at = 0;
+  for (; at + kVectors * kWidth <= width; at += kVectors * kWidth) column(at, std::integral_constant<int, kVectors>());
+  for (; at < width; at += kWidth) column(at, std::integral_constant<int, 1>());
+}
+
+// Elements [begin, begin + n) of a segment that starts at `start` and has a grid per column, `grids` from its first.
+template <class Rule, class T, class Bits>
+void quantize_rows(const T* x, T* y, std::int64_t begin, std::int64_t n, std::int64_t start, const Layout& layout,
+                   const Grids<arithmetic_t<T>>& grids, Bits& bits) {
+  constexpr std::int64_t kTile = 2048, kFewRows = 4;  // in the cache from one column to the next; worth its loads
+  const std::int64_t end = begin + n, width = layout.width;
+  while (begin < end) {
+    const std::int64_t column = (begin - start) % width;
+    if constexpr (std::is_same_v<Rule, ByThresholds> && std::is_same_v<Bits, NoBits>) {
+      const std::int64_t rows = std::min((end - begin) / width, std::max(kTile / width, kFewRows));
+      if (column == 0 && rows > 1 && width % kWidth == 0) {
+        quantize_columns(x + begin, y + begin, rows, width, grids);
+        begin += rows * width;
+        continue;
+      }
+    }
+    const std::int64_t count = std::min(width - column, end - begin);
+    quantize_run<Rule>(x + begin, y + begin, count, from(grids, column), bits);
+    begin += count;
+  }
+}
+
+// Whole blocks of a multiple of kStep elements each.
+template <class Rule, class T, class Bits>
+void quantize_blocks(const T* x, T* y, std::int64_t blocks, std::int64_t size, const Grids<float>& grids, Bits& to) {
+  Bits bits = to;  // in registers
+  for (std::int64_t block = 0; block < blocks; ++block) {
+    const OneGrid<float> grid = one(grids, block);
+    for (std::int64_t i = 0; i < size; i += kStep) {
+      bits.push(quantize_step(Rule(), x + block * size + i, y + block * size + i, grid), kStep);
+    }
+  }
+  to = bits;
+}
+
 template <class Rule, class T, class Bits>
 void quantize_range(const T* x, T* y, std::int64_t begin, std::int64_t end, const Grids<arithmetic_t<T>>& grids,
                     const Layout& layout, Bits& bits) {
-  for_each_run(layout, grids, begin, end, INT64_MAX,
-               [&](std::int64_t at, std::int64_t n, auto grid) { quantize_run<Rule>(x + at, y + at, n, grid, bits); });
+  if constexpr (std::is_same_v<Rule, ByThresholds>) {
+    const bool even = layout.width == 1 && layout.segment % kStep == 0 && layout.outer % layout.segment == 0;
+    if (even && begin % layout.segment == 0) {
+      const std::int64_t blocks = (end - begin) / layout.segment, first = begin / layout.segment;
+      quantize_blocks<Rule>(x + begin, y + begin, blocks, layout.segment, offset(grids, first), bits);
+      begin += blocks * layout.segment;
+    }
+  }
+  for_each_run(
+      layout, grids, begin, end,
+      [&](std::int64_t at, std::int64_t n, const OneGrid<arithmetic_t<T>>& grid)
+          __attribute__((always_inline)) { quantize_run<Rule>(x + at, y + at, n, grid, bits); },
+      [&](std::int64_t at, std::int64_t n, std::int64_t start, std::int64_t parameter) {
+        quantize_rows<Rule>(x, y, at, n, start, layout, offset(grids, parameter), bits);
+      });
 }
 
 template <class T, class Bits>

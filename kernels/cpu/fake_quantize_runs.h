@@ -74,31 +74,47 @@ QSIM_HD void runs_of_rows(const Layout& layout, const Grids<T>& grids, std::int6
   }
 }
 
-// Calls run(first element, elements, grids) for the runs of [begin, end), cut into pieces of at most `longest`
-// elements.
-template <class T, class Run>
-QSIM_HD void for_each_run(const Layout& layout, const Grids<T>& grids, std::int64_t begin, std::int64_t end,
-                          std::int64_t longest, Run run) {
-  const auto pieces = [&](std::int64_t at, std::int64_t n, auto grid, std::int64_t) {
-    for (; n > longest; n -= longest, at += longest, grid = grid.after(longest)) run(at, longest, grid);
-    run(at, n, grid);
-  };
+// Calls run(first element, elements, grids) for the runs of [begin, end) that share one grid each, and rows(first
+// element, elements, start of the segment, parameter at its start) for the parts of segments with a grid per element.
+template <class T, class Run, class Rows>
+QSIM_HD void for_each_run(const Layout& layout, const Grids<T>& grids, std::int64_t begin, std::int64_t end, Run run,
+                          Rows rows) {
   const std::int64_t segments = (layout.outer + layout.segment - 1) / layout.segment;
   const std::int64_t outer = begin / layout.outer, segment = begin % layout.outer / layout.segment;
   std::int64_t outer_end = (outer + 1) * layout.outer;
   std::int64_t start = outer * layout.outer + segment * layout.segment;
   std::int64_t parameter = (outer * segments + segment) * layout.width;
   while (begin < end) {
-    const std::int64_t stop = std::min(start + layout.segment, outer_end);
+    const std::int64_t stop = std::min(start + layout.segment, outer_end), n = std::min(stop, end) - begin;
     if (layout.run == 1 && layout.width > 1) {
-      runs_of_rows(layout, grids, start, parameter, begin, std::min(stop, end), pieces);
+      rows(begin, n, start, parameter);
     } else {
-      runs_of_one(layout, grids, start, parameter, begin, std::min(stop, end), pieces);
+      runs_of_one(layout, grids, start, parameter, begin, begin + n,
+                  [&](std::int64_t at, std::int64_t count, OneGrid<T> grid, std::int64_t)
+                      __attribute__((always_inline)) { run(at, count, grid); });
     }
     begin = start = stop;
     parameter += layout.width;
     if (stop == outer_end) outer_end += layout.outer;
   }
+}
+
+// Calls run(first element, elements, grids) for all runs of [begin, end), cut into pieces of at most `longest`
+// elements.
+template <class T, class Run>
+QSIM_HD void for_each_run(const Layout& layout, const Grids<T>& grids, std::int64_t begin, std::int64_t end,
+                          std::int64_t longest, Run run) {
+  const auto pieces = [&](std::int64_t at, std::int64_t n, auto grid) {
+    for (; n > longest; n -= longest, at += longest, grid = grid.after(longest)) run(at, longest, grid);
+    run(at, n, grid);
+  };
+  for_each_run(layout, grids, begin, end, pieces,
+               [&](std::int64_t at, std::int64_t n, std::int64_t start, std::int64_t parameter) {
+                 runs_of_rows(layout, grids, start, parameter, at, at + n,
+                              [&](std::int64_t first, std::int64_t count, GridPerElement<T> grid, std::int64_t) {
+                                pieces(first, count, grid);
+                              });
+               });
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 // Vector extensions of g++ and clang: `a < b ? a : b` is one minps, which returns b when a is NaN.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 
@@ -37,7 +38,7 @@ QSIM_INLINE Vector load_as(const void* from) {
   return v;
 }
 
-QSIM_INLINE Floats all(float x) { return Floats{} + x; }
+QSIM_INLINE Floats all(float x) { return x - Floats{}; }  // of all operations with 0 the one that changes no x
 
 // Conversions between widths, by intrinsics: g++ 12 makes of __builtin_convertvector up to twice the instructions, of
 // which whole loops consist here. (The masked forms are those whose undefined source it does not warn of.)
@@ -152,6 +153,49 @@ QSIM_INLINE void store(Float16* to, Floats v) {
 
 QSIM_INLINE Floats smaller(Floats a, Floats b) { return a < b ? a : b; }
 QSIM_INLINE Floats larger(Floats a, Floats b) { return a > b ? a : b; }
+
+// x rounded to integers, half to even, and clamped: by intrinsics, because g++ makes compares and masked moves of the
+// comparisons. NaN is kept: maxps and minps return their second operand then.
+QSIM_INLINE Floats clamped(Floats x, Floats low, Floats high) {
+#if defined(__AVX512F__)
+  const __m512 raised = _mm512_maskz_max_ps(0xffff, (__m512)low, (__m512)x);
+  return (Floats)_mm512_maskz_min_ps(0xffff, (__m512)high, raised);
+#elif defined(__AVX2__)
+  return (Floats)_mm256_min_ps((__m256)high, _mm256_max_ps((__m256)low, (__m256)x));
+#else
+  x = low > x ? low : x;
+  return high < x ? high : x;
+#endif
+}
+
+QSIM_INLINE Floats rounded(Floats x) {
+#if defined(__AVX512F__)
+  return (Floats)_mm512_maskz_roundscale_ps(0xffff, (__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+#elif defined(__AVX2__)
+  return (Floats)_mm256_round_ps((__m256)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+#else
+  for (int i = 0; i < kWidth; ++i) x[i] = rintf(x[i]);
+  return x;
+#endif
+}
+
+#if defined(__AVX2__) || defined(__ARM_FEATURE_FMA)
+constexpr bool kFusedMultiplyAdd = true;
+#else
+constexpr bool kFusedMultiplyAdd = false;  // fmaf would be a call
+#endif
+
+// a * b + c, rounded once.
+QSIM_INLINE Floats fused(Floats a, Floats b, Floats c) {
+#if defined(__AVX512F__)
+  return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__AVX2__)
+  return (Floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+  for (int i = 0; i < kWidth; ++i) a[i] = fmaf(a[i], b[i], c[i]);
+  return a;
+#endif
+}
 
 QSIM_INLINE bool any(Ints mask) {
   std::int64_t words[kVectorBytes / 8], joined = 0;

@@ -65,6 +65,12 @@ QSIM_INLINE void round_to(Float16* to, Floats x) {
 #endif
 }
 
+// Two vectors of finite numbers or NaNs that came from bfloat16: those at even places and those at odd ones.
+QSIM_INLINE Words round_pairs(Floats even, Floats odd) {
+  const Words low = (Words)even, high = (Words)odd;
+  return (low + 0x7fff + (low >> 16 & 1)) >> 16 | ((high + 0x7fff + (high >> 16 & 1)) & 0xffff0000);
+}
+
 template <class Half>
 void store_tile(const float* from, std::int64_t n, Half* to) {
   const std::int64_t whole = n / kWidth * kWidth;
@@ -78,6 +84,11 @@ void store_tile(const float* from, std::int64_t n, Half* to) {
 }
 
 // Rounding to 16 bits can underflow to -0.0; a zero result is +0.0.
+template <class Half>
+QSIM_INLINE void drop_sign_of_zero(Half* y) {
+  const Shorts bits = load_as<Shorts>(y);
+  store_as(y, ~(Shorts)(bits == 0x8000) & bits);
+}
 inline void drop_sign_of_zero(float*, std::int64_t) {}
 inline void drop_sign_of_zero(double*, std::int64_t) {}
 template <class Half>

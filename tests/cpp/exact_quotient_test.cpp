@@ -10,6 +10,7 @@
 
 using qsim::Grid;
 using qsim::Rounding;
+using qsim::cpu::Bounds;
 using qsim::cpu::Level;
 
 namespace {
@@ -115,9 +116,16 @@ TEST_CASE("kernels without division equal the contract, element and mask") {
         const auto& kernels = qsim::cpu::fake_quantize_kernels(level);
         float of[6], zero_point = 0;
         qsim::cpu::Grids<float> grids{of, of + 1, of + 2, of + 3, of + 4, of + 5};
-        grids.regular = kernels.prepare_f32.learned(&scale, &zero_point, 1, low, high, grids);
-        REQUIRE(grids.regular);
-        kernels.f32.with_mask(x.data(), y.data(), mask.data(), 0, n, grids, {n, n, 1, n}, Rounding::divide);
+        const auto prepare = [&](Bounds bounds) {
+          grids.regular = kernels.prepare_f32.learned(&scale, &zero_point, 1, low, high, bounds, grids);
+          REQUIRE(grids.regular);
+        };
+        std::vector<float> masked(x.size());
+        prepare(Bounds::of_values);
+        kernels.f32.forward(x.data(), y.data(), 0, n, grids, {n, n, 1, n}, Rounding::divide);
+        prepare(Bounds::of_range);
+        kernels.f32.with_mask(x.data(), masked.data(), mask.data(), 0, n, grids, {n, n, 1, n}, Rounding::divide);
+        REQUIRE(std::memcmp(y.data(), masked.data(), x.size() * sizeof(float)) == 0);
         int wrong = 0;
         for (std::size_t i = 0; i < x.size(); ++i) {
           wrong += std::isnan(expected[i]) ? !std::isnan(y[i]) : std::memcmp(&y[i], &expected[i], 4) != 0;

@@ -39,7 +39,11 @@ const std::vector<Case> kCases = {
     {{4000, 4000, 5, 40}, 4000},          // channels of 40 elements
     {{4000, 4000, 5, 9}, 4000},           // channels of 9
     {{3000, 3000, 300, 1}, 3000},         // channels last
+    {{12800, 12800, 64, 1}, 12800},       // channels last, rows of whole vectors
+    {{16000, 16000, 80, 1}, 16000},       // the same, not a whole number of register tiles
+    {{1600, 1600, 4, 49}, 1600},          // channels of 7x7
     {{70, 32, 1, 1}, 700},                // blocks of 32, the last of each row short
+    {{256, 64, 1, 1}, 5120},              // blocks of 64
     {{33 * 10, 4 * 33, 33, 1}, 3 * 330},  // blocks of 4 rows of 33, the last of each repetition short
 };
 
@@ -71,7 +75,8 @@ struct Parameters {
     if (irregular) scales[0] = T(1e-38);
     storage.resize(Grids<T>::kArrays * count);
     grids = arrays(storage);
-    grids.regular = prepare_kernels(T{}).learned(scales.data(), zero_points.data(), count, -8, 7, grids);
+    grids.regular = prepare_kernels(T{}).learned(scales.data(), zero_points.data(), count, -8, 7,
+                                                 qsim::cpu::Bounds::of_range, grids);
   }
   Grid<T> at(std::int64_t parameter) const {
     return {grids.scale[parameter], grids.low[parameter], grids.high[parameter]};
@@ -171,11 +176,12 @@ template <class Half, class Kernels>
 void check_every_value(const Kernels& kernels) {
   std::vector<Half> x(65536), y(65536);
   for (int i = 0; i < 65536; ++i) x[i].bits = static_cast<std::uint16_t>(i);
-  for (float scale : {0.1f, 1.f, 3e-8f, 1e-4f, 700.f, 1e-35f}) {
+  for (float scale : {0.1f, 1.f, 3e-8f, 1e-4f, 700.f, 1e-35f, 1e-40f}) {
     const float low = -130, high = 125, zero_point = 0;
     std::vector<float> storage(Grids<float>::kArrays);
     Grids<float> grids = arrays(storage);
-    grids.regular = prepare_kernels(0.f).learned(&scale, &zero_point, 1, low, high, grids);
+    grids.regular =
+        prepare_kernels(0.f).learned(&scale, &zero_point, 1, low, high, qsim::cpu::Bounds::of_values, grids);
     kernels.forward(x.data(), y.data(), 0, 65536, grids, {65536, 65536, 1, 65536}, Rounding::divide);
     int wrong = 0;
     for (int i = 0; i < 65536; ++i) {
@@ -308,10 +314,10 @@ TEST_CASE("grids are prepared and repeated") {
     std::vector<float> storage(6 * 2), repeated(6 * 12);
     const Grids<float> grids = arrays(storage), all = arrays(repeated);
     const auto steps = [&] { return std::vector<float>{grids.low[0], grids.low[1], grids.high[0], grids.high[1]}; };
-    CHECK(kernels.integer(scale, zero_point, 2, -8, 7, grids));
+    CHECK(kernels.integer(scale, zero_point, 2, -8, 7, qsim::cpu::Bounds::of_range, grids));
     CHECK(std::vector<float>(grids.scale, grids.scale + 4) == std::vector<float>{0.5f, 2, 2, 0.5f});
     CHECK(steps() == std::vector<float>{-11, 0, 4, 15});
-    CHECK(kernels.learned(scale, learned, 2, -8, 7, grids));
+    CHECK(kernels.learned(scale, learned, 2, -8, 7, qsim::cpu::Bounds::of_range, grids));
     CHECK(steps() == std::vector<float>{-8, -10, 7, 5});
     kernels.repeat(grids, 2, 3, 2, all);
     for (int i = 0; i < 6 * 12; ++i) CHECK(repeated[i] == storage[i / 12 * 2 + i % 6 / 3]);

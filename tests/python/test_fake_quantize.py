@@ -117,6 +117,22 @@ def test_nothing_depends_on_the_number_of_threads(shape, axis, block_size):
             torch.testing.assert_close(got, first, rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.parametrize(
+    ("shape", "axis", "block_size"), [((40, 3200), 1, 32), ((21, 3200), 1, 100), ((600, 60), 0, None), ((20000, 3), 1, None)]
+)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("tiny", [False, True])
+def test_many_grids_prepared_in_turn_or_repeated(shape, axis, block_size, dtype, tiny):
+    x = elements(shape, dtype)
+    scale, zero_point = parameters(x, axis, block_size)
+    if tiny:  # too small for the kernels' short cuts, among others that are not
+        scale.view(-1)[1] = 1e-38
+    options = {"axis": axis, "block_size": block_size}
+    expected = reference.fake_quantize(x, scale, zero_point, -8, 7, **options)
+    same_bits(fake_quantize(x, scale, zero_point, -8, 7, **options), expected)
+    same_bits(fake_quantize_(x.clone(), scale, zero_point, -8, 7, **options), expected)
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @given(calls())
 def test_cuda_equals_the_cpu(call):

@@ -9,10 +9,20 @@
 
 namespace qsim {
 
+// What has no operator: for a float, and on the CPU for a vector of them.
+template <class V>
+struct Lanes;
+template <>
+struct Lanes<float> {
+  QSIM_HD static float fused(float a, float b, float c) { return fmaf(a, b, c); }  // a * b + c, rounded once
+  QSIM_HD static float rounded(float x) { return round_half_even(x); }
+  QSIM_HD static float clamped(float x, float low, float high) { return clamp_keeping_nan(x, low, high); }
+};
+
 // Grids for which the functions below are exact: no product overflows, and none that matters underflows. Others are
 // legal; they take the functors of fake_quantize.h as they are.
-QSIM_HD bool is_regular(Grid<float> grid) {
-  return grid.scale >= 0x1p-100f && grid.scale <= 0x1p24f && grid.low >= -0x1p21f && grid.high <= 0x1p21f;
+QSIM_HD bool is_regular(Grid<float> grid) {  // without branches, as everything here
+  return (grid.scale >= 0x1p-100f) & (grid.scale <= 0x1p24f) & (grid.low >= -0x1p21f) & (grid.high <= 0x1p21f);
 }
 
 // Quotients of a smaller |x| may be off in their last bits, because the remainder underflows; they round to 0 all the
@@ -23,16 +33,17 @@ constexpr float kLeastExactDividend = 0x1p-100f;
 // the product by its remainder (Markstein 1990, "Computation of elementary functions on the IBM RISC System/6000
 // processor"). The theorem asks for a product within one ulp; here it is within 1.5, which is enough for every scale:
 // the test visits all divisors with all dividends whose quotients lie so close to a midpoint that they could go wrong.
-QSIM_HD float exact_quotient(float x, float scale, float inverse) {
-  const float product = x * inverse;
-  return fmaf(fmaf(-product, scale, x), inverse, product);
+template <class V>
+QSIM_HD V exact_quotient(V x, V scale, V inverse) {
+  const V product = x * inverse;
+  return Lanes<V>::fused(Lanes<V>::fused(-product, scale, x), inverse, product);
 }
 
-// The float next to a positive one.
-QSIM_HD float next_to(float x, int ulps) {
+// A positive float, so many floats further up.
+QSIM_HD float moved(float x, std::uint32_t ulps) {
   std::uint32_t bits;
   std::memcpy(&bits, &x, sizeof bits);
-  bits += static_cast<std::uint32_t>(ulps);
+  bits += ulps;
   std::memcpy(&x, &bits, sizeof x);
   return x;
 }
@@ -42,12 +53,12 @@ QSIM_HD float next_to(float x, int ulps) {
 // and the float above it, inclusive because the tie has an even mantissa. If steps is odd, x / scale must lie below the
 // midpoint between the tie and the float below it. Midpoint times scale has 49 bits: exact in float64.
 QSIM_HD float last_within(float steps, float scale) {
-  const bool is_even = 2 * round_half_even(steps / 2) == steps;
+  const std::uint32_t odd = 2 * round_half_even(steps / 2) != steps ? 1 : 0;
   const float tie = steps + 0.5f;
-  const double limit = (double{tie} + double{next_to(tie, is_even ? 1 : -1)}) * 0.5 * double{scale};
-  const float nearest = static_cast<float>(limit);
-  const bool beyond = is_even ? double{nearest} > limit : double{nearest} >= limit;
-  return next_to(nearest, beyond ? -1 : 0);
+  const double limit = (double{tie} + double{moved(tie, 1 - 2 * odd)}) * 0.5 * double{scale};
+  const float nearest = static_cast<float>(limit), below = moved(nearest, -1u);
+  const float least = double{nearest} >= limit ? below : nearest, most = double{nearest} > limit ? below : nearest;
+  return odd ? least : most;
 }
 
 // The first and last x that round into a regular grid.

@@ -99,9 +99,9 @@ struct Slices {
 
 namespace cpu {
 
-// Grids as arrays, one entry per parameter. If all of them are regular (exact_quotient.h), `lowest` and `highest` are
-// the first and the last x that round into the grid: the kernels clamp x to them, round exact quotients and are done.
-// Otherwise, and in float64, the two are not read and the kernels follow the functors above to the letter.
+// Grids as arrays, one entry per parameter. If all of them are regular (exact_quotient.h), the kernels clamp x to
+// `lowest` and `highest`, round exact quotients and are done. Otherwise, and in float64, these two are not read and the
+// kernels follow the functors above to the letter.
 template <class T>
 struct Grids {
   static constexpr int kArrays = 6;
@@ -116,12 +116,17 @@ QSIM_HD Grids<T> offset(const Grids<T>& grids, std::int64_t i) {
           grids.lowest + i, grids.highest + i, grids.regular};
 }
 
+// What `lowest` and `highest` are: the first and the last x that round into the grid, which also tell what is in range,
+// or just the ends of the grid, which cost less and give the same values.
+enum class Bounds { of_range, of_values };
+
 template <class T>
 struct PrepareGrids {
   // Both fill the arrays of `to` and return whether all grids are regular.
   bool (*integer)(const T* scale, const std::int32_t* zero_point, std::int64_t n, T quant_min, T quant_max,
+                  Bounds bounds, Grids<T> to);
+  bool (*learned)(const T* scale, const T* zero_point, std::int64_t n, T quant_min, T quant_max, Bounds bounds,
                   Grids<T> to);
-  bool (*learned)(const T* scale, const T* zero_point, std::int64_t n, T quant_min, T quant_max, Grids<T> to);
   // Writes `rows` times the row of n parameters with each repeated `run` times.
   void (*repeat)(Grids<T> from, std::int64_t n, std::int64_t run, std::int64_t rows, Grids<T> to);
 };
