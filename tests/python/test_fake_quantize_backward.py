@@ -74,14 +74,17 @@ SUMS = """
 import qsim, torch
 torch.manual_seed(0)
 learn = torch.ops.qsim.fake_quantize_learnable_backward
+cases = [((70001,), None, None), ((64, 3, 3, 3), 0, None), ((40, 9), 0, None), ((4, 20, 7, 7), 1, None)]
+cases += [((50, 300), 1, None), ((50, 300), 1, 32), ((300, 50), 0, 32), ((9, 5), 1, 3), ((3001, 3), 1, None)]
 for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
     wide = torch.float64 if dtype == torch.float64 else torch.float32
-    for shape, axis, block in (((70001,), None, None), ((64, 3, 3, 3), 0, None), ((40, 9), 0, None), ((4, 20, 7, 7), 1, None), ((50, 300), 1, None),
-                               ((50, 300), 1, 32), ((300, 50), 0, 32), ((9, 5), 1, 3)):
+    for shape, axis, block in cases:
         for magnitude in (1.0, 1e-37, 1e-42):
             x, grad = (torch.randn(shape) * 4 * magnitude).to(dtype), torch.randn(shape).to(dtype)
             x.view(-1)[::501] = float("nan")
-            sizes = [] if axis is None else [shape[axis]] if block is None else [-(-n // block) if i == axis else n for i, n in enumerate(shape)]
+            sizes = [] if axis is None else [shape[axis]] if block is None else list(shape)
+            if block:
+                sizes[axis] = -(-shape[axis] // block)
             scale, zero_point = torch.rand(sizes, dtype=wide) + 0.1, torch.randn(sizes, dtype=wide) * 3
             for result in learn(grad, x, scale, zero_point, -8, 7, axis=axis, block_size=block):
                 print(hash(tuple(result.double().nan_to_num(12345.0).reshape(-1).tolist())))
