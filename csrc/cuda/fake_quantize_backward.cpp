@@ -56,6 +56,7 @@ std::tuple<Tensor, Tensor, Tensor> learnable_backward_cuda(const Tensor& grad, c
                                                       dx.mutable_data_ptr(), call.scale.numel(), slices, grad_factor,
                                                       partial.mutable_data_ptr<double>(), dscale.mutable_data_ptr(),
                                                       dzero_point.mutable_data_ptr(), current_stream()));
+  if (!zero_point.is_floating_point()) dzero_point.zero_();  // integers are not learned
   return {dx, from_memory_order(dscale, from, options), from_memory_order(dzero_point, from, options)};
 }
 

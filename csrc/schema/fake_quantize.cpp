@@ -16,6 +16,7 @@ TORCH_LIBRARY_FRAGMENT(qsim, m) {
   // strides: those of y, when grad may be laid out differently.
   def("fake_quantize_mask_backward(Tensor grad, Tensor mask, *, SymInt[]? strides=None) -> Tensor");
   def("fake_quantize_backward(Tensor grad, Tensor x, " + grid + options + ") -> Tensor");
+  // dzero_point of an int32 zero point is 0: it cannot be learned.
   def("fake_quantize_learnable_backward(Tensor grad, Tensor x, " + grid + options + factor +
       ") -> (Tensor dx, Tensor dscale, Tensor dzero_point)");
 }

@@ -119,7 +119,7 @@ void check_against_functors(const Kernels& kernels, const Backward& backward, Ro
       kernels.forward(x.data(), y.data(), begin, end, parameters.grids, c.layout, rounding);
       kernels.forward(in_place.data(), in_place.data(), begin, end, parameters.grids, c.layout, rounding);
       kernels.with_mask(x.data(), masked.data(), mask.data(), begin, end, parameters.grids, c.layout, rounding);
-      backward.recompute(grad.data(), x.data(), dx.data(), begin, end, parameters.grids, c.layout, rounding);
+      backward(grad.data(), x.data(), dx.data(), begin, end, parameters.grids, c.layout, rounding);
     }
     int wrong = 0;
     for (std::int64_t e = 0; e < c.n; ++e) {
@@ -278,12 +278,12 @@ TEST_CASE("learned gradients: close to float64 sums, the same bits at every leve
     }
     std::vector<float> first_scale, first_zero;
     for (Level level : runnable_levels()) {
-      const auto& kernels = qsim::cpu::fake_quantize_backward_kernels(level);
+      const auto& kernels = qsim::cpu::fake_quantize_learnable_kernels(level);
       std::vector<float> dx(c.n), dscale(count), dzero(count);
       std::vector<double> scale_sums(sums), zero_sums(sums);
       const std::int64_t segments = count / c.layout.width;
-      kernels.f32.learnable(grad.data(), x.data(), dx.data(), 0, segments * slices.per_segment, parameters.grids,
-                            c.layout, Rounding::divide, slices, {scale_sums.data(), zero_sums.data()});
+      kernels.f32(grad.data(), x.data(), dx.data(), 0, segments * slices.per_segment, parameters.grids, c.layout,
+                  Rounding::divide, slices, {scale_sums.data(), zero_sums.data()});
       kernels.fold_f32({scale_sums.data(), zero_sums.data()}, slices, count, c.layout.width, 1, 1,
                        parameters.scales.data(), 0.5, dscale.data(), dzero.data());
       int wrong = 0;

@@ -169,7 +169,7 @@ def test_cuda_equals_the_cpu(call):
 def test_large_sums_keep_float64_accuracy():
     x = torch.randn(2_000_003) * 2
     grad = torch.randn_like(x)
-    args = (x, torch.tensor(0.1), torch.tensor(3, dtype=torch.int32), -8, 7)
+    args = (x, torch.tensor(0.1), torch.tensor(3.0), -8, 7)
     _, dscale, dzero_point = reference.fake_quantize_backward(grad, *args)
     _, got_scale, got_zero_point = torch.ops.qsim.fake_quantize_learnable_backward(grad, *args)
     torch.testing.assert_close(got_scale.double(), dscale, rtol=1e-6, atol=1e-3)
@@ -178,7 +178,7 @@ def test_large_sums_keep_float64_accuracy():
 
 def test_nan_elements_have_no_say_in_a_scale_but_nan_gradients_are_not_hidden():
     x = torch.tensor([float("nan"), 0.3, 100.0])
-    args = (x, torch.tensor(0.5), torch.tensor(0, dtype=torch.int32), -8, 7)
+    args = (x, torch.tensor(0.5), torch.tensor(0.0), -8, 7)
     dx, dscale, dzero_point = torch.ops.qsim.fake_quantize_learnable_backward(torch.tensor([float("inf"), 1.0, 1.0]), *args)
     assert dx.tolist() == [0.0, 1.0, 0.0]
     torch.testing.assert_close(dscale, torch.tensor(7 + 1 - 0.6))

@@ -152,33 +152,24 @@ struct FakeQuantizeKernels {
 };
 QSIM_LEVEL_TABLES(FakeQuantizeKernels, fake_quantize_kernels)
 
+// zero_point is null where the zero point is not learned.
 struct PartialSums {
   double *scale, *zero_point;
+  QSIM_HD PartialSums from(std::int64_t first) const {
+    return {scale + first, zero_point != nullptr ? zero_point + first : nullptr};
+  }
 };
 
+// dx = grad where x is in range, +0.0 elsewhere.
 template <class T>
-struct FakeQuantizeBackward {
-  using A = arithmetic_t<T>;
-  void (*recompute)(const T* grad, const T* x, T* dx, std::int64_t begin, std::int64_t end, Grids<A> grids,
-                    const Layout& layout, Rounding rounding);
-  // Slices [begin, end), counted over all segments in memory order, of n elements; `sums` must be zero there.
-  void (*learnable)(const T* grad, const T* x, T* dx, std::int64_t begin, std::int64_t end, Grids<A> grids,
-                    const Layout& layout, Rounding rounding, Slices slices, PartialSums sums);
-};
-
-// Gradients of the parameters from partial sums. The n parameters were repeated as PrepareGrids::repeat did; sums of
-// slices and repetitions are added in order, in float64.
-template <class T>
-using FoldSums = void (*)(PartialSums sums, Slices slices, std::int64_t n, std::int64_t width, std::int64_t run,
-                          std::int64_t rows, const T* scale, double grad_factor, T* dscale, T* dzero_point);
+using FakeQuantizeBackward = void (*)(const T* grad, const T* x, T* dx, std::int64_t begin, std::int64_t end,
+                                      Grids<arithmetic_t<T>> grids, const Layout& layout, Rounding rounding);
 
 struct FakeQuantizeBackwardKernels {
   FakeQuantizeBackward<float> f32;
   FakeQuantizeBackward<double> f64;
   FakeQuantizeBackward<Float16> f16;
   FakeQuantizeBackward<BFloat16> bf16;
-  FoldSums<float> fold_f32;
-  FoldSums<double> fold_f64;
   // dx = grad where the bit is set, +0.0 elsewhere, for elements of 2, 4 and 8 bytes; begin is a multiple of 8.
   void (*masked_16)(const std::uint16_t* grad, const std::uint8_t* mask, std::uint16_t* dx, std::int64_t begin,
                     std::int64_t end);
@@ -188,6 +179,28 @@ struct FakeQuantizeBackwardKernels {
                     std::int64_t end);
 };
 QSIM_LEVEL_TABLES(FakeQuantizeBackwardKernels, fake_quantize_backward_kernels)
+
+// Slices [begin, end), counted over all segments in memory order: their dx, and their sums from `sums` on.
+template <class T>
+using FakeQuantizeLearnable = void (*)(const T* grad, const T* x, T* dx, std::int64_t begin, std::int64_t end,
+                                       Grids<arithmetic_t<T>> grids, const Layout& layout, Rounding rounding,
+                                       Slices slices, PartialSums sums);
+
+// Gradients of the parameters from partial sums. The n parameters were repeated as PrepareGrids::repeat did; sums of
+// slices and repetitions are added in order, in float64. dzero_point is written if its sums are there.
+template <class T>
+using FoldSums = void (*)(PartialSums sums, Slices slices, std::int64_t n, std::int64_t width, std::int64_t run,
+                          std::int64_t rows, const T* scale, double grad_factor, T* dscale, T* dzero_point);
+
+struct FakeQuantizeLearnableKernels {
+  FakeQuantizeLearnable<float> f32;
+  FakeQuantizeLearnable<double> f64;
+  FakeQuantizeLearnable<Float16> f16;
+  FakeQuantizeLearnable<BFloat16> bf16;
+  FoldSums<float> fold_f32;
+  FoldSums<double> fold_f64;
+};
+QSIM_LEVEL_TABLES(FakeQuantizeLearnableKernels, fake_quantize_learnable_kernels)
 
 }  // namespace cpu
 }  // namespace qsim

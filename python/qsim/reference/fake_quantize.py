@@ -55,7 +55,7 @@ def fake_quantize_backward(
     rounding: str = "divide",
     grad_factor: float = 1.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of x, scale and zero_point; the last two in float64 (docs/numerics.md, section 1)."""
+    """Gradients of x, scale and zero_point; the last two in float64 (docs/numerics.md, section 1). An integer zero point has none: 0."""
     wide_scale = _per_element(scale, x, axis, block_size)
     elements = x.to(scale.dtype)
     quotient = _quotient(elements, wide_scale, rounding)
@@ -71,4 +71,4 @@ def fake_quantize_backward(
         which = _per_element(torch.arange(scale.numel()).reshape(scale.shape), x, axis, block_size).expand(x.shape)
         return sums.index_add(0, which.reshape(-1), terms.reshape(-1)).reshape(scale.shape) * grad_factor
 
-    return dx, total(scale_terms), total(zero_point_terms)
+    return dx, total(scale_terms), total(zero_point_terms) * zero_point.is_floating_point()
