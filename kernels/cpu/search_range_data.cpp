@@ -1,13 +1,26 @@
 #include <new>
 
+#include "entropy_threshold.h"
+#include "float_vector.h"
+#include "least_cost.h"
 #include "qsim/data_cost.h"
 #include "qsim/data_percentile.h"
-#include "qsim/entropy_range.h"
 #include "qsim/search_range.h"
 
 namespace qsim::cpu {
 
 namespace {
+
+template <class T>
+struct VectorOf;
+template <>
+struct VectorOf<float> {
+  typedef Floats type;
+};
+template <>
+struct VectorOf<double> {
+  typedef Doubles type;
+};
 
 template <class T>
 FiniteValues<T> finite_values(const T* x, std::int64_t n) {
@@ -35,7 +48,7 @@ FiniteValues<T> finite_values(const T* x, std::int64_t n) {
 template <bool kAllFinite, class T>
 double sum_of_errors(const T* x, int n, StepError<T> error) {
   T lanes[kCostLanes] = {};
-  auto add = [&](int lane, T value) { lanes[lane] += error.template of<kAllFinite>(value); };
+  auto add = [&](int lane, T value) { lanes[lane] += error.of(kAllFinite ? value : finite_or_zero(value)); };
   int i = 0;
   for (; i + kCostLanes <= n; i += kCostLanes) {
     for (int lane = 0; lane < kCostLanes; ++lane) add(lane, x[i + lane]);
@@ -49,7 +62,7 @@ double sum_of_errors(const T* x, int n, StepError<T> error) {
 
 template <bool kAllFinite, class T>
 double cost_of(const T* x, std::int64_t n, QuantParams<T> params, const RangeSearch& search, double limit) {
-  const StepError<T> error(params, search);
+  const StepError<T> error = step_error(params, search);
   const double scale = params.scale, square = scale * scale;
   double sum = 0;
   for (std::int64_t i = 0; i < n && sum * square <= limit; i += kCostChunk) {
@@ -58,30 +71,66 @@ double cost_of(const T* x, std::int64_t n, QuantParams<T> params, const RangeSea
   return sum * square;
 }
 
+// The same for all candidates and at most a chunk of values: a candidate in each element of a vector.
+template <class T>
+void costs_of_few(const T* x, int n, const CandidateEncodings<T>& encodings, const RangeSearch& search, double* costs) {
+  using Vector = typename VectorOf<T>::type;
+  constexpr int kSize = kVectorBytes / sizeof(T);
+  static_assert(CandidateEncodings<T>::kMost % kSize == 0);
+  for (int first = 0; first < encodings.count; first += kSize) {
+    T inverse_scale[kSize], low[kSize], high[kSize];
+    for (int i = 0; i < kSize; ++i) {
+      const StepError<T> one = step_error(encodings[first + i], search);
+      inverse_scale[i] = one.inverse_scale, low[i] = one.low, high[i] = one.high;
+    }
+    const StepError<Vector> error{load_as<Vector>(inverse_scale), load_as<Vector>(low), load_as<Vector>(high),
+                                  Vector{} + static_cast<T>(search.gamma)};
+    Vector lanes[kCostLanes];
+    for (int lane = 0; lane < kCostLanes; ++lane) {
+      lanes[lane] = Vector{};
+      for (int j = lane; j < n; j += kCostLanes) lanes[lane] += error.of(Vector{} + finite_or_zero(x[j]));
+    }
+    for (int half = kCostLanes / 2; half > 0; half /= 2) {
+      for (int lane = 0; lane < half; ++lane) lanes[lane] += lanes[lane + half];
+    }
+    for (int i = 0; i < kSize; ++i) {
+      const double scale = encodings.scale[first + i];
+      costs[first + i] = lanes[0][i] * (scale * scale);
+    }
+  }
+}
+
 // The power of two that divides every value, or 0 when it is less than `at_least`.
 template <class T>
 double lattice_unit(const T* x, std::int64_t n, double at_least) {
   double unit = INFINITY;
   for (std::int64_t i = 0; i < n && unit >= at_least; ++i) {
-    if (x[i] != 0 && is_finite(x[i])) unit = smaller(unit, lowest_set_bit(x[i]));
+    if (x[i] != 0 && is_finite(x[i])) unit = qsim::smaller(unit, lowest_set_bit(x[i]));
   }
   return at_least <= unit && unit < INFINITY ? unit : 0.0;
 }
 
 template <class T>
 Range least_cost(const T* x, std::int64_t n, std::int64_t finite, Range observed, const RangeSearch& search) {
+  if (is_empty(observed)) return observed;  // all zeros
   const double covering = choose_qparams<double>(observed.low, observed.high, search.grid, 0).scale;
-  const double unit = lattice_unit(x, n, covering);
-  return least_cost<T>(
-      observed, search.grid, unit, static_cast<double>(finite), [&](QuantParams<T> params, double limit) {
-        return finite == n ? cost_of<true>(x, n, params, search, limit) : cost_of<false>(x, n, params, search, limit);
-      });
+  const double unit = lattice_unit(x, n, covering), mass = static_cast<double>(finite);
+  const CandidateEncodings<T> encodings({observed, search.grid});
+  if (n <= kCostChunk) {
+    double costs[CandidateEncodings<T>::kMost];
+    costs_of_few(x, static_cast<int>(n), encodings, search, costs);
+    return least_cost(encodings, unit, mass, [&](int i, double) { return costs[i]; });
+  }
+  return least_cost(encodings, unit, mass, [&](int i, double limit) {
+    return finite == n ? cost_of<true>(x, n, encodings[i], search, limit)
+                       : cost_of<false>(x, n, encodings[i], search, limit);
+  });
 }
 
 template <class T>
 Range least_divergence(const T* x, std::int64_t n, EntropyHistogram& histogram, Range observed,
                        const RangeSearch& search) {
-  const double most = larger(-observed.low, observed.high);
+  const double most = qsim::larger(-observed.low, observed.high);
   const std::int64_t levels = entropy_levels(observed, search.grid);
   if (levels >= kEntropyBins || !(most > 0)) return observed;
   for (double& count : histogram.count) count = 0;

@@ -30,7 +30,7 @@ __device__ Range least_cost(SketchDensity& density, const SketchView& sketch, Ra
   }
   __syncthreads();
   const RangeCandidates<float> candidates{observed, search.grid};
-  Judged best{INFINITY, candidates.count()};
+  Judged best;
   for (int i = static_cast<int>(threadIdx.x); i < candidates.count(); i += kSearchThreads) {
     const Range range = candidates.at(i);
     if (is_empty(range)) continue;
@@ -38,7 +38,7 @@ __device__ Range least_cost(SketchDensity& density, const SketchView& sketch, Ra
     const double cost = cost_of(density, params, search.grid, search.gamma, best.cost);
     if (cost < best.cost) best = {cost, i};
   }
-  return settle(candidates, cheapest(best), density.unit, density.mass());
+  return cheapest(best).settled(candidates, density.unit, density.mass());
 }
 
 __device__ Range least_divergence(EntropyHistogram& histogram, const SketchView& sketch, Range observed,

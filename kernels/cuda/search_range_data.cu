@@ -29,13 +29,13 @@ __device__ FiniteValues<T> finite_values(const T* x, std::int64_t n) {
 template <class T>
 __device__ double warp_cost(const T* x, std::int64_t n, QuantParams<T> params, const RangeSearch& search,
                             double limit) {
-  const StepError<T> error(params, search);
+  const StepError<T> error = step_error(params, search);
   const double scale = params.scale, square = scale * scale;
   double sum = 0;
   for (std::int64_t i = 0; i < n && sum * square <= limit; i += kCostChunk) {
     T lane = 0;
     for (std::int64_t j = i + threadIdx.x % 32; j < n && j < i + kCostChunk; j += 32) {
-      lane += error.template of<false>(x[j]);
+      lane += error.of(finite_or_zero(x[j]));
     }
     for (int half = 16; half > 0; half /= 2) lane += __shfl_down_sync(~0u, lane, half);
     sum += __shfl_sync(~0u, lane, 0);
@@ -61,7 +61,7 @@ __device__ Range least_cost(const T* x, std::int64_t n, const FiniteValues<T>& v
   if (is_empty(observed)) return observed;  // all zeros
   const double covering = choose_qparams<double>(observed.low, observed.high, search.grid, 0).scale;
   const double unit = lattice_unit(x, n, covering);
-  Judged best{INFINITY, candidates.count()};
+  Judged best;
   // a warp's largest candidate first, as on the CPU: of equals the smallest index wins
   for (int i = candidates.count() - 1 - static_cast<int>(threadIdx.x / 32); i >= 0; i -= kWarps) {
     const Range range = candidates.at(i);
@@ -70,7 +70,7 @@ __device__ Range least_cost(const T* x, std::int64_t n, const FiniteValues<T>& v
     const double cost = warp_cost(x, n, params, search, best.cost);
     if (cost <= best.cost) best = {cost, i};
   }
-  return settle(candidates, cheapest(best), unit, static_cast<double>(values.count));
+  return cheapest(best).settled(candidates, unit, static_cast<double>(values.count));
 }
 
 template <class T>

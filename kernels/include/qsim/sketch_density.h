@@ -75,11 +75,6 @@ QSIM_HD void add_multiples(DensitySide& side, double first, double last, double 
   for (double i = first; i <= last; ++i) add_point(side, i * unit, mass / (last - first + 1));
 }
 
-QSIM_HD double lowest_set_bit_of_edge(int bin) {
-  const int mantissa = (bin & 31) | (bin >= 32 ? 32 : 0);  // subnormal numbers have no leading bit
-  return ldexp(static_cast<double>(mantissa & -mantissa), (bin >= 32 ? bin >> 5 : 1) - 132);
-}
-
 // The power of two that divides every value, or 0 when there is none or too little evidence: values in bins narrower
 // than the unit, of which other data would leave none empty.
 QSIM_HD double lattice_unit(const SketchView& sketch) {
@@ -95,7 +90,7 @@ QSIM_HD double lattice_unit(const SketchView& sketch) {
   std::int64_t evidence = 0;
   for (const SketchSideView& side : sides) {
     for (int bin = side.last_bin(); bin >= side.first_bin() && most <= unit * kMaxMultiple; --bin) {
-      if (side.counts[bin] > 0) unit = smaller(unit, lowest_set_bit_of_edge(bin));
+      if (side.counts[bin] > 0) unit = smaller(unit, lowest_set_bit(sketch_edge(bin)));
     }
   }
   if (!(most <= unit * kMaxMultiple)) return 0;
