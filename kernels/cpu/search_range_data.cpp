@@ -154,36 +154,56 @@ Range percentile_range(const T* x, std::int64_t n, std::int64_t finite, double p
                          [&](std::int64_t rank) { return value_at_rank<T>(rank, counts, count_digits); });
 }
 
+// In float32 or float64.
 template <class T>
-void run(const T* x, std::int64_t n, const RangeSearch& search, void* workspace, T* low, T* high) {
-  Range range{INFINITY, -INFINITY};
+Range choose_range(const T* x, std::int64_t n, const RangeSearch& search, void* workspace) {
   const FiniteValues<T> values = finite_values(x, n);
-  if (values.count > 0) {
-    const Range observed = values.with_zero();
-    switch (search.method) {
-      case RangeMethod::minmax:
-        range = {values.lowest, values.highest};
-        break;
-      case RangeMethod::percentile:
-        range = percentile_range(x, n, values.count, search.percentile);
-        break;
-      case RangeMethod::mse:
-      case RangeMethod::tf_enhanced:
-        range = least_cost(x, n, values.count, observed, search);
-        break;
-      case RangeMethod::entropy:
-        range = least_divergence(x, n, *new (workspace) EntropyHistogram, observed, search);
-        break;
-    }
+  if (values.count == 0) return {INFINITY, -INFINITY};
+  switch (search.method) {
+    case RangeMethod::minmax:
+      break;
+    case RangeMethod::percentile:
+      return percentile_range(x, n, values.count, search.percentile);
+    case RangeMethod::mse:
+    case RangeMethod::tf_enhanced:
+      return least_cost(x, n, values.count, values.with_zero(), search);
+    case RangeMethod::entropy:
+      return least_divergence(x, n, *new (workspace) EntropyHistogram, values.with_zero(), search);
   }
-  *low = static_cast<T>(range.low);
-  *high = static_cast<T>(range.high);
+  return {values.lowest, values.highest};
+}
+
+std::size_t histogram_bytes(RangeMethod method) {
+  return method == RangeMethod::entropy ? sizeof(EntropyHistogram) : 0;
+}
+
+std::size_t workspace_bytes(Element element, std::int64_t n, RangeMethod method) {
+  const bool is_wide_enough = element == Element::f32 || element == Element::f64;
+  return histogram_bytes(method) + (is_wide_enough ? 0 : static_cast<std::size_t>(n) * sizeof(float));
+}
+
+template <class T>
+void run(const void* x, std::int64_t n, const RangeSearch& search, void* workspace, void* low, void* high) {
+  using A = arithmetic_t<T>;
+  const A* values = static_cast<const A*>(x);
+  if constexpr (sizeof(T) < sizeof(A)) {  // widened once, read a hundred times
+    auto* widened = reinterpret_cast<A*>(static_cast<char*>(workspace) + histogram_bytes(search.method));
+    const T* narrow = static_cast<const T*>(x);
+    std::int64_t i = 0;
+    for (; i + kWidth <= n; i += kWidth) store(widened + i, load(narrow + i));
+    for (; i < n; ++i) widened[i] = load_one(narrow + i);
+    values = widened;
+  }
+  const Range range = choose_range(values, n, search, workspace);
+  *static_cast<A*>(low) = static_cast<A>(range.low);
+  *static_cast<A*>(high) = static_cast<A>(range.high);
 }
 
 }  // namespace
 
 namespace QSIM_LEVEL {
-const SearchRangeDataKernels search_range_data_kernels = {sizeof(EntropyHistogram), run<float>, run<double>};
+const SearchRangeDataKernels search_range_data_kernels = {workspace_bytes,
+                                                          {run<float>, run<Float16>, run<BFloat16>, run<double>}};
 }
 
 }  // namespace qsim::cpu

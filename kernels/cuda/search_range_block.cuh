@@ -47,8 +47,8 @@ __device__ inline double block_entropy_threshold(EntropyHistogram& histogram, do
   if (threadIdx.x == 0) sum_prefixes(histogram);
   __syncthreads();
   for (int bins = levels + static_cast<int>(threadIdx.x); bins <= kEntropyBins; bins += kSearchThreads) {
-    histogram.divergence[bins] = divergence(
-        histogram, bins, levels, [&](int start, int end) { return level_term(histogram, start, end); });
+    histogram.divergence[bins] =
+        divergence(histogram, bins, levels, [&](int start, int end) { return level_term(histogram, start, end); });
   }
   __syncthreads();
   return threadIdx.x == 0 ? least_divergence(histogram, largest, levels) : 0.0;

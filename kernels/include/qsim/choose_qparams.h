@@ -31,7 +31,8 @@ QSIM_HD double next_smaller(double x) { return nextafter(x, 0.0); }
 
 QSIM_HD double clamp_to(double x, double low, double high) { return x < low ? low : x > high ? high : x; }
 
-// The scale that spreads [low, high] over the grid, at least min_scale and a normal float32, and its zero point; low <= 0
+// The scale that spreads [low, high] over the grid, at least min_scale and a normal float32, and its zero point; low <=
+// 0
 // <= high, finite. No branch but on the grid: loops over it vectorise.
 QSIM_HD QuantParams<double> spread(double low, double high, QuantGrid grid, double min_scale) {
   const double qmin = grid.quant_min, qmax = grid.quant_max, floor = min_scale > FLT_MIN ? min_scale : FLT_MIN;

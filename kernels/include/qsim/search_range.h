@@ -7,6 +7,7 @@
 #include <cstddef>
 
 #include "qsim/choose_qparams.h"
+#include "qsim/finite_range.h"
 
 namespace qsim {
 
@@ -111,10 +112,11 @@ struct SearchRangeKernels {
 QSIM_LEVEL_TABLES(SearchRangeKernels, search_range_kernels)
 
 struct SearchRangeDataKernels {
-  std::size_t workspace_bytes;
-  // The range for n values; those that are not finite are skipped. No finite one: (+Inf, -Inf).
-  void (*f32)(const float* x, std::int64_t n, const RangeSearch& search, void* workspace, float* low, float* high);
-  void (*f64)(const double* x, std::int64_t n, const RangeSearch& search, void* workspace, double* low, double* high);
+  // What a search over up to n values of one method works in, in bytes.
+  std::size_t (*workspace_bytes)(Element element, std::int64_t n, RangeMethod method);
+  // Table by Element. The range of n values, as float64 for f64 and as float32 for the others; values that are not
+  // finite are skipped. No finite one: (+Inf, -Inf).
+  void (*run[4])(const void* x, std::int64_t n, const RangeSearch& search, void* workspace, void* low, void* high);
 };
 QSIM_LEVEL_TABLES(SearchRangeDataKernels, search_range_data_kernels)
 
