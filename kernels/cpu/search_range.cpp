@@ -16,7 +16,7 @@ union Workspace {
 
 Range least_cost(SketchDensity& density, const SketchView& sketch, Range observed, const RangeSearch& search) {
   if (is_empty(observed)) return observed;  // all zeros
-  fill(density, sketch);
+  fill(density, sketch, observed, search.grid);
   const CandidateEncodings<float> encodings({observed, search.grid});
   return least_cost(encodings, density.unit, density.mass(), [&](int i, double limit) {
     return cost_of(density, encodings[i], search.grid, search.gamma, limit);

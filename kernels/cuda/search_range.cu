@@ -19,7 +19,9 @@ union Workspace {
 __device__ Range least_cost(SketchDensity& density, const SketchView& sketch, Range observed,
                             const RangeSearch& search) {
   if (is_empty(observed)) return observed;  // all zeros
-  if (threadIdx.x == 0) density.unit = density::lattice_unit(sketch);
+  if (threadIdx.x == 0) {
+    density.unit = density::lattice_unit(sketch, density::least_unit(observed, search.grid));
+  }
   __syncthreads();
   if (threadIdx.x == 0) {
     density::fill(density.below, sketch.below, density.unit);

@@ -151,21 +151,32 @@ __device__ int owner(const DataTable& table, std::int64_t range) {
 }
 
 template <class T>
+__device__ void store_range(const DataTable& table, std::int64_t range, Range found) {
+  const int t = owner(table, range);
+  const std::int64_t i = range - table.first_range[t];
+  static_cast<Arithmetic<T>*>(table.low[t])[i] = static_cast<Arithmetic<T>>(found.low);
+  static_cast<Arithmetic<T>*>(table.high[t])[i] = static_cast<Arithmetic<T>>(found.high);
+}
+
+template <class T>
+__device__ Range range_of(const DataTable& table, std::int64_t range, const RangeSearch& search,
+                          EntropyHistogram& histogram) {
+  const int t = owner(table, range);
+  const std::int64_t i = range - table.first_range[t], length = table.length[t], block = table.block[t];
+  const std::int64_t row_blocks = (length + block - 1) / block, start = i % row_blocks * block;
+  const T* x = static_cast<const T*>(table.data[t]) + i / row_blocks * length + start;
+  const std::int64_t n = length - start < block ? length - start : block;
+  return choose_range(x, n, finite_values(x, n), {table.grid[t], search.method, search.percentile, search.gamma},
+                      histogram);
+}
+
+template <class T>
 __global__ void __launch_bounds__(kSearchThreads)
-    run(__grid_constant__ const DataTable table, RangeSearch search, EntropyHistogram* histograms) {
-  using A = Arithmetic<T>;
+    run(__grid_constant__ const DataTable table, __grid_constant__ const RangeSearch search,
+        EntropyHistogram* histograms) {
   for (std::int64_t range = blockIdx.x; range < table.first_range[table.tensors]; range += gridDim.x) {
-    const int t = owner(table, range);
-    const std::int64_t i = range - table.first_range[t], length = table.length[t], block = table.block[t];
-    const std::int64_t row_blocks = (length + block - 1) / block, start = i % row_blocks * block;
-    const std::int64_t n = length - start < block ? length - start : block;
-    const T* x = static_cast<const T*>(table.data[t]) + i / row_blocks * length + start;
-    search.grid = table.grid[t];
-    const Range found = choose_range(x, n, finite_values(x, n), search, histograms[blockIdx.x]);
-    if (threadIdx.x == 0) {
-      static_cast<A*>(table.low[t])[i] = static_cast<A>(found.low);
-      static_cast<A*>(table.high[t])[i] = static_cast<A>(found.high);
-    }
+    const Range found = range_of<T>(table, range, search, histograms[blockIdx.x]);
+    if (threadIdx.x == 0) store_range<T>(table, range, found);
   }
 }
 
