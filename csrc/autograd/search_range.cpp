@@ -5,4 +5,5 @@
 TORCH_LIBRARY_IMPL(qsim, Autograd, m) {
   m.impl("search_range", torch::autograd::autogradNotImplementedFallback());
   m.impl("search_range_data", torch::autograd::autogradNotImplementedFallback());
+  m.impl("search_range_weights", torch::autograd::autogradNotImplementedFallback());
 }

@@ -23,10 +23,28 @@ std::tuple<at::Tensor, at::Tensor> search_range_data_meta(const at::Tensor& x, s
   return empty_data_ranges(x, data_range_shape(x, axis, block_size));
 }
 
+RangeLists search_range_weights_meta(at::TensorList weights, at::IntArrayRef quant_min, at::IntArrayRef quant_max,
+                                     const c10::List<bool>& symmetric,
+                                     const c10::List<std::optional<std::int64_t>>& axis,
+                                     const c10::List<std::optional<std::int64_t>>& block_size, std::string_view method,
+                                     double percentile, double gamma) {
+  const WeightSearches searches{weights, quant_min, quant_max, symmetric, axis, block_size, method, percentile, gamma};
+  searches.check();
+  RangeLists lists;
+  for (std::size_t i = 0; i < weights.size(); ++i) {
+    searches.search(i);
+    auto [min, max] = empty_data_ranges(weights[i], data_range_shape(weights[i], axis[i], block_size[i]));
+    std::get<0>(lists).push_back(std::move(min));
+    std::get<1>(lists).push_back(std::move(max));
+  }
+  return lists;
+}
+
 }  // namespace
 
 TORCH_LIBRARY_IMPL(qsim, Meta, m) {
   m.impl("search_range", search_range_meta);
   m.impl("search_range_data", search_range_data_meta);
+  m.impl("search_range_weights", search_range_weights_meta);
 }
 }  // namespace qsim

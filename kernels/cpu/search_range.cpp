@@ -1,6 +1,7 @@
 #include "qsim/search_range.h"
 
-#include "qsim/entropy_range.h"
+#include "entropy_threshold.h"
+#include "least_cost.h"
 #include "qsim/sketch_density.h"
 #include "qsim/sketch_percentile.h"
 
@@ -14,11 +15,12 @@ union Workspace {
 };
 
 Range least_cost(SketchDensity& density, const SketchView& sketch, Range observed, const RangeSearch& search) {
-  fill(density, sketch);
-  return least_cost<float>(observed, search.grid, density.unit, density.mass(),
-                           [&](QuantParams<float> params, double limit) {
-                             return cost_of(density, params, search.grid, search.gamma, limit);
-                           });
+  if (is_empty(observed)) return observed;  // all zeros
+  fill(density, sketch, observed, search.grid);
+  const CandidateEncodings<float> encodings({observed, search.grid});
+  return least_cost(encodings, density.unit, density.mass(), [&](int i, double limit) {
+    return cost_of(density, encodings[i], search.grid, search.gamma, limit);
+  });
 }
 
 Range least_divergence(EntropyHistogram& histogram, const SketchView& sketch, Range observed,

@@ -19,7 +19,9 @@ union Workspace {
 __device__ Range least_cost(SketchDensity& density, const SketchView& sketch, Range observed,
                             const RangeSearch& search) {
   if (is_empty(observed)) return observed;  // all zeros
-  if (threadIdx.x == 0) density.unit = density::lattice_unit(sketch);
+  if (threadIdx.x == 0) {
+    density.unit = density::lattice_unit(sketch, density::least_unit(observed, search.grid));
+  }
   __syncthreads();
   if (threadIdx.x == 0) {
     density::fill(density.below, sketch.below, density.unit);
@@ -30,7 +32,7 @@ __device__ Range least_cost(SketchDensity& density, const SketchView& sketch, Ra
   }
   __syncthreads();
   const RangeCandidates<float> candidates{observed, search.grid};
-  Judged best{INFINITY, candidates.count()};
+  Judged best;
   for (int i = static_cast<int>(threadIdx.x); i < candidates.count(); i += kSearchThreads) {
     const Range range = candidates.at(i);
     if (is_empty(range)) continue;
@@ -38,7 +40,7 @@ __device__ Range least_cost(SketchDensity& density, const SketchView& sketch, Ra
     const double cost = cost_of(density, params, search.grid, search.gamma, best.cost);
     if (cost < best.cost) best = {cost, i};
   }
-  return settle(candidates, cheapest(best), density.unit, density.mass());
+  return cheapest(best).settled(candidates, density.unit, density.mass());
 }
 
 __device__ Range least_divergence(EntropyHistogram& histogram, const SketchView& sketch, Range observed,

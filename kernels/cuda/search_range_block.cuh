@@ -1,6 +1,8 @@
 // What the blocks of both range searches do alike: agree on the cheapest candidate, find the entropy threshold.
 #pragma once
 
+#include <climits>
+
 #include "qsim/entropy_range.h"
 #include "qsim/search_range.h"
 
@@ -23,8 +25,13 @@ __device__ Value block_reduce(Value mine, Combine combine) {  // the result is e
 }
 
 struct Judged {
-  double cost;
-  int candidate;
+  double cost = INFINITY;
+  int candidate = INT_MAX;  // none
+
+  template <class T>
+  __device__ Range settled(const RangeCandidates<T>& candidates, double unit, double mass) const {
+    return qsim::settled(candidates, candidate < candidates.count() ? candidate : -1, cost, unit, mass);
+  }
 };
 
 // The first of the cheapest candidates that the threads found.
@@ -34,23 +41,14 @@ __device__ inline Judged cheapest(Judged mine) {
   });
 }
 
-// As qsim::least_cost ends: the cheapest candidate, or the lossless range where that is worth it.
-template <class T>
-__device__ Range settle(const RangeCandidates<T>& candidates, Judged best, double unit, double mass) {
-  const bool found = best.candidate < candidates.count();
-  const Range range = found ? candidates.at(best.candidate) : candidates.observed;
-  const double scale = choose_qparams<T>(range.low, range.high, candidates.grid, 0).scale;
-  const Range lossless = lossless_range(candidates.observed, candidates.grid, unit);
-  return !is_empty(lossless) && loses_something(best.cost, mass, scale) ? lossless : range;
-}
-
 // From the counts, by the whole block; the threshold is thread 0's.
 __device__ inline double block_entropy_threshold(EntropyHistogram& histogram, double largest, int levels) {
   __syncthreads();
   if (threadIdx.x == 0) sum_prefixes(histogram);
   __syncthreads();
   for (int bins = levels + static_cast<int>(threadIdx.x); bins <= kEntropyBins; bins += kSearchThreads) {
-    histogram.divergence[bins] = divergence(histogram, bins, levels);
+    histogram.divergence[bins] =
+        divergence(histogram, bins, levels, [&](int start, int end) { return level_term(histogram, start, end); });
   }
   __syncthreads();
   return threadIdx.x == 0 ? least_divergence(histogram, largest, levels) : 0.0;

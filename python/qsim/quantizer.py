@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qsim import ops
 from qsim._state import UNKNOWN, RangeState
 from qsim.encoding import Encoding
-from qsim.errors import NoEncodingError
+from qsim.errors import CalibrationError, NoEncodingError
 from qsim.float_format import round_to_format
-from qsim.observer import Counts, Observer, encoding_of_range, with_method
+from qsim.observer import Counts, Observer, with_method
 from qsim.spec import TensorSpec
+from qsim.weights import look_at, search_encodings
 
 _SMALLEST_SCALE = torch.finfo(torch.float32).tiny
 _fake_quantize = torch.ops.qsim.fake_quantize.default  # the documented function, without its call
@@ -227,22 +227,10 @@ class Quantizer(RangeState):
             The tensor, or a channel or block of it, has no finite value. The encoding in use before stays.
         """
         spec = with_method(self._spec, method, percentile=percentile, gamma=gamma)
-        self.observer.reset()
-        self.observer.forward(weight)
-        if spec.is_float:
-            return self._use(spec, None)
-        self.observer.check(spec)
-        low, high = ops.search_range_data(
-            weight.detach(),
-            *self._grid,
-            axis=spec.axis,
-            block_size=spec.block_size,
-            symmetric=spec.symmetric,
-            method=spec.method,
-            percentile=spec.percentile,
-            gamma=spec.gamma,
-        )
-        return self._use(spec, encoding_of_range(low, high, spec))
+        (found,) = encode_weights([self], [weight], [spec])
+        if isinstance(found, CalibrationError):
+            raise found
+        return found
 
     def _use(self, spec: TensorSpec, chosen: Encoding | None) -> Encoding:
         """Take over a spec that differs in its range method only, and the encoding that it chose (None: a float format's own)."""
@@ -294,3 +282,20 @@ class Quantizer(RangeState):
     def extra_repr(self) -> str:
         state = "" if self._has_encoding else ", no encoding"
         return f"{self._spec.encoding_dtype}, axis={self.axis}, method={self._spec.method!r}{state}"
+
+
+def encode_weights(
+    quantizers: Sequence[Quantizer], weights: Sequence[Tensor], specs: Sequence[TensorSpec]
+) -> list[Encoding | CalibrationError]:
+    """`Quantizer.compute_encoding_from` of several weights in one search, with specs that differ from theirs in the range method only.
+
+    Returns
+    -------
+    list of Encoding or CalibrationError
+        The encoding that the quantizer uses from now on, or why it has none; it then keeps what it had.
+    """
+    problems = [look_at(*each) for each in zip(quantizers, weights, specs, strict=True)]
+    sound = [i for i, problem in enumerate(problems) if problem is None]
+    chosen = search_encodings([weights[i] for i in sound], [specs[i] for i in sound])
+    encodings = {i: quantizers[i]._use(specs[i], encoding) for i, encoding in zip(sound, chosen, strict=True)}
+    return [encodings[i] if problem is None else problem for i, problem in enumerate(problems)]

@@ -24,8 +24,9 @@ from qsim.errors import CalibrationError, NoEncodingError
 from qsim.graph.execute import Switch, attach, places
 from qsim.graph.plan import PlannedQuantizer, plan
 from qsim.graph.record import call_arguments, record
+from qsim.observer import with_method
 from qsim.presets import int8
-from qsim.quantizer import Quantizer
+from qsim.quantizer import Quantizer, encode_weights
 from qsim.summary import Summary, summarize
 
 Real = float  # inside QuantSim, `float` is a method
@@ -164,22 +165,26 @@ class QuantSim(nn.Module):
         """
         self._choose_encodings(method, percentile=percentile, gamma=gamma)
 
-    def _choose_encodings(self, method: str | None = None, **options: Real | None) -> list[str]:
+    def _choose_encodings(self, method: str | None = None, *, percentile: Real | None = None, gamma: Real | None = None) -> list[str]:
         """Give every quantizer its encoding. Returns a sentence for each that had to be changed afterwards."""
         quantizers = self.quantizers()
-        problems = []
+        problems: dict[str, CalibrationError] = {}
+        parameters = {key: planned.parameter for key, planned in self._planned.items() if planned.parameter is not None}
+        weights = [attrgetter(parameter)(self.model) for parameter in parameters.values()]
+        specs = [with_method(quantizers[key].spec, method, percentile=percentile, gamma=gamma) for key in parameters]
+        for key, found in zip(parameters, encode_weights([quantizers[key] for key in parameters], weights, specs), strict=True):
+            if isinstance(found, CalibrationError):
+                problems[key] = found
         for key, quantizer in quantizers.items():
-            parameter = self._planned[key].parameter
+            if key in parameters:
+                continue
             try:
-                if parameter is not None:
-                    quantizer.compute_encoding_from(attrgetter(parameter)(self.model), method, **options)
-                else:
-                    quantizer.compute_encoding(method if quantizer.spec.axis is None else None, **options)
+                quantizer.compute_encoding(method if quantizer.spec.axis is None else None, percentile=percentile, gamma=gamma)
             except CalibrationError as error:
-                if quantizer.enabled:
-                    problems.append(str(error))
-        if problems:
-            raise failure(problems)
+                problems[key] = error
+        unmet = [str(problems[key]) for key, quantizer in quantizers.items() if key in problems and quantizer.enabled]
+        if unmet:
+            raise failure(unmet)
         raised = {
             b: BiasQuantizer(quantizers[b.input], quantizers[b.weight]).fit(attrgetter(b.parameter)(self.model)) for b in self._biases
         }

@@ -46,9 +46,10 @@ Ends from_sketch(const std::vector<float>& x, RangeSearch search, Level level) {
 
 Ends from_data(const std::vector<float>& x, RangeSearch search, Level level) {
   const auto& kernels = qsim::cpu::search_range_data_kernels(level);
-  std::vector<std::byte> workspace(kernels.workspace_bytes);
+  const auto n = static_cast<std::int64_t>(x.size());
+  std::vector<std::byte> workspace(kernels.workspace_bytes(qsim::Element::f32, n, search.method));
   Ends chosen;
-  kernels.f32(x.data(), static_cast<std::int64_t>(x.size()), search, workspace.data(), &chosen.low, &chosen.high);
+  kernels.run[0](x.data(), n, search, workspace.data(), &chosen.low, &chosen.high);
   return chosen;
 }
 

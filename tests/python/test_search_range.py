@@ -27,7 +27,8 @@ def seen(x):
 
 def cost_of(state, chosen, grid, symmetric, gamma):
     scale, zero_point = qsim.reference.choose_qparams(*chosen, *grid, symmetric=symmetric)
-    return Distribution.from_sketch(*state).cost(scale, zero_point, *grid, gamma=gamma).item(), scale.item()
+    covering, _ = qsim.reference.choose_qparams(state[0].double(), state[1].double(), *grid, symmetric=symmetric)
+    return Distribution.from_sketch(*state, covering).cost(scale, zero_point, *grid, gamma=gamma).item(), scale.item()
 
 
 @st.composite
@@ -80,7 +81,7 @@ def test_entropy_matches_reference(bits, symmetric):
 def test_cost_is_that_of_quantizing_points_of_the_distribution(grid, gamma):
     # The twin's closed form against the quantizer on 2000 points spread over each bin.
     x = torch.randn(300, generator=torch.Generator().manual_seed(1))
-    seen_by_sketch = Distribution.from_sketch(*seen(x))
+    seen_by_sketch = Distribution.from_sketch(*seen(x), torch.tensor(0.0))
     lows, highs = candidate_ranges(x.min(), x.max(), *grid)
     scale, zero_point = qsim.reference.choose_qparams(lows[::20], highs[::20], *grid)
     closed = seen_by_sketch.cost(scale, zero_point, *grid, gamma=gamma)
@@ -117,6 +118,22 @@ def test_percentile_keeps_the_middle():
     low, high = qsim.ops.search_range(*seen(x), 0, 255, method="percentile", percentile=90.0)
     assert low.item() == pytest.approx(0.05, abs=2e-3)
     assert high.item() == pytest.approx(0.95, abs=2e-3)
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize("grid", [(-8, 7), (-128, 127)])
+@pytest.mark.parametrize("spread", [3, 20, 150, 1000, 20000])
+def test_integers_of_any_width_are_judged_as_what_they_are(spread, grid, symmetric):
+    # From the sketch against the search on the values: mass on the multiples or evenly spread makes no difference.
+    x = (torch.randn(200_000, generator=torch.Generator().manual_seed(spread)) * spread).round()
+    costs = []
+    for chosen in (
+        qsim.ops.search_range(*seen(x), *grid, symmetric=symmetric, method="mse"),
+        qsim.ops.search_range_data(x, *grid, symmetric=symmetric, method="mse"),
+    ):
+        scale, zero_point = qsim.ops.choose_qparams(*chosen, *grid, symmetric=symmetric)
+        costs.append(data_cost(x, scale[None], zero_point[None], *grid).item())
+    assert costs[0] <= costs[1] * 10**0.006 + 1e-6 * len(x)  # 0.06 dB
 
 
 @pytest.mark.parametrize("symmetric", [False, True])
@@ -184,6 +201,9 @@ for x in data:
                 options = {"symmetric": symmetric, "method": method}
                 print([v.item().hex() for v in qsim.ops.search_range(x.min(), x.max(), sketch, *grid, **options)])
                 print([v.item().hex() for v in qsim.ops.search_range_data(x, *grid, **options)])
+                for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
+                    blocks = qsim.ops.search_range_data(x[:100].to(dtype), *grid, axis=0, block_size=33, **options)
+                    print([v.hex() for ends in blocks for v in ends.tolist()])
 """
 
 

@@ -31,19 +31,26 @@ QSIM_HD double next_smaller(double x) { return nextafter(x, 0.0); }
 
 QSIM_HD double clamp_to(double x, double low, double high) { return x < low ? low : x > high ? high : x; }
 
-// The scale that spreads [low, high] over the grid, and its zero point, before limits.
-QSIM_HD QuantParams<double> spread(double low, double high, QuantGrid grid) {
-  const double qmin = grid.quant_min, qmax = grid.quant_max;
-  if (!grid.symmetric) {
-    return {(high - low) / (qmax - qmin), 0};
+// The scale that spreads [low, high] over the grid, at least min_scale and a normal float32, and its zero point; low <=
+// 0
+// <= high, finite. No branch but on the grid: loops over it vectorise.
+QSIM_HD QuantParams<double> spread(double low, double high, QuantGrid grid, double min_scale) {
+  const double qmin = grid.quant_min, qmax = grid.quant_max, floor = min_scale > FLT_MIN ? min_scale : FLT_MIN;
+  double scale, zero_point = 0;
+  if (grid.symmetric) {
+    zero_point = rint((qmin + qmax) / 2);
+    const double below = zero_point - qmin, above = qmax - zero_point;
+    // A 2-bit grid [-2, 1] would lose half of its range to its short side: the top is clipped instead.
+    const double top = 2 * above <= below ? below : above;
+    const double bottom = below > 0 ? below : top;  // the grid [0, 1] has no side below its zero point
+    const double from_high = high / top, from_low = -low / bottom;
+    scale = from_high > from_low ? from_high : from_low;
+  } else {
+    scale = (high - low) / (qmax - qmin);
   }
-  const double middle = rint((qmin + qmax) / 2);
-  const double below = middle - qmin, above = qmax - middle;
-  // A 2-bit grid [-2, 1] would lose half of its range to its short side: the top is clipped instead.
-  const double top = 2 * above <= below ? below : above;
-  const double bottom = below > 0 ? below : top;  // the grid [0, 1] has no side below its zero point
-  const double from_high = high / top, from_low = -low / bottom;
-  return {from_high > from_low ? from_high : from_low, static_cast<std::int32_t>(middle)};
+  scale = low == high ? 1 : scale < floor ? floor : scale;
+  if (!grid.symmetric) zero_point = clamp_to(rint(qmin - low / scale), qmin, qmax);
+  return {scale, static_cast<std::int32_t>(zero_point)};
 }
 
 // The largest scale of type T whose product with `steps` does not overflow T.
@@ -55,28 +62,21 @@ QSIM_HD T largest_scale(double steps) {
   return scale;
 }
 
+// As type T, no larger than the ceiling that keeps both ends of the grid finite.
+template <class T>
+QSIM_HD QuantParams<T> below_ceiling(QuantParams<double> params, QuantGrid grid) {
+  const double below = params.zero_point - static_cast<double>(grid.quant_min);
+  const double above = grid.quant_max - static_cast<double>(params.zero_point);
+  if (2 * params.scale * (below + above) < largest(T{})) return {static_cast<T>(params.scale), params.zero_point};
+  const T ceiling = largest_scale<T>(below > above ? below : above);
+  return {params.scale < ceiling ? static_cast<T>(params.scale) : ceiling, params.zero_point};
+}
+
 template <class T>
 QSIM_HD QuantParams<T> choose_qparams(double low, double high, QuantGrid grid, double min_scale) {
   const bool finite = low <= high && low >= -largest(T{}) && high <= largest(T{});
-  low = low < 0 ? low : 0.0;
-  high = high > 0 ? high : 0.0;
-  QuantParams<double> params = spread(low, high, grid);
-  const double floor = min_scale > FLT_MIN ? min_scale : FLT_MIN;
-  if (low == high) {
-    params.scale = 1;
-  } else if (params.scale < floor) {
-    params.scale = floor;
-  }
-  if (!grid.symmetric) {
-    const double exact = rint(grid.quant_min - low / params.scale);
-    params.zero_point =
-        static_cast<std::int32_t>(finite ? clamp_to(exact, grid.quant_min, grid.quant_max) : grid.quant_min);
-  }
-  if (!finite) return {static_cast<T>(NAN), params.zero_point};
-  const double below = params.zero_point - static_cast<double>(grid.quant_min);
-  const double above = grid.quant_max - static_cast<double>(params.zero_point);
-  const T ceiling = largest_scale<T>(below > above ? below : above);
-  return {params.scale < ceiling ? static_cast<T>(params.scale) : ceiling, params.zero_point};
+  if (!finite) return {static_cast<T>(NAN), grid.symmetric ? spread(0, 0, grid, 0).zero_point : grid.quant_min};
+  return below_ceiling<T>(spread(low < 0 ? low : 0.0, high > 0 ? high : 0.0, grid, min_scale), grid);
 }
 
 namespace cpu {

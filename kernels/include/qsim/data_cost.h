@@ -12,32 +12,41 @@ constexpr int kCostChunk = 256;  // values between two looks at whether the cand
 
 QSIM_HD float round_even(float x) { return rintf(x); }
 QSIM_HD double round_even(double x) { return rint(x); }
+template <class Vector>
+QSIM_HD Vector round_even(Vector x) {
+  for (unsigned i = 0; i < sizeof x / sizeof x[0]; ++i) x[i] = round_even(x[i]);
+  return x;
+}
 
 template <class T>
 QSIM_HD bool is_finite(T x) {
   return x - x == 0;  // Inf - Inf is NaN; one comparison, so that loops vectorise
 }
 
+template <class T>
+QSIM_HD T finite_or_zero(T x) {  // zero is exact on every grid
+  return is_finite(x) ? x : T{0};
+}
+
 // The squared error in steps: of rounding within [low, high], of saturation beyond, which weighs gamma; one of them is
-// zero. A value that is not finite counts as 0, which is exact on every grid.
+// zero. T may be a vector: one candidate in each element.
 template <class T>
 struct StepError {
   T inverse_scale, low, high, gamma;
 
-  QSIM_HD StepError(QuantParams<T> params, const RangeSearch& search)
-      : inverse_scale(1 / params.scale),
-        low(static_cast<T>(static_cast<double>(search.grid.quant_min) - params.zero_point)),
-        high(static_cast<T>(static_cast<double>(search.grid.quant_max) - params.zero_point)),
-        gamma(static_cast<T>(search.gamma)) {}
-
-  template <bool kAllFinite>
   QSIM_HD T of(T value) const {
-    const T t = (kAllFinite || is_finite(value) ? value : T{0}) * inverse_scale;
+    const T t = value * inverse_scale;
     const T from_low = t < low ? low : t, clamped = from_low > high ? high : from_low;
     const T rounding = clamped - round_even(clamped), saturation = t - clamped;
     return rounding * rounding + gamma * (saturation * saturation);
   }
 };
+
+template <class T>
+QSIM_HD StepError<T> step_error(QuantParams<T> params, const RangeSearch& search) {
+  return {1 / params.scale, static_cast<T>(static_cast<double>(search.grid.quant_min) - params.zero_point),
+          static_cast<T>(static_cast<double>(search.grid.quant_max) - params.zero_point), static_cast<T>(search.gamma)};
+}
 
 template <class T>
 struct FiniteValues {

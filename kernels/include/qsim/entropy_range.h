@@ -66,21 +66,33 @@ QSIM_HD void sum_prefixes(EntropyHistogram& histogram) {
   }
 }
 
-// Of the threshold after `bins` bins; at least `levels` of them.
-QSIM_HD double divergence(const EntropyHistogram& histogram, int bins, int levels) {
+// What the bins [start, end) of one level take off a threshold's divergence, but for what all levels share.
+QSIM_HD double level_term(const EntropyHistogram& histogram, int start, int end) {
+  const double mass = histogram.mass_before[end] - histogram.mass_before[start];
+  if (!(mass > 0)) return 0;
+  return mass * log(mass / (histogram.occupied_before[end] - histogram.occupied_before[start]));
+}
+
+// Of the threshold after `bins` bins; at least `levels` of them. term(start, end) is level_term.
+template <class Term>
+QSIM_HD double divergence(const EntropyHistogram& histogram, int bins, int levels, Term term) {
   const double last = histogram.count[bins - 1], total = histogram.mass_before[kEntropyBins];
   if (!(last > 0)) return INFINITY;
-  const double within = histogram.mass_before[bins], clipped = last + (total - within);
-  // sum p log p, times the total
-  double sum = histogram.entropy_before[bins - 1] + clipped * log(clipped) - total * log(total);
+  const double within = histogram.mass_before[bins], beyond = total - within, clipped = last + beyond;
+  // sum p log p, times the total; the last level's reference has what lies beyond on top of its own mass
+  double sum = histogram.entropy_before[bins - 1] + clipped * log(clipped) - total * log(total / within);
+  int start = 0, remainder = 0;  // of level * bins / levels
+  const int whole = bins / levels, part = bins % levels;
   for (int level = 0; level < levels; ++level) {
-    const int start = static_cast<int>(static_cast<std::int64_t>(level) * bins / levels);
-    const int end = static_cast<int>(static_cast<std::int64_t>(level + 1) * bins / levels);
-    const double mass = histogram.mass_before[end] - histogram.mass_before[start];
-    if (!(mass > 0)) continue;
-    const double occupied = histogram.occupied_before[end] - histogram.occupied_before[start];
-    const double reference = end == bins ? mass + (total - within) : mass;
-    sum -= reference * log(mass / occupied / within);
+    int end = start + whole;
+    remainder += part;
+    if (remainder >= levels) remainder -= levels, ++end;
+    if (end == bins) {
+      const double mass = within - histogram.mass_before[start];
+      sum -= beyond * log(mass / (histogram.occupied_before[end] - histogram.occupied_before[start]));
+    }
+    sum -= term(start, end);
+    start = end;
   }
   return sum / total;
 }
@@ -103,15 +115,6 @@ QSIM_HD double least_divergence(const EntropyHistogram& histogram, double larges
     }
   }
   return largest / kEntropyBins * best;
-}
-
-// From the counts, by one thread.
-QSIM_HD double entropy_threshold(EntropyHistogram& histogram, double largest, int levels) {
-  sum_prefixes(histogram);
-  for (int bins = levels; bins <= kEntropyBins; ++bins) {
-    histogram.divergence[bins] = divergence(histogram, bins, levels);
-  }
-  return least_divergence(histogram, largest, levels);
 }
 
 QSIM_HD Range clipped_at(Range observed, double threshold) {

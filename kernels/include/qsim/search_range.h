@@ -7,6 +7,7 @@
 #include <cstddef>
 
 #include "qsim/choose_qparams.h"
+#include "qsim/finite_range.h"
 
 namespace qsim {
 
@@ -36,12 +37,12 @@ QSIM_HD bool is_empty(Range range) { return !(range.low < range.high); }
 // them.
 template <class T>
 struct RangeCandidates {
-  static constexpr int kSymmetricScales = 101, kScales = 17, kOffsets = 20;
+  static constexpr int kSymmetricScales = 101, kScales = 17, kOffsets = 20, kMost = kScales * (kOffsets + 1);
 
   Range observed;  // zero joined, not empty
   QuantGrid grid;
 
-  QSIM_HD int count() const { return grid.symmetric ? kSymmetricScales : kScales * (kOffsets + 1); }
+  QSIM_HD int count() const { return grid.symmetric ? kSymmetricScales : kMost; }
 
   QSIM_HD Range at(int index) const {
     const Range range =
@@ -78,36 +79,26 @@ QSIM_HD bool loses_something(double cost, double mass, double scale) {
   return cost > 1e-6 * mass * (scale * scale / 12);
 }
 
-// The largest power of two that divides x (finite, not zero).
+// The largest power of two that divides x (finite, not zero): what its lowest bit is worth.
 QSIM_HD double lowest_set_bit(double x) {
-  int exponent;
-  const auto mantissa = static_cast<std::int64_t>(ldexp(frexp(fabs(x), &exponent), 53));
-  return ldexp(static_cast<double>(mantissa & -mantissa), exponent - 53);
+  x = fabs(x);
+  std::uint64_t bits;
+  __builtin_memcpy(&bits, &x, sizeof bits);
+  if ((bits & ((1ull << 52) - 1)) == 0) return x;
+  bits &= bits - 1;
+  double without;
+  __builtin_memcpy(&without, &bits, sizeof without);
+  return x - without;
 }
 
-// The candidate of least cost, the first of several. cost(params, limit) may return anything above `limit` once it is
-// above. Visits the last candidate first: the widest ranges come early, and their cost ends the evaluation of most
-// others soon.
-template <class T, class Cost>
-QSIM_HD Range least_cost(Range observed, QuantGrid grid, double unit, double mass, Cost cost) {
-  if (is_empty(observed)) return observed;  // all zeros
-  const RangeCandidates<T> candidates{observed, grid};
-  Range best = observed, previous{0, 0};
-  double best_cost = INFINITY, best_scale = 1;
-  for (int i = candidates.count() - 1; i >= 0; --i) {
-    const Range range = candidates.at(i);
-    if (is_empty(range) || (range.low == previous.low && range.high == previous.high)) continue;
-    previous = range;
-    const QuantParams<T> params = choose_qparams<T>(range.low, range.high, grid, 0);
-    const double found = cost(params, best_cost);
-    if (found <= best_cost) {
-      best = range;
-      best_cost = found;
-      best_scale = params.scale;
-    }
-  }
-  const Range lossless = lossless_range(observed, grid, unit);
-  return !is_empty(lossless) && loses_something(best_cost, mass, best_scale) ? lossless : best;
+// The range of the candidate found to have the least cost (-1: there was none), or the lossless one where that is worth
+// it.
+template <class T>
+QSIM_HD Range settled(const RangeCandidates<T>& candidates, int best, double cost, double unit, double mass) {
+  const Range range = best < 0 ? candidates.observed : candidates.at(best);
+  const Range lossless = lossless_range(candidates.observed, candidates.grid, unit);
+  const double scale = choose_qparams<T>(range.low, range.high, candidates.grid, 0).scale;
+  return !is_empty(lossless) && loses_something(cost, mass, scale) ? lossless : range;
 }
 
 namespace cpu {
@@ -121,10 +112,11 @@ struct SearchRangeKernels {
 QSIM_LEVEL_TABLES(SearchRangeKernels, search_range_kernels)
 
 struct SearchRangeDataKernels {
-  std::size_t workspace_bytes;
-  // The range for n values; those that are not finite are skipped. No finite one: (+Inf, -Inf).
-  void (*f32)(const float* x, std::int64_t n, const RangeSearch& search, void* workspace, float* low, float* high);
-  void (*f64)(const double* x, std::int64_t n, const RangeSearch& search, void* workspace, double* low, double* high);
+  // What a search over up to n values of one method works in, in bytes.
+  std::size_t (*workspace_bytes)(Element element, std::int64_t n, RangeMethod method);
+  // Table by Element. The range of n values, as float64 for f64 and as float32 for the others; values that are not
+  // finite are skipped. No finite one: (+Inf, -Inf).
+  void (*run[4])(const void* x, std::int64_t n, const RangeSearch& search, void* workspace, void* low, void* high);
 };
 QSIM_LEVEL_TABLES(SearchRangeDataKernels, search_range_data_kernels)
 

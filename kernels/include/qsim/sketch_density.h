@@ -25,7 +25,7 @@ struct Moments {
 
 struct DensitySide {
   // A run of occupied bins has one knot more than bins, and an empty bin beside it; the two exact ends add two each.
-  // Points on multiples of a unit: at most 1024 of them, and then fewer than 200 bins that are evenly filled.
+  // Points on multiples of a unit: at most 512 of them, and then fewer than 1000 bins that are evenly filled.
   static constexpr int kMaxKnots = kSketchSide;
 
   double knot[kMaxKnots];                   // ascending magnitudes
@@ -46,8 +46,8 @@ struct SketchDensity {
 
 namespace density {
 
-constexpr double kPoint = 0x1p-29;     // half the relative width of a point
-constexpr double kLatticePoints = 16;  // more in a bin are as good as evenly spread
+constexpr double kPoint = 0x1p-29;    // half the relative width of a point
+constexpr double kLatticePoints = 8;  // more in a bin are as good as evenly spread
 
 QSIM_HD void add_even(DensitySide& side, double from, double to, double mass) {
   const double end = side.knots > 0 ? side.knot[side.knots - 1] : 0.0;
@@ -75,36 +75,35 @@ QSIM_HD void add_multiples(DensitySide& side, double first, double last, double 
   for (double i = first; i <= last; ++i) add_point(side, i * unit, mass / (last - first + 1));
 }
 
-QSIM_HD double lowest_set_bit_of_edge(int bin) {
-  const int mantissa = (bin & 31) | (bin >= 32 ? 32 : 0);  // subnormal numbers have no leading bit
-  return ldexp(static_cast<double>(mantissa & -mantissa), (bin >= 32 ? bin >> 5 : 1) - 132);
-}
-
-// The power of two that divides every value, or 0 when there is none or too little evidence: values in bins narrower
-// than the unit, of which other data would leave none empty.
-QSIM_HD double lattice_unit(const SketchView& sketch) {
-  constexpr double kMaxMultiple = 65536;  // beyond the steps of any grid
+// The power of two that divides every value, or 0 when it is less than `at_least` or shows too little evidence: values
+// in bins narrower than the unit, of which other data would leave none empty.
+QSIM_HD double lattice_unit(const SketchView& sketch, double at_least) {
   constexpr std::int64_t kEvidence = 32;
   const SketchSideView sides[] = {sketch.below, sketch.above};
-  const double most = larger(sketch.below.far, sketch.above.far);
   double unit = INFINITY;
   for (const SketchSideView& side : sides) {
     if (side.far > 0) unit = smaller(unit, lowest_set_bit(side.far));
     if (side.near > 0) unit = smaller(unit, lowest_set_bit(side.near));
   }
-  std::int64_t evidence = 0;
   for (const SketchSideView& side : sides) {
-    for (int bin = side.last_bin(); bin >= side.first_bin() && most <= unit * kMaxMultiple; --bin) {
-      if (side.counts[bin] > 0) unit = smaller(unit, lowest_set_bit_of_edge(bin));
+    for (int bin = side.last_bin(); bin >= side.first_bin() && unit >= at_least; --bin) {
+      if (side.counts[bin] > 0) unit = smaller(unit, lowest_set_bit(sketch_edge(bin)));
     }
   }
-  if (!(most <= unit * kMaxMultiple)) return 0;
+  if (!(unit >= at_least)) return 0;
+  std::int64_t evidence = 0;
   for (const SketchSideView& side : sides) {
     for (int bin = side.first_bin(); bin <= side.last_bin() && sketch_edge(bin) < 32 * unit; ++bin) {
       evidence += side.counts[bin];
     }
   }
   return evidence >= kEvidence ? unit : 0.0;
+}
+
+// For lattice_unit: of steps that span many multiples none suits them better than its neighbours do, and the step
+// chosen is seldom much finer than the one that covers everything.
+QSIM_HD double least_unit(Range observed, QuantGrid grid) {
+  return choose_qparams<double>(observed.low, observed.high, grid, 0).scale / 16;
 }
 
 QSIM_HD void fill(DensitySide& side, const SketchSideView& sketch, double unit) {
@@ -201,8 +200,8 @@ QSIM_HD double rounded(const DensitySide& side, Cut at, double scale, double ste
 
 }  // namespace density
 
-QSIM_HD void fill(SketchDensity& density, const SketchView& sketch) {
-  density.unit = density::lattice_unit(sketch);
+QSIM_HD void fill(SketchDensity& density, const SketchView& sketch, Range observed, QuantGrid grid) {
+  density.unit = density::lattice_unit(sketch, density::least_unit(observed, grid));
   density::fill(density.below, sketch.below, density.unit);
   density::fill(density.above, sketch.above, density.unit);
   density::sum_moments(density.below);

@@ -8,7 +8,7 @@ from qsim.ops.choose_qparams import choose_qparams
 from qsim.ops.clip_grad import clip_grad_, grad_power_sum, scale_grad_
 from qsim.ops.fake_quantize import fake_quantize, fake_quantize_
 from qsim.ops.observe import observe_, observe_range_
-from qsim.ops.search_range import search_range, search_range_data
+from qsim.ops.search_range import search_range, search_range_data, search_range_weights
 
 __all__ = [
     "choose_qparams",
@@ -21,4 +21,5 @@ __all__ = [
     "scale_grad_",
     "search_range",
     "search_range_data",
+    "search_range_weights",
 ]

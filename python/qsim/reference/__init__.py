@@ -5,7 +5,7 @@ from qsim.reference.clip_grad import clip_grad_
 from qsim.reference.fake_quantize import fake_quantize, fake_quantize_backward
 from qsim.reference.observe import observe_, observe_range_
 from qsim.reference.search_range import search_range
-from qsim.reference.search_range_data import search_range_data
+from qsim.reference.search_range_data import search_range_data, search_range_weights
 
 __all__ = [
     "choose_qparams",
@@ -16,4 +16,5 @@ __all__ = [
     "observe_range_",
     "search_range",
     "search_range_data",
+    "search_range_weights",
 ]

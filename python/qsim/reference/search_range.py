@@ -10,7 +10,7 @@ from qsim.reference.choose_qparams import choose_qparams
 
 _BINS, _FINITE_BINS = 16384, 8160  # all, and those of one sign that hold finite values
 _ENTROPY_BINS, _ENTROPY_TIE = 2048, 1e-9
-_LATTICE_POINTS, _LATTICE_EVIDENCE, _LATTICE_MAX_MULTIPLE = 16, 32, 65536
+_LATTICE_POINTS, _LATTICE_EVIDENCE, _LATTICE_MAX_SPAN = 8, 32, 16
 
 
 def _sketch_edges() -> Tensor:
@@ -55,7 +55,8 @@ class Distribution:
     unit: float  # every value is a multiple of this power of two; 0: not so
 
     @classmethod
-    def from_sketch(cls, lowest: Tensor, highest: Tensor, sketch: Tensor) -> Distribution:
+    def from_sketch(cls, lowest: Tensor, highest: Tensor, sketch: Tensor, covering_scale: Tensor) -> Distribution:
+        """`covering_scale`: that of the grid which covers everything; much finer units than its step do not matter."""
         low, high = lowest.double(), highest.double()
         extremes = [end for end in {low.item(), high.item()} if end != 0]
         bins = [b for b in sketch.nonzero().flatten().tolist() if b not in (0, _BINS // 2)]
@@ -65,7 +66,7 @@ class Distribution:
 
         unit = min(_lowest_set_bit(near), _lowest_set_bit(torch.tensor(extremes, dtype=torch.float64)))
         evidence = count[far - near < unit].sum()
-        if max((abs(e) for e in extremes), default=0) > unit * _LATTICE_MAX_MULTIPLE or evidence < _LATTICE_EVIDENCE:
+        if unit < covering_scale / _LATTICE_MAX_SPAN or evidence < _LATTICE_EVIDENCE:
             unit = 0.0
 
         points, intervals = [], []
@@ -199,7 +200,8 @@ def _search_one(
         ends = (sign * edges[[b % side + 1 for b in bins]]).clamp(lowest.double(), highest.double()).abs()
         starts = (sign * edges[[b % side for b in bins]]).clamp(lowest.double(), highest.double()).abs()
         return _clip_by_entropy(lowest, highest, starts, ends, sketch[bins].double(), *grid, symmetric)
-    seen = Distribution.from_sketch(lowest, highest, sketch)
+    covering = choose_qparams(lowest.double(), highest.double(), *grid, symmetric=symmetric)[0]
+    seen = Distribution.from_sketch(lowest, highest, sketch, covering)
     weight = gamma if method == "tf_enhanced" else 1.0
     lows, highs = candidate_ranges(lowest, highest, *grid, symmetric=symmetric)
     if len(lows) == 0:

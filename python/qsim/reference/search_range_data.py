@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -81,3 +82,23 @@ def search_range_data(
     if block_size is None or axis is None:
         return lows, highs
     return lows.movedim(-1, axis), highs.movedim(-1, axis)
+
+
+def search_range_weights(
+    weights: Sequence[Tensor],
+    quant_min: Sequence[int],
+    quant_max: Sequence[int],
+    *,
+    axis: Sequence[int | None],
+    block_size: Sequence[int | None],
+    symmetric: Sequence[bool],
+    method: str = "tf_enhanced",
+    percentile: float = 99.99,
+    gamma: float = 3.0,
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Twin of `qsim.ops.search_range_weights`: each weight alone."""
+    found = [
+        search_range_data(x, low, high, axis=a, block_size=b, symmetric=s, method=method, percentile=percentile, gamma=gamma)
+        for x, low, high, a, b, s in zip(weights, quant_min, quant_max, axis, block_size, symmetric, strict=True)
+    ]
+    return [low for low, _ in found], [high for _, high in found]

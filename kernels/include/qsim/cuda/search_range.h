@@ -15,10 +15,20 @@ std::size_t search_range_data_workspace_bytes(std::int64_t count, RangeMethod me
 cudaError_t search_range(const float* lowest, const float* highest, const std::int64_t* sketch, std::int64_t count,
                          const RangeSearch& search, void* workspace, float* low, float* high, cudaStream_t stream);
 
-// One range per block of `block` values (the last of a row may be short) in rows of `length`; values that are not
-// finite are skipped. No finite one: (+Inf, -Inf).
-template <class T>  // float, double
-cudaError_t search_range_data(const T* x, std::int64_t length, std::int64_t block, std::int64_t count,
-                              const RangeSearch& search, void* workspace, T* low, T* high, cudaStream_t stream);
+// Some tensors of one element type, passed to a kernel by value: one launch for all of them. One range per block of
+// `block` values (the last of a row may be short) in rows of `length`; tensor t owns the ranges
+// [first_range[t], first_range[t + 1]).
+struct DataTable {
+  static constexpr int kMost = 56;  // a kernel takes 4 KB of arguments on every device
+  const void* data[kMost];
+  std::int64_t length[kMost], block[kMost], first_range[kMost + 1];
+  void *low[kMost], *high[kMost];  // float64 for f64, else float32
+  QuantGrid grid[kMost];
+  int tensors;
+};
+
+// Values that are not finite are skipped. No finite one: (+Inf, -Inf). `search` without its grid, which the table has.
+cudaError_t search_range_data(const DataTable& table, Element element, const RangeSearch& search, void* workspace,
+                              cudaStream_t stream);
 
 }  // namespace qsim::cuda

@@ -1,0 +1,65 @@
+"""Encodings of weights: chosen from the weights themselves, those of a whole model together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from qsim import ops
+from qsim.encoding import Encoding
+from qsim.errors import CalibrationError
+from qsim.observer import encoding_of_range
+from qsim.spec import TensorSpec
+
+if TYPE_CHECKING:
+    from qsim.quantizer import Quantizer
+
+_Search = tuple[torch.device, str, float, float]  # what one call has in common: device, method, percentile, gamma
+
+
+def look_at(quantizer: Quantizer, weight: Tensor, spec: TensorSpec) -> CalibrationError | None:
+    """Have the quantizer's observer see the weight and nothing else. Returns why the weight has no range, if so."""
+    quantizer.observer.reset()
+    quantizer.observer.forward(weight)
+    if spec.is_float:
+        return None
+    try:
+        quantizer.observer.check(spec)
+    except CalibrationError as error:
+        return error
+    return None
+
+
+def search_encodings(weights: Sequence[Tensor], specs: Sequence[TensorSpec]) -> list[Encoding | None]:
+    """The encoding that each spec's method chooses for its weight; None for a float format. One search per device and method.
+
+    Parameters
+    ----------
+    weights : sequence of Tensor
+        With a finite value in every channel or block.
+    specs : sequence of TensorSpec
+    """
+    groups: dict[_Search, list[int]] = {}
+    for i, (weight, spec) in enumerate(zip(weights, specs, strict=True)):
+        if not spec.is_float:
+            groups.setdefault((weight.device, spec.method, spec.percentile, spec.gamma), []).append(i)
+    found: list[Encoding | None] = [None] * len(weights)
+    for (_, method, percentile, gamma), members in groups.items():
+        chosen = [specs[i] for i in members]
+        lows, highs = ops.search_range_weights(
+            [weights[i].detach() for i in members],
+            [spec.quant_min for spec in chosen],
+            [spec.quant_max for spec in chosen],
+            axis=[spec.axis for spec in chosen],
+            block_size=[spec.block_size for spec in chosen],
+            symmetric=[spec.symmetric for spec in chosen],
+            method=method,
+            percentile=percentile,
+            gamma=gamma,
+        )
+        for i, low, high in zip(members, lows, highs, strict=True):
+            found[i] = encoding_of_range(low, high, specs[i])
+    return found
