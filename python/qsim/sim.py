@@ -86,6 +86,7 @@ class QuantSim(nn.Module):
         notes += attach(self.model, decided, self.quantization.by_key(), self._switch)
         kept = [f"BatchNorm '{name}' is not folded: {reason}" for name, reason in folding.kept.items()]
         self._notes = list(dict.fromkeys([*kept, *folding.warnings, *decided.notes, *notes]))
+        self.eval()  # as the model is
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's forward, simulated. Raises NoEncodingError before calibration."""
@@ -153,7 +154,7 @@ class QuantSim(nn.Module):
         ----------
         method : str
             "minmax", "percentile", "mse", "tf_enhanced" or "entropy". Weights that the model computes from parameters keep their
-            observed minimum and maximum per channel.
+            observed minimum and maximum per channel, and running ranges (``method="ema"`` in the config) stay running.
         percentile, gamma : float, optional
             As in `TensorSpec`.
 
@@ -169,12 +170,13 @@ class QuantSim(nn.Module):
         quantizers = self.quantizers()
         problems = []
         for key, quantizer in quantizers.items():
-            parameter = self._planned[key].parameter
+            parameter, spec = self._planned[key].parameter, quantizer.spec
+            chosen = None if spec.is_running or (parameter is None and spec.axis is not None) else method
             try:
                 if parameter is not None:
-                    quantizer.compute_encoding_from(attrgetter(parameter)(self.model), method, **options)
+                    quantizer.compute_encoding_from(attrgetter(parameter)(self.model), chosen, **options)
                 else:
-                    quantizer.compute_encoding(method if quantizer.spec.axis is None else None, **options)
+                    quantizer.compute_encoding(chosen, **options)
             except CalibrationError as error:
                 if quantizer.enabled:
                     problems.append(str(error))
