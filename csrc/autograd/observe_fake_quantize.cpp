@@ -64,8 +64,9 @@ Tensor differentiable(const RunningCall& call) {
 // Every kernel below writes the state, so its tensors get new versions.
 template <class Result>
 Result versioned(const char* name, const RunningCall& call) {
+  Result result = dispatch<at::AutoDispatchBelowADInplaceOrView, Result>(name, call);
   bump_versions({call.lowest, call.highest, call.counts, call.scale, call.zero_point});
-  return dispatch<at::AutoDispatchBelowADInplaceOrView, Result>(name, call);
+  return result;
 }
 
 Tensor plain_versioned(const RunningCall& call) { return versioned<Tensor>("qsim::observe_fake_quantize", call); }
