@@ -12,8 +12,7 @@
 namespace qsim {
 namespace {
 
-constexpr std::int64_t kDirect = 4096;             // up to here flushing the scratch would cost more than it saves
-constexpr std::int64_t kMostPerFlush = 1LL << 30;  // the scratch counts in 32 bits
+constexpr std::int64_t kDirect = 4096;  // up to here flushing the scratch would cost more than it saves
 
 // 280 KB, zero between uses, kept by each thread that has observed something.
 cpu::SketchScratch& scratch_of_this_thread() {
@@ -33,24 +32,26 @@ void observe_cpu(const at::Tensor& x, const at::Tensor& lowest, const at::Tensor
   auto* bins = sketch.mutable_data_ptr<std::int64_t>();
   FiniteRange range;
   NonFinite found;
-  if (n <= kDirect) {
-    kernels.directly[element](data, n, range, found, bins);
-  } else {
-    std::mutex merging;
-    at::parallel_for(0, n, 2 * kGrain, [&](std::int64_t begin, std::int64_t end) {
-      cpu::SketchScratch& scratch = scratch_of_this_thread();
-      for (std::int64_t i = begin; i < end; i += kMostPerFlush) {
-        FiniteRange part;
-        NonFinite others;
-        kernels.count[element](data + i * source.element_size(), std::min(kMostPerFlush, end - i), part, others,
-                               scratch);
+  std::mutex merging;
+  at::parallel_for(0, n, 2 * kGrain, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; i += cpu::SketchScratch::kMost) {
+      const std::int64_t length = std::min(cpu::SketchScratch::kMost, end - i);
+      const char* part = data + i * source.element_size();
+      if (length <= kDirect) {
         const std::lock_guard lock(merging);
-        kernels.flush(scratch, part, bins);
-        range.merge(part);
-        found.merge(others);
+        kernels.directly[element](part, length, range, found, bins);
+        break;
       }
-    });
-  }
+      cpu::SketchScratch& scratch = scratch_of_this_thread();
+      FiniteRange part_range;
+      NonFinite others;
+      kernels.count[element](part, length, part_range, others, scratch);
+      const std::lock_guard lock(merging);
+      kernels.flush(scratch, part_range, bins);
+      range.merge(part_range);
+      found.merge(others);
+    }
+  });
   extend_range(lowest, highest, range);
   add_counts(counts, n, found);
 }

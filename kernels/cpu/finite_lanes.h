@@ -102,6 +102,16 @@ QSIM_INLINE FiniteRange fold(const Lanes<chains>& lanes) {
 
 constexpr std::int64_t kBlock = 1024;  // the unit of the second reading
 
+// The second reading, of n >= kWidth elements.
+template <int chains, class T>
+QSIM_INLINE void extend_block_finite(Lanes<chains>& lanes, const T* x, std::int64_t n, NonFinite& counts) {
+  LaneCounts found;
+  std::int64_t i = 0;
+  for (; i + kWidth <= n; i += kWidth) extend_finite(lanes, found, 0, load(x + i));
+  if (i < n) extend_finite(lanes, found, 0, load(x + n - kWidth), static_cast<int>(i - (n - kWidth)));
+  found.add_to(counts);
+}
+
 // Extends lanes by n >= kWidth elements. The last vector overlaps its predecessor: min and max do not mind.
 template <int chains, class T>
 QSIM_INLINE void extend_block(Lanes<chains>& lanes, const T* x, std::int64_t n, NonFinite& counts) {
@@ -114,12 +124,9 @@ QSIM_INLINE void extend_block(Lanes<chains>& lanes, const T* x, std::int64_t n, 
   for (; i < n; i += kWidth) extend(next, sums, 0, load(x + (i + kWidth <= n ? i : n - kWidth)));
   if (finite(next, sums)) [[likely]] {
     lanes = next;
-    return;
+  } else {
+    extend_block_finite(lanes, x, n, counts);
   }
-  LaneCounts found;
-  for (i = 0; i + kWidth <= n; i += kWidth) extend_finite(lanes, found, 0, load(x + i));
-  if (i < n) extend_finite(lanes, found, 0, load(x + n - kWidth), static_cast<int>(i - (n - kWidth)));
-  found.add_to(counts);
 }
 
 template <int chains, class T>

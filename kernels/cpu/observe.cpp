@@ -31,59 +31,72 @@ void observe_directly(const void* x, std::int64_t n, FiniteRange& range, NonFini
   }
 }
 
-// All bins alike, so that the time does not depend on the data: what is not finite lands in bins that `flush` drops.
-QSIM_INLINE void count_block(const float* x, std::int64_t n, std::uint32_t* counters) {
-  constexpr int kStride = SketchScratch::kStride;
-  std::int64_t i = 0;
-  for (; i + 4 <= n; i += 4) {  // 64-bit loads: two elements each, half of the load instructions
-    const std::uint64_t a = load_as<std::uint64_t>(x + i), b = load_as<std::uint64_t>(x + i + 2);
-    ++counters[(a >> kSketchShift) & (kSketchBins - 1)];
-    ++counters[kStride + (a >> (32 + kSketchShift))];
-    ++counters[2 * kStride + ((b >> kSketchShift) & (kSketchBins - 1))];
-    ++counters[3 * kStride + (b >> (32 + kSketchShift))];
-  }
-  for (; i < n; ++i) ++counters[bits_of(x[i]) >> kSketchShift];
+constexpr int kStride = SketchScratch::kStride, kCopies = SketchScratch::kCopies;
+
+// Two elements from one 64-bit load: half of the load instructions. All bins alike, so that the time does not depend on
+// the data: what is not finite lands in bins that `flush` drops.
+QSIM_INLINE void count_pair(const float* x, std::uint16_t* copies) {
+  const std::uint64_t pair = load_as<std::uint64_t>(x);
+  ++copies[(pair >> kSketchShift) & (kSketchBins - 1)];
+  ++copies[kStride + (pair >> (32 + kSketchShift))];
 }
 
-QSIM_INLINE std::uint32_t negative_zeros(const float* x, std::int64_t n) {
-  Ints found{};
-  std::int64_t i = 0;
-  for (; n - i >= kWidth; i += kWidth) found -= load_as<Words>(x + i) == kNegativeZero;
-  std::uint32_t total = 0;
-  for (; i < n; ++i) total += bits_of(x[i]) == kNegativeZero;
-  for (int j = 0; j < kWidth; ++j) total += static_cast<std::uint32_t>(found[j]);
-  return total;
+struct Seen {
+  Lanes<kChains> lanes;
+  Ints negative_zeros{};
+};
+
+// kBlock elements. Counting is bound by the one store that the processor makes in a cycle: the range is found in
+// between, in the slots that are left.
+QSIM_INLINE void count_block(const float* x, Seen& seen, NonFinite& counts, std::uint16_t* counters) {
+  Lanes<kChains> next = seen.lanes;
+  Sums<kChains> sums;
+  for (std::int64_t i = 0; i < kBlock; i += kStep) {
+#pragma GCC unroll 4
+    for (int j = 0; j < kChains; ++j) {
+      const float* part = x + i + j * kWidth;
+      const Floats vector = load(part);
+      extend(next, sums, j, vector);
+      seen.negative_zeros -= (Words)vector == kNegativeZero;
+#pragma GCC unroll 8
+      for (int k = 0; k < kWidth; k += 2) count_pair(part + k, counters + (j * kWidth + k) % kCopies * kStride);
+    }
+  }
+  if (finite(next, sums)) [[likely]] {
+    seen.lanes = next;
+  } else {
+    extend_block_finite(seen.lanes, x, kBlock, counts);
+  }
 }
 
 template <class T>
 void count(const void* x, std::int64_t n, FiniteRange& range, NonFinite& counts, SketchScratch& scratch) {
   float buffer[kBlock];
-  Lanes<kChains> lanes;
-  std::uint32_t zeros = 0;
-  const std::int64_t blocks = n / kBlock;
-  for (std::int64_t i = 0; i < blocks * kBlock; i += kBlock) {
-    const float* block = as_floats(static_cast<const T*>(x) + i, kBlock, buffer);
-    extend_block(lanes, block, kBlock, counts);
-    zeros += negative_zeros(block, kBlock);
-    count_block(block, kBlock, scratch.counters);
+  Seen seen;
+  const std::int64_t whole = n - n % kBlock;
+  for (std::int64_t i = 0; i < whole; i += kBlock) {
+    count_block(as_floats(static_cast<const T*>(x) + i, kBlock, buffer), seen, counts, scratch.counters);
   }
-  range.merge(fold(lanes));
-  const float* rest = as_floats(static_cast<const T*>(x) + blocks * kBlock, n % kBlock, buffer);
-  observe_run(rest, n % kBlock, range, counts);
-  zeros += negative_zeros(rest, n % kBlock);
-  count_block(rest, n % kBlock, scratch.counters);
-  // The copies are summed modulo 2^32: the first may become "negative".
-  scratch.counters[kNegativeZero >> kSketchShift] -= zeros;
-  scratch.counters[0] += zeros;
+  range.merge(fold(seen.lanes));
+  for (int j = 0; j < kWidth; ++j) scratch.negative_zeros += static_cast<std::uint32_t>(seen.negative_zeros[j]);
+  const float* rest = as_floats(static_cast<const T*>(x) + whole, n - whole, buffer);
+  observe_run(rest, n - whole, range, counts);
+  for (std::int64_t i = 0; i < n - whole; ++i) {
+    const std::uint32_t bits = bits_of(rest[i]);
+    ++scratch.counters[i % kCopies * kStride + (bits >> kSketchShift)];
+    scratch.negative_zeros += bits == kNegativeZero;
+  }
 }
 
 // Adds bins [begin, end) of all copies to the sketch and clears them.
-void flush_bins(std::uint32_t* counters, int begin, int end, std::int64_t* sketch) {
-  constexpr int kStride = SketchScratch::kStride;
+void flush_bins(std::uint16_t* counters, int begin, int end, std::int64_t* sketch) {
   for (int bin = begin; bin < end; ++bin) {
-    std::uint32_t* copy = counters + bin;
-    sketch[bin] += copy[0] + copy[kStride] + copy[2 * kStride] + copy[3 * kStride];
-    copy[0] = copy[kStride] = copy[2 * kStride] = copy[3 * kStride] = 0;
+    std::uint32_t sum = 0;
+    for (int copy = 0; copy < kCopies; ++copy) sum += counters[copy * kStride + bin];
+    sketch[bin] += sum;
+  }
+  for (int copy = 0; copy < kCopies; ++copy) {
+    std::memset(counters + copy * kStride + begin, 0, static_cast<std::size_t>(end - begin) * sizeof *counters);
   }
 }
 
@@ -91,8 +104,11 @@ void flush(SketchScratch& scratch, FiniteRange range, std::int64_t* sketch) {
   const bool positive = range.highest > 0, negative = range.lowest < 0;
   flush_bins(scratch.counters, 0, positive ? sketch_bin(bits_of(range.highest)) + 1 : 1, sketch);
   flush_bins(scratch.counters, kSketchSide, negative ? sketch_bin(bits_of(range.lowest)) + 1 : kSketchSide + 1, sketch);
-  for (int copy = 0; copy < SketchScratch::kCopies; ++copy) {
-    std::uint32_t* end = scratch.counters + copy * SketchScratch::kStride + kSketchSide;
+  sketch[kSketchSide] -= scratch.negative_zeros;
+  sketch[0] += scratch.negative_zeros;
+  scratch.negative_zeros = 0;
+  for (int copy = 0; copy < kCopies; ++copy) {
+    std::uint16_t* end = scratch.counters + copy * kStride + kSketchSide;
     for (int bin = -kNonFiniteBins; bin < 0; ++bin) end[bin] = end[kSketchSide + bin] = 0;
   }
 }

@@ -62,14 +62,15 @@ template <class T, class I>
 __global__ void __launch_bounds__(kThreads)
     forward(const __grid_constant__ FakeQuantizeCall call, const T* x, T* y, std::uint8_t* mask, bool packs) {
   using A = device_arithmetic_t<T>;
+  const bool enabled = call.enabled == nullptr || *call.enabled != 0;
   for_each_octet(call.n, [&](std::int64_t at, int count) {
     T elements[kOctet];
     load_octet(x, at, count, packs, elements);
     GridCursor<A, I> cursor(call, at);
-    unsigned bits = 0;
+    unsigned bits = enabled ? 0 : (1u << count) - 1;
 #pragma unroll
     for (int i = 0; i < kOctet; ++i) {
-      if (i >= count) break;
+      if (i >= count || !enabled) break;
       if (i > 0) cursor.advance();
       const Grid<A> grid = cursor.grid();
       const A exact = quotient_of(widened(elements[i]), grid.scale, call.rounding);

@@ -104,14 +104,16 @@ def _timed(batches: Iterator[Any], seconds: dict[str, float]) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def _observing(quantizers: Mapping[str, Quantizer], watched: Collection[str]) -> Iterator[None]:
-    was = [(quantizer, quantizer.enabled, quantizer.observing) for quantizer in quantizers.values()]
+    was = [(quantizer, quantizer.enabled, quantizer.observing, quantizer.training) for quantizer in quantizers.values()]
     for key, quantizer in quantizers.items():
         quantizer.enabled, quantizer.observing = False, key in watched
+        quantizer.train(key in watched)  # running ranges follow batches in training mode alone
     try:
         yield
     finally:
-        for quantizer, enabled, observing in was:
+        for quantizer, enabled, observing, training in was:
             quantizer.enabled, quantizer.observing = enabled, observing
+            quantizer.train(training)
 
 
 class _FirstNonfinite:

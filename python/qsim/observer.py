@@ -15,6 +15,9 @@ from qsim.sketch import SKETCH_BINS, histogram
 from qsim.spec import TensorSpec, range_shape
 
 
+_OF_RANGE = ("minmax", "ema")  # methods that take the range as it is
+
+
 @dataclass(frozen=True)
 class Counts:
     """How many elements were observed, and how many of them were not finite.
@@ -91,7 +94,7 @@ class Observer(RangeState):
         self.register_buffer("lowest", torch.full(shape, torch.inf, dtype=torch.float32, device=on))
         self.register_buffer("highest", torch.full(shape, -torch.inf, dtype=torch.float32, device=on))
         self.register_buffer("counters", torch.zeros(4, dtype=torch.int64, device=on))
-        if self.axis is None:
+        if self._sketched:
             self.register_buffer("sketch", torch.zeros(SKETCH_BINS, dtype=torch.int64, device=on))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -110,6 +113,11 @@ class Observer(RangeState):
         else:
             torch.ops.qsim.observe_range_(x, *ranges, axis=self.axis, block_size=self.block_size)
         return x
+
+    @property
+    def _sketched(self) -> bool:
+        """Whether there is a sketch of the distribution."""
+        return self.axis is None
 
     @property
     def counts(self) -> Counts:
@@ -131,7 +139,7 @@ class Observer(RangeState):
         self.lowest.fill_(torch.inf)
         self.highest.fill_(-torch.inf)
         self.counters.zero_()
-        if self.axis is None:
+        if self._sketched:
             self.sketch.zero_()
 
     def merge(self, other: Observer) -> None:
@@ -188,13 +196,14 @@ class Observer(RangeState):
                 f"{self._title}: observed with axis={self.axis}, block_size={self.block_size}; it cannot give an encoding "
                 f"with axis={spec.axis}, block_size={spec.block_size}"
             )
-        if self.axis is not None and spec.method != "minmax":
+        self.check_method(spec)
+        if self.axis is not None and spec.method not in _OF_RANGE:
             raise ValueError(
                 f"{self._title}: method {spec.method!r} needs the sketch that only a per-tensor observer keeps; use "
                 "method='minmax' per channel or block (weights: Quantizer.compute_encoding_from searches the data itself)"
             )
         self.check(spec)
-        if spec.method == "minmax":
+        if spec.method in _OF_RANGE:
             return encoding_of_range(self.lowest, self.highest, spec)
         low, high = ops.search_range(
             self.lowest,
@@ -225,15 +234,23 @@ class Observer(RangeState):
         Raises
         ------
         ValueError
-            Fewer than two different finite values were observed, or there is a range per channel or block.
+            Fewer than two different finite values were observed, or there is no sketch.
         """
-        if self.axis is not None:
+        if not self._sketched:
             raise ValueError(
-                f"{self._title}: a histogram needs the sketch that only a per-tensor observer keeps; this one has axis={self.axis}"
+                f"{self._title}: a histogram needs the sketch, which is kept per tensor and not for method='ema'; this one has "
+                f"axis={self.axis}"
             )
         if not bool(self.lowest < self.highest):
             raise ValueError(f"{self._title}: no histogram: fewer than two different finite values were observed ({self.counts})")
         return histogram(self.sketch, self.lowest, self.highest, bins)
+
+    def check_method(self, spec: TensorSpec) -> None:
+        """Raise a ValueError unless the spec's method reads what is kept here: "ema" a running range, all others the whole data."""
+        if spec.is_running:
+            raise ValueError(
+                f"{self._title}: method='ema' follows the batches in training; make the quantizer with it: TensorSpec(method='ema')"
+            )
 
     def check(self, spec: TensorSpec) -> None:
         """Raise a CalibrationError unless what was observed has a range, and is finite where the spec demands it."""

@@ -12,11 +12,13 @@ from qsim.encoding import Encoding
 from qsim.errors import CalibrationError, NoEncodingError
 from qsim.float_format import round_to_format
 from qsim.observer import Counts, Observer, with_method
-from qsim.spec import TensorSpec
+from qsim.running_observer import RunningObserver
+from qsim.spec import TensorSpec, range_shape
 from qsim.weights import look_at, search_encodings
 
 _SMALLEST_SCALE = torch.finfo(torch.float32).tiny
-_fake_quantize = torch.ops.qsim.fake_quantize.default  # the documented function, without its call
+_fake_quantize = torch.ops.qsim.fake_quantize.default  # the documented functions, without their calls
+_observe_fake_quantize = torch.ops.qsim.observe_fake_quantize.default
 
 
 def _options(spec: TensorSpec) -> dict[str, Any]:
@@ -50,7 +52,8 @@ class Quantizer(RangeState):
     enabled : bool
         Quantize in ``forward``; True from the start.
     observing : bool
-        Observe in ``forward``, before quantizing; False from the start.
+        Observe in ``forward``, before quantizing; False from the start. With ``method="ema"`` True from the start: the running
+        range follows the batches, and the encoding the range, in training mode alone, as the statistics of BatchNorm do.
     observer : Observer
     scale : Tensor, float32, shape ``()``, ``[C]`` or one per block
         NaN: no encoding yet. A Parameter where the spec says learnable; a float format has none to choose and holds 1.
@@ -71,6 +74,9 @@ class Quantizer(RangeState):
     A learned scale and its negative are the same grid: what quantizes is ``|scale|`` (at least the smallest normal float32), so
     an optimizer step across zero is harmless and the gradient is that of the function computed. It is scaled as in Esser et al.
     2020, "Learned Step Size Quantization", section 2.2: by ``1 / sqrt(n * quant_max)`` for n elements to a scale.
+
+    With ``method="ema"`` both switches also live on the device, where one operator reads them in training mode: turning them
+    neither waits for the device nor recompiles, and holds for CUDA graphs that were captured before.
     """
 
     _shape_key = "scale"
@@ -80,10 +86,14 @@ class Quantizer(RangeState):
     def __init__(self, spec: TensorSpec, shape: Sequence[int] | None = None, name: str = "") -> None:
         super().__init__(spec.axis, spec.block_size, shape)
         self.name = name
-        self.enabled = True
-        self.observing = False
-        self.observer = Observer(spec.axis, spec.block_size, shape, name)
         self._spec = spec
+        self._running = spec.is_running
+        self._enabled, self._observing = True, self._running
+        granularity = (spec.axis, spec.block_size, shape, name)
+        self.observer = RunningObserver(spec.averaging, *granularity) if self._running else Observer(*granularity)
+        if self._running:
+            self.register_buffer("_observing_here", torch.tensor(True), persistent=False)
+            self.register_buffer("_enabled_here", torch.tensor(True), persistent=False)
         self._grid = (spec.quant_min, spec.quant_max)
         self._options = _options(spec)
         self._allocate(UNKNOWN if self._shape is None else self._shape)
@@ -102,6 +112,43 @@ class Quantizer(RangeState):
         """How the tensor is quantized, with the range method last used."""
         return self._spec
 
+    @property
+    def enabled(self) -> bool:
+        """Whether `forward` quantizes."""
+        return self._enabled
+
+    @enabled.setter
+    def enabled(self, on: bool) -> None:
+        self._enabled = on
+        self._switch_device()
+
+    @property
+    def observing(self) -> bool:
+        """Whether `forward` observes; a running range: whether it does in training mode."""
+        return self._observing
+
+    @observing.setter
+    def observing(self, on: bool) -> None:
+        self._observing = on
+        self._switch_device()
+
+    def _switch_device(self) -> None:
+        if self._running:
+            self._buffers["_observing_here"].fill_(self._observing)
+            self._buffers["_enabled_here"].fill_(self._enabled)
+
+    def train(self, mode: bool = True) -> Quantizer:
+        super().train(mode)
+        if not mode:
+            self._look_for_encoding()
+        return self
+
+    def _look_for_encoding(self) -> bool:
+        """Whether there is an encoding. That of a running range appears on the device, unnoticed by the host."""
+        if self._running and not self._has_encoding and not self.scale.is_meta:
+            self._has_encoding = self.scale.numel() > 0 and not bool(self.scale.isnan().any())
+        return self._has_encoding
+
     def forward(self, x: Tensor) -> Tensor:
         """Observe and quantize as the switches say.
 
@@ -112,18 +159,50 @@ class Quantizer(RangeState):
         Returns
         -------
         Tensor, shape and dtype of `x`
-            `x` itself when not enabled. Differentiable in `x` (straight-through), and in a learnable scale.
+            `x` itself, or with a running range in training mode a copy, when not enabled. Differentiable in `x`
+            (straight-through), and in a learnable scale.
 
         Raises
         ------
         NoEncodingError
-            Enabled, but nothing has chosen an encoding yet.
+            Enabled, but nothing has chosen an encoding yet. A running range in training mode gives NaN instead, until a batch
+            has a finite value.
         """
-        if self.observing:
+        if self._running:
+            if self.training:
+                return self._follow(x)
+        elif self._observing:
             self.observer.forward(x)
-        if not self.enabled:
+        return self.quantize(x)
+
+    def _follow(self, x: Tensor) -> Tensor:
+        """Observe and quantize with a running range."""
+        spec, mine, seen = self._spec, self._buffers, self.observer
+        if self._shape is None:
+            self._adopt(range_shape(x.shape, spec.axis, spec.block_size))
+        if seen._shape is None:
+            seen._adopt(range_shape(x.shape, spec.axis, spec.block_size))
+        ranges = seen._buffers["lowest"], seen._buffers["highest"], seen._buffers["counters"]
+        y: Tensor = _observe_fake_quantize(
+            x,
+            mine["_observing_here"],
+            mine["_enabled_here"],
+            *ranges,
+            mine["scale"],
+            mine["zero_point"],
+            *self._grid,
+            averaging=spec.averaging,
+            symmetric=spec.symmetric,
+            min_scale=spec.min_scale,
+            **self._options,
+        )
+        return y
+
+    def quantize(self, x: Tensor) -> Tensor:
+        """Quantize as `forward` does, without observing: for a tensor that is read, and observed, elsewhere too."""
+        if not self._enabled:
             return x
-        if not self._has_encoding:
+        if not self._has_encoding and not (self._running and self.training) and not self._look_for_encoding():
             raise NoEncodingError(
                 f"{self._title} has no encoding. Calibrate first (observing = True, run data, compute_encoding()), "
                 "load a calibrated state dict, or set enabled = False."
@@ -150,14 +229,14 @@ class Quantizer(RangeState):
     @property
     def encoding(self) -> Encoding | None:
         """The encoding in use, as new tensors; None while there is none."""
-        if not self._has_encoding:
+        if not self._look_for_encoding():
             return None
         spec = self._spec
         scale = self.grid_scale.detach().clone()
         return Encoding(scale, self.zero_point.clone(), *self._grid, spec.axis, spec.block_size, spec.encoding_dtype)
 
     def set_encoding(self, encoding: Encoding) -> None:
-        """Quantize with this encoding from now on.
+        """Quantize with this encoding from now on. A running range goes on from what it spans.
 
         Parameters
         ----------
@@ -173,10 +252,15 @@ class Quantizer(RangeState):
                 "Make the quantizer with a spec that fits."
             )
         shape = tuple(encoding.scale.shape)
-        if self._shape is None:
-            self._adopt(shape)
-        if self._shape != shape:
+        if self._shape not in (None, shape):
             raise ValueError(f"{self._title}: the encoding has scales of shape {shape}; expected {self._shape}")
+        self._hold(encoding)
+        if isinstance(self.observer, RunningObserver):
+            self.observer.start_from(encoding)
+
+    def _hold(self, encoding: Encoding) -> None:
+        if self._shape is None:
+            self._adopt(tuple(encoding.scale.shape))
         with torch.no_grad():  # in place: optimizers and compiled graphs keep their references
             self.scale.copy_(encoding.scale)
             self.zero_point.copy_(encoding.zero_point)
@@ -235,7 +319,7 @@ class Quantizer(RangeState):
     def _use(self, spec: TensorSpec, chosen: Encoding | None) -> Encoding:
         """Take over a spec that differs in its range method only, and the encoding that it chose (None: a float format's own)."""
         if chosen is not None:
-            self.set_encoding(chosen)
+            self._hold(chosen)
         self._spec = spec
         encoding = self.encoding
         assert encoding is not None
@@ -266,6 +350,7 @@ class Quantizer(RangeState):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         super()._load_from_state_dict(state_dict, prefix, *args)
+        self._switch_device()  # they are in no state dict, and memory that a state is loaded into may be fresh
         if prefix + "scale" not in state_dict or self.scale.is_meta:
             return
         self._has_encoding = self.scale.numel() > 0 and not bool(self.scale.isnan().any())
@@ -296,6 +381,8 @@ def encode_weights(
     """
     problems = [look_at(*each) for each in zip(quantizers, weights, specs, strict=True)]
     sound = [i for i, problem in enumerate(problems) if problem is None]
-    chosen = search_encodings([weights[i] for i in sound], [specs[i] for i in sound])
-    encodings = {i: quantizers[i]._use(specs[i], encoding) for i, encoding in zip(sound, chosen, strict=True)}
+    searched = [i for i in sound if not specs[i].is_running]
+    chosen = dict(zip(searched, search_encodings([weights[i] for i in searched], [specs[i] for i in searched]), strict=True))
+    chosen |= {i: quantizers[i].observer.encoding(specs[i]) for i in sound if specs[i].is_running}
+    encodings = {i: quantizers[i]._use(specs[i], chosen[i]) for i in sound}
     return [encodings[i] if problem is None else problem for i, problem in enumerate(problems)]

@@ -87,6 +87,7 @@ class QuantSim(nn.Module):
         notes += attach(self.model, decided, self.quantization.by_key(), self._switch)
         kept = [f"BatchNorm '{name}' is not folded: {reason}" for name, reason in folding.kept.items()]
         self._notes = list(dict.fromkeys([*kept, *folding.warnings, *decided.notes, *notes]))
+        self.eval()  # as the model is
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's forward, simulated. Raises NoEncodingError before calibration."""
@@ -154,7 +155,7 @@ class QuantSim(nn.Module):
         ----------
         method : str
             "minmax", "percentile", "mse", "tf_enhanced" or "entropy". Weights that the model computes from parameters keep their
-            observed minimum and maximum per channel.
+            observed minimum and maximum per channel, and running ranges (``method="ema"`` in the config) stay running.
         percentile, gamma : float, optional
             As in `TensorSpec`.
 
@@ -171,15 +172,18 @@ class QuantSim(nn.Module):
         problems: dict[str, CalibrationError] = {}
         parameters = {key: planned.parameter for key, planned in self._planned.items() if planned.parameter is not None}
         weights = [attrgetter(parameter)(self.model) for parameter in parameters.values()]
-        specs = [with_method(quantizers[key].spec, method, percentile=percentile, gamma=gamma) for key in parameters]
+        given = [quantizers[key].spec for key in parameters]
+        specs = [with_method(s, None if s.is_running else method, percentile=percentile, gamma=gamma) for s in given]
         for key, found in zip(parameters, encode_weights([quantizers[key] for key in parameters], weights, specs), strict=True):
             if isinstance(found, CalibrationError):
                 problems[key] = found
         for key, quantizer in quantizers.items():
             if key in parameters:
                 continue
+            spec = quantizer.spec
+            chosen = None if spec.is_running or spec.axis is not None else method
             try:
-                quantizer.compute_encoding(method if quantizer.spec.axis is None else None, percentile=percentile, gamma=gamma)
+                quantizer.compute_encoding(chosen, percentile=percentile, gamma=gamma)
             except CalibrationError as error:
                 problems[key] = error
         unmet = [str(problems[key]) for key, quantizer in quantizers.items() if key in problems and quantizer.enabled]

@@ -8,7 +8,7 @@ from typing import Any
 
 from qsim.float_format import FLOAT_FORMATS
 
-METHODS = ("minmax", "percentile", "mse", "tf_enhanced", "entropy")
+METHODS = ("minmax", "percentile", "mse", "tf_enhanced", "entropy", "ema")
 DTYPES = ("int", *FLOAT_FORMATS)
 ROUNDINGS = ("divide", "reciprocal")
 NONFINITE = ("skip", "raise", "saturate")
@@ -34,7 +34,8 @@ class TensorSpec:
     block_size : int, optional
         One scale per block of so many elements along `axis`, and per index along every other axis.
     method : str
-        How the range is chosen: "minmax", "percentile", "mse", "tf_enhanced" or "entropy".
+        How the range is chosen: "minmax", "percentile", "mse", "tf_enhanced" or "entropy" from what calibration observed; "ema" is a
+        running range that follows the batches in training.
     dtype : str
         "int", or a float format: "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2". A float format rounds without a scale:
         `axis`, `block_size` (both become None) and all that concerns integers or ranges have no effect.
@@ -44,6 +45,8 @@ class TensorSpec:
         For "percentile": share of the mass inside the range, in percent.
     gamma : float, >= 0
         For "tf_enhanced": weight of the error of values outside the range.
+    averaging : float, 0 < averaging <= 1
+        For "ema": weight of a batch; how far the running range moves towards that of the batch.
     min_scale : float, >= 0
         Raises the smallest scale, which is otherwise the smallest normal float32.
     rounding : str
@@ -73,6 +76,7 @@ class TensorSpec:
     learnable: bool = False
     percentile: float = 99.99
     gamma: float = 3.0
+    averaging: float = 0.01
     min_scale: float = 0.0
     rounding: str = "divide"
     nonfinite: str = "skip"
@@ -88,6 +92,7 @@ class TensorSpec:
             return
         self._reject(self.narrow and self.signed is False, "narrow=True drops the lowest integer of a signed grid; got signed=False")
         self._reject(self.block_size is not None and self.axis is None, "block_size needs the axis that blocks lie along; got axis=None")
+        self._reject(self.learnable and self.method == "ema", "learnable=True trains the scale that method='ema' would overwrite; use one")
         self._reject(self.saturate is False, "saturate=False needs a float format; integers always saturate")
 
     def _reject(self, wrong: bool, message: str) -> None:
@@ -98,6 +103,11 @@ class TensorSpec:
     def is_float(self) -> bool:
         """Whether the tensor is rounded to a float format instead of an integer grid."""
         return self.dtype != "int"
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the range is a running one, which follows the batches in training."""
+        return self.method == "ema" and not self.is_float
 
     @property
     def quant_min(self) -> int:
@@ -160,6 +170,7 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "learnable": _BOOL,
     "percentile": (lambda value: _number(0, 100)(value) and value > 0, "a number above 0, at most 100"),
     "gamma": (_number(0), "a finite number, at least 0"),
+    "averaging": (lambda value: _number(0, 1)(value) and value > 0, "a number above 0, at most 1"),
     "min_scale": (_number(0), "a finite number, at least 0"),
     "rounding": _one_of(*ROUNDINGS),
     "nonfinite": _one_of(*NONFINITE),

@@ -111,7 +111,7 @@ def _replaced(tree: Any, path: list[Any], quantizer: Quantizer) -> Any:
 def _quantized(value: Any, quantizer: Quantizer | BiasQuantizer, observes: bool) -> Any:
     if not isinstance(value, Tensor) or not value.is_floating_point():
         return value
-    return quantizer(value) if observes or not quantizer.observing else value
+    return quantizer(value) if observes or isinstance(quantizer, BiasQuantizer) else quantizer.quantize(value)
 
 
 def _with_operands(args: tuple[Any, ...], kwargs: dict[str, Any], operands: tuple[Operand, ...]) -> Arguments:

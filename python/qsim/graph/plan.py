@@ -266,13 +266,13 @@ class _Planner:
             spec = replace(spec, axis=None, block_size=None)  # a vector is summed over: it has no output channels
         elif axes is not None and spec.axis in (0, 1):
             spec = replace(spec, axis=axes[spec.axis] % dims)
-        if parameter is None and spec.axis is not None:
+        if parameter is None and spec.axis is not None and not spec.is_running:
             spec = replace(spec, method="minmax")  # computed from parameters: observed, and per channel that gives minimum and maximum
         known = self.quantizers.get(name)
         if known is not None and (known.spec, known.parameter) != (spec, parameter):  # one parameter read in two ways
             name = f"{site.name}.input[{slot}]"
+        self.actions[site].operands[slot] = Use(name, observes=name not in self.quantizers)
         self._add(name, role, spec, site.op, parameter)
-        self.actions[site].operands[slot] = Use(name)
 
     def _bias(self, site: Site) -> None:
         operands = site.operands()

@@ -8,6 +8,7 @@ from qsim.ops.choose_qparams import choose_qparams
 from qsim.ops.clip_grad import clip_grad_, grad_power_sum, scale_grad_
 from qsim.ops.fake_quantize import fake_quantize, fake_quantize_
 from qsim.ops.observe import observe_, observe_range_
+from qsim.ops.observe_fake_quantize import observe_fake_quantize
 from qsim.ops.search_range import search_range, search_range_data, search_range_weights
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "fake_quantize_",
     "grad_power_sum",
     "observe_",
+    "observe_fake_quantize",
     "observe_range_",
     "scale_grad_",
     "search_range",

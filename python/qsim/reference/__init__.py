@@ -4,6 +4,7 @@ from qsim.reference.choose_qparams import choose_qparams
 from qsim.reference.clip_grad import clip_grad_
 from qsim.reference.fake_quantize import fake_quantize, fake_quantize_backward
 from qsim.reference.observe import observe_, observe_range_
+from qsim.reference.observe_fake_quantize import observe_fake_quantize
 from qsim.reference.search_range import search_range
 from qsim.reference.search_range_data import search_range_data, search_range_weights
 
@@ -13,6 +14,7 @@ __all__ = [
     "fake_quantize",
     "fake_quantize_backward",
     "observe_",
+    "observe_fake_quantize",
     "observe_range_",
     "search_range",
     "search_range_data",

@@ -26,6 +26,7 @@ struct FakeQuantizeCall {
   GridSource grids;
   Layout layout;
   Rounding rounding;
+  const std::uint8_t* enabled = nullptr;  // a switch on the device for the forward; off: a copy, all of it in range
 };
 
 // y may be x. mask: one bit per element, (n + 7) / 8 bytes, or null.

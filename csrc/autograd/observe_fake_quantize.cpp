@@ -1,0 +1,88 @@
+// The straight-through gradient of observe_fake_quantize in x, from one bit per element: the scale moves on with the
+// next batch, so nothing could be computed again from it.
+#include "observe_fake_quantize.h"
+
+#include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
+
+#include <tuple>
+
+#include "autograd/version.h"
+
+namespace qsim {
+namespace {
+
+using at::Tensor;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+using Masked = std::tuple<Tensor, Tensor>;
+
+// Guard: which keys are done with.
+template <class Guard, class Result>
+Result dispatch(const char* name, const RunningCall& c) {
+  using Axis = std::optional<std::int64_t>;
+  using T = const Tensor&;
+  using Signature =
+      Result(T, T, T, T, T, T, T, T, std::int64_t, std::int64_t, double, Axis, Axis, bool, double, std::string_view);
+  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
+  const Guard guard;
+  return op.call(c.x, c.observing, c.quantizing, c.lowest, c.highest, c.counts, c.scale, c.zero_point, c.quant_min,
+                 c.quant_max, c.averaging, c.axis, c.block_size, c.symmetric, c.min_scale, c.rounding);
+}
+
+class ObserveFakeQuantize : public torch::autograd::Function<ObserveFakeQuantize> {
+ public:
+  static constexpr bool is_traceable = true;
+
+  static Tensor forward(AutogradContext* ctx, const Tensor&, const RunningCall& call) {
+    ctx->set_materialize_grads(false);
+    const auto [y, mask] =
+        dispatch<at::AutoDispatchBelowAutograd, Masked>("qsim::observe_fake_quantize_with_mask", call);
+    ctx->saved_data["strides"] = y.sym_strides();
+    ctx->save_for_backward({mask});
+    return y;
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    using MaskBackward = Tensor(const Tensor&, const Tensor&, at::OptionalSymIntArrayRef);
+    static const auto mask_backward =
+        c10::Dispatcher::singleton().findSchemaOrThrow("qsim::fake_quantize_mask_backward", "").typed<MaskBackward>();
+    if (!grads[0].defined()) return {Tensor(), Tensor()};
+    const auto strides = ctx->saved_data["strides"].toSymIntVector();
+    return {mask_backward.call(grads[0], ctx->get_saved_variables()[0], at::SymIntArrayRef(strides)), Tensor()};
+  }
+};
+
+Tensor differentiable(const RunningCall& call) {
+  if (at::GradMode::is_enabled() && (call.x.requires_grad() || call.x._fw_grad(0).defined())) {
+    return ObserveFakeQuantize::apply(call.x, call);
+  }
+  return dispatch<at::AutoDispatchBelowAutograd, Tensor>("qsim::observe_fake_quantize", call);
+}
+
+// Every kernel below writes the state, so its tensors get new versions.
+template <class Result>
+Result versioned(const char* name, const RunningCall& call) {
+  Result result = dispatch<at::AutoDispatchBelowADInplaceOrView, Result>(name, call);
+  bump_versions({call.lowest, call.highest, call.counts, call.scale, call.zero_point});
+  return result;
+}
+
+Tensor plain_versioned(const RunningCall& call) { return versioned<Tensor>("qsim::observe_fake_quantize", call); }
+Masked with_mask_versioned(const RunningCall& call) {
+  return versioned<Masked>("qsim::observe_fake_quantize_with_mask", call);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(qsim, Autograd, m) {
+  m.impl("observe_fake_quantize", running_kernel<differentiable>);
+  m.impl("observe_fake_quantize_with_mask", torch::autograd::autogradNotImplementedFallback());
+}
+
+TORCH_LIBRARY_IMPL(qsim, ADInplaceOrView, m) {
+  m.impl("observe_fake_quantize", running_kernel<plain_versioned>);
+  m.impl("observe_fake_quantize_with_mask", running_kernel<with_mask_versioned>);
+}
+}  // namespace qsim

@@ -1,0 +1,135 @@
+// The kernels that find ranges, and what may follow in the same launch. `After` says
+//   wanted()                whether to observe at all, read on the device
+//   range_of_block(r, i)    what to do with the range of block i, which one thread found
+//   all_joined()            called by every thread of every block, when its ranges are in lowest and highest
+#pragma once
+
+#include <algorithm>
+
+#include "elements.cuh"
+#include "range_state.cuh"
+
+namespace qsim::cuda {
+
+namespace {
+
+constexpr int kThreads = 256, kWarps = kThreads / 32;
+constexpr std::int64_t kMostBlocks = 132 * 16;  // a wave or two on every current device; the rest comes by striding
+constexpr std::int64_t kShortest = 1024, kLongest = 1 << 20;  // elements of a row that one warp reads at a time
+
+unsigned blocks_for(std::int64_t items, std::int64_t items_per_block) {
+  return static_cast<unsigned>(std::min(kMostBlocks, (items + items_per_block - 1) / items_per_block));
+}
+
+__device__ __forceinline__ void count_elements(std::int64_t n, std::int64_t* counts) {
+  if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) add(counts, n);
+}
+
+// A warp takes one segment of a row at a time.
+template <class T, class After>
+__global__ void observe_rows(const T* x, std::int64_t rows, std::int64_t ranges, std::int64_t inner, int segment,
+                             float* lowest, float* highest, std::int64_t* counts, After after) {
+  if (!after.wanted()) return;
+  count_elements(rows * inner, counts);
+  const int lane = threadIdx.x % 32;
+  const std::int64_t segments = (inner + segment - 1) / segment, items = rows * segments;
+  const std::int64_t warps = static_cast<std::int64_t>(gridDim.x) * kWarps;
+  NonFinite found;
+  for (std::int64_t item = static_cast<std::int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32; item < items;
+       item += warps) {
+    const std::int64_t row = item / segments, first = item % segments * segment;
+    const int n = static_cast<int>(min(static_cast<std::int64_t>(segment), inner - first));
+    FiniteRange range;
+    for_each_element(x + row * inner + first, n, lane, 32, [&](float e) { qsim::observe(e, range, found); });
+    range = warp_range(range);
+    if (lane == 0) join(range, lowest + row % ranges, highest + row % ranges);
+  }
+  join(found, counts);
+  after.all_joined();
+}
+
+// Short rows, many of them: the matrix [outer, ranges * inner] by columns, so that neighbouring threads read
+// neighbours. A narrow matrix is widened: `width` is a multiple of `period` = ranges * inner.
+template <class T, class After>
+__global__ void observe_columns(const T* x, std::int64_t n, std::int64_t width, std::int64_t period, std::int64_t inner,
+                                float* lowest, float* highest, std::int64_t* counts, After after) {
+  if (!after.wanted()) return;
+  count_elements(n, counts);
+  const std::int64_t column = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (column < width) {
+    FiniteRange range;
+    NonFinite found;
+    const std::int64_t step = width * gridDim.y;
+#pragma unroll 4
+    for (std::int64_t i = blockIdx.y * width + column; i < n; i += step) qsim::observe(as_float(x[i]), range, found);
+    const std::int64_t r = column % period / inner;
+    join(range, lowest + r, highest + r);
+    join(found, counts);
+  }
+  after.all_joined();
+}
+
+// One thread for each range of a block; neighbours along `inner` read neighbours.
+template <class T, class After>
+__global__ void observe_block_rows(const T* x, std::int64_t outer, std::int64_t size, std::int64_t inner,
+                                   std::int64_t block, std::int64_t* counts, After after) {
+  if (!after.wanted()) return;
+  count_elements(outer * size * inner, counts);
+  const std::int64_t blocks = (size + block - 1) / block, ranges = outer * blocks * inner;
+  const std::int64_t threads = static_cast<std::int64_t>(gridDim.x) * kThreads;
+  NonFinite found;
+  for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < ranges; i += threads) {
+    const std::int64_t line = i / inner, first = line % blocks * block;
+    const T* from = x + (line / blocks * size + first) * inner + i % inner;
+    const int n = static_cast<int>(min(block, size - first));
+    FiniteRange range;
+    for (int j = 0; j < n; ++j) qsim::observe(as_float(from[j * inner]), range, found);
+    after.range_of_block(range, i);
+  }
+  join(found, counts);
+}
+
+template <class After>
+cudaError_t launch_ranges(const void* x, Element element, std::int64_t outer, std::int64_t ranges, std::int64_t inner,
+                          float* lowest, float* highest, std::int64_t* counts, After after, cudaStream_t stream) {
+  const std::int64_t n = outer * ranges * inner;
+  if (n == 0) return cudaSuccess;
+  if (ranges == 1) inner = n, outer = 1;
+  const std::int64_t rows = outer * ranges;
+  if (inner < 32 && outer > 32) {
+    const std::int64_t period = ranges * inner, width = period < kThreads ? kThreads / period * period : period;
+    const unsigned across = static_cast<unsigned>((width + kThreads - 1) / kThreads);
+    const std::int64_t deep = std::clamp<std::int64_t>(n / width / 32, 1, kMostBlocks);
+    const dim3 grid(across, static_cast<unsigned>(deep));
+    return with_element(element, [&](auto type) {
+      using T = decltype(type);
+      observe_columns<<<grid, kThreads, 0, stream>>>(static_cast<const T*>(x), n, width, period, inner, lowest, highest,
+                                                     counts, after);
+    });
+  }
+  // Segments as long as leaves work for every warp.
+  const std::int64_t fair = n / (kMostBlocks * kWarps) / kShortest * kShortest;
+  const int segment = static_cast<int>(std::clamp(fair, kShortest, kLongest));
+  const std::int64_t items = rows * ((inner + segment - 1) / segment);
+  return with_element(element, [&](auto type) {
+    using T = decltype(type);
+    observe_rows<<<blocks_for(items, kWarps), kThreads, 0, stream>>>(static_cast<const T*>(x), rows, ranges, inner,
+                                                                     segment, lowest, highest, counts, after);
+  });
+}
+
+template <class After>
+cudaError_t launch_blocks(const void* x, Element element, std::int64_t outer, std::int64_t size, std::int64_t inner,
+                          std::int64_t block, std::int64_t* counts, After after, cudaStream_t stream) {
+  const std::int64_t ranges = outer * ((size + block - 1) / block) * inner;
+  if (ranges == 0) return cudaSuccess;
+  return with_element(element, [&](auto type) {
+    using T = decltype(type);
+    observe_block_rows<<<blocks_for(ranges, kThreads), kThreads, 0, stream>>>(static_cast<const T*>(x), outer, size,
+                                                                              inner, block, counts, after);
+  });
+}
+
+}  // namespace
+
+}  // namespace qsim::cuda
