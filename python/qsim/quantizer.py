@@ -11,7 +11,7 @@ from qsim import ops
 from qsim._state import UNKNOWN, RangeState
 from qsim.encoding import Encoding
 from qsim.errors import NoEncodingError
-from qsim.float_format import round_to_format
+from qsim.format_counts import FormatCounter, FormatCounts
 from qsim.observer import Counts, Observer, encoding_of_range, with_method
 from qsim.spec import TensorSpec
 
@@ -52,6 +52,8 @@ class Quantizer(RangeState):
     observing : bool
         Observe in ``forward``, before quantizing; False from the start.
     observer : Observer
+    format_counter : FormatCounter or None
+        Counts, while observing, what rounding to a float format does; None for integers.
     scale : Tensor, float32, shape ``()``, ``[C]`` or one per block
         NaN: no encoding yet. A Parameter where the spec says learnable; a float format has none to choose and holds 1.
     zero_point : Tensor, int32, shape of `scale`
@@ -83,6 +85,7 @@ class Quantizer(RangeState):
         self.enabled = True
         self.observing = False
         self.observer = Observer(spec.axis, spec.block_size, shape, name)
+        self.format_counter = FormatCounter(spec.dtype) if spec.is_float else None
         self._spec = spec
         self._grid = (spec.quant_min, spec.quant_max)
         self._options = _options(spec)
@@ -120,7 +123,7 @@ class Quantizer(RangeState):
             Enabled, but nothing has chosen an encoding yet.
         """
         if self.observing:
-            self.observer.forward(x)
+            self._observe(x)
         if not self.enabled:
             return x
         if not self._has_encoding:
@@ -129,7 +132,7 @@ class Quantizer(RangeState):
                 "load a calibrated state dict, or set enabled = False."
             )
         if self._spec.is_float:
-            return round_to_format(x, self._spec.dtype, saturate=self._spec.saturate)
+            return ops.round_to_format(x, self._spec.dtype, saturate=self._spec.saturate)
         state = self._buffers
         if self._spec.learnable:
             learned = self.scale
@@ -141,6 +144,11 @@ class Quantizer(RangeState):
             scale = scale.double()
         y: Tensor = _fake_quantize(x, scale, state["zero_point"], *self._grid, **options)
         return y
+
+    def _observe(self, x: Tensor) -> None:
+        self.observer.forward(x)
+        if self.format_counter is not None:
+            self.format_counter.forward(x)
 
     @property
     def grid_scale(self) -> Tensor:
@@ -227,8 +235,8 @@ class Quantizer(RangeState):
             The tensor, or a channel or block of it, has no finite value. The encoding in use before stays.
         """
         spec = with_method(self._spec, method, percentile=percentile, gamma=gamma)
-        self.observer.reset()
-        self.observer.forward(weight)
+        self.reset()
+        self._observe(weight)
         if spec.is_float:
             return self._use(spec, None)
         self.observer.check(spec)
@@ -259,6 +267,11 @@ class Quantizer(RangeState):
         return self.observer.counts
 
     @property
+    def format_counts(self) -> FormatCounts | None:
+        """What rounding to the float format does to what was observed; None for integers. Waits for the device."""
+        return None if self.format_counter is None else self.format_counter.counts
+
+    @property
     def min(self) -> Tensor:
         """Smallest finite value observed: see `Observer.min`."""
         return self.observer.min
@@ -271,10 +284,14 @@ class Quantizer(RangeState):
     def reset(self) -> None:
         """Forget what was observed. The encoding in use stays."""
         self.observer.reset()
+        if self.format_counter is not None:
+            self.format_counter.reset()
 
     def merge(self, other: Quantizer) -> None:
         """Add what another quantizer observed: see `Observer.merge`. The encoding in use stays."""
         self.observer.merge(other.observer)
+        if self.format_counter is not None and other.format_counter is not None:
+            self.format_counter.merge(other.format_counter)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         super()._load_from_state_dict(state_dict, prefix, *args)

@@ -4,16 +4,20 @@ from qsim.reference.choose_qparams import choose_qparams
 from qsim.reference.clip_grad import clip_grad_
 from qsim.reference.fake_quantize import fake_quantize, fake_quantize_backward
 from qsim.reference.observe import observe_, observe_range_
+from qsim.reference.round_to_format import count_format_, round_to_format, round_to_format_backward
 from qsim.reference.search_range import search_range
 from qsim.reference.search_range_data import search_range_data
 
 __all__ = [
     "choose_qparams",
     "clip_grad_",
+    "count_format_",
     "fake_quantize",
     "fake_quantize_backward",
     "observe_",
     "observe_range_",
+    "round_to_format",
+    "round_to_format_backward",
     "search_range",
     "search_range_data",
 ]
