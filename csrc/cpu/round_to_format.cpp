@@ -23,7 +23,7 @@ using Saturate = std::optional<bool>;
 template <class Run>
 void for_type_of(const Tensor& x, const RoundToFormatOptions& options, Run run) {
   for_element_type(x.scalar_type(), cpu::round_to_format_kernels(), [&](auto element, const auto& kernels) {
-    run(element, kernels, format_in<arithmetic_t<decltype(element)>>(options.format, options.saturate));
+    run(element, kernels, format_in<decltype(element)>(options.format, options.saturate));
   });
 }
 

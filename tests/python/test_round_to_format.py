@@ -31,16 +31,16 @@ def every_number(name):
     return numbers[numbers.isfinite()].unique()
 
 
-def adversarial(name, dtype):
-    """Every number of the format, every tie, the neighbours of both in `dtype`, and what overflows."""
+def adversarial(name, dtype, step=1):
+    """Every number of the format (or every `step`-th), every tie, the neighbours of both in `dtype`, and what overflows."""
     if dtype.itemsize == 2:
-        return torch.arange(-(2**15), 2**15).to(torch.int16).view(dtype)  # all there are
+        return torch.arange(-(2**15), 2**15).to(torch.int16).view(dtype)[::step]  # all there are
     numbers = every_number(name)
     ties = (numbers[1:] + numbers[:-1]) / 2
     past = numbers[-1] + (numbers[-1] - numbers[-2]) * torch.tensor([0.5, 1.0, 1.5])
     beyond = torch.cat([past, torch.tensor([2.0, 1e30]) * numbers[-1]])
     specials = torch.tensor([math.inf, math.nan, 0.0, 1e-45, 1.2e-38, 5e-324, 2.3e-308, 3.4028235e38])
-    x = torch.cat([numbers, ties, beyond, -beyond, specials, -specials]).to(dtype)
+    x = torch.cat([numbers[::step], ties[::step], beyond, -beyond, specials, -specials]).to(dtype)
     patterns = torch.tensor([0x7F800001, 0x7FFFFFFF, 0x7FC12345, -1, -0x7FFFFF]).to(torch.int32).view(torch.float32)  # NaNs
     up, down = (torch.nextafter(x, torch.full_like(x, end)) for end in (math.inf, -math.inf))
     return torch.cat([x, up, down, patterns.to(dtype)])
@@ -81,7 +81,7 @@ def test_float64_is_rounded_once(name):
 
 @pytest.mark.parametrize(("name", "dtype", "saturate"), [*itertools.product(FLOAT_FORMATS, DTYPES, [None, False, True])])
 def test_equals_the_reference(name, dtype, saturate):
-    x = adversarial(name, dtype)
+    x = adversarial(name, dtype, step=1 if name.startswith("float8") else 7)
     expected = reference.round_to_format(x, name, saturate=saturate)
     counts, squares = torch.zeros(6, dtype=torch.int64), torch.zeros(2, dtype=torch.float64)
     expected_counts, expected_squares = counts.clone(), squares.clone()
@@ -96,12 +96,13 @@ def test_equals_the_reference(name, dtype, saturate):
     assert torch.equal(passes, reference.round_to_format_backward(torch.ones(len(x)), x, name).bool())
 
 
-@pytest.mark.parametrize(("name", "saturate"), [*itertools.product(["float8_e4m3fn", "float8_e5m2"], [False, True])])
-def test_equals_the_cast_of_onnx_runtime(name, saturate):
+@pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2"])
+def test_saturating_equals_the_cast_of_onnx_runtime(name):
+    """Without saturation ONNX Runtime 1.31 casts 480 to the float8_e4m3fn 448 and 61440 to a NaN of float8_e5m2: no oracle."""
     onnx, onnxruntime = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
     helper, kind = onnx.helper, getattr(onnx.TensorProto, name.replace("float8_", "FLOAT8").upper())
     nodes = [
-        helper.make_node("Cast", ["x"], ["narrow"], to=kind, saturate=int(saturate)),
+        helper.make_node("Cast", ["x"], ["narrow"], to=kind, saturate=1),
         helper.make_node("Cast", ["narrow"], ["y"], to=onnx.TensorProto.FLOAT),
     ]
     ends = [helper.make_tensor_value_info(end, onnx.TensorProto.FLOAT, ["n"]) for end in "xy"]
@@ -113,7 +114,7 @@ def test_equals_the_cast_of_onnx_runtime(name, saturate):
     session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     x = adversarial(name, torch.float32)
     (expected,) = session.run(None, {"x": x.numpy()})
-    same_bits(round_to_format(x, name, saturate=saturate), torch.from_numpy(expected))
+    same_bits(round_to_format(x, name, saturate=True), torch.from_numpy(expected))
 
 
 @pytest.mark.parametrize("name", FLOAT_FORMATS)
@@ -131,7 +132,7 @@ def test_a_saturated_number_exists_in_the_dtype():
 
 @pytest.mark.parametrize(("name", "dtype"), [*itertools.product(FLOAT_FORMATS, [torch.float32, torch.float64, torch.bfloat16])])
 def test_flushing_subnormals_changes_nothing(name, dtype):
-    x = adversarial(name, dtype)
+    x = adversarial(name, dtype, step=5)
     counts = torch.zeros(2, 6, dtype=torch.int64)
     expected = round_to_format_counted(x, name, counts[0])
     torch.set_num_threads(1)  # the mode is the thread's
@@ -198,13 +199,14 @@ import hashlib, torch, test_round_to_format as t
 digest = hashlib.sha256()
 for name in t.FLOAT_FORMATS:
     for dtype in t.DTYPES:
-        x = torch.cat([t.adversarial(name, dtype)[:70001], torch.randn(3001, generator=torch.Generator().manual_seed(0)).to(dtype)])
+        x = torch.cat([t.adversarial(name, dtype, 17), torch.randn(3001, generator=torch.Generator().manual_seed(0)).to(dtype)])
         for saturate in (False, True):
             counts, squares = torch.zeros(6, dtype=torch.int64), torch.zeros(2, dtype=torch.float64)
             y = t.round_to_format_counted(x, name, counts, squares, saturate=saturate)
             z, mask = torch.ops.qsim.round_to_format_with_mask(x, name, saturate=saturate)
             for tensor in (y, t.round_to_format(x, name, saturate=saturate), z, mask, counts, squares):
-                digest.update(tensor.nan_to_num(7.5).contiguous().view(torch.uint8).numpy() if tensor.is_floating_point() else tensor.numpy())
+                known = tensor.nan_to_num(7.5) if tensor.is_floating_point() else tensor  # any NaN is as good as another
+                digest.update(known.view(torch.uint8).numpy())
 print(digest.hexdigest())
 """
 
@@ -301,7 +303,8 @@ class TestMutation:
         expected = round_to_format(base, "float8_e5m2")
         assert round_to_format_(base[:, 1], "float8_e5m2").data_ptr() == base[:, 1].data_ptr()
         assert torch.equal(base[:, 1], expected[:, 1])
-        assert torch.equal(round_to_format(base.T, "float8_e5m2", out=base), round_to_format(expected.T, "float8_e5m2"))
+        out = torch.empty(2, 2).T
+        assert torch.equal(round_to_format(base, "float8_e5m2", out=out), expected)
 
     def test_of_a_leaf_is_an_error(self):
         with pytest.raises(RuntimeError, match="leaf Variable that requires grad"):

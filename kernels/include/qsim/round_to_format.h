@@ -169,6 +169,16 @@ struct FormatCounts {
   }
 };
 
+template <class A>
+QSIM_HD void count(A x, const FormatIn<A>& format, FormatCounts& counts) {
+  const bits_t<A> magnitude = magnitude_of(x, format);
+  counts.nans += magnitude > format.infinity;
+  counts.infs += magnitude == format.infinity;
+  counts.overflows += magnitude >= format.overflow && magnitude < format.infinity;
+  counts.underflows += magnitude > 0 && magnitude <= format.vanishing;
+  counts.subnormals += magnitude > format.vanishing && magnitude < format.normal;
+}
+
 // Sums of squares in float64 over the elements that are finite before and after rounding. Their quotient is the
 // signal-to-noise ratio.
 struct SquaredSums {

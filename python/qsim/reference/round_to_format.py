@@ -30,17 +30,19 @@ def _largest(form: FloatFormat, dtype: torch.dtype) -> float:
     return (held if held.double() <= form.largest or held.isinf() else held.nextafter(torch.zeros_like(held))).item()
 
 
-def round_to_format(x: Tensor, format: str, *, saturate: bool | None = None) -> Tensor:
-    """Twin of `qsim.ops.round_to_format` (docs/numerics.md, section 7)."""
+def _round(x: Tensor, format: str, saturate: bool | None) -> Tensor:
     form = FLOAT_FORMATS[format]
     rounded = _round_unbounded(_arithmetic(x), form)
     if form.saturates if saturate is None else saturate:
         largest = _largest(form, x.dtype)
-        rounded = rounded.clamp(-largest, largest)
-    else:
-        overflow = math.inf if form.infinite else math.nan
-        rounded = torch.where(rounded.abs() <= form.largest, rounded, rounded * overflow)
-    return rounded.to(x.dtype)
+        return rounded.clamp(-largest, largest)
+    overflow = math.inf if form.infinite else math.nan
+    return torch.where(rounded.abs() <= form.largest, rounded, rounded * overflow)
+
+
+def round_to_format(x: Tensor, format: str, *, saturate: bool | None = None) -> Tensor:
+    """Twin of `qsim.ops.round_to_format` (docs/numerics.md, section 7)."""
+    return _round(x, format, saturate).to(x.dtype)
 
 
 def round_to_format_backward(grad: Tensor, x: Tensor, format: str) -> Tensor:
@@ -64,7 +66,7 @@ def count_format_(x: Tensor, format: str, counts: Tensor, squares: Tensor | None
     ]
     counts += torch.stack([which.sum() for which in found])
     if squares is not None:
-        rounded = round_to_format(x, format, saturate=saturate).to(wide.dtype)
+        rounded = _round(x, format, saturate)
         known = wide.isfinite() & rounded.isfinite()
         signal, result = wide[known].double(), rounded[known].double()
         squares += torch.stack([(signal - result).square().sum(), signal.square().sum()])
