@@ -97,7 +97,7 @@ def round_to_format_counted(
     >>> counts.tolist()  # one overflow, one underflow, one subnormal
     [4, 0, 0, 1, 1, 1]
     >>> round((10 * (squares[1] / squares[0]).log10()).item(), 1)  # signal to noise in dB of what stayed finite
-    155.9
+    167.1
 
     Notes
     -----
