@@ -11,11 +11,6 @@ constexpr int kThreads = 256;
 __device__ __forceinline__ bool is_finite_element(double x) { return fabs(x) <= DBL_MAX; }
 __device__ __forceinline__ bool is_finite_element(float x) { return is_finite(x); }
 
-__device__ __forceinline__ void narrow(float x, float& to) { to = x; }
-__device__ __forceinline__ void narrow(double x, double& to) { to = x; }
-__device__ __forceinline__ void narrow(float x, __half& to) { to = __float2half_rn(x); }
-__device__ __forceinline__ void narrow(float x, __nv_bfloat16& to) { to = __float2bfloat16_rn(x); }
-
 __device__ __forceinline__ double power_of(double x, double p) {
   x = fabs(x);
   return p == 2 ? x * x : p == 1 || p == INFINITY ? x : pow(x, p);

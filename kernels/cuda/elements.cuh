@@ -22,6 +22,12 @@ __device__ __forceinline__ float widened(T x) {
   return as_float(x);
 }
 
+// The inverse, rounded to nearest even.
+__device__ __forceinline__ void narrow(float x, float& to) { to = x; }
+__device__ __forceinline__ void narrow(double x, double& to) { to = x; }
+__device__ __forceinline__ void narrow(float x, __half& to) { to = __float2half_rn(x); }
+__device__ __forceinline__ void narrow(float x, __nv_bfloat16& to) { to = __float2bfloat16_rn(x); }
+
 template <class T>
 struct alignas(16) Pack {
   static constexpr int kSize = 16 / sizeof(T);

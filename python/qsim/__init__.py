@@ -8,8 +8,9 @@ from qsim.clip_grad import clip_grad_norm_
 from qsim.config import Config, Override
 from qsim.encoding import Encoding
 from qsim.errors import CalibrationError, NoEncodingError
-from qsim.float_format import round_to_format
+from qsim.format_counts import FormatCounter, FormatCounts
 from qsim.observer import Counts, Observer
+from qsim.ops import round_to_format
 from qsim.presets import bf16, fp8, fp16, int4, int8, int16, w4a8
 from qsim.quantizer import Quantizer
 from qsim.sim import QuantSim
@@ -25,6 +26,8 @@ __all__ = [
     "Counts",
     "Encoding",
     "FoldReport",
+    "FormatCounter",
+    "FormatCounts",
     "NoEncodingError",
     "Observer",
     "Override",

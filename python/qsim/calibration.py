@@ -36,7 +36,8 @@ class CalibrationReport:
         For every quantizer, what it has observed so far, earlier calls included: elements, NaN, +Inf, -Inf. For a weight, those of
         the weight.
     problems : list of str
-        One sentence for each quantizer that met NaN or Inf, or whose scale had to be raised for the bias.
+        One sentence for each quantizer that met NaN or Inf, for each whose values overflow its float format, and for each whose scale
+        had to be raised for the bias.
     seconds : dict of str to float
         Time by stage: "data" (waiting for batches), "forward" (the model, observing), "encodings" (choosing them).
     """
@@ -219,7 +220,16 @@ def report_of(noted: Observation, quantizers: Mapping[str, Quantizer], problems:
         if count.nonfinite:
             where = f", first in batch {noted.first_nonfinite[key]}" if key in noted.first_nonfinite else ""
             problems.append(f"'{key}' met {count}{where}; its range comes from the finite ones")
+    problems += [problem for key, quantizer in quantizers.items() if (problem := _overflow(key, quantizer))]
     return CalibrationReport(noted.batches, counts, problems, dict(noted.seconds))
+
+
+def _overflow(key: str, quantizer: Quantizer) -> str | None:
+    found = quantizer.format_counts
+    if found is None or not found.overflows:
+        return None
+    largest = torch.maximum(-quantizer.min, quantizer.max).item()
+    return f"'{key}': {found.overflows} of {found.elements} values overflow {quantizer.spec.dtype} (largest magnitude {largest:.6g})"
 
 
 def failure(problems: list[str]) -> CalibrationError:

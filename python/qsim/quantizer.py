@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from qsim._state import UNKNOWN, RangeState
 from qsim.encoding import Encoding
 from qsim.errors import CalibrationError, NoEncodingError
-from qsim.float_format import round_to_format
+from qsim.format_counts import FormatCounter, FormatCounts
 from qsim.observer import Counts, Observer, with_method
 from qsim.running_observer import RunningObserver
 from qsim.spec import TensorSpec, range_shape
@@ -55,6 +55,8 @@ class Quantizer(RangeState):
         Observe in ``forward``, before quantizing; False from the start. With ``method="ema"`` True from the start: the running
         range follows the batches, and the encoding the range, in training mode alone, as the statistics of BatchNorm do.
     observer : Observer
+    format_counter : FormatCounter or None
+        Counts, while observing, what rounding to a float format does; None for integers.
     scale : Tensor, float32, shape ``()``, ``[C]`` or one per block
         NaN: no encoding yet. A Parameter where the spec says learnable; a float format has none to choose and holds 1.
     zero_point : Tensor, int32, shape of `scale`
@@ -91,6 +93,7 @@ class Quantizer(RangeState):
         self._enabled, self._observing = True, self._running
         granularity = (spec.axis, spec.block_size, shape, name)
         self.observer = RunningObserver(spec.averaging, *granularity) if self._running else Observer(*granularity)
+        self.format_counter = FormatCounter(spec.dtype) if spec.is_float else None
         if self._running:
             self.register_buffer("_observing_here", torch.tensor(True), persistent=False)
             self.register_buffer("_enabled_here", torch.tensor(True), persistent=False)
@@ -172,7 +175,7 @@ class Quantizer(RangeState):
             if self.training:
                 return self._follow(x)
         elif self._observing:
-            self.observer.forward(x)
+            self.observe(x)
         return self.quantize(x)
 
     def _follow(self, x: Tensor) -> Tensor:
@@ -208,7 +211,7 @@ class Quantizer(RangeState):
                 "load a calibrated state dict, or set enabled = False."
             )
         if self._spec.is_float:
-            return round_to_format(x, self._spec.dtype, saturate=self._spec.saturate)
+            return ops.round_to_format(x, self._spec.dtype, saturate=self._spec.saturate)
         state = self._buffers
         if self._spec.learnable:
             learned = self.scale
@@ -220,6 +223,12 @@ class Quantizer(RangeState):
             scale = scale.double()
         y: Tensor = _fake_quantize(x, scale, state["zero_point"], *self._grid, **options)
         return y
+
+    def observe(self, x: Tensor) -> None:
+        """Observe as `forward` does, without quantizing."""
+        self.observer.forward(x)
+        if self.format_counter is not None:
+            self.format_counter.forward(x)
 
     @property
     def grid_scale(self) -> Tensor:
@@ -331,6 +340,11 @@ class Quantizer(RangeState):
         return self.observer.counts
 
     @property
+    def format_counts(self) -> FormatCounts | None:
+        """What rounding to the float format does to what was observed; None for integers. Waits for the device."""
+        return None if self.format_counter is None else self.format_counter.counts
+
+    @property
     def min(self) -> Tensor:
         """Smallest finite value observed: see `Observer.min`."""
         return self.observer.min
@@ -343,10 +357,14 @@ class Quantizer(RangeState):
     def reset(self) -> None:
         """Forget what was observed. The encoding in use stays."""
         self.observer.reset()
+        if self.format_counter is not None:
+            self.format_counter.reset()
 
     def merge(self, other: Quantizer) -> None:
         """Add what another quantizer observed: see `Observer.merge`. The encoding in use stays."""
         self.observer.merge(other.observer)
+        if self.format_counter is not None and other.format_counter is not None:
+            self.format_counter.merge(other.format_counter)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         super()._load_from_state_dict(state_dict, prefix, *args)

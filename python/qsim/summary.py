@@ -12,7 +12,8 @@ from qsim.quantizer import Quantizer
 
 @dataclass(frozen=True)
 class Row:
-    """One quantizer: its key, role and operation, how it quantizes, the range of its grid, what it observed that is not finite."""
+    """One quantizer: its key, role and operation, how it quantizes, the range of its grid (of a float format, what
+    rounding takes from the values observed), what it observed that is not finite."""
 
     key: str
     role: str
@@ -88,8 +89,9 @@ def _range(quantizer: Quantizer) -> str:
     encoding = quantizer.encoding
     if encoding is None:
         return "not calibrated"
-    if quantizer.spec.is_float:
-        return ""
+    if found := quantizer.format_counts:
+        losses = {"overflow": found.overflows, "underflow": found.underflows, "subnormal": found.subnormals}
+        return ", ".join(f"{count} {loss}" for loss, count in losses.items() if count)
     return f"[{encoding.min.min().item():.4g}, {encoding.max.max().item():.4g}]"
 
 

@@ -23,8 +23,8 @@ _Search = tuple[torch.device, str, float, float]  # what one call has in common:
 def look_at(quantizer: Quantizer, weight: Tensor, spec: TensorSpec) -> CalibrationError | None:
     """Have the quantizer's observer see the weight and nothing else. Returns why the weight has no range, if so."""
     quantizer.observer.check_method(spec)
-    quantizer.observer.reset()
-    quantizer.observer.forward(weight)
+    quantizer.reset()
+    quantizer.observe(weight)
     if spec.is_float:
         return None
     try:

@@ -9,17 +9,22 @@ from qsim.ops.clip_grad import clip_grad_, grad_power_sum, scale_grad_
 from qsim.ops.fake_quantize import fake_quantize, fake_quantize_
 from qsim.ops.observe import observe_, observe_range_
 from qsim.ops.observe_fake_quantize import observe_fake_quantize
+from qsim.ops.round_to_format import count_format_, round_to_format, round_to_format_, round_to_format_counted
 from qsim.ops.search_range import search_range, search_range_data, search_range_weights
 
 __all__ = [
     "choose_qparams",
     "clip_grad_",
+    "count_format_",
     "fake_quantize",
     "fake_quantize_",
     "grad_power_sum",
     "observe_",
     "observe_fake_quantize",
     "observe_range_",
+    "round_to_format",
+    "round_to_format_",
+    "round_to_format_counted",
     "scale_grad_",
     "search_range",
     "search_range_data",

@@ -1,0 +1,32 @@
+#include <torch/library.h>
+
+#include <optional>
+#include <string_view>
+
+#include "functionalize.h"
+
+namespace qsim {
+namespace {
+
+using at::Tensor;
+using Saturate = std::optional<bool>;
+
+Tensor& round_to_format_out_functionalize(const Tensor& x, std::string_view format, Saturate saturate, Tensor& out) {
+  static const auto call = c10::Dispatcher::singleton()
+                               .findSchemaOrThrow("qsim::round_to_format", "")
+                               .typed<Tensor(const Tensor&, std::string_view, Saturate)>();
+  const Tensor from = unwrapped(x);
+  return write_through(out, [&] { return call.call(from, format, saturate); });
+}
+
+Tensor& round_to_format_inplace_functionalize(Tensor& x, std::string_view format, Saturate saturate) {
+  return round_to_format_out_functionalize(x, format, saturate, x);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(qsim, Functionalize, m) {
+  m.impl("round_to_format.out", round_to_format_out_functionalize);
+  m.impl("round_to_format_", round_to_format_inplace_functionalize);
+}
+}  // namespace qsim

@@ -1,0 +1,115 @@
+// Counts what rounding to a format does to the elements of a block, in registers.
+//
+// Most blocks hold nothing but zeros and numbers that stay normal. Two extremes say so, at half the cost of counting;
+// other blocks are read once more, from the first-level cache.
+#pragma once
+
+#include <algorithm>
+#include <limits>
+
+#include "float_registers.h"
+
+namespace qsim::cpu {
+namespace {
+
+constexpr std::int64_t kBlock = 1024;
+
+template <class N, class A>
+QSIM_INLINE FormatIn<N> in_every_lane(const FormatIn<A>& format) {
+  const auto bits = [](bits_t<A> b) { return bits_t<N>{} + b; };
+  return {bits(format.magnitude), bits(format.infinity), bits(format.smallest_normal), bits(format.overflow),
+          bits(format.beyond),    bits(format.normal),   bits(format.vanishing),       N{} + format.overflowing,
+          N{} + format.lift,      format.upper_half};
+}
+
+QSIM_INLINE void count_below(Longs& counts, Longs x, Longs bound) { counts = x < bound ? counts + 1 : counts; }
+QSIM_INLINE void count_below(Ints& counts, Ints x, Ints bound) {
+#if defined(__AVX512F__)  // two instructions; g++ 12 makes three of the form below
+  const auto below = _mm512_cmplt_epi32_mask((__m512i)x, (__m512i)bound);
+  counts = (Ints)_mm512_mask_add_epi32((__m512i)counts, below, (__m512i)counts, _mm512_set1_epi32(1));
+#else
+  counts = x < bound ? counts + 1 : counts;
+#endif
+}
+
+template <class Bits>
+QSIM_INLINE std::int64_t sum_of_lanes(Bits lanes) {
+  std::int64_t sum = 0;
+  for (std::size_t i = 0; i < sizeof lanes / sizeof lanes[0]; ++i) sum += lanes[i];
+  return sum;
+}
+
+template <class T>
+class FormatCounter {
+  using A = arithmetic_t<T>;
+  using N = register_t<T>;
+  using Bits = bits_t<N>;
+  typedef std::make_unsigned_t<bits_t<A>> Unsigned __attribute__((vector_size(sizeof(N))));
+  static constexpr auto kFirst = std::numeric_limits<bits_t<A>>::min(), kLast = std::numeric_limits<bits_t<A>>::max();
+
+ public:
+  QSIM_INLINE explicit FormatCounter(const FormatIn<A>& format)
+      : format_(in_every_lane<N>(format)),
+        above_vanishing_(Bits{} + (kFirst + format.vanishing)),
+        normal_(Bits{} + (kFirst + (format.normal - 1))) {}
+
+  // Whether the next block should better be counted at once: this one had small numbers.
+  bool expects_small() const { return expects_small_; }
+
+  QSIM_INLINE void start() {
+    largest_ = small_ = vanishing_ = Bits{};
+    first_ = Bits{} + kLast;
+  }
+  QSIM_INLINE void look(N x) {
+    const Bits order = order_of(x);
+    first_ = order < first_ ? order : first_;
+  }
+  QSIM_INLINE void count(N x) {
+    const Bits order = order_of(x);
+    count_below(vanishing_, order, above_vanishing_);
+    count_below(small_, order, normal_);
+  }
+  // All n elements of the block have been looked at, or counted.
+  QSIM_INLINE void finish(const T* block, std::int64_t n, FormatCounts& counts) {
+    if (!expects_small_ && any((Ints)(first_ < normal_))) {
+      for_each_register(block, n, [&](std::int64_t, N x, std::int64_t) QSIM_INLINE_LAMBDA { count(x); });
+    }
+    const std::int64_t small = sum_of_lanes(small_), vanishing = sum_of_lanes(vanishing_);
+    expects_small_ = small > 0;
+    counts.underflows += vanishing;
+    counts.subnormals += small - vanishing;
+    if (any((Ints)(largest_ >= format_.overflow))) count_large(block, n, counts);
+  }
+
+ private:
+  // Magnitudes in their order, but for 0, which comes last: no small number.
+  QSIM_INLINE Bits order_of(N x) {
+    const Bits magnitude = magnitude_of(x, format_);
+    largest_ = magnitude > largest_ ? magnitude : largest_;
+    return (Bits)((Unsigned)magnitude + (static_cast<std::make_unsigned_t<bits_t<A>>>(kFirst) - 1));
+  }
+
+  [[gnu::noinline]] void count_large(const T* block, std::int64_t n, FormatCounts& counts) {
+    Bits in_format{}, finite{}, numbers{};
+    std::int64_t all = 0;  // with the padding
+    for_each_register(block, n, [&](std::int64_t, N x, std::int64_t) QSIM_INLINE_LAMBDA {
+      const Bits magnitude = magnitude_of(x, format_);
+      count_below(in_format, magnitude, format_.overflow);
+      count_below(finite, magnitude, format_.infinity);
+      count_below(numbers, magnitude, format_.infinity + 1);
+      all += kLanes<T>;
+    });
+    const std::int64_t finites = sum_of_lanes(finite), no_nans = sum_of_lanes(numbers);
+    counts.overflows += finites - sum_of_lanes(in_format);
+    counts.infs += no_nans - finites;
+    counts.nans += all - no_nans;
+  }
+
+  const FormatIn<N> format_;
+  const Bits above_vanishing_, normal_;
+  Bits largest_, first_, small_, vanishing_;
+  bool expects_small_ = false;
+};
+
+}  // namespace
+}  // namespace qsim::cpu

@@ -1,0 +1,215 @@
+// Rounding to a narrower float format, kept in the type of the input (docs/numerics.md, section 7).
+//
+// Magnitudes are handled as bits, which order like the numbers: comparisons see subnormals whatever the processor's
+// flush-to-zero mode, and the addition that rounds meets only such subnormals as become 0 anyway.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <type_traits>
+
+#include "qsim/half.h"
+#include "qsim/level.h"
+#include "qsim/portability.h"
+
+namespace qsim {
+
+enum class FloatFormat { float16, bfloat16, float8_e4m3fn, float8_e5m2 };
+
+// N is what a formula is written for: float, double, or a vector register of either. Bits are signed integers of the
+// same shape; multiply_add is for products that are exact, where it does not matter whether it rounds in between.
+template <class N>
+struct Number;
+template <>
+struct Number<float> {
+  using Bits = std::int32_t;
+  static constexpr int kMantissa = 23;
+  static QSIM_HD float multiply_add(float a, float b, float c) { return a * b + c; }
+};
+template <>
+struct Number<double> {
+  using Bits = std::int64_t;
+  static constexpr int kMantissa = 52;
+  static QSIM_HD double multiply_add(double a, double b, double c) { return a * b + c; }
+};
+template <class N>
+using bits_t = typename Number<N>::Bits;
+
+// A format as N sees it: magnitudes as bits, but for `lift` and `overflowing`.
+template <class N>
+struct FormatIn {
+  bits_t<N> magnitude;        // all bits but the sign
+  bits_t<N> infinity;         // also the bits of an exponent
+  bits_t<N> smallest_normal;  // below it the distance between neighbours stays
+  bits_t<N> overflow;         // the first that rounds beyond the largest number
+  bits_t<N> beyond;           // what it becomes
+  bits_t<N> normal;           // the first that rounds to a normal number
+  bits_t<N> vanishing;        // the last that rounds to zero
+  N overflowing;              // `overflow` as a number
+  N lift;                     // takes a power of two to the one whose last place is the distance between neighbours
+  bool upper_half;            // the format is the upper half of N: bfloat16 in float32
+};
+
+// At compile time only: where flush-to-zero is on, converting the numbers below would lose subnormals.
+template <class A>
+consteval FormatIn<A> describe(FloatFormat format, bool saturate) {
+  struct Shape {
+    int mantissa, least_exponent, top_exponent;
+    double largest;
+    bool infinite;
+  };
+  // IEEE 754-2019, table 3.5; Micikevicius et al. 2022, "FP8 Formats for Deep Learning", table 1.
+  constexpr Shape shapes[] = {
+      {10, -14, 15, 65504, true}, {7, -126, 127, 0x1.fep127, true}, {3, -6, 8, 448, false}, {2, -14, 15, 57344, true}};
+  const auto power_of_two = [](int exponent) {
+    double power = 1;
+    for (; exponent > 0; --exponent) power *= 2;
+    for (; exponent < 0; ++exponent) power /= 2;
+    return power;
+  };
+  const auto bits = [](double x) { return std::bit_cast<bits_t<A>>(static_cast<A>(x)); };
+  const Shape shape = shapes[static_cast<int>(format)];
+  const double smallest_normal = power_of_two(shape.least_exponent);
+  const double half_smallest = power_of_two(shape.least_exponent - shape.mantissa - 1);
+  const double half_step = power_of_two(shape.top_exponent - shape.mantissa - 1);
+  const bool largest_is_odd = static_cast<std::int64_t>(shape.largest / half_step) / 2 % 2 == 1;  // a tie leaves it
+  constexpr int kMantissa = Number<A>::kMantissa;
+  const A infinity = std::numeric_limits<A>::infinity(), nan = std::numeric_limits<A>::quiet_NaN();
+  const bits_t<A> overflow = bits(shape.largest + half_step) + (largest_is_odd ? 0 : 1);
+  return {.magnitude = std::numeric_limits<bits_t<A>>::max(),
+          .infinity = std::bit_cast<bits_t<A>>(infinity),
+          .smallest_normal = bits(smallest_normal),
+          .overflow = overflow,
+          .beyond = saturate ? bits(shape.largest) : std::bit_cast<bits_t<A>>(shape.infinite ? infinity : nan),
+          .normal = bits(smallest_normal - half_smallest),
+          .vanishing = bits(half_smallest),
+          .overflowing = std::bit_cast<A>(overflow),
+          .lift = static_cast<A>(power_of_two(kMantissa - shape.mantissa)),
+          .upper_half = shape.mantissa + 16 == kMantissa};
+}
+
+// T: an element type. What overflows becomes a number that T has: of the saturated numbers only float16's 65504 is
+// missing in one, bfloat16, whose next below is 65280.
+template <class T>
+inline FormatIn<arithmetic_t<T>> format_in(FloatFormat format, bool saturate) {
+  using F = FloatFormat;
+  using A = arithmetic_t<T>;
+  static constexpr FormatIn<A> table[2][4] = {
+      {describe<A>(F::float16, false), describe<A>(F::bfloat16, false), describe<A>(F::float8_e4m3fn, false),
+       describe<A>(F::float8_e5m2, false)},
+      {describe<A>(F::float16, true), describe<A>(F::bfloat16, true), describe<A>(F::float8_e4m3fn, true),
+       describe<A>(F::float8_e5m2, true)}};
+  FormatIn<A> found = table[saturate][static_cast<int>(format)];
+  if constexpr (std::is_same_v<T, BFloat16>) found.beyond &= ~0xffff;
+  return found;
+}
+
+template <class N>
+QSIM_HD bits_t<N> bits_of(N x) {
+  bits_t<N> bits;
+  memcpy(&bits, &x, sizeof bits);
+  return bits;
+}
+
+template <class N>
+QSIM_HD N number_of(bits_t<N> bits) {
+  N x;
+  memcpy(&x, &bits, sizeof x);
+  return x;
+}
+
+template <class N>
+QSIM_HD bits_t<N> magnitude_of(N x, const FormatIn<N>& format) {
+  return bits_of(x) & format.magnitude;
+}
+
+// `upper_half` must be the format's.
+template <bool upper_half, class N>
+QSIM_HD N round_to_format(N x, const FormatIn<N>& format) {
+  using Bits = bits_t<N>;
+  const Bits magnitude = magnitude_of(x, format);
+  Bits rounded;
+  if constexpr (upper_half) {  // half to even; a carry out of the mantissa is the next exponent, up to that of Inf
+    const Bits known = magnitude < format.beyond ? magnitude : format.beyond;
+    const Bits nearest = (known + 0x7fff + (known >> 16 & 1)) & ~0xffff;
+    rounded = magnitude > format.infinity ? magnitude : nearest;
+  } else {
+    // Adding a number whose last place is the distance between neighbours rounds to them, half to even; subtracting it
+    // again is exact. NaN passes: the comparison does not hold.
+    const Bits exponent = magnitude & format.infinity;
+    const N power = number_of<N>(exponent > format.smallest_normal ? exponent : format.smallest_normal);
+    const N lifted = Number<N>::multiply_add(power, format.lift, number_of<N>(magnitude));
+    const N nearest = Number<N>::multiply_add(-power, format.lift, lifted);
+    rounded = number_of<N>(magnitude) >= format.overflowing ? format.beyond : bits_of(nearest);
+  }
+  return number_of<N>(rounded | (bits_of(x) & ~format.magnitude));
+}
+
+// Straight-through: the gradient passes where the result is a number of the format. NaN and Inf are not.
+template <class N>
+QSIM_HD auto in_format(N x, const FormatIn<N>& format) {
+  return magnitude_of(x, format) < format.overflow;
+}
+
+// Elements by what rounding does to them. Additive.
+struct FormatCounts {
+  std::int64_t nans = 0, infs = 0;
+  std::int64_t overflows = 0;   // finite, but beyond the largest number once rounded
+  std::int64_t underflows = 0;  // not zero, but zero once rounded
+  std::int64_t subnormals = 0;  // subnormal once rounded, and not zero
+
+  QSIM_HD void merge(FormatCounts other) {
+    nans += other.nans;
+    infs += other.infs;
+    overflows += other.overflows;
+    underflows += other.underflows;
+    subnormals += other.subnormals;
+  }
+};
+
+template <class A>
+QSIM_HD void count(A x, const FormatIn<A>& format, FormatCounts& counts) {
+  const bits_t<A> magnitude = magnitude_of(x, format);
+  counts.nans += magnitude > format.infinity;
+  counts.infs += magnitude == format.infinity;
+  counts.overflows += magnitude >= format.overflow && magnitude < format.infinity;
+  counts.underflows += magnitude > 0 && magnitude <= format.vanishing;
+  counts.subnormals += magnitude > format.vanishing && magnitude < format.normal;
+}
+
+// Sums of squares in float64 over the elements that are finite before and after rounding. Their quotient is the
+// signal-to-noise ratio.
+struct SquaredSums {
+  double error = 0, signal = 0;
+
+  QSIM_HD void merge(SquaredSums other) {
+    error += other.error;
+    signal += other.signal;
+  }
+};
+
+namespace cpu {
+
+// n elements; y may be x unless they are counted.
+template <class T>
+struct RoundToFormat {
+  using Format = FormatIn<arithmetic_t<T>>;
+  void (*plain)(const T* x, T* y, std::int64_t n, const Format& format);
+  // Bit e % 8 of byte e / 8 says whether element e is in the format; bits past the end are 0.
+  void (*with_mask)(const T* x, T* y, std::uint8_t* mask, std::int64_t n, const Format& format);
+  // y and squares may be null: not wanted. The order of the sums depends on n alone.
+  void (*counted)(const T* x, T* y, std::int64_t n, const Format& format, FormatCounts& counts, SquaredSums* squares);
+};
+
+struct RoundToFormatKernels {
+  RoundToFormat<float> f32;
+  RoundToFormat<double> f64;
+  RoundToFormat<Float16> f16;
+  RoundToFormat<BFloat16> bf16;
+};
+QSIM_LEVEL_TABLES(RoundToFormatKernels, round_to_format_kernels)
+
+}  // namespace cpu
+}  // namespace qsim

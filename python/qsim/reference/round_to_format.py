@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from qsim.float_format import FLOAT_FORMATS, FloatFormat
+
+# Integer type of the same width, and its exponent bits, for each dtype that arithmetic is done in.
+_EXPONENT = {torch.float32: (torch.int32, 0x7F80_0000), torch.float64: (torch.int64, 0x7FF0_0000_0000_0000)}
+
+
+def _round_unbounded(x: Tensor, form: FloatFormat) -> Tensor:
+    """Multiples of the format's step at each |x|, half to even, as if the format had no largest number."""
+    integer, exponent_bits = _EXPONENT[x.dtype]
+    power = (x.view(integer) & exponent_bits).view(x.dtype)  # 2 ** floor(log2 |x|); below the normals the step stays
+    top = math.ldexp(1.0, math.frexp(form.largest)[1] - 1)
+    step = power.clamp(form.smallest_normal, top) * form.eps
+    return (x / step).round() * step  # the step is a power of two: only round() rounds
+
+
+def _arithmetic(x: Tensor) -> Tensor:
+    return (x if x.dtype in _EXPONENT else x.float()).contiguous()
+
+
+def _largest(form: FloatFormat, dtype: torch.dtype) -> float:
+    """The largest number of the format that `dtype` has."""
+    held = torch.tensor(form.largest, dtype=torch.float64).to(dtype)
+    return (held if held.double() <= form.largest or held.isinf() else held.nextafter(torch.zeros_like(held))).item()
+
+
+def _round(x: Tensor, format: str, saturate: bool | None) -> Tensor:
+    form = FLOAT_FORMATS[format]
+    rounded = _round_unbounded(_arithmetic(x), form)
+    if form.saturates if saturate is None else saturate:
+        largest = _largest(form, x.dtype)
+        return rounded.clamp(-largest, largest)
+    overflow = math.inf if form.infinite else math.nan
+    return torch.where(rounded.abs() <= form.largest, rounded, rounded * overflow)
+
+
+def round_to_format(x: Tensor, format: str, *, saturate: bool | None = None) -> Tensor:
+    """Twin of `qsim.ops.round_to_format` (docs/numerics.md, section 7)."""
+    return _round(x, format, saturate).to(x.dtype)
+
+
+def round_to_format_backward(grad: Tensor, x: Tensor, format: str) -> Tensor:
+    """The straight-through gradient: 0 where `x` is NaN, Inf or overflows."""
+    form = FLOAT_FORMATS[format]
+    return torch.where(_round_unbounded(_arithmetic(x), form).abs() <= form.largest, grad, 0)
+
+
+def count_format_(x: Tensor, format: str, counts: Tensor, squares: Tensor | None = None, *, saturate: bool | None = None) -> None:
+    """Twin of `qsim.ops.count_format_`."""
+    form = FLOAT_FORMATS[format]
+    wide = _arithmetic(x)
+    unbounded = _round_unbounded(wide, form).abs()
+    found = [
+        torch.ones_like(wide, dtype=torch.bool),
+        wide.isnan(),
+        wide.isinf(),
+        wide.isfinite() & (unbounded > form.largest),
+        (wide != 0) & (unbounded == 0),
+        (unbounded > 0) & (unbounded < form.smallest_normal),
+    ]
+    counts += torch.stack([which.sum() for which in found])
+    if squares is not None:
+        rounded = _round(x, format, saturate)
+        known = wide.isfinite() & rounded.isfinite()
+        signal, result = wide[known].double(), rounded[known].double()
+        squares += torch.stack([(signal - result).square().sum(), signal.square().sum()])
