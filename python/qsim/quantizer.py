@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from qsim import ops
 from qsim._state import UNKNOWN, RangeState
 from qsim.encoding import Encoding
 from qsim.errors import CalibrationError, NoEncodingError
