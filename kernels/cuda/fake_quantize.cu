@@ -1,62 +1,9 @@
-#include <algorithm>
-
 #include "fake_quantize_grids.cuh"
+#include "octets.cuh"
 
 namespace qsim::cuda {
 
 namespace {
-
-constexpr int kThreads = 256, kOctet = 8;  // a thread takes 8 elements: one byte of a mask, 16 bytes of 16-bit elements
-constexpr std::int64_t kMostBlocks = 132 * 16;  // the rest comes by striding
-
-unsigned blocks_for(std::int64_t n) {
-  constexpr std::int64_t kPerBlock = kThreads * kOctet;
-  return static_cast<unsigned>(std::min(kMostBlocks, (n + kPerBlock - 1) / kPerBlock));
-}
-
-// Elements [at, at + count) of x, in 16-byte loads where all 8 exist and the address allows.
-template <class T>
-__device__ __forceinline__ void load_octet(const T* x, std::int64_t at, int count, bool packs, T (&to)[kOctet]) {
-  if (packs && count == kOctet) {
-#pragma unroll
-    for (int i = 0; i < kOctet / Pack<T>::kSize; ++i) {
-      const auto pack = reinterpret_cast<const Pack<T>*>(x + at)[i];
-#pragma unroll
-      for (int j = 0; j < Pack<T>::kSize; ++j) to[i * Pack<T>::kSize + j] = pack.of[j];
-    }
-  } else {
-#pragma unroll
-    for (int i = 0; i < kOctet; ++i) to[i] = i < count ? x[at + i] : T{};
-  }
-}
-
-template <class T>
-__device__ __forceinline__ void store_octet(const T (&from)[kOctet], std::int64_t at, int count, bool packs, T* y) {
-  if (packs && count == kOctet) {
-#pragma unroll
-    for (int i = 0; i < kOctet / Pack<T>::kSize; ++i) {
-      Pack<T> pack;
-#pragma unroll
-      for (int j = 0; j < Pack<T>::kSize; ++j) pack.of[j] = from[i * Pack<T>::kSize + j];
-      reinterpret_cast<Pack<T>*>(y + at)[i] = pack;
-    }
-  } else {
-#pragma unroll
-    for (int i = 0; i < kOctet; ++i) {
-      if (i < count) y[at + i] = from[i];
-    }
-  }
-}
-
-// Calls f(first element, elements) for every octet of n elements.
-template <class F>
-__device__ __forceinline__ void for_each_octet(std::int64_t n, F f) {
-  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * kThreads * kOctet;
-  for (std::int64_t at = (static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x) * kOctet; at < n;
-       at += step) {
-    f(at, static_cast<int>(min(static_cast<std::int64_t>(kOctet), n - at)));
-  }
-}
 
 template <class T, class I>
 __global__ void __launch_bounds__(kThreads)
@@ -115,13 +62,6 @@ __global__ void __launch_bounds__(kThreads)
   });
 }
 
-template <class... T>
-bool all_aligned(const T*... pointers) {
-  return ((reinterpret_cast<std::uintptr_t>(pointers) % 16 == 0) && ...);
-}
-
-bool is_small(const FakeQuantizeCall& call) { return call.n < INT32_MAX - 2 * kOctet; }
-
 }  // namespace
 
 cudaError_t fake_quantize(const FakeQuantizeCall& call, const void* x, void* y, std::uint8_t* mask,
@@ -129,7 +69,7 @@ cudaError_t fake_quantize(const FakeQuantizeCall& call, const void* x, void* y, 
   if (call.n == 0) return cudaSuccess;
   return with_element(call.element, [&](auto element) {
     using T = decltype(element);
-    const auto kernel = is_small(call) ? forward<T, unsigned> : forward<T, std::int64_t>;
+    const auto kernel = is_small(call.n) ? forward<T, unsigned> : forward<T, std::int64_t>;
     kernel<<<blocks_for(call.n), kThreads, 0, stream>>>(call, static_cast<const T*>(x), static_cast<T*>(y), mask,
                                                         all_aligned(x, y));
   });
@@ -140,7 +80,7 @@ cudaError_t fake_quantize_backward(const FakeQuantizeCall& call, const void* gra
   if (call.n == 0) return cudaSuccess;
   return with_element(call.element, [&](auto element) {
     using T = decltype(element);
-    const auto kernel = is_small(call) ? recompute<T, unsigned> : recompute<T, std::int64_t>;
+    const auto kernel = is_small(call.n) ? recompute<T, unsigned> : recompute<T, std::int64_t>;
     kernel<<<blocks_for(call.n), kThreads, 0, stream>>>(call, static_cast<const T*>(grad), static_cast<const T*>(x),
                                                         static_cast<T*>(dx), all_aligned(grad, x, dx));
   });

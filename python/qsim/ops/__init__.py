@@ -7,18 +7,24 @@ from qsim import _library as _library  # registers torch.ops.qsim
 from qsim.ops.choose_qparams import choose_qparams
 from qsim.ops.clip_grad import clip_grad_, grad_power_sum, scale_grad_
 from qsim.ops.fake_quantize import fake_quantize, fake_quantize_
+from qsim.ops.int4 import pack_int4, unpack_int4
 from qsim.ops.observe import observe_, observe_range_
+from qsim.ops.quantize import dequantize, quantize
 from qsim.ops.search_range import search_range, search_range_data
 
 __all__ = [
     "choose_qparams",
     "clip_grad_",
+    "dequantize",
     "fake_quantize",
     "fake_quantize_",
     "grad_power_sum",
     "observe_",
     "observe_range_",
+    "pack_int4",
+    "quantize",
     "scale_grad_",
     "search_range",
     "search_range_data",
+    "unpack_int4",
 ]
