@@ -3,6 +3,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from qsim.blocks import Axes, along_one_axis
+
 _quantize = torch.ops.qsim.quantize.default
 _dequantize = torch.ops.qsim.dequantize.default
 
@@ -14,8 +16,8 @@ def quantize(
     quant_min: int,
     quant_max: int,
     *,
-    axis: int | None = None,
-    block_size: int | None = None,
+    axis: Axes = None,
+    block_size: Axes = None,
     rounding: str = "divide",
     dtype: torch.dtype | None = None,
 ) -> Tensor:
@@ -35,10 +37,11 @@ def quantize(
         Within the grid. A learned one is rounded first (``zero_point.round().int()``).
     quant_min, quant_max : int
         Ends of the grid.
-    axis : int, optional
+    axis : int or sequence of int, optional
         Dimension of `x` that the channels or blocks lie along; negative counts from the end.
-    block_size : int, optional
-        Elements along `axis` that share a scale.
+    block_size : int or sequence of int, optional
+        Elements along `axis` that share a scale. With a sequence of axes and of block sizes tiles share one: ``axis=(0, 1),
+        block_size=(128, 128)``; `scale` then has ``ceil(n / block_size)`` along each of them.
     rounding : {"divide", "reciprocal"}
         ``x / scale`` as ONNX QuantizeLinear, or ``x * (1 / scale)`` as torch core and TensorRT; they differ at ties.
     dtype : torch.int8, torch.uint8, torch.int16 or torch.uint16, optional
@@ -65,6 +68,7 @@ def quantize(
     -----
     Source: ONNX operator QuantizeLinear, opset 21; docs/numerics.md, section 1.
     """
+    axis, block_size, (scale, zero_point) = along_one_axis(x, axis, block_size, scale, zero_point)
     integers: Tensor = _quantize(
         x, scale, zero_point, quant_min, quant_max, axis=axis, block_size=block_size, rounding=rounding, dtype=dtype
     )
@@ -76,8 +80,8 @@ def dequantize(
     scale: Tensor,
     zero_point: Tensor,
     *,
-    axis: int | None = None,
-    block_size: int | None = None,
+    axis: Axes = None,
+    block_size: Axes = None,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
     """What stored integers stand for: ``(q - zero_point) * scale``, rounded once.
@@ -90,7 +94,7 @@ def dequantize(
         Granularity as for `quantize`.
     zero_point : Tensor, int32, shape of `scale`
         Within the range of `q`'s dtype.
-    axis, block_size : int, optional
+    axis, block_size : int or sequence of int, optional
         As for `quantize`.
     dtype : torch.dtype, optional
         Of the result: float32 (the default), float16 or bfloat16 for a float32 `scale`; float64 for a float64 `scale`.
@@ -116,5 +120,6 @@ def dequantize(
     -----
     Source: ONNX operator DequantizeLinear, opset 21; docs/numerics.md, section 1.
     """
+    axis, block_size, (scale, zero_point) = along_one_axis(q, axis, block_size, scale, zero_point)
     values: Tensor = _dequantize(q, scale, zero_point, axis=axis, block_size=block_size, dtype=dtype)
     return values

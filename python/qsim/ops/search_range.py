@@ -3,6 +3,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from qsim.blocks import Axes, block_lengths, is_tiled, ranges_shape, tiles
+
 
 def search_range(
     lowest: Tensor,
@@ -80,8 +82,8 @@ def search_range_data(
     quant_min: int,
     quant_max: int,
     *,
-    axis: int | None = None,
-    block_size: int | None = None,
+    axis: Axes = None,
+    block_size: Axes = None,
     symmetric: bool = False,
     method: str = "tf_enhanced",
     percentile: float = 99.99,
@@ -95,18 +97,19 @@ def search_range_data(
         Values; those that are not finite are skipped.
     quant_min, quant_max, symmetric, method, gamma
         As in `search_range`.
-    axis : int, optional
+    axis : int or sequence of int, optional
         One range per index along this axis; without it one for the whole tensor.
-    block_size : int, optional
-        One range per block of this many values along `axis` (the last may be short).
+    block_size : int or sequence of int, optional
+        One range per block of this many values along `axis` (the last may be short). With a sequence of axes and of block sizes
+        one per tile.
     percentile : float
         As in `search_range`; linear between the two values around the rank, as `torch.quantile`.
 
     Returns
     -------
     min, max : Tensor, float64 for float64 `x`, otherwise float32
-        Shape ``[]``, ``[x.shape[axis]]``, or that of `x` with ``ceil(n / block_size)`` along `axis`. ``(+Inf, -Inf)`` where no
-        value is finite.
+        Shape ``[]``, ``[x.shape[axis]]``, or that of `x` with ``ceil(n / block_size)`` along `axis`, or along each of its axes.
+        ``(+Inf, -Inf)`` where no value is finite.
 
     Examples
     --------
@@ -119,6 +122,13 @@ def search_range_data(
     -----
     The candidates of `search_range`, each judged by quantizing the values. No gradient.
     """
+    if is_tiled(axis, block_size):
+        lengths = block_lengths(x.dim(), axis, block_size)
+        low, high = search_range_data(
+            tiles(x, lengths), quant_min, quant_max, axis=0, symmetric=symmetric, method=method, percentile=percentile, gamma=gamma
+        )
+        shape = ranges_shape(x.shape, lengths)
+        return low.reshape(shape), high.reshape(shape)
     low, high = torch.ops.qsim.search_range_data(
         x,
         quant_min,
