@@ -23,79 +23,81 @@ struct FakeQuantizeOptions {
   Rounding rounding;
 };
 
-inline Rounding rounding_named(std::string_view name) {
+inline Rounding rounding_named(const char* op, std::string_view name) {
   if (name == "divide") return Rounding::divide;
-  TORCH_CHECK_VALUE(name == "reciprocal", "qsim::fake_quantize: rounding is '", name,
+  TORCH_CHECK_VALUE(name == "reciprocal", op, ": rounding is '", name,
                     "'; expected 'divide' (x / scale, as ONNX) or 'reciprocal' (x * (1 / scale), as torch core)");
   return Rounding::reciprocal;
 }
 
-inline void check_grid(at::ScalarType type, std::int64_t quant_min, std::int64_t quant_max) {
+inline void check_grid(const char* op, at::ScalarType type, std::int64_t quant_min, std::int64_t quant_max) {
   const std::int64_t exact = std::int64_t{1} << 24;  // integers up to here are exact in float32
-  TORCH_CHECK_VALUE(quant_min < quant_max && quant_min >= INT32_MIN && quant_max <= INT32_MAX,
-                    "qsim::fake_quantize: quant_min ", quant_min, " and quant_max ", quant_max,
-                    " are no int32 grid with quant_min < quant_max");
+  TORCH_CHECK_VALUE(quant_min < quant_max && quant_min >= INT32_MIN && quant_max <= INT32_MAX, op, ": quant_min ",
+                    quant_min, " and quant_max ", quant_max, " are no int32 grid with quant_min < quant_max");
   TORCH_CHECK_VALUE(
-      type == at::kDouble || (quant_min >= -exact && quant_max <= exact && quant_max - quant_min <= exact),
-      "qsim::fake_quantize: the grid ", quant_min, " .. ", quant_max, " is not exact in the float32 arithmetic of ",
-      type, " tensors; expected it within -2^24 .. 2^24 and at most 2^24 wide, or x as float64");
+      type == at::kDouble || (quant_min >= -exact && quant_max <= exact && quant_max - quant_min <= exact), op,
+      ": the grid ", quant_min, " .. ", quant_max, " is not exact in the float32 arithmetic of ", type,
+      " tensors; expected it within -2^24 .. 2^24 and at most 2^24 wide, or x as float64");
 }
 
-inline void check_tensors(const at::Tensor& x, const at::Tensor& scale, const at::Tensor& zero_point) {
-  const at::ScalarType type = x.scalar_type(), expected = type == at::kDouble ? at::kDouble : at::kFloat;
-  TORCH_CHECK_TYPE(type == at::kFloat || type == at::kDouble || type == at::kHalf || type == at::kBFloat16,
-                   "qsim::fake_quantize: x is ", type, "; expected float16, bfloat16, float32 or float64");
-  TORCH_CHECK_TYPE(scale.scalar_type() == expected, "qsim::fake_quantize: scale is ", scale.scalar_type(),
-                   "; expected ", expected, " for x of ", type);
-  TORCH_CHECK_TYPE(zero_point.scalar_type() == at::kInt || zero_point.scalar_type() == expected,
-                   "qsim::fake_quantize: zero_point is ", zero_point.scalar_type(), "; expected Int, or ", expected,
-                   " when it is learned");
-  TORCH_CHECK_VALUE(scale.device() == x.device() && zero_point.device() == x.device(), "qsim::fake_quantize: x is on ",
+inline void check_devices(const char* op, const at::Tensor& x, const at::Tensor& scale, const at::Tensor& zero_point) {
+  TORCH_CHECK_VALUE(scale.device() == x.device() && zero_point.device() == x.device(), op, ": the input is on ",
                     x.device(), ", scale on ", scale.device(), " and zero_point on ", zero_point.device(),
                     "; expected one device");
 }
 
-inline void check_shapes(const at::Tensor& x, const at::Tensor& scale, const at::Tensor& zero_point,
+inline void check_tensors(const char* op, const at::Tensor& x, const at::Tensor& scale, const at::Tensor& zero_point) {
+  const at::ScalarType type = x.scalar_type(), expected = type == at::kDouble ? at::kDouble : at::kFloat;
+  TORCH_CHECK_TYPE(type == at::kFloat || type == at::kDouble || type == at::kHalf || type == at::kBFloat16, op,
+                   ": x is ", type, "; expected float16, bfloat16, float32 or float64");
+  TORCH_CHECK_TYPE(scale.scalar_type() == expected, op, ": scale is ", scale.scalar_type(), "; expected ", expected,
+                   " for x of ", type);
+  TORCH_CHECK_TYPE(zero_point.scalar_type() == at::kInt || zero_point.scalar_type() == expected, op, ": zero_point is ",
+                   zero_point.scalar_type(), "; expected Int, or ", expected, " when it is learned");
+  check_devices(op, x, scale, zero_point);
+}
+
+inline void check_shapes(const char* op, const at::Tensor& x, const at::Tensor& scale, const at::Tensor& zero_point,
                          const FakeQuantizeOptions& options) {
   if (!options.axis) {
-    TORCH_CHECK_VALUE(!options.block_size, "qsim::fake_quantize: block_size ", *options.block_size,
+    TORCH_CHECK_VALUE(!options.block_size, op, ": block_size ", *options.block_size,
                       " without an axis; give the axis that the blocks lie along");
-    TORCH_CHECK_VALUE(scale.dim() <= 1 && scale.sym_numel() == 1, "qsim::fake_quantize: scale has shape ",
-                      scale.sym_sizes(), "; expected one element, or give axis for a scale per channel");
-    TORCH_CHECK_VALUE(zero_point.dim() <= 1 && zero_point.sym_numel() == 1,
-                      "qsim::fake_quantize: zero_point has shape ", zero_point.sym_sizes(),
-                      "; expected one element, as scale");
+    TORCH_CHECK_VALUE(scale.dim() <= 1 && scale.sym_numel() == 1, op, ": scale has shape ", scale.sym_sizes(),
+                      "; expected one element, or give axis for a scale per channel");
+    TORCH_CHECK_VALUE(zero_point.dim() <= 1 && zero_point.sym_numel() == 1, op, ": zero_point has shape ",
+                      zero_point.sym_sizes(), "; expected one element, as scale");
     return;
   }
-  TORCH_CHECK_VALUE(scale.sym_sizes() == zero_point.sym_sizes(), "qsim::fake_quantize: scale has shape ",
-                    scale.sym_sizes(), " and zero_point ", zero_point.sym_sizes(), "; expected the same shape");
+  TORCH_CHECK_VALUE(scale.sym_sizes() == zero_point.sym_sizes(), op, ": scale has shape ", scale.sym_sizes(),
+                    " and zero_point ", zero_point.sym_sizes(), "; expected the same shape");
   const std::int64_t axis = *options.axis;
   if (!options.block_size) {
-    TORCH_CHECK_VALUE(scale.dim() == 1 && scale.sym_size(0) == x.sym_size(axis),
-                      "qsim::fake_quantize: scale has shape ", scale.sym_sizes(), "; expected [", x.sym_size(axis),
-                      "], one per channel of axis ", axis, " of x with shape ", x.sym_sizes());
+    TORCH_CHECK_VALUE(scale.dim() == 1 && scale.sym_size(0) == x.sym_size(axis), op, ": scale has shape ",
+                      scale.sym_sizes(), "; expected [", x.sym_size(axis), "], one per channel of axis ", axis,
+                      " of x with shape ", x.sym_sizes());
     return;
   }
   const std::int64_t block = *options.block_size;
-  TORCH_CHECK_VALUE(block > 0, "qsim::fake_quantize: block_size ", block, "; expected at least 1");
+  TORCH_CHECK_VALUE(block > 0, op, ": block_size ", block, "; expected at least 1");
   bool matches = scale.dim() == x.dim();
   for (std::int64_t i = 0; matches && i < x.dim(); ++i) {
     const c10::SymInt length = x.sym_size(i);
     matches = scale.sym_size(i) == (i == axis ? (length + (block - 1)) / block : length);
   }
-  TORCH_CHECK_VALUE(matches, "qsim::fake_quantize: scale has shape ", scale.sym_sizes(), "; expected the shape of x, ",
-                    x.sym_sizes(), ", with ceil(", x.sym_size(axis), " / ", block, ") along axis ", axis);
+  TORCH_CHECK_VALUE(matches, op, ": scale has shape ", scale.sym_sizes(), "; expected the shape of x, ", x.sym_sizes(),
+                    ", with ceil(", x.sym_size(axis), " / ", block, ") along axis ", axis);
 }
 
 inline FakeQuantizeOptions check_fake_quantize(const at::Tensor& x, const at::Tensor& scale,
                                                const at::Tensor& zero_point, std::int64_t quant_min,
                                                std::int64_t quant_max, std::optional<std::int64_t> axis,
-                                               std::optional<std::int64_t> block_size, std::string_view rounding) {
-  check_tensors(x, scale, zero_point);
-  check_grid(x.scalar_type(), quant_min, quant_max);
+                                               std::optional<std::int64_t> block_size, std::string_view rounding,
+                                               const char* op = "qsim::fake_quantize") {
+  check_tensors(op, x, scale, zero_point);
+  check_grid(op, x.scalar_type(), quant_min, quant_max);
   if (axis) axis = wrapped_axis(x, *axis);
-  const FakeQuantizeOptions options{quant_min, quant_max, axis, block_size, rounding_named(rounding)};
-  check_shapes(x, scale, zero_point, options);
+  const FakeQuantizeOptions options{quant_min, quant_max, axis, block_size, rounding_named(op, rounding)};
+  check_shapes(op, x, scale, zero_point, options);
   return options;
 }
 

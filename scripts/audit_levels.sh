@@ -3,7 +3,7 @@
 # for AVX-512 could be picked by the linker for every level.
 set -euo pipefail
 build=$1
-bad=$(find "$build/kernels" -path '*qsim_kernels_*' -name '*.cpp.o' -exec nm -C --print-file-name {} + | grep -E ' [TWVuDB] ' | grep -vE ' D qsim::cpu::[a-z0-9]+::[a-z_]+_kernels$' || true)
+bad=$(find "$build/kernels" -path '*qsim_kernels_*' -name '*.cpp.o' -exec nm -C --print-file-name {} + | grep -E ' [TWVuDB] ' | grep -vE ' D qsim::cpu::[a-z0-9]+::[a-z0-9_]+_kernels$' || true)
 if [ -n "$bad" ]; then
   printf 'exported from a per-level object (only constant tables may be):\n%s\n' "$bad" >&2
   exit 1

@@ -4,8 +4,10 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty_like.h>
+#include <c10/core/ScalarType.h>
 
 #include <cstdint>
+#include <optional>
 
 #if defined(__linux__)
 #include <sys/mman.h>
@@ -13,8 +15,9 @@
 
 namespace qsim {
 
-inline at::Tensor empty_result(const at::Tensor& x) {
-  at::Tensor result = at::empty_like(x);
+// Like x, of another dtype if one is given.
+inline at::Tensor empty_result(const at::Tensor& x, std::optional<at::ScalarType> dtype = std::nullopt) {
+  at::Tensor result = at::empty_like(x, x.options().dtype(dtype.value_or(x.scalar_type())));
 #if defined(__linux__)
   constexpr std::uintptr_t kPage = 2 << 20, kLarge = 32 << 20;
   if (result.nbytes() >= kLarge) {

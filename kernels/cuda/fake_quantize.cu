@@ -1,5 +1,3 @@
-#include <algorithm>
-
 #include "fake_quantize_grids.cuh"
 #include "octets.cuh"
 
@@ -65,13 +63,6 @@ __global__ void __launch_bounds__(kThreads)
   });
 }
 
-template <class... T>
-bool all_aligned(const T*... pointers) {
-  return ((reinterpret_cast<std::uintptr_t>(pointers) % 16 == 0) && ...);
-}
-
-bool is_small(const FakeQuantizeCall& call) { return call.n < INT32_MAX - 2 * kOctet; }
-
 }  // namespace
 
 cudaError_t fake_quantize(const FakeQuantizeCall& call, const void* x, void* y, std::uint8_t* mask,
@@ -79,7 +70,7 @@ cudaError_t fake_quantize(const FakeQuantizeCall& call, const void* x, void* y, 
   if (call.n == 0) return cudaSuccess;
   return with_element(call.element, [&](auto element) {
     using T = decltype(element);
-    const auto kernel = is_small(call) ? forward<T, unsigned> : forward<T, std::int64_t>;
+    const auto kernel = is_small(call.n) ? forward<T, unsigned> : forward<T, std::int64_t>;
     kernel<<<blocks_for(call.n), kThreads, 0, stream>>>(call, static_cast<const T*>(x), static_cast<T*>(y), mask,
                                                         all_aligned(x, y));
   });
@@ -90,7 +81,7 @@ cudaError_t fake_quantize_backward(const FakeQuantizeCall& call, const void* gra
   if (call.n == 0) return cudaSuccess;
   return with_element(call.element, [&](auto element) {
     using T = decltype(element);
-    const auto kernel = is_small(call) ? recompute<T, unsigned> : recompute<T, std::int64_t>;
+    const auto kernel = is_small(call.n) ? recompute<T, unsigned> : recompute<T, std::int64_t>;
     kernel<<<blocks_for(call.n), kThreads, 0, stream>>>(call, static_cast<const T*>(grad), static_cast<const T*>(x),
                                                         static_cast<T*>(dx), all_aligned(grad, x, dx));
   });

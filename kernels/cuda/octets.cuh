@@ -1,31 +1,36 @@
-// Loops over eight elements at a time: one byte of a bit mask, sixteen bytes of 16-bit elements.
+// Eight elements to a thread: loaded, computed and stored together.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 
-#include "elements.cuh"
-
 namespace qsim::cuda {
 
-inline constexpr int kThreads = 256,
-                     kOctet = 8;  // a thread takes 8 elements: one byte of a mask, 16 bytes of 16-bit elements
-inline constexpr std::int64_t kMostBlocks = 132 * 16;  // the rest comes by striding
+constexpr int kThreads = 256, kOctet = 8;  // a thread takes 8 elements: one byte of a mask, 16 bytes of 16-bit elements
+constexpr std::int64_t kMostBlocks = 132 * 16;  // the rest comes by striding
 
 inline unsigned blocks_for(std::int64_t n) {
   constexpr std::int64_t kPerBlock = kThreads * kOctet;
   return static_cast<unsigned>(std::min(kMostBlocks, (n + kPerBlock - 1) / kPerBlock));
 }
 
-// Elements [at, at + count) of x, in 16-byte loads where all 8 exist and the address allows.
+// What is moved at once: 16 bytes, or an octet where that is less.
+template <class T>
+struct alignas(16 / sizeof(T) < kOctet ? 16 : kOctet * sizeof(T)) Chunk {
+  static constexpr int kSize = 16 / sizeof(T) < kOctet ? 16 / sizeof(T) : kOctet;
+  T of[kSize];
+};
+
+// Elements [at, at + count) of x, chunk by chunk where all 8 exist and the address allows.
 template <class T>
 __device__ __forceinline__ void load_octet(const T* x, std::int64_t at, int count, bool packs, T (&to)[kOctet]) {
+  constexpr int kSize = Chunk<T>::kSize;
   if (packs && count == kOctet) {
 #pragma unroll
-    for (int i = 0; i < kOctet / Pack<T>::kSize; ++i) {
-      const auto pack = reinterpret_cast<const Pack<T>*>(x + at)[i];
+    for (int i = 0; i < kOctet / kSize; ++i) {
+      const auto chunk = reinterpret_cast<const Chunk<T>*>(x + at)[i];
 #pragma unroll
-      for (int j = 0; j < Pack<T>::kSize; ++j) to[i * Pack<T>::kSize + j] = pack.of[j];
+      for (int j = 0; j < kSize; ++j) to[i * kSize + j] = chunk.of[j];
     }
   } else {
 #pragma unroll
@@ -35,13 +40,14 @@ __device__ __forceinline__ void load_octet(const T* x, std::int64_t at, int coun
 
 template <class T>
 __device__ __forceinline__ void store_octet(const T (&from)[kOctet], std::int64_t at, int count, bool packs, T* y) {
+  constexpr int kSize = Chunk<T>::kSize;
   if (packs && count == kOctet) {
 #pragma unroll
-    for (int i = 0; i < kOctet / Pack<T>::kSize; ++i) {
-      Pack<T> pack;
+    for (int i = 0; i < kOctet / kSize; ++i) {
+      Chunk<T> chunk;
 #pragma unroll
-      for (int j = 0; j < Pack<T>::kSize; ++j) pack.of[j] = from[i * Pack<T>::kSize + j];
-      reinterpret_cast<Pack<T>*>(y + at)[i] = pack;
+      for (int j = 0; j < kSize; ++j) chunk.of[j] = from[i * kSize + j];
+      reinterpret_cast<Chunk<T>*>(y + at)[i] = chunk;
     }
   } else {
 #pragma unroll
@@ -49,6 +55,14 @@ __device__ __forceinline__ void store_octet(const T (&from)[kOctet], std::int64_
       if (i < count) y[at + i] = from[i];
     }
   }
+}
+
+// Whether 32 bits count n elements and the octets beyond them.
+inline bool is_small(std::int64_t n) { return n < INT32_MAX - 2 * kOctet; }
+
+template <class... T>
+bool all_aligned(const T*... pointers) {
+  return ((reinterpret_cast<std::uintptr_t>(pointers) % 16 == 0) && ...);
 }
 
 // Calls f(first element, elements) for every octet of n elements.

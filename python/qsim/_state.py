@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import Tensor, device, nn
 
+from qsim.blocks import Axes
 from qsim.spec import range_shape
 
 UNKNOWN = (0,)  # shape of a tensor whose shape is not known yet
@@ -19,7 +20,7 @@ class RangeState(nn.Module):
 
     Parameters
     ----------
-    axis, block_size : int, optional
+    axis, block_size : int or tuple of int, optional
         As in `TensorSpec`.
     shape : sequence of int, optional
         Shape of the tensors to come; without `block_size` only its length along `axis` is used.
@@ -28,7 +29,7 @@ class RangeState(nn.Module):
     _shape_key: str  # name of a tensor that has the state's shape
     _buffers: dict[str, Tensor]  # type: ignore[assignment]  # none of them is None; this dict is ten times faster than attributes
 
-    def __init__(self, axis: int | None, block_size: int | None, shape: Sequence[int] | None) -> None:
+    def __init__(self, axis: Axes, block_size: Axes, shape: Sequence[int] | None) -> None:
         super().__init__()
         self.axis, self.block_size = axis, block_size
         self._shape_fixed = axis is None or shape is not None

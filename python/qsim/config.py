@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from qsim.spec import TensorSpec, check_field
+from qsim.spec import TensorSpec, checked_field
 
 ROLES = ("weight", "activation")
 INT8_WEIGHT = TensorSpec(symmetric=True, axis=0, method="minmax")
@@ -42,10 +42,8 @@ class Override:
             change = getattr(self, role)
             if change is None or isinstance(change, TensorSpec):
                 continue
-            fields = dict(change)
-            for name, value in fields.items():
-                check_field(name, value)
-            object.__setattr__(self, role, tuple(fields.items()))
+            fields = tuple((name, checked_field(name, value)) for name, value in dict(change).items())
+            object.__setattr__(self, role, fields)
 
     def matches(self, site: str, op_type: str | None) -> bool:
         """Whether the override is for this site."""

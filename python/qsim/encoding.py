@@ -37,7 +37,7 @@ class Encoding:
         Within the grid.
     quant_min, quant_max : int
         Smallest and largest number of the grid.
-    axis, block_size : int, optional
+    axis, block_size : int or tuple of int, optional
         Which elements share a scale, as in `TensorSpec`.
     dtype : str
         What the tensor is stored as: "int8", "uint8", "int4", "int16", "float16" ...
@@ -53,11 +53,14 @@ class Encoding:
     zero_point: Tensor
     quant_min: int
     quant_max: int
-    axis: int | None = None
-    block_size: int | None = None
+    axis: int | tuple[int, ...] | None = None
+    block_size: int | tuple[int, ...] | None = None
     dtype: str = "int8"
 
     def __post_init__(self) -> None:
+        for name in ("axis", "block_size"):
+            value = getattr(self, name)
+            object.__setattr__(self, name, tuple(value) if isinstance(value, list) else value)  # JSON has no tuples
         scale, zero_point = self.scale, self.zero_point
         if scale.dtype not in (torch.float32, torch.float64) or zero_point.dtype != torch.int32:
             raise TypeError(

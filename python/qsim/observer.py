@@ -9,6 +9,7 @@ from torch import Tensor
 
 from qsim import ops
 from qsim._state import UNKNOWN, RangeState
+from qsim.blocks import Axes
 from qsim.encoding import Encoding
 from qsim.errors import CalibrationError
 from qsim.sketch import SKETCH_BINS, histogram
@@ -46,10 +47,10 @@ class Observer(RangeState):
 
     Parameters
     ----------
-    axis : int, optional
+    axis : int or tuple of int, optional
         Keep one range per index along this axis; None keeps one range, and a sketch of the distribution.
-    block_size : int, optional
-        Keep one range per block of so many elements along `axis`.
+    block_size : int or tuple of int, optional
+        Keep one range per block of so many elements along `axis`, or per tile.
     shape : sequence of int, optional
         Shape of the tensors to come: makes the state's shape known from construction. Without `block_size` only its length
         along `axis` is used.
@@ -82,7 +83,7 @@ class Observer(RangeState):
     counters: Tensor
     sketch: Tensor
 
-    def __init__(self, axis: int | None = None, block_size: int | None = None, shape: Sequence[int] | None = None, name: str = "") -> None:
+    def __init__(self, axis: Axes = None, block_size: Axes = None, shape: Sequence[int] | None = None, name: str = "") -> None:
         if block_size is not None and axis is None:
             raise ValueError("Observer: block_size needs the axis that blocks lie along; got axis=None")
         super().__init__(axis, block_size, shape)
@@ -110,7 +111,7 @@ class Observer(RangeState):
         if self.axis is None:
             torch.ops.qsim.observe_(x, *ranges, state["sketch"])
         else:
-            torch.ops.qsim.observe_range_(x, *ranges, axis=self.axis, block_size=self.block_size)
+            ops.observe_range_(x, *ranges, axis=self.axis, block_size=self.block_size)
         return x
 
     @property

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from qsim import ops
 from qsim._state import UNKNOWN, RangeState
+from qsim.blocks import is_tiled
 from qsim.encoding import Encoding
 from qsim.errors import CalibrationError, NoEncodingError
 from qsim.format_counts import FormatCounter, FormatCounts
@@ -222,7 +223,8 @@ class Quantizer(RangeState):
             scale, options = state["scale"], self._options
         if x.dtype is torch.float64:
             scale = scale.double()
-        y: Tensor = _fake_quantize(x, scale, state["zero_point"], *self._grid, **options)
+        quantize = ops.fake_quantize if is_tiled(self.axis, self.block_size) else _fake_quantize
+        y: Tensor = quantize(x, scale, state["zero_point"], *self._grid, **options)
         return y
 
     def observe(self, x: Tensor) -> None:

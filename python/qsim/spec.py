@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from qsim.blocks import Axes, block_lengths, ranges_shape
 from qsim.float_format import FLOAT_FORMATS
 
 METHODS = ("minmax", "percentile", "mse", "tf_enhanced", "entropy", "ema")
@@ -28,11 +29,12 @@ class TensorSpec:
         ``[-128, 127]`` or ``[0, 255]``; None leaves it to the deployment target, and is signed where none says otherwise.
     narrow : bool
         Drop the lowest integer of a signed grid: ``[-127, 127]``.
-    axis : int, optional
+    axis : int or tuple of int, optional
         One scale per index along this axis; None for one scale per tensor. ``axis=0`` in ``Config.weight`` means the output
         channels, wherever an operation has them.
-    block_size : int, optional
-        One scale per block of so many elements along `axis`, and per index along every other axis.
+    block_size : int or tuple of int, optional
+        One scale per block of so many elements along `axis`, and per index along every other axis. ``axis=(0, 1),
+        block_size=(128, 128)`` gives one scale per tile.
     method : str
         How the range is chosen: "minmax", "percentile", "mse", "tf_enhanced" or "entropy" from what calibration observed; "ema" is a
         running range that follows the batches in training.
@@ -69,8 +71,8 @@ class TensorSpec:
     symmetric: bool = False
     signed: bool | None = None
     narrow: bool = False
-    axis: int | None = None
-    block_size: int | None = None
+    axis: int | tuple[int, ...] | None = None
+    block_size: int | tuple[int, ...] | None = None
     method: str = "tf_enhanced"
     dtype: str = "int"
     learnable: bool = False
@@ -84,7 +86,7 @@ class TensorSpec:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            check_field(name, value)
+            object.__setattr__(self, name, checked_field(name, value))
         if self.is_float:
             self._reject(self.learnable, "learnable=True needs a scale, which a float format has none of; use dtype='int'")
             for name, value in {"bits": FLOAT_FORMATS[self.dtype].bits, "axis": None, "block_size": None}.items():
@@ -93,6 +95,12 @@ class TensorSpec:
         self._reject(self.narrow and self.signed is False, "narrow=True drops the lowest integer of a signed grid; got signed=False")
         self._reject(self.block_size is not None and self.axis is None, "block_size needs the axis that blocks lie along; got axis=None")
         self._reject(self.learnable and self.method == "ema", "learnable=True trains the scale that method='ema' would overwrite; use one")
+        axes, sizes = (len(value) if isinstance(value, tuple) else 0 for value in (self.axis, self.block_size))
+        self._reject(
+            axes != sizes,
+            f"got axis={self.axis}, block_size={self.block_size}; expected one block size for each axis",
+        )
+        self._reject(axes > 0 and self.method == "ema", f"method='ema' follows no tiles; got axis={self.axis}: use one axis")
         self._reject(self.saturate is False, "saturate=False needs a float format; integers always saturate")
 
     def _reject(self, wrong: bool, message: str) -> None:
@@ -150,6 +158,10 @@ def _is_int(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
+def _each(value: Any) -> tuple[Any, ...]:
+    return value if isinstance(value, tuple) else (value,)
+
+
 def _number(low: float, high: float = math.inf) -> Callable[[Any], bool]:
     return lambda value: (_is_int(value) or isinstance(value, float)) and low <= value <= high and math.isfinite(value)
 
@@ -163,8 +175,11 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "symmetric": _BOOL,
     "signed": _BOOL_OR_NONE,
     "narrow": _BOOL,
-    "axis": (lambda value: value is None or _is_int(value), "an integer or None"),
-    "block_size": (lambda value: value is None or (_is_int(value) and value > 0), "a positive integer or None"),
+    "axis": (lambda value: value is None or (value != () and all(map(_is_int, _each(value)))), "an integer, a tuple of integers, or None"),
+    "block_size": (
+        lambda value: value is None or (value != () and all(_is_int(size) and size > 0 for size in _each(value))),
+        "a positive integer, a tuple of them, or None",
+    ),
     "method": _one_of(*METHODS),
     "dtype": _one_of(*DTYPES),
     "learnable": _BOOL,
@@ -184,22 +199,24 @@ def check_field_name(name: str) -> None:
         raise ValueError(f"TensorSpec: got unknown field {name!r}; expected one of {', '.join(_RULES)}")
 
 
-def check_field(name: str, value: Any) -> None:
-    """Raise a ValueError unless `value` is legal for the field `name` of TensorSpec, taken alone."""
+def checked_field(name: str, value: Any) -> Any:
+    """`value` if it is legal for the field `name` of TensorSpec, taken alone; a list, as JSON has it, as a tuple. ValueError otherwise."""
     check_field_name(name)
+    value = tuple(value) if isinstance(value, list) else value
     legal, expected = _RULES[name]
     if not legal(value):
         raise ValueError(f"TensorSpec: got {name}={value!r}; expected {expected}")
+    return value
 
 
-def range_shape(shape: Sequence[int], axis: int | None, block_size: int | None) -> tuple[int, ...]:
+def range_shape(shape: Sequence[int], axis: Axes, block_size: Axes) -> tuple[int, ...]:
     """Shape of the scales and ranges of a tensor: one element per tensor, channel or block.
 
     Parameters
     ----------
     shape : sequence of int
         Shape of the tensor; without `block_size` only its length along `axis` is used.
-    axis, block_size : int, optional
+    axis, block_size : int or tuple of int, optional
         As in `TensorSpec`.
 
     Returns
@@ -209,11 +226,13 @@ def range_shape(shape: Sequence[int], axis: int | None, block_size: int | None) 
     """
     if axis is None:
         return ()
-    if not -len(shape) <= axis < len(shape):
-        raise ValueError(f"qsim: a tensor of shape {tuple(shape)} has no axis {axis}")
-    ranges = [shape[axis]] if block_size is None else list(shape)
-    if any(length < 0 for length in ranges):
+    for a in [axis] if isinstance(axis, int) else axis:
+        if not -len(shape) <= a < len(shape):
+            raise ValueError(f"qsim: a tensor of shape {tuple(shape)} has no axis {a}")
+    if isinstance(axis, int) and block_size is None:
+        shape, blocks = [shape[axis]], {}
+    else:
+        blocks = block_lengths(len(shape), axis, block_size)
+    if any(length < 0 for length in shape):
         raise ValueError(f"qsim: shape {tuple(shape)} does not tell the shape of the ranges; leave shape=None to adopt it later")
-    if block_size is not None:
-        ranges[axis] = -(-shape[axis] // block_size)
-    return tuple(ranges)
+    return ranges_shape(shape, blocks)

@@ -81,7 +81,8 @@ def _grid(quantizer: Quantizer) -> str:
         return spec.dtype
     channels = "" if spec.axis is None else f" per channel (axis {spec.axis})"
     if spec.block_size is not None:
-        channels = f" per {spec.block_size} along axis {spec.axis}"
+        tile = " x ".join(map(str, spec.block_size)) if isinstance(spec.block_size, tuple) else spec.block_size
+        channels = f" per {tile} along axis {spec.axis}"
     return f"{spec.encoding_dtype} {'symmetric' if spec.symmetric else 'asymmetric'}{channels}"
 
 

@@ -65,7 +65,7 @@ def test_is_a_value(spec):
         ({"bits": 1}, "got bits=1; expected an integer from 2 to 16"),
         ({"bits": True}, "got bits=True"),
         ({"bits": 8.0}, "got bits=8.0"),
-        ({"axis": "0"}, "got axis='0'; expected an integer or None"),
+        ({"axis": "0"}, "got axis='0'; expected an integer, a tuple of integers, or None"),
         ({"axis": 0, "block_size": 0}, "got block_size=0; expected a positive integer"),
         ({"block_size": 32}, "got axis=None"),
         ({"method": "max"}, "expected one of 'minmax', 'percentile'"),

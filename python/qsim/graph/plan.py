@@ -264,6 +264,8 @@ class _Planner:
         assert spec is not None
         if axes is not None and dims < 2:
             spec = replace(spec, axis=None, block_size=None)  # a vector is summed over: it has no output channels
+        elif axes is not None and isinstance(spec.axis, tuple):
+            spec = replace(spec, axis=tuple(axes[a] % dims if a in (0, 1) else a for a in spec.axis))
         elif axes is not None and spec.axis in (0, 1):
             spec = replace(spec, axis=axes[spec.axis] % dims)
         if parameter is None and spec.axis is not None and not spec.is_running:

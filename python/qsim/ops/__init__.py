@@ -7,8 +7,10 @@ from qsim import _library as _library  # registers torch.ops.qsim
 from qsim.ops.choose_qparams import choose_qparams
 from qsim.ops.clip_grad import clip_grad_, grad_power_sum, scale_grad_
 from qsim.ops.fake_quantize import fake_quantize, fake_quantize_
+from qsim.ops.int4 import pack_int4, unpack_int4
 from qsim.ops.observe import observe_, observe_range_
 from qsim.ops.observe_fake_quantize import observe_fake_quantize
+from qsim.ops.quantize import dequantize, quantize
 from qsim.ops.round_to_format import count_format_, round_to_format, round_to_format_, round_to_format_counted
 from qsim.ops.search_range import search_range, search_range_data, search_range_weights
 
@@ -16,12 +18,15 @@ __all__ = [
     "choose_qparams",
     "clip_grad_",
     "count_format_",
+    "dequantize",
     "fake_quantize",
     "fake_quantize_",
     "grad_power_sum",
     "observe_",
     "observe_fake_quantize",
     "observe_range_",
+    "pack_int4",
+    "quantize",
     "round_to_format",
     "round_to_format_",
     "round_to_format_counted",
@@ -29,4 +34,5 @@ __all__ = [
     "search_range",
     "search_range_data",
     "search_range_weights",
+    "unpack_int4",
 ]

@@ -3,6 +3,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from qsim.blocks import Axes, along_one_axis
+
 # Bound once: looking an operator up costs as much as quantizing a thousand elements.
 _fake_quantize = torch.ops.qsim.fake_quantize.default
 _fake_quantize_out = torch.ops.qsim.fake_quantize.out
@@ -16,8 +18,8 @@ def fake_quantize(
     quant_min: int,
     quant_max: int,
     *,
-    axis: int | None = None,
-    block_size: int | None = None,
+    axis: Axes = None,
+    block_size: Axes = None,
     rounding: str = "divide",
     grad_factor: float = 1.0,
     out: Tensor | None = None,
@@ -38,10 +40,11 @@ def fake_quantize(
     quant_min, quant_max : int
         Ends of the grid: int32, and for all but float64 `x` within ``-2**24 .. 2**24`` and at most ``2**24`` wide, where float32
         arithmetic is exact.
-    axis : int, optional
+    axis : int or sequence of int, optional
         Dimension of `x` that the channels or blocks lie along; negative counts from the end.
-    block_size : int, optional
-        Elements along `axis` that share a scale.
+    block_size : int or sequence of int, optional
+        Elements along `axis` that share a scale. With a sequence of axes and of block sizes tiles share one: ``axis=(0, 1),
+        block_size=(128, 128)``; `scale` then has ``ceil(n / block_size)`` along each of them.
     rounding : {"divide", "reciprocal"}
         ``x / scale`` as ONNX QuantizeLinear, or ``x * (1 / scale)`` as torch core and TensorRT; they differ at ties.
     grad_factor : float
@@ -72,14 +75,15 @@ def fake_quantize(
     in an order that does not depend on the number of threads; NaN elements take no part. For a leaf `x` nothing but `x` is saved,
     otherwise one bit per element. ``torch.func`` transforms and forward-mode differentiation are not supported.
     """
+    if axis is None and block_size is None and rounding == "divide" and grad_factor == 1.0 and out is None:
+        plain: Tensor = _fake_quantize(x, scale, zero_point, quant_min, quant_max)  # parsing options: a third of a small call
+        return plain
+    axis, block_size, (scale, zero_point) = along_one_axis(x, axis, block_size, scale, zero_point)
     if out is not None:
         written: Tensor = _fake_quantize_out(
             x, scale, zero_point, quant_min, quant_max, axis=axis, block_size=block_size, rounding=rounding, out=out
         )
         return written
-    if axis is None and block_size is None and rounding == "divide" and grad_factor == 1.0:
-        plain: Tensor = _fake_quantize(x, scale, zero_point, quant_min, quant_max)  # parsing options: a third of a small call
-        return plain
     result: Tensor = _fake_quantize(
         x, scale, zero_point, quant_min, quant_max, axis=axis, block_size=block_size, rounding=rounding, grad_factor=grad_factor
     )
@@ -93,8 +97,8 @@ def fake_quantize_(
     quant_min: int,
     quant_max: int,
     *,
-    axis: int | None = None,
-    block_size: int | None = None,
+    axis: Axes = None,
+    block_size: Axes = None,
     rounding: str = "divide",
     grad_factor: float = 1.0,
 ) -> Tensor:
@@ -108,6 +112,7 @@ def fake_quantize_(
     >>> fake_quantize_(torch.tensor([0.3, -7.0]), torch.tensor(0.5), torch.tensor(0, dtype=torch.int32), -8, 7)
     tensor([ 0.5000, -4.0000])
     """
+    axis, block_size, (scale, zero_point) = along_one_axis(x, axis, block_size, scale, zero_point)
     result: Tensor = _fake_quantize_inplace(
         x, scale, zero_point, quant_min, quant_max, axis=axis, block_size=block_size, rounding=rounding, grad_factor=grad_factor
     )

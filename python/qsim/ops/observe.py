@@ -3,10 +3,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from qsim.blocks import Axes, block_lengths, is_tiled, join_blocks, ranges_shape
 
-def observe_range_(
-    x: Tensor, lowest: Tensor, highest: Tensor, counts: Tensor, axis: int | None = None, *, block_size: int | None = None
-) -> None:
+
+def observe_range_(x: Tensor, lowest: Tensor, highest: Tensor, counts: Tensor, axis: Axes = None, *, block_size: Axes = None) -> None:
     """Extend the exact range of the finite elements seen so far, and count the others.
 
     The state is changed in place, without host synchronisation. It does not depend on the order of calls, on how the data is
@@ -23,10 +23,11 @@ def observe_range_(
         and -inf: "nothing seen". An end at zero is stored as +0.0.
     counts : Tensor, shape (4,), int64
         Elements, NaNs, +infs, -infs of the whole tensor. Start at zero.
-    axis : int, optional
+    axis : int or sequence of int, optional
         The axis whose positions (or blocks) have ranges of their own.
-    block_size : int, optional
-        Elements in a block along `axis`; the last block may be shorter.
+    block_size : int or sequence of int, optional
+        Elements in a block along `axis`; the last block may be shorter. With a sequence of axes and of block sizes every tile has
+        a range: `lowest` then has ``ceil(n / block_size)`` along each of them.
 
     Examples
     --------
@@ -40,7 +41,23 @@ def observe_range_(
     -----
     One read of `x`. No gradient. The version counters of the state are bumped.
     """
-    torch.ops.qsim.observe_range_(x, lowest, highest, counts, axis=axis, block_size=block_size)
+    if not is_tiled(axis, block_size):
+        torch.ops.qsim.observe_range_(x, lowest, highest, counts, axis=axis, block_size=block_size)
+        return
+    lengths = block_lengths(x.dim(), axis, block_size)
+    expected = ranges_shape(x.shape, lengths)
+    if lowest.shape != expected or highest.shape != expected:
+        raise ValueError(
+            f"qsim: lowest has shape {tuple(lowest.shape)} and highest {tuple(highest.shape)}; expected {expected}, one per tile"
+        )
+    *others, (last, size) = lengths.items()
+    shape = ranges_shape(x.shape, {last: size})
+    low, high = lowest.new_full(shape, torch.inf), highest.new_full(shape, -torch.inf)
+    torch.ops.qsim.observe_range_(x, low, high, counts, axis=last, block_size=size)
+    for a, length in others:
+        low, high = join_blocks(low, a, length, largest=False), join_blocks(high, a, length, largest=True)
+    lowest.copy_(torch.minimum(lowest, low))
+    highest.copy_(torch.maximum(highest, high))
 
 
 def observe_(x: Tensor, lowest: Tensor, highest: Tensor, counts: Tensor, sketch: Tensor) -> None:

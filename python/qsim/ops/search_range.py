@@ -6,7 +6,9 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-_T = TypeVar("_T", int, int | None)
+from qsim.blocks import Axes, block_lengths, is_tiled, ranges_shape, tiles
+
+_T = TypeVar("_T", int, Axes)
 
 
 def search_range(
@@ -85,8 +87,8 @@ def search_range_data(
     quant_min: int,
     quant_max: int,
     *,
-    axis: int | None = None,
-    block_size: int | None = None,
+    axis: Axes = None,
+    block_size: Axes = None,
     symmetric: bool = False,
     method: str = "tf_enhanced",
     percentile: float = 99.99,
@@ -100,18 +102,19 @@ def search_range_data(
         Values; those that are not finite are skipped.
     quant_min, quant_max, symmetric, method, gamma
         As in `search_range`.
-    axis : int, optional
+    axis : int or sequence of int, optional
         One range per index along this axis; without it one for the whole tensor.
-    block_size : int, optional
-        One range per block of this many values along `axis` (the last may be short).
+    block_size : int or sequence of int, optional
+        One range per block of this many values along `axis` (the last may be short). With a sequence of axes and of block sizes
+        one per tile.
     percentile : float
         As in `search_range`; linear between the two values around the rank, as `torch.quantile`.
 
     Returns
     -------
     min, max : Tensor, float64 for float64 `x`, otherwise float32
-        Shape ``[]``, ``[x.shape[axis]]``, or that of `x` with ``ceil(n / block_size)`` along `axis`. ``(+Inf, -Inf)`` where no
-        value is finite.
+        Shape ``[]``, ``[x.shape[axis]]``, or that of `x` with ``ceil(n / block_size)`` along `axis`, or along each of its axes.
+        ``(+Inf, -Inf)`` where no value is finite.
 
     Examples
     --------
@@ -124,6 +127,13 @@ def search_range_data(
     -----
     The candidates of `search_range`, each judged by quantizing the values. No gradient.
     """
+    if is_tiled(axis, block_size):
+        lengths = block_lengths(x.dim(), axis, block_size)
+        low, high = search_range_data(
+            tiles(x, lengths), quant_min, quant_max, axis=0, symmetric=symmetric, method=method, percentile=percentile, gamma=gamma
+        )
+        shape = ranges_shape(x.shape, lengths)
+        return low.reshape(shape), high.reshape(shape)
     low, high = torch.ops.qsim.search_range_data(
         x,
         quant_min,
@@ -143,8 +153,8 @@ def search_range_weights(
     quant_min: int | Sequence[int],
     quant_max: int | Sequence[int],
     *,
-    axis: int | Sequence[int | None] | None = None,
-    block_size: int | Sequence[int | None] | None = None,
+    axis: int | Sequence[Axes] | None = None,
+    block_size: int | Sequence[Axes] | None = None,
     symmetric: bool | Sequence[bool] = False,
     method: str = "tf_enhanced",
     percentile: float = 99.99,
@@ -159,7 +169,7 @@ def search_range_weights(
     ----------
     weights : sequence of Tensor, any shapes, float16, bfloat16, float32 or float64 (mixed), one device
     quant_min, quant_max, axis, block_size, symmetric
-        As in `search_range_data`: one for all weights, or a sequence with one for each.
+        As in `search_range_data`: one for all weights, or a sequence with one for each. The axes of tiles stand in such a sequence.
     method, percentile, gamma
         As in `search_range_data`, for all weights.
 
@@ -185,15 +195,24 @@ def search_range_weights(
     def for_each(option: _T | Sequence[_T]) -> Sequence[_T]:
         return option if isinstance(option, Sequence) else [option] * len(weights)
 
+    rows, axes, sizes = list(weights), list(for_each(axis)), list(for_each(block_size))
+    shapes = {}
+    for i, weight in enumerate(weights):
+        if is_tiled(axes[i], sizes[i]):
+            lengths = block_lengths(weight.dim(), axes[i], sizes[i])
+            rows[i], axes[i], sizes[i] = tiles(weight, lengths), 0, None
+            shapes[i] = ranges_shape(weight.shape, lengths)
     low, high = torch.ops.qsim.search_range_weights(
-        weights,
+        rows,
         for_each(quant_min),
         for_each(quant_max),
         symmetric=for_each(symmetric),
-        axis=for_each(axis),
-        block_size=for_each(block_size),
+        axis=axes,
+        block_size=sizes,
         method=method,
         percentile=percentile,
         gamma=gamma,
     )
+    for i, shape in shapes.items():
+        low[i], high[i] = low[i].reshape(shape), high[i].reshape(shape)
     return low, high

@@ -3,8 +3,10 @@
 from qsim.reference.choose_qparams import choose_qparams
 from qsim.reference.clip_grad import clip_grad_
 from qsim.reference.fake_quantize import fake_quantize, fake_quantize_backward
+from qsim.reference.int4 import pack_int4, unpack_int4
 from qsim.reference.observe import observe_, observe_range_
 from qsim.reference.observe_fake_quantize import observe_fake_quantize
+from qsim.reference.quantize import dequantize, quantize
 from qsim.reference.round_to_format import count_format_, round_to_format, round_to_format_backward
 from qsim.reference.search_range import search_range
 from qsim.reference.search_range_data import search_range_data, search_range_weights
@@ -13,14 +15,18 @@ __all__ = [
     "choose_qparams",
     "clip_grad_",
     "count_format_",
+    "dequantize",
     "fake_quantize",
     "fake_quantize_backward",
     "observe_",
     "observe_fake_quantize",
     "observe_range_",
+    "pack_int4",
+    "quantize",
     "round_to_format",
     "round_to_format_backward",
     "search_range",
     "search_range_data",
     "search_range_weights",
+    "unpack_int4",
 ]

@@ -3,14 +3,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-
-def _per_element(values: Tensor, x: Tensor, axis: int | None, block_size: int | None) -> Tensor:
-    """`values`, one per tensor, channel or block, in a shape that broadcasts against `x`."""
-    if axis is None:
-        return values.reshape(())
-    if block_size is None:
-        return values.reshape([-1 if i == axis % x.dim() else 1 for i in range(x.dim())])
-    return values.repeat_interleave(block_size, axis).narrow(axis, 0, x.shape[axis])
+from qsim.reference.blocks import Axes, per_element
 
 
 def _quotient(x: Tensor, scale: Tensor, rounding: str) -> Tensor:
@@ -32,13 +25,13 @@ def fake_quantize(
     quant_min: int,
     quant_max: int,
     *,
-    axis: int | None = None,
-    block_size: int | None = None,
+    axis: Axes = None,
+    block_size: Axes = None,
     rounding: str = "divide",
 ) -> Tensor:
     """Twin of `qsim.ops.fake_quantize` (docs/numerics.md, section 1)."""
-    scale = _per_element(scale, x, axis, block_size)
-    steps, _ = _steps(_quotient(x.to(scale.dtype), scale, rounding), _per_element(zero_point, x, axis, block_size), quant_min, quant_max)
+    scale = per_element(scale, x, axis, block_size)
+    steps, _ = _steps(_quotient(x.to(scale.dtype), scale, rounding), per_element(zero_point, x, axis, block_size), quant_min, quant_max)
     return (steps * scale).to(x.dtype) + 0.0  # -0.0 + 0.0 is +0.0
 
 
@@ -50,16 +43,16 @@ def fake_quantize_backward(
     quant_min: int,
     quant_max: int,
     *,
-    axis: int | None = None,
-    block_size: int | None = None,
+    axis: Axes = None,
+    block_size: Axes = None,
     rounding: str = "divide",
     grad_factor: float = 1.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of x, scale and zero_point; the last two in float64 (docs/numerics.md, section 1). An integer zero point has none: 0."""
-    wide_scale = _per_element(scale, x, axis, block_size)
+    wide_scale = per_element(scale, x, axis, block_size)
     elements = x.to(scale.dtype)
     quotient = _quotient(elements, wide_scale, rounding)
-    steps, inside = _steps(quotient, _per_element(zero_point, x, axis, block_size), quant_min, quant_max)
+    steps, inside = _steps(quotient, per_element(zero_point, x, axis, block_size), quant_min, quant_max)
     dx = torch.where(inside, grad, torch.zeros_like(grad))
     gradient, known = grad.double(), ~elements.isnan()
     slope = torch.where(inside, steps.double() - quotient.double(), steps.double())
@@ -68,7 +61,7 @@ def fake_quantize_backward(
 
     def total(terms: Tensor) -> Tensor:
         sums = torch.zeros(scale.numel(), dtype=torch.float64)
-        which = _per_element(torch.arange(scale.numel()).reshape(scale.shape), x, axis, block_size).expand(x.shape)
+        which = per_element(torch.arange(scale.numel()).reshape(scale.shape), x, axis, block_size).expand(x.shape)
         return sums.index_add(0, which.reshape(-1), terms.reshape(-1)).reshape(scale.shape) * grad_factor
 
     return dx, total(scale_terms), total(zero_point_terms) * zero_point.is_floating_point()

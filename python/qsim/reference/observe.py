@@ -3,6 +3,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from qsim.reference.blocks import Axes, blocks_of
+
 SKETCH_SHIFT, SKETCH_BINS = 18, 1 << 14
 
 
@@ -16,25 +18,17 @@ def _extend(lowest: Tensor, highest: Tensor, low: Tensor, high: Tensor) -> None:
     highest.copy_(torch.maximum(highest, high) + 0.0)
 
 
-def observe_range_(
-    x: Tensor, lowest: Tensor, highest: Tensor, counts: Tensor, axis: int | None = None, *, block_size: int | None = None
-) -> None:
+def observe_range_(x: Tensor, lowest: Tensor, highest: Tensor, counts: Tensor, axis: Axes = None, *, block_size: Axes = None) -> None:
     """Twin of `qsim.ops.observe_range_` (docs/numerics.md, section 3)."""
     x = x.detach().float()
     _add_counts(x, counts)
     low, high = torch.where(x.isfinite(), x, torch.inf), torch.where(x.isfinite(), x, -torch.inf)
     if x.numel() == 0:
         return
-    if axis is None:
-        _extend(lowest, highest, low.min(), high.max())
-    elif block_size is None:
-        low, high = (end.movedim(axis, 0).reshape(x.shape[axis], -1) for end in (low, high))
-        _extend(lowest, highest, low.amin(1), high.amax(1))
-    else:
-        blocks = [slice(begin, begin + block_size) for begin in range(0, x.shape[axis], block_size)]
-        low, high = low.movedim(axis, 0), high.movedim(axis, 0)
-        lows, highs = [low[block].amin(0) for block in blocks], [high[block].amax(0) for block in blocks]
-        _extend(lowest, highest, torch.stack(lows, axis), torch.stack(highs, axis))
+    (lows, shape), (highs, _) = blocks_of(low, axis, block_size), blocks_of(high, axis, block_size)
+    _extend(
+        lowest, highest, torch.stack([low.min() for low in lows]).reshape(shape), torch.stack([high.max() for high in highs]).reshape(shape)
+    )
 
 
 def observe_(x: Tensor, lowest: Tensor, highest: Tensor, counts: Tensor, sketch: Tensor) -> None:

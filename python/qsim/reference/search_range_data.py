@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from qsim.reference.blocks import Axes, blocks_of
 from qsim.reference.choose_qparams import choose_qparams
 from qsim.reference.search_range import _clip_by_entropy, _lossless, _lowest_set_bit, candidate_ranges
 
@@ -59,8 +60,8 @@ def search_range_data(
     quant_min: int,
     quant_max: int,
     *,
-    axis: int | None = None,
-    block_size: int | None = None,
+    axis: Axes = None,
+    block_size: Axes = None,
     symmetric: bool = False,
     method: str = "tf_enhanced",
     percentile: float = 99.99,
@@ -68,20 +69,11 @@ def search_range_data(
 ) -> tuple[Tensor, Tensor]:
     """Twin of `qsim.ops.search_range_data` (docs/numerics.md, section 4)."""
     values = x if x.dtype == torch.float64 else x.float()
-    if axis is None:
-        pieces, shape = [values.flatten()], torch.Size()
-    elif block_size is None:
-        pieces, shape = [v.flatten() for v in values.unbind(axis)], torch.Size([values.shape[axis]])
-    else:
-        rows = values.movedim(axis, -1)
-        shape = rows.shape[:-1] + torch.Size([-(-rows.shape[-1] // block_size)])
-        pieces = [block for row in rows.reshape(-1, rows.shape[-1]) for block in row.split(block_size)]
+    pieces, shape = blocks_of(values, axis, block_size)
     found = [_search_values(piece, (quant_min, quant_max), symmetric, method, percentile, gamma) for piece in pieces]
     lows = values.new_tensor([float(low) for low, _ in found]).reshape(shape)
     highs = values.new_tensor([float(high) for _, high in found]).reshape(shape)
-    if block_size is None or axis is None:
-        return lows, highs
-    return lows.movedim(-1, axis), highs.movedim(-1, axis)
+    return lows, highs
 
 
 def search_range_weights(
@@ -89,8 +81,8 @@ def search_range_weights(
     quant_min: Sequence[int],
     quant_max: Sequence[int],
     *,
-    axis: Sequence[int | None],
-    block_size: Sequence[int | None],
+    axis: Sequence[Axes],
+    block_size: Sequence[Axes],
     symmetric: Sequence[bool],
     method: str = "tf_enhanced",
     percentile: float = 99.99,

@@ -1,0 +1,6 @@
+#include <torch/library.h>
+
+TORCH_LIBRARY_FRAGMENT(qsim, m) {
+  m.def("pack_int4(Tensor q) -> Tensor");
+  m.def("unpack_int4(Tensor packed, SymInt[] shape, *, ScalarType? dtype=None) -> Tensor");
+}
