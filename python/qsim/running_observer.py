@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from qsim import ops
+from qsim.blocks import Axes
 from qsim.encoding import Encoding
 from qsim.observer import Observer
 from qsim.spec import TensorSpec, range_shape
@@ -43,8 +44,8 @@ class RunningObserver(Observer):
     def __init__(
         self,
         averaging: float,
-        axis: int | None = None,
-        block_size: int | None = None,
+        axis: Axes = None,
+        block_size: Axes = None,
         shape: Sequence[int] | None = None,
         name: str = "",
     ) -> None:
