@@ -4,7 +4,7 @@ from qsim import ops, reference
 from qsim._library import cpu_capability
 from qsim.batch_norm import FoldReport, fold_batch_norms
 from qsim.calibration import CalibrationReport
-from qsim.clip_grad import clip_grad_norm_
+from qsim.clip_grad import ClipReport, clip_grad_norm_
 from qsim.config import Config, Override
 from qsim.encoding import Encoding
 from qsim.errors import CalibrationError, NoEncodingError
@@ -22,6 +22,7 @@ __version__ = "0.1.0"
 __all__ = [
     "CalibrationError",
     "CalibrationReport",
+    "ClipReport",
     "Config",
     "Counts",
     "Encoding",

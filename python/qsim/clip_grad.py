@@ -14,12 +14,44 @@ from qsim import ops
 _MOST_NAMED = 8
 
 
+class ClipReport:
+    """What `clip_grad_norm_` found, left on the device until someone reads it.
+
+    Pass one to `clip_grad_norm_`, step the optimizer, and read it when it suits: only `nonfinite` waits for the device.
+
+    Attributes
+    ----------
+    labels : tuple of str
+        The parameters that had a gradient, quoted names, or positions and shapes where no names were given.
+    counts : Tensor, shape (len(labels),), int64, or None before the first call
+        How many elements of each gradient were NaN or infinite, on the first gradient's device.
+
+    Examples
+    --------
+    >>> layer, report = torch.nn.Linear(2, 1), ClipReport()
+    >>> layer.weight.grad = torch.tensor([[1.0, float("nan")]])
+    >>> norm = clip_grad_norm_(layer.named_parameters(), 1.0, report=report)
+    >>> report.nonfinite()
+    {"'weight'": 1}
+    """
+
+    def __init__(self) -> None:
+        self.labels: tuple[str, ...] = ()
+        self.counts: Tensor | None = None
+
+    def nonfinite(self) -> dict[str, int]:
+        """Non-finite elements of each gradient that had any. Waits for the device."""
+        counts = [] if self.counts is None else self.counts.tolist()
+        return {label: count for label, count in zip(self.labels, counts, strict=True) if count > 0}
+
+
 def clip_grad_norm_(
     parameters: Tensor | Iterable[Tensor] | Iterable[tuple[str, Tensor]],
     max_norm: float,
     norm_type: float = 2.0,
     *,
     nonfinite: str = "skip",
+    report: ClipReport | None = None,
 ) -> Tensor:
     """Clip the joint norm of gradients in place, as `torch.nn.utils.clip_grad_norm_` does, but safely and in two reads.
 
@@ -36,6 +68,8 @@ def clip_grad_norm_(
         What to do when any gradient holds NaN or Inf. ``"skip"``: every gradient becomes 0, and the norm returned is NaN.
         ``"zero"``: such elements become 0 and the others are clipped by their own norm. ``"raise"``: an error names the
         parameters and the gradients stay as they were; this alone waits for the device.
+    report : ClipReport, optional
+        Receives which gradients were not finite, without waiting for the device.
 
     Returns
     -------
@@ -63,12 +97,16 @@ def clip_grad_norm_(
     with torch.no_grad():
         labels, grads = _gradients(parameters)
         if not grads:
+            if report is not None:
+                report.labels, report.counts = (), None
             return torch.tensor(0.0)
         groups: dict[torch.device, list[int]] = {}
         for i, grad in enumerate(grads):
             groups.setdefault(grad.device, []).append(i)
         order = [i for group in groups.values() for i in group]
         norm, counts = _clip([[grads[i] for i in group] for group in groups.values()], max_norm, norm_type, nonfinite)
+        if report is not None:
+            report.labels, report.counts = tuple(labels[i] for i in order), counts
         if nonfinite == "raise":
             found = [(labels[i], count, grads[i].numel()) for i, count in zip(order, counts.tolist(), strict=True) if count > 0]
             if found:

@@ -266,3 +266,31 @@ def test_errors_say_what_was_expected():
     table(torch.tensor([1])).sum().backward()
     with pytest.raises(TypeError, match=r"'weight' is torch.sparse_coo, expected a dense one"):
         qsim.clip_grad_norm_(table.named_parameters(), 1.0)
+
+
+class TestReport:
+    def test_names_what_was_not_finite_after_the_step(self):
+        model, report = torch.nn.Linear(3, 2), qsim.ClipReport()
+        model.weight.grad, model.bias.grad = torch.full((2, 3), math.nan), torch.ones(2)
+        assert qsim.clip_grad_norm_(model.named_parameters(), 1.0, report=report).isnan()
+        assert (report.labels, report.counts.tolist(), report.nonfinite()) == (("'weight'", "'bias'"), [6, 0], {"'weight'": 6})
+        model.weight.grad = None
+        qsim.clip_grad_norm_(model.parameters(), 1.0, report=report)
+        assert (report.labels, report.nonfinite()) == (("parameter 1 of shape [2]",), {})
+
+    def test_is_filled_before_an_error_and_emptied_without_gradients(self):
+        parameter, report = torch.nn.Parameter(torch.ones(2)), qsim.ClipReport()
+        parameter.grad = torch.tensor([math.inf, 1.0])
+        with pytest.raises(RuntimeError, match="1 of 2 elements"):
+            qsim.clip_grad_norm_([parameter], 1.0, nonfinite="raise", report=report)
+        assert report.nonfinite() == {"parameter 0 of shape [2]": 1}
+        parameter.grad = None
+        assert qsim.clip_grad_norm_([parameter], 1.0, report=report) == 0
+        assert (report.labels, report.counts, report.nonfinite()) == ((), None, {})
+
+    def test_filling_it_reads_nothing_back(self):
+        parameter = torch.nn.Parameter(torch.ones(2, device="meta"))
+        parameter.grad = torch.ones(2, device="meta")  # a tensor without values: reading it would raise
+        report = qsim.ClipReport()
+        qsim.clip_grad_norm_([parameter], 1.0, report=report)
+        assert report.counts.is_meta
