@@ -14,7 +14,6 @@ from qsim.errors import CalibrationError
 from qsim.sketch import SKETCH_BINS, histogram
 from qsim.spec import TensorSpec, range_shape
 
-
 _OF_RANGE = ("minmax", "ema")  # methods that take the range as it is
 
 
