@@ -92,6 +92,12 @@ def test_large_tensors_in_every_order_of_axes(shape, dtype):
                 check_range(y, axis, 32)
 
 
+@pytest.mark.parametrize("n", [4096, 4097, 524280, 524281, 528376, 528377, 1048600])
+@pytest.mark.parametrize("value", [-0.0, 0.3, torch.inf])
+def test_counters_of_16_bits_do_not_overflow(n, value):
+    check_sketch(torch.full((n,), value))
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_every_half_value(dtype):
     x = torch.arange(-32768, 32768, dtype=torch.int32).to(torch.int16).view(dtype)

@@ -123,7 +123,10 @@ def test_one_bit_an_element_is_saved_and_later_batches_do_not_disturb():
     assert x.grad.sum() > 990
 
 
-@pytest.mark.parametrize("x", [torch.randn(10), torch.randn(0), torch.randn(3, 3, dtype=torch.bfloat16), torch.randn(4, requires_grad=True)])
+SAMPLES = [torch.randn(10), torch.randn(0), torch.randn(3, 3, dtype=torch.bfloat16), torch.randn(4, requires_grad=True)]
+
+
+@pytest.mark.parametrize("x", SAMPLES)
 @pytest.mark.parametrize("axis", [None, -1])
 def test_opcheck(x, axis):
     held = state(range_shape(x, axis, None))

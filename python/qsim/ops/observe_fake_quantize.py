@@ -76,7 +76,7 @@ def observe_fake_quantize(
     >>> lowest.item(), highest.item(), counts.tolist()
     (-1.0, 2.0, [5, 1, 0, 0])
     >>> y
-    tensor([-1.0000,  2.0000,     nan])
+    tensor([-1.,  2., nan])
 
     Notes
     -----
