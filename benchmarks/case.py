@@ -29,10 +29,10 @@ class Case:
     dtype : str
         Name of the torch dtype.
     bars : mapping of size to mapping of baseline to largest ratio
-        What the project promises for one thread. Besides baselines: "us", microseconds per unit; "spread", the largest over the
-        smallest time of all calls.
-    parallel : bool
-        Whether `LARGE` sizes also run on all cores.
+        What the project promises for one thread. Besides baselines: "us", microseconds per call, or per tensor; "spread", the
+        largest over the smallest time of all calls.
+    serial, parallel : bool
+        Whether it runs on one thread; whether `LARGE` sizes run on all cores.
     parallel_bars : mapping of baseline to largest ratio
         The promise there.
     """
@@ -44,12 +44,15 @@ class Case:
     bytes_moved: float = 0
     dtype: str = "float32"
     bars: Mapping[int, Bars] = field(default_factory=dict)
+    serial: bool = True
     parallel: bool = False
     parallel_bars: Bars = field(default_factory=dict)
     unit: str = "element"
 
     def sizes_at(self, threads: int) -> tuple[int, ...]:
-        return self.sizes if threads == 1 else tuple(n for n in self.sizes if self.parallel and n >= LARGE)
+        if threads == 1:
+            return self.sizes if self.serial else ()
+        return tuple(n for n in self.sizes if self.parallel and n >= LARGE)
 
     def bars_at(self, size: int, threads: int) -> Bars:
         return self.bars.get(size, {}) if threads == 1 else self.parallel_bars

@@ -109,5 +109,5 @@ CASES = [
     Case(SKETCH, "normal", (2**20,), partial(sketch, "normal", torch.bfloat16), 2, "bfloat16"),
     Case(SKETCH, "small", (1024,), partial(sketch, "normal", torch.float32), 4),
     Case(SKETCH, "four distributions", (2**20,), four_distributions, 4, bars={2**20: {"spread": 1.15}}),
-    Case(SKETCH, "all cores", (2**22,), sketch_against_one_thread, 4, parallel=True, parallel_bars={"one thread": 1 / 1.7}),
+    Case(SKETCH, "all cores", (2**22,), sketch_against_one_thread, 4, serial=False, parallel=True, parallel_bars={"one thread": 1 / 1.7}),
 ]

@@ -6,7 +6,10 @@ from collections.abc import Callable
 from functools import cache
 
 import torch
+import torch._inductor.config
 from torch import Tensor
+
+torch._inductor.config.compile_threads = 1  # no pool of processes beside the one that is timed
 
 
 @cache

@@ -1,5 +1,5 @@
-// Gradients of the input against the scalar twin, bit for bit; gradients of scale and zero point equal at every level and
-// within rounding of sums in float64.
+// Gradients of the input against the scalar twin, bit for bit; gradients of scale and zero point equal at every level
+// and within rounding of sums in float64.
 #include "fake_quantize_case.h"
 
 namespace {
@@ -102,8 +102,9 @@ void check(fuzz::Input& input, Of of) {
 }
 
 template <class U>
-void check_masked(fuzz::Input& input, void (*qsim::cpu::FakeQuantizeBackwardKernels::*masked)(const U*, const std::uint8_t*,
-                                                                                            U*, std::int64_t, std::int64_t)) {
+void check_masked(fuzz::Input& input,
+                  void (*qsim::cpu::FakeQuantizeBackwardKernels::*masked)(const U*, const std::uint8_t*, U*,
+                                                                          std::int64_t, std::int64_t)) {
   const int n = input.between(1, 300), cut = input.between(0, n / 8) * 8;
   std::vector<U> grad(static_cast<std::size_t>(n));
   std::vector<std::uint8_t> mask(static_cast<std::size_t>(n + 7) / 8);

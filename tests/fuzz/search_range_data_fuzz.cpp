@@ -18,9 +18,7 @@ double cost_of(const std::vector<T>& x, qsim::Range range, const qsim::RangeSear
   for (T e : x) {
     if (!std::isfinite(e)) continue;
     const double steps = e / scale, clamped = std::clamp(steps, low, high), off = steps - clamped;
-    // Values some 2^16 steps from zero are placed to within 2^-8 of a step in float32.
-  const bool fine = search.grid.quant_max - search.grid.quant_min > 255;
-  const double rounding = sizeof(T) == 8 ? 1e-9 : fine ? 0.05 : 1e-3;
+    const double rounding = clamped - std::nearbyint(clamped);
     sum += rounding * rounding + search.gamma * (off * off);
   }
   return sum * scale * scale;
