@@ -12,12 +12,12 @@ NVCC := $(shell command -v nvcc || ls /usr/local/cuda*/bin/nvcc 2>/dev/null | ta
 # Two workers: more only compete for the memory bandwidth that the kernels use.
 PYTEST := PYTHONPATH=python $(BIN)/python -m pytest -n 2
 
-.PHONY: demo test lint build test-cpp test-python audit sanitize fuzz fuzz-short bench format clean
+.PHONY: demo test lint build test-cpp test-python audit sanitize fuzz bench format clean
 
 demo: $(VENV)/installed
 	$(BIN)/python examples/digits_qat.py --output out
 
-test: lint test-cpp audit sanitize fuzz-short test-python
+test: lint test-cpp audit sanitize test-python
 
 lint: build  # the type checker wants the generated _build_info.py
 	$(BIN)/ruff check .
@@ -38,9 +38,6 @@ audit: build
 
 sanitize: build
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/sanitize.sh
-
-fuzz-short: build
-	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/fuzz.sh 2000
 
 fuzz: $(VENV)/tools
 	scripts/require_clang.sh
