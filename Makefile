@@ -1,6 +1,7 @@
 # make demo    set everything up in .venv, install qsim, run the main example
 # make test    set everything up, then lint, build, and run all tests (C++, Python, CUDA compile check where nvcc is)
-# make bench   the benchmarks: ratios in one process
+# make bench   the benchmarks: ratios in one process, out/bench.json and its plot; five minutes
+# make fuzz    a million inputs for each libFuzzer target; FUZZ_INPUTS=... for another number
 # Wants python3 (3.10 or newer), g++ and make; the rest is installed into .venv.
 PYTHON ?= python3
 QSIM_TORCH ?= torch==2.13.0
@@ -11,7 +12,7 @@ NVCC := $(shell command -v nvcc || ls /usr/local/cuda*/bin/nvcc 2>/dev/null | ta
 # Two workers: more only compete for the memory bandwidth that the kernels use.
 PYTEST := PYTHONPATH=python $(BIN)/python -m pytest -n 2
 
-.PHONY: demo test lint build test-cpp test-python audit sanitize bench format clean
+.PHONY: demo test lint build test-cpp test-python audit sanitize fuzz bench format clean
 
 demo: $(VENV)/installed
 	$(BIN)/python examples/digits_qat.py --output out
@@ -37,6 +38,10 @@ audit: build
 
 sanitize: build
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/sanitize.sh
+
+fuzz: $(VENV)/tools
+	scripts/require_clang.sh
+	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/fuzz.sh $(or $(FUZZ_INPUTS),1000000)
 
 test-python: build
 	$(PYTEST)

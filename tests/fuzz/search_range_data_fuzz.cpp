@@ -1,0 +1,79 @@
+// Searches on data: the same range at every level, and none of the candidates is noticeably better.
+#include <algorithm>
+
+#include "observe_case.h"
+#include "qsim/choose_qparams.h"
+#include "search_case.h"
+
+namespace {
+
+// The squared error of the encoding that a range leads to, in units of the data.
+template <class T>
+double cost_of(const std::vector<T>& x, qsim::Range range, const qsim::RangeSearch& search) {
+  const auto params = qsim::choose_qparams<T>(range.low, range.high, search.grid, 0);
+  const double scale = params.scale;
+  const double low = static_cast<double>(search.grid.quant_min) - params.zero_point;
+  const double high = static_cast<double>(search.grid.quant_max) - params.zero_point;
+  double sum = 0;
+  for (T e : x) {
+    if (!std::isfinite(e)) continue;
+    const double steps = e / scale, clamped = std::clamp(steps, low, high), off = steps - clamped;
+    const double rounding = clamped - std::nearbyint(clamped);
+    sum += rounding * rounding + search.gamma * (off * off);
+  }
+  return sum * scale * scale;
+}
+
+template <class T, class Of>
+void check(fuzz::Input& input, Of of) {
+  const qsim::RangeSearch search = fuzz::range_search(input);
+  // Rounding is judged in T: within some thousand steps of zero, ordinary scales.
+  const T scale = input.pick({T(0.1), T(1), T(0.037), T(1e-6), T(777)});
+  std::vector<T> x(static_cast<std::size_t>(input.between(0, 70)));
+  for (T& e : x) e = input.bits(1) % 32 ? static_cast<T>(input.between(-2000, 2000)) / 16 * scale : T(NAN);
+  double lowest = 0, highest = 0;
+  bool seen = false;
+  for (T e : x) {
+    if (!std::isfinite(e)) continue;
+    seen = true;
+    lowest = std::min<double>(lowest, e), highest = std::max<double>(highest, e);
+  }
+  T first_low = 0, first_high = 0;
+  for (qsim::cpu::Level level : fuzz::runnable_levels()) {
+    const auto& kernels = qsim::cpu::search_range_data_kernels(level);
+    std::vector<double> workspace(kernels.workspace_bytes / sizeof(double) + 1);
+    T low, high;
+    of(kernels)(x.data(), static_cast<std::int64_t>(x.size()), search, workspace.data(), &low, &high);
+    if (level == qsim::cpu::Level::baseline) first_low = low, first_high = high;
+    fuzz::require_same(low, first_low, level, "low", 0);
+    fuzz::require_same(high, first_high, level, "high", 0);
+    fuzz::require(fuzz::sane(low, high, seen), level, "a range is finite and ordered");
+  }
+  const bool least_cost = search.method == qsim::RangeMethod::mse || search.method == qsim::RangeMethod::tf_enhanced;
+  if (!least_cost || lowest == highest) return;
+  const qsim::RangeCandidates<T> candidates{{lowest, highest}, search.grid};
+  double best = INFINITY;
+  for (int i = 0; i < candidates.count(); ++i) {
+    const qsim::Range range = candidates.at(i);
+    if (range.low < range.high) best = std::min(best, cost_of(x, range, search));
+  }
+  const double chosen = cost_of(x, {first_low, first_high}, search);
+  const double step = qsim::choose_qparams<double>(lowest, highest, search.grid, 0).scale;
+  // Values some 2^16 steps from zero are placed to within 2^-8 of a step in float32.
+  const bool fine = search.grid.quant_max - search.grid.quant_min > 255;
+  const double rounding = sizeof(T) == 8 ? 1e-9 : fine ? 0.05 : 1e-3;
+  fuzz::require(chosen <= best * (1 + rounding) + rounding * rounding * static_cast<double>(x.size()) * step * step,
+                qsim::cpu::Level::baseline, "a candidate is better");
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  fuzz::Input input(data, size);
+  if (input.flip()) {
+    check<float>(input, [](auto& kernels) { return kernels.f32; });
+  } else {
+    check<double>(input, [](auto& kernels) { return kernels.f64; });
+  }
+  return 0;
+}
