@@ -56,6 +56,7 @@ class Place:
         self.path, self.switch, self.next = path, switch, route.next
         self.start = (0, 1 if route.next[1] else 0)
         self.nodes = [_node(plan.actions.get(site, Actions()) if site else Actions(), quantizers) for site in route.sites]
+        self.floats = [site.first_operand if site else None for site in route.sites]
         self.unseen = route.unseen
         self.met: set[str] = set()
 
@@ -142,6 +143,15 @@ def _with_outputs(out: Any, outputs: tuple[tuple[int, Quantizer], ...]) -> Any:
     return out
 
 
+def _is_float(slot: Slot | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a call computes what was recorded under its name: the same function on integers (positions, lengths) is no operation."""
+    outer, index = slot if isinstance(slot, tuple) else (slot, None)
+    value = args[outer] if isinstance(outer, int) and outer < len(args) else kwargs.get(str(outer))
+    if index is not None and isinstance(value, (tuple, list)) and index < len(value):
+        value = value[index]
+    return not isinstance(value, Tensor) or value.is_floating_point()
+
+
 class LocalMode(TorchFunctionMode):
     """Follows one call of one container along its route."""
 
@@ -153,6 +163,8 @@ class LocalMode(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         name = SAME.get(name, name)
         node = place.next[self.at].get(name)
+        if node is not None and not _is_float(place.floats[node], args, kwargs):
+            node = None
         if node is None:
             if isinstance(func, HigherOrderOperator) or name in CONSTRUCTORS:  # Dynamo hands over a whole checkpoint
                 return func(*args, **kwargs)
@@ -161,9 +173,10 @@ class LocalMode(TorchFunctionMode):
                     return COMPOSITE[name](*args, **kwargs)
         with torch._C.DisableTorchFunction():
             if node is None:  # transparent, or not recorded here: pass through and stay
-                if not torch.compiler.is_compiling() and name not in place.met:
+                out = ALIAS.get(name, func)(*args, **kwargs)
+                if not torch.compiler.is_compiling() and isinstance(out, Tensor) and out.is_floating_point() and name not in place.met:
                     place.met.add(name_of(func))
-                return ALIAS.get(name, func)(*args, **kwargs)
+                return out
             self.at = node
             operands, outputs = place.nodes[node]
             if operands:
@@ -189,8 +202,23 @@ class Simulated(nn.Module):
         return _rebuild, (type(self)._original,), state  # type: ignore[attr-defined]
 
 
+class SimulatedEncoderLayer(Simulated):
+    """In evaluation `nn.TransformerEncoderLayer` calls one function for all of itself, unless it sees a function mode; compiled, it does
+    not see one. It does not do so either with an activation that the function lacks, and that is what it is told while simulating."""
+
+    @property
+    def activation_relu_or_gelu(self) -> int:
+        known: int = vars(self)["activation_relu_or_gelu"]
+        return 0 if vars(self)[_PLACE][0].switch.on else known
+
+
+def _simulated(cls: type[nn.Module]) -> type[nn.Module]:
+    mixin = SimulatedEncoderLayer if issubclass(cls, nn.TransformerEncoderLayer) else Simulated
+    return subclass(mixin, cls)  # type: ignore[arg-type]  # Module's __hash__ is annotated out of line
+
+
 def _rebuild(cls: type[nn.Module]) -> nn.Module:
-    simulated = subclass(Simulated, cls)  # type: ignore[arg-type]  # Module's __hash__ is annotated out of line
+    simulated = _simulated(cls)
     return simulated.__new__(simulated)
 
 
@@ -202,7 +230,7 @@ def attach(model: nn.Module, plan: Plan, quantizers: Mapping[str, Quantizer], sw
             continue
         original = type(module)
         try:
-            module.__class__ = subclass(Simulated, original)  # type: ignore[arg-type]
+            module.__class__ = _simulated(original)
         except TypeError as error:
             notes.append(f"'{path}' is not simulated: its class {original.__name__} takes no subclass here ({error})")
             continue

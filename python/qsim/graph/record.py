@@ -183,7 +183,7 @@ class Recorder(TorchFunctionMode):
             self.tape.reads |= {o for o in flow if isinstance(o.source, Step)}
 
     def _step(self, func: Function, given: dict[Slot, Tensor], origins: dict[Slot, frozenset[Origin]], changed: frozenset[Slot]) -> Step:
-        floats = {slot: t for slot, t in given.items() if t.is_floating_point()}
+        floats = {slot: t for slot, t in given.items() if t.is_floating_point() and t.numel() > 0}  # an empty cache is no data
         step = Step(
             self.call.path,
             self.current.leaf,

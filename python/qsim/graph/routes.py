@@ -55,6 +55,11 @@ class Site:
                 found[slot].update(dict.fromkeys(origins))
         return {slot: list(origins) for slot, origins in found.items()}
 
+    @property
+    def first_operand(self) -> Slot | None:
+        """Where every call has a floating-point operand; None if there is no such place."""
+        return next((slot for slot in self.steps[0].operands if all(slot in step.operands for step in self.steps)), None)
+
     def dims(self, slot: Slot) -> int:
         return next(step.dims[slot] for step in self.steps if slot in step.dims)
 
