@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -57,8 +58,12 @@ class Place:
         self.start = (0, 1 if route.next[1] else 0)
         self.nodes = [_node(plan.actions.get(site, Actions()) if site else Actions(), quantizers) for site in route.sites]
         self.floats = [site.first_operand if site else None for site in route.sites]
-        self.unseen = route.unseen
+        self.unseen, self.frames = route.unseen, dict[tuple[int, int | str], Place]()
         self.met: set[str] = set()
+
+    def link(self, frames: Mapping[tuple[int, int | str], str], made: Mapping[str, Place]) -> None:
+        """Tell the place where the frames of its composite functions are."""
+        self.frames = {entered: made[path] for entered, path in frames.items()}
 
     def unexpected(self) -> list[str]:
         """Functions that compute, and were called where the recording has none: they, and what follows in such a call, are in float."""
@@ -156,7 +161,13 @@ class LocalMode(TorchFunctionMode):
     """Follows one call of one container along its route."""
 
     def __init__(self, place: Place, training: bool) -> None:
-        self.place, self.at = place, place.start[training]
+        self.place, self.training, self.at, self.entered = place, training, place.start[training], 0
+
+    def frame(self, name: str) -> AbstractContextManager[Any]:
+        """Follows part of a composite function along a route of its own; one that was not recorded runs in float."""
+        place = self.place.frames.get((self.at, self.entered)) or self.place.frames.get((self.at, name))
+        self.entered += 1
+        return LocalMode(place, self.training) if place else torch._C.DisableTorchFunction()
 
     def __torch_function__(self, func: Function, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs, place = kwargs or {}, self.place
@@ -177,7 +188,7 @@ class LocalMode(TorchFunctionMode):
                 if not torch.compiler.is_compiling() and isinstance(out, Tensor) and out.is_floating_point() and name not in place.met:
                     place.met.add(name_of(func))
                 return out
-            self.at = node
+            self.at, self.entered = node, 0
             operands, outputs = place.nodes[node]
             if operands:
                 args, kwargs = _with_operands(args, kwargs, operands)
@@ -225,6 +236,9 @@ def _rebuild(cls: type[nn.Module]) -> nn.Module:
 def attach(model: nn.Module, plan: Plan, quantizers: Mapping[str, Quantizer], switch: Switch) -> list[str]:
     """Make every container of `model` follow the plan. Returns a sentence for each that could not be made to."""
     notes = []
+    made = {path: Place(path, plan, quantizers, switch) for path in plan.routes}
+    for path, route in plan.routes.items():
+        made[path].link(route.frames, made)
     for path, module in list(containers(model)):
         if path not in plan.routes:
             continue
@@ -235,10 +249,13 @@ def attach(model: nn.Module, plan: Plan, quantizers: Mapping[str, Quantizer], sw
             notes.append(f"'{path}' is not simulated: its class {original.__name__} takes no subclass here ({error})")
             continue
         inputs = Inputs(original, plan, quantizers) if path == "" and plan.inputs else None
-        vars(module)[_PLACE] = (Place(path, plan, quantizers, switch), inputs)
+        vars(module)[_PLACE] = (made[path], inputs)
     return notes
 
 
 def places(model: nn.Module) -> list[Place]:
-    """The places of all containers that follow a plan."""
-    return [vars(module)[_PLACE][0] for module in model.modules() if _PLACE in vars(module)]
+    """The places of all containers that follow a plan, and of the frames in them."""
+    found: list[Place] = [vars(module)[_PLACE][0] for module in model.modules() if _PLACE in vars(module)]
+    for place in found:  # grows: a frame may have frames
+        found += [inner for inner in place.frames.values() if inner not in found]
+    return found
