@@ -47,6 +47,19 @@ def test_inductor():
         torch.testing.assert_close(ours, theirs, rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_encoder_layers_keep_off_their_fast_path(norm_first):
+    layer = seeded(lambda: torch.nn.TransformerEncoderLayer(16, 4, 32, norm_first=norm_first, batch_first=True)).eval()
+    x = torch.randn(2, 5, 16)
+    sim = qsim.QuantSim(torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval(), x)
+    sim.calibrate([x], progress=False)
+    compiled = torch.compile(sim, fullgraph=True, backend="aot_eager")
+    with torch.no_grad():
+        assert torch.equal(compiled(x), sim(x))
+        with sim.float():
+            assert torch.equal(sim(x), sim.model(x))
+
+
 def test_switches_recompile():
     x = torch.randn(16, 6)
     sim = qsim.QuantSim(seeded(Perceptron), x, qsim.int4())

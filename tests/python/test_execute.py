@@ -308,6 +308,31 @@ def test_a_path_that_was_not_recorded_is_reported():
     assert any("sin" in note for note in sim.summary().notes)
 
 
+class Positions(nn.Module):
+    """Counts in integers with functions that it also computes with, and appends to a cache that starts empty."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.fc = nn.Embedding(10, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        positions = torch.arange(x.shape[1]) + 1
+        x = x + self.embedding(positions)
+        return self.fc(torch.cat([torch.empty(x.shape[0], 0, 4), x], dim=1))
+
+
+def test_integer_arithmetic_and_empty_tensors_are_no_operations():
+    sim = calibrated(Positions(), torch.randn(2, 5, 4))
+    keys = ["embedding.weight", "embedding.output", "input", "add.output", "cat.output", "fc.weight", "fc.output"]
+    assert list(sim.quantizers()) == keys
+    assert sim.summary().notes == []
+    e = sim.encodings()["add.output"]
+    seen = []
+    sim.quantizers()["cat.output"].register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    sim(torch.randn(2, 5, 4))
+    assert torch.equal(seen[0], fake_quantize(seen[0], e.scale, e.zero_point, e.quant_min, e.quant_max))
+
+
 def test_threads_share_a_simulation():
     x = torch.randn(8, 1, 12, 12)
     sim = calibrated(seeded(ConvNet), x)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -56,8 +57,13 @@ class Place:
         self.path, self.switch, self.next = path, switch, route.next
         self.start = (0, 1 if route.next[1] else 0)
         self.nodes = [_node(plan.actions.get(site, Actions()) if site else Actions(), quantizers) for site in route.sites]
-        self.unseen = route.unseen
+        self.floats = [site.first_operand if site else None for site in route.sites]
+        self.unseen, self.frames = route.unseen, dict[tuple[int, int | str], Place]()
         self.met: set[str] = set()
+
+    def link(self, frames: Mapping[tuple[int, int | str], str], made: Mapping[str, Place]) -> None:
+        """Tell the place where the frames of its composite functions are."""
+        self.frames = {entered: made[path] for entered, path in frames.items()}
 
     def unexpected(self) -> list[str]:
         """Functions that compute, and were called where the recording has none: they, and what follows in such a call, are in float."""
@@ -142,17 +148,34 @@ def _with_outputs(out: Any, outputs: tuple[tuple[int, Quantizer], ...]) -> Any:
     return out
 
 
+def _is_float(slot: Slot | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a call computes what was recorded under its name: the same function on integers (positions, lengths) is no operation."""
+    outer, index = slot if isinstance(slot, tuple) else (slot, None)
+    value = args[outer] if isinstance(outer, int) and outer < len(args) else kwargs.get(str(outer))
+    if index is not None and isinstance(value, (tuple, list)) and index < len(value):
+        value = value[index]
+    return not isinstance(value, Tensor) or value.is_floating_point()
+
+
 class LocalMode(TorchFunctionMode):
     """Follows one call of one container along its route."""
 
     def __init__(self, place: Place, training: bool) -> None:
-        self.place, self.at = place, place.start[training]
+        self.place, self.training, self.at, self.entered = place, training, place.start[training], 0
+
+    def frame(self, name: str) -> AbstractContextManager[Any]:
+        """Follows part of a composite function along a route of its own; one that was not recorded runs in float."""
+        place = self.place.frames.get((self.at, self.entered)) or self.place.frames.get((self.at, name))
+        self.entered += 1
+        return LocalMode(place, self.training) if place else torch._C.DisableTorchFunction()
 
     def __torch_function__(self, func: Function, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs, place = kwargs or {}, self.place
         name = getattr(func, "__name__", "")
         name = SAME.get(name, name)
         node = place.next[self.at].get(name)
+        if node is not None and not _is_float(place.floats[node], args, kwargs):
+            node = None
         if node is None:
             if isinstance(func, HigherOrderOperator) or name in CONSTRUCTORS:  # Dynamo hands over a whole checkpoint
                 return func(*args, **kwargs)
@@ -161,10 +184,11 @@ class LocalMode(TorchFunctionMode):
                     return COMPOSITE[name](*args, **kwargs)
         with torch._C.DisableTorchFunction():
             if node is None:  # transparent, or not recorded here: pass through and stay
-                if not torch.compiler.is_compiling() and name not in place.met:
+                out = ALIAS.get(name, func)(*args, **kwargs)
+                if not torch.compiler.is_compiling() and isinstance(out, Tensor) and out.is_floating_point() and name not in place.met:
                     place.met.add(name_of(func))
-                return ALIAS.get(name, func)(*args, **kwargs)
-            self.at = node
+                return out
+            self.at, self.entered = node, 0
             operands, outputs = place.nodes[node]
             if operands:
                 args, kwargs = _with_operands(args, kwargs, operands)
@@ -189,28 +213,49 @@ class Simulated(nn.Module):
         return _rebuild, (type(self)._original,), state  # type: ignore[attr-defined]
 
 
+class SimulatedEncoderLayer(Simulated):
+    """In evaluation `nn.TransformerEncoderLayer` calls one function for all of itself, unless it sees a function mode; compiled, it does
+    not see one. It does not do so either with an activation that the function lacks, and that is what it is told while simulating."""
+
+    @property
+    def activation_relu_or_gelu(self) -> int:
+        known: int = vars(self)["activation_relu_or_gelu"]
+        return 0 if vars(self)[_PLACE][0].switch.on else known
+
+
+def _simulated(cls: type[nn.Module]) -> type[nn.Module]:
+    mixin = SimulatedEncoderLayer if issubclass(cls, nn.TransformerEncoderLayer) else Simulated
+    return subclass(mixin, cls)  # type: ignore[arg-type]  # Module's __hash__ is annotated out of line
+
+
 def _rebuild(cls: type[nn.Module]) -> nn.Module:
-    simulated = subclass(Simulated, cls)  # type: ignore[arg-type]  # Module's __hash__ is annotated out of line
+    simulated = _simulated(cls)
     return simulated.__new__(simulated)
 
 
 def attach(model: nn.Module, plan: Plan, quantizers: Mapping[str, Quantizer], switch: Switch) -> list[str]:
     """Make every container of `model` follow the plan. Returns a sentence for each that could not be made to."""
     notes = []
+    made = {path: Place(path, plan, quantizers, switch) for path in plan.routes}
+    for path, route in plan.routes.items():
+        made[path].link(route.frames, made)
     for path, module in list(containers(model)):
         if path not in plan.routes:
             continue
         original = type(module)
         try:
-            module.__class__ = subclass(Simulated, original)  # type: ignore[arg-type]
+            module.__class__ = _simulated(original)
         except TypeError as error:
             notes.append(f"'{path}' is not simulated: its class {original.__name__} takes no subclass here ({error})")
             continue
         inputs = Inputs(original, plan, quantizers) if path == "" and plan.inputs else None
-        vars(module)[_PLACE] = (Place(path, plan, quantizers, switch), inputs)
+        vars(module)[_PLACE] = (made[path], inputs)
     return notes
 
 
 def places(model: nn.Module) -> list[Place]:
-    """The places of all containers that follow a plan."""
-    return [vars(module)[_PLACE][0] for module in model.modules() if _PLACE in vars(module)]
+    """The places of all containers that follow a plan, and of the frames in them."""
+    found: list[Place] = [vars(module)[_PLACE][0] for module in model.modules() if _PLACE in vars(module)]
+    for place in found:  # grows: a frame may have frames
+        found += [inner for inner in place.frames.values() if inner not in found]
+    return found

@@ -15,6 +15,8 @@ import torch.nn.functional as F
 from torch.overrides import get_overridable_functions, is_tensor_method_or_property
 from torch.utils._device import _device_constructors
 
+from qsim.graph.recurrent import RECURRENT
+
 Function = Callable[..., Any]
 
 
@@ -27,7 +29,7 @@ _LAYOUT = _table(
     view view_as reshape reshape_as permute transpose t swapaxes swapdims movedim moveaxis adjoint flatten unflatten ravel
     squeeze unsqueeze expand expand_as broadcast_to broadcast_tensors contiguous clone detach positive unfold fold
     channel_shuffle pixel_shuffle pixel_unshuffle squeeze_ unsqueeze_ transpose_ t_ swapaxes_ detach_ resolve_conj resolve_neg
-    atleast_1d atleast_2d atleast_3d meshgrid __get__
+    atleast_1d atleast_2d atleast_3d meshgrid _pack_padded_sequence _pad_packed_sequence __get__
     """
 )
 _SELECTION = _table(
@@ -71,8 +73,7 @@ READS = _table("__bool__ __contains__ __index__ __int__ __float__ __array__ item
 MAC = _table(
     """
     conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d linear bilinear matmul rmatmul bmm baddbmm addmm
-    addbmm addmv mv mm einsum scaled_dot_product_attention lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell
-    rnn_relu_cell embedding embedding_bag
+    addbmm addmv mv mm einsum scaled_dot_product_attention embedding embedding_bag
     """
 )
 NORM = _table("batch_norm layer_norm group_norm instance_norm rms_norm local_response_norm")
@@ -105,7 +106,7 @@ def _opened(func: Any) -> Function:
 
 
 # Functions that would arrive whole although operations worth seeing are inside.
-COMPOSITE: dict[str, Function] = {f.__name__: _opened(f) for f in (F.multi_head_attention_forward,)}
+COMPOSITE: dict[str, Function] = {"multi_head_attention_forward": _opened(F.multi_head_attention_forward), **RECURRENT}
 
 
 def visible(func: Function) -> bool:

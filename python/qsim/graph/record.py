@@ -134,10 +134,20 @@ class _Pass:
 class Recorder(TorchFunctionMode):
     """Notes on the tape what one call of one container does."""
 
-    def __init__(self, current: _Pass, path: str, training: bool) -> None:
+    def __init__(self, current: _Pass, path: str, training: bool, *, framed: bool = False) -> None:
         super().__init__()
-        self.current, self.tape, self.call = current, current.tape, Call(path, training, current.run)
+        self.current, self.tape, self.call, self.framed = current, current.tape, Call(path, training, current.run), framed
         self.tape.calls.append(self.call)
+
+    @property
+    def leaf(self) -> str:
+        return "" if self.framed else self.current.leaf
+
+    def frame(self, name: str) -> Recorder:
+        """Records part of a composite function as a call of its own."""
+        path = ".".join(filter(None, (self.leaf or self.call.path, name)))
+        self.call.frames.append((len(self.call.steps), path))
+        return Recorder(self.current, path, self.call.training, framed=True)
 
     def __torch_function__(self, func: Function, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs, name = kwargs or {}, name_of(func)
@@ -183,10 +193,10 @@ class Recorder(TorchFunctionMode):
             self.tape.reads |= {o for o in flow if isinstance(o.source, Step)}
 
     def _step(self, func: Function, given: dict[Slot, Tensor], origins: dict[Slot, frozenset[Origin]], changed: frozenset[Slot]) -> Step:
-        floats = {slot: t for slot, t in given.items() if t.is_floating_point()}
+        floats = {slot: t for slot, t in given.items() if t.is_floating_point() and t.numel() > 0}  # an empty cache is no data
         step = Step(
             self.call.path,
-            self.current.leaf,
+            self.leaf,
             func,
             self.call.training,
             self.call.run,

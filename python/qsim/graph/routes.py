@@ -55,6 +55,11 @@ class Site:
                 found[slot].update(dict.fromkeys(origins))
         return {slot: list(origins) for slot, origins in found.items()}
 
+    @property
+    def first_operand(self) -> Slot | None:
+        """Where every call has a floating-point operand; None if there is no such place."""
+        return next((slot for slot in self.steps[0].operands if all(slot in step.operands for step in self.steps)), None)
+
     def dims(self, slot: Slot) -> int:
         return next(step.dims[slot] for step in self.steps if slot in step.dims)
 
@@ -65,6 +70,8 @@ class Route:
 
     next: list[dict[str, int]] = field(default_factory=lambda: [{}, {}])
     sites: list[Site | None] = field(default_factory=lambda: [None, None])
+    # Path of the n-th frame that is entered at a node, and of the last one of a name: a sequence may be longer than the recorded one.
+    frames: dict[tuple[int, int | str], str] = field(default_factory=dict)
     unseen: set[str] = field(default_factory=set)  # operations that no mode meets under Dynamo, and that are met in eager all the same
 
 
@@ -85,6 +92,7 @@ def build_routes(tape: Tape) -> tuple[dict[str, Route], dict[Step, Site]]:
         if call.training and evals[call.path]:
             aligned = _aligned(*evals[call.path][min(repeats[call.path], len(evals[call.path]) - 1)], call.steps)
             repeats[call.path] += 1
+        passed = [at]
         for index, step in enumerate(call.steps):
             if visible(step.func):
                 at, since = _follow(route, at, route_name(step.func)), 0
@@ -95,7 +103,13 @@ def build_routes(tape: Tape) -> tuple[dict[str, Route], dict[Step, Site]]:
                 site = unseen[call.path, at, since] = unseen.get((call.path, at, since)) or aligned.get(index) or names.site(step)
             site.steps.append(step)
             sites.append(site)
+            passed.append(at)
             site_of[step] = site
+        entered = Counter[int]()
+        for before, frame in call.frames:
+            route.frames.setdefault((passed[before], entered[passed[before]]), frame)
+            route.frames[passed[before], frame.rpartition(".")[2]] = frame
+            entered[passed[before]] += 1
         if not call.training:
             evals[call.path].append((call.steps, sites))
     return dict(routes), {step: site_of[step] for step in tape.steps}

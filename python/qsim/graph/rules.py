@@ -8,7 +8,6 @@ from qsim.graph.functions import BIAS, WEIGHT
 from qsim.graph.tape import Slot
 
 _RECTIFIERS = frozenset({"relu", "relu6", "hardtanh", "clamp", "clamp_min", "clamp_max", "clip"})
-_RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
 
 
 def fuses(producer: str, reader: str, reader_op: str) -> bool:
@@ -46,13 +45,10 @@ _WEIGHTS: dict[str, dict[int, WeightAxes]] = {
     "bilinear": {2: WeightAxes(0, 1)},
 }
 _ADDED_FIRST = frozenset({"addmm", "baddbmm", "addbmm", "addmv"})
-_CELLS = frozenset({"lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"})
 
 
 def weight_axes(op: str, slot: Slot) -> WeightAxes | None:
     """Axes of the weight that `op` takes at `slot`; None: it takes none there."""
-    if isinstance(slot, tuple):  # the list of a recurrent layer: lstm(input, states, [weights and biases], ...)
-        return WeightAxes(0, 1) if op in _RECURRENT and slot[0] == 2 else None
     axes = _WEIGHTS.get(op, {})
     return next(iter(axes.values()), None) if slot == "weight" else axes.get(slot) if isinstance(slot, int) else None
 
@@ -61,8 +57,6 @@ def is_bias(op: str, slot: Slot, dims: int) -> bool:
     """Whether a constant operand is added to the products of a multiply-accumulate."""
     if op in _ADDED_FIRST:
         return slot in (0, "input")
-    if op in _RECURRENT or op in _CELLS:
-        return dims < 2
     return op in BIAS and slot in (BIAS[op], "bias")
 
 

@@ -88,6 +88,7 @@ class Call:
     training: bool  # as in Step
     run: int = 0
     steps: list[Step] = field(default_factory=list)
+    frames: list[tuple[int, str]] = field(default_factory=list)  # what ran as a call of its own: before which step, and its path
 
 
 @dataclass(frozen=True)
