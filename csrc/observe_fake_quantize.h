@@ -33,9 +33,9 @@ struct RunningCall {
     TORCH_CHECK_VALUE(averaging >= 0 && averaging <= 1, "qsim::observe_fake_quantize: averaging is ", averaging,
                       "; expected 0 .. 1, the weight of a batch");
     TORCH_CHECK_VALUE(min_scale >= 0, "qsim::observe_fake_quantize: min_scale is ", min_scale, "; expected 0 or more");
-    check_grid(x.scalar_type(), quant_min, quant_max);
+    check_grid("observe_fake_quantize", x.scalar_type(), quant_min, quant_max);
     return {quant_min, quant_max, axis ? std::optional(wrapped_axis(x, *axis)) : axis, block_size,
-            rounding_named(rounding)};
+            rounding_named("observe_fake_quantize", rounding)};
   }
 
   RunningRule rule() const { return {averaging, quant_grid(quant_min, quant_max, symmetric), min_scale}; }
