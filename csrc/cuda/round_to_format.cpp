@@ -45,37 +45,42 @@ void into(const Tensor& x, const Tensor& out, const Tensor& mask, const RoundToF
   }
 }
 
-Tensor round_to_format_cuda(const Tensor& x, std::string_view format, Saturate saturate) {
-  return fresh(x, Tensor(), check_round_to_format(x, format, saturate));
+Tensor round_to_format_cuda(const Tensor& x, std::string_view format, Saturate saturate, const OptionalTensor& scale,
+                            OptionalInt axis, OptionalInt block_size) {
+  return fresh(x, Tensor(), check_round_to_format(x, format, saturate, scale, axis, block_size));
 }
 
-Tensor& round_to_format_out_cuda(const Tensor& x, std::string_view format, Saturate saturate, Tensor& out) {
-  const auto options = check_round_to_format(x, format, saturate);
+Tensor& round_to_format_out_cuda(const Tensor& x, std::string_view format, Saturate saturate,
+                                 const OptionalTensor& scale, OptionalInt axis, OptionalInt block_size, Tensor& out) {
+  const auto options = check_round_to_format(x, format, saturate, scale, axis, block_size);
   check_out(x, out);
   into(x, out, Tensor(), options);
   return out;
 }
 
-Tensor& round_to_format_inplace_cuda(Tensor& x, std::string_view format, Saturate saturate) {
-  into(x, x, Tensor(), check_round_to_format(x, format, saturate));
+Tensor& round_to_format_inplace_cuda(Tensor& x, std::string_view format, Saturate saturate, const OptionalTensor& scale,
+                                     OptionalInt axis, OptionalInt block_size) {
+  into(x, x, Tensor(), check_round_to_format(x, format, saturate, scale, axis, block_size));
   return x;
 }
 
-std::tuple<Tensor, Tensor> with_mask_cuda(const Tensor& x, std::string_view format, Saturate saturate) {
-  const auto options = check_round_to_format(x, format, saturate);
+std::tuple<Tensor, Tensor> with_mask_cuda(const Tensor& x, std::string_view format, Saturate saturate,
+                                          const OptionalTensor& scale, OptionalInt axis, OptionalInt block_size) {
+  const auto options = check_round_to_format(x, format, saturate, scale, axis, block_size);
   const Tensor mask = empty_mask(x);
   return {fresh(x, mask, options), mask};
 }
 
-Tensor with_mask_inplace_cuda(Tensor& x, std::string_view format, Saturate saturate) {
-  const auto options = check_round_to_format(x, format, saturate);
+Tensor with_mask_inplace_cuda(Tensor& x, std::string_view format, Saturate saturate, const OptionalTensor& scale,
+                              OptionalInt axis, OptionalInt block_size) {
+  const auto options = check_round_to_format(x, format, saturate, scale, axis, block_size);
   const Tensor mask = empty_mask(x);
   into(x, x, mask, options);
   return mask;
 }
 
 // x is dense; an undefined y is not written, otherwise it has the strides of x.
-void count_dense(const Tensor& x, const Tensor& y, const Tensor& counts, const std::optional<Tensor>& squares,
+void count_dense(const Tensor& x, const Tensor& y, const Tensor& counts, const OptionalTensor& squares,
                  const RoundToFormatOptions& options) {
   const c10::cuda::CUDAGuard guard(x.device());
   Tensor partial;
@@ -86,17 +91,17 @@ void count_dense(const Tensor& x, const Tensor& y, const Tensor& counts, const s
       squares ? static_cast<SquaredSums*>(partial.mutable_data_ptr()) : nullptr, current_stream()));
 }
 
-Tensor counted_cuda(const Tensor& x, std::string_view format, const Tensor& counts,
-                    const std::optional<Tensor>& squares, Saturate saturate) {
-  const auto options = check_counted(x, format, saturate, counts, squares);
+Tensor counted_cuda(const Tensor& x, std::string_view format, const Tensor& counts, const OptionalTensor& squares,
+                    Saturate saturate, const OptionalTensor& scale, OptionalInt axis, OptionalInt block_size) {
+  const auto options = check_counted(x, format, counts, squares, saturate, scale, axis, block_size);
   const Tensor from = dense(x), y = at::empty_like(from);
   count_dense(from, y, counts, squares, options);
   return y;
 }
 
-void count_cuda(const Tensor& x, std::string_view format, const Tensor& counts, const std::optional<Tensor>& squares,
-                Saturate saturate) {
-  const auto options = check_counted(x, format, saturate, counts, squares);
+void count_cuda(const Tensor& x, std::string_view format, const Tensor& counts, const OptionalTensor& squares,
+                Saturate saturate, const OptionalTensor& scale, OptionalInt axis, OptionalInt block_size) {
+  const auto options = check_counted(x, format, counts, squares, saturate, scale, axis, block_size);
   count_dense(dense(x), Tensor(), counts, squares, options);
 }
 
