@@ -6,7 +6,7 @@
 
 #include <tuple>
 
-#include "fake_quantize.h"
+#include "fake_quantize_layout.h"
 #include "launch.h"
 #include "qsim/cuda/round_to_format.h"
 
@@ -16,16 +16,26 @@ namespace {
 using at::Tensor;
 using Saturate = std::optional<bool>;
 
-cuda::RoundToFormatCall call_of(const Tensor& x, const RoundToFormatOptions& options) {
-  return {element_of(x), x.numel(), options.format, options.saturate};
-}
+// x is dense.
+struct FormatCall {
+  FormatCall(const Tensor& x, const RoundToFormatOptions& options)
+      : call{element_of(x), x.numel(), options.format, options.saturate, nullptr, {}} {
+    if (!options.scale || x.numel() == 0) return;
+    scale = in_memory_order(*options.scale, x, options.granularity);
+    call.scale = scale.const_data_ptr();
+    call.layout = layout_of(x, options.granularity);
+  }
+
+  Tensor scale;  // in memory order
+  cuda::RoundToFormatCall call;
+};
 
 // x and y are dense with equal strides; y may be x. A defined mask covers the elements in memory order.
 void round_dense(const Tensor& x, const Tensor& y, const Tensor& mask, const RoundToFormatOptions& options) {
   const c10::cuda::CUDAGuard guard(x.device());
   auto* bits = mask.defined() ? mask.mutable_data_ptr<std::uint8_t>() : nullptr;
-  check_launch(
-      cuda::round_to_format(call_of(x, options), x.const_data_ptr(), y.mutable_data_ptr(), bits, current_stream()));
+  check_launch(cuda::round_to_format(FormatCall(x, options).call, x.const_data_ptr(), y.mutable_data_ptr(), bits,
+                                     current_stream()));
 }
 
 Tensor fresh(const Tensor& x, const Tensor& mask, const RoundToFormatOptions& options) {
@@ -86,7 +96,7 @@ void count_dense(const Tensor& x, const Tensor& y, const Tensor& counts, const O
   Tensor partial;
   if (squares) partial = at::empty({cuda::format_partials(x.numel()), 2}, squares->options());
   check_launch(cuda::count_format(
-      call_of(x, options), x.const_data_ptr(), y.defined() ? y.mutable_data_ptr() : nullptr,
+      FormatCall(x, options).call, x.const_data_ptr(), y.defined() ? y.mutable_data_ptr() : nullptr,
       counts.mutable_data_ptr<std::int64_t>(), squares ? squares->mutable_data_ptr<double>() : nullptr,
       squares ? static_cast<SquaredSums*>(partial.mutable_data_ptr()) : nullptr, current_stream()));
 }
