@@ -56,5 +56,5 @@ def bf16() -> Config:
 
 
 def fp8() -> Config:
-    """float8_e4m3fn weights and activations, saturating; the largest magnitude of a tensor, or of an output channel of a weight, becomes 448."""
+    """float8_e4m3fn weights and activations, saturating: the largest magnitude of a tensor, of weights per output channel, is 448."""
     return _floating("float8_e4m3fn")

@@ -55,7 +55,7 @@ class TensorSpec:
     min_scale : float, >= 0
         Raises the smallest scale, which is otherwise the smallest normal float32.
     rounding : str
-        "divide" (as ONNX) or "reciprocal" (as TensorRT: multiply by ``1 / scale``).
+        "divide" (as ONNX) or "reciprocal" (as TensorRT: multiply by ``1 / scale``). Float formats always divide.
     nonfinite : str
         What calibration does about NaN and Inf in the data: "skip" (leave them out and count them), "raise", or "saturate"
         (Inf counts as the largest finite value seen, -Inf as the smallest). Weights are searched without them.
@@ -100,7 +100,8 @@ class TensorSpec:
                 implied |= {"symmetric": True, "method": self.method if self.method == "percentile" else "minmax"}
             for name, value in implied.items():
                 object.__setattr__(self, name, value)
-        self._reject(self.narrow and self.signed is False and not self.is_float, "narrow=True drops the lowest integer of a signed grid; got signed=False")
+        unsigned = self.signed is False and not self.is_float
+        self._reject(self.narrow and unsigned, "narrow=True drops the lowest integer of a signed grid; got signed=False")
         self._reject(self.block_size is not None and self.axis is None, "block_size needs the axis that blocks lie along; got axis=None")
         self._reject(self.learnable and self.method == "ema", "learnable=True trains the scale that method='ema' would overwrite; use one")
         axes, sizes = (len(value) if isinstance(value, tuple) else 0 for value in (self.axis, self.block_size))

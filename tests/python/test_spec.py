@@ -94,7 +94,7 @@ def test_is_a_value(spec):
         ({"nonfinite": "ignore"}, "expected one of 'skip', 'raise', 'saturate'"),
         ({"narrow": True, "signed": False}, "got signed=False"),
         ({"saturate": False}, "integers always saturate"),
-        ({"dtype": "float16", "learnable": True}, "a float format has none"),
+        ({"dtype": "float16", "learnable": True}, "trains the scale of an integer grid"),
     ],
 )
 def test_errors_say_what_was_got_and_expected(fields, message):

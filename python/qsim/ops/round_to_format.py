@@ -151,9 +151,7 @@ def round_to_format_counted(
     The state is changed in place without host synchronisation. Counts do not depend on the order of calls; the sums are float64 over
     fixed chunks, joined in order, so neither threads nor instruction sets change a bit.
     """
-    rounded: Tensor = torch.ops.qsim.round_to_format_counted(
-        x, format, counts, squares, **_options(x, saturate, scale, axis, block_size)
-    )
+    rounded: Tensor = torch.ops.qsim.round_to_format_counted(x, format, counts, squares, **_options(x, saturate, scale, axis, block_size))
     return rounded
 
 
