@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "launch.cuh"
 #include "qsim/finite_range.h"
 
 namespace qsim::cuda {
@@ -51,24 +52,20 @@ __device__ __forceinline__ void for_each_element(const T* x, int n, int rank, in
   if (tail + rank < n) f(as_float(x[tail + rank]));
 }
 
-// launch(T{}) with the type that `element` names.
+// run(T{}) with the type that `element` names.
 template <class F>
-cudaError_t with_element(Element element, F launch) {
+cudaError_t with_element(Element element, F run) {
   switch (element) {
     case Element::f32:
-      launch(float{});
-      break;
+      return run(float{});
     case Element::f16:
-      launch(__half{});
-      break;
+      return run(__half{});
     case Element::bf16:
-      launch(__nv_bfloat16{});
-      break;
+      return run(__nv_bfloat16{});
     case Element::f64:
-      launch(double{});
-      break;
+      return run(double{});
   }
-  return cudaGetLastError();
+  return cudaErrorInvalidValue;
 }
 
 }  // namespace qsim::cuda

@@ -53,7 +53,7 @@ __global__ void __launch_bounds__(kThreads)
       shared[1][threadIdx.x] += shared[1][threadIdx.x + half];
     }
   }
-  if (threadIdx.x < columns && column < layout.width) {
+  if (static_cast<int>(threadIdx.x) < columns && column < layout.width) {
     scale_sums[slice * layout.width + column] = shared[0][threadIdx.x];
     zero_point_sums[slice * layout.width + column] = shared[1][threadIdx.x];
   }
@@ -97,13 +97,16 @@ cudaError_t fake_quantize_learnable_backward(const FakeQuantizeCall& call, const
   return with_element(call.element, [&](auto element) {
     using T = decltype(element);
     using A = device_arithmetic_t<T>;
-    learn<T><<<static_cast<unsigned>(sums / layout.width * tiles), threads, 0, stream>>>(
-        call, static_cast<const T*>(grad), static_cast<const T*>(x), static_cast<T*>(dx), slices, columns, partial,
-        zero_point_sums);
+    const LaunchShape learning{static_cast<unsigned>(sums / layout.width * tiles), static_cast<unsigned>(threads)};
+    const cudaError_t status =
+        launch(learn<T>, learning, stream, call, static_cast<const T*>(grad), static_cast<const T*>(x),
+               static_cast<T*>(dx), slices, columns, partial, zero_point_sums);
+    if (status != cudaSuccess) return status;
     constexpr int kPerBlock = kThreads / kWarp;
-    fold<A><<<static_cast<unsigned>((n_parameters + kPerBlock - 1) / kPerBlock), kThreads, 0, stream>>>(
-        partial, zero_point_sums, slices, n_parameters, layout.width, static_cast<const A*>(call.grids.scale),
-        grad_factor, static_cast<A*>(dscale), static_cast<A*>(dzero_point));
+    const LaunchShape folding{static_cast<unsigned>((n_parameters + kPerBlock - 1) / kPerBlock), kThreads};
+    return launch(fold<A>, folding, stream, partial, zero_point_sums, slices, n_parameters, layout.width,
+                  static_cast<const A*>(call.grids.scale), grad_factor, static_cast<A*>(dscale),
+                  static_cast<A*>(dzero_point));
   });
 }
 

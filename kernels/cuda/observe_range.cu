@@ -94,8 +94,8 @@ cudaError_t observe_range(const void* x, Element element, std::int64_t outer, st
     const dim3 grid(across, static_cast<unsigned>(deep));
     return with_element(element, [&](auto type) {
       using T = decltype(type);
-      observe_columns<<<grid, kThreads, 0, stream>>>(static_cast<const T*>(x), n, width, period, inner, lowest, highest,
-                                                     counts);
+      return launch(observe_columns<T>, {grid, kThreads}, stream, static_cast<const T*>(x), n, width, period, inner,
+                    lowest, highest, counts);
     });
   }
   // Segments as long as leaves work for every warp.
@@ -104,8 +104,8 @@ cudaError_t observe_range(const void* x, Element element, std::int64_t outer, st
   const std::int64_t items = rows * ((inner + segment - 1) / segment);
   return with_element(element, [&](auto type) {
     using T = decltype(type);
-    observe_rows<<<blocks_for(items, kWarps), kThreads, 0, stream>>>(static_cast<const T*>(x), rows, ranges, inner,
-                                                                     segment, lowest, highest, counts);
+    return launch(observe_rows<T>, {blocks_for(items, kWarps), kThreads}, stream, static_cast<const T*>(x), rows,
+                  ranges, inner, segment, lowest, highest, counts);
   });
 }
 
@@ -116,8 +116,8 @@ cudaError_t observe_blocks(const void* x, Element element, std::int64_t outer, s
   if (ranges == 0) return cudaSuccess;
   return with_element(element, [&](auto type) {
     using T = decltype(type);
-    observe_block_rows<<<blocks_for(ranges, kThreads), kThreads, 0, stream>>>(static_cast<const T*>(x), outer, size,
-                                                                              inner, block, lowest, highest, counts);
+    return launch(observe_block_rows<T>, {blocks_for(ranges, kThreads), kThreads}, stream, static_cast<const T*>(x),
+                  outer, size, inner, block, lowest, highest, counts);
   });
 }
 

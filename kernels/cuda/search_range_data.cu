@@ -1,5 +1,6 @@
 // One block per range. Each warp judges candidates of its own: its 32 lanes are the 32 partial sums of the CPU, so the
 // same bits come out, but for the logarithms of the entropy method.
+#include "launch.cuh"
 #include "qsim/cuda/search_range.h"
 #include "qsim/data_cost.h"
 #include "qsim/data_percentile.h"
@@ -159,9 +160,8 @@ template <class T>
 cudaError_t search_range_data(const T* x, std::int64_t length, std::int64_t block, std::int64_t count,
                               const RangeSearch& search, void* workspace, T* low, T* high, cudaStream_t stream) {
   if (count == 0) return cudaSuccess;
-  run<T><<<static_cast<unsigned>(blocks_for(count, search.method)), kSearchThreads, 0, stream>>>(
-      x, length, block, count, search, static_cast<EntropyHistogram*>(workspace), low, high);
-  return cudaGetLastError();
+  return launch(run<T>, {static_cast<unsigned>(blocks_for(count, search.method)), kSearchThreads}, stream, x, length,
+                block, count, search, static_cast<EntropyHistogram*>(workspace), low, high);
 }
 
 template cudaError_t search_range_data(const float*, std::int64_t, std::int64_t, std::int64_t, const RangeSearch&,
