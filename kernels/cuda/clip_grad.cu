@@ -96,7 +96,10 @@ __global__ void sum_chunks(__grid_constant__ const GradTable table, double p, do
         others += !finite;
       }
     });
-    add(nonfinite + g, others);
+    if (__any_sync(kWholeWarp, others != 0)) {
+      const std::int64_t met = warp_sum(others);
+      if (threadIdx.x % 32 == 0) add(nonfinite + g, met);
+    }
   });
   sum = join_block(sum, p);
   if (threadIdx.x == 0) power[blockIdx.x] = sum;
@@ -113,7 +116,7 @@ __global__ void plan(const double* power_sum, const std::int64_t* counts, int n,
                      NonFinitePolicy policy, GradScaling* plan, void* total_norm, bool wide_norm) {
   GradSum total{*power_sum};
   for (int i = threadIdx.x; i < n; i += 32) total.nonfinite += counts[i];
-  for (int step = 16; step > 0; step /= 2) total.nonfinite += __shfl_xor_sync(kWholeWarp, total.nonfinite, step);
+  total.nonfinite = warp_sum(total.nonfinite);
   if (threadIdx.x != 0) return;
   *plan = grad_scaling(total, p, max_norm, policy);
   if (wide_norm) {

@@ -48,14 +48,15 @@ __global__ void observe_columns(const T* x, std::int64_t n, std::int64_t width, 
                                 float* lowest, float* highest, std::int64_t* counts) {
   if (blockIdx.y == 0) count_elements(n, counts);
   const std::int64_t column = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  if (column >= width) return;
-  FiniteRange range;
   NonFinite found;
-  const std::int64_t step = width * gridDim.y;
+  if (column < width) {
+    FiniteRange range;
+    const std::int64_t step = width * gridDim.y;
 #pragma unroll 4
-  for (std::int64_t i = blockIdx.y * width + column; i < n; i += step) qsim::observe(as_float(x[i]), range, found);
-  const std::int64_t r = column % period / inner;
-  join(range, lowest + r, highest + r);
+    for (std::int64_t i = blockIdx.y * width + column; i < n; i += step) qsim::observe(as_float(x[i]), range, found);
+    const std::int64_t r = column % period / inner;
+    join(range, lowest + r, highest + r);
+  }
   join(found, counts);
 }
 
