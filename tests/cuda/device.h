@@ -99,7 +99,7 @@ T element(double x) {
   }
 }
 
-// Numbers around 0, and any bits at all: NaN, infinities, subnormals, zeros of both signs, huge.
+// Integers, or numbers around 0 and any bits at all: NaN, infinities, subnormals, zeros of both signs, huge.
 template <class T>
 std::vector<T> sample(std::int64_t n, double any = 0.25, unsigned seed = 1) {
   std::mt19937_64 random(seed + static_cast<unsigned>(n));
@@ -108,10 +108,10 @@ std::vector<T> sample(std::int64_t n, double any = 0.25, unsigned seed = 1) {
   std::vector<T> x(n);
   for (T& value : x) {
     const std::uint64_t bits = random();
-    if (uniform(random) < any) {
+    if (std::is_integral_v<T> || uniform(random) < any) {
       std::memcpy(&value, &bits, sizeof(T));
       if (bits % 16 == 0) std::memset(static_cast<void*>(&value), 0, sizeof(T));
-    } else {
+    } else if constexpr (!std::is_integral_v<T>) {
       value = element<T>(normal(random));
     }
   }

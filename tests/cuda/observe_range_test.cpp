@@ -2,57 +2,20 @@
 
 #include <catch2/catch.hpp>
 
-#include "device.h"
-
-using qsim::FiniteRange;
-using qsim::NonFinite;
+#include "range_state.h"
 
 namespace {
 
-struct State {
-  explicit State(std::int64_t ranges) : lowest(ranges, INFINITY), highest(ranges, -INFINITY), counts(4) {}
-  std::vector<float> lowest, highest;
-  std::vector<std::int64_t> counts;
-};
-
 struct DeviceState {
-  explicit DeviceState(const State& state) : lowest(state.lowest), highest(state.highest), counts(state.counts) {}
+  explicit DeviceState(const RangeState& state) : lowest(state.lowest), highest(state.highest), counts(state.counts) {}
   DeviceArray<float> lowest, highest;
   DeviceArray<std::int64_t> counts;
 };
 
-void check_same(const DeviceState& got, const State& expected) {
+void check_same(const DeviceState& got, const RangeState& expected) {
   CHECK(differences(got.lowest.host(), expected.lowest) == 0);
   CHECK(differences(got.highest.host(), expected.highest) == 0);
   CHECK(got.counts.host() == expected.counts);
-}
-
-void add_counts(State& state, std::int64_t n, NonFinite found) {
-  const std::int64_t counts[] = {n, found.nans, found.positive_infs, found.negative_infs};
-  for (int i = 0; i < 4; ++i) state.counts[i] += counts[i];
-}
-
-template <class T>
-void observe(const std::vector<T>& x, std::int64_t outer, std::int64_t ranges, std::int64_t inner, State& state) {
-  NonFinite found;
-  qsim::cpu::observe_range_kernels().of[static_cast<int>(kElementOf<T>)](
-      x.data(), outer, ranges, inner, state.lowest.data(), state.highest.data(), found);
-  add_counts(state, outer * ranges * inner, found);
-}
-
-// Element (o, s, i) of [outer, size, inner] belongs to range (o, s / block, i).
-template <class T>
-void observe_blocks(const std::vector<T>& x, std::int64_t outer, std::int64_t size, std::int64_t inner,
-                    std::int64_t block, State& state) {
-  const std::int64_t blocks = (size + block - 1) / block;
-  NonFinite found;
-  for (std::int64_t e = 0; e < outer * size * inner; ++e) {
-    const std::int64_t o = e / (size * inner), s = e / inner % size, i = e % inner;
-    const std::int64_t range = (o * blocks + s / block) * inner + i;
-    qsim::cpu::observe_range_kernels().of[static_cast<int>(kElementOf<T>)](
-        x.data() + e, 1, 1, 1, state.lowest.data() + range, state.highest.data() + range, found);
-  }
-  add_counts(state, outer * size * inner, found);
 }
 
 }  // namespace
@@ -65,7 +28,7 @@ TEMPLATE_TEST_CASE("ranges equal the CPU's, batch after batch", "", float, doubl
   for (const auto& [outer, ranges, inner] : layouts) {
     for (double any : {0.0, 0.25, 1.0}) {
       CAPTURE(outer, ranges, inner, any);
-      State expected(ranges);
+      RangeState expected(ranges);
       const DeviceState state(expected);
       for (std::size_t offset : {0, 1}) {
         const std::vector<TestType> x = sample<TestType>(outer * ranges * inner, any, static_cast<unsigned>(offset));
@@ -88,7 +51,7 @@ TEMPLATE_TEST_CASE("blocks along any axis", "", float, double, qsim::Float16, qs
                                                   {5, 7, 3, 100}}) {
     CAPTURE(outer, size, inner, block);
     const std::vector<TestType> x = sample<TestType>(outer * size * inner);
-    State expected(outer * ((size + block - 1) / block) * inner);
+    RangeState expected(outer * ((size + block - 1) / block) * inner);
     const DeviceState state(expected);
     const DeviceArray<TestType> device(x, 1);
     observe_blocks(x, outer, size, inner, block, expected);
@@ -101,7 +64,7 @@ TEMPLATE_TEST_CASE("blocks along any axis", "", float, double, qsim::Float16, qs
 TEST_CASE("negative zeros and numbers without finite ones beside them") {
   for (float value : {-0.f, 0.f, NAN, INFINITY, -INFINITY, 1e-45f, -1e-45f, -3.5f}) {
     const std::vector<float> x(100, value);
-    State expected(1);
+    RangeState expected(1);
     const DeviceState state(expected);
     observe(x, 1, 1, 100, expected);
     require(qsim::cuda::observe_range(DeviceArray<float>(x).data(), qsim::Element::f32, 1, 1, 100, state.lowest.data(),
