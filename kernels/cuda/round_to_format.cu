@@ -1,3 +1,4 @@
+#include "elements.cuh"
 #include "octets.cuh"
 #include "qsim/cuda/round_to_format.h"
 #include "range_state.cuh"
@@ -100,16 +101,16 @@ __global__ void __launch_bounds__(kThreads) join_squares(const SquaredSums* part
   squares[1] += sums.signal;
 }
 
-// launch(T{}, format, whether it is the upper half of T's arithmetic type).
+// run(T{}, format, whether it is the upper half of T's arithmetic type).
 template <class F>
-cudaError_t with_format(const RoundToFormatCall& call, F launch) {
+cudaError_t with_format(const RoundToFormatCall& call, F run) {
   return with_element(call.element, [&](auto type) {
     using T = decltype(type);
     const auto format = format_in<typename Named<T>::type>(call.format, call.saturate);
     if constexpr (sizeof(computed_t<T>) == 4) {
-      if (format.upper_half) return launch(type, format, std::true_type{});
+      if (format.upper_half) return run(type, format, std::true_type{});
     }
-    launch(type, format, std::false_type{});
+    return run(type, format, std::false_type{});
   });
 }
 
@@ -122,12 +123,12 @@ cudaError_t round_to_format(const RoundToFormatCall& call, const void* x, void* 
     using T = decltype(type);
     const T* from = static_cast<const T*>(x);
     T* to = static_cast<T*>(y);
-    round_all<decltype(upper_half)::value, T>
-        <<<blocks_for(call.n), kThreads, 0, stream>>>(format, from, to, mask, call.n, aligned(from) && aligned(to));
+    return launch(round_all<decltype(upper_half)::value, T>, shape_for(call.n), stream, format, from, to, mask, call.n,
+                  all_aligned(from, to));
   });
 }
 
-int format_partials(std::int64_t n) { return static_cast<int>(blocks_for(n)); }
+int format_partials(std::int64_t n) { return static_cast<int>(shape_for(n).blocks.x); }
 
 cudaError_t count_format(const RoundToFormatCall& call, const void* x, void* y, std::int64_t* counts, double* squares,
                          SquaredSums* partial, cudaStream_t stream) {
@@ -136,12 +137,11 @@ cudaError_t count_format(const RoundToFormatCall& call, const void* x, void* y, 
     using T = decltype(type);
     const T* from = static_cast<const T*>(x);
     T* to = static_cast<T*>(y);
-    count_all<decltype(upper_half)::value, T><<<blocks_for(call.n), kThreads, 0, stream>>>(
-        format, from, to, call.n, aligned(from) && aligned(to), counts, squares == nullptr ? nullptr : partial);
+    return launch(count_all<decltype(upper_half)::value, T>, shape_for(call.n), stream, format, from, to, call.n,
+                  all_aligned(from, to), counts, squares == nullptr ? nullptr : partial);
   });
   if (squares == nullptr || status != cudaSuccess) return status;
-  join_squares<<<1, kThreads, 0, stream>>>(partial, format_partials(call.n), squares);
-  return cudaGetLastError();
+  return launch(join_squares, {1, kThreads}, stream, partial, format_partials(call.n), squares);
 }
 
 }  // namespace qsim::cuda
