@@ -25,6 +25,7 @@ QSIM_HD Entry<T> entry(const Grids<T>& grids, std::int64_t i) {
 // Grids for the elements of a run: one for all, or one each.
 template <class T>
 struct OneGrid {
+  static constexpr bool kShared = true;  // neighbours share it
   Entry<T> grid;
   QSIM_HD Entry<T> operator[](std::int64_t) const { return grid; }
   QSIM_HD OneGrid after(std::int64_t) const { return *this; }
@@ -32,9 +33,18 @@ struct OneGrid {
 
 template <class T>
 struct GridPerElement {
+  static constexpr bool kShared = false;
   Grids<T> grids;
   QSIM_HD Entry<T> operator[](std::int64_t i) const { return entry(grids, i); }
   QSIM_HD GridPerElement after(std::int64_t n) const { return {offset(grids, n)}; }
+};
+
+// For `size` elements each.
+template <int size>
+struct GridPerBlock {
+  static constexpr bool kShared = true;
+  Grids<float> grids;
+  QSIM_HD OneGrid<float> after(int n) const { return {entry(grids, n / size)}; }
 };
 
 template <class T>

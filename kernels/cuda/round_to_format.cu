@@ -144,23 +144,23 @@ __global__ void __launch_bounds__(kThreads) join_squares(const SquaredSums* part
   squares[1] += sums.signal;
 }
 
-// launch(T{}, format, whether it is the upper half of T's arithmetic type, a pointer to the cursor's type).
+// run(T{}, format, whether it is the upper half of T's arithmetic type, a pointer to the cursor's type).
 template <class F>
-cudaError_t with_format(const RoundToFormatCall& call, F launch) {
+cudaError_t with_format(const RoundToFormatCall& call, F run) {
   return with_element(call.element, [&](auto type) {
     using T = decltype(type);
     using A = computed_t<T>;
     const auto with_cursor = [&](const auto& format, auto upper_half) {
-      if (call.scale == nullptr) return launch(type, format, upper_half, static_cast<NoScale*>(nullptr));
-      if (is_small(call.n)) return launch(type, format, upper_half, static_cast<ScaleCursor<A, unsigned>*>(nullptr));
-      launch(type, format, upper_half, static_cast<ScaleCursor<A, std::int64_t>*>(nullptr));
+      if (call.scale == nullptr) return run(type, format, upper_half, static_cast<NoScale*>(nullptr));
+      if (is_small(call.n)) return run(type, format, upper_half, static_cast<ScaleCursor<A, unsigned>*>(nullptr));
+      return run(type, format, upper_half, static_cast<ScaleCursor<A, std::int64_t>*>(nullptr));
     };
     const auto format = call.scale == nullptr ? format_in<typename Named<T>::type>(call.format, call.saturate)
                                               : format_in<A>(call.format, call.saturate);
     if constexpr (sizeof(A) == 4) {
       if (format.upper_half) return with_cursor(format, std::true_type{});
     }
-    with_cursor(format, std::false_type{});
+    return with_cursor(format, std::false_type{});
   });
 }
 
@@ -174,12 +174,12 @@ cudaError_t round_to_format(const RoundToFormatCall& call, const void* x, void* 
     using Cursor = std::remove_pointer_t<decltype(cursor)>;
     const T* from = static_cast<const T*>(x);
     T* to = static_cast<T*>(y);
-    round_all<decltype(upper_half)::value, Cursor, T><<<blocks_for(call.n), kThreads, 0, stream>>>(
-        format, {{call.scale}, call.layout}, from, to, mask, call.n, aligned(from) && aligned(to));
+    return launch(round_all<decltype(upper_half)::value, Cursor, T>, shape_for(call.n), stream, format,
+                  Scales{{call.scale}, call.layout}, from, to, mask, call.n, all_aligned(from, to));
   });
 }
 
-int format_partials(std::int64_t n) { return static_cast<int>(blocks_for(n)); }
+int format_partials(std::int64_t n) { return static_cast<int>(shape_for(n).blocks.x); }
 
 cudaError_t count_format(const RoundToFormatCall& call, const void* x, void* y, std::int64_t* counts, double* squares,
                          SquaredSums* partial, cudaStream_t stream) {
@@ -189,13 +189,12 @@ cudaError_t count_format(const RoundToFormatCall& call, const void* x, void* y, 
     using Cursor = std::remove_pointer_t<decltype(cursor)>;
     const T* from = static_cast<const T*>(x);
     T* to = static_cast<T*>(y);
-    count_all<decltype(upper_half)::value, Cursor, T><<<blocks_for(call.n), kThreads, 0, stream>>>(
-        format, {{call.scale}, call.layout}, from, to, call.n, aligned(from) && aligned(to), counts,
-        squares == nullptr ? nullptr : partial);
+    return launch(count_all<decltype(upper_half)::value, Cursor, T>, shape_for(call.n), stream, format,
+                  Scales{{call.scale}, call.layout}, from, to, call.n, all_aligned(from, to), counts,
+                  squares == nullptr ? nullptr : partial);
   });
   if (squares == nullptr || status != cudaSuccess) return status;
-  join_squares<<<1, kThreads, 0, stream>>>(partial, format_partials(call.n), squares);
-  return cudaGetLastError();
+  return launch(join_squares, {1, kThreads}, stream, partial, format_partials(call.n), squares);
 }
 
 }  // namespace qsim::cuda
