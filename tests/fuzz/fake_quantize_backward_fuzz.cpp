@@ -63,7 +63,8 @@ void check(fuzz::Input& input, Of of) {
     const auto grids = call.grids(prepare, qsim::cpu::Bounds::of_range);
     std::vector<T> dx(call.x.size()), learned_dx(call.x.size());
     std::vector<double> sums(static_cast<std::size_t>(2 * all * layout.width));
-    const qsim::cpu::PartialSums partial = {sums.data(), learns_zero_point ? sums.data() + all * layout.width : nullptr};
+    const qsim::cpu::PartialSums partial = {sums.data(),
+                                            learns_zero_point ? sums.data() + all * layout.width : nullptr};
     for (auto [begin, end] : {std::pair{std::int64_t{0}, cut}, {cut, n}}) {
       if (begin == end) continue;
       backward(grad.data(), call.x.data(), dx.data(), begin, end, grids, layout, call.rounding);

@@ -51,9 +51,8 @@ struct FakeQuantizeCase {
     const auto count = static_cast<std::int64_t>(scales.size());
     const auto low = static_cast<A>(quant_min), high = static_cast<A>(quant_max);
     qsim::cpu::Grids<A> once = arrays(prepared, count);
-    once.regular = learned
-                       ? kernels.learned(scales.data(), learned_zero_points.data(), count, low, high, bounds, once)
-                       : kernels.integer(scales.data(), zero_points.data(), count, low, high, bounds, once);
+    once.regular = learned ? kernels.learned(scales.data(), learned_zero_points.data(), count, low, high, bounds, once)
+                           : kernels.integer(scales.data(), zero_points.data(), count, low, high, bounds, once);
     if (rows == 0) return once;
     qsim::cpu::Grids<A> table = arrays(repeated, count * layout.run * rows);
     table.regular = once.regular;
@@ -142,21 +141,6 @@ struct FakeQuantizeCase {
 
   std::vector<A> prepared, repeated;
 };
-
-// Runs target(FakeQuantizeCase<T>, kernels...) for an element type that the input chooses.
-template <class Target>
-void with_element_type(Input& input, Target target) {
-  switch (input.bits(1) % 4) {
-    case 0:
-      return target(float{}, [](auto& table) -> auto& { return table.f32; });
-    case 1:
-      return target(double{}, [](auto& table) -> auto& { return table.f64; });
-    case 2:
-      return target(Float16{}, [](auto& table) -> auto& { return table.f16; });
-    default:
-      return target(BFloat16{}, [](auto& table) -> auto& { return table.bf16; });
-  }
-}
 
 inline const qsim::cpu::PrepareGrids<float>& prepare(const qsim::cpu::FakeQuantizeKernels& table, float) {
   return table.prepare_f32;
