@@ -46,14 +46,11 @@ std::tuple<Tensor, Tensor, Tensor> learnable_backward_cuda(const Tensor& grad, c
   const Tensor from = dense(x), gradient = with_strides(grad, from.strides()), dx = at::empty_like(from);
   if (x.numel() == 0) return {dx, at::zeros_like(scale), at::zeros_like(scale)};
   const CudaCall call(from, scale, zero_point, options);
-  const Slices slices = slices_of(call.call.layout);
-  TORCH_CHECK_VALUE(slices.length <= UINT32_MAX, "qsim::fake_quantize_learnable_backward: ", slices.length,
-                    " elements between two of one channel; expected fewer than 2^32");
   const Tensor dscale = at::empty_like(call.scale), dzero_point = at::empty_like(call.scale);
   const Tensor partial =
-      at::empty({2 * slices.per_segment, call.scale.numel()}, call.scale.options().dtype(at::kDouble));
+      at::empty({cuda::learnable_partial_sums(call.call, call.scale.numel())}, call.scale.options().dtype(at::kDouble));
   check_launch(cuda::fake_quantize_learnable_backward(call.call, gradient.const_data_ptr(), from.const_data_ptr(),
-                                                      dx.mutable_data_ptr(), call.scale.numel(), slices, grad_factor,
+                                                      dx.mutable_data_ptr(), call.scale.numel(), grad_factor,
                                                       partial.mutable_data_ptr<double>(), dscale.mutable_data_ptr(),
                                                       dzero_point.mutable_data_ptr(), current_stream()));
   if (!zero_point.is_floating_point()) dzero_point.zero_();  // integers are not learned

@@ -1,4 +1,6 @@
 #include "qsim/choose_qparams.h"
+
+#include "launch.cuh"
 #include "qsim/cuda/choose_qparams.h"
 
 namespace qsim::cuda {
@@ -8,8 +10,8 @@ namespace {
 template <class T>
 __global__ void run(const T* low, const T* high, int n, QuantGrid grid, double min_scale, T* scale,
                     std::int32_t* zero_point) {
-  const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
-  if (i >= n) return;
+  const unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i >= static_cast<unsigned>(n)) return;
   const QuantParams<T> params = qsim::choose_qparams<T>(low[i], high[i], grid, min_scale);
   scale[i] = params.scale;
   zero_point[i] = params.zero_point;
@@ -21,9 +23,9 @@ template <class T>
 cudaError_t choose_qparams(const T* low, const T* high, int n, QuantGrid grid, double min_scale, T* scale,
                            std::int32_t* zero_point, cudaStream_t stream) {
   if (n == 0) return cudaSuccess;
-  constexpr int kThreads = 128;
-  run<T><<<(n + kThreads - 1) / kThreads, kThreads, 0, stream>>>(low, high, n, grid, min_scale, scale, zero_point);
-  return cudaGetLastError();
+  constexpr unsigned kThreads = 128;
+  return launch(run<T>, {(static_cast<unsigned>(n) + kThreads - 1) / kThreads, kThreads}, stream, low, high, n, grid,
+                min_scale, scale, zero_point);
 }
 
 template cudaError_t choose_qparams(const float*, const float*, int, QuantGrid, double, float*, std::int32_t*,

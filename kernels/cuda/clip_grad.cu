@@ -84,14 +84,17 @@ __global__ void sum_chunks(__grid_constant__ const GradTable table, double p, do
   with_chunk(table, [&](auto* x, int n, int g) {
     for_each_pack(x, n, [&](const auto& pack, int, int, bool) {  // padded by zeros, which add nothing
 #pragma unroll
-      for (int j = 0; j < sizeof(pack.of) / sizeof(pack.of[0]); ++j) {
+      for (int j = 0; j < pack.kSize; ++j) {
         const auto e = widened(pack.of[j]);
         const bool finite = is_finite_element(e);
         if (finite) sum = join_powers(sum, power_of(e, p), p);
         others += !finite;
       }
     });
-    add(nonfinite + g, others);
+    if (__any_sync(kWholeWarp, others != 0)) {
+      const std::int64_t met = warp_sum(others);
+      if (threadIdx.x % 32 == 0) add(nonfinite + g, met);
+    }
   });
   sum = join_block(sum, p);
   if (threadIdx.x == 0) power[blockIdx.x] = sum;
@@ -108,7 +111,7 @@ __global__ void plan(const double* power_sum, const std::int64_t* counts, int n,
                      NonFinitePolicy policy, GradScaling* plan, void* total_norm, bool wide_norm) {
   GradSum total{*power_sum};
   for (int i = threadIdx.x; i < n; i += 32) total.nonfinite += counts[i];
-  for (int step = 16; step > 0; step /= 2) total.nonfinite += __shfl_xor_sync(kWholeWarp, total.nonfinite, step);
+  total.nonfinite = warp_sum(total.nonfinite);
   if (threadIdx.x != 0) return;
   *plan = grad_scaling(total, p, max_norm, policy);
   if (wide_norm) {
@@ -124,7 +127,7 @@ __global__ void scale_chunks(__grid_constant__ const GradTable table, const Grad
   with_chunk(table, [&](auto* x, int n, int) {
     for_each_pack(x, n, [&](auto& pack, int size, int i, bool whole) {
 #pragma unroll
-      for (int j = 0; j < sizeof(pack.of) / sizeof(pack.of[0]); ++j) {
+      for (int j = 0; j < pack.kSize; ++j) {
         const auto e = widened(pack.of[j]);
         const auto factor = static_cast<decltype(widened(pack.of[j]))>(scaling.coefficient);
         const bool clear = scaling.action == GradScaling::clear || !is_finite_element(e);
@@ -139,30 +142,30 @@ __global__ void scale_chunks(__grid_constant__ const GradTable table, const Grad
   });
 }
 
+LaunchShape one_block_per_chunk(const GradTable& table) {
+  return {static_cast<unsigned>(table.first_chunk[table.grads]), kThreads};
+}
+
 }  // namespace
 
 cudaError_t sum_grads(const GradTable& table, double p, double* power, std::int64_t* nonfinite, cudaStream_t stream) {
   if (table.first_chunk[table.grads] == 0) return cudaSuccess;
-  sum_chunks<<<table.first_chunk[table.grads], kThreads, 0, stream>>>(table, p, power, nonfinite);
-  return cudaGetLastError();
+  return launch(sum_chunks, one_block_per_chunk(table), stream, table, p, power, nonfinite);
 }
 
 cudaError_t join_grad_sums(const double* power, int chunks, double p, double* power_sum, cudaStream_t stream) {
-  join_chunks<<<1, kThreads, 0, stream>>>(power, chunks, p, power_sum);
-  return cudaGetLastError();
+  return launch(join_chunks, {1, kThreads}, stream, power, chunks, p, power_sum);
 }
 
 cudaError_t plan_scaling(const double* power_sum, const std::int64_t* counts, int n, double p, double max_norm,
                          NonFinitePolicy policy, GradScaling* scaling, void* total_norm, bool wide_norm,
                          cudaStream_t stream) {
-  plan<<<1, 32, 0, stream>>>(power_sum, counts, n, p, max_norm, policy, scaling, total_norm, wide_norm);
-  return cudaGetLastError();
+  return launch(plan, {1, 32}, stream, power_sum, counts, n, p, max_norm, policy, scaling, total_norm, wide_norm);
 }
 
 cudaError_t scale_grads(const GradTable& table, const GradScaling* scaling, cudaStream_t stream) {
   if (table.first_chunk[table.grads] == 0) return cudaSuccess;
-  scale_chunks<<<table.first_chunk[table.grads], kThreads, 0, stream>>>(table, scaling);
-  return cudaGetLastError();
+  return launch(scale_chunks, one_block_per_chunk(table), stream, table, scaling);
 }
 
 }  // namespace qsim::cuda

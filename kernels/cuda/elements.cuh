@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "launch.cuh"
 #include "qsim/finite_range.h"
 
 namespace qsim::cuda {
@@ -42,39 +43,43 @@ __device__ __forceinline__ bool aligned(const T* x) {
 // Calls f(x[i]) for every i < n once, in no particular order; `rank` of `threads` threads share the work.
 template <class T, class F>
 __device__ __forceinline__ void for_each_element(const T* x, int n, int rank, int threads, F f) {
-  constexpr int kSize = Pack<T>::kSize;
+  constexpr int kSize = Pack<T>::kSize, kInFlight = 4;
   const int misaligned = static_cast<int>(reinterpret_cast<std::uintptr_t>(x) % sizeof(Pack<T>) / sizeof(T));
   const int head = min(n, misaligned == 0 ? 0 : kSize - misaligned), packs = (n - head) / kSize;
   const int tail = head + packs * kSize;
   if (rank < head) f(as_float(x[rank]));
   const auto* body = reinterpret_cast<const Pack<T>*>(x + head);
-#pragma unroll 4
-  for (int i = rank; i < packs; i += threads) {
-    const Pack<T> pack = body[i];
+  const auto take = [&](const Pack<T>& pack) {
 #pragma unroll
     for (int j = 0; j < kSize; ++j) f(as_float(pack.of[j]));
+  };
+  int i = rank;
+  // All loads before the first use: f may write, and then the compiler would not move a load up past it.
+  for (; i + (kInFlight - 1) * threads < packs; i += kInFlight * threads) {
+    Pack<T> loaded[kInFlight];
+#pragma unroll
+    for (int k = 0; k < kInFlight; ++k) loaded[k] = body[i + k * threads];
+#pragma unroll
+    for (int k = 0; k < kInFlight; ++k) take(loaded[k]);
   }
+  for (; i < packs; i += threads) take(body[i]);
   if (tail + rank < n) f(as_float(x[tail + rank]));
 }
 
-// launch(T{}) with the type that `element` names.
+// run(T{}) with the type that `element` names.
 template <class F>
-cudaError_t with_element(Element element, F launch) {
+cudaError_t with_element(Element element, F run) {
   switch (element) {
     case Element::f32:
-      launch(float{});
-      break;
+      return run(float{});
     case Element::f16:
-      launch(__half{});
-      break;
+      return run(__half{});
     case Element::bf16:
-      launch(__nv_bfloat16{});
-      break;
+      return run(__nv_bfloat16{});
     case Element::f64:
-      launch(double{});
-      break;
+      return run(double{});
   }
-  return cudaGetLastError();
+  return cudaErrorInvalidValue;
 }
 
 }  // namespace qsim::cuda

@@ -71,8 +71,8 @@ cudaError_t fake_quantize(const FakeQuantizeCall& call, const void* x, void* y, 
   return with_element(call.element, [&](auto element) {
     using T = decltype(element);
     const auto kernel = is_small(call.n) ? forward<T, unsigned> : forward<T, std::int64_t>;
-    kernel<<<blocks_for(call.n), kThreads, 0, stream>>>(call, static_cast<const T*>(x), static_cast<T*>(y), mask,
-                                                        all_aligned(x, y));
+    return launch(kernel, shape_for(call.n), stream, call, static_cast<const T*>(x), static_cast<T*>(y), mask,
+                  all_aligned(x, y));
   });
 }
 
@@ -82,27 +82,22 @@ cudaError_t fake_quantize_backward(const FakeQuantizeCall& call, const void* gra
   return with_element(call.element, [&](auto element) {
     using T = decltype(element);
     const auto kernel = is_small(call.n) ? recompute<T, unsigned> : recompute<T, std::int64_t>;
-    kernel<<<blocks_for(call.n), kThreads, 0, stream>>>(call, static_cast<const T*>(grad), static_cast<const T*>(x),
-                                                        static_cast<T*>(dx), all_aligned(grad, x, dx));
+    return launch(kernel, shape_for(call.n), stream, call, static_cast<const T*>(grad), static_cast<const T*>(x),
+                  static_cast<T*>(dx), all_aligned(grad, x, dx));
   });
 }
 
 cudaError_t keep_where_set(const void* grad, const std::uint8_t* mask, void* dx, std::int64_t n, int element_size,
                            cudaStream_t stream) {
   if (n == 0) return cudaSuccess;
-  const auto launch = [&](auto zero) {
+  const auto run = [&](auto zero) {
     using U = decltype(zero);
-    keep<U><<<blocks_for(n), kThreads, 0, stream>>>(static_cast<const U*>(grad), mask, static_cast<U*>(dx), n,
-                                                    all_aligned(grad, dx));
+    return launch(keep<U>, shape_for(n), stream, static_cast<const U*>(grad), mask, static_cast<U*>(dx), n,
+                  all_aligned(grad, dx));
   };
-  if (element_size == 2) {
-    launch(std::uint16_t{});
-  } else if (element_size == 4) {
-    launch(std::uint32_t{});
-  } else {
-    launch(std::uint64_t{});
-  }
-  return cudaGetLastError();
+  if (element_size == 2) return run(std::uint16_t{});
+  if (element_size == 4) return run(std::uint32_t{});
+  return run(std::uint64_t{});
 }
 
 }  // namespace qsim::cuda

@@ -1,109 +1,210 @@
+// One pass over grad and x for dx and the terms of the parameters' gradients, then one over the partial sums. A sum is
+// cut, and added up, in an order that sizes alone decide: threads add at most a few dozen terms in the arithmetic type,
+// the rest is float64.
+#include <algorithm>
+
 #include "fake_quantize_grids.cuh"
 
 namespace qsim::cuda {
 
 namespace {
 
-constexpr int kThreads = 256, kColumns = 32, kWarp = 32;
+constexpr int kThreads = 256, kMostColumns = 32;
+constexpr std::int64_t kPart = 8192;  // elements that a block sums: small enough to fill a device with 2^20 of them
 
-// A block sums one slice for `columns` neighbouring parameters: 32 where elements of one parameter lie apart (a row of
-// threads reads a row of elements), else 1. Each thread adds at most a few hundred terms in the arithmetic type; what
-// follows is float64, in an order that only sizes decide.
+// A segment is a matrix whose rows are runs of `run` elements of one parameter, or `width` elements of as many
+// parameters. A group of threads sums a part of it: some rows, a piece of each run.
+struct Cut {
+  std::int64_t run, row_parts, pieces, tiles;
+  int rows, piece;     // of a part
+  int columns, group;  // neighbouring parameters, and threads, of a part
+
+  QSIM_HD std::int64_t parts() const { return row_parts * pieces; }
+};
+
+std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+Cut cut_of(const Layout& layout, int pack) {
+  Cut cut;
+  cut.run = layout.width == 1 ? layout.segment : layout.run;
+  const bool table = layout.width > 1 && layout.run == 1;  // threads side by side read elements side by side
+  cut.columns = static_cast<int>(table ? std::min<std::int64_t>(layout.width, kMostColumns) : 1);
+  const std::int64_t rows = layout.segment / (layout.width * cut.run);
+  cut.piece = static_cast<int>(std::min(cut.run, kPart));
+  cut.rows = static_cast<int>(std::min(rows, std::max<std::int64_t>(1, kPart / cut.piece / cut.columns)));
+  cut.row_parts = ceil_div(rows, cut.rows);
+  cut.pieces = ceil_div(cut.run, cut.piece);
+  cut.tiles = ceil_div(layout.width, cut.columns);
+  const std::int64_t packs = cut.rows * ceil_div(cut.piece, pack);
+  cut.group = 1;
+  while (cut.group < kThreads && (table || cut.group < packs)) cut.group *= 2;
+  return cut;
+}
+
+// Up to a pack of elements, in one load where all exist and the address allows.
 template <class T>
-__global__ void __launch_bounds__(kThreads)
-    learn(const __grid_constant__ FakeQuantizeCall call, const T* grad, const T* x, T* dx, Slices slices, int columns,
-          double* scale_sums, double* zero_point_sums) {
-  using A = device_arithmetic_t<T>;
-  __shared__ double shared[2][kThreads];
-  const Layout& layout = call.layout;
-  const std::int64_t tiles = (layout.width + columns - 1) / columns;
-  const std::int64_t slice = blockIdx.x / tiles, segment = slice / slices.per_segment;
-  const std::int64_t segments = (layout.outer + layout.segment - 1) / layout.segment, outer = segment / segments;
-  const std::int64_t start = outer * layout.outer + segment % segments * layout.segment;
-  const std::int64_t stop = min(start + layout.segment, (outer + 1) * layout.outer);
-  const std::int64_t from = start + slice % slices.per_segment * slices.length;
-  const std::int64_t column = blockIdx.x % tiles * columns + threadIdx.x % columns;
+__device__ __forceinline__ Pack<T> load_pack(const T* x, int count) {
+  if (count == Pack<T>::kSize && aligned(x)) return *reinterpret_cast<const Pack<T>*>(x);
+  Pack<T> pack{};
+  for (int j = 0; j < count; ++j) pack.of[j] = x[j];
+  return pack;
+}
 
-  A scale_sum = 0, zero_point_sum = 0;
-  if (column < layout.width) {
-    const Grid<A> grid = grid_at<A>(call.grids, segment * layout.width + column);
-    const std::int64_t first = from + column * layout.run;  // of this parameter in this slice
-    const auto length = static_cast<unsigned>(min(slices.length, stop - from));
-    const auto run = static_cast<unsigned>(min(layout.run, slices.length));
-    const unsigned row = run * static_cast<unsigned>(layout.width);
-    const auto offset = static_cast<unsigned>(column) * run;
-    const unsigned lanes = blockDim.x / columns;
-#pragma unroll 4
-    for (unsigned e = threadIdx.x / columns;; e += lanes) {
-      const unsigned at = e / run * row + e % run;
-      if (at + offset >= length) break;
-      const A gradient = widened(grad[first + at]), element = widened(x[first + at]);
-      const A exact = quotient_of(element, grid.scale, call.rounding);
-      scale_sum += scale_term(gradient, element, exact, grid);
-      zero_point_sum += zero_point_term(gradient, element, exact, grid);
-      dx[first + at] = in_range(exact, grid) ? grad[first + at] : T{};
-    }
-  }
-  shared[0][threadIdx.x] = scale_sum;
-  shared[1][threadIdx.x] = zero_point_sum;
-  for (int half = static_cast<int>(blockDim.x) / 2; half >= columns; half /= 2) {
-    __syncthreads();
-    if (static_cast<int>(threadIdx.x) < half) {
-      shared[0][threadIdx.x] += shared[0][threadIdx.x + half];
-      shared[1][threadIdx.x] += shared[1][threadIdx.x + half];
-    }
-  }
-  if (threadIdx.x < columns && column < layout.width) {
-    scale_sums[slice * layout.width + column] = shared[0][threadIdx.x];
-    zero_point_sums[slice * layout.width + column] = shared[1][threadIdx.x];
+template <class T>
+__device__ __forceinline__ void store_pack(const Pack<T>& pack, int count, T* to) {
+  if (count == Pack<T>::kSize && aligned(to)) {
+    *reinterpret_cast<Pack<T>*>(to) = pack;
+  } else {
+    for (int j = 0; j < count; ++j) to[j] = pack.of[j];
   }
 }
 
-// A warp adds the slices of one parameter: lanes stride over them, then a tree.
+// Adds what `rows` threads hold, `stride` apart, to the first of them. Called by all threads of a block.
+__device__ __forceinline__ void sum_rows(double (&sums)[2][kThreads], int row, int rows, int stride) {
+  while (rows > 1) {
+    const int half = (rows + 1) / 2;
+    __syncthreads();
+    if (row + half < rows) {
+      sums[0][threadIdx.x] += sums[0][threadIdx.x + half * stride];
+      sums[1][threadIdx.x] += sums[1][threadIdx.x + half * stride];
+    }
+    rows = half;
+  }
+}
+
+// kWidth: elements of a run that a thread takes at a time.
+template <class T, int kWidth>
+__global__ void __launch_bounds__(kThreads)
+    learn(const __grid_constant__ FakeQuantizeCall call, const __grid_constant__ Cut cut, std::int64_t groups,
+          const T* grad, const T* x, T* dx, double* scale_sums, double* zero_point_sums) {
+  using A = device_arithmetic_t<T>;
+  __shared__ double sums[2][kThreads];
+  const Layout& layout = call.layout;
+  const int rank = static_cast<int>(threadIdx.x) % cut.group, lanes = cut.group / cut.columns;
+  const int lane = rank / cut.columns;
+  const std::int64_t group =
+      static_cast<std::int64_t>(blockIdx.x) * (kThreads / cut.group) + static_cast<int>(threadIdx.x) / cut.group;
+  const std::int64_t column = group % cut.tiles * cut.columns + rank % cut.columns;
+  const std::int64_t part = group / cut.tiles % cut.parts(), segment = group / cut.tiles / cut.parts();
+  const bool works = group < groups && lane < lanes && column < layout.width;
+
+  A scale_sum = 0, zero_point_sum = 0;
+  if (works) {
+    const std::int64_t segments = (layout.outer + layout.segment - 1) / layout.segment;
+    const std::int64_t start = segment / segments * layout.outer + segment % segments * layout.segment;
+    const std::int64_t stop = min(start + layout.segment, (segment / segments + 1) * layout.outer);
+    const std::int64_t run = layout.width == 1 ? stop - start : layout.run, row = layout.width * run;
+    const std::int64_t first_row = part / cut.pieces * cut.rows, first = part % cut.pieces * cut.piece;
+    const auto rows = static_cast<int>(min(static_cast<std::int64_t>(cut.rows), (stop - start) / row - first_row));
+    const auto piece = static_cast<int>(min(static_cast<std::int64_t>(cut.piece), run - first));
+    const std::int64_t from = start + first_row * row + column * run + first;
+    const Grid<A> grid = grid_at<A>(call.grids, segment * layout.width + column);
+    const int packs = (piece + kWidth - 1) / kWidth;
+#pragma unroll 2
+    for (int p = lane; p < rows * packs; p += lanes) {
+      const int line = rows == 1 ? 0 : p / packs, inside = (p - line * packs) * kWidth;
+      const std::int64_t at = from + line * row + inside;
+      const int count = kWidth == 1 ? 1 : min(kWidth, piece - inside);
+      Pack<T> gradients, elements;
+      if constexpr (kWidth == 1) {
+        gradients.of[0] = grad[at];
+        elements.of[0] = x[at];
+      } else {
+        gradients = load_pack(grad + at, count);
+        elements = load_pack(x + at, count);
+      }
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) {
+        if (j >= count) break;
+        const A gradient = widened(gradients.of[j]), element = widened(elements.of[j]);
+        const A exact = quotient_of(element, grid.scale, call.rounding);
+        scale_sum += scale_term(gradient, element, exact, grid);
+        zero_point_sum += zero_point_term(gradient, element, exact, grid);
+        if (!in_range(exact, grid)) gradients.of[j] = T{};
+      }
+      if constexpr (kWidth == 1) {
+        dx[at] = gradients.of[0];
+      } else {
+        store_pack(gradients, count, dx + at);
+      }
+    }
+  }
+  sums[0][threadIdx.x] = scale_sum;
+  sums[1][threadIdx.x] = zero_point_sum;
+  sum_rows(sums, lane, lanes, cut.columns);
+  if (works && lane == 0) {
+    const std::int64_t at = (segment * cut.parts() + part) * layout.width + column;
+    scale_sums[at] = sums[0][threadIdx.x];
+    zero_point_sums[at] = sums[1][threadIdx.x];
+  }
+}
+
+// `group` threads add the parts of one parameter.
 template <class A>
 __global__ void __launch_bounds__(kThreads)
-    fold(const double* scale_sums, const double* zero_point_sums, Slices slices, std::int64_t n, std::int64_t width,
-         const A* scale, double grad_factor, A* dscale, A* dzero_point) {
-  const std::int64_t parameter = static_cast<std::int64_t>(blockIdx.x) * (kThreads / kWarp) + threadIdx.x / kWarp;
-  if (parameter >= n) return;
-  const int lane = threadIdx.x % kWarp;
+    fold(const double* scale_sums, const double* zero_point_sums, std::int64_t parts, std::int64_t n,
+         std::int64_t width, int group, const A* scale, double grad_factor, A* dscale, A* dzero_point) {
+  __shared__ double sums[2][kThreads];
+  const int lane = static_cast<int>(threadIdx.x) % group;
+  const std::int64_t parameter =
+      static_cast<std::int64_t>(blockIdx.x) * (kThreads / group) + static_cast<int>(threadIdx.x) / group;
   double scale_sum = 0, zero_point_sum = 0;
-  for (std::int64_t slice = lane; slice < slices.per_segment; slice += kWarp) {
-    const std::int64_t at = (parameter / width * slices.per_segment + slice) * width + parameter % width;
-    scale_sum += scale_sums[at];
-    zero_point_sum += zero_point_sums[at];
+  if (parameter < n) {
+    const std::int64_t first = parameter / width * parts * width + parameter % width;
+#pragma unroll 4
+    for (std::int64_t part = lane; part < parts; part += group) {
+      scale_sum += scale_sums[first + part * width];
+      zero_point_sum += zero_point_sums[first + part * width];
+    }
   }
-  for (int step = kWarp / 2; step >= 1; step /= 2) {
-    scale_sum += __shfl_down_sync(0xffffffffu, scale_sum, step);
-    zero_point_sum += __shfl_down_sync(0xffffffffu, zero_point_sum, step);
-  }
-  if (lane != 0) return;
+  sums[0][threadIdx.x] = scale_sum;
+  sums[1][threadIdx.x] = zero_point_sum;
+  sum_rows(sums, lane, group, 1);
+  if (parameter >= n || lane != 0) return;
+  scale_sum = sums[0][threadIdx.x];
+  zero_point_sum = sums[1][threadIdx.x];
   dscale[parameter] = static_cast<A>(scale_sum * grad_factor);
   dzero_point[parameter] = static_cast<A>(zero_point_sum * -static_cast<double>(scale[parameter]) * grad_factor);
 }
 
+int pack_of(const FakeQuantizeCall& call) {
+  if (call.layout.width > 1 && call.layout.run == 1) return 1;
+  return call.element == Element::f64 ? 2 : call.element == Element::f32 ? 4 : 8;
+}
+
+int lanes_for(std::int64_t parts) {
+  int lanes = 1;
+  while (lanes < kThreads && lanes < parts) lanes *= 2;
+  return lanes;
+}
+
 }  // namespace
 
+std::int64_t learnable_partial_sums(const FakeQuantizeCall& call, std::int64_t n_parameters) {
+  return 2 * n_parameters * cut_of(call.layout, pack_of(call)).parts();
+}
+
 cudaError_t fake_quantize_learnable_backward(const FakeQuantizeCall& call, const void* grad, const void* x, void* dx,
-                                             std::int64_t n_parameters, Slices slices, double grad_factor,
-                                             double* partial, void* dscale, void* dzero_point, cudaStream_t stream) {
+                                             std::int64_t n_parameters, double grad_factor, double* partial,
+                                             void* dscale, void* dzero_point, cudaStream_t stream) {
   const Layout& layout = call.layout;
-  const int columns = layout.width > 1 && layout.run == 1 ? kColumns : 1;
-  const std::int64_t sums = n_parameters * slices.per_segment;
-  const std::int64_t tiles = (layout.width + columns - 1) / columns;
-  const std::int64_t terms = slices.length / layout.width;  // of one parameter in a slice
-  const int threads = columns == 1 && terms <= 4 * kWarp ? kWarp : kThreads;
-  double* const zero_point_sums = partial + sums;
+  const int pack = pack_of(call);
+  const Cut cut = cut_of(layout, pack);
+  const std::int64_t groups = n_parameters / layout.width * cut.parts() * cut.tiles;
+  double* const zero_point_sums = partial + n_parameters * cut.parts();
   return with_element(call.element, [&](auto element) {
     using T = decltype(element);
     using A = device_arithmetic_t<T>;
-    learn<T><<<static_cast<unsigned>(sums / layout.width * tiles), threads, 0, stream>>>(
-        call, static_cast<const T*>(grad), static_cast<const T*>(x), static_cast<T*>(dx), slices, columns, partial,
-        zero_point_sums);
-    constexpr int kPerBlock = kThreads / kWarp;
-    fold<A><<<static_cast<unsigned>((n_parameters + kPerBlock - 1) / kPerBlock), kThreads, 0, stream>>>(
-        partial, zero_point_sums, slices, n_parameters, layout.width, static_cast<const A*>(call.grids.scale),
-        grad_factor, static_cast<A*>(dscale), static_cast<A*>(dzero_point));
+    const LaunchShape learning{static_cast<unsigned>(ceil_div(groups, kThreads / cut.group)), kThreads};
+    const cudaError_t status =
+        launch(pack == 1 ? learn<T, 1> : learn<T, Pack<T>::kSize>, learning, stream, call, cut, groups,
+               static_cast<const T*>(grad), static_cast<const T*>(x), static_cast<T*>(dx), partial, zero_point_sums);
+    if (status != cudaSuccess) return status;
+    const int group = lanes_for(cut.parts());
+    const LaunchShape folding{static_cast<unsigned>(ceil_div(n_parameters, kThreads / group)), kThreads};
+    return launch(fold<A>, folding, stream, partial, zero_point_sums, cut.parts(), n_parameters, layout.width, group,
+                  static_cast<const A*>(call.grids.scale), grad_factor, static_cast<A*>(dscale),
+                  static_cast<A*>(dzero_point));
   });
 }
 

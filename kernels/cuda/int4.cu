@@ -36,15 +36,13 @@ __global__ void __launch_bounds__(kThreads)
 
 cudaError_t pack_int4(const std::uint8_t* q, std::int64_t n, std::uint8_t* packed, cudaStream_t stream) {
   if (n == 0) return cudaSuccess;
-  pack<<<blocks_for(n), kThreads, 0, stream>>>(q, n, packed, all_aligned(q));
-  return cudaGetLastError();
+  return launch(pack, shape_for(n), stream, q, n, packed, all_aligned(q));
 }
 
 cudaError_t unpack_int4(const std::uint8_t* packed, std::int64_t n, bool is_signed, std::uint8_t* q,
                         cudaStream_t stream) {
   if (n == 0) return cudaSuccess;
-  unpack<<<blocks_for(n), kThreads, 0, stream>>>(packed, n, is_signed, q, all_aligned(q));
-  return cudaGetLastError();
+  return launch(unpack, shape_for(n), stream, packed, n, is_signed, q, all_aligned(q));
 }
 
 }  // namespace qsim::cuda

@@ -18,7 +18,7 @@ template <class T>
 __global__ void __launch_bounds__(kThreads, 2)
     observe_slices(const T* x, std::int64_t n, std::int64_t slice, float* lowest, float* highest, std::int64_t* counts,
                    std::int64_t* sketch) {
-  extern __shared__ unsigned bins[];
+  auto* bins = reinterpret_cast<unsigned*>(dynamic_shared);
   for (int bin = threadIdx.x; bin < kSketchBins; bin += kThreads) bins[bin] = 0;
   __syncthreads();
   const std::int64_t first = blockIdx.x * slice;
@@ -45,15 +45,11 @@ cudaError_t observe(const void* x, Element element, std::int64_t n, float* lowes
   const std::int64_t blocks = std::min(kMostBlocks, (n + kElementsPerBlock - 1) / kElementsPerBlock);
   const std::int64_t slice = ((n + blocks - 1) / blocks + 15) / 16 * 16;  // whole packs
   const auto used = static_cast<unsigned>((n + slice - 1) / slice);
-  constexpr int kBytes = kSketchBins * sizeof(unsigned);
-  cudaError_t status = cudaSuccess;
-  const cudaError_t launched = with_element(element, [&](auto type) {
+  return with_element(element, [&](auto type) {
     using T = decltype(type);
-    status = cudaFuncSetAttribute(observe_slices<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
-    observe_slices<<<used, kThreads, kBytes, stream>>>(static_cast<const T*>(x), n, slice, lowest, highest, counts,
-                                                       sketch);
+    return launch(observe_slices<T>, {used, kThreads, kSketchBins * sizeof(unsigned)}, stream, static_cast<const T*>(x),
+                  n, slice, lowest, highest, counts, sketch);
   });
-  return status != cudaSuccess ? status : launched;
 }
 
 }  // namespace qsim::cuda

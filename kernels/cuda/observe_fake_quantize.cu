@@ -48,7 +48,9 @@ cudaError_t follow_ranges(const void* x, Element element, std::int64_t outer, st
                           const Running& running, void* workspace, cudaStream_t stream) {
   auto* lowest = static_cast<float*>(workspace);
   const Batch batch{lowest, lowest + ranges, reinterpret_cast<unsigned*>(lowest + 2 * ranges)};
-  clear<<<static_cast<unsigned>((ranges + kThreads - 1) / kThreads), kThreads, 0, stream>>>(batch, ranges);
+  const LaunchShape one_thread_each{static_cast<unsigned>((ranges + kThreads - 1) / kThreads), kThreads};
+  const cudaError_t status = launch(clear, one_thread_each, stream, batch, ranges);
+  if (status != cudaSuccess) return status;
   return launch_ranges(x, element, outer, ranges, inner, batch.lowest, batch.highest, running.counts,
                        Follow{running, batch, ranges}, stream);
 }

@@ -56,16 +56,16 @@ __global__ void observe_columns(const T* x, std::int64_t n, std::int64_t width, 
   if (!after.wanted()) return;
   count_elements(n, counts);
   const std::int64_t column = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  NonFinite found;
   if (column < width) {
     FiniteRange range;
-    NonFinite found;
     const std::int64_t step = width * gridDim.y;
 #pragma unroll 4
     for (std::int64_t i = blockIdx.y * width + column; i < n; i += step) qsim::observe(as_float(x[i]), range, found);
     const std::int64_t r = column % period / inner;
     join(range, lowest + r, highest + r);
-    join(found, counts);
   }
+  join(found, counts);
   after.all_joined();
 }
 
@@ -103,8 +103,8 @@ cudaError_t launch_ranges(const void* x, Element element, std::int64_t outer, st
     const dim3 grid(across, static_cast<unsigned>(deep));
     return with_element(element, [&](auto type) {
       using T = decltype(type);
-      observe_columns<<<grid, kThreads, 0, stream>>>(static_cast<const T*>(x), n, width, period, inner, lowest, highest,
-                                                     counts, after);
+      return launch(observe_columns<T, After>, {grid, kThreads}, stream, static_cast<const T*>(x), n, width, period,
+                    inner, lowest, highest, counts, after);
     });
   }
   // Segments as long as leaves work for every warp.
@@ -113,8 +113,8 @@ cudaError_t launch_ranges(const void* x, Element element, std::int64_t outer, st
   const std::int64_t items = rows * ((inner + segment - 1) / segment);
   return with_element(element, [&](auto type) {
     using T = decltype(type);
-    observe_rows<<<blocks_for(items, kWarps), kThreads, 0, stream>>>(static_cast<const T*>(x), rows, ranges, inner,
-                                                                     segment, lowest, highest, counts, after);
+    return launch(observe_rows<T, After>, {blocks_for(items, kWarps), kThreads}, stream, static_cast<const T*>(x), rows,
+                  ranges, inner, segment, lowest, highest, counts, after);
   });
 }
 
@@ -125,8 +125,8 @@ cudaError_t launch_blocks(const void* x, Element element, std::int64_t outer, st
   if (ranges == 0) return cudaSuccess;
   return with_element(element, [&](auto type) {
     using T = decltype(type);
-    observe_block_rows<<<blocks_for(ranges, kThreads), kThreads, 0, stream>>>(static_cast<const T*>(x), outer, size,
-                                                                              inner, block, counts, after);
+    return launch(observe_block_rows<T, After>, {blocks_for(ranges, kThreads), kThreads}, stream,
+                  static_cast<const T*>(x), outer, size, inner, block, counts, after);
   });
 }
 

@@ -4,14 +4,16 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "launch.cuh"
+
 namespace qsim::cuda {
 
 constexpr int kThreads = 256, kOctet = 8;  // a thread takes 8 elements: one byte of a mask, 16 bytes of 16-bit elements
 constexpr std::int64_t kMostBlocks = 132 * 16;  // the rest comes by striding
 
-inline unsigned blocks_for(std::int64_t n) {
+inline LaunchShape shape_for(std::int64_t n) {
   constexpr std::int64_t kPerBlock = kThreads * kOctet;
-  return static_cast<unsigned>(std::min(kMostBlocks, (n + kPerBlock - 1) / kPerBlock));
+  return {static_cast<unsigned>(std::min(kMostBlocks, (n + kPerBlock - 1) / kPerBlock)), kThreads};
 }
 
 // What is moved at once: 16 bytes, or an octet where that is less.

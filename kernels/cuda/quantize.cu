@@ -53,7 +53,7 @@ __global__ void __launch_bounds__(kThreads, 3)
 
 // run(Q{}) with the type that `integer` names.
 template <class F>
-void with_integer(Integer integer, F run) {
+cudaError_t with_integer(Integer integer, F run) {
   switch (integer) {
     case Integer::i8:
       return run(std::int8_t{});
@@ -64,6 +64,7 @@ void with_integer(Integer integer, F run) {
     case Integer::u16:
       return run(std::uint16_t{});
   }
+  return cudaErrorInvalidValue;
 }
 
 }  // namespace
@@ -72,11 +73,11 @@ cudaError_t quantize(const FakeQuantizeCall& call, const void* x, void* q, int i
   if (call.n == 0) return cudaSuccess;
   return with_element(call.element, [&](auto element) {
     using T = decltype(element);
-    with_integer(integer_size == 1 ? Integer::u8 : Integer::u16, [&](auto integer) {
+    return with_integer(integer_size == 1 ? Integer::u8 : Integer::u16, [&](auto integer) {
       using Q = decltype(integer);
       const auto kernel = is_small(call.n) ? quantize_octets<T, Q, unsigned> : quantize_octets<T, Q, std::int64_t>;
-      kernel<<<blocks_for(call.n), kThreads, 0, stream>>>(call, static_cast<const T*>(x), static_cast<Q*>(q),
-                                                          all_aligned(x, q));
+      return launch(kernel, shape_for(call.n), stream, call, static_cast<const T*>(x), static_cast<Q*>(q),
+                    all_aligned(x, q));
     });
   });
 }
@@ -85,11 +86,11 @@ cudaError_t dequantize(const FakeQuantizeCall& call, Integer integer, const void
   if (call.n == 0) return cudaSuccess;
   return with_element(call.element, [&](auto element) {
     using T = decltype(element);
-    with_integer(integer, [&](auto stored) {
+    return with_integer(integer, [&](auto stored) {
       using Q = decltype(stored);
       const auto kernel = is_small(call.n) ? dequantize_octets<T, Q, unsigned> : dequantize_octets<T, Q, std::int64_t>;
-      kernel<<<blocks_for(call.n), kThreads, 0, stream>>>(call, static_cast<const Q*>(q), static_cast<T*>(y),
-                                                          all_aligned(q, y));
+      return launch(kernel, shape_for(call.n), stream, call, static_cast<const Q*>(q), static_cast<T*>(y),
+                    all_aligned(q, y));
     });
   });
 }

@@ -38,8 +38,16 @@ __device__ __forceinline__ void add(std::int64_t* to, std::int64_t n) {
   if (n != 0) atomicAdd(reinterpret_cast<unsigned long long*>(to), static_cast<unsigned long long>(n));
 }
 
-// counts: elements, NaNs, +infs, -infs.
+__device__ __forceinline__ std::int64_t warp_sum(std::int64_t n) {
+  for (int step = 16; step > 0; step /= 2) n += __shfl_xor_sync(kWholeWarp, n, step);
+  return n;
+}
+
+// counts: elements, NaNs, +infs, -infs. Called by whole warps; one that met finite elements only pays a vote.
 __device__ __forceinline__ void join(NonFinite found, std::int64_t* counts) {
+  if (!__any_sync(kWholeWarp, (found.nans | found.positive_infs | found.negative_infs) != 0)) return;
+  found = {warp_sum(found.nans), warp_sum(found.positive_infs), warp_sum(found.negative_infs)};
+  if (threadIdx.x % 32 != 0) return;
   add(counts + 1, found.nans);
   add(counts + 2, found.positive_infs);
   add(counts + 3, found.negative_infs);

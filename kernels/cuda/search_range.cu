@@ -2,6 +2,7 @@
 // judged by one thread each. The same bits as the CPU, but for the logarithms of the entropy method.
 #include "qsim/cuda/search_range.h"
 
+#include "launch.cuh"
 #include "qsim/entropy_range.h"
 #include "qsim/sketch_density.h"
 #include "qsim/sketch_percentile.h"
@@ -97,9 +98,8 @@ std::size_t search_range_workspace_bytes(std::int64_t count) { return blocks_for
 cudaError_t search_range(const float* lowest, const float* highest, const std::int64_t* sketch, std::int64_t count,
                          const RangeSearch& search, void* workspace, float* low, float* high, cudaStream_t stream) {
   if (count == 0) return cudaSuccess;
-  run<<<static_cast<unsigned>(blocks_for(count)), kSearchThreads, 0, stream>>>(
-      lowest, highest, sketch, count, search, static_cast<Workspace*>(workspace), low, high);
-  return cudaGetLastError();
+  return launch(run, {static_cast<unsigned>(blocks_for(count)), kSearchThreads}, stream, lowest, highest, sketch, count,
+                search, static_cast<Workspace*>(workspace), low, high);
 }
 
 }  // namespace qsim::cuda

@@ -197,8 +197,8 @@ cudaError_t search_range_data(const DataTable& table, Element element, const Ran
   const std::int64_t count = table.first_range[table.tensors];
   if (count == 0) return cudaSuccess;
   return with_element(element, [&](auto zero) {
-    run<decltype(zero)><<<static_cast<unsigned>(blocks_for(count, search.method)), kSearchThreads, 0, stream>>>(
-        table, search, static_cast<EntropyHistogram*>(workspace));
+    const LaunchShape shape{static_cast<unsigned>(blocks_for(count, search.method)), kSearchThreads};
+    return launch(run<decltype(zero)>, shape, stream, table, search, static_cast<EntropyHistogram*>(workspace));
   });
 }
 

@@ -40,10 +40,12 @@ cudaError_t keep_where_set(const void* grad, const std::uint8_t* mask, void* dx,
 cudaError_t fake_quantize_backward(const FakeQuantizeCall& call, const void* grad, const void* x, void* dx,
                                    cudaStream_t stream);
 
-// dx, and the gradients of n_parameters scales and zero points in their type. `partial` holds 2 * slices.per_segment
-// numbers per parameter; whatever it holds before.
+// Numbers in `partial` below: what a call for n_parameters parameters works in.
+std::int64_t learnable_partial_sums(const FakeQuantizeCall& call, std::int64_t n_parameters);
+
+// dx, and the gradients of the n_parameters scales and zero points in their type. `partial`: whatever it holds before.
 cudaError_t fake_quantize_learnable_backward(const FakeQuantizeCall& call, const void* grad, const void* x, void* dx,
-                                             std::int64_t n_parameters, Slices slices, double grad_factor,
-                                             double* partial, void* dscale, void* dzero_point, cudaStream_t stream);
+                                             std::int64_t n_parameters, double grad_factor, double* partial,
+                                             void* dscale, void* dzero_point, cudaStream_t stream);
 
 }  // namespace qsim::cuda

@@ -1,0 +1,323 @@
+"""Every operator on a GPU: the bits of the CPU, on any stream, in a graph, without waiting for the device.
+
+Sums of gradients alone are compared with a tolerance (docs/numerics.md, section 1). Without a GPU everything here is skipped.
+"""
+
+import pytest
+import torch
+from models import ConvNet, seeded
+from test_fake_quantize import DTYPES, elements, parameters
+
+import qsim
+from qsim import ops
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+SHAPES = [(), (0,), (1,), (7,), (50001,), (3, 20011), (2, 64, 17, 13), (2, 3, 90, 91), (1000, 33), (0, 4)]
+LAYOUTS = ["contiguous", "channels_last", "strided", "expanded"]
+QINT = torch.ops.qsim
+
+
+def granularities(shape):
+    """Per tensor, each axis, blocks with a short last one along first and last axis."""
+    if not shape:
+        return [(None, None)]
+    return [(None, None), *((axis, None) for axis in range(len(shape))), (0, 3), (-1, 32)]
+
+
+CASES = [(shape, *granularity) for shape in SHAPES for granularity in granularities(shape)]
+
+
+BITS = {8: torch.int64, 4: torch.int32, 2: torch.int16}
+
+
+def same_bits(a, b):
+    """Equal bits; the payload of a NaN is the device's own affair."""
+    assert a.dtype == b.dtype
+    assert a.shape == b.shape
+    if a.is_floating_point():
+        bits = BITS[a.element_size()]
+        assert ((a.contiguous().view(bits) == b.contiguous().view(bits)) | (a.isnan() & b.isnan())).all()
+    else:
+        assert torch.equal(a, b)
+
+
+def to_cuda(value):
+    """Copies of tensors with the same strides: a plain .cuda() fills gaps."""
+    if isinstance(value, torch.Tensor):
+        memory = value.as_strided((value.untyped_storage().nbytes() // value.element_size(),), (1,), 0)
+        return memory.cuda().as_strided(value.shape, value.stride(), value.storage_offset())
+    return type(value)(to_cuda(v) for v in value) if isinstance(value, list | tuple) else value
+
+
+def on_both(call, *args, **options):
+    """Results on the CPU and on the GPU, as lists on the CPU."""
+    found = []
+    for given in (args, to_cuda(args)):
+        result = call(*given, **options)
+        found.append([t.cpu() for t in (result if isinstance(result, tuple) else (result,))])
+    return found
+
+
+def check_same_bits(call, *args, **options):
+    expected, got = on_both(call, *args, **options)
+    for a, b in zip(got, expected, strict=True):
+        same_bits(a, b)
+
+
+def range_state(x, axis, block_size):
+    shape = list(x.shape) if block_size else [] if axis is None else [x.shape[axis]]
+    if block_size:
+        shape[axis] = -(-shape[axis] // block_size)
+    return torch.full(shape, torch.inf), torch.full(shape, -torch.inf), torch.zeros(4, dtype=torch.int64)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_fake_quantize(dtype, layout):
+    for shape, axis, block_size in CASES:
+        x = elements(shape, dtype, layout)
+        for learned in (False, True):
+            scale, zero_point = parameters(x, axis, block_size, learned)
+            grad = torch.randn(shape, generator=torch.Generator().manual_seed(3)).to(dtype)
+            args, options = (scale, zero_point, -8, 7), {"axis": axis, "block_size": block_size}
+            check_same_bits(ops.fake_quantize, x, *args, **options)
+            check_same_bits(ops.fake_quantize, x, *args, **options, rounding="reciprocal")
+            check_same_bits(QINT.fake_quantize_with_mask, x, *args, **options)
+            check_same_bits(QINT.fake_quantize_backward, grad, x, *args, **options)
+            check_same_bits(lambda x, *rest, **kw: ops.fake_quantize_(x.clone(), *rest, **kw), x, *args, **options)
+            check_same_bits(masked_gradient, grad, x, *args, **options)
+
+
+def masked_gradient(grad, x, *args, **options):
+    y, mask = QINT.fake_quantize_with_mask(x, *args, **options)
+    return QINT.fake_quantize_mask_backward(grad, mask, strides=y.stride())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_learned_gradients(dtype, layout):
+    for shape, axis, block_size in CASES:
+        x = elements(shape, dtype, layout)
+        grad = torch.randn(shape, generator=torch.Generator().manual_seed(3)).to(dtype)
+        args = (grad, x, *parameters(x, axis, block_size, True), -8, 7)
+        options = {"axis": axis, "block_size": block_size, "grad_factor": 0.5}
+        (dx, *sums), (cuda_dx, *cuda_sums) = on_both(QINT.fake_quantize_learnable_backward, *args, **options)
+        again = on_both(QINT.fake_quantize_learnable_backward, *args, **options)[1]
+        same_bits(cuda_dx, dx)
+        for got, expected, repeated in zip(cuda_sums, sums, again[1:], strict=True):
+            same_bits(got, repeated)
+            terms = max(1, x.numel() // max(1, expected.numel()))
+            torch.testing.assert_close(got, expected, rtol=1e-5, atol=2e-6 * terms, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_observers(dtype, layout):
+    def observe_range(x, *state, **options):
+        ops.observe_range_(x, *state, **options)
+        ops.observe_range_(x * 0.5, *state, **options)
+        return state
+
+    def observe(x, *state):
+        ops.observe_(x, *state)
+        return state
+
+    for shape, axis, block_size in CASES:
+        x = elements(shape, dtype, layout)
+        check_same_bits(observe_range, x, *range_state(x, axis, block_size), axis=axis, block_size=block_size)
+        check_same_bits(observe, x, *range_state(x, None, None), torch.zeros(16384, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_ranges_and_their_encodings(symmetric):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(9, 3000, generator=generator) * torch.logspace(-30, 30, 9)[:, None]
+    sketches, ends = [], []
+    for row in x:
+        state = (*range_state(row, None, None), torch.zeros(16384, dtype=torch.int64))
+        ops.observe_(row, *state)
+        ends.append(torch.stack(state[:2]))
+        sketches.append(state[3])
+    lowest, highest = torch.stack(ends, 1).contiguous()
+    for method in ("minmax", "percentile", "mse", "tf_enhanced"):
+        options = {"symmetric": symmetric, "method": method}
+        check_same_bits(ops.search_range, lowest, highest, torch.stack(sketches), -128, 127, **options)
+        for dtype in DTYPES:
+            for where in ({}, {"axis": 0}, {"axis": 1, "block_size": 700}):
+                check_same_bits(ops.search_range_data, x.to(dtype), -8, 7, **where, **options)
+    for dtype in (torch.float32, torch.float64):
+        low = torch.tensor([-1.0, 0.0, -3e38, torch.inf, torch.nan, -1e-45], dtype=dtype)
+        high = torch.tensor([2.0, 0.0, 3e38, -torch.inf, 1.0, 1e-45], dtype=dtype)
+        check_same_bits(ops.choose_qparams, low, high, -128, 127, symmetric=symmetric)
+
+
+@pytest.mark.parametrize("nonfinite", ["skip", "zero"])
+@pytest.mark.parametrize("broken", [False, True])
+def test_gradient_clipping(nonfinite, broken):
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(1,), (), (0,), (16384,), (16385,), (300, 77), (2, 3, 5, 7)] * 20  # more than one table of gradients
+    grads = [torch.randn(s, generator=generator).to(DTYPES[i % 4]) for i, s in enumerate(shapes)]
+    if broken:
+        grads[3][77] = torch.nan
+        grads[-1][0] = torch.inf
+    for norm_type in (2.0, 1.0, torch.inf):
+        power, counts = on_both(ops.grad_power_sum, grads, norm_type=norm_type)[1]
+        cpu_power, cpu_counts = ops.grad_power_sum(grads, norm_type=norm_type)
+        assert torch.equal(counts, cpu_counts)
+        torch.testing.assert_close(power, cpu_power, rtol=1e-13, atol=0)
+
+        def scale(grads, power, counts, norm_type=norm_type):
+            copies = [g.clone() for g in grads]
+            norm = ops.scale_grad_(copies, power, counts, 1.0, norm_type=norm_type, nonfinite=nonfinite)
+            return (norm, *copies)
+
+        check_same_bits(scale, grads, cpu_power, cpu_counts)  # from equal sums equal bits
+
+
+def device_calls():
+    """One call of every operator on inputs that live on the GPU: (name, inputs, function that overwrites its outputs)."""
+    x = torch.randn(64, 3, 33, 35, device="cuda")
+    one = torch.tensor(0.1, device="cuda"), torch.tensor(3, dtype=torch.int32, device="cuda")
+    channel = torch.full((3,), 0.1, device="cuda"), torch.zeros(3, dtype=torch.int32, device="cuda")
+    grad, mask = torch.randn_like(x), QINT.fake_quantize_with_mask(x, *one, -8, 7)[1]
+    state = [t.cuda() for t in range_state(x, None, None)]
+    per_channel = [t.cuda() for t in range_state(x, 1, None)]
+    sketch = torch.zeros(16384, dtype=torch.int64, device="cuda")
+    grads = [torch.randn(1000, device="cuda"), torch.randn(30000, device="cuda")]
+    yield "fake_quantize", lambda: ops.fake_quantize(x, *one, -8, 7)
+    yield "fake_quantize per channel", lambda: ops.fake_quantize(x, *channel, -8, 7, axis=1)
+    yield "fake_quantize_with_mask", lambda: QINT.fake_quantize_with_mask(x, *one, -8, 7)
+    yield "mask_backward", lambda: QINT.fake_quantize_mask_backward(grad, mask)
+    yield "backward", lambda: QINT.fake_quantize_backward(grad, x, *one, -8, 7)
+    yield "learnable_backward", lambda: QINT.fake_quantize_learnable_backward(grad, x, *channel, -8, 7, axis=1)
+    yield "observe_range", lambda: ops.observe_range_(x, *state) or state[0].clone()
+    yield "observe_range per channel", lambda: ops.observe_range_(x, *per_channel, axis=1) or per_channel[0].clone()
+    yield "observe", lambda: ops.observe_(x, *state, sketch) or state[1].clone()
+    yield "search_range", lambda: ops.search_range(state[0], state[1], sketch, -128, 127)
+    yield "search_range_data", lambda: ops.search_range_data(x[0], -128, 127, axis=0)
+    yield "choose_qparams", lambda: ops.choose_qparams(*per_channel[:2], -128, 127)
+    yield "clip_grad", lambda: ops.clip_grad_([g.clone() for g in grads], 1.0)
+
+
+def flat(result):
+    return [t.clone() for t in (result if isinstance(result, tuple | list) else (result,)) if isinstance(t, torch.Tensor)]
+
+
+def test_no_operator_waits_for_the_device():
+    calls = list(device_calls())
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _, call in calls:
+            call()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_every_operator_in_a_graph():
+    for name, call in device_calls():
+        expected = flat(call())  # also loads the kernel, which is no part of a capture
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            result = call()
+        for _ in range(2):
+            graph.replay()
+        for got, wanted in zip(flat(result), expected, strict=True):
+            assert torch.equal(got, wanted), name
+
+
+def test_a_replayed_observer_reads_new_data_and_keeps_its_state():
+    x = torch.zeros(100_000, device="cuda")
+    state = [*(t.cuda() for t in range_state(x, None, None)), torch.zeros(16384, dtype=torch.int64, device="cuda")]
+    ops.observe_(x, *state)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        ops.observe_(x, *state)
+    for value in (2.5, -7.0, torch.nan):
+        x.fill_(value)
+        graph.replay()
+    assert [t.item() for t in state[:2]] == [-7.0, 2.5]
+    assert state[2].tolist() == [400_000, 100_000, 0, 0]
+    assert state[3].sum() == 300_000
+
+
+def test_on_a_stream_of_its_own():
+    stream = torch.cuda.Stream()
+    for name, call in device_calls():
+        expected = flat(call())
+        torch.cuda.synchronize()
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(1_000_000)  # work on another stream would be done long before this
+            got = flat(call())
+        stream.synchronize()
+        for a, b in zip(got, expected, strict=True):
+            assert torch.equal(a, b), name
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one CUDA device")
+def test_on_the_device_of_its_input():
+    x = torch.randn(1000, device="cuda:1")
+    scale, zero_point = torch.tensor(0.1, device="cuda:1"), torch.tensor(0, dtype=torch.int32, device="cuda:1")
+    y = ops.fake_quantize(x, scale, zero_point, -8, 7)
+    assert y.device == x.device
+    same_bits(y.cpu(), ops.fake_quantize(x.cpu(), scale.cpu(), zero_point.cpu(), -8, 7))
+
+
+def test_saved_for_backward_and_peak_memory():
+    n = 2**24
+    x = torch.randn(n, device="cuda", requires_grad=True)
+    one = torch.tensor(0.1, device="cuda"), torch.tensor(0, dtype=torch.int32, device="cuda")
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.nbytes) or t, lambda t: t):
+        y = ops.fake_quantize(x, *one, -8, 7)
+    assert sum(saved) <= n / 8 + 64
+    grad = torch.ones_like(y)
+    y.backward(grad)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    QINT.fake_quantize_learnable_backward(grad, x.detach(), *one, -8, 7)
+    assert torch.cuda.max_memory_allocated() - before <= 4 * n * 1.02  # dx and little else
+
+
+def test_training_and_evaluation_of_a_model():
+    x = torch.linspace(-2, 2, 4 * 144).reshape(4, 1, 12, 12).sin()
+    sims = []
+    for device in ("cpu", "cuda"):
+        sim = qsim.QuantSim(seeded(ConvNet).to(device), x.to(device))
+        sim.calibrate([x.to(device)], progress=False)
+        sims.append(sim)
+    cpu, gpu = sims
+    for sim in sims:
+        sim.set_method("minmax")  # near equal candidates of a search might be chosen differently
+    for key, encoding in cpu.encodings().items():  # convolutions differ in the last bits, their ranges hardly
+        torch.testing.assert_close(gpu.encodings()[key].scale.cpu(), encoding.scale, rtol=1e-2, atol=0)
+    torch.testing.assert_close(gpu(x.cuda()).cpu(), cpu(x), rtol=0.1, atol=0.1)
+    gpu(x.cuda()).square().sum().backward()
+    grads = [p.grad for p in gpu.model.parameters() if p.requires_grad]
+    assert all(grad is not None and grad.isfinite().all() for grad in grads)
+
+
+def test_more_than_two_to_the_31_elements():
+    n = 2**31 + 4099
+    if torch.cuda.mem_get_info()[0] < 16e9:
+        pytest.skip("less than 16 GB of free device memory")
+    x = torch.empty(n, dtype=torch.bfloat16, device="cuda")
+    pattern = elements((65536,), torch.bfloat16).cuda()
+    whole = n // 65536 * 65536
+    x[:whole].view(-1, 65536).copy_(pattern)
+    x[whole:] = pattern[: n - whole]
+    one = torch.tensor(0.1, device="cuda"), torch.tensor(3, dtype=torch.int32, device="cuda")
+    expected = ops.fake_quantize(pattern, *one, -8, 7)
+    state = [*(t.cuda() for t in range_state(x, None, None)), torch.zeros(16384, dtype=torch.int64, device="cuda")]
+    ops.observe_(x, *state)
+    assert state[2][0] == n
+    assert state[3].sum() + state[2][1:].sum() == n
+    ops.fake_quantize_(x, *one, -8, 7)
+    rows = x[:whole].view(-1, 65536)
+    for first in range(0, len(rows), 1024):
+        part = rows[first : first + 1024]
+        assert (torch.eq(part, expected) | (part.isnan() & expected.isnan())).all()
+    same_bits(x[whole:].cpu(), expected[: n - whole].cpu())
