@@ -199,10 +199,11 @@ QSIM_HD void quantize_columns(const T* x, T* y, std::int64_t rows, std::int64_t 
     VectorGrid of[kCount];
     for (int v = 0; v < kCount; ++v) of[v] = vectors(from(grids, at + v * kWidth));
     for (std::int64_t row = 0; row < rows; ++row) {
-      for (int v = 0; v < kCount; ++v) {
-        const std::int64_t i = row * width + at + v * kWidth;
-        store_result(ByThresholds(), y + i, ByThresholds::quantize(load(x + i), of[v]).value);
-      }
+      const std::int64_t i = row * width + at;
+      Floats elements[kCount];  // loaded ahead of the stores, as in a step
+      for (int v = 0; v < kCount; ++v) elements[v] = load(x + i + v * kWidth);
+      for (int v = 0; v < kCount; ++v) elements[v] = ByThresholds::quantize(elements[v], of[v]).value;
+      for (int v = 0; v < kCount; ++v) store_result(ByThresholds(), y + i + v * kWidth, elements[v]);
     }
   };
   std::int64_t at = 0;
