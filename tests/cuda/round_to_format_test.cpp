@@ -113,7 +113,8 @@ TEMPLATE_TEST_CASE("rounded elements and what is counted of them equal the CPU's
     const std::vector<TestType> x = sample<TestType>(n, 0.5);
     for (FloatFormat name : kFormats) {
       for (bool saturate : {false, true}) {
-        for (const Scaling<TestType>& by : scalings<TestType>(n)) {
+        const bool scaled = saturate && name == FloatFormat::float8_e4m3fn;  // the emulation is slow
+        for (const Scaling<TestType>& by : scaled ? scalings<TestType>(n) : std::vector<Scaling<TestType>>(1)) {
           for (std::size_t offset : {0, 1}) check_rounding(x, name, saturate, offset, by);
           check_counts(x, name, saturate, by);
         }
