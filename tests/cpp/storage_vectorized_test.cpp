@@ -113,30 +113,32 @@ void count_each(int n) {
   T* y = memory<T>(1);
   static qsim::FormatCounts counts;
   for (int i = 0; i < n; ++i) {
-    qsim::count(widened(x[i]), in, counts);
-    round_to(y[i], qsim::round_to_format<false>(widened(x[i]), in));
+    const auto value = widened(x[i]);
+    qsim::count(value, value, in, counts);
+    round_to(y[i], qsim::round_to_format<false>(value, in));
   }
 }
 
 template <class T, class Of>
 void add_rounding(std::vector<Loop>& loops, const std::string& type, Of of) {
-  loops.push_back({"float format, " + type, kLanes<T>,
-                   [=](Level level, int n) {
-                     of(qsim::cpu::round_to_format_kernels(level)).plain(memory<T>(0), memory<T>(1), n, format<T>());
-                   },
-                   round_each<T>});
   loops.push_back(
-      {"float format with mask, " + type, kLanes<T>,
+      {"float format, " + type, kLanes<T>,
        [=](Level level, int n) {
-         static std::uint8_t mask[kSize / 8];
-         of(qsim::cpu::round_to_format_kernels(level)).with_mask(memory<T>(0), memory<T>(1), mask, n, format<T>());
+         of(qsim::cpu::round_to_format_kernels(level)).plain(memory<T>(0), memory<T>(1), 0, n, {}, format<T>());
        },
-       round_each<T>, kSize, sizeof(T) == 8 ? 0.25 : 0.4});  // 64-bit flags are collected one by one
+       round_each<T>});
+  loops.push_back({"float format with mask, " + type, kLanes<T>,
+                   [=](Level level, int n) {
+                     static std::uint8_t mask[kSize / 8];
+                     of(qsim::cpu::round_to_format_kernels(level))
+                         .with_mask(memory<T>(0), memory<T>(1), mask, 0, n, {}, format<T>());
+                   },
+                   round_each<T>, kSize, sizeof(T) == 8 ? 0.25 : 0.4});  // 64-bit flags are collected one by one
   loops.push_back({"float format, counted, " + type, kLanes<T>,
                    [=](Level level, int n) {
                      qsim::FormatCounts counts;
                      of(qsim::cpu::round_to_format_kernels(level))
-                         .counted(memory<T>(0), memory<T>(1), n, format<T>(), counts, nullptr);
+                         .counted(memory<T>(0), memory<T>(1), 0, n, {}, format<T>(), counts, nullptr);
                    },
                    count_each<T>});
 }
