@@ -113,8 +113,9 @@ void count_each(int n) {
   T* y = memory<T>(1);
   static qsim::FormatCounts counts;
   for (int i = 0; i < n; ++i) {
-    qsim::count(widened(x[i]), widened(x[i]), in, counts);
-    round_to(y[i], qsim::round_to_format<false>(widened(x[i]), in));
+    const auto value = widened(x[i]);
+    qsim::count(value, value, in, counts);
+    round_to(y[i], qsim::round_to_format<false>(value, in));
   }
 }
 

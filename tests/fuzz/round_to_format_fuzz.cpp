@@ -79,13 +79,13 @@ void check(fuzz::Input& input, Of of) {
     std::vector<std::uint8_t> mask((x.size() + 7) / 8, 0xaa);
     qsim::FormatCounts found[4];
     qsim::SquaredSums sums, sums_alone;
-    kernels.plain(x.data(), plain.data(), n, in);
-    kernels.plain(in_place.data(), in_place.data(), n, in);
-    kernels.with_mask(x.data(), masked.data(), mask.data(), n, in);
-    kernels.counted(x.data(), counted.data(), n, in, found[0], nullptr);
-    kernels.counted(x.data(), summed.data(), n, in, found[1], &sums);
-    kernels.counted(x.data(), nullptr, n, in, found[2], &sums_alone);
-    kernels.counted(x.data(), nullptr, n, in, found[3], nullptr);
+    kernels.plain(x.data(), plain.data(), 0, n, {}, in);
+    kernels.plain(in_place.data(), in_place.data(), 0, n, {}, in);
+    kernels.with_mask(x.data(), masked.data(), mask.data(), 0, n, {}, in);
+    kernels.counted(x.data(), counted.data(), 0, n, {}, in, found[0], nullptr);
+    kernels.counted(x.data(), summed.data(), 0, n, {}, in, found[1], &sums);
+    kernels.counted(x.data(), nullptr, 0, n, {}, in, found[2], &sums_alone);
+    kernels.counted(x.data(), nullptr, 0, n, {}, in, found[3], nullptr);
     for (std::size_t i = 0; i < x.size(); ++i) {
       const auto e = static_cast<std::int64_t>(i);
       fuzz::require_same(plain[i], expected[i], level, "rounded", e);
