@@ -98,10 +98,10 @@ def test_saved_for_backward_and_peak_memory():
 def test_a_quantizer_in_a_graph_quantizes_new_data():
     quantizer = qsim.Quantizer(qsim.TensorSpec(bits=4, method="minmax")).cuda()
     x = torch.linspace(-1, 2, 1000, device="cuda")
-    quantizer.observing = True
+    quantizer.observing, quantizer.enabled = True, False
     quantizer(x)
     quantizer.compute_encoding()
-    quantizer.observing = False
+    quantizer.observing, quantizer.enabled = False, True
     expected = quantizer(x * 0.5)
     graph, y = captured(lambda: quantizer(x))
     x.mul_(0.5)
