@@ -5,25 +5,17 @@ from __future__ import annotations
 import math
 from functools import partial
 
+import resnet_18
 import torch
 from case import Calls, Case
 
 import qsim
 
-RESNET_18 = 11_689_512  # elements in 62 tensors
 BELOW, ABOVE = 1e9, 1e-30  # limits: the second leaves something to scale every time
 
 
 def parameters(dtype: torch.dtype) -> list[torch.nn.Parameter]:
-    shapes: list[tuple[int, ...]] = [(64, 3, 7, 7), (64,), (64,)]
-    before = 64
-    for width in [64, 128, 256, 512]:
-        for inputs in [before, width, width, width]:
-            shapes += [(width, inputs, 3, 3), (width,), (width,)]
-        if width != before:
-            shapes += [(width, before, 1, 1), (width,), (width,)]
-        before = width
-    made = [torch.nn.Parameter(torch.zeros(shape, dtype=dtype)) for shape in [*shapes, (1000, 512), (1000,)]]
+    made = [torch.nn.Parameter(torch.zeros(shape, dtype=dtype)) for shape in resnet_18.shapes()]
     for parameter in made:
         parameter.grad = torch.randn_like(parameter)
     return made
@@ -41,7 +33,7 @@ CASES = [
     Case(
         "clip_grad_norm_",
         f"p = {p:g}, {how}",
-        (RESNET_18,),
+        (resnet_18.ELEMENTS,),
         partial(clip, getattr(torch, dtype), p, limit),
         moved * size,
         dtype,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 import peers
@@ -59,6 +60,12 @@ def per_channel(layout: torch.memory_format, n: int) -> Calls:
         "torch core": lambda: torch.fake_quantize_per_channel_affine(x, *grid[:2], 1, *GRID),
         "torch.compile": lambda: peers.compiled(peers.quantized)(x, *shaped),
     }
+
+
+def channels(count: int, inner: tuple[int, ...], layout: torch.memory_format, n: int) -> Calls:
+    x, grid = torch.randn(n // (count * math.prod(inner)), count, *inner).contiguous(memory_format=layout), encoding(count)
+    y = torch.empty_like(x)
+    return {"qsim": lambda: fake_quantize(x, *grid, axis=1, out=y), "copy_": lambda: y.copy_(x)}
 
 
 def blocks(size: int, n: int) -> Calls:
@@ -139,7 +146,9 @@ CASES = [
     Case(FORWARD, "channel axis 1", TO_MEMORY, partial(per_channel, FIRST), 8, bars={2**20: {"copy_": 1.2}}, **TWO_THREADS),
     Case(FORWARD, "channels_last", TO_MEMORY, partial(per_channel, LAST), 8, bars={2**20: {"copy_": 1.2}}, **TWO_THREADS),
     Case(FORWARD, "blocks of 32", TO_MEMORY, partial(blocks, 32), 8, bars={2**20: {"copy_": 1.2}}, **TWO_THREADS),
-    Case(FORWARD, "blocks of 128", IN_CACHE, partial(blocks, 128), 8),
+    *(Case(FORWARD, f"blocks of {size}", IN_CACHE, partial(blocks, size), 8) for size in (64, 128)),
+    *(Case(FORWARD, f"channels_last, {count} channels", IN_CACHE, partial(channels, count, (32, 32), LAST), 8) for count in (3, 100)),
+    Case(FORWARD, "channel axis 1, images of 7x7", IN_CACHE, partial(channels, 64, (7, 7), FIRST), 8),
     Case(
         FORWARD, "with 1-bit mask", TO_MEMORY, with_mask, 8.125, bars={2**20: {"copy_": 1.15}}, parallel=True, parallel_bars={"clone": 1.10}
     ),

@@ -9,7 +9,14 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
 Row = dict[str, Any]
-PEERS = {"torch core": "tab:orange", "HistogramObserver": "tab:orange", "aminmax": "tab:orange", "torch.compile": "tab:green"}
+PEERS = {
+    "torch core": "tab:orange",
+    "HistogramObserver": "tab:orange",
+    "aminmax": "tab:orange",
+    "torch formula": "tab:green",
+    "cast there and back": "tab:green",
+    "torch.compile": "tab:green",
+}
 
 
 def over_sizes(axes: Axes, rows: list[Row]) -> None:

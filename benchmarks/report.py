@@ -14,7 +14,17 @@ from typing import Any
 
 Row = dict[str, Any]
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
-PEERS = ("torch core", "torch.compile", "HistogramObserver", "aminmax", "aminmax of the axis", "mul", "add")  # compute something
+PEERS = (  # compute something
+    "torch core",
+    "torch.compile",
+    "torch formula",
+    "cast there and back",
+    "HistogramObserver",
+    "aminmax",
+    "aminmax of the axis",
+    "mul",
+    "add",
+)
 
 
 def title(operator: str, case: str, dtype: str) -> str:

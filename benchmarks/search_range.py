@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+import resnet_18
 import torch
 from case import Calls, Case
 from torch import Tensor
@@ -42,6 +43,19 @@ def weight_search(symmetric: bool, block_size: int | None, n: int) -> Calls:
     return {"qsim": lambda: ops.search_range_data(weight, *grid, axis=axis, block_size=block_size, symmetric=symmetric)}
 
 
+def model_search(symmetric: bool, _: int) -> Calls:
+    weights = [torch.randn(shape) for shape in resnet_18.shapes() if len(shape) > 1]
+
+    def one_by_one() -> None:
+        for weight in weights:
+            ops.search_range_data(weight, *GRID, axis=0, symmetric=symmetric)
+
+    return {
+        "qsim": lambda: ops.search_range_weights(weights, *GRID, axis=0, symmetric=symmetric),
+        "a call per weight": one_by_one,
+    }
+
+
 SKETCH, DATA = "search range, sketch", "search range, weights"
 WEIGHTS = (256 * 1152,)
 
@@ -53,5 +67,6 @@ CASES = [
     Case(SKETCH, "asymmetric, entropy", (1,), partial(search, False, "entropy"), unit="tensor"),
     Case(DATA, "symmetric, channels of 1152", WEIGHTS, partial(weight_search, True, None)),
     Case(DATA, "asymmetric, channels of 1152", WEIGHTS, partial(weight_search, False, None)),
+    Case(DATA, "ResNet-18 in one call, symmetric", (resnet_18.ELEMENTS,), partial(model_search, True), parallel=True),
     Case(DATA, "symmetric 4 bit, blocks of 32", WEIGHTS, partial(weight_search, True, 32)),
 ]

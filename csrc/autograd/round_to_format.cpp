@@ -16,20 +16,25 @@ using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 using Saturate = std::optional<bool>;
-using State = std::optional<Tensor>;
+using OptionalTensor = std::optional<Tensor>;
+using OptionalInt = std::optional<std::int64_t>;
 
 template <class Signature>
 c10::TypedOperatorHandle<Signature> op(const char* name, const char* overload = "") {
   return c10::Dispatcher::singleton().findSchemaOrThrow(name, overload).template typed<Signature>();
 }
 
-using Forward = Tensor(const Tensor&, std::string_view, Saturate);
-using ForwardOut = Tensor&(const Tensor&, std::string_view, Saturate, Tensor&);
-using ForwardInPlace = Tensor&(Tensor&, std::string_view, Saturate);
-using WithMask = std::tuple<Tensor, Tensor>(const Tensor&, std::string_view, Saturate);
-using WithMaskInPlace = Tensor(Tensor&, std::string_view, Saturate);
-using Counted = Tensor(const Tensor&, std::string_view, const Tensor&, const State&, Saturate);
-using Count = void(const Tensor&, std::string_view, const Tensor&, const State&, Saturate);
+using Forward = Tensor(const Tensor&, std::string_view, Saturate, const OptionalTensor&, OptionalInt, OptionalInt);
+using ForwardOut = Tensor&(const Tensor&, std::string_view, Saturate, const OptionalTensor&, OptionalInt, OptionalInt,
+                           Tensor&);
+using ForwardInPlace = Tensor&(Tensor&, std::string_view, Saturate, const OptionalTensor&, OptionalInt, OptionalInt);
+using WithMask = std::tuple<Tensor, Tensor>(const Tensor&, std::string_view, Saturate, const OptionalTensor&,
+                                            OptionalInt, OptionalInt);
+using WithMaskInPlace = Tensor(Tensor&, std::string_view, Saturate, const OptionalTensor&, OptionalInt, OptionalInt);
+using Counted = Tensor(const Tensor&, std::string_view, const Tensor&, const OptionalTensor&, Saturate,
+                       const OptionalTensor&, OptionalInt, OptionalInt);
+using Count = void(const Tensor&, std::string_view, const Tensor&, const OptionalTensor&, Saturate,
+                   const OptionalTensor&, OptionalInt, OptionalInt);
 using MaskBackward = Tensor(const Tensor&, const Tensor&, at::OptionalSymIntArrayRef);
 
 void save_mask(AutogradContext* ctx, const Tensor& mask, const Tensor& y) {
@@ -39,20 +44,23 @@ void save_mask(AutogradContext* ctx, const Tensor& mask, const Tensor& y) {
 }
 
 variable_list backward_of_mask(AutogradContext* ctx, const variable_list& grads) {
-  if (!grads[0].defined()) return {Tensor(), Tensor(), Tensor()};
+  variable_list given(6);  // x, format and the options, of which none has a gradient
+  if (!grads[0].defined()) return given;
   static const auto call = op<MaskBackward>("qsim::fake_quantize_mask_backward");
   const auto strides = ctx->saved_data["strides"].toSymIntVector();
-  return {call.call(grads[0], ctx->get_saved_variables()[0], at::SymIntArrayRef(strides)), Tensor(), Tensor()};
+  given[0] = call.call(grads[0], ctx->get_saved_variables()[0], at::SymIntArrayRef(strides));
+  return given;
 }
 
 class RoundToFormat : public torch::autograd::Function<RoundToFormat> {
  public:
   static constexpr bool is_traceable = true;
 
-  static Tensor forward(AutogradContext* ctx, const Tensor& x, const std::string& format, Saturate saturate) {
+  static Tensor forward(AutogradContext* ctx, const Tensor& x, const std::string& format, Saturate saturate,
+                        const OptionalTensor& scale, OptionalInt axis, OptionalInt block_size) {
     static const auto call = op<WithMask>("qsim::round_to_format_with_mask");
     const at::AutoDispatchBelowAutograd guard;
-    const auto [y, mask] = call.call(x, format, saturate);
+    const auto [y, mask] = call.call(x, format, saturate, scale, axis, block_size);
     save_mask(ctx, mask, y);
     return y;
   }
@@ -66,11 +74,12 @@ class RoundToFormatInPlace : public torch::autograd::Function<RoundToFormatInPla
  public:
   static constexpr bool is_traceable = true;
 
-  static Tensor forward(AutogradContext* ctx, Tensor x, const std::string& format, Saturate saturate) {
+  static Tensor forward(AutogradContext* ctx, Tensor x, const std::string& format, Saturate saturate,
+                        const OptionalTensor& scale, OptionalInt axis, OptionalInt block_size) {
     static const auto call = op<WithMaskInPlace>("qsim::round_to_format_with_mask_");
     const at::AutoDispatchBelowAutograd guard;
     ctx->mark_dirty({x});
-    save_mask(ctx, call.call(x, format, saturate), x);
+    save_mask(ctx, call.call(x, format, saturate, scale, axis, block_size), x);
     return x;
   }
 
@@ -84,67 +93,83 @@ bool is_differentiated(const Tensor& x) {
   return at::GradMode::is_enabled() && (x.requires_grad() || x._fw_grad(0).defined());
 }
 
-Tensor round_to_format_autograd(c10::DispatchKeySet keys, const Tensor& x, std::string_view format, Saturate saturate) {
-  if (is_differentiated(x)) return RoundToFormat::apply(x, std::string(format), saturate);
+bool is_differentiated(const Tensor& x, const OptionalTensor& scale) {
+  TORCH_CHECK(!scale || !is_differentiated(*scale),
+              "qsim::round_to_format: scale requires grad, but it has no gradient here; pass scale.detach()");
+  return is_differentiated(x);
+}
+
+Tensor round_to_format_autograd(c10::DispatchKeySet keys, const Tensor& x, std::string_view format, Saturate saturate,
+                                const OptionalTensor& scale, OptionalInt axis, OptionalInt block_size) {
+  if (is_differentiated(x, scale))
+    return RoundToFormat::apply(x, std::string(format), saturate, scale, axis, block_size);
   static const auto call = op<Forward>("qsim::round_to_format");
   const at::AutoDispatchBelowAutograd guard;
-  return call.redispatch(keys & c10::after_autograd_keyset, x, format, saturate);
+  return call.redispatch(keys & c10::after_autograd_keyset, x, format, saturate, scale, axis, block_size);
 }
 
 Tensor& round_to_format_inplace_autograd(c10::DispatchKeySet keys, Tensor& x, std::string_view format,
-                                         Saturate saturate) {
-  if (is_differentiated(x)) {
+                                         Saturate saturate, const OptionalTensor& scale, OptionalInt axis,
+                                         OptionalInt block_size) {
+  if (is_differentiated(x, scale)) {
     torch::autograd::check_inplace(x, true);
-    RoundToFormatInPlace::apply(x, std::string(format), saturate);
+    RoundToFormatInPlace::apply(x, std::string(format), saturate, scale, axis, block_size);
     return x;
   }
   static const auto call = op<ForwardInPlace>("qsim::round_to_format_");
   const at::AutoDispatchBelowAutograd guard;
-  return call.redispatch(keys & c10::after_autograd_keyset, x, format, saturate);
+  return call.redispatch(keys & c10::after_autograd_keyset, x, format, saturate, scale, axis, block_size);
 }
 
 Tensor& round_to_format_out_autograd(c10::DispatchKeySet keys, const Tensor& x, std::string_view format,
-                                     Saturate saturate, Tensor& out) {
-  TORCH_CHECK(!is_differentiated(x) && !is_differentiated(out),
+                                     Saturate saturate, const OptionalTensor& scale, OptionalInt axis,
+                                     OptionalInt block_size, Tensor& out) {
+  TORCH_CHECK(!is_differentiated(x, scale) && !is_differentiated(out),
               "qsim::round_to_format: out= has no gradient, but one of the arguments requires grad; call it without "
               "out, or under torch.no_grad()");
   static const auto call = op<ForwardOut>("qsim::round_to_format", "out");
   const at::AutoDispatchBelowAutograd guard;
-  return call.redispatch(keys & c10::after_autograd_keyset, x, format, saturate, out);
+  return call.redispatch(keys & c10::after_autograd_keyset, x, format, saturate, scale, axis, block_size, out);
 }
 
 // With a gradient two readings: what is counted and what is remembered for the backward pass are not fused.
 Tensor counted_autograd(c10::DispatchKeySet keys, const Tensor& x, std::string_view format, const Tensor& counts,
-                        const State& squares, Saturate saturate) {
-  if (is_differentiated(x)) {
+                        const OptionalTensor& squares, Saturate saturate, const OptionalTensor& scale, OptionalInt axis,
+                        OptionalInt block_size) {
+  if (is_differentiated(x, scale)) {
     static const auto count = op<Count>("qsim::count_format_");
-    count.call(x, format, counts, squares, saturate);
-    return RoundToFormat::apply(x, std::string(format), saturate);
+    count.call(x, format, counts, squares, saturate, scale, axis, block_size);
+    return RoundToFormat::apply(x, std::string(format), saturate, scale, axis, block_size);
   }
   static const auto call = op<Counted>("qsim::round_to_format_counted");
   const at::AutoDispatchBelowAutograd guard;
-  return call.redispatch(keys & c10::after_autograd_keyset, x, format, counts, squares, saturate);
+  return call.redispatch(keys & c10::after_autograd_keyset, x, format, counts, squares, saturate, scale, axis,
+                         block_size);
 }
 
-void bump_state(const Tensor& counts, const State& squares) {
+void bump_state(const Tensor& counts, const OptionalTensor& squares) {
   bump_versions({counts});
   if (squares) bump_versions({*squares});
 }
 
 Tensor counted_versioned(c10::DispatchKeySet keys, const Tensor& x, std::string_view format, const Tensor& counts,
-                         const State& squares, Saturate saturate) {
+                         const OptionalTensor& squares, Saturate saturate, const OptionalTensor& scale,
+                         OptionalInt axis, OptionalInt block_size) {
   static const auto call = op<Counted>("qsim::round_to_format_counted");
   const at::AutoDispatchBelowADInplaceOrView below;
-  const Tensor y = call.redispatch(keys & c10::after_ADInplaceOrView_keyset, x, format, counts, squares, saturate);
+  const Tensor y = call.redispatch(keys & c10::after_ADInplaceOrView_keyset, x, format, counts, squares, saturate,
+                                   scale, axis, block_size);
   bump_state(counts, squares);
   return y;
 }
 
 void count_versioned(c10::DispatchKeySet keys, const Tensor& x, std::string_view format, const Tensor& counts,
-                     const State& squares, Saturate saturate) {
+                     const OptionalTensor& squares, Saturate saturate, const OptionalTensor& scale, OptionalInt axis,
+                     OptionalInt block_size) {
   static const auto call = op<Count>("qsim::count_format_");
   const at::AutoDispatchBelowADInplaceOrView below;
-  call.redispatch(keys & c10::after_ADInplaceOrView_keyset, x, format, counts, squares, saturate);
+  call.redispatch(keys & c10::after_ADInplaceOrView_keyset, x, format, counts, squares, saturate, scale, axis,
+                  block_size);
   bump_state(counts, squares);
 }
 

@@ -20,11 +20,15 @@ Tensor quantize_cpu(const Tensor& x, const Tensor& scale, const Tensor& zero_poi
   for_element_type(x.scalar_type(), cpu::quantize_kernels(), [&](auto element, const auto& kernels) {
     using T = decltype(element);
     using A = arithmetic_t<T>;
-    const GridTable<A> table(from, scale, zero_point, options);
+    const GridTable<A> table(from, scale, zero_point, options, typename GridTable<A>::ForValues());
     const auto run = [&](auto integer, auto kernel) {
+      const T* x_data = data<T>(from);
+      auto* q_data = mutable_data<decltype(integer)>(q);
       in_parallel(x.numel(), [&](std::int64_t begin, std::int64_t end) {
-        kernel(data<T>(from), mutable_data<decltype(integer)>(q), begin, end, table.grids, table.layout,
-               static_cast<A>(quant_min), options.rounding);
+        table.for_grids(begin, end, [&](std::int64_t offset, std::int64_t first, std::int64_t last, const auto& grids) {
+          kernel(x_data + offset, q_data + offset, first, last, grids, table.layout, static_cast<A>(quant_min),
+                 options.rounding);
+        });
       });
     };
     q.element_size() == 1 ? run(std::uint8_t{}, kernels.to_8) : run(std::uint16_t{}, kernels.to_16);
@@ -39,10 +43,15 @@ Tensor dequantize_cpu(const Tensor& q, const Tensor& scale, const Tensor& zero_p
   if (q.numel() == 0) return y;
   for_element_type(y.scalar_type(), cpu::quantize_kernels(), [&](auto element, const auto& kernels) {
     using T = decltype(element);
-    const GridTable<arithmetic_t<T>> table(from, scale, zero_point, options);
+    using Table = GridTable<arithmetic_t<T>>;
+    const Table table(from, scale, zero_point, options, typename Table::ForValues());
     const auto run = [&](auto integer, auto kernel) {
+      const auto* q_data = data<decltype(integer)>(from);
+      T* y_data = mutable_data<T>(y);
       in_parallel(q.numel(), [&](std::int64_t begin, std::int64_t end) {
-        kernel(data<decltype(integer)>(from), mutable_data<T>(y), begin, end, table.grids, table.layout);
+        table.for_grids(begin, end, [&](std::int64_t offset, std::int64_t first, std::int64_t last, const auto& grids) {
+          kernel(q_data + offset, y_data + offset, first, last, grids, table.layout);
+        });
       });
     };
     switch (integer_type(q.scalar_type())->kind) {

@@ -19,11 +19,43 @@ namespace {
 using at::Tensor;
 using Saturate = std::optional<bool>;
 
-// Calls run(element, kernels, format) for the type of x.
+// The scales of a dense x in memory order.
+struct Scales {
+  Scales(const Tensor& x, const RoundToFormatOptions& options) {
+    if (!options.scale || x.numel() == 0) return;
+    layout = layout_of(x, options.granularity);
+    scale = in_memory_order(*options.scale, x, options.granularity);
+    repeat(x.numel());
+  }
+
+  // Where channels alternate every few elements their scales are written out, several rows if they are short, so that
+  // a run is long enough for the vector loops.
+  void repeat(std::int64_t n) {
+    constexpr std::int64_t kLongRun = 32, kLongRow = 256, kWorthIt = 4;
+    const std::int64_t period = layout.width * layout.run;
+    if (layout.width == 1 || layout.segment != n || layout.run >= kLongRun || n < kWorthIt * period) return;
+    const std::int64_t rows = std::max<std::int64_t>(1, std::min(kLongRow / period, n / period));
+    scale = scale.reshape({1, layout.width, 1}).expand({rows, layout.width, layout.run}).contiguous();
+    layout.width = rows * period;
+    layout.run = 1;
+  }
+
+  Tensor scale;
+  Layout layout = {};
+};
+
+// Calls run(element, kernels, scales, format) for the type of x.
 template <class Run>
 void for_type_of(const Tensor& x, const RoundToFormatOptions& options, Run run) {
+  const Scales scales(x, options);
   for_element_type(x.scalar_type(), cpu::round_to_format_kernels(), [&](auto element, const auto& kernels) {
-    run(element, kernels, format_in<decltype(element)>(options.format, options.saturate));
+    using T = decltype(element);
+    using A = arithmetic_t<T>;
+    cpu::FormatScales<A> table;
+    if (scales.scale.defined()) table = {data<A>(scales.scale), scales.layout};
+    const auto format = table.scale == nullptr ? format_in<T>(options.format, options.saturate)
+                                               : format_in<A>(options.format, options.saturate);
+    run(element, kernels, table, format);
   });
 }
 
@@ -31,15 +63,15 @@ void for_type_of(const Tensor& x, const RoundToFormatOptions& options, Run run) 
 void round_dense(const Tensor& x, const Tensor& y, const Tensor& mask, const RoundToFormatOptions& options) {
   if (x.numel() == 0) return;
   auto* bits = mask.defined() ? mask.mutable_data_ptr<std::uint8_t>() : nullptr;
-  for_type_of(x, options, [&](auto element, const auto& kernels, const auto& format) {
+  for_type_of(x, options, [&](auto element, const auto& kernels, const auto& scales, const auto& format) {
     using T = decltype(element);
     const T* from = data<T>(x);
     T* to = mutable_data<T>(y);
     in_parallel(x.numel(), [&](std::int64_t begin, std::int64_t end) {
       if (bits != nullptr) {
-        kernels.with_mask(from + begin, to + begin, bits + begin / 8, end - begin, format);
+        kernels.with_mask(from, to, bits, begin, end, scales, format);
       } else {
-        kernels.plain(from + begin, to + begin, end - begin, format);
+        kernels.plain(from, to, begin, end, scales, format);
       }
     });
   });
@@ -62,30 +94,35 @@ void into(const Tensor& x, const Tensor& out, const Tensor& mask, const RoundToF
   }
 }
 
-Tensor round_to_format_cpu(const Tensor& x, std::string_view format, Saturate saturate) {
-  return fresh(x, Tensor(), check_round_to_format(x, format, saturate));
+Tensor round_to_format_cpu(const Tensor& x, std::string_view format, Saturate saturate, const OptionalTensor& scale,
+                           OptionalInt axis, OptionalInt block_size) {
+  return fresh(x, Tensor(), check_round_to_format(x, format, saturate, scale, axis, block_size));
 }
 
-Tensor& round_to_format_out_cpu(const Tensor& x, std::string_view format, Saturate saturate, Tensor& out) {
-  const auto options = check_round_to_format(x, format, saturate);
+Tensor& round_to_format_out_cpu(const Tensor& x, std::string_view format, Saturate saturate,
+                                const OptionalTensor& scale, OptionalInt axis, OptionalInt block_size, Tensor& out) {
+  const auto options = check_round_to_format(x, format, saturate, scale, axis, block_size);
   check_out(x, out);
   into(x, out, Tensor(), options);
   return out;
 }
 
-Tensor& round_to_format_inplace_cpu(Tensor& x, std::string_view format, Saturate saturate) {
-  into(x, x, Tensor(), check_round_to_format(x, format, saturate));
+Tensor& round_to_format_inplace_cpu(Tensor& x, std::string_view format, Saturate saturate, const OptionalTensor& scale,
+                                    OptionalInt axis, OptionalInt block_size) {
+  into(x, x, Tensor(), check_round_to_format(x, format, saturate, scale, axis, block_size));
   return x;
 }
 
-std::tuple<Tensor, Tensor> with_mask_cpu(const Tensor& x, std::string_view format, Saturate saturate) {
-  const auto options = check_round_to_format(x, format, saturate);
+std::tuple<Tensor, Tensor> with_mask_cpu(const Tensor& x, std::string_view format, Saturate saturate,
+                                         const OptionalTensor& scale, OptionalInt axis, OptionalInt block_size) {
+  const auto options = check_round_to_format(x, format, saturate, scale, axis, block_size);
   const Tensor mask = empty_mask(x);
   return {fresh(x, mask, options), mask};
 }
 
-Tensor with_mask_inplace_cpu(Tensor& x, std::string_view format, Saturate saturate) {
-  const auto options = check_round_to_format(x, format, saturate);
+Tensor with_mask_inplace_cpu(Tensor& x, std::string_view format, Saturate saturate, const OptionalTensor& scale,
+                             OptionalInt axis, OptionalInt block_size) {
+  const auto options = check_round_to_format(x, format, saturate, scale, axis, block_size);
   const Tensor mask = empty_mask(x);
   into(x, x, mask, options);
   return mask;
@@ -93,13 +130,13 @@ Tensor with_mask_inplace_cpu(Tensor& x, std::string_view format, Saturate satura
 
 // x is dense; an undefined y is not written, otherwise it has the strides of x. Sums are taken over chunks of kGrain
 // elements and joined in order: threads change nothing.
-void count_dense(const Tensor& x, const Tensor& y, const Tensor& counts, const std::optional<Tensor>& squares,
+void count_dense(const Tensor& x, const Tensor& y, const Tensor& counts, const OptionalTensor& squares,
                  const RoundToFormatOptions& options) {
   const std::int64_t n = x.numel(), chunks = (n + kGrain - 1) / kGrain;
   FormatCounts total;
   std::vector<SquaredSums> sums(squares ? static_cast<std::size_t>(chunks) : 0);
   std::mutex merging;
-  for_type_of(x, options, [&](auto element, const auto& kernels, const auto& format) {
+  for_type_of(x, options, [&](auto element, const auto& kernels, const auto& scales, const auto& format) {
     using T = decltype(element);
     const T* from = data<T>(x);
     T* to = y.defined() ? mutable_data<T>(y) : nullptr;
@@ -107,7 +144,7 @@ void count_dense(const Tensor& x, const Tensor& y, const Tensor& counts, const s
       FormatCounts found;
       for (std::int64_t chunk = begin; chunk < end; ++chunk) {
         const std::int64_t at = chunk * kGrain;
-        kernels.counted(from + at, to == nullptr ? nullptr : to + at, std::min(kGrain, n - at), format, found,
+        kernels.counted(from, to, at, std::min(at + kGrain, n), scales, format, found,
                         squares ? &sums[static_cast<std::size_t>(chunk)] : nullptr);
       }
       const std::lock_guard lock(merging);
@@ -126,17 +163,17 @@ void count_dense(const Tensor& x, const Tensor& y, const Tensor& counts, const s
   to[1] += sum.signal;
 }
 
-Tensor counted_cpu(const Tensor& x, std::string_view format, const Tensor& counts, const std::optional<Tensor>& squares,
-                   Saturate saturate) {
-  const auto options = check_counted(x, format, saturate, counts, squares);
+Tensor counted_cpu(const Tensor& x, std::string_view format, const Tensor& counts, const OptionalTensor& squares,
+                   Saturate saturate, const OptionalTensor& scale, OptionalInt axis, OptionalInt block_size) {
+  const auto options = check_counted(x, format, counts, squares, saturate, scale, axis, block_size);
   const Tensor from = dense(x), y = empty_result(from);
   count_dense(from, y, counts, squares, options);
   return y;
 }
 
-void count_cpu(const Tensor& x, std::string_view format, const Tensor& counts, const std::optional<Tensor>& squares,
-               Saturate saturate) {
-  const auto options = check_counted(x, format, saturate, counts, squares);
+void count_cpu(const Tensor& x, std::string_view format, const Tensor& counts, const OptionalTensor& squares,
+               Saturate saturate, const OptionalTensor& scale, OptionalInt axis, OptionalInt block_size) {
+  const auto options = check_counted(x, format, counts, squares, saturate, scale, axis, block_size);
   count_dense(dense(x), Tensor(), counts, squares, options);
 }
 

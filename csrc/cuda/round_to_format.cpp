@@ -6,7 +6,7 @@
 
 #include <tuple>
 
-#include "fake_quantize.h"
+#include "fake_quantize_layout.h"
 #include "launch.h"
 #include "qsim/cuda/round_to_format.h"
 
@@ -16,16 +16,26 @@ namespace {
 using at::Tensor;
 using Saturate = std::optional<bool>;
 
-cuda::RoundToFormatCall call_of(const Tensor& x, const RoundToFormatOptions& options) {
-  return {element_of(x), x.numel(), options.format, options.saturate};
-}
+// x is dense.
+struct FormatCall {
+  FormatCall(const Tensor& x, const RoundToFormatOptions& options)
+      : call{element_of(x), x.numel(), options.format, options.saturate, nullptr, {}} {
+    if (!options.scale || x.numel() == 0) return;
+    scale = in_memory_order(*options.scale, x, options.granularity);
+    call.scale = scale.const_data_ptr();
+    call.layout = layout_of(x, options.granularity);
+  }
+
+  Tensor scale;  // in memory order
+  cuda::RoundToFormatCall call;
+};
 
 // x and y are dense with equal strides; y may be x. A defined mask covers the elements in memory order.
 void round_dense(const Tensor& x, const Tensor& y, const Tensor& mask, const RoundToFormatOptions& options) {
   const c10::cuda::CUDAGuard guard(x.device());
   auto* bits = mask.defined() ? mask.mutable_data_ptr<std::uint8_t>() : nullptr;
-  check_launch(
-      cuda::round_to_format(call_of(x, options), x.const_data_ptr(), y.mutable_data_ptr(), bits, current_stream()));
+  check_launch(cuda::round_to_format(FormatCall(x, options).call, x.const_data_ptr(), y.mutable_data_ptr(), bits,
+                                     current_stream()));
 }
 
 Tensor fresh(const Tensor& x, const Tensor& mask, const RoundToFormatOptions& options) {
@@ -45,58 +55,63 @@ void into(const Tensor& x, const Tensor& out, const Tensor& mask, const RoundToF
   }
 }
 
-Tensor round_to_format_cuda(const Tensor& x, std::string_view format, Saturate saturate) {
-  return fresh(x, Tensor(), check_round_to_format(x, format, saturate));
+Tensor round_to_format_cuda(const Tensor& x, std::string_view format, Saturate saturate, const OptionalTensor& scale,
+                            OptionalInt axis, OptionalInt block_size) {
+  return fresh(x, Tensor(), check_round_to_format(x, format, saturate, scale, axis, block_size));
 }
 
-Tensor& round_to_format_out_cuda(const Tensor& x, std::string_view format, Saturate saturate, Tensor& out) {
-  const auto options = check_round_to_format(x, format, saturate);
+Tensor& round_to_format_out_cuda(const Tensor& x, std::string_view format, Saturate saturate,
+                                 const OptionalTensor& scale, OptionalInt axis, OptionalInt block_size, Tensor& out) {
+  const auto options = check_round_to_format(x, format, saturate, scale, axis, block_size);
   check_out(x, out);
   into(x, out, Tensor(), options);
   return out;
 }
 
-Tensor& round_to_format_inplace_cuda(Tensor& x, std::string_view format, Saturate saturate) {
-  into(x, x, Tensor(), check_round_to_format(x, format, saturate));
+Tensor& round_to_format_inplace_cuda(Tensor& x, std::string_view format, Saturate saturate, const OptionalTensor& scale,
+                                     OptionalInt axis, OptionalInt block_size) {
+  into(x, x, Tensor(), check_round_to_format(x, format, saturate, scale, axis, block_size));
   return x;
 }
 
-std::tuple<Tensor, Tensor> with_mask_cuda(const Tensor& x, std::string_view format, Saturate saturate) {
-  const auto options = check_round_to_format(x, format, saturate);
+std::tuple<Tensor, Tensor> with_mask_cuda(const Tensor& x, std::string_view format, Saturate saturate,
+                                          const OptionalTensor& scale, OptionalInt axis, OptionalInt block_size) {
+  const auto options = check_round_to_format(x, format, saturate, scale, axis, block_size);
   const Tensor mask = empty_mask(x);
   return {fresh(x, mask, options), mask};
 }
 
-Tensor with_mask_inplace_cuda(Tensor& x, std::string_view format, Saturate saturate) {
-  const auto options = check_round_to_format(x, format, saturate);
+Tensor with_mask_inplace_cuda(Tensor& x, std::string_view format, Saturate saturate, const OptionalTensor& scale,
+                              OptionalInt axis, OptionalInt block_size) {
+  const auto options = check_round_to_format(x, format, saturate, scale, axis, block_size);
   const Tensor mask = empty_mask(x);
   into(x, x, mask, options);
   return mask;
 }
 
 // x is dense; an undefined y is not written, otherwise it has the strides of x.
-void count_dense(const Tensor& x, const Tensor& y, const Tensor& counts, const std::optional<Tensor>& squares,
+void count_dense(const Tensor& x, const Tensor& y, const Tensor& counts, const OptionalTensor& squares,
                  const RoundToFormatOptions& options) {
   const c10::cuda::CUDAGuard guard(x.device());
   Tensor partial;
   if (squares) partial = at::empty({cuda::format_partials(x.numel()), 2}, squares->options());
   check_launch(cuda::count_format(
-      call_of(x, options), x.const_data_ptr(), y.defined() ? y.mutable_data_ptr() : nullptr,
+      FormatCall(x, options).call, x.const_data_ptr(), y.defined() ? y.mutable_data_ptr() : nullptr,
       counts.mutable_data_ptr<std::int64_t>(), squares ? squares->mutable_data_ptr<double>() : nullptr,
       squares ? static_cast<SquaredSums*>(partial.mutable_data_ptr()) : nullptr, current_stream()));
 }
 
-Tensor counted_cuda(const Tensor& x, std::string_view format, const Tensor& counts,
-                    const std::optional<Tensor>& squares, Saturate saturate) {
-  const auto options = check_counted(x, format, saturate, counts, squares);
+Tensor counted_cuda(const Tensor& x, std::string_view format, const Tensor& counts, const OptionalTensor& squares,
+                    Saturate saturate, const OptionalTensor& scale, OptionalInt axis, OptionalInt block_size) {
+  const auto options = check_counted(x, format, counts, squares, saturate, scale, axis, block_size);
   const Tensor from = dense(x), y = at::empty_like(from);
   count_dense(from, y, counts, squares, options);
   return y;
 }
 
-void count_cuda(const Tensor& x, std::string_view format, const Tensor& counts, const std::optional<Tensor>& squares,
-                Saturate saturate) {
-  const auto options = check_counted(x, format, saturate, counts, squares);
+void count_cuda(const Tensor& x, std::string_view format, const Tensor& counts, const OptionalTensor& squares,
+                Saturate saturate, const OptionalTensor& scale, OptionalInt axis, OptionalInt block_size) {
+  const auto options = check_counted(x, format, counts, squares, saturate, scale, axis, block_size);
   count_dense(dense(x), Tensor(), counts, squares, options);
 }
 

@@ -13,41 +13,46 @@ namespace {
 using at::Tensor;
 using Saturate = std::optional<bool>;
 
-Tensor round_to_format_meta(const Tensor& x, std::string_view format, Saturate saturate) {
-  check_round_to_format(x, format, saturate);
+Tensor round_to_format_meta(const Tensor& x, std::string_view format, Saturate saturate, const OptionalTensor& scale,
+                            OptionalInt axis, OptionalInt block_size) {
+  check_round_to_format(x, format, saturate, scale, axis, block_size);
   return at::empty_like(x);
 }
 
-Tensor& round_to_format_out_meta(const Tensor& x, std::string_view format, Saturate saturate, Tensor& out) {
-  check_round_to_format(x, format, saturate);
+Tensor& round_to_format_out_meta(const Tensor& x, std::string_view format, Saturate saturate,
+                                 const OptionalTensor& scale, OptionalInt axis, OptionalInt block_size, Tensor& out) {
+  check_round_to_format(x, format, saturate, scale, axis, block_size);
   check_out(x, out);
   return out;
 }
 
-Tensor& round_to_format_inplace_meta(Tensor& x, std::string_view format, Saturate saturate) {
-  check_round_to_format(x, format, saturate);
+Tensor& round_to_format_inplace_meta(Tensor& x, std::string_view format, Saturate saturate, const OptionalTensor& scale,
+                                     OptionalInt axis, OptionalInt block_size) {
+  check_round_to_format(x, format, saturate, scale, axis, block_size);
   return x;
 }
 
-std::tuple<Tensor, Tensor> with_mask_meta(const Tensor& x, std::string_view format, Saturate saturate) {
-  check_round_to_format(x, format, saturate);
+std::tuple<Tensor, Tensor> with_mask_meta(const Tensor& x, std::string_view format, Saturate saturate,
+                                          const OptionalTensor& scale, OptionalInt axis, OptionalInt block_size) {
+  check_round_to_format(x, format, saturate, scale, axis, block_size);
   return {at::empty_like(x), empty_mask(x)};
 }
 
-Tensor with_mask_inplace_meta(Tensor& x, std::string_view format, Saturate saturate) {
-  check_round_to_format(x, format, saturate);
+Tensor with_mask_inplace_meta(Tensor& x, std::string_view format, Saturate saturate, const OptionalTensor& scale,
+                              OptionalInt axis, OptionalInt block_size) {
+  check_round_to_format(x, format, saturate, scale, axis, block_size);
   return empty_mask(x);
 }
 
-Tensor counted_meta(const Tensor& x, std::string_view format, const Tensor& counts,
-                    const std::optional<Tensor>& squares, Saturate saturate) {
-  check_counted(x, format, saturate, counts, squares);
+Tensor counted_meta(const Tensor& x, std::string_view format, const Tensor& counts, const OptionalTensor& squares,
+                    Saturate saturate, const OptionalTensor& scale, OptionalInt axis, OptionalInt block_size) {
+  check_counted(x, format, counts, squares, saturate, scale, axis, block_size);
   return at::empty_like(x);
 }
 
-void count_meta(const Tensor& x, std::string_view format, const Tensor& counts, const std::optional<Tensor>& squares,
-                Saturate saturate) {
-  check_counted(x, format, saturate, counts, squares);
+void count_meta(const Tensor& x, std::string_view format, const Tensor& counts, const OptionalTensor& squares,
+                Saturate saturate, const OptionalTensor& scale, OptionalInt axis, OptionalInt block_size) {
+  check_counted(x, format, counts, squares, saturate, scale, axis, block_size);
 }
 
 }  // namespace

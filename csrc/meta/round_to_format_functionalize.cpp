@@ -10,17 +10,24 @@ namespace {
 
 using at::Tensor;
 using Saturate = std::optional<bool>;
+using OptionalTensor = std::optional<Tensor>;
+using OptionalInt = std::optional<std::int64_t>;
 
-Tensor& round_to_format_out_functionalize(const Tensor& x, std::string_view format, Saturate saturate, Tensor& out) {
-  static const auto call = c10::Dispatcher::singleton()
-                               .findSchemaOrThrow("qsim::round_to_format", "")
-                               .typed<Tensor(const Tensor&, std::string_view, Saturate)>();
+Tensor& round_to_format_out_functionalize(const Tensor& x, std::string_view format, Saturate saturate,
+                                          const OptionalTensor& scale, OptionalInt axis, OptionalInt block_size,
+                                          Tensor& out) {
+  static const auto call =
+      c10::Dispatcher::singleton()
+          .findSchemaOrThrow("qsim::round_to_format", "")
+          .typed<Tensor(const Tensor&, std::string_view, Saturate, const OptionalTensor&, OptionalInt, OptionalInt)>();
   const Tensor from = unwrapped(x);
-  return write_through(out, [&] { return call.call(from, format, saturate); });
+  const OptionalTensor by = scale ? OptionalTensor(unwrapped(*scale)) : std::nullopt;
+  return write_through(out, [&] { return call.call(from, format, saturate, by, axis, block_size); });
 }
 
-Tensor& round_to_format_inplace_functionalize(Tensor& x, std::string_view format, Saturate saturate) {
-  return round_to_format_out_functionalize(x, format, saturate, x);
+Tensor& round_to_format_inplace_functionalize(Tensor& x, std::string_view format, Saturate saturate,
+                                              const OptionalTensor& scale, OptionalInt axis, OptionalInt block_size) {
+  return round_to_format_out_functionalize(x, format, saturate, scale, axis, block_size, x);
 }
 
 }  // namespace

@@ -2,11 +2,13 @@
 
 #include <string>
 
+// With a scale x / scale is rounded and multiplied by it again; axis and block_size as for fake_quantize.
 // counts: elements, NaNs, Infs, overflows, underflows, subnormals. squares: sums of squared error and squared signal.
 // The operators with a mask exist for the Autograd kernel.
 TORCH_LIBRARY_FRAGMENT(qsim, m) {
-  const std::string options = "str format, *, bool? saturate=None";
-  const std::string state = "str format, Tensor(a!) counts, Tensor(b!)? squares=None, *, bool? saturate=None";
+  const std::string rounding = "*, bool? saturate=None, Tensor? scale=None, int? axis=None, int? block_size=None";
+  const std::string options = "str format, " + rounding;
+  const std::string state = "str format, Tensor(a!) counts, Tensor(b!)? squares=None, " + rounding;
   const auto def = [&](const std::string& schema) { m.def(schema.c_str()); };
   def("round_to_format(Tensor x, " + options + ") -> Tensor");
   def("round_to_format.out(Tensor x, " + options + ", Tensor(a!) out) -> Tensor(a!)");

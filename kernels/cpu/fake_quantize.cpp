@@ -81,33 +81,45 @@ struct NoBits {
   void finish() {}
 };
 
-constexpr int kStep = 32;
+// Elements of a step. All are loaded before the first result is stored: where y lies a few lines above x, not counting
+// whole pages, a load behind the store has the address bits by which processors guess that it must wait for that store.
+// An allocator that hands out arrays of whole pages with a header in between puts most outputs there.
+constexpr int kStep = 8 * kWidth, kWord = 32;
 
-// kStep elements. Returns the bits of those in range.
-template <class Rule, class T, class GridOf>
-QSIM_HD std::uint32_t quantize_step(Rule, const T* x, T* y, const GridOf& grids) {
-  std::uint32_t bits = 0;
-  for (int j = 0; j < kStep; j += kWidth) {
-    const Quantized<Floats> q = quantize(Rule(), load(x + j), grids.after(j));
-    store_result(Rule(), y + j, q.value);
-    bits |= bits_in_range(q) << j;
+template <class T, class Rule, class GridOf, class Bits>
+QSIM_HD void quantize_step(Rule, const T* x, T* y, const GridOf& grids, Bits& bits) {
+  Floats elements[kStep / kWidth];
+  std::uint32_t in_range[kStep / kWord] = {};
+  for (int v = 0; v < kStep / kWidth; ++v) elements[v] = load(x + v * kWidth);
+  for (int v = 0; v < kStep / kWidth; ++v) {
+    const int i = v * kWidth;
+    const Quantized<Floats> q = quantize(Rule(), elements[v], grids.after(i));
+    elements[v] = q.value;
+    in_range[i / kWord] |= bits_in_range(q) << i % kWord;
   }
-  return bits;
+  for (int v = 0; v < kStep / kWidth; ++v) store_result(Rule(), y + v * kWidth, elements[v]);
+  for (const std::uint32_t word : in_range) bits.push(word, kWord);
 }
 
 #if defined(__AVX2__)
 // bfloat16 without shuffles: the elements at even places are lower halves of 32-bit words, the others upper ones.
-QSIM_HD std::uint32_t quantize_step(ByThresholds, const BFloat16* x, BFloat16* y, const OneGrid<float>& grid) {
-  std::uint32_t bits = 0;
-  for (int j = 0; j < kStep; j += 2 * kWidth) {
-    const Words pairs = load_as<Words>(x + j);
-    const VectorGrid grids = vectors(grid);
-    const Quantized<Floats> even = ByThresholds::quantize((Floats)(pairs << 16), grids);
-    const Quantized<Floats> odd = ByThresholds::quantize((Floats)(pairs & 0xffff0000), grids);
-    store_as(y + j, round_pairs(even.value, odd.value));
-    bits |= (_pdep_u32(bits_in_range(even), 0x55555555) | _pdep_u32(bits_in_range(odd), 0xaaaaaaaa)) << j;
+template <class GridOf, class Bits, std::enable_if_t<GridOf::kShared, int> = 0>
+QSIM_HD void quantize_step(ByThresholds, const BFloat16* x, BFloat16* y, const GridOf& grids, Bits& bits) {
+  constexpr int kPair = 2 * kWidth;
+  Words pairs[kStep / kPair];
+  std::uint32_t in_range[kStep / kWord] = {};
+  for (int v = 0; v < kStep / kPair; ++v) pairs[v] = load_as<Words>(x + v * kPair);
+  for (int v = 0; v < kStep / kPair; ++v) {
+    const int i = v * kPair;
+    const VectorGrid grid = vectors(grids.after(i));
+    const Quantized<Floats> even = ByThresholds::quantize((Floats)(pairs[v] << 16), grid);
+    const Quantized<Floats> odd = ByThresholds::quantize((Floats)(pairs[v] & 0xffff0000), grid);
+    pairs[v] = round_pairs(even.value, odd.value);
+    const std::uint32_t both = _pdep_u32(bits_in_range(even), 0x55555555) | _pdep_u32(bits_in_range(odd), 0xaaaaaaaa);
+    in_range[i / kWord] |= both << i % kWord;
   }
-  return bits;
+  for (int v = 0; v < kStep / kPair; ++v) store_as(y + v * kPair, pairs[v]);
+  for (const std::uint32_t word : in_range) bits.push(word, kWord);
 }
 #endif
 
@@ -144,7 +156,7 @@ QSIM_HD void quantize_run(const T* x, T* y, std::int64_t n, const GridOf& grids,
   Quantized<Floats> last;
   if (left != 0) last = quantize(Rule(), load(x + n - kWidth), grids.after(n - kWidth));
   std::int64_t i = 0;
-  for (; i + kStep <= n; i += kStep) bits.push(quantize_step(Rule(), x + i, y + i, grids.after(i)), kStep);
+  for (; i + kStep <= n; i += kStep) quantize_step(Rule(), x + i, y + i, grids.after(i), bits);
   for (; i + kWidth <= n; i += kWidth) {
     const Quantized<Floats> q = quantize(Rule(), load(x + i), grids.after(i));
     store_result(Rule(), y + i, q.value);
@@ -187,10 +199,11 @@ QSIM_HD void quantize_columns(const T* x, T* y, std::int64_t rows, std::int64_t 
     VectorGrid of[kCount];
     for (int v = 0; v < kCount; ++v) of[v] = vectors(from(grids, at + v * kWidth));
     for (std::int64_t row = 0; row < rows; ++row) {
-      for (int v = 0; v < kCount; ++v) {
-        const std::int64_t i = row * width + at + v * kWidth;
-        store_result(ByThresholds(), y + i, ByThresholds::quantize(load(x + i), of[v]).value);
-      }
+      const std::int64_t i = row * width + at;
+      Floats elements[kCount];  // loaded ahead of the stores, as in a step
+      for (int v = 0; v < kCount; ++v) elements[v] = load(x + i + v * kWidth);
+      for (int v = 0; v < kCount; ++v) elements[v] = ByThresholds::quantize(elements[v], of[v]).value;
+      for (int v = 0; v < kCount; ++v) store_result(ByThresholds(), y + i + v * kWidth, elements[v]);
     }
   };
   std::int64_t at = 0;
@@ -220,28 +233,46 @@ void quantize_rows(const T* x, T* y, std::int64_t begin, std::int64_t n, std::in
   }
 }
 
-// Whole blocks of a multiple of kStep elements each.
+// Steps of whole blocks, or of parts of one block. Returns how many of the blocks were done.
 template <class Rule, class T, class Bits>
-void quantize_blocks(const T* x, T* y, std::int64_t blocks, std::int64_t size, const Grids<float>& grids, Bits& to) {
+std::int64_t quantize_blocks(const T* x, T* y, std::int64_t blocks, std::int64_t size, const Grids<float>& grids,
+                             Bits& to) {
   Bits bits = to;  // in registers
-  for (std::int64_t block = 0; block < blocks; ++block) {
-    const OneGrid<float> grid = one(grids, block);
-    for (std::int64_t i = 0; i < size; i += kStep) {
-      bits.push(quantize_step(Rule(), x + block * size + i, y + block * size + i, grid), kStep);
+  const auto small = [&](auto in_step) {
+    constexpr int kBlocks = decltype(in_step)::value;
+    for (std::int64_t block = 0; block < blocks; block += kBlocks) {
+      const GridPerBlock<kStep / kBlocks> of{offset(grids, block)};
+      quantize_step(Rule(), x + block * size, y + block * size, of, bits);
     }
+  };
+  if (size % kStep == 0) {
+    for (std::int64_t block = 0; block < blocks; ++block) {
+      const OneGrid<float> grid = one(grids, block);
+      for (std::int64_t i = block * size; i < (block + 1) * size; i += kStep) {
+        quantize_step(Rule(), x + i, y + i, grid, bits);
+      }
+    }
+  } else if (kStep == 2 * size) {
+    blocks -= blocks % 2;
+    small(std::integral_constant<int, 2>());
+  } else if (kStep == 4 * size) {
+    blocks -= blocks % 4;
+    small(std::integral_constant<int, 4>());
+  } else {
+    blocks = 0;
   }
   to = bits;
+  return blocks;
 }
 
 template <class Rule, class T, class Bits>
 void quantize_range(const T* x, T* y, std::int64_t begin, std::int64_t end, const Grids<arithmetic_t<T>>& grids,
                     const Layout& layout, Bits& bits) {
   if constexpr (std::is_same_v<Rule, ByThresholds>) {
-    const bool even = layout.width == 1 && layout.segment % kStep == 0 && layout.outer % layout.segment == 0;
-    if (even && begin % layout.segment == 0) {
+    if (layout.width == 1 && layout.outer % layout.segment == 0 && begin % layout.segment == 0) {
       const std::int64_t blocks = (end - begin) / layout.segment, first = begin / layout.segment;
-      quantize_blocks<Rule>(x + begin, y + begin, blocks, layout.segment, offset(grids, first), bits);
-      begin += blocks * layout.segment;
+      begin += layout.segment *
+               quantize_blocks<Rule>(x + begin, y + begin, blocks, layout.segment, offset(grids, first), bits);
     }
   }
   for_each_run(

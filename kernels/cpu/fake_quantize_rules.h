@@ -73,6 +73,7 @@ template <class Rule, class GridOf>
 QSIM_INLINE Quantized<Floats> quantize(Rule, Floats x, const GridOf& grids) {
   float elements[kWidth], values[kWidth], before[kWidth], after[kWidth];
   store(elements, x);
+#pragma GCC unroll 1  // the vectoriser wants a loop
   for (int j = 0; j < kWidth; ++j) {
     const Quantized<float> one = Rule::quantize(elements[j], grids[j]);
     values[j] = one.value;

@@ -1,4 +1,5 @@
-// Walks a range of elements as runs that the vector loops take whole.
+// Walks a range of elements as runs that the vector loops take whole. A table of parameters is whatever has one() and
+// from(): Grids, or another kernel's own.
 #pragma once
 
 #include <algorithm>
@@ -24,6 +25,7 @@ QSIM_HD Entry<T> entry(const Grids<T>& grids, std::int64_t i) {
 // Grids for the elements of a run: one for all, or one each.
 template <class T>
 struct OneGrid {
+  static constexpr bool kShared = true;  // neighbours share it
   Entry<T> grid;
   QSIM_HD Entry<T> operator[](std::int64_t) const { return grid; }
   QSIM_HD OneGrid after(std::int64_t) const { return *this; }
@@ -31,9 +33,18 @@ struct OneGrid {
 
 template <class T>
 struct GridPerElement {
+  static constexpr bool kShared = false;
   Grids<T> grids;
   QSIM_HD Entry<T> operator[](std::int64_t i) const { return entry(grids, i); }
   QSIM_HD GridPerElement after(std::int64_t n) const { return {offset(grids, n)}; }
+};
+
+// For `size` elements each.
+template <int size>
+struct GridPerBlock {
+  static constexpr bool kShared = true;
+  Grids<float> grids;
+  QSIM_HD OneGrid<float> after(int n) const { return {entry(grids, n / size)}; }
 };
 
 template <class T>
@@ -48,8 +59,8 @@ QSIM_HD GridPerElement<T> from(const Grids<T>& grids, std::int64_t parameter) {
 
 // Elements [begin, end) lie within the segment that starts at `start` and owns the parameters from `parameter` on.
 // Calls run(first element, elements, OneGrid, parameter - first of the segment).
-template <class T, class Run>
-QSIM_HD void runs_of_one(const Layout& layout, const Grids<T>& grids, std::int64_t start, std::int64_t parameter,
+template <class Table, class Run>
+QSIM_HD void runs_of_one(const Layout& layout, const Table& grids, std::int64_t start, std::int64_t parameter,
                          std::int64_t begin, std::int64_t end, Run run) {
   if (layout.width == 1) return run(begin, end - begin, one(grids, parameter), 0);
   std::int64_t column = (begin - start) / layout.run % layout.width;
@@ -64,8 +75,8 @@ QSIM_HD void runs_of_one(const Layout& layout, const Grids<T>& grids, std::int64
 }
 
 // Calls run(first element, elements, GridPerElement) row by row.
-template <class T, class Run>
-QSIM_HD void runs_of_rows(const Layout& layout, const Grids<T>& grids, std::int64_t start, std::int64_t parameter,
+template <class Table, class Run>
+QSIM_HD void runs_of_rows(const Layout& layout, const Table& grids, std::int64_t start, std::int64_t parameter,
                           std::int64_t begin, std::int64_t end, Run run) {
   for (std::int64_t column = (begin - start) % layout.width; begin < end; column = 0) {
     const std::int64_t n = std::min(layout.width - column, end - begin);
@@ -76,8 +87,8 @@ QSIM_HD void runs_of_rows(const Layout& layout, const Grids<T>& grids, std::int6
 
 // Calls run(first element, elements, grids) for the runs of [begin, end) that share one grid each, and rows(first
 // element, elements, start of the segment, parameter at its start) for the parts of segments with a grid per element.
-template <class T, class Run, class Rows>
-QSIM_HD void for_each_run(const Layout& layout, const Grids<T>& grids, std::int64_t begin, std::int64_t end, Run run,
+template <class Table, class Run, class Rows>
+QSIM_HD void for_each_run(const Layout& layout, const Table& grids, std::int64_t begin, std::int64_t end, Run run,
                           Rows rows) {
   const std::int64_t segments = (layout.outer + layout.segment - 1) / layout.segment;
   const std::int64_t outer = begin / layout.outer, segment = begin % layout.outer / layout.segment;
@@ -90,7 +101,7 @@ QSIM_HD void for_each_run(const Layout& layout, const Grids<T>& grids, std::int6
       rows(begin, n, start, parameter);
     } else {
       runs_of_one(layout, grids, start, parameter, begin, begin + n,
-                  [&](std::int64_t at, std::int64_t count, OneGrid<T> grid, std::int64_t)
+                  [&](std::int64_t at, std::int64_t count, auto grid, std::int64_t)
                       __attribute__((always_inline)) { run(at, count, grid); });
     }
     begin = start = stop;
@@ -101,8 +112,8 @@ QSIM_HD void for_each_run(const Layout& layout, const Grids<T>& grids, std::int6
 
 // Calls run(first element, elements, grids) for all runs of [begin, end), cut into pieces of at most `longest`
 // elements.
-template <class T, class Run>
-QSIM_HD void for_each_run(const Layout& layout, const Grids<T>& grids, std::int64_t begin, std::int64_t end,
+template <class Table, class Run>
+QSIM_HD void for_each_run(const Layout& layout, const Table& grids, std::int64_t begin, std::int64_t end,
                           std::int64_t longest, Run run) {
   const auto pieces = [&](std::int64_t at, std::int64_t n, auto grid) {
     for (; n > longest; n -= longest, at += longest, grid = grid.after(longest)) run(at, longest, grid);
@@ -111,7 +122,7 @@ QSIM_HD void for_each_run(const Layout& layout, const Grids<T>& grids, std::int6
   for_each_run(layout, grids, begin, end, pieces,
                [&](std::int64_t at, std::int64_t n, std::int64_t start, std::int64_t parameter) {
                  runs_of_rows(layout, grids, start, parameter, at, at + n,
-                              [&](std::int64_t first, std::int64_t count, GridPerElement<T> grid, std::int64_t) {
+                              [&](std::int64_t first, std::int64_t count, auto grid, std::int64_t) {
                                 pieces(first, count, grid);
                               });
                });

@@ -75,11 +75,18 @@ QSIM_INLINE void for_each_register(const T* x, std::int64_t n, F f) {
   f(whole, load_register(rest), n - whole);
 }
 
-template <class T>
-QSIM_INLINE void store_first(T* to, register_t<T> v, std::int64_t n) {
-  if (n == kLanes<T>) return store_register(to, v);
+// What has been multiplied by a scale is no longer a number of the format, nor of the element type.
+template <class T, class Scale>
+QSIM_INLINE void store_result(T* to, register_t<T> v, Scale) {
+  store_register(to, v);
+}
+QSIM_INLINE void store_result(BFloat16* to, Floats v, Floats) { round_to(to, v); }
+
+template <class T, class Scale>
+QSIM_INLINE void store_first(T* to, register_t<T> v, std::int64_t n, Scale scale) {
+  if (n == kLanes<T>) return store_result(to, v, scale);
   T all[kLanes<T>];
-  store_register(all, v);
+  store_result(all, v, scale);
   std::memcpy(to, all, static_cast<std::size_t>(n) * sizeof(T));
 }
 

@@ -60,41 +60,43 @@ class FormatCounter {
     largest_ = small_ = vanishing_ = Bits{};
     first_ = Bits{} + kLast;
   }
-  QSIM_INLINE void look(N x) {
-    const Bits order = order_of(x);
+  QSIM_INLINE void look(N quotient) {
+    const Bits order = order_of(quotient);
     first_ = order < first_ ? order : first_;
   }
-  QSIM_INLINE void count(N x) {
-    const Bits order = order_of(x);
+  QSIM_INLINE void count(N quotient) {
+    const Bits order = order_of(quotient);
     count_below(vanishing_, order, above_vanishing_);
     count_below(small_, order, normal_);
   }
-  // All n elements of the block have been looked at, or counted.
-  QSIM_INLINE void finish(const T* block, std::int64_t n, FormatCounts& counts) {
+  // All elements of the block have been looked at, or counted. again(f) calls f(x, quotient) for each of its registers.
+  template <class Again>
+  QSIM_INLINE void finish(FormatCounts& counts, Again again) {
     if (!expects_small_ && any((Ints)(first_ < normal_))) {
-      for_each_register(block, n, [&](std::int64_t, N x, std::int64_t) QSIM_INLINE_LAMBDA { count(x); });
+      again([&](N, N quotient) QSIM_INLINE_LAMBDA { count(quotient); });
     }
     const std::int64_t small = sum_of_lanes(small_), vanishing = sum_of_lanes(vanishing_);
     expects_small_ = small > 0;
     counts.underflows += vanishing;
     counts.subnormals += small - vanishing;
-    if (any((Ints)(largest_ >= format_.overflow))) count_large(block, n, counts);
+    if (any((Ints)(largest_ >= format_.overflow))) count_large(counts, again);
   }
 
  private:
   // Magnitudes in their order, but for 0, which comes last: no small number.
-  QSIM_INLINE Bits order_of(N x) {
-    const Bits magnitude = magnitude_of(x, format_);
+  QSIM_INLINE Bits order_of(N quotient) {
+    const Bits magnitude = magnitude_of(quotient, format_);
     largest_ = magnitude > largest_ ? magnitude : largest_;
     return (Bits)((Unsigned)magnitude + (static_cast<std::make_unsigned_t<bits_t<A>>>(kFirst) - 1));
   }
 
-  [[gnu::noinline]] void count_large(const T* block, std::int64_t n, FormatCounts& counts) {
+  template <class Again>
+  [[gnu::noinline]] void count_large(FormatCounts& counts, Again again) {
     Bits in_format{}, finite{}, numbers{};
     std::int64_t all = 0;  // with the padding
-    for_each_register(block, n, [&](std::int64_t, N x, std::int64_t) QSIM_INLINE_LAMBDA {
+    again([&](N x, N quotient) QSIM_INLINE_LAMBDA {
       const Bits magnitude = magnitude_of(x, format_);
-      count_below(in_format, magnitude, format_.overflow);
+      count_below(in_format, magnitude_of(quotient, format_), format_.overflow);
       count_below(finite, magnitude, format_.infinity);
       count_below(numbers, magnitude, format_.infinity + 1);
       all += kLanes<T>;

@@ -4,113 +4,148 @@
 #include <type_traits>
 
 #include "bits.h"
-#include "float_registers.h"
 #include "format_counts.h"
+#include "format_scales.h"
 #include "squared_sums.h"
 
 namespace qsim::cpu {
 
 namespace {
 
-template <bool upper_half, class T>
-void round_run(const T* x, T* y, std::int64_t n, const FormatIn<arithmetic_t<T>>& in) {
-  const auto format = in_every_lane<register_t<T>>(in);
-  for_each_register(x, n, [&](std::int64_t i, auto v, std::int64_t size) QSIM_INLINE_LAMBDA {
-    store_first(y + i, round_to_format<upper_half>(v, format), size);
+template <bool upper_half, class N, class Scale>
+QSIM_INLINE N round_scaled(N quotient, Scale scale, const FormatIn<N>& format) {
+  return multiplied(round_to_format<upper_half>(quotient, format), scale);
+}
+
+template <bool upper_half, class T, class Scales>
+QSIM_INLINE void round_run(const T* x, T* y, std::int64_t n, Scales scales, const FormatIn<register_t<T>>& format) {
+  for_each_register(x, n, [&](std::int64_t i, auto v, std::int64_t lanes) QSIM_INLINE_LAMBDA {
+    const auto scale = scales.at(i, lanes);
+    store_first(y + i, round_scaled<upper_half>(divided(v, scale), scale, format), lanes, scale);
   });
 }
 
-template <class T>
-void plain(const T* x, T* y, std::int64_t n, const FormatIn<arithmetic_t<T>>& format) {
-  const auto run = format.upper_half ? round_run<true, T> : round_run<false, T>;
-  run(x, y, n, format);
-}
-
 // 32 elements at a time: the flags stay in registers.
-template <bool upper_half, class T>
-void mask_run(const T* x, T* y, std::uint8_t* mask, std::int64_t n, const FormatIn<arithmetic_t<T>>& in) {
-  const auto format = in_every_lane<register_t<T>>(in);
-  const auto round = [&](const T* from, T* to) QSIM_INLINE_LAMBDA {
+template <bool upper_half, class T, class Scales>
+QSIM_INLINE void mask_run(const T* x, T* y, std::int64_t n, Scales scales, const FormatIn<register_t<T>>& format,
+                          BitWriter& to) {
+  const auto round = [&](const T* from, T* into, std::int64_t at, std::int64_t count) QSIM_INLINE_LAMBDA {
     flag_t<arithmetic_t<T>> flags[32];
     for (std::int64_t i = 0; i < 32; i += kLanes<T>) {
-      const auto v = load_register(from + i);
-      store_as(flags + i, in_format(v, format));
-      store_register(to + i, round_to_format<upper_half>(v, format));
+      const auto scale = scales.at(at + i, count - i);
+      const auto quotient = divided(load_register(from + i), scale);
+      store_as(flags + i, in_format(quotient, format));
+      store_result(into + i, round_scaled<upper_half>(quotient, scale, format), scale);
     }
     return signs_of_32(flags);
   };
-  BitWriter bits(mask);
+  BitWriter bits = to;
   const std::int64_t whole = n - n % 32, rest = n - whole;
-  for (std::int64_t i = 0; i < whole; i += 32) bits.push(round(x + i, y + i), 32);
+  for (std::int64_t i = 0; i < whole; i += 32) bits.push(round(x + i, y + i, i, 32), 32);
   if (rest > 0) {
-    T from[32] = {}, to[32];
+    T from[32] = {}, into[32];
     std::copy_n(x + whole, rest, from);
-    bits.push(round(from, to) & ((1u << rest) - 1), static_cast<int>(rest));
-    std::copy_n(to, rest, y + whole);
+    bits.push(round(from, into, whole, rest) & ((1u << rest) - 1), static_cast<int>(rest));
+    std::copy_n(into, rest, y + whole);
   }
-  bits.finish();
-}
-
-template <class T>
-void with_mask(const T* x, T* y, std::uint8_t* mask, std::int64_t n, const FormatIn<arithmetic_t<T>>& format) {
-  const auto run = format.upper_half ? mask_run<true, T> : mask_run<false, T>;
-  run(x, y, mask, n, format);
+  to = bits;
 }
 
 // y is written, and the sums of squares taken, where wanted.
-template <bool upper_half, bool rounds, bool sums, class T>
-void count_blocks(const T* x, T* y, std::int64_t n, const FormatIn<arithmetic_t<T>>& in, FormatCounts& counts,
-                  SquaredSums* squares) {
+template <bool upper_half, bool rounds, bool sums, class T, class Walk>
+void count_blocks(const T* x, T* y, std::int64_t begin, std::int64_t end, const Walk& walk,
+                  const FormatIn<arithmetic_t<T>>& in, FormatCounts& counts, SquaredSums* squares) {
   using A = arithmetic_t<T>;
   using N = register_t<T>;
   constexpr bool kConverted = !std::is_same_v<T, A>;
+  constexpr std::int64_t kRoom = kBlock + kLanes<T>;  // the last register of a run may reach beyond the block
   const auto format = in_every_lane<N>(in);
   FormatCounter<T> counter(in);
-  for (std::int64_t at = 0; at < n; at += kBlock) {
-    const std::int64_t size = std::min(kBlock, n - at);
-    [[maybe_unused]] A elements[sums && kConverted ? kBlock : 1], errors[sums ? kBlock : 1];
-    const auto round = [&](std::int64_t i, N v, std::int64_t lanes) QSIM_INLINE_LAMBDA {
+  for (std::int64_t at = begin; at < end; at += kBlock) {
+    const std::int64_t size = std::min(kBlock, end - at);
+    [[maybe_unused]] A elements[sums && kConverted ? kRoom : 1], errors[sums ? kRoom : 1];
+    const auto each = [&](auto f) QSIM_INLINE_LAMBDA {  // f(i, elements from at + i on, quotients, scales, how many)
+      walk(at, at + size, [&](std::int64_t first, std::int64_t n, auto scales) QSIM_INLINE_LAMBDA {
+        for_each_register(x + first, n, [&](std::int64_t i, N v, std::int64_t lanes) QSIM_INLINE_LAMBDA {
+          const auto scale = scales.at(i, lanes);
+          f(first - at + i, v, divided(v, scale), scale, lanes);
+        });
+      });
+    };
+    const auto round = [&](std::int64_t i, N v, N quotient, auto scale, std::int64_t lanes) QSIM_INLINE_LAMBDA {
       if constexpr (rounds || sums) {
-        const N nearest = round_to_format<upper_half>(v, format);
-        if constexpr (rounds) store_first(y + at + i, nearest, lanes);
-        if constexpr (sums) store_as(errors + i, v - nearest);
+        const N result = round_scaled<upper_half>(quotient, scale, format);
+        if constexpr (rounds) store_first(y + at + i, result, lanes, scale);
+        if constexpr (sums) store_as(errors + i, v - result);
         if constexpr (sums && kConverted) store_as(elements + i, v);
       }
     };
     counter.start();
     if (counter.expects_small()) {
-      for_each_register(x + at, size, [&](std::int64_t i, N v, std::int64_t lanes) QSIM_INLINE_LAMBDA {
-        counter.count(v);
-        round(i, v, lanes);
+      each([&](std::int64_t i, N v, N quotient, auto scale, std::int64_t lanes) QSIM_INLINE_LAMBDA {
+        counter.count(quotient);
+        round(i, v, quotient, scale, lanes);
       });
     } else {
-      for_each_register(x + at, size, [&](std::int64_t i, N v, std::int64_t lanes) QSIM_INLINE_LAMBDA {
-        counter.look(v);
-        round(i, v, lanes);
+      each([&](std::int64_t i, N v, N quotient, auto scale, std::int64_t lanes) QSIM_INLINE_LAMBDA {
+        counter.look(quotient);
+        round(i, v, quotient, scale, lanes);
       });
     }
-    counter.finish(x + at, size, counts);
+    counter.finish(counts, [&](auto f) QSIM_INLINE_LAMBDA {
+      each([&](std::int64_t, N v, N quotient, auto, std::int64_t) QSIM_INLINE_LAMBDA { f(v, quotient); });
+    });
     if constexpr (sums && kConverted) squares->merge(squares_of(elements, errors, size));
     if constexpr (sums && !kConverted) squares->merge(squares_of(x + at, errors, size));
   }
 }
 
-template <bool upper_half, class T>
-void count_as_wanted(const T* x, T* y, std::int64_t n, const FormatIn<arithmetic_t<T>>& format, FormatCounts& counts,
-                     SquaredSums* squares) {
-  const auto run = squares == nullptr ? count_blocks<upper_half, true, false, T>
-                   : y == nullptr     ? count_blocks<upper_half, false, true, T>
-                                      : count_blocks<upper_half, true, true, T>;
-  run(x, y, n, format, counts, squares);
+// run(whether the format is the upper half of T's arithmetic type, walk)
+template <class T, class Run>
+QSIM_INLINE void for_kind_of(const FormatScales<arithmetic_t<T>>& scales, const FormatIn<arithmetic_t<T>>& format,
+                             Run run) {
+  const auto with = [&](auto walk) QSIM_INLINE_LAMBDA {
+    format.upper_half ? run(std::true_type(), walk) : run(std::false_type(), walk);
+  };
+  scales.scale == nullptr ? with(OneRun()) : with(ScaledRuns<T>{scales});
 }
 
 template <class T>
-void counted(const T* x, T* y, std::int64_t n, const FormatIn<arithmetic_t<T>>& format, FormatCounts& counts,
-             SquaredSums* squares) {
-  const auto run = y == nullptr && squares == nullptr ? count_blocks<false, false, false, T>
-                   : format.upper_half                ? count_as_wanted<true, T>
-                                                      : count_as_wanted<false, T>;
-  run(x, y, n, format, counts, squares);
+void plain(const T* x, T* y, std::int64_t begin, std::int64_t end, const FormatScales<arithmetic_t<T>>& scales,
+           const FormatIn<arithmetic_t<T>>& in) {
+  const auto format = in_every_lane<register_t<T>>(in);
+  for_kind_of<T>(scales, in, [&](auto upper_half, const auto& walk) QSIM_INLINE_LAMBDA {
+    walk(begin, end, [&](std::int64_t at, std::int64_t n, auto run) QSIM_INLINE_LAMBDA {
+      round_run<decltype(upper_half)::value>(x + at, y + at, n, run, format);
+    });
+  });
+}
+
+template <class T>
+void with_mask(const T* x, T* y, std::uint8_t* mask, std::int64_t begin, std::int64_t end,
+               const FormatScales<arithmetic_t<T>>& scales, const FormatIn<arithmetic_t<T>>& in) {
+  const auto format = in_every_lane<register_t<T>>(in);
+  BitWriter bits(mask + begin / 8);
+  for_kind_of<T>(scales, in, [&](auto upper_half, const auto& walk) QSIM_INLINE_LAMBDA {
+    walk(begin, end, [&](std::int64_t at, std::int64_t n, auto run) QSIM_INLINE_LAMBDA {
+      mask_run<decltype(upper_half)::value>(x + at, y + at, n, run, format, bits);
+    });
+  });
+  bits.finish();
+}
+
+template <class T>
+void counted(const T* x, T* y, std::int64_t begin, std::int64_t end, const FormatScales<arithmetic_t<T>>& scales,
+             const FormatIn<arithmetic_t<T>>& format, FormatCounts& counts, SquaredSums* squares) {
+  for_kind_of<T>(scales, format, [&](auto upper_half, const auto& walk) QSIM_INLINE_LAMBDA {
+    constexpr bool kUpperHalf = decltype(upper_half)::value;
+    using Walk = std::remove_cvref_t<decltype(walk)>;
+    const auto run = y == nullptr && squares == nullptr ? count_blocks<false, false, false, T, Walk>
+                     : squares == nullptr               ? count_blocks<kUpperHalf, true, false, T, Walk>
+                     : y == nullptr                     ? count_blocks<kUpperHalf, false, true, T, Walk>
+                                                        : count_blocks<kUpperHalf, true, true, T, Walk>;
+    run(x, y, begin, end, walk, format, counts, squares);
+  });
 }
 
 }  // namespace

@@ -1,6 +1,8 @@
 // Which grid an element belongs to, followed from element to element without dividing.
 #pragma once
 
+#include <utility>
+
 #include "elements.cuh"
 #include "qsim/cuda/fake_quantize.h"
 
@@ -42,16 +44,20 @@ __device__ __forceinline__ A quotient_of(A x, A scale, Rounding rounding) {
 }
 
 // The grid of element `at`, then of each following one. I: unsigned below 2^31 elements, where division is cheap.
-template <class A, class I>
+// Source: what grid_at reads, which names the type of a grid.
+template <class A, class I, class Source = GridSource>
 class GridCursor {
  public:
   __device__ GridCursor(const FakeQuantizeCall& call, std::int64_t at)
-      : source_(call.grids),
-        outer_(static_cast<I>(call.layout.outer)),
-        segment_(static_cast<I>(call.layout.segment)),
-        width_(static_cast<I>(call.layout.width)),
-        run_(static_cast<I>(call.layout.run)) {
-    if (call.layout.segment == call.n && call.layout.width == 1) {  // per tensor: nothing to divide, nothing ends
+      : GridCursor(call.grids, call.layout, call.n, at) {}
+
+  __device__ GridCursor(const Source& source, const Layout& layout, std::int64_t n, std::int64_t at)
+      : source_(source),
+        outer_(static_cast<I>(layout.outer)),
+        segment_(static_cast<I>(layout.segment)),
+        width_(static_cast<I>(layout.width)),
+        run_(static_cast<I>(layout.run)) {
+    if (layout.segment == n && layout.width == 1) {  // per tensor: nothing to divide, nothing ends
       left_of_run_ = segment_;
       grid_ = grid_at<A>(source_, 0);
     } else {
@@ -59,7 +65,7 @@ class GridCursor {
     }
   }
 
-  __device__ Grid<A> grid() const { return grid_; }
+  __device__ auto grid() const { return grid_; }
 
   __device__ void advance() {
     ++at_;
@@ -91,10 +97,10 @@ class GridCursor {
     left_of_segment_ -= left_of_run_;
   }
 
-  const GridSource& source_;
+  const Source& source_;
   I outer_, segment_, width_, run_;
   I at_ = 0, column_ = 0, parameter_ = 0, left_of_run_ = 0, left_of_segment_ = 0;
-  Grid<A> grid_;
+  decltype(grid_at<A>(std::declval<const Source&>(), 0)) grid_;
 };
 
 }  // namespace qsim::cuda

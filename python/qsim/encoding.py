@@ -36,11 +36,11 @@ class Encoding:
     zero_point : Tensor, int32, shape of `scale`
         Within the grid.
     quant_min, quant_max : int
-        Smallest and largest number of the grid.
+        Smallest and largest number of the grid; of a float format, of all its finite numbers.
     axis, block_size : int or tuple of int, optional
         Which elements share a scale, as in `TensorSpec`.
     dtype : str
-        What the tensor is stored as: "int8", "uint8", "int4", "int16", "float16" ...
+        What the tensor is stored as: "int8", "uint8", "int4", "int16", "float8_e4m3fn" (with a scale), "float16" (whose scale is 1) ...
 
     Examples
     --------

@@ -22,6 +22,8 @@ class FloatFormat:
     saturates : bool
         What hardware does with an overflow unless told otherwise: float8 units saturate, as ONNX's QuantizeLinear; float16 and
         bfloat16 arithmetic goes to Inf.
+    scaled : bool
+        Whether tensors are deployed as numbers of the format times a scale: float8, whose range is narrow.
     """
 
     bits: int
@@ -30,16 +32,18 @@ class FloatFormat:
     eps: float
     infinite: bool
     saturates: bool
+    scaled: bool
 
 
-def _format(dtype: torch.dtype, *, infinite: bool = True, saturates: bool = False) -> FloatFormat:
+def _format(dtype: torch.dtype, *, infinite: bool = True) -> FloatFormat:
     info = torch.finfo(dtype)
-    return FloatFormat(info.bits, info.max, info.smallest_normal, info.eps, infinite, saturates)
+    narrow = info.bits == 8
+    return FloatFormat(info.bits, info.max, info.smallest_normal, info.eps, infinite, saturates=narrow, scaled=narrow)
 
 
 FLOAT_FORMATS = {
     "float16": _format(torch.float16),
     "bfloat16": _format(torch.bfloat16),
-    "float8_e4m3fn": _format(torch.float8_e4m3fn, infinite=False, saturates=True),
-    "float8_e5m2": _format(torch.float8_e5m2, saturates=True),
+    "float8_e4m3fn": _format(torch.float8_e4m3fn, infinite=False),
+    "float8_e5m2": _format(torch.float8_e5m2),
 }

@@ -22,7 +22,7 @@ def _integer(weight_bits: int, activation_bits: int) -> Config:
 
 
 def _floating(dtype: str) -> Config:
-    return Config(weight=TensorSpec(dtype=dtype), activation=TensorSpec(dtype=dtype))
+    return Config(weight=TensorSpec(dtype=dtype, axis=0), activation=TensorSpec(dtype=dtype))
 
 
 def int8() -> Config:
@@ -56,5 +56,5 @@ def bf16() -> Config:
 
 
 def fp8() -> Config:
-    """float8_e4m3fn weights and activations, saturating, without a scale."""
+    """float8_e4m3fn weights and activations, saturating: the largest magnitude of a tensor, of weights per output channel, is 448."""
     return _floating("float8_e4m3fn")

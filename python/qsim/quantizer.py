@@ -58,9 +58,9 @@ class Quantizer(RangeState):
         range follows the batches, and the encoding the range, in training mode alone, as the statistics of BatchNorm do.
     observer : Observer
     format_counter : FormatCounter or None
-        Counts, while observing, what rounding to a float format does; None for integers.
+        Counts, while observing, what rounding to float16 or bfloat16 does; None for what has a scale, which is not known then.
     scale : Tensor, float32, shape ``()``, ``[C]`` or one per block
-        NaN: no encoding yet. A Parameter where the spec says learnable; a float format has none to choose and holds 1.
+        NaN: no encoding yet. A Parameter where the spec says learnable; float16 and bfloat16 have none to choose and hold 1.
     zero_point : Tensor, int32, shape of `scale`
 
     Examples
@@ -95,7 +95,7 @@ class Quantizer(RangeState):
         self._enabled, self._observing = True, self._running
         granularity = (spec.axis, spec.block_size, shape, name)
         self.observer = RunningObserver(spec.averaging, *granularity) if self._running else Observer(*granularity)
-        self.format_counter = FormatCounter(spec.dtype) if spec.is_float else None
+        self.format_counter = None if spec.has_scale else FormatCounter(spec.dtype)
         if self._running:
             self.register_buffer("_observing_here", torch.tensor(True), persistent=False)
             self.register_buffer("_enabled_here", torch.tensor(True), persistent=False)
@@ -104,13 +104,13 @@ class Quantizer(RangeState):
         self._allocate(UNKNOWN if self._shape is None else self._shape)
 
     def _allocate(self, shape: tuple[int, ...], on: torch.device | None = None) -> None:
-        scale = torch.full(shape, 1.0 if self._spec.is_float else torch.nan, dtype=torch.float32, device=on)
+        scale = torch.full(shape, torch.nan if self._spec.has_scale else 1.0, dtype=torch.float32, device=on)
         if self._spec.learnable:
             self.scale = nn.Parameter(scale)
         else:
             self.register_buffer("scale", scale)
         self.register_buffer("zero_point", torch.zeros(shape, dtype=torch.int32, device=on))
-        self._has_encoding = self._spec.is_float
+        self._has_encoding = not self._spec.has_scale
 
     @property
     def spec(self) -> TensorSpec:
@@ -213,7 +213,7 @@ class Quantizer(RangeState):
                 "load a calibrated state dict, or set enabled = False."
             )
         if self._spec.is_float:
-            return ops.round_to_format(x, self._spec.dtype, saturate=self._spec.saturate)
+            return self._round(x)
         state = self._buffers
         if self._spec.learnable:
             learned = self.scale
@@ -226,6 +226,14 @@ class Quantizer(RangeState):
         quantize = ops.fake_quantize if is_tiled(self.axis, self.block_size) else _fake_quantize
         y: Tensor = quantize(x, scale, state["zero_point"], *self._grid, **options)
         return y
+
+    def _round(self, x: Tensor) -> Tensor:
+        """Quantize to a float format."""
+        spec = self._spec
+        if not spec.has_scale:
+            return ops.round_to_format(x, spec.dtype, saturate=spec.saturate)
+        scale = self.scale.double() if x.dtype is torch.float64 else self.scale
+        return ops.round_to_format(x, spec.dtype, saturate=spec.saturate, scale=scale, axis=spec.axis, block_size=spec.block_size)
 
     def observe(self, x: Tensor) -> None:
         """Observe as `forward` does, without quantizing."""
@@ -296,7 +304,7 @@ class Quantizer(RangeState):
             As `Observer.encoding`. The encoding in use before stays.
         """
         spec = with_method(self._spec, method, percentile=percentile, gamma=gamma)
-        return self._use(spec, None if spec.is_float else self.observer.encoding(spec))
+        return self._use(spec, self.observer.encoding(spec) if spec.has_scale else None)
 
     def compute_encoding_from(
         self, weight: Tensor, method: str | None = None, *, percentile: float | None = None, gamma: float | None = None
@@ -329,7 +337,7 @@ class Quantizer(RangeState):
         return found
 
     def _use(self, spec: TensorSpec, chosen: Encoding | None) -> Encoding:
-        """Take over a spec that differs in its range method only, and the encoding that it chose (None: a float format's own)."""
+        """Take over a spec that differs in its range method only, and the encoding that it chose (None: there is none to choose)."""
         if chosen is not None:
             self._hold(chosen)
         self._spec = spec
@@ -344,7 +352,7 @@ class Quantizer(RangeState):
 
     @property
     def format_counts(self) -> FormatCounts | None:
-        """What rounding to the float format does to what was observed; None for integers. Waits for the device."""
+        """What rounding to float16 or bfloat16 does to what was observed; None for other formats. Waits for the device."""
         return None if self.format_counter is None else self.format_counter.counts
 
     @property

@@ -39,8 +39,11 @@ class TensorSpec:
         How the range is chosen: "minmax", "percentile", "mse", "tf_enhanced" or "entropy" from what calibration observed; "ema" is a
         running range that follows the batches in training.
     dtype : str
-        "int", or a float format: "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2". A float format rounds without a scale:
-        `axis`, `block_size` (both become None) and all that concerns integers or ranges have no effect.
+        "int", or a float format: "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2". float16 and bfloat16 round without a scale:
+        `axis`, `block_size` (both become None) and all that concerns integers or ranges have no effect. float8 has a scale, the
+        largest magnitude of the range over the format's largest number, and is always symmetric. Its `method` is "percentile" or
+        "minmax", which the others become: they weigh clipping against the step of an integer grid, and the relative step of a
+        float format is the same at every scale.
     learnable : bool
         Train the scale (LSQ, Esser et al. 2020).
     percentile : float, 0 < percentile <= 100
@@ -52,7 +55,7 @@ class TensorSpec:
     min_scale : float, >= 0
         Raises the smallest scale, which is otherwise the smallest normal float32.
     rounding : str
-        "divide" (as ONNX) or "reciprocal" (as TensorRT: multiply by ``1 / scale``).
+        "divide" (as ONNX) or "reciprocal" (as TensorRT: multiply by ``1 / scale``). Float formats always divide.
     nonfinite : str
         What calibration does about NaN and Inf in the data: "skip" (leave them out and count them), "raise", or "saturate"
         (Inf counts as the largest finite value seen, -Inf as the smallest). Weights are searched without them.
@@ -88,11 +91,17 @@ class TensorSpec:
         for name, value in vars(self).items():
             object.__setattr__(self, name, checked_field(name, value))
         if self.is_float:
-            self._reject(self.learnable, "learnable=True needs a scale, which a float format has none of; use dtype='int'")
-            for name, value in {"bits": FLOAT_FORMATS[self.dtype].bits, "axis": None, "block_size": None}.items():
+            self._reject(self.learnable, f"learnable=True trains the scale of an integer grid; got dtype={self.dtype!r}: use dtype='int'")
+            implied: dict[str, Any] = {"bits": FLOAT_FORMATS[self.dtype].bits}
+            if not self.has_scale:
+                implied |= {"axis": None, "block_size": None}
+            else:
+                self._reject(self.method == "ema", f"method='ema' follows an integer grid; got dtype={self.dtype!r}: use method='minmax'")
+                implied |= {"symmetric": True, "method": self.method if self.method == "percentile" else "minmax"}
+            for name, value in implied.items():
                 object.__setattr__(self, name, value)
-            return
-        self._reject(self.narrow and self.signed is False, "narrow=True drops the lowest integer of a signed grid; got signed=False")
+        unsigned = self.signed is False and not self.is_float
+        self._reject(self.narrow and unsigned, "narrow=True drops the lowest integer of a signed grid; got signed=False")
         self._reject(self.block_size is not None and self.axis is None, "block_size needs the axis that blocks lie along; got axis=None")
         self._reject(self.learnable and self.method == "ema", "learnable=True trains the scale that method='ema' would overwrite; use one")
         axes, sizes = (len(value) if isinstance(value, tuple) else 0 for value in (self.axis, self.block_size))
@@ -101,7 +110,7 @@ class TensorSpec:
             f"got axis={self.axis}, block_size={self.block_size}; expected one block size for each axis",
         )
         self._reject(axes > 0 and self.method == "ema", f"method='ema' follows no tiles; got axis={self.axis}: use one axis")
-        self._reject(self.saturate is False, "saturate=False needs a float format; integers always saturate")
+        self._reject(self.saturate is False and not self.is_float, "saturate=False needs a float format; integers always saturate")
 
     def _reject(self, wrong: bool, message: str) -> None:
         if wrong:
@@ -111,6 +120,11 @@ class TensorSpec:
     def is_float(self) -> bool:
         """Whether the tensor is rounded to a float format instead of an integer grid."""
         return self.dtype != "int"
+
+    @property
+    def has_scale(self) -> bool:
+        """Whether a scale is chosen from a range: for integers and float8, not for float16 and bfloat16."""
+        return not self.is_float or FLOAT_FORMATS[self.dtype].scaled
 
     @property
     def is_running(self) -> bool:

@@ -12,7 +12,7 @@ from qsim.quantizer import Quantizer
 
 @dataclass(frozen=True)
 class Row:
-    """One quantizer: its key, role and operation, how it quantizes, the range of its grid (of a float format, what
+    """One quantizer: its key, role and operation, how it quantizes, the range of its grid (of float16 and bfloat16, what
     rounding takes from the values observed), what it observed that is not finite."""
 
     key: str
@@ -77,12 +77,14 @@ def _row(plan: PlannedQuantizer, quantizer: Quantizer) -> Row:
 
 def _grid(quantizer: Quantizer) -> str:
     spec = quantizer.spec
-    if spec.is_float:
+    if not spec.has_scale:
         return spec.dtype
     channels = "" if spec.axis is None else f" per channel (axis {spec.axis})"
     if spec.block_size is not None:
         tile = " x ".join(map(str, spec.block_size)) if isinstance(spec.block_size, tuple) else spec.block_size
         channels = f" per {tile} along axis {spec.axis}"
+    if spec.is_float:
+        return f"{spec.dtype} scaled{channels or ' per tensor'}"
     return f"{spec.encoding_dtype} {'symmetric' if spec.symmetric else 'asymmetric'}{channels}"
 
 

@@ -25,7 +25,7 @@ def look_at(quantizer: Quantizer, weight: Tensor, spec: TensorSpec) -> Calibrati
     quantizer.observer.check_method(spec)
     quantizer.reset()
     quantizer.observe(weight)
-    if spec.is_float:
+    if not spec.has_scale:
         return None
     try:
         quantizer.observer.check(spec)
@@ -35,7 +35,7 @@ def look_at(quantizer: Quantizer, weight: Tensor, spec: TensorSpec) -> Calibrati
 
 
 def search_encodings(weights: Sequence[Tensor], specs: Sequence[TensorSpec]) -> list[Encoding | None]:
-    """The encoding that each spec's method chooses for its weight; None for a float format. One search per device and method.
+    """The encoding that each spec's method chooses for its weight; None for one without a scale. One search per device and method.
 
     Parameters
     ----------
@@ -45,7 +45,7 @@ def search_encodings(weights: Sequence[Tensor], specs: Sequence[TensorSpec]) -> 
     """
     groups: dict[_Search, list[int]] = {}
     for i, (weight, spec) in enumerate(zip(weights, specs, strict=True)):
-        if not spec.is_float:
+        if spec.has_scale:
             groups.setdefault((weight.device, spec.method, spec.percentile, spec.gamma), []).append(i)
     found: list[Encoding | None] = [None] * len(weights)
     for (_, method, percentile, gamma), members in groups.items():

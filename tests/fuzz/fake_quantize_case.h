@@ -47,19 +47,15 @@ struct FakeQuantizeCase {
   }
 
   // What the bindings prepare: grids in steps, written out `run` x `rows` times where channels alternate quickly.
-  qsim::cpu::Grids<A> grids(const qsim::cpu::PrepareGrids<A>& kernels) {
+  qsim::cpu::Grids<A> grids(const qsim::cpu::PrepareGrids<A>& kernels, qsim::cpu::Bounds bounds) {
     const auto count = static_cast<std::int64_t>(scales.size());
-    for (auto& values : prepared) values.resize(scales.size());
-    const qsim::cpu::Grids<A> once = {prepared[0].data(), prepared[1].data(), prepared[2].data()};
     const auto low = static_cast<A>(quant_min), high = static_cast<A>(quant_max);
-    if (learned) {
-      kernels.learned(scales.data(), learned_zero_points.data(), count, low, high, once);
-    } else {
-      kernels.integer(scales.data(), zero_points.data(), count, low, high, once);
-    }
+    qsim::cpu::Grids<A> once = arrays(prepared, count);
+    once.regular = learned ? kernels.learned(scales.data(), learned_zero_points.data(), count, low, high, bounds, once)
+                           : kernels.integer(scales.data(), zero_points.data(), count, low, high, bounds, once);
     if (rows == 0) return once;
-    for (auto& values : repeated) values.resize(static_cast<std::size_t>(count * layout.run * rows));
-    const qsim::cpu::Grids<A> table = {repeated[0].data(), repeated[1].data(), repeated[2].data()};
+    qsim::cpu::Grids<A> table = arrays(repeated, count * layout.run * rows);
+    table.regular = once.regular;
     kernels.repeat(once, count, layout.run, rows, table);
     return table;
   }
@@ -137,23 +133,14 @@ struct FakeQuantizeCase {
     if (quant_max > 1 << 24) quant_max = 1 << 24;
   }
 
-  std::vector<A> prepared[3], repeated[3];
-};
-
-// Runs target(FakeQuantizeCase<T>, kernels...) for an element type that the input chooses.
-template <class Target>
-void with_element_type(Input& input, Target target) {
-  switch (input.bits(1) % 4) {
-    case 0:
-      return target(float{}, [](auto& table) -> auto& { return table.f32; });
-    case 1:
-      return target(double{}, [](auto& table) -> auto& { return table.f64; });
-    case 2:
-      return target(Float16{}, [](auto& table) -> auto& { return table.f16; });
-    default:
-      return target(BFloat16{}, [](auto& table) -> auto& { return table.bf16; });
+  static qsim::cpu::Grids<A> arrays(std::vector<A>& storage, std::int64_t n) {
+    storage.assign(static_cast<std::size_t>(qsim::cpu::Grids<A>::kArrays * n), A(0));
+    A* const first = storage.data();
+    return {first, first + n, first + 2 * n, first + 3 * n, first + 4 * n, first + 5 * n};
   }
-}
+
+  std::vector<A> prepared, repeated;
+};
 
 inline const qsim::cpu::PrepareGrids<float>& prepare(const qsim::cpu::FakeQuantizeKernels& table, float) {
   return table.prepare_f32;

@@ -10,13 +10,19 @@ void check(fuzz::Input& input, Of of) {
   for (qsim::cpu::Level level : fuzz::runnable_levels()) {
     const auto& table = qsim::cpu::fake_quantize_kernels(level);
     const auto& kernels = of(table);
-    const auto grids = call.grids(fuzz::prepare(table, qsim::arithmetic_t<T>{}));
+    const auto& prepare = fuzz::prepare(table, qsim::arithmetic_t<T>{});
     const auto layout = call.kernel_layout();
+    const std::pair<std::int64_t, std::int64_t> parts[] = {{0, cut}, {cut, n}};
     std::vector<T> y(call.x.size()), in_place = call.x, masked(call.x.size());
     std::vector<std::uint8_t> mask((call.x.size() + 7) / 8, 0xaa);
-    for (auto [begin, end] : {std::pair{std::int64_t{0}, cut}, {cut, n}}) {
+    auto grids = call.grids(prepare, qsim::cpu::Bounds::of_values);
+    for (auto [begin, end] : parts) {
       if (begin == end) continue;
       kernels.forward(call.x.data(), y.data(), begin, end, grids, layout, call.rounding);
+    }
+    grids = call.grids(prepare, qsim::cpu::Bounds::of_range);
+    for (auto [begin, end] : parts) {
+      if (begin == end) continue;
       kernels.forward(in_place.data(), in_place.data(), begin, end, grids, layout, call.rounding);
       kernels.with_mask(call.x.data(), masked.data(), mask.data(), begin, end, grids, layout, call.rounding);
     }

@@ -87,4 +87,19 @@ class Input {
   std::uint64_t state_ = 0x243f6a8885a308d3u;
 };
 
+// Calls target(T{}, function from a table of kernels to those of T) for an element type that the input chooses.
+template <class Target>
+void with_element_type(Input& input, Target target) {
+  switch (input.bits(1) % 4) {
+    case 0:
+      return target(float{}, [](auto& table) -> auto& { return table.f32; });
+    case 1:
+      return target(double{}, [](auto& table) -> auto& { return table.f64; });
+    case 2:
+      return target(Float16{}, [](auto& table) -> auto& { return table.f16; });
+    default:
+      return target(BFloat16{}, [](auto& table) -> auto& { return table.bf16; });
+  }
+}
+
 }  // namespace fuzz

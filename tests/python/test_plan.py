@@ -303,5 +303,5 @@ def test_int32_bias():
     ]
     off = config.override("input", off=True)
     assert (
-        reasons(lambda m, x: m.a(x), ROWS, config=off, **members)["a.bias"] == "bias in float: input and weight have no scales to multiply"
+        reasons(lambda m, x: m.a(x), ROWS, config=off, **members)["a.bias"] == "bias in float: input and weight have no grids to multiply"
     )

@@ -333,8 +333,8 @@ def test_calibrating_again_keeps_the_optimizers_parameter():
     assert quantizer.scale is parameter
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"])
-def test_float_formats_need_no_calibration(dtype):
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_unscaled_float_formats_need_no_calibration(dtype):
     quantizer = Quantizer(TensorSpec(dtype=dtype, axis=0))
     x = torch.tensor([0.1, 1e5, 1e-7, -3e38, math.nan])
     assert torch.equal(quantizer(x).nan_to_num(), round_to_format(x, dtype).nan_to_num())
@@ -344,6 +344,40 @@ def test_float_formats_need_no_calibration(dtype):
     assert not torch.equal(quantizer(x), x)
     saturating = Quantizer(TensorSpec(dtype=dtype, saturate=True))
     assert torch.equal(saturating(x).isfinite(), x.isfinite())
+
+
+@pytest.mark.parametrize(("axis", "block_size"), GRANULARITIES)
+@pytest.mark.parametrize(("dtype", "least"), [("float8_e4m3fn", 30), ("float8_e5m2", 24)])
+def test_float8_scales_the_largest_magnitude_to_the_largest_number(dtype, least, axis, block_size):
+    spec, weight = TensorSpec(dtype=dtype, axis=axis, block_size=block_size), torch.randn(SHAPE) * 0.005
+    quantizer = Quantizer(spec, shape=SHAPE)
+    keys = set(quantizer.state_dict())
+    with pytest.raises(NoEncodingError):
+        quantizer(weight)
+    encoding = quantizer.compute_encoding_from(weight)
+    observing = Quantizer(spec)
+    observing.observe(weight)
+    assert observing.compute_encoding() == encoding == Encoding.from_dict(encoding.to_dict())
+    assert (encoding.dtype, encoding.symmetric, encoding.quant_max) == (dtype, True, spec.quant_max)
+    largest = torch.maximum(-quantizer.min, quantizer.max)
+    assert torch.equal(encoding.scale, (largest.double() / spec.quant_max).float())
+    y = quantizer(weight)
+    assert 10 * (weight.square().sum() / (weight - y).square().sum()).log10() > least
+    torch.testing.assert_close(y.abs().max(), weight.abs().max())
+    assert set(quantizer.state_dict()) == keys
+    loaded = Quantizer(spec, shape=SHAPE)
+    loaded.load_state_dict(quantizer.state_dict())
+    assert torch.equal(loaded(weight), y)
+    torch.testing.assert_close(quantizer(weight.double()).float(), y, rtol=0.13, atol=1e-6)
+
+
+def test_float8_of_zeros_and_infinities():
+    quantizer = Quantizer(TensorSpec(dtype="float8_e4m3fn", axis=0))
+    x = torch.tensor([[0.0, 0.0], [math.inf, 900.0], [1e-44, -1e-45]])
+    encoding = quantizer.compute_encoding_from(x)
+    assert encoding.scale[0] == 1
+    assert encoding.scale[2] == torch.finfo(torch.float32).tiny
+    assert torch.equal(quantizer(x)[:2], torch.tensor([[0.0, 0.0], [900.0, 900.0]]))
 
 
 @pytest.mark.parametrize(("axis", "block_size"), GRANULARITIES)

@@ -197,13 +197,29 @@ def test_int32_bias_of_a_transposed_convolution(groups):
     assert ((biases - (model.bias / scale).round() * scale).abs() <= step).all()
 
 
-@pytest.mark.parametrize("preset", [qsim.fp16, qsim.bf16, qsim.fp8])
-def test_float_formats_need_no_calibration(preset):
+@pytest.mark.parametrize("preset", [qsim.fp16, qsim.bf16])
+def test_unscaled_float_formats_need_no_calibration(preset):
     sim = qsim.QuantSim(seeded(Perceptron), ROWS, preset())
     expected = seeded(Perceptron)(ROWS)
     torch.testing.assert_close(sim(ROWS), expected, rtol=0.2, atol=0.2)
     assert not torch.equal(sim(ROWS), expected)
     assert sim.calibrate([ROWS], progress=False).counts["input"].elements == ROWS.numel()
+
+
+@pytest.mark.parametrize("weights", [0.005, 1.0])
+@pytest.mark.parametrize("activations", [1e-3, 1e4])
+def test_fp8_is_as_good_at_any_magnitude(weights, activations):
+    model, x = torch.nn.Sequential(torch.nn.Linear(64, 32, bias=False)).eval(), torch.randn(128, 64) * activations
+    torch.nn.init.normal_(model[0].weight, std=weights)
+    sim = qsim.QuantSim(model, x, qsim.fp8())
+    sim.calibrate([x], progress=False)
+    expected, weight = model(x), model[0].weight
+    quantized = sim.quantizers()["0.weight"](weight)
+    assert 10 * (weight.square().sum() / (weight - quantized).square().sum()).log10() > 30
+    assert 10 * (expected.square().sum() / (expected - sim(x)).square().sum()).log10() > 25
+    rows = {row.key: (row.grid, row.range) for row in sim.summary().rows}
+    assert rows["0.weight"][0] == "float8_e4m3fn scaled per channel (axis 0)"
+    assert rows["input"] == ("float8_e4m3fn scaled per tensor", f"[{-x.abs().max():.4g}, {x.abs().max():.4g}]")
 
 
 def test_float64_and_bfloat16_models():

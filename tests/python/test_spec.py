@@ -23,15 +23,31 @@ def test_grids_are_those_of_twos_complement(bits):
 
 
 @pytest.mark.parametrize("dtype", FLOAT_FORMATS)
-def test_float_formats_fix_width_and_granularity(dtype):
+def test_float_formats_fix_their_width_and_float8_alone_has_scales(dtype):
     spec = TensorSpec(bits=4, axis=1, block_size=32, dtype=dtype)
     info = torch.finfo(getattr(torch, dtype))
-    assert (spec.bits, spec.axis, spec.block_size, spec.encoding_dtype) == (info.bits, None, None, dtype)
+    scaled = info.bits == 8
+    assert (spec.bits, spec.encoding_dtype, spec.has_scale) == (info.bits, dtype, scaled)
+    assert (spec.axis, spec.block_size) == ((1, 32) if scaled else (None, None))
     assert (spec.quant_min, spec.quant_max) == (info.min, info.max)
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_float8_takes_methods_that_do_not_count_steps(method):
+    if method == "ema":
+        with pytest.raises(ValueError, match="follows an integer grid"):
+            TensorSpec(dtype="float8_e5m2", method=method)
+        return
+    spec = TensorSpec(dtype="float8_e5m2", method=method)
+    assert (spec.method, spec.symmetric) == ("percentile" if method == "percentile" else "minmax", True)
+
+
+def _spec(dtype, method, **fields):
+    return TensorSpec(dtype=dtype, method="minmax" if dtype.startswith("float8") and method == "ema" else method, **fields)
+
+
 specs = st.builds(
-    TensorSpec,
+    _spec,
     bits=st.integers(2, 16),
     symmetric=st.booleans(),
     signed=st.sampled_from([None, True]),
@@ -78,7 +94,7 @@ def test_is_a_value(spec):
         ({"nonfinite": "ignore"}, "expected one of 'skip', 'raise', 'saturate'"),
         ({"narrow": True, "signed": False}, "got signed=False"),
         ({"saturate": False}, "integers always saturate"),
-        ({"dtype": "float16", "learnable": True}, "a float format has none"),
+        ({"dtype": "float16", "learnable": True}, "trains the scale of an integer grid"),
     ],
 )
 def test_errors_say_what_was_got_and_expected(fields, message):

@@ -1,4 +1,5 @@
-// Rounding to a narrower float format, kept in the type of the input (docs/numerics.md, section 7).
+// Rounding to a narrower float format, kept in the type of the input (docs/numerics.md, section 7): of x itself, or of
+// x / scale, which is multiplied by the scale again.
 //
 // Magnitudes are handled as bits, which order like the numbers: comparisons see subnormals whatever the processor's
 // flush-to-zero mode, and the addition that rounds meets only such subnormals as become 0 anyway.
@@ -10,6 +11,7 @@
 #include <limits>
 #include <type_traits>
 
+#include "qsim/fake_quantize.h"
 #include "qsim/half.h"
 #include "qsim/level.h"
 #include "qsim/portability.h"
@@ -90,8 +92,8 @@ consteval FormatIn<A> describe(FloatFormat format, bool saturate) {
           .upper_half = shape.mantissa + 16 == kMantissa};
 }
 
-// T: an element type. What overflows becomes a number that T has: of the saturated numbers only float16's 65504 is
-// missing in one, bfloat16, whose next below is 65280.
+// T: an element type; its arithmetic type where results are scaled. What overflows becomes a number that T has: of the
+// saturated numbers only float16's 65504 is missing in one, bfloat16, whose next below is 65280.
 template <class T>
 inline FormatIn<arithmetic_t<T>> format_in(FloatFormat format, bool saturate) {
   using F = FloatFormat;
@@ -104,6 +106,26 @@ inline FormatIn<arithmetic_t<T>> format_in(FloatFormat format, bool saturate) {
   FormatIn<A> found = table[saturate][static_cast<int>(format)];
   if constexpr (std::is_same_v<T, BFloat16>) found.beyond &= ~0xffff;
   return found;
+}
+
+// The scale of what is rounded as it is.
+struct Unscaled {};
+
+template <class N>
+QSIM_HD N divided(N x, Unscaled) {
+  return x;
+}
+template <class N>
+QSIM_HD N divided(N x, N scale) {
+  return x / scale;
+}
+template <class N>
+QSIM_HD N multiplied(N x, Unscaled) {
+  return x;
+}
+template <class N>
+QSIM_HD N multiplied(N x, N scale) {
+  return x * scale;
 }
 
 template <class N>
@@ -153,7 +175,7 @@ QSIM_HD auto in_format(N x, const FormatIn<N>& format) {
   return magnitude_of(x, format) < format.overflow;
 }
 
-// Elements by what rounding does to them. Additive.
+// Elements by what rounding does to them. Additive. Only NaN, Inf and finite are said of x, all else of x / scale.
 struct FormatCounts {
   std::int64_t nans = 0, infs = 0;
   std::int64_t overflows = 0;   // finite, but beyond the largest number once rounded
@@ -170,11 +192,11 @@ struct FormatCounts {
 };
 
 template <class A>
-QSIM_HD void count(A x, const FormatIn<A>& format, FormatCounts& counts) {
-  const bits_t<A> magnitude = magnitude_of(x, format);
-  counts.nans += magnitude > format.infinity;
-  counts.infs += magnitude == format.infinity;
-  counts.overflows += magnitude >= format.overflow && magnitude < format.infinity;
+QSIM_HD void count(A x, A quotient, const FormatIn<A>& format, FormatCounts& counts) {
+  const bits_t<A> given = magnitude_of(x, format), magnitude = magnitude_of(quotient, format);
+  counts.nans += given > format.infinity;
+  counts.infs += given == format.infinity;
+  counts.overflows += magnitude >= format.overflow && given < format.infinity;
   counts.underflows += magnitude > 0 && magnitude <= format.vanishing;
   counts.subnormals += magnitude > format.vanishing && magnitude < format.normal;
 }
@@ -192,15 +214,25 @@ struct SquaredSums {
 
 namespace cpu {
 
-// n elements; y may be x unless they are counted.
+// The scales that elements share as `layout` says, in memory order; null: none is scaled.
+template <class A>
+struct FormatScales {
+  const A* scale = nullptr;
+  Layout layout = {};
+};
+
+// Elements [begin, end) in memory order; y may be x unless they are counted.
 template <class T>
 struct RoundToFormat {
   using Format = FormatIn<arithmetic_t<T>>;
-  void (*plain)(const T* x, T* y, std::int64_t n, const Format& format);
-  // Bit e % 8 of byte e / 8 says whether element e is in the format; bits past the end are 0.
-  void (*with_mask)(const T* x, T* y, std::uint8_t* mask, std::int64_t n, const Format& format);
-  // y and squares may be null: not wanted. The order of the sums depends on n alone.
-  void (*counted)(const T* x, T* y, std::int64_t n, const Format& format, FormatCounts& counts, SquaredSums* squares);
+  using Scales = FormatScales<arithmetic_t<T>>;
+  void (*plain)(const T* x, T* y, std::int64_t begin, std::int64_t end, const Scales& scales, const Format& format);
+  // Bit e % 8 of byte e / 8 says whether element e is in the format; bits past the end are 0. begin is a multiple of 8.
+  void (*with_mask)(const T* x, T* y, std::uint8_t* mask, std::int64_t begin, std::int64_t end, const Scales& scales,
+                    const Format& format);
+  // y and squares may be null: not wanted. The order of the sums depends on end - begin alone.
+  void (*counted)(const T* x, T* y, std::int64_t begin, std::int64_t end, const Scales& scales, const Format& format,
+                  FormatCounts& counts, SquaredSums* squares);
 };
 
 struct RoundToFormatKernels {

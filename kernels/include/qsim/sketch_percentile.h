@@ -15,7 +15,7 @@ QSIM_HD double upper_quantile(const SketchSideView& above, std::int64_t zeros, c
     if (count > 0 && count >= dropped) return above.to(bin) - (above.to(bin) - above.from(bin)) * (dropped / count);
     dropped -= count;
   }
-  if (zeros > 0 && static_cast<double>(zeros) >= dropped) return 0;
+  if (zeros > 0 && static_cast<double>(zeros) >= dropped) return above.near - below.near;  // not 0: subnormals alone
   dropped -= static_cast<double>(zeros);
   for (int bin = below.first_bin(); bin <= below.last_bin(); ++bin) {
     const auto count = static_cast<double>(below.counts[bin]);

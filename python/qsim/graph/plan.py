@@ -292,7 +292,7 @@ class _Planner:
             others = [found for found in operands if found not in (*weights, *biases)]
             scales = [uses[weights[0]].key, self._key_of(site, others[0])] if len(weights) == len(others) == 1 else [None]
             if len(biases) > 1 or not origin.direct or not all(key and self._has_one_scale(key) for key in scales):
-                self._leave(name, site.op, "bias in float: input and weight have no scales to multiply")
+                self._leave(name, site.op, "bias in float: input and weight have no grids to multiply")
                 continue
             self.actions[site].bias = PlannedBias(slot, name, site.op, input=str(scales[1]), weight=str(scales[0]))
 

@@ -1,15 +1,36 @@
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
+
+from qsim.blocks import Axes, along_one_axis
 
 _round_to_format = torch.ops.qsim.round_to_format.default
 _round_to_format_out = torch.ops.qsim.round_to_format.out
 _round_to_format_inplace = torch.ops.qsim.round_to_format_.default
 
 
-def round_to_format(x: Tensor, format: str, *, saturate: bool | None = None, out: Tensor | None = None) -> Tensor:
-    """The nearest number of a float format, as a tensor of the input's dtype.
+def _options(x: Tensor, saturate: bool | None, scale: Tensor | None, axis: Axes, block_size: Axes) -> dict[str, Any]:
+    """Those options that are not the operator's defaults: parsing the others costs a part of a small call."""
+    if scale is not None:
+        axis, block_size, (scale,) = along_one_axis(x, axis, block_size, scale)
+    options = {"saturate": saturate, "scale": scale, "axis": axis, "block_size": block_size}
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def round_to_format(
+    x: Tensor,
+    format: str,
+    *,
+    saturate: bool | None = None,
+    scale: Tensor | None = None,
+    axis: Axes = None,
+    block_size: Axes = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """The nearest number of a float format, as a tensor of the input's dtype: of `x`, or of ``x / scale``, times `scale` again.
 
     Parameters
     ----------
@@ -20,6 +41,14 @@ def round_to_format(x: Tensor, format: str, *, saturate: bool | None = None, out
     saturate : bool, optional
         Whether what overflows, Inf included, becomes the largest finite number; otherwise it becomes Inf (NaN in float8_e4m3fn,
         which has no Inf). By default float8 saturates, float16 and bfloat16 do not.
+    scale : Tensor, float32 (float64 for float64 `x`), positive, optional
+        What deployed float8 is stored with: usually the largest magnitude over the format's largest number. Shape ``()`` or
+        ``(1,)``; with `axis` ``(x.shape[axis],)``; with `block_size` too, the shape of `x` with ``ceil(n / block_size)`` along
+        `axis`. It has no gradient.
+    axis : int or sequence of int, optional
+        Of `x`, the axis that several scales lie along.
+    block_size : int or sequence of int, optional
+        So many elements along `axis` share a scale; the last block may be shorter. With several axes, one size for each.
     out : Tensor, shape, dtype and device of `x`, optional
         Receives the result; may be `x`. No gradient then.
 
@@ -30,8 +59,8 @@ def round_to_format(x: Tensor, format: str, *, saturate: bool | None = None, out
 
     Raises
     ------
-    ValueError, TypeError
-        An unknown format, or tensors that do not fit.
+    ValueError, TypeError, IndexError
+        An unknown format, or tensors, axes or block sizes that do not fit.
 
     Examples
     --------
@@ -39,22 +68,31 @@ def round_to_format(x: Tensor, format: str, *, saturate: bool | None = None, out
     [0.3125, 448.0]
     >>> round_to_format(torch.tensor([2049.0, 70000.0]), "float16").tolist()
     [2048.0, inf]
+    >>> weight = torch.tensor([[0.001, -0.0035], [0.2, 0.7]])  # as it is, the smaller row is left two bits
+    >>> round_to_format(weight, "float8_e4m3fn", scale=weight.abs().amax(1) / 448, axis=0)
+    tensor([[ 0.0010, -0.0035],
+            [ 0.2000,  0.7000]])
 
     Notes
     -----
+    ``x / scale`` is a true division, as in ONNX QuantizeLinear, and of float64 in float64. The product is rounded once to the dtype.
+
     Straight-through: the gradient passes, except that it is 0 where `x` is NaN, Inf or overflows; one bit per element is saved for
     that. IEEE 754-2019, section 4.3.1; Micikevicius et al. 2022, "FP8 Formats for Deep Learning".
 
     A float16 `x` rounds to the bfloat16 65536 from 65408 on, which float16 itself holds as Inf.
     """
+    options = _options(x, saturate, scale, axis, block_size)
     if out is not None:
-        written: Tensor = _round_to_format_out(x, format, saturate=saturate, out=out)
+        written: Tensor = _round_to_format_out(x, format, **options, out=out)
         return written
-    rounded: Tensor = _round_to_format(x, format) if saturate is None else _round_to_format(x, format, saturate=saturate)
+    rounded: Tensor = _round_to_format(x, format, **options)
     return rounded
 
 
-def round_to_format_(x: Tensor, format: str, *, saturate: bool | None = None) -> Tensor:
+def round_to_format_(
+    x: Tensor, format: str, *, saturate: bool | None = None, scale: Tensor | None = None, axis: Axes = None, block_size: Axes = None
+) -> Tensor:
     """`round_to_format` in place: half of the memory traffic. Returns `x`.
 
     Differentiable under the rules of in-place operations: not on a leaf that requires grad, nor on a tensor that another operation
@@ -65,22 +103,31 @@ def round_to_format_(x: Tensor, format: str, *, saturate: bool | None = None) ->
     >>> round_to_format_(torch.tensor([0.3, 1000.0]), "float8_e5m2").tolist()
     [0.3125, 1024.0]
     """
-    rounded: Tensor = _round_to_format_inplace(x, format, saturate=saturate)
+    rounded: Tensor = _round_to_format_inplace(x, format, **_options(x, saturate, scale, axis, block_size))
     return rounded
 
 
 def round_to_format_counted(
-    x: Tensor, format: str, counts: Tensor, squares: Tensor | None = None, *, saturate: bool | None = None
+    x: Tensor,
+    format: str,
+    counts: Tensor,
+    squares: Tensor | None = None,
+    *,
+    saturate: bool | None = None,
+    scale: Tensor | None = None,
+    axis: Axes = None,
+    block_size: Axes = None,
 ) -> Tensor:
     """`round_to_format`, and what it did to the elements, in the same pass.
 
     Parameters
     ----------
-    x, format, saturate
+    x, format, saturate, scale, axis, block_size
         As for `round_to_format`.
     counts : Tensor, shape (6,), int64
         The numbers of these are added to it: elements; NaNs; Infs; overflows (finite, but beyond the largest number once
-        rounded); underflows (not zero, but zero once rounded); subnormals (subnormal once rounded, and not zero).
+        rounded); underflows (not zero, but zero once rounded); subnormals (subnormal once rounded, and not zero). With a scale
+        it is ``x / scale`` that is rounded.
     squares : Tensor, shape (2,), float64, optional
         The sums of ``(x - y) ** 2`` and of ``x ** 2`` over the elements that are finite before and after are added to it.
 
@@ -104,11 +151,21 @@ def round_to_format_counted(
     The state is changed in place without host synchronisation. Counts do not depend on the order of calls; the sums are float64 over
     fixed chunks, joined in order, so neither threads nor instruction sets change a bit.
     """
-    rounded: Tensor = torch.ops.qsim.round_to_format_counted(x, format, counts, squares, saturate=saturate)
+    rounded: Tensor = torch.ops.qsim.round_to_format_counted(x, format, counts, squares, **_options(x, saturate, scale, axis, block_size))
     return rounded
 
 
-def count_format_(x: Tensor, format: str, counts: Tensor, squares: Tensor | None = None, *, saturate: bool | None = None) -> None:
+def count_format_(
+    x: Tensor,
+    format: str,
+    counts: Tensor,
+    squares: Tensor | None = None,
+    *,
+    saturate: bool | None = None,
+    scale: Tensor | None = None,
+    axis: Axes = None,
+    block_size: Axes = None,
+) -> None:
     """The state of `round_to_format_counted` alone: what rounding would do, at the price of reading `x`.
 
     Examples
@@ -118,4 +175,4 @@ def count_format_(x: Tensor, format: str, counts: Tensor, squares: Tensor | None
     >>> counts.tolist()
     [3, 1, 0, 1, 0, 0]
     """
-    torch.ops.qsim.count_format_(x, format, counts, squares, saturate=saturate)
+    torch.ops.qsim.count_format_(x, format, counts, squares, **_options(x, saturate, scale, axis, block_size))

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from qsim.float_format import FLOAT_FORMATS, FloatFormat
+from qsim.reference.blocks import Axes, per_element
 
 # Integer type of the same width, and its exponent bits, for each dtype that arithmetic is done in.
 _EXPONENT = {torch.float32: (torch.int32, 0x7F80_0000), torch.float64: (torch.int64, 0x7FF0_0000_0000_0000)}
@@ -30,43 +31,79 @@ def _largest(form: FloatFormat, dtype: torch.dtype) -> float:
     return (held if held.double() <= form.largest or held.isinf() else held.nextafter(torch.zeros_like(held))).item()
 
 
-def _round(x: Tensor, format: str, saturate: bool | None) -> Tensor:
+def _scaled(x: Tensor, scale: Tensor | None, axis: Axes, block_size: Axes) -> tuple[Tensor, Tensor]:
+    """What is rounded, in the dtype of arithmetic, and the scale of each element."""
+    wide = _arithmetic(x)
+    scales = torch.ones_like(wide) if scale is None else per_element(scale, x, axis, block_size).expand_as(x)
+    return wide / scales, scales
+
+
+def _round(quotient: Tensor, format: str, saturate: bool | None, dtype: torch.dtype) -> Tensor:
+    """`quotient` rounded to the format; saturated to the largest number of it that `dtype` has."""
     form = FLOAT_FORMATS[format]
-    rounded = _round_unbounded(_arithmetic(x), form)
+    rounded = _round_unbounded(quotient, form)
     if form.saturates if saturate is None else saturate:
-        largest = _largest(form, x.dtype)
+        largest = _largest(form, dtype)
         return rounded.clamp(-largest, largest)
     overflow = math.inf if form.infinite else math.nan
     return torch.where(rounded.abs() <= form.largest, rounded, rounded * overflow)
 
 
-def round_to_format(x: Tensor, format: str, *, saturate: bool | None = None) -> Tensor:
+def _rounded(x: Tensor, format: str, saturate: bool | None, scale: Tensor | None, axis: Axes, block_size: Axes) -> Tensor:
+    """The result in the dtype of arithmetic. What is scaled may be any number of that dtype until it is rounded to x's."""
+    quotient, scales = _scaled(x, scale, axis, block_size)
+    return _round(quotient, format, saturate, x.dtype if scale is None else quotient.dtype) * scales
+
+
+def round_to_format(
+    x: Tensor,
+    format: str,
+    *,
+    saturate: bool | None = None,
+    scale: Tensor | None = None,
+    axis: Axes = None,
+    block_size: Axes = None,
+) -> Tensor:
     """Twin of `qsim.ops.round_to_format` (docs/numerics.md, section 7)."""
-    return _round(x, format, saturate).to(x.dtype)
+    return _rounded(x, format, saturate, scale, axis, block_size).to(x.dtype)
 
 
-def round_to_format_backward(grad: Tensor, x: Tensor, format: str) -> Tensor:
+def round_to_format_backward(
+    grad: Tensor, x: Tensor, format: str, *, scale: Tensor | None = None, axis: Axes = None, block_size: Axes = None
+) -> Tensor:
     """The straight-through gradient: 0 where `x` is NaN, Inf or overflows."""
     form = FLOAT_FORMATS[format]
-    return torch.where(_round_unbounded(_arithmetic(x), form).abs() <= form.largest, grad, 0)
+    quotient, _ = _scaled(x, scale, axis, block_size)
+    return torch.where(_round_unbounded(quotient, form).abs() <= form.largest, grad, 0)
 
 
-def count_format_(x: Tensor, format: str, counts: Tensor, squares: Tensor | None = None, *, saturate: bool | None = None) -> None:
+def count_format_(
+    x: Tensor,
+    format: str,
+    counts: Tensor,
+    squares: Tensor | None = None,
+    *,
+    saturate: bool | None = None,
+    scale: Tensor | None = None,
+    axis: Axes = None,
+    block_size: Axes = None,
+) -> None:
     """Twin of `qsim.ops.count_format_`."""
     form = FLOAT_FORMATS[format]
     wide = _arithmetic(x)
-    unbounded = _round_unbounded(wide, form).abs()
+    quotient, _ = _scaled(x, scale, axis, block_size)
+    unbounded = _round_unbounded(quotient, form).abs()
     found = [
         torch.ones_like(wide, dtype=torch.bool),
         wide.isnan(),
         wide.isinf(),
         wide.isfinite() & (unbounded > form.largest),
-        (wide != 0) & (unbounded == 0),
+        (quotient != 0) & (unbounded == 0),
         (unbounded > 0) & (unbounded < form.smallest_normal),
     ]
     counts += torch.stack([which.sum() for which in found])
     if squares is not None:
-        rounded = _round(x, format, saturate)
+        rounded = _rounded(x, format, saturate, scale, axis, block_size)
         known = wide.isfinite() & rounded.isfinite()
         signal, result = wide[known].double(), rounded[known].double()
         squares += torch.stack([(signal - result).square().sum(), signal.square().sum()])

@@ -15,6 +15,8 @@ struct RoundToFormatCall {
   std::int64_t n;
   FloatFormat format;
   bool saturate;
+  const void* scale;  // as `layout` says, of the arithmetic type; null: none is scaled
+  Layout layout;
 };
 
 // y may be x. mask: one bit per element, (n + 7) / 8 bytes, or null.
