@@ -92,18 +92,28 @@ def plan(facts: dict[str, object], out: Path) -> list[tuple[str, list[str] | str
     configure = ["cmake", "-S", ".", "-B", str(BUILD), *generator, "-DQSIM_CUDA=ON", f"-DQSIM_BUILD_TESTS={'ON' if catch2 else 'OFF'}"]
     configure += [f"-DPython_EXECUTABLE={python}", f"-DCMAKE_CUDA_COMPILER={facts['nvcc']}"]
     configure += [f"-DCMAKE_CUDA_ARCHITECTURES={str(facts['capability']).replace('.', '')}"]
-    pytest = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "addopts=", "tests/python/test_cuda.py"]
+    pytest = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "addopts="]
     sanitizer = shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path=str(Path(str(facts["nvcc"])).parent))
     steps: list[tuple[str, list[str] | str, float]] = [
         ("configure", configure, 60),
         ("build", ["cmake", "--build", str(BUILD), "--parallel", str(os.cpu_count() or 2)], 240),
         ("install", ["cmake", "--install", str(BUILD), "--prefix", "python"], 20),
         ("tests: kernels", ["ctest", "--test-dir", str(BUILD), "--output-on-failure", "-R", "device"] if catch2 else "no Catch2", 60),
-        ("tests: operators", [*pytest, "-k", "not graph and not replayed"], 180),
-        ("tests: graph capture", [*pytest, "-k", "graph or replayed"], 60),
+        ("tests: operators", [*pytest, "tests/python/test_cuda.py"], 180),
+        ("tests: streams and graphs", [*pytest, "tests/python/test_cuda_streams.py"], 90),
     ]
     for tool in ("memcheck", "racecheck"):
-        checked = [str(sanitizer), "--tool", tool, "--error-exitcode", "9", *pytest, "-k", "waits"]  # one call of every operator
+        checked = [
+            str(sanitizer),
+            "--tool",
+            tool,
+            "--error-exitcode",
+            "9",
+            *pytest,
+            "tests/python/test_cuda_streams.py",
+            "-k",
+            "waits",
+        ]  # one call of every operator
         steps.append((f"compute-sanitizer: {tool}", checked if sanitizer else "no compute-sanitizer", 90))
     steps.append(("benchmarks", [python, "benchmarks/on_cuda.py", "--json", str(out / "benchmarks.json")], 90))
     return steps

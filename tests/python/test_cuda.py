@@ -1,10 +1,11 @@
-"""Every operator on a GPU: the bits of the CPU, on any stream, in a graph, without waiting for the device.
+"""Every operator on a GPU: the bits of the CPU (test_cuda_streams.py: on any stream, in a graph, without waiting).
 
 Sums of gradients alone are compared with a tolerance (docs/numerics.md, section 1). Without a GPU everything here is skipped.
 """
 
 import pytest
 import torch
+from cuda_calls import QINT, range_state
 from models import ConvNet, seeded
 from test_fake_quantize import DTYPES, elements, parameters
 
@@ -15,7 +16,6 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA d
 
 SHAPES = [(), (0,), (1,), (7,), (50001,), (3, 20011), (2, 64, 17, 13), (2, 3, 90, 91), (1000, 33), (0, 4)]
 LAYOUTS = ["contiguous", "channels_last", "strided", "expanded"]
-QINT = torch.ops.qsim
 
 
 def granularities(shape):
@@ -63,13 +63,6 @@ def check_same_bits(call, *args, **options):
     expected, got = on_both(call, *args, **options)
     for a, b in zip(got, expected, strict=True):
         same_bits(a, b)
-
-
-def range_state(x, axis, block_size):
-    shape = list(x.shape) if block_size else [] if axis is None else [x.shape[axis]]
-    if block_size:
-        shape[axis] = -(-shape[axis] // block_size)
-    return torch.full(shape, torch.inf), torch.full(shape, -torch.inf), torch.zeros(4, dtype=torch.int64)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -129,6 +122,63 @@ def test_observers(dtype, layout):
         check_same_bits(observe, x, *range_state(x, None, None), torch.zeros(16384, dtype=torch.int64))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_running_ranges(dtype, layout):
+    def two_batches(x, observing, quantizing, *state, **options):
+        first = ops.observe_fake_quantize(x, observing, quantizing, *state, -8, 7, averaging=0.25, **options)
+        second, mask = QINT.observe_fake_quantize_with_mask(x * 0.5, observing, quantizing, *state, -8, 7, averaging=0.25, **options)
+        return first, second, mask, *state
+
+    for shape, axis, block_size in CASES:
+        x = elements(shape, dtype, layout)
+        for observing, quantizing in ((True, True), (True, False), (False, True)):
+            lowest, highest, counts = range_state(x, axis, block_size)
+            scale, zero_point = torch.full_like(lowest, 0.25), torch.zeros_like(lowest, dtype=torch.int32)
+            switches = torch.tensor(observing), torch.tensor(quantizing)
+            state = (lowest, highest, counts, scale, zero_point)
+            check_same_bits(two_batches, x, *switches, *state, axis=axis, block_size=block_size, symmetric=observing)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_integers(dtype, layout):
+    for shape, axis, block_size in CASES:
+        x = elements(shape, dtype, layout)
+        options = {"axis": axis, "block_size": block_size}
+        for low, high in ((-8, 7), (0, 255), (-32768, 32767)):
+            args = parameters(x, axis, block_size, grid=(low, high))
+            check_same_bits(ops.quantize, x, *args, low, high, **options)
+            q = ops.quantize(x, *args, low, high, **options)
+            to = dtype if dtype.itemsize == 2 else None  # else the type of the scale
+            check_same_bits(ops.dequantize, q, *args, dtype=to, **options)
+            if high == 7:
+                check_same_bits(ops.pack_int4, q)
+                check_same_bits(ops.unpack_int4, ops.pack_int4(q), q.shape)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_float_formats(dtype, layout):
+    for shape in SHAPES:
+        x = elements(shape, dtype, layout)
+        for name in ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"):
+            for saturate in (False, True):
+                counts, squares = torch.zeros(6, dtype=torch.int64), torch.zeros(2, dtype=torch.float64)
+                check_same_bits(QINT.round_to_format_with_mask, x, name, saturate=saturate)
+                check_same_bits(lambda x, *to: ops.round_to_format_(x.clone(), *to), x, name)
+                expected, got = on_both(counted, x, name, counts, squares, saturate)
+                for a, b in zip(got[:2], expected[:2], strict=True):
+                    same_bits(a, b)
+                torch.testing.assert_close(got[2], expected[2], rtol=1e-12, atol=0)  # another order of the sums
+
+
+def counted(x, name, counts, squares, saturate):
+    y = ops.round_to_format_counted(x, name, counts, squares, saturate=saturate)
+    ops.count_format_(x, name, counts, squares, saturate=saturate)
+    return y, counts, squares
+
+
 @pytest.mark.parametrize("symmetric", [False, True])
 def test_ranges_and_their_encodings(symmetric):
     generator = torch.Generator().manual_seed(0)
@@ -146,10 +196,17 @@ def test_ranges_and_their_encodings(symmetric):
         for dtype in DTYPES:
             for where in ({}, {"axis": 0}, {"axis": 1, "block_size": 700}):
                 check_same_bits(ops.search_range_data, x.to(dtype), -8, 7, **where, **options)
+        weights = [x[:2, : 30 + i] for i in range(60)] + [x.to(dtype) for dtype in DTYPES]  # more than a table holds
+        check_same_bits(search_weights, weights, symmetric=symmetric, method=method)
     for dtype in (torch.float32, torch.float64):
         low = torch.tensor([-1.0, 0.0, -3e38, torch.inf, torch.nan, -1e-45], dtype=dtype)
         high = torch.tensor([2.0, 0.0, 3e38, -torch.inf, 1.0, 1e-45], dtype=dtype)
         check_same_bits(ops.choose_qparams, low, high, -128, 127, symmetric=symmetric)
+
+
+def search_weights(weights, **options):
+    lows, highs = ops.search_range_weights(weights, -8, 7, axis=0, **options)
+    return (*lows, *highs)
 
 
 @pytest.mark.parametrize("nonfinite", ["skip", "zero"])
@@ -173,113 +230,6 @@ def test_gradient_clipping(nonfinite, broken):
             return (norm, *copies)
 
         check_same_bits(scale, grads, cpu_power, cpu_counts)  # from equal sums equal bits
-
-
-def device_calls():
-    """One call of every operator on inputs that live on the GPU: (name, inputs, function that overwrites its outputs)."""
-    x = torch.randn(64, 3, 33, 35, device="cuda")
-    one = torch.tensor(0.1, device="cuda"), torch.tensor(3, dtype=torch.int32, device="cuda")
-    channel = torch.full((3,), 0.1, device="cuda"), torch.zeros(3, dtype=torch.int32, device="cuda")
-    grad, mask = torch.randn_like(x), QINT.fake_quantize_with_mask(x, *one, -8, 7)[1]
-    state = [t.cuda() for t in range_state(x, None, None)]
-    per_channel = [t.cuda() for t in range_state(x, 1, None)]
-    sketch = torch.zeros(16384, dtype=torch.int64, device="cuda")
-    grads = [torch.randn(1000, device="cuda"), torch.randn(30000, device="cuda")]
-    yield "fake_quantize", lambda: ops.fake_quantize(x, *one, -8, 7)
-    yield "fake_quantize per channel", lambda: ops.fake_quantize(x, *channel, -8, 7, axis=1)
-    yield "fake_quantize_with_mask", lambda: QINT.fake_quantize_with_mask(x, *one, -8, 7)
-    yield "mask_backward", lambda: QINT.fake_quantize_mask_backward(grad, mask)
-    yield "backward", lambda: QINT.fake_quantize_backward(grad, x, *one, -8, 7)
-    yield "learnable_backward", lambda: QINT.fake_quantize_learnable_backward(grad, x, *channel, -8, 7, axis=1)
-    yield "observe_range", lambda: ops.observe_range_(x, *state) or state[0].clone()
-    yield "observe_range per channel", lambda: ops.observe_range_(x, *per_channel, axis=1) or per_channel[0].clone()
-    yield "observe", lambda: ops.observe_(x, *state, sketch) or state[1].clone()
-    yield "search_range", lambda: ops.search_range(state[0], state[1], sketch, -128, 127)
-    yield "search_range_data", lambda: ops.search_range_data(x[0], -128, 127, axis=0)
-    yield "choose_qparams", lambda: ops.choose_qparams(*per_channel[:2], -128, 127)
-    yield "clip_grad", lambda: ops.clip_grad_([g.clone() for g in grads], 1.0)
-
-
-def flat(result):
-    return [t.clone() for t in (result if isinstance(result, tuple | list) else (result,)) if isinstance(t, torch.Tensor)]
-
-
-def test_no_operator_waits_for_the_device():
-    calls = list(device_calls())
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        for _, call in calls:
-            call()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-
-
-def test_every_operator_in_a_graph():
-    for name, call in device_calls():
-        expected = flat(call())  # also loads the kernel, which is no part of a capture
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            result = call()
-        for _ in range(2):
-            graph.replay()
-        for got, wanted in zip(flat(result), expected, strict=True):
-            assert torch.equal(got, wanted), name
-
-
-def test_a_replayed_observer_reads_new_data_and_keeps_its_state():
-    x = torch.zeros(100_000, device="cuda")
-    state = [*(t.cuda() for t in range_state(x, None, None)), torch.zeros(16384, dtype=torch.int64, device="cuda")]
-    ops.observe_(x, *state)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        ops.observe_(x, *state)
-    for value in (2.5, -7.0, torch.nan):
-        x.fill_(value)
-        graph.replay()
-    assert [t.item() for t in state[:2]] == [-7.0, 2.5]
-    assert state[2].tolist() == [400_000, 100_000, 0, 0]
-    assert state[3].sum() == 300_000
-
-
-def test_on_a_stream_of_its_own():
-    stream = torch.cuda.Stream()
-    for name, call in device_calls():
-        expected = flat(call())
-        torch.cuda.synchronize()
-        with torch.cuda.stream(stream):
-            torch.cuda._sleep(1_000_000)  # work on another stream would be done long before this
-            got = flat(call())
-        stream.synchronize()
-        for a, b in zip(got, expected, strict=True):
-            assert torch.equal(a, b), name
-
-
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one CUDA device")
-def test_on_the_device_of_its_input():
-    x = torch.randn(1000, device="cuda:1")
-    scale, zero_point = torch.tensor(0.1, device="cuda:1"), torch.tensor(0, dtype=torch.int32, device="cuda:1")
-    y = ops.fake_quantize(x, scale, zero_point, -8, 7)
-    assert y.device == x.device
-    same_bits(y.cpu(), ops.fake_quantize(x.cpu(), scale.cpu(), zero_point.cpu(), -8, 7))
-
-
-def test_saved_for_backward_and_peak_memory():
-    n = 2**24
-    x = torch.randn(n, device="cuda", requires_grad=True)
-    one = torch.tensor(0.1, device="cuda"), torch.tensor(0, dtype=torch.int32, device="cuda")
-    saved = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.nbytes) or t, lambda t: t):
-        y = ops.fake_quantize(x, *one, -8, 7)
-    assert sum(saved) <= n / 8 + 64
-    grad = torch.ones_like(y)
-    y.backward(grad)
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    QINT.fake_quantize_learnable_backward(grad, x.detach(), *one, -8, 7)
-    assert torch.cuda.max_memory_allocated() - before <= 4 * n * 1.02  # dx and little else
 
 
 def test_training_and_evaluation_of_a_model():
