@@ -81,35 +81,35 @@ struct NoBits {
   void finish() {}
 };
 
-// Elements of a step. All are loaded before the first result is stored: where y lies a few lines above x, not counting
-// whole pages, a load behind the store has the address bits by which processors guess that it must wait for that store.
-// An allocator that hands out arrays of whole pages with a header in between puts most outputs there.
+// Elements of a long step. All of a step are loaded before the first result is stored: where y lies a few lines above
+// x, not counting whole pages, a load behind the store has the address bits by which processors guess that it must wait
+// for that store. An allocator that hands out arrays of whole pages with a header in between puts most outputs there.
 constexpr int kStep = 8 * kWidth, kWord = 32;
 
-template <class T, class Rule, class GridOf, class Bits>
+template <int n, class T, class Rule, class GridOf, class Bits>
 QSIM_HD void quantize_step(Rule, const T* x, T* y, const GridOf& grids, Bits& bits) {
-  Floats elements[kStep / kWidth];
-  std::uint32_t in_range[kStep / kWord] = {};
-  for (int v = 0; v < kStep / kWidth; ++v) elements[v] = load(x + v * kWidth);
-  for (int v = 0; v < kStep / kWidth; ++v) {
+  Floats elements[n / kWidth];
+  std::uint32_t in_range[n / kWord] = {};
+  for (int v = 0; v < n / kWidth; ++v) elements[v] = load(x + v * kWidth);
+  for (int v = 0; v < n / kWidth; ++v) {
     const int i = v * kWidth;
     const Quantized<Floats> q = quantize(Rule(), elements[v], grids.after(i));
     elements[v] = q.value;
     in_range[i / kWord] |= bits_in_range(q) << i % kWord;
   }
-  for (int v = 0; v < kStep / kWidth; ++v) store_result(Rule(), y + v * kWidth, elements[v]);
+  for (int v = 0; v < n / kWidth; ++v) store_result(Rule(), y + v * kWidth, elements[v]);
   for (const std::uint32_t word : in_range) bits.push(word, kWord);
 }
 
 #if defined(__AVX2__)
 // bfloat16 without shuffles: the elements at even places are lower halves of 32-bit words, the others upper ones.
-template <class GridOf, class Bits, std::enable_if_t<GridOf::kShared, int> = 0>
+template <int n, class GridOf, class Bits, std::enable_if_t<GridOf::kShared, int> = 0>
 QSIM_HD void quantize_step(ByThresholds, const BFloat16* x, BFloat16* y, const GridOf& grids, Bits& bits) {
   constexpr int kPair = 2 * kWidth;
-  Words pairs[kStep / kPair];
-  std::uint32_t in_range[kStep / kWord] = {};
-  for (int v = 0; v < kStep / kPair; ++v) pairs[v] = load_as<Words>(x + v * kPair);
-  for (int v = 0; v < kStep / kPair; ++v) {
+  Words pairs[n / kPair];
+  std::uint32_t in_range[n / kWord] = {};
+  for (int v = 0; v < n / kPair; ++v) pairs[v] = load_as<Words>(x + v * kPair);
+  for (int v = 0; v < n / kPair; ++v) {
     const int i = v * kPair;
     const VectorGrid grid = vectors(grids.after(i));
     const Quantized<Floats> even = ByThresholds::quantize((Floats)(pairs[v] << 16), grid);
@@ -118,7 +118,7 @@ QSIM_HD void quantize_step(ByThresholds, const BFloat16* x, BFloat16* y, const G
     const std::uint32_t both = _pdep_u32(bits_in_range(even), 0x55555555) | _pdep_u32(bits_in_range(odd), 0xaaaaaaaa);
     in_range[i / kWord] |= both << i % kWord;
   }
-  for (int v = 0; v < kStep / kPair; ++v) store_as(y + v * kPair, pairs[v]);
+  for (int v = 0; v < n / kPair; ++v) store_as(y + v * kPair, pairs[v]);
   for (const std::uint32_t word : in_range) bits.push(word, kWord);
 }
 #endif
@@ -156,7 +156,8 @@ QSIM_HD void quantize_run(const T* x, T* y, std::int64_t n, const GridOf& grids,
   Quantized<Floats> last;
   if (left != 0) last = quantize(Rule(), load(x + n - kWidth), grids.after(n - kWidth));
   std::int64_t i = 0;
-  for (; i + kStep <= n; i += kStep) quantize_step(Rule(), x + i, y + i, grids.after(i), bits);
+  for (; i + kStep <= n; i += kStep) quantize_step<kStep>(Rule(), x + i, y + i, grids.after(i), bits);
+  for (; i + kWord <= n; i += kWord) quantize_step<kWord>(Rule(), x + i, y + i, grids.after(i), bits);
   for (; i + kWidth <= n; i += kWidth) {
     const Quantized<Floats> q = quantize(Rule(), load(x + i), grids.after(i));
     store_result(Rule(), y + i, q.value);
@@ -242,14 +243,14 @@ std::int64_t quantize_blocks(const T* x, T* y, std::int64_t blocks, std::int64_t
     constexpr int kBlocks = decltype(in_step)::value;
     for (std::int64_t block = 0; block < blocks; block += kBlocks) {
       const GridPerBlock<kStep / kBlocks> of{offset(grids, block)};
-      quantize_step(Rule(), x + block * size, y + block * size, of, bits);
+      quantize_step<kStep>(Rule(), x + block * size, y + block * size, of, bits);
     }
   };
   if (size % kStep == 0) {
     for (std::int64_t block = 0; block < blocks; ++block) {
       const OneGrid<float> grid = one(grids, block);
       for (std::int64_t i = block * size; i < (block + 1) * size; i += kStep) {
-        quantize_step(Rule(), x + i, y + i, grid, bits);
+        quantize_step<kStep>(Rule(), x + i, y + i, grid, bits);
       }
     }
   } else if (kStep == 2 * size) {

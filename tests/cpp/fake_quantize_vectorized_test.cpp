@@ -78,6 +78,8 @@ void add_fake_quantize(std::vector<Loop>& loops, const std::string& where, Layou
                          .forward(memory<T>(0), memory<T>(1), 0, n, grids<A>(regular), layout(n), Rounding::divide);
                    },
                    quantize_each<T>});
+  // 64-bit flags are collected one by one; rows of 64 are short beside what beginning one costs.
+  const double with_mask = sizeof(A) == 8 || layout == channels_last ? 0.25 : 0.4;
   loops.push_back({"forward with mask, " + where, kLanes<T>,
                    [=](Level level, int n) {
                      static std::uint8_t mask[kSize / 8];
@@ -85,7 +87,7 @@ void add_fake_quantize(std::vector<Loop>& loops, const std::string& where, Layou
                          .with_mask(memory<T>(0), memory<T>(1), mask, 0, n, grids<A>(regular), layout(n),
                                     Rounding::divide);
                    },
-                   quantize_each<T>, kSize, sizeof(A) == 8 ? 0.25 : 0.4});  // 64-bit flags are collected one by one
+                   quantize_each<T>, kSize, with_mask});
   loops.push_back({"backward from x, " + where, kLanes<T>,
                    [=](Level level, int n) {
                      of(qsim::cpu::fake_quantize_backward_kernels(level))(memory<T>(0), memory<T>(1), memory<T>(2), 0,
