@@ -5,6 +5,8 @@
 // would send equal pointers to the scalar loop.
 #if defined(__clang__)
 #define QSIM_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
+#elif defined(__SANITIZE_ADDRESS__)
+#define QSIM_INDEPENDENT  // checks may leave GCC no loop to annotate, of which it warns
 #else
 #define QSIM_INDEPENDENT _Pragma("GCC ivdep")
 #endif
