@@ -16,7 +16,7 @@ from qsim.format_counts import FormatCounter, FormatCounts
 from qsim.observer import Counts, Observer, with_method
 from qsim.running_observer import RunningObserver
 from qsim.spec import TensorSpec, range_shape
-from qsim.weights import look_at, search_encodings
+from qsim.weights import encode_weights
 
 _SMALLEST_SCALE = torch.finfo(torch.float32).tiny
 _fake_quantize = torch.ops.qsim.fake_quantize.default  # the documented functions, without their calls
@@ -396,22 +396,3 @@ class Quantizer(RangeState):
     def extra_repr(self) -> str:
         state = "" if self._has_encoding else ", no encoding"
         return f"{self._spec.encoding_dtype}, axis={self.axis}, method={self._spec.method!r}{state}"
-
-
-def encode_weights(
-    quantizers: Sequence[Quantizer], weights: Sequence[Tensor], specs: Sequence[TensorSpec]
-) -> list[Encoding | CalibrationError]:
-    """`Quantizer.compute_encoding_from` of several weights in one search, with specs that differ from theirs in the range method only.
-
-    Returns
-    -------
-    list of Encoding or CalibrationError
-        The encoding that the quantizer uses from now on, or why it has none; it then keeps what it had.
-    """
-    problems = [look_at(*each) for each in zip(quantizers, weights, specs, strict=True)]
-    sound = [i for i, problem in enumerate(problems) if problem is None]
-    searched = [i for i in sound if not specs[i].is_running]
-    chosen = dict(zip(searched, search_encodings([weights[i] for i in searched], [specs[i] for i in searched]), strict=True))
-    chosen |= {i: quantizers[i].observer.encoding(specs[i]) for i in sound if specs[i].is_running}
-    encodings = {i: quantizers[i]._use(specs[i], chosen[i]) for i in sound}
-    return [encodings[i] if problem is None else problem for i, problem in enumerate(problems)]

@@ -26,8 +26,9 @@ from qsim.graph.plan import PlannedQuantizer, plan
 from qsim.graph.record import call_arguments, record
 from qsim.observer import with_method
 from qsim.presets import int8
-from qsim.quantizer import Quantizer, encode_weights
+from qsim.quantizer import Quantizer
 from qsim.summary import Summary, summarize
+from qsim.weights import encode_weights
 
 Real = float  # inside QuantSim, `float` is a method
 

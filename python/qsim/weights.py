@@ -64,3 +64,22 @@ def search_encodings(weights: Sequence[Tensor], specs: Sequence[TensorSpec]) -> 
         for i, low, high in zip(members, lows, highs, strict=True):
             found[i] = encoding_of_range(low, high, specs[i])
     return found
+
+
+def encode_weights(
+    quantizers: Sequence[Quantizer], weights: Sequence[Tensor], specs: Sequence[TensorSpec]
+) -> list[Encoding | CalibrationError]:
+    """`Quantizer.compute_encoding_from` of several weights in one search, with specs that differ from theirs in the range method only.
+
+    Returns
+    -------
+    list of Encoding or CalibrationError
+        The encoding that the quantizer uses from now on, or why it has none; it then keeps what it had.
+    """
+    problems = [look_at(*each) for each in zip(quantizers, weights, specs, strict=True)]
+    sound = [i for i, problem in enumerate(problems) if problem is None]
+    searched = [i for i in sound if not specs[i].is_running]
+    chosen = dict(zip(searched, search_encodings([weights[i] for i in searched], [specs[i] for i in searched]), strict=True))
+    chosen |= {i: quantizers[i].observer.encoding(specs[i]) for i in sound if specs[i].is_running}
+    encodings = {i: quantizers[i]._use(specs[i], chosen[i]) for i in sound}
+    return [encodings[i] if problem is None else problem for i, problem in enumerate(problems)]
