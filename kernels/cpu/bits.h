@@ -90,7 +90,9 @@ class BitWriter {
     count_ -= 32;
   }
 
-  void finish() { std::memcpy(to_, &pending_, static_cast<std::size_t>((count_ + 7) / 8)); }
+  void finish() {
+    if (count_ > 0) std::memcpy(to_, &pending_, static_cast<std::size_t>((count_ + 7) / 8));
+  }
 
  private:
   std::uint8_t* to_;
