@@ -357,7 +357,7 @@ def test_errors_say_what_was_expected():
         round_to_format(x, "float4")
     with pytest.raises(TypeError, match="expected float32, float16, bfloat16 or float64"):
         round_to_format(torch.ones(3, dtype=torch.int32), "float16")
-    with pytest.raises(ValueError, match="out is"):
+    with pytest.raises(ValueError, match="qsim::round_to_format: out is"):
         round_to_format(x, "float16", out=torch.ones(4))
     with pytest.raises(ValueError, match=r"counts has shape \[4\]; expected \[6\]"):
         count_format_(x, "float16", counts[:4])
