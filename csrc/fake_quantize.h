@@ -101,11 +101,11 @@ inline FakeQuantizeOptions check_fake_quantize(const at::Tensor& x, const at::Te
   return options;
 }
 
-inline void check_out(const at::Tensor& x, const at::Tensor& out) {
+inline void check_out(const char* op, const at::Tensor& x, const at::Tensor& out) {
   TORCH_CHECK_VALUE(
-      out.sym_sizes() == x.sym_sizes() && out.scalar_type() == x.scalar_type() && out.device() == x.device(),
-      "qsim::fake_quantize: out is ", out.scalar_type(), " of shape ", out.sym_sizes(), " on ", out.device(),
-      "; expected ", x.scalar_type(), " of shape ", x.sym_sizes(), " on ", x.device(), ", as x");
+      out.sym_sizes() == x.sym_sizes() && out.scalar_type() == x.scalar_type() && out.device() == x.device(), op,
+      ": out is ", out.scalar_type(), " of shape ", out.sym_sizes(), " on ", out.device(), "; expected ",
+      x.scalar_type(), " of shape ", x.sym_sizes(), " on ", x.device(), ", as x");
 }
 
 inline void check_grad(const at::Tensor& grad, const at::Tensor& x) {

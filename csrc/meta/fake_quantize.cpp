@@ -21,7 +21,7 @@ Tensor& fake_quantize_out_meta(const Tensor& x, const Tensor& scale, const Tenso
                                std::int64_t quant_max, Axis axis, Axis block_size, std::string_view rounding, double,
                                Tensor& out) {
   check_fake_quantize(x, scale, zero_point, quant_min, quant_max, axis, block_size, rounding);
-  check_out(x, out);
+  check_out("qsim::fake_quantize", x, out);
   return out;
 }
 

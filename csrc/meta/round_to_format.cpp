@@ -22,7 +22,7 @@ Tensor round_to_format_meta(const Tensor& x, std::string_view format, Saturate s
 Tensor& round_to_format_out_meta(const Tensor& x, std::string_view format, Saturate saturate,
                                  const OptionalTensor& scale, OptionalInt axis, OptionalInt block_size, Tensor& out) {
   check_round_to_format(x, format, saturate, scale, axis, block_size);
-  check_out(x, out);
+  check_out("qsim::round_to_format", x, out);
   return out;
 }
 

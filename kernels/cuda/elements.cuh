@@ -22,6 +22,8 @@ template <class T>
 __device__ __forceinline__ float widened(T x) {
   return as_float(x);
 }
+template <class T>
+using computed_t = decltype(widened(T{}));
 
 // The inverse, rounded to nearest even.
 __device__ __forceinline__ void narrow(float x, float& to) { to = x; }

@@ -8,22 +8,20 @@ namespace {
 template <class T, class I>
 __global__ void __launch_bounds__(kThreads)
     forward(const __grid_constant__ FakeQuantizeCall call, const T* x, T* y, std::uint8_t* mask, bool packs) {
-  using A = device_arithmetic_t<T>;
+  using A = computed_t<T>;
   const bool enabled = call.enabled == nullptr || *call.enabled != 0;
   for_each_octet(call.n, [&](std::int64_t at, int count) {
     T elements[kOctet];
     load_octet(x, at, count, packs, elements);
     GridCursor<A, I> cursor(call, at);
     unsigned bits = enabled ? 0 : (1u << count) - 1;
-#pragma unroll
-    for (int i = 0; i < kOctet; ++i) {
-      if (i >= count || !enabled) break;
-      if (i > 0) cursor.advance();
+    const auto round = [&](int i) {
       const Grid<A> grid = cursor.grid();
       const A exact = quotient_of(widened(elements[i]), grid.scale, call.rounding);
       bits |= (in_range(exact, grid) ? 1u : 0u) << i;
       round_to(dequantize(nearest_steps(exact, grid), grid.scale), elements[i]);
-    }
+    };
+    if (enabled) follow(cursor, count, round);
     store_octet(elements, at, count, packs, y);
     if (mask != nullptr) mask[at / kOctet] = static_cast<std::uint8_t>(bits);
   });
@@ -32,20 +30,17 @@ __global__ void __launch_bounds__(kThreads)
 template <class T, class I>
 __global__ void __launch_bounds__(kThreads)
     recompute(const __grid_constant__ FakeQuantizeCall call, const T* grad, const T* x, T* dx, bool packs) {
-  using A = device_arithmetic_t<T>;
+  using A = computed_t<T>;
   for_each_octet(call.n, [&](std::int64_t at, int count) {
     T elements[kOctet], gradients[kOctet];
     load_octet(x, at, count, packs, elements);
     load_octet(grad, at, count, packs, gradients);
     GridCursor<A, I> cursor(call, at);
-#pragma unroll
-    for (int i = 0; i < kOctet; ++i) {
-      if (i >= count) break;
-      if (i > 0) cursor.advance();
+    follow(cursor, count, [&](int i) {
       const Grid<A> grid = cursor.grid();
       const bool inside = in_range(quotient_of(widened(elements[i]), grid.scale, call.rounding), grid);
       if (!inside) gradients[i] = T{};
-    }
+    });
     store_octet(gradients, at, count, packs, dx);
   });
 }

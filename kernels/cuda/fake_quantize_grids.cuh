@@ -8,17 +8,6 @@
 
 namespace qsim::cuda {
 
-template <class T>
-struct ArithmeticOf {
-  using type = float;
-};
-template <>
-struct ArithmeticOf<double> {
-  using type = double;
-};
-template <class T>
-using device_arithmetic_t = typename ArithmeticOf<T>::type;
-
 // Rounds to the element type. A zero result is +0.0, also where rounding to 16 bits underflows.
 __device__ __forceinline__ void round_to(float x, float& to) { to = x; }
 __device__ __forceinline__ void round_to(double x, double& to) { to = x; }

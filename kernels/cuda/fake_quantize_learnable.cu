@@ -77,7 +77,7 @@ template <class T, int kWidth>
 __global__ void __launch_bounds__(kThreads)
     learn(const __grid_constant__ FakeQuantizeCall call, const __grid_constant__ Cut cut, std::int64_t groups,
           const T* grad, const T* x, T* dx, double* scale_sums, double* zero_point_sums) {
-  using A = device_arithmetic_t<T>;
+  using A = computed_t<T>;
   __shared__ double sums[2][kThreads];
   const Layout& layout = call.layout;
   const int rank = static_cast<int>(threadIdx.x) % cut.group, lanes = cut.group / cut.columns;
@@ -194,7 +194,7 @@ cudaError_t fake_quantize_learnable_backward(const FakeQuantizeCall& call, const
   double* const zero_point_sums = partial + n_parameters * cut.parts();
   return with_element(call.element, [&](auto element) {
     using T = decltype(element);
-    using A = device_arithmetic_t<T>;
+    using A = computed_t<T>;
     const LaunchShape learning{static_cast<unsigned>(ceil_div(groups, kThreads / cut.group)), kThreads};
     const cudaError_t status =
         launch(pack == 1 ? learn<T, 1> : learn<T, Pack<T>::kSize>, learning, stream, call, cut, groups,

@@ -77,4 +77,15 @@ __device__ __forceinline__ void for_each_octet(std::int64_t n, F f) {
   }
 }
 
+// Calls f(i) for the elements i < count of an octet, with the cursor at each; it starts at the first.
+template <class Cursor, class F>
+__device__ __forceinline__ void follow(Cursor& cursor, int count, F f) {
+#pragma unroll
+  for (int i = 0; i < kOctet; ++i) {
+    if (i >= count) break;
+    if (i > 0) cursor.advance();
+    f(i);
+  }
+}
+
 }  // namespace qsim::cuda

@@ -10,21 +10,18 @@ namespace {
 template <class T, class Q, class I>
 __global__ void __launch_bounds__(kThreads)
     quantize_octets(const __grid_constant__ FakeQuantizeCall call, const T* x, Q* q, bool packs) {
-  using A = device_arithmetic_t<T>;
+  using A = computed_t<T>;
   for_each_octet(call.n, [&](std::int64_t at, int count) {
     T elements[kOctet];
     Q integers[kOctet];
     load_octet(x, at, count, packs, elements);
     GridCursor<A, I> cursor(call, at);
-#pragma unroll
-    for (int i = 0; i < kOctet; ++i) {
-      if (i >= count) break;
-      if (i > 0) cursor.advance();
+    follow(cursor, count, [&](int i) {
       const Grid<A> grid = cursor.grid();
       const A exact = quotient_of(widened(elements[i]), grid.scale, call.rounding);
       integers[i] =
           static_cast<Q>(static_cast<int>(nearest_integer(exact, grid, static_cast<A>(call.grids.quant_min))));
-    }
+    });
     store_octet(integers, at, count, packs, q);
   });
 }
@@ -33,20 +30,17 @@ __global__ void __launch_bounds__(kThreads)
 template <class T, class Q, class I>
 __global__ void __launch_bounds__(kThreads, 3)
     dequantize_octets(const __grid_constant__ FakeQuantizeCall call, const Q* q, T* y, bool packs) {
-  using A = device_arithmetic_t<T>;
+  using A = computed_t<T>;
   for_each_octet(call.n, [&](std::int64_t at, int count) {
     Q integers[kOctet];
     T elements[kOctet];
     load_octet(q, at, count, packs, integers);
     GridCursor<A, I> cursor(call, at);
-#pragma unroll
-    for (int i = 0; i < kOctet; ++i) {
-      if (i >= count) break;
-      if (i > 0) cursor.advance();
+    follow(cursor, count, [&](int i) {
       const Grid<A> grid = cursor.grid();
       const A steps = steps_of(static_cast<A>(integers[i]), grid, static_cast<A>(call.grids.quant_min));
       round_to(qsim::dequantize(steps, grid.scale), elements[i]);
-    }
+    });
     store_octet(elements, at, count, packs, y);
   });
 }

@@ -8,7 +8,7 @@ namespace qsim::cuda {
 
 namespace {
 
-// Type of an element as the host names it, and what it is computed in.
+// Type of an element as the host names it.
 template <class T>
 struct Named {
   using type = T;
@@ -21,8 +21,6 @@ template <>
 struct Named<__nv_bfloat16> {
   using type = BFloat16;
 };
-template <class T>
-using computed_t = arithmetic_t<typename Named<T>::type>;
 
 }  // namespace
 
@@ -66,15 +64,12 @@ __global__ void __launch_bounds__(kThreads)
     load_octet(x, at, count, packs, elements);
     Cursor cursor(scales, n, at);
     unsigned bits = 0;
-#pragma unroll
-    for (int i = 0; i < kOctet; ++i) {
-      if (i >= count) break;
-      if (i > 0) cursor.advance();
+    follow(cursor, count, [&](int i) {
       const auto scale = cursor.scale();
       const auto quotient = divided(widened(elements[i]), scale);
       bits |= (in_format(quotient, format) ? 1u : 0u) << i;
       narrow(multiplied(round_to_format<upper_half>(quotient, format), scale), elements[i]);
-    }
+    });
     store_octet(elements, at, count, packs, y);
     if (mask != nullptr) mask[at / kOctet] = static_cast<std::uint8_t>(bits);
   });
@@ -109,10 +104,7 @@ __global__ void __launch_bounds__(kThreads)
     T elements[kOctet];
     load_octet(x, at, count, packs, elements);
     Cursor cursor(scales, n, at);
-#pragma unroll
-    for (int i = 0; i < kOctet; ++i) {
-      if (i >= count) break;
-      if (i > 0) cursor.advance();
+    follow(cursor, count, [&](int i) {
       const auto scale = cursor.scale();
       const auto e = widened(elements[i]), quotient = divided(e, scale);
       const auto nearest = multiplied(round_to_format<upper_half>(quotient, format), scale), error = e - nearest;
@@ -121,7 +113,7 @@ __global__ void __launch_bounds__(kThreads)
         sums.merge({static_cast<double>(error) * error, static_cast<double>(e) * e});
       }
       narrow(nearest, elements[i]);
-    }
+    });
     if (y != nullptr) store_octet(elements, at, count, packs, y);
   });
   if (blockIdx.x == 0 && threadIdx.x == 0) add(counts, n);

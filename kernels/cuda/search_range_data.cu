@@ -15,11 +15,8 @@ constexpr int kWarps = kSearchThreads / 32;
 static_assert(kCostLanes == 32, "a lane of the sum is a lane of the warp");
 
 template <class T>
-using Arithmetic = decltype(widened(T{}));  // float64 for double, else float32
-
-template <class T>
 __device__ auto finite_values(const T* x, std::int64_t n) {
-  using Values = FiniteValues<Arithmetic<T>>;
+  using Values = FiniteValues<computed_t<T>>;
   Values mine{INFINITY, -INFINITY, 0};
   for (std::int64_t i = threadIdx.x; i < n; i += kSearchThreads) {
     const auto value = widened(x[i]);
@@ -33,13 +30,13 @@ __device__ auto finite_values(const T* x, std::int64_t n) {
 }
 
 template <class T>
-__device__ double warp_cost(const T* x, std::int64_t n, QuantParams<Arithmetic<T>> params, const RangeSearch& search,
+__device__ double warp_cost(const T* x, std::int64_t n, QuantParams<computed_t<T>> params, const RangeSearch& search,
                             double limit) {
   const auto error = step_error(params, search);
   const double scale = params.scale, square = scale * scale;
   double sum = 0;
   for (std::int64_t i = 0; i < n && sum * square <= limit; i += kCostChunk) {
-    Arithmetic<T> lane = 0;
+    computed_t<T> lane = 0;
     for (std::int64_t j = i + threadIdx.x % 32; j < n && j < i + kCostChunk; j += 32) {
       lane += error.of(finite_or_zero(widened(x[j])));
     }
@@ -62,9 +59,9 @@ __device__ double lattice_unit(const T* x, std::int64_t n, double at_least) {
 }
 
 template <class T>
-__device__ Range least_cost(const T* x, std::int64_t n, const FiniteValues<Arithmetic<T>>& values,
+__device__ Range least_cost(const T* x, std::int64_t n, const FiniteValues<computed_t<T>>& values,
                             const RangeSearch& search) {
-  const RangeCandidates<Arithmetic<T>> candidates{values.with_zero(), search.grid};
+  const RangeCandidates<computed_t<T>> candidates{values.with_zero(), search.grid};
   const Range observed = candidates.observed;
   if (is_empty(observed)) return observed;  // all zeros
   const double covering = choose_qparams<double>(observed.low, observed.high, search.grid, 0).scale;
@@ -74,7 +71,7 @@ __device__ Range least_cost(const T* x, std::int64_t n, const FiniteValues<Arith
   for (int i = candidates.count() - 1 - static_cast<int>(threadIdx.x / 32); i >= 0; i -= kWarps) {
     const Range range = candidates.at(i);
     if (is_empty(range)) continue;
-    const auto params = choose_qparams<Arithmetic<T>>(range.low, range.high, search.grid, 0);
+    const auto params = choose_qparams<computed_t<T>>(range.low, range.high, search.grid, 0);
     const double cost = warp_cost(x, n, params, search, best.cost);
     if (cost <= best.cost) best = {cost, i};
   }
@@ -82,7 +79,7 @@ __device__ Range least_cost(const T* x, std::int64_t n, const FiniteValues<Arith
 }
 
 template <class T>
-__device__ Range least_divergence(const T* x, std::int64_t n, const FiniteValues<Arithmetic<T>>& values,
+__device__ Range least_divergence(const T* x, std::int64_t n, const FiniteValues<computed_t<T>>& values,
                                   const RangeSearch& search, EntropyHistogram& histogram) {
   const Range observed = values.with_zero();
   const double largest = larger(-observed.low, observed.high);
@@ -115,11 +112,11 @@ __device__ Range percentile_range(const T* x, std::int64_t n, std::int64_t finit
     __syncthreads();
   };
   return data_percentile(finite, percentile,
-                         [&](std::int64_t rank) { return value_at_rank<Arithmetic<T>>(rank, counts, count_digits); });
+                         [&](std::int64_t rank) { return value_at_rank<computed_t<T>>(rank, counts, count_digits); });
 }
 
 template <class T>
-__device__ Range choose_range(const T* x, std::int64_t n, const FiniteValues<Arithmetic<T>>& values,
+__device__ Range choose_range(const T* x, std::int64_t n, const FiniteValues<computed_t<T>>& values,
                               const RangeSearch& search, EntropyHistogram& histogram) {
   if (values.count == 0) return {INFINITY, -INFINITY};
   switch (search.method) {
@@ -154,8 +151,8 @@ template <class T>
 __device__ void store_range(const DataTable& table, std::int64_t range, Range found) {
   const int t = owner(table, range);
   const std::int64_t i = range - table.first_range[t];
-  static_cast<Arithmetic<T>*>(table.low[t])[i] = static_cast<Arithmetic<T>>(found.low);
-  static_cast<Arithmetic<T>*>(table.high[t])[i] = static_cast<Arithmetic<T>>(found.high);
+  static_cast<computed_t<T>*>(table.low[t])[i] = static_cast<computed_t<T>>(found.low);
+  static_cast<computed_t<T>*>(table.high[t])[i] = static_cast<computed_t<T>>(found.high);
 }
 
 template <class T>

@@ -25,14 +25,11 @@ QSIM_HD bool is_regular(Grid<float> grid) {  // without branches, as everything 
   return (grid.scale >= 0x1p-100f) & (grid.scale <= 0x1p24f) & (grid.low >= -0x1p21f) & (grid.high <= 0x1p21f);
 }
 
-// Quotients of a smaller |x| may be off in their last bits, because the remainder underflows; they round to 0 all the
-// same.
-constexpr float kLeastExactDividend = 0x1p-100f;
-
 // RN(x / scale) for inverse = RN(1 / scale), a regular scale and x within the thresholds of its grid: one correction of
 // the product by its remainder (Markstein 1990, "Computation of elementary functions on the IBM RISC System/6000
 // processor"). The theorem asks for a product within one ulp; here it is within 1.5, which is enough for every scale:
 // the test visits all divisors with all dividends whose quotients lie so close to a midpoint that they could go wrong.
+// Below |x| = 2^-100 the remainder underflows and the last bits may be off; such quotients round to 0 all the same.
 template <class V>
 QSIM_HD V exact_quotient(V x, V scale, V inverse) {
   const V product = x * inverse;
