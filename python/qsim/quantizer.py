@@ -96,6 +96,7 @@ class Quantizer(RangeState):
         granularity = (spec.axis, spec.block_size, shape, name)
         self.observer = RunningObserver(spec.averaging, *granularity) if self._running else Observer(*granularity)
         self.format_counter = None if spec.has_scale else FormatCounter(spec.dtype)
+        self.merged: list[Tensor] | None = None  # `additive` as the last QuantSim.synchronize gave it to all ranks
         if self._running:
             self.register_buffer("_observing_here", torch.tensor(True), persistent=False)
             self.register_buffer("_enabled_here", torch.tensor(True), persistent=False)
@@ -365,8 +366,15 @@ class Quantizer(RangeState):
         """Largest finite value observed: see `Observer.max`."""
         return self.observer.max
 
+    @property
+    def additive(self) -> list[Tensor]:
+        """The counters that observing adds to, int64: what was observed together is their sum."""
+        counters = [self.observer.counters, *([self.observer.sketch] if self.observer._sketched else [])]
+        return counters if self.format_counter is None else [*counters, self.format_counter.counters]
+
     def reset(self) -> None:
         """Forget what was observed. The encoding in use stays."""
+        self.merged = None
         self.observer.reset()
         if self.format_counter is not None:
             self.format_counter.reset()
@@ -378,6 +386,7 @@ class Quantizer(RangeState):
             self.format_counter.merge(other.format_counter)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        self.merged = None
         super()._load_from_state_dict(state_dict, prefix, *args)
         self._switch_device()  # they are in no state dict, and memory that a state is loaded into may be fresh
         if prefix + "scale" not in state_dict or self.scale.is_meta:

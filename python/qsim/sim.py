@@ -11,6 +11,7 @@ from itertools import chain
 from operator import attrgetter
 from typing import Any
 
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_map_only
@@ -19,6 +20,7 @@ from qsim.batch_norm import fold_batch_norms
 from qsim.bias import BiasQuantizer
 from qsim.calibration import CalibrationReport, Forward, arguments_of, failure, iterate, observe, report_of, to_device
 from qsim.config import Config
+from qsim.distributed import merge, whole
 from qsim.encoding import Encoding
 from qsim.errors import CalibrationError, NoEncodingError
 from qsim.graph.execute import Switch, attach, places
@@ -167,15 +169,44 @@ class QuantSim(nn.Module):
         """
         self._choose_encodings(method, percentile=percentile, gamma=gamma)
 
+    def synchronize(self, group: dist.ProcessGroup | None = None) -> None:
+        """Merge what the ranks of `torch.distributed` observed, and choose all encodings from that. To be called on every rank.
+
+        After each rank has called `calibrate` on its share of the data, counts, ranges, sketches and encodings are on all ranks those
+        of one process that saw everything, bit for bit. A running range (``method="ema"``) depends on the order of batches; it becomes
+        the mean of the ranges of those ranks that have one: the running range of the mean batch, if all saw equally many. Repeated
+        calls count no value twice; a state dict that was loaded counts as observed by the rank that loaded it.
+
+        Parameters
+        ----------
+        group : torch.distributed.ProcessGroup, optional
+            The default group if None. Its backend has to serve the device of the quantizers.
+
+        Raises
+        ------
+        RuntimeError
+            There is no process group, or this rank is not in it.
+        ValueError
+            The simulations differ: the message names a rank and a quantizer.
+        CalibrationError
+            As `calibrate`: no rank has a range for some quantizers. On a single rank calibrate may raise that for what its share does
+            not reach; what was observed is kept, so catch it there and synchronize.
+        """
+        merge(self.quantizers(), self._weights(), group)
+        self._choose_encodings()
+
+    def _weights(self) -> dict[str, Tensor]:
+        """The parameters that have a quantizer, by its key."""
+        return {key: attrgetter(p.parameter)(self.model) for key, p in self._planned.items() if p.parameter is not None}
+
     def _choose_encodings(self, method: str | None = None, *, percentile: Real | None = None, gamma: Real | None = None) -> list[str]:
         """Give every quantizer its encoding. Returns a sentence for each that had to be changed afterwards."""
         quantizers = self.quantizers()
         problems: dict[str, CalibrationError] = {}
-        parameters = {key: planned.parameter for key, planned in self._planned.items() if planned.parameter is not None}
-        weights = [attrgetter(parameter)(self.model) for parameter in parameters.values()]
-        given = [quantizers[key].spec for key in parameters]
-        specs = [with_method(s, None if s.is_running else method, percentile=percentile, gamma=gamma) for s in given]
-        for key, found in zip(parameters, encode_weights([quantizers[key] for key in parameters], weights, specs), strict=True):
+        parameters = {key: whole(weight) for key, weight in self._weights().items()}
+        of_weights = [quantizers[key] for key in parameters]
+        specs = [with_method(s, None if s.is_running else method, percentile=percentile, gamma=gamma) for s in (q.spec for q in of_weights)]
+        for key, found in zip(parameters, encode_weights(of_weights, list(parameters.values()), specs), strict=True):
             if isinstance(found, CalibrationError):
                 problems[key] = found
         for key, quantizer in quantizers.items():
@@ -191,7 +222,8 @@ class QuantSim(nn.Module):
         if unmet:
             raise failure(unmet)
         raised = {
-            b: BiasQuantizer(quantizers[b.input], quantizers[b.weight]).fit(attrgetter(b.parameter)(self.model)) for b in self._biases
+            b: BiasQuantizer(quantizers[b.input], quantizers[b.weight]).fit(whole(attrgetter(b.parameter)(self.model)))
+            for b in self._biases
         }
         return [f"'{b.weight}': {n} scales raised so that the bias '{b.parameter}' fits into int32" for b, n in raised.items() if n]
 
