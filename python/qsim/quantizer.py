@@ -62,6 +62,8 @@ class Quantizer(RangeState):
     scale : Tensor, float32, shape ``()``, ``[C]`` or one per block
         NaN: no encoding yet. A Parameter where the spec says learnable; float16 and bfloat16 have none to choose and hold 1.
     zero_point : Tensor, int32, shape of `scale`
+    grid : Tensor, float32
+        Smallest and largest number of the grid, then its axes and block sizes: so that a state dict loads where it fits alone.
 
     Examples
     --------
@@ -101,6 +103,7 @@ class Quantizer(RangeState):
             self.register_buffer("_observing_here", torch.tensor(True), persistent=False)
             self.register_buffer("_enabled_here", torch.tensor(True), persistent=False)
         self._grid = (spec.quant_min, spec.quant_max)
+        self.register_buffer("grid", torch.tensor(self._identity))
         self._options = _options(spec)
         self._allocate(UNKNOWN if self._shape is None else self._shape)
 
@@ -385,18 +388,27 @@ class Quantizer(RangeState):
         if self.format_counter is not None and other.format_counter is not None:
             self.format_counter.merge(other.format_counter)
 
+    @property
+    def _identity(self) -> list[float]:
+        """What `grid` holds. Every grid, of integers or of a float format, has ends that no other has."""
+        axes, blocks = (() if value is None else (value,) if isinstance(value, int) else value for value in (self.axis, self.block_size))
+        return [float(number) for number in (*self._grid, *axes, *blocks)]
+
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        grid = state_dict.get(prefix + "grid")
+        if grid is not None and not grid.is_meta and (found := grid.tolist()) != self._identity:
+            error_messages: list[str] = args[-1]
+            error_messages.append(
+                f"{self._title}: the state is of another spec: its {prefix}grid (smallest, largest, axes, block sizes) is {found}, "
+                f"and this quantizer's is {self._identity}."
+            )
+            return
         self.merged = None
         super()._load_from_state_dict(state_dict, prefix, *args)
         self._switch_device()  # they are in no state dict, and memory that a state is loaded into may be fresh
         if prefix + "scale" not in state_dict or self.scale.is_meta:
             return
         self._has_encoding = self.scale.numel() > 0 and not bool(self.scale.isnan().any())
-        low, high = self._grid
-        if self._has_encoding and not bool(((self.zero_point >= float(low)) & (self.zero_point <= float(high))).all()):
-            self._has_encoding = False
-            error_messages: list[str] = args[-1]
-            error_messages.append(f"{prefix}zero_point is not within [{low}, {high}]: the state is that of another spec.")
 
     @property
     def _title(self) -> str:
