@@ -10,12 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from qsim.quantizer import Quantizer
-
-
-def whole(parameter: Tensor) -> Tensor:
-    """The parameter; of one that is sharded over ranks (DTensor) the gathered tensor: every rank has to ask for it."""
-    gather = getattr(parameter, "full_tensor", None)
-    return parameter if gather is None else gather()
+from qsim.sharding import is_sharded
 
 
 def merge(quantizers: Mapping[str, Quantizer], weights: Mapping[str, Tensor], group: dist.ProcessGroup | None) -> None:
@@ -44,6 +39,19 @@ def merge(quantizers: Mapping[str, Quantizer], weights: Mapping[str, Tensor], gr
     _add_news(list(seen.values()), group)
 
 
+def rank_local(quantizers: Mapping[str, Quantizer]) -> list[str]:
+    """Buffers in a bank of quantizers that DistributedDataParallel is to leave alone: what each rank observed, for `merge`.
+
+    Running ranges are not among them: the scales that it broadcasts follow from them.
+    """
+    return [
+        f"{name}.{buffer}"
+        for name, quantizer in quantizers.items()
+        for buffer, _ in quantizer.named_buffers()
+        if buffer.endswith((".counters", ".sketch")) or (buffer.startswith("observer.") and not quantizer.spec.is_running)
+    ]
+
+
 def _check_group(group: dist.ProcessGroup | None) -> None:
     if not dist.is_available() or not dist.is_initialized():
         raise RuntimeError("QuantSim.synchronize: there is no process group; call torch.distributed.init_process_group on every rank first")
@@ -56,7 +64,7 @@ def _describe(quantizer: Quantizer, weight: Tensor | None) -> dict[str, Any]:
     told = None if quantizer.merged is None else quantizer.merged[0].tolist()
     return {
         "spec": quantizer.spec,
-        "a weight of hash": None if weight is None or hasattr(weight, "full_tensor") else _hash(weight),
+        "a weight of hash": None if weight is None or is_sharded(weight) else _hash(weight),
         "counts of the last synchronize": told,
         "shape": quantizer.observer._shape,
     }

@@ -15,6 +15,7 @@ from qsim.errors import CalibrationError, NoEncodingError
 from qsim.format_counts import FormatCounter, FormatCounts
 from qsim.observer import Counts, Observer, with_method
 from qsim.running_observer import RunningObserver
+from qsim.sharding import sharded_as, whole
 from qsim.spec import TensorSpec, range_shape
 from qsim.weights import encode_weights
 
@@ -256,7 +257,7 @@ class Quantizer(RangeState):
         if not self._look_for_encoding():
             return None
         spec = self._spec
-        scale = self.grid_scale.detach().clone()
+        scale = whole(self.grid_scale.detach()).clone()
         return Encoding(scale, self.zero_point.clone(), *self._grid, spec.axis, spec.block_size, spec.encoding_dtype)
 
     def set_encoding(self, encoding: Encoding) -> None:
@@ -286,7 +287,7 @@ class Quantizer(RangeState):
         if self._shape is None:
             self._adopt(tuple(encoding.scale.shape))
         with torch.no_grad():  # in place: optimizers and compiled graphs keep their references
-            self.scale.copy_(encoding.scale)
+            self.scale.copy_(sharded_as(self.scale, encoding.scale))
             self.zero_point.copy_(encoding.zero_point)
         self._has_encoding = True
 

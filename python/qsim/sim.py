@@ -20,7 +20,7 @@ from qsim.batch_norm import fold_batch_norms
 from qsim.bias import BiasQuantizer
 from qsim.calibration import CalibrationReport, Forward, arguments_of, failure, iterate, observe, report_of, to_device
 from qsim.config import Config
-from qsim.distributed import merge, whole
+from qsim.distributed import merge, rank_local
 from qsim.encoding import Encoding
 from qsim.errors import CalibrationError, NoEncodingError
 from qsim.graph.execute import Switch, attach, places
@@ -29,13 +29,15 @@ from qsim.graph.record import call_arguments, record
 from qsim.observer import with_method
 from qsim.presets import int8
 from qsim.quantizer import Quantizer
+from qsim.sharding import refuse_wrapped, sharded_around, sharded_modules, whole
+from qsim.state_names import NamedAsTheModel
 from qsim.summary import Summary, summarize
 from qsim.weights import encode_weights
 
 Real = float  # inside QuantSim, `float` is a method
 
 
-class QuantSim(nn.Module):
+class QuantSim(NamedAsTheModel):
     """A model as it will compute once quantized. It is called, trained and saved like the model.
 
     The model is run once to see its operations, whatever Python they come from. BatchNorms are folded into the layers before them;
@@ -70,10 +72,13 @@ class QuantSim(nn.Module):
     torch.Size([2, 2])
     """
 
+    quantization: QuantizerBank
+
     def __init__(self, model: nn.Module, example_inputs: Any, config: Config | None = None, *, inplace: bool = False) -> None:
         super().__init__()
         if places(model):
             raise ValueError("QuantSim: the model is simulated already; give the original one")
+        refuse_wrapped(model)
         self.config = int8() if config is None else config
         self.model = model if inplace else copy.deepcopy(model)
         if any(module.training for module in self.model.modules()):
@@ -81,12 +86,15 @@ class QuantSim(nn.Module):
             self.model.eval()
         args, kwargs = call_arguments(example_inputs)
         folding = fold_batch_norms(self.model, example_inputs)
+        self._folded = folding.folded
         tape, notes = record(self.model, args, kwargs)
         decided = plan(tape, self.config)
         self._example = tree_map_only(Tensor, lambda _: None, (args, kwargs))
         self._planned, self._biases, self._left = decided.quantizers, decided.biases, decided.left
         self._switch = Switch()
         self.quantization = QuantizerBank(self.model, self._planned)
+        # its broadcast of buffers before every forward would cost a sketch per activation, and overwrite what ranks observed
+        self._ddp_params_and_buffers_to_ignore = [f"quantization.{name}" for name in rank_local(dict(self.quantization.items()))]
         notes += attach(self.model, decided, self.quantization.by_key(), self._switch)
         kept = [f"BatchNorm '{name}' is not folded: {reason}" for name, reason in folding.kept.items()]
         self._notes = list(dict.fromkeys([*kept, *folding.warnings, *decided.notes, *notes]))
@@ -120,7 +128,8 @@ class QuantSim(nn.Module):
         data : iterable of batches
             Tensor, tuple, list or dict each. A batch fills as many arguments as `example_inputs` had; what is left (targets) is ignored.
         forward : callable, optional
-            ``forward(model, batch)`` for batches that need more than that.
+            ``forward(model, batch)`` for batches that need more than that. `model` is `self.model`, and the simulation itself where
+            FSDP shards it.
         max_batches : int, optional
             Stop after so many.
         progress : bool
@@ -138,8 +147,9 @@ class QuantSim(nn.Module):
         quantizers = self.quantizers()
         watched = [key for key, planned in self._planned.items() if planned.parameter is None]
         run = self._forward_batch if forward is None else forward
-        with self._switch.turned(True):
-            noted = observe(self.model, quantizers, watched, iterate(data, max_batches, progress), lambda batch: run(self.model, batch))
+        called = self if sharded_modules(self) else self.model  # FSDP gathers parameters when its root is called
+        with self._switch.turned(True), sharded_around(self):
+            noted = observe(self.model, quantizers, watched, iterate(data, max_batches, progress), lambda batch: run(called, batch))
         if noted.batches == 0:
             raise CalibrationError("QuantSim: calibrate got no batch. Is the iterator used up, or the data set empty?")
         started = time.perf_counter()
@@ -304,6 +314,10 @@ class QuantizerBank(nn.Module):
             beside = first if parameter is None else parameter
             # nn.Module allows no dots in names; "/" keeps them readable in state dicts
             self._modules[key.replace(".", "/")] = quantizer if beside is None else quantizer.to(beside.device)
+
+    def items(self) -> Iterable[tuple[str, Quantizer]]:
+        """The quantizers by their names as modules."""
+        return self._modules.items()  # type: ignore[return-value]
 
     def by_key(self) -> dict[str, Quantizer]:
         return dict(zip(self._keys, self._modules.values(), strict=True))  # type: ignore[arg-type]
