@@ -4,11 +4,12 @@ import contextlib
 import copy
 import time
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from itertools import chain
 from operator import attrgetter
+from os import PathLike
 from typing import Any
 
 from torch import Tensor, nn
@@ -18,15 +19,19 @@ from torch.utils._pytree import tree_map_only
 from qsim.batch_norm import fold_batch_norms
 from qsim.bias import BiasQuantizer
 from qsim.calibration import CalibrationReport, Forward, arguments_of, failure, iterate, observe, report_of, to_device
+from qsim.comparison import Comparison, compare
 from qsim.config import Config
 from qsim.encoding import Encoding
 from qsim.errors import CalibrationError, NoEncodingError
 from qsim.graph.execute import Switch, attach, places
 from qsim.graph.plan import PlannedQuantizer, plan
 from qsim.graph.record import call_arguments, record
+from qsim.memory import MemoryWatch
 from qsim.observer import with_method
 from qsim.presets import int8
 from qsim.quantizer import Quantizer
+from qsim.scores import ScoreFile
+from qsim.sensitivity import Metric, Sensitivity, measure, measured, output_sqnr
 from qsim.summary import Summary, summarize
 from qsim.weights import encode_weights
 
@@ -95,12 +100,15 @@ class QuantSim(nn.Module):
         try:
             return self.model(*args, **kwargs)
         except NoEncodingError as error:
-            missing = [key for key, quantizer in self.quantizers().items() if quantizer.enabled and quantizer.encoding is None]
-            shown = ", ".join(f"'{key}'" for key in missing[:3]) + (", ..." if len(missing) > 3 else "")
-            raise NoEncodingError(
-                f"QuantSim: {len(missing)} of {len(self.quantizers())} quantizers have no encoding ({shown}). Call sim.calibrate(data), "
-                "load a calibrated state dict, or run the model unquantized: with sim.float()."
-            ) from error
+            raise self._no_encoding() from error
+
+    def _no_encoding(self) -> NoEncodingError:
+        missing = [key for key, quantizer in self.quantizers().items() if quantizer.enabled and quantizer.encoding is None]
+        shown = ", ".join(f"'{key}'" for key in missing[:3]) + (", ..." if len(missing) > 3 else "")
+        return NoEncodingError(
+            f"QuantSim: {len(missing)} of {len(self.quantizers())} quantizers have no encoding ({shown}). Call sim.calibrate(data), "
+            "load a calibrated state dict, or run the model unquantized: with sim.float()."
+        )
 
     # Ranges.
 
@@ -134,6 +142,7 @@ class QuantSim(nn.Module):
             There was no batch, or quantizers have no range: the message lists them, and why. What was observed is kept.
         """
         quantizers = self.quantizers()
+        memory = MemoryWatch(quantizer.scale.device for quantizer in quantizers.values())
         watched = [key for key, planned in self._planned.items() if planned.parameter is None]
         run = self._forward_batch if forward is None else forward
         with self._switch.turned(True):
@@ -142,8 +151,8 @@ class QuantSim(nn.Module):
             raise CalibrationError("QuantSim: calibrate got no batch. Is the iterator used up, or the data set empty?")
         started = time.perf_counter()
         problems = self._choose_encodings()
-        noted.seconds["encodings"] = time.perf_counter() - started
-        return report_of(noted, quantizers, problems)
+        noted.seconds["search"] = time.perf_counter() - started
+        return report_of(noted, quantizers, problems, memory.peaks(), self.summary)
 
     def _forward_batch(self, model: nn.Module, batch: Any) -> Any:
         args, kwargs = to_device(arguments_of(batch, self._example), model)
@@ -241,7 +250,93 @@ class QuantSim(nn.Module):
             for place in places(self.model)
             if place.unexpected()
         ]
-        return summarize(self._planned, self._biases, self.quantizers(), self._left, [*self._notes, *notes])
+        return summarize(self.model, self._planned, self._biases, self.quantizers(), self._left, [*self._notes, *notes])
+
+    def compare(self, batch: Any, forward: Forward | None = None, *, memory: int = 1 << 30) -> Comparison:
+        """How far every tensor is from its float counterpart: by its own quantizer, and with everything before it quantized.
+
+        Runs the model in eval mode on one batch, in float and simulated, and compares as it goes; nothing of the model changes. No other
+        thread may use the sim meanwhile.
+
+        Parameters
+        ----------
+        batch, forward : as in `calibrate`
+        memory : int
+            Bytes of float tensors to hold at a time. A batch with more is run several times: see `qsim.comparison.compare`.
+
+        Returns
+        -------
+        Comparison
+
+        Raises
+        ------
+        NoEncodingError
+            Before calibration.
+
+        Examples
+        --------
+        >>> sim = QuantSim(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), torch.randn(1, 4))
+        >>> report = sim.calibrate([torch.randn(32, 4)], progress=False)
+        >>> comparison = sim.compare(torch.randn(32, 4))
+        >>> comparison["2.output"].accumulated.sqnr > 20
+        True
+        """
+        run = self._forward_batch if forward is None else forward
+        with self._calibrated():
+            return compare(self, self._planned, lambda: run(self.model, batch), memory)
+
+    def sensitivity(
+        self,
+        data: Any,
+        metric: Metric | None = None,
+        *,
+        higher_is_better: bool = True,
+        groups: str = "quantizer",
+        path: str | PathLike[str] | None = None,
+        progress: bool = True,
+    ) -> Sensitivity:
+        """What each quantizer costs by itself: the metric with that one on and all others in float.
+
+        Parameters
+        ----------
+        data : anything that can be read repeatedly
+            Handed to `metric`. Without a metric, batches as `calibrate` takes them.
+        metric : callable, optional
+            ``metric(sim, data) -> float``; the sim is called like the model, in eval mode and without gradients. By default the SQNR in
+            dB of what the model returns beside what it returns in float, which needs no targets.
+        higher_is_better : bool
+            False for a metric that is a loss.
+        groups : "quantizer" or "operation"
+            One quantizer at a time, or all of an operation: its weight and its output.
+        path : path-like, optional
+            Keep the scores in this JSON file, and go on from what it holds: after an interruption, call again with the same arguments.
+        progress : bool
+            Show a progress bar where tqdm is installed.
+
+        Returns
+        -------
+        Sensitivity
+            ``sensitivity.worst(3)`` are names for `Config.override`.
+
+        Raises
+        ------
+        ValueError
+            The file holds scores of another config, other weights or encodings, other groups or another metric.
+        NoEncodingError
+            Before calibration.
+        """
+        metric = output_sqnr if metric is None else metric
+        with self._calibrated():
+            file = ScoreFile(path, measured(self, metric, groups) if path is not None else {})
+            return measure(self, data, metric, higher_is_better=higher_is_better, groups=groups, file=file, show=progress)
+
+    @contextlib.contextmanager
+    def _calibrated(self) -> Iterator[None]:
+        """Simulation on; NoEncodingError if it cannot be."""
+        if any(quantizer.enabled and quantizer.encoding is None for quantizer in self.quantizers().values()):
+            raise self._no_encoding()
+        with self._switch.turned(True):
+            yield
 
     def float(self) -> contextlib.AbstractContextManager[None]:  # type: ignore[override]
         """``with sim.float():`` runs the model without any simulation, bit for bit as it computes in float; in all threads."""
