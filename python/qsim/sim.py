@@ -12,6 +12,7 @@ from operator import attrgetter
 from os import PathLike
 from typing import Any
 
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_map_only
@@ -21,6 +22,7 @@ from qsim.bias import BiasQuantizer
 from qsim.calibration import CalibrationReport, Forward, arguments_of, failure, iterate, observe, report_of, to_device
 from qsim.comparison import Comparison, compare
 from qsim.config import Config
+from qsim.distributed import merge, rank_local
 from qsim.encoding import Encoding
 from qsim.errors import CalibrationError, NoEncodingError
 from qsim.graph.execute import Switch, attach, places
@@ -32,13 +34,15 @@ from qsim.presets import int8
 from qsim.quantizer import Quantizer
 from qsim.scores import ScoreFile
 from qsim.sensitivity import Metric, Sensitivity, measure, measured, output_sqnr
+from qsim.sharding import refuse_wrapped, sharded_around, sharded_modules, whole
+from qsim.state_names import NamedAsTheModel
 from qsim.summary import Summary, summarize
 from qsim.weights import encode_weights
 
 Real = float  # inside QuantSim, `float` is a method
 
 
-class QuantSim(nn.Module):
+class QuantSim(NamedAsTheModel):
     """A model as it will compute once quantized. It is called, trained and saved like the model.
 
     The model is run once to see its operations, whatever Python they come from. BatchNorms are folded into the layers before them;
@@ -73,10 +77,13 @@ class QuantSim(nn.Module):
     torch.Size([2, 2])
     """
 
+    quantization: QuantizerBank
+
     def __init__(self, model: nn.Module, example_inputs: Any, config: Config | None = None, *, inplace: bool = False) -> None:
         super().__init__()
         if places(model):
             raise ValueError("QuantSim: the model is simulated already; give the original one")
+        refuse_wrapped(model)
         self.config = int8() if config is None else config
         self.model = model if inplace else copy.deepcopy(model)
         if any(module.training for module in self.model.modules()):
@@ -84,12 +91,15 @@ class QuantSim(nn.Module):
             self.model.eval()
         args, kwargs = call_arguments(example_inputs)
         folding = fold_batch_norms(self.model, example_inputs)
+        self._folded = folding.folded
         tape, notes = record(self.model, args, kwargs)
         decided = plan(tape, self.config)
         self._example = tree_map_only(Tensor, lambda _: None, (args, kwargs))
         self._planned, self._biases, self._left = decided.quantizers, decided.biases, decided.left
         self._switch = Switch()
         self.quantization = QuantizerBank(self.model, self._planned)
+        # its broadcast of buffers before every forward would cost a sketch per activation, and overwrite what ranks observed
+        self._ddp_params_and_buffers_to_ignore = [f"quantization.{name}" for name in rank_local(dict(self.quantization.items()))]
         notes += attach(self.model, decided, self.quantization.by_key(), self._switch)
         kept = [f"BatchNorm '{name}' is not folded: {reason}" for name, reason in folding.kept.items()]
         self._notes = list(dict.fromkeys([*kept, *folding.warnings, *decided.notes, *notes]))
@@ -126,7 +136,8 @@ class QuantSim(nn.Module):
         data : iterable of batches
             Tensor, tuple, list or dict each. A batch fills as many arguments as `example_inputs` had; what is left (targets) is ignored.
         forward : callable, optional
-            ``forward(model, batch)`` for batches that need more than that.
+            ``forward(model, batch)`` for batches that need more than that. `model` is `self.model`, and the simulation itself where
+            FSDP shards it.
         max_batches : int, optional
             Stop after so many.
         progress : bool
@@ -145,8 +156,9 @@ class QuantSim(nn.Module):
         memory = MemoryWatch(quantizer.scale.device for quantizer in quantizers.values())
         watched = [key for key, planned in self._planned.items() if planned.parameter is None]
         run = self._forward_batch if forward is None else forward
-        with self._switch.turned(True):
-            noted = observe(self.model, quantizers, watched, iterate(data, max_batches, progress), lambda batch: run(self.model, batch))
+        called = self if sharded_modules(self) else self.model  # FSDP gathers parameters when its root is called
+        with self._switch.turned(True), sharded_around(self):
+            noted = observe(self.model, quantizers, watched, iterate(data, max_batches, progress), lambda batch: run(called, batch))
         if noted.batches == 0:
             raise CalibrationError("QuantSim: calibrate got no batch. Is the iterator used up, or the data set empty?")
         started = time.perf_counter()
@@ -176,15 +188,44 @@ class QuantSim(nn.Module):
         """
         self._choose_encodings(method, percentile=percentile, gamma=gamma)
 
+    def synchronize(self, group: dist.ProcessGroup | None = None) -> None:
+        """Merge what the ranks of `torch.distributed` observed, and choose all encodings from that. To be called on every rank.
+
+        After each rank has called `calibrate` on its share of the data, counts, ranges, sketches and encodings are on all ranks those
+        of one process that saw everything, bit for bit. A running range (``method="ema"``) depends on the order of batches; it becomes
+        the mean of the ranges of those ranks that have one: the running range of the mean batch, if all saw equally many. Repeated
+        calls count no value twice; a state dict that was loaded counts as observed by the rank that loaded it.
+
+        Parameters
+        ----------
+        group : torch.distributed.ProcessGroup, optional
+            The default group if None. Its backend has to serve the device of the quantizers.
+
+        Raises
+        ------
+        RuntimeError
+            There is no process group, or this rank is not in it.
+        ValueError
+            The simulations differ: the message names a rank and a quantizer.
+        CalibrationError
+            As `calibrate`: no rank has a range for some quantizers. On a single rank calibrate may raise that for what its share does
+            not reach; what was observed is kept, so catch it there and synchronize.
+        """
+        merge(self.quantizers(), self._weights(), group)
+        self._choose_encodings()
+
+    def _weights(self) -> dict[str, Tensor]:
+        """The parameters that have a quantizer, by its key."""
+        return {key: attrgetter(p.parameter)(self.model) for key, p in self._planned.items() if p.parameter is not None}
+
     def _choose_encodings(self, method: str | None = None, *, percentile: Real | None = None, gamma: Real | None = None) -> list[str]:
         """Give every quantizer its encoding. Returns a sentence for each that had to be changed afterwards."""
         quantizers = self.quantizers()
         problems: dict[str, CalibrationError] = {}
-        parameters = {key: planned.parameter for key, planned in self._planned.items() if planned.parameter is not None}
-        weights = [attrgetter(parameter)(self.model) for parameter in parameters.values()]
-        given = [quantizers[key].spec for key in parameters]
-        specs = [with_method(s, None if s.is_running else method, percentile=percentile, gamma=gamma) for s in given]
-        for key, found in zip(parameters, encode_weights([quantizers[key] for key in parameters], weights, specs), strict=True):
+        parameters = {key: whole(weight) for key, weight in self._weights().items()}
+        of_weights = [quantizers[key] for key in parameters]
+        specs = [with_method(s, None if s.is_running else method, percentile=percentile, gamma=gamma) for s in (q.spec for q in of_weights)]
+        for key, found in zip(parameters, encode_weights(of_weights, list(parameters.values()), specs), strict=True):
             if isinstance(found, CalibrationError):
                 problems[key] = found
         for key, quantizer in quantizers.items():
@@ -200,7 +241,8 @@ class QuantSim(nn.Module):
         if unmet:
             raise failure(unmet)
         raised = {
-            b: BiasQuantizer(quantizers[b.input], quantizers[b.weight]).fit(attrgetter(b.parameter)(self.model)) for b in self._biases
+            b: BiasQuantizer(quantizers[b.input], quantizers[b.weight]).fit(whole(attrgetter(b.parameter)(self.model)))
+            for b in self._biases
         }
         return [f"'{b.weight}': {n} scales raised so that the bias '{b.parameter}' fits into int32" for b, n in raised.items() if n]
 
@@ -367,6 +409,10 @@ class QuantizerBank(nn.Module):
             beside = first if parameter is None else parameter
             # nn.Module allows no dots in names; "/" keeps them readable in state dicts
             self._modules[key.replace(".", "/")] = quantizer if beside is None else quantizer.to(beside.device)
+
+    def items(self) -> Iterable[tuple[str, Quantizer]]:
+        """The quantizers by their names as modules."""
+        return self._modules.items()  # type: ignore[return-value]
 
     def by_key(self) -> dict[str, Quantizer]:
         return dict(zip(self._keys, self._modules.values(), strict=True))  # type: ignore[arg-type]

@@ -138,6 +138,8 @@ class Tape:
         What the model returned.
     reads : set of Origin
         What was read out as a Python number, a mask or indices, or kept in a module's attribute: no operand shows who uses it.
+    unusual : dict of str to None
+        Names of the steps with a result that is not dense, in order.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -146,6 +148,7 @@ class Tape:
         self.inputs: dict[InputSlot, torch.dtype] = {}
         self.results: set[Origin] = set()
         self.reads: set[Origin] = set()
+        self.unusual: dict[str, None] = {}
         self._names = {id(t): name for name, t in (*model.named_buffers(), *model.named_parameters())}
         self._origins: dict[int, tuple[weakref.ref[Tensor], frozenset[Origin], int]] = {}
 
