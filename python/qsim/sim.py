@@ -11,6 +11,7 @@ from itertools import chain
 from operator import attrgetter
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_map_only
@@ -24,7 +25,7 @@ from qsim.errors import CalibrationError, NoEncodingError
 from qsim.graph.execute import Switch, attach, places
 from qsim.graph.plan import PlannedQuantizer, plan
 from qsim.graph.record import call_arguments, record
-from qsim.observer import with_method
+from qsim.observer import encoding_of_range, with_method
 from qsim.presets import int8
 from qsim.quantizer import Quantizer
 from qsim.summary import Summary, summarize
@@ -179,7 +180,7 @@ class QuantSim(nn.Module):
             if isinstance(found, CalibrationError):
                 problems[key] = found
         for key, quantizer in quantizers.items():
-            if key in parameters:
+            if key in parameters or self._planned[key].range is not None:
                 continue
             spec = quantizer.spec
             chosen = None if spec.is_running or spec.axis is not None else method
@@ -270,6 +271,9 @@ class QuantizerBank(nn.Module):
             parameter: Tensor | None = attrgetter(decided.parameter)(model) if decided.parameter else None
             quantizer = Quantizer(decided.spec, None if parameter is None else parameter.shape, key)
             beside = first if parameter is None else parameter
+            if decided.range is not None:
+                low, high = map(torch.tensor, decided.range)
+                quantizer.set_encoding(encoding_of_range(low, high, decided.spec))
             # nn.Module allows no dots in names; "/" keeps them readable in state dicts
             self._modules[key.replace(".", "/")] = quantizer if beside is None else quantizer.to(beside.device)
 
