@@ -12,6 +12,7 @@ from operator import attrgetter
 from os import PathLike
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -29,7 +30,7 @@ from qsim.graph.execute import Switch, attach, places
 from qsim.graph.plan import PlannedQuantizer, plan
 from qsim.graph.record import call_arguments, record
 from qsim.memory import MemoryWatch
-from qsim.observer import with_method
+from qsim.observer import encoding_of_range, with_method
 from qsim.presets import int8
 from qsim.quantizer import Quantizer
 from qsim.scores import ScoreFile
@@ -229,7 +230,7 @@ class QuantSim(NamedAsTheModel):
             if isinstance(found, CalibrationError):
                 problems[key] = found
         for key, quantizer in quantizers.items():
-            if key in parameters:
+            if key in parameters or self._planned[key].range is not None:
                 continue
             spec = quantizer.spec
             chosen = None if spec.is_running or spec.axis is not None else method
@@ -407,6 +408,9 @@ class QuantizerBank(nn.Module):
             parameter: Tensor | None = attrgetter(decided.parameter)(model) if decided.parameter else None
             quantizer = Quantizer(decided.spec, None if parameter is None else parameter.shape, key)
             beside = first if parameter is None else parameter
+            if decided.range is not None:
+                low, high = map(torch.tensor, decided.range)
+                quantizer.set_encoding(encoding_of_range(low, high, decided.spec))
             # nn.Module allows no dots in names; "/" keeps them readable in state dicts
             self._modules[key.replace(".", "/")] = quantizer if beside is None else quantizer.to(beside.device)
 
