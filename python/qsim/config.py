@@ -10,6 +10,7 @@ from typing import Any
 from qsim.spec import TensorSpec, checked_field
 
 ROLES = ("weight", "activation")
+BATCH_NORM_POLICIES = ("fold", "keep", "freeze")
 INT8_WEIGHT = TensorSpec(symmetric=True, axis=0, method="minmax")
 INT8_ACTIVATION = TensorSpec()
 
@@ -86,6 +87,10 @@ class Config:
     bias : bool
         Simulate biases as int32 with scale ``input scale * weight scale``, as integer kernels hold them (docs/numerics.md, section 6).
         A bias whose input or weight has no integer scale stays in float.
+    batch_norm : str, or mapping of glob to str
+        What becomes of BatchNorm. "fold": it is folded into the layer beside it where that is possible. "keep": it stays and trains,
+        and `QuantSim.fold_batch_norms` folds it afterwards. "freeze": it stays, with its running statistics in training too. A
+        mapping (kept as a tuple of pairs) decides by the names of the modules: the last match wins, and what nothing matches is folded.
 
     Examples
     --------
@@ -102,6 +107,7 @@ class Config:
     activation: TensorSpec | None = INT8_ACTIVATION
     overrides: tuple[Override, ...] = ()
     bias: bool = True
+    batch_norm: str | Mapping[str, str] | tuple[tuple[str, str], ...] = "fold"
 
     def __post_init__(self) -> None:
         for role in ROLES:
@@ -113,6 +119,20 @@ class Config:
                 raise TypeError(f"Config: got {override!r} among overrides; expected Override (or use Config.override)")
         if not isinstance(self.bias, bool):
             raise TypeError(f"Config: got bias={self.bias!r}; expected True or False")
+        if not isinstance(self.batch_norm, str):
+            object.__setattr__(self, "batch_norm", tuple(dict(self.batch_norm).items()))
+        for _, policy in self._batch_norm_policies():
+            if policy not in BATCH_NORM_POLICIES:
+                raise ValueError(f"Config: got batch_norm={policy!r}; expected one of {', '.join(map(repr, BATCH_NORM_POLICIES))}")
+
+    def _batch_norm_policies(self) -> tuple[tuple[str, str], ...]:
+        given = self.batch_norm
+        return (("*", given),) if isinstance(given, str) else tuple(dict(given).items())
+
+    def batch_norm_policy(self, name: str) -> str:
+        """What becomes of the BatchNorm at this path: "fold", "keep" or "freeze"."""
+        matching = [policy for pattern, policy in self._batch_norm_policies() if fnmatchcase(name, pattern)]
+        return matching[-1] if matching else "fold"
 
     def override(self, pattern: str, *, op_type: str | None = None, off: bool = False, **changes: Any) -> Config:
         """A config with one more override, which wins over the earlier ones.
@@ -177,6 +197,7 @@ class Config:
         """The config as JSON text; lossless."""
         specs = {role: None if getattr(self, role) is None else getattr(self, role).to_dict() for role in ROLES}
         fields = {**specs, "overrides": [override.to_dict() for override in self.overrides], "bias": self.bias}
+        fields["batch_norm"] = self.batch_norm if isinstance(self.batch_norm, str) else dict(self.batch_norm)
         return json.dumps(fields, indent=2)
 
     @classmethod
