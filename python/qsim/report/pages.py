@@ -66,7 +66,8 @@ def comparison_page(comparison: Comparison) -> Page:
         for row in rows
     ]
     chart = drawing.lines({"local": [r.local.sqnr for r in rows], "accumulated": [r.accumulated.sqnr for r in rows]}, top)
-    legend = f'<small>SQNR in dB along the model, 0 to {top:.0f}: <span class="key in"></span>local <span class="key out"></span>accumulated</small>'
+    keys = '<span class="key in"></span>local <span class="key out"></span>accumulated'
+    legend = f"<small>SQNR in dB along the model, 0 to {top:.0f}: {keys}</small>"
     facts = [("tensors", str(len(rows))), ("SQNR of the output", f"{decibel(comparison.output.sqnr)} dB")]
     facts.append(("largest error of the output", f"{comparison.output.max_error:.3g}"))
     note = "Local: the float tensor beside itself quantized. Accumulated: with everything before it quantized too. Higher dB is closer."
