@@ -293,6 +293,13 @@ def attach(model: nn.Module, plan: Plan, quantizers: Mapping[str, Quantizer], sw
     return notes
 
 
+def detach(model: nn.Module) -> None:
+    """Undo `attach`: every container runs as it was written."""
+    for module in model.modules():
+        if vars(module).pop(_PLACE, None) is not None:
+            module.__class__ = type(module)._original  # type: ignore[attr-defined]
+
+
 def places(model: nn.Module) -> list[Place]:
     """The places of all containers that follow a plan, and of the frames in them."""
     found: list[Place] = [vars(module)[_PLACE][0] for module in model.modules() if _PLACE in vars(module)]
