@@ -99,7 +99,7 @@ class QuantSim(NamedAsTheModel):
         folding = fold_batch_norms(self.model, example_inputs, keep=kept)
         self._switch = Switch()
         self._frozen: set[str] = set()
-        self._folded: dict[str, str] = {}
+        self._folds = folding.folds
         unfolded = {name: reason for name, reason in folding.kept.items() if policies.get(name, "fold") == "fold"}
         self._simulate(*call_arguments(example_inputs), dataclasses.replace(folding, kept=unfolded), {})
         self.freeze_batch_norms(*(name for name, policy in policies.items() if policy == "freeze"))
@@ -110,7 +110,6 @@ class QuantSim(NamedAsTheModel):
 
     def _simulate(self, args: tuple[Any, ...], kwargs: dict[str, Any], folding: FoldReport, known: Mapping[str, Quantizer]) -> None:
         """Record, plan, attach. `known` are quantizers to go on with."""
-        self._folded |= folding.folded
         tape, notes = record(self.model, args, kwargs)
         decided = plan(tape, self.config)
         self._planned, self._biases, self._left = decided.quantizers, decided.biases, decided.left
