@@ -27,6 +27,7 @@ from qsim.config import Config
 from qsim.distributed import merge, rank_local
 from qsim.encoding import Encoding
 from qsim.errors import CalibrationError, NoEncodingError
+from qsim.graph.batch_norm import Fold
 from qsim.graph.execute import Switch, attach, detach, places
 from qsim.graph.plan import PlannedBias, PlannedQuantizer, plan
 from qsim.graph.record import call_arguments, record
@@ -175,7 +176,7 @@ class QuantSim(NamedAsTheModel):
         memory = MemoryWatch(quantizer.scale.device for quantizer in quantizers.values())
         watched = [key for key, planned in self._planned.items() if planned.parameter is None]
         run = self._forward_batch if forward is None else forward
-        called = self if sharded_modules(self) else self.model  # FSDP gathers parameters when its root is called
+        called = self._called()
         with self._switch.turned(True), sharded_around(self):
             noted = observe(self.model, quantizers, watched, iterate(data, max_batches, progress), lambda batch: run(called, batch))
         if noted.batches == 0:
@@ -184,6 +185,10 @@ class QuantSim(NamedAsTheModel):
         problems = self._choose_encodings()
         noted.seconds["search"] = time.perf_counter() - started
         return report_of(noted, quantizers, problems, memory.peaks(), self.summary)
+
+    def _called(self) -> nn.Module:
+        """What runs on a batch: FSDP gathers parameters when its root is called."""
+        return self if sharded_modules(self) else self.model
 
     def _forward_batch(self, model: nn.Module, batch: Any) -> Any:
         args, kwargs = to_device(arguments_of(batch, self._example), model)
@@ -308,7 +313,9 @@ class QuantSim(NamedAsTheModel):
             There was no batch, or a BatchNorm, which it names, met none that counts. No statistics are changed then.
         """
         run = self._forward_batch if forward is None else forward
-        return reestimate(self.model, iterate(data, max_batches, progress), lambda batch: run(self.model, batch))
+        called = self._called()
+        with sharded_around(self):
+            return reestimate(self.model, iterate(data, max_batches, progress), lambda batch: run(called, batch))
 
     def freeze_batch_norms(self, *patterns: str, affine: bool = False) -> None:
         """From now on the BatchNorms that match any glob normalize with their running statistics in training mode too.
@@ -342,14 +349,25 @@ class QuantSim(NamedAsTheModel):
         -------
         FoldReport
             Its `warnings` name each weight whose integers changed.
+
+        Raises
+        ------
+        ValueError
+            The simulation is sharded by FSDP.
         """
         if self._inputs is None:
             return FoldReport()
+        if sharded_modules(self):
+            raise ValueError(
+                "QuantSim.fold_batch_norms: fully_shard holds the weights; load the state into one that is not sharded"
+            )
         args, kwargs = to_device(self._inputs, self.model)
         quantizers = self.quantizers()
         of_parameter = {planned.parameter: quantizers[key] for key, planned in self._planned.items()}
         detach(self.model)
+        norms = batch_norms(self.model)
         report = fold_trained(self.model, args, kwargs, of_parameter)
+        self._folds += tuple((Fold(path, layer, before=False), norms[path]) for path, layer in report.folded.items())
         self._simulate(args, kwargs, report, quantizers)
         self._frozen &= set(batch_norms(self.model))
         raised = self._fit_biases([bias for bias in self._biases if bias.parameter.rpartition(".")[0] in report.folded.values()])

@@ -235,6 +235,25 @@ def test_distributed_checkpoints(ranks):
     assert torch.equal(sim(BATCH), simulated("learnable weights")(BATCH))
 
 
+def with_batch_norm(rank: int) -> tuple[Tensor, str]:
+    model = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.ReLU()).eval()
+    sim = qsim.QuantSim(model, BATCH, dataclasses.replace(qsim.int8(), batch_norm="keep"))
+    fully_shard(sim, **device_mesh())
+    sim.calibrate([BATCH], progress=False)
+    sim.reestimate_batch_norms([BATCH[:4], BATCH[4:]], progress=False)
+    try:
+        sim.fold_batch_norms()
+    except ValueError as error:
+        return sim.model[1].running_mean, str(error)
+    return sim.model[1].running_mean, "folded"
+
+
+def test_batch_norm_under_fsdp(ranks):
+    for mean, message in ranks.run(with_batch_norm):
+        assert mean.abs().max() > 0
+        assert "fully_shard holds the weights" in message
+
+
 def wrapped_too_early(rank: int) -> list[str]:
     messages = []
     for wrap in (DistributedDataParallel, lambda model: fully_shard(model, **device_mesh())):

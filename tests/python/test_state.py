@@ -1,6 +1,7 @@
 """State dicts of a simulation: names, float checkpoints, checkpoints of simulations, and what does not fit."""
 
 import copy
+import dataclasses
 
 import pytest
 import torch
@@ -82,6 +83,16 @@ def test_a_float_checkpoint_loads(build):
         quantizer.reset()
     sim.calibrate([x], progress=False)
     assert torch.equal(sim(x), expected(x))
+
+
+def test_a_float_checkpoint_loads_after_batch_norm_was_trained_and_folded():
+    sim, other = simulated(seeded(ConvNet), IMAGES, dataclasses.replace(qsim.int8(), batch_norm="keep")), trained(ConvNet())
+    assert sim.load_state_dict(other.state_dict()) == ([], [])  # nothing is folded yet
+    assert torch.equal(sim.state_dict()["stem.1.running_mean"], other.state_dict()["stem.1.running_mean"])
+    assert "stem.1" in sim.fold_batch_norms().folded
+    assert sim.load_state_dict(other.state_dict()) == ([], [])
+    with sim.float():
+        torch.testing.assert_close(sim(IMAGES), other(IMAGES), rtol=1e-4, atol=1e-4)
 
 
 def test_a_simulations_state_loads_into_the_float_model():
