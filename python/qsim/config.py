@@ -149,7 +149,7 @@ class Config:
                     spec = override.apply(spec, role)
                 except ValueError as error:
                     raise ValueError(f"Config: override {override} does not fit the {role} of {site.name!r}: {error}") from None
-        return spec
+        return self.profile.signed(spec, role)
 
     def to_json(self) -> str:
         """The config as JSON text; lossless. A ValueError where an override has a predicate, which is code."""

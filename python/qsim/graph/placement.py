@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from qsim.graph.dataflow import Dataflow
 from qsim.graph.routes import Site
-from qsim.graph.rules import clip_limits, is_bias
+from qsim.graph.rules import clip_limits, is_multiplied
 from qsim.graph.sharing import Made, made, shared_scales
 from qsim.graph.tape import Origin, Slot
 from qsim.profile import Profile, selects
@@ -15,8 +15,8 @@ class Placement:
 
     Attributes
     ----------
-    shared : dict of (Site or "input", index) to Site
-        For each tensor that shares its scale, the operation whose name the shared quantizer has.
+    shared : dict of Made to Site
+        For each tensor that shares its scale, the operation by whose name the shared quantizer goes.
     """
 
     def __init__(self, flow: Dataflow, profile: Profile) -> None:
@@ -28,14 +28,19 @@ class Placement:
 
     def makes(self, site: Site) -> bool:
         """Whether results of `site`, the end of a chain, are to be quantized where they are made."""
-        if self.profile.model_output is not None and self.flow.is_returned(site):
-            return self.profile.model_output
-        return selects(self.profile.outputs, site.type)
+        if self.profile.model_output is True and site in self.flow.returned:
+            return True
+        return selects(self.profile.outputs, site.type) and not self._is_left_outside(site)
+
+    def _is_left_outside(self, site: Site) -> bool:
+        """Whether the profile leaves alone what the model returns, and nothing in the model reads the results of `site`."""
+        kept = self.profile.model_output is False and site in self.flow.returned
+        return kept and all(reader.step is None for reader in self.flow.readers(site))
 
     def reads(self, site: Site, slot: Slot) -> bool:
         """Whether `site` is to quantize an operand that reaches it unquantized."""
         if selects(self.profile.inputs, site.type):
-            return not is_bias(site.op, slot, site.dims(slot))
+            return is_multiplied(site.op, slot, site.dims(slot))
         return site in self._joined or (site, slot) in self._residual
 
     def is_reader(self, site: Site) -> bool:
@@ -84,7 +89,7 @@ class Placement:
     def reason(self, site: Site) -> str:
         """Why the profile leaves a result in float."""
         name, profile = self.profile.name, self.profile
-        if profile.model_output is False and self.flow.is_returned(site):
+        if self._is_left_outside(site):
             return f"target {name!r} leaves what the model returns in float"
         if site.type == "Add" and profile.residual:
             return f"target {name!r} quantizes an addition only where it takes a result of {', '.join(profile.residual)} and another"
