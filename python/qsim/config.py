@@ -4,6 +4,7 @@ import dataclasses
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from qsim.override import ROLES, Change, Override, SiteInfo
 from qsim.profile import PROFILES, Profile
 from qsim.spec import TensorSpec, check_keys
 
+BATCH_NORM_POLICIES = ("fold", "keep", "freeze")
 INT8_WEIGHT = TensorSpec(symmetric=True, axis=0, method="minmax")
 INT8_ACTIVATION = TensorSpec()
 
@@ -34,6 +36,10 @@ class Config:
     target : str or Profile
         What is quantized where: "default", "onnxruntime", "tensorrt", "openvino", "coreml" (docs/targets.md), or rules of your
         own. The target decides fields of `weight` and `activation` too: for "tensorrt" both become symmetric.
+    batch_norm : str, or mapping of glob to str
+        What becomes of BatchNorm. "fold": it is folded into the layer beside it where that is possible. "keep": it stays and trains,
+        and `QuantSim.fold_batch_norms` folds it afterwards. "freeze": it stays, with its running statistics in training too. A
+        mapping (kept as a tuple of pairs) decides by the names of the modules: the last match wins, and what nothing matches is folded.
 
     Examples
     --------
@@ -53,6 +59,7 @@ class Config:
     overrides: tuple[Override, ...] = ()
     bias: bool | None = None
     target: str | Profile = "default"
+    batch_norm: str | Mapping[str, str] | tuple[tuple[str, str], ...] = "fold"
 
     def __post_init__(self) -> None:
         if isinstance(self.target, Profile):
@@ -72,6 +79,20 @@ class Config:
             object.__setattr__(self, "bias", self.profile.bias != ())
         if not isinstance(self.bias, bool):
             raise TypeError(f"Config: got bias={self.bias!r}; expected True, False, or None to leave it to the target")
+        if not isinstance(self.batch_norm, str):
+            object.__setattr__(self, "batch_norm", tuple(dict(self.batch_norm).items()))
+        for _, policy in self._batch_norm_policies():
+            if policy not in BATCH_NORM_POLICIES:
+                raise ValueError(f"Config: got batch_norm={policy!r}; expected one of {', '.join(map(repr, BATCH_NORM_POLICIES))}")
+
+    def _batch_norm_policies(self) -> tuple[tuple[str, str], ...]:
+        given = self.batch_norm
+        return (("*", given),) if isinstance(given, str) else tuple(dict(given).items())
+
+    def batch_norm_policy(self, name: str) -> str:
+        """What becomes of the BatchNorm at this path: "fold", "keep" or "freeze"."""
+        matching = [policy for pattern, policy in self._batch_norm_policies() if fnmatchcase(name, pattern)]
+        return matching[-1] if matching else "fold"
 
     @property
     def profile(self) -> Profile:
@@ -156,6 +177,7 @@ class Config:
         specs = {role: None if getattr(self, role) is None else getattr(self, role).to_dict() for role in ROLES}
         fields = {**specs, "overrides": [override.to_dict() for override in self.overrides], "bias": self.bias}
         fields["target"] = self.target.to_dict() if isinstance(self.target, Profile) else self.target
+        fields["batch_norm"] = self.batch_norm if isinstance(self.batch_norm, str) else dict(self.batch_norm)
         return json.dumps(fields, indent=2)
 
     @classmethod

@@ -15,6 +15,7 @@ from qsim.errors import CalibrationError, NoEncodingError
 from qsim.format_counts import FormatCounter, FormatCounts
 from qsim.observer import Counts, Observer, with_method
 from qsim.running_observer import RunningObserver
+from qsim.sharding import sharded_as, whole
 from qsim.spec import TensorSpec, range_shape
 from qsim.weights import encode_weights
 
@@ -62,6 +63,8 @@ class Quantizer(RangeState):
     scale : Tensor, float32, shape ``()``, ``[C]`` or one per block
         NaN: no encoding yet. A Parameter where the spec says learnable; float16 and bfloat16 have none to choose and hold 1.
     zero_point : Tensor, int32, shape of `scale`
+    grid : Tensor, float32
+        Smallest and largest number of the grid, then its axes and block sizes: so that a state dict loads where it fits alone.
 
     Examples
     --------
@@ -96,10 +99,12 @@ class Quantizer(RangeState):
         granularity = (spec.axis, spec.block_size, shape, name)
         self.observer = RunningObserver(spec.averaging, *granularity) if self._running else Observer(*granularity)
         self.format_counter = None if spec.has_scale else FormatCounter(spec.dtype)
+        self.merged: list[Tensor] | None = None  # `additive` as the last QuantSim.synchronize gave it to all ranks
         if self._running:
             self.register_buffer("_observing_here", torch.tensor(True), persistent=False)
             self.register_buffer("_enabled_here", torch.tensor(True), persistent=False)
         self._grid = (spec.quant_min, spec.quant_max)
+        self.register_buffer("grid", torch.tensor(self._identity))
         self._options = _options(spec)
         self._allocate(UNKNOWN if self._shape is None else self._shape)
 
@@ -252,7 +257,7 @@ class Quantizer(RangeState):
         if not self._look_for_encoding():
             return None
         spec = self._spec
-        scale = self.grid_scale.detach().clone()
+        scale = whole(self.grid_scale.detach()).clone()
         return Encoding(scale, self.zero_point.clone(), *self._grid, spec.axis, spec.block_size, spec.encoding_dtype)
 
     def set_encoding(self, encoding: Encoding) -> None:
@@ -282,7 +287,7 @@ class Quantizer(RangeState):
         if self._shape is None:
             self._adopt(tuple(encoding.scale.shape))
         with torch.no_grad():  # in place: optimizers and compiled graphs keep their references
-            self.scale.copy_(encoding.scale)
+            self.scale.copy_(sharded_as(self.scale, encoding.scale))
             self.zero_point.copy_(encoding.zero_point)
         self._has_encoding = True
 
@@ -365,8 +370,15 @@ class Quantizer(RangeState):
         """Largest finite value observed: see `Observer.max`."""
         return self.observer.max
 
+    @property
+    def additive(self) -> list[Tensor]:
+        """The counters that observing adds to, int64: what was observed together is their sum."""
+        counters = [self.observer.counters, *([self.observer.sketch] if self.observer._sketched else [])]
+        return counters if self.format_counter is None else [*counters, self.format_counter.counters]
+
     def reset(self) -> None:
         """Forget what was observed. The encoding in use stays."""
+        self.merged = None
         self.observer.reset()
         if self.format_counter is not None:
             self.format_counter.reset()
@@ -377,17 +389,27 @@ class Quantizer(RangeState):
         if self.format_counter is not None and other.format_counter is not None:
             self.format_counter.merge(other.format_counter)
 
+    @property
+    def _identity(self) -> list[float]:
+        """What `grid` holds. Every grid, of integers or of a float format, has ends that no other has."""
+        axes, blocks = (() if value is None else (value,) if isinstance(value, int) else value for value in (self.axis, self.block_size))
+        return [float(number) for number in (*self._grid, *axes, *blocks)]
+
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        grid = state_dict.get(prefix + "grid")
+        if grid is not None and not grid.is_meta and (found := grid.tolist()) != self._identity:
+            error_messages: list[str] = args[-1]
+            error_messages.append(
+                f"{self._title}: the state is of another spec: its {prefix}grid (smallest, largest, axes, block sizes) is {found}, "
+                f"and this quantizer's is {self._identity}."
+            )
+            return
+        self.merged = None
         super()._load_from_state_dict(state_dict, prefix, *args)
         self._switch_device()  # they are in no state dict, and memory that a state is loaded into may be fresh
         if prefix + "scale" not in state_dict or self.scale.is_meta:
             return
         self._has_encoding = self.scale.numel() > 0 and not bool(self.scale.isnan().any())
-        low, high = self._grid
-        if self._has_encoding and not bool(((self.zero_point >= float(low)) & (self.zero_point <= float(high))).all()):
-            self._has_encoding = False
-            error_messages: list[str] = args[-1]
-            error_messages.append(f"{prefix}zero_point is not within [{low}, {high}]: the state is that of another spec.")
 
     @property
     def _title(self) -> str:

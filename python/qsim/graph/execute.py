@@ -6,8 +6,9 @@ Fresh means no shared state: threads that share a model, and recomputation under
 from __future__ import annotations
 
 import contextlib
+import copy
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -115,7 +116,7 @@ def _replaced(tree: Any, path: list[Any], quantizer: Quantizer) -> Any:
 
 
 def _quantized(value: Any, quantizer: Quantizer | BiasQuantizer, observes: bool) -> Any:
-    if not isinstance(value, Tensor) or not value.is_floating_point():
+    if not isinstance(value, Tensor) or not value.is_floating_point() or value.layout is not torch.strided:
         return value
     return quantizer(value) if observes or isinstance(quantizer, BiasQuantizer) else quantizer.quantize(value)
 
@@ -223,8 +224,47 @@ class SimulatedEncoderLayer(Simulated):
         return 0 if vars(self)[_PLACE][0].switch.on else known
 
 
+class SimulatedCopier(Simulated):
+    """Mixin of a class that copies and pickles itself, as `torch.fx.GraphModule` does: it gets to do so as what it was written as."""
+
+    @contextlib.contextmanager
+    def _plain(self) -> Iterator[type[nn.Module]]:
+        simulated = type(self)
+        self.__class__ = simulated._original  # type: ignore[attr-defined]
+        try:
+            yield type(self)
+        finally:
+            self.__class__ = simulated
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
+        with self._plain():
+            copied: nn.Module = copy.deepcopy(self, memo)
+        vars(copied)[_PLACE] = copy.deepcopy(vars(self)[_PLACE], memo)
+        return _simulate(copied)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        with self._plain() as original:
+            made = original.__reduce_ex__(self, protocol)  # type: ignore[misc]
+        return _unpickled, (vars(self)[_PLACE], *made)
+
+
+def _unpickled(place: Any, make: Callable[..., nn.Module], args: tuple[Any, ...], state: Any = None) -> nn.Module:
+    module = make(*args)
+    if state is not None:
+        module.__setstate__(state)  # type: ignore[no-untyped-call]
+    vars(module)[_PLACE] = place
+    return _simulate(module)
+
+
+def _simulate(module: nn.Module) -> nn.Module:
+    module.__class__ = _simulated(type(module))
+    return module
+
+
 def _simulated(cls: type[nn.Module]) -> type[nn.Module]:
     mixin = SimulatedEncoderLayer if issubclass(cls, nn.TransformerEncoderLayer) else Simulated
+    if hasattr(cls, "__deepcopy__"):
+        mixin = SimulatedCopier
     return subclass(mixin, cls)  # type: ignore[arg-type]  # Module's __hash__ is annotated out of line
 
 
@@ -251,6 +291,13 @@ def attach(model: nn.Module, plan: Plan, quantizers: Mapping[str, Quantizer], sw
         inputs = Inputs(original, plan, quantizers) if path == "" and plan.inputs else None
         vars(module)[_PLACE] = (made[path], inputs)
     return notes
+
+
+def detach(model: nn.Module) -> None:
+    """Undo `attach`: every container runs as it was written."""
+    for module in model.modules():
+        if vars(module).pop(_PLACE, None) is not None:
+            module.__class__ = type(module)._original  # type: ignore[attr-defined]
 
 
 def places(model: nn.Module) -> list[Place]:
