@@ -5,7 +5,7 @@ from __future__ import annotations
 from qsim.graph.dataflow import Dataflow
 from qsim.graph.routes import Site
 from qsim.graph.rules import clip_limits, is_multiplied
-from qsim.graph.sharing import Made, made, shared_scales
+from qsim.graph.sharing import shared_scales
 from qsim.graph.tape import Origin, Slot
 from qsim.profile import Profile, selects
 
@@ -125,8 +125,3 @@ class Placement:
             if any(at in found or (at, slot) in self._residual or selects(self.profile.inputs, at.type) for at, slot in readers):
                 found.add(site)
         return found
-
-
-def tensor_of(flow: Dataflow, origins: list[Origin]) -> frozenset[tuple[Made | None, bool]]:
-    """What identifies the tensor that an operand is, in all calls."""
-    return frozenset((made(flow, origin), origin.direct) for origin in origins)

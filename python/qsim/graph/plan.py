@@ -12,7 +12,7 @@ from dataclasses import replace
 from qsim.config import Config
 from qsim.graph.actions import Actions, LeftFloat, Plan, PlannedBias, PlannedQuantizer, Use
 from qsim.graph.dataflow import Dataflow
-from qsim.graph.placement import Placement, tensor_of
+from qsim.graph.placement import Placement
 from qsim.graph.routes import Site
 from qsim.graph.rules import is_bias, stays_float, weight_axes
 from qsim.graph.sharing import Made, made
@@ -219,10 +219,10 @@ class _Planner:
         self._add(name, role, spec, site.op, parameter)
 
     def _read(self, site: Site, slot: Slot, origins: list[Origin]) -> None:
-        """Quantize an operand because the target asks its reader to. Readers of one tensor that agree on how share a quantizer."""
-        tensor = tensor_of(self.flow, origins)
-        direct = all(origin.direct for origin in origins)
-        source = origins[0] if len(origins) == 1 and direct else None
+        """Quantize an operand because the target asks its reader to."""
+        tensor = tuple(step.same.get(slot) for step in site.steps)
+        known = all(tensor)  # which tensor it is: readers of the same one that agree on how share a quantizer
+        source = origins[0] if len(origins) == 1 and origins[0].direct else None
         key = f"{site.name}.input[{slot}]"
         spec = self._spec(site, "activation")
         if spec is not None and source is not None and source.kind == "input":
@@ -230,17 +230,19 @@ class _Planner:
         if spec is None:
             self._leave(key, site.op, _BY_CONFIG)
             return
-        sharing = {self._shared(found) for found, _ in tensor if found is not None}
+        sources = {found for origin in origins if (found := made(self.flow, origin)) is not None}
+        sharing = {self._shared(found) for found in sources}
         shared = sharing.pop() if len(sharing) == 1 else None
         if shared is not None:
-            key = self._join(shared, self._name_of(tensor, key), spec)
+            key = self._join(shared, self._name_of(sources, key), spec)
         elif source is not None and source.kind == "input":
             key = self._add_input(source.source, spec)
         else:
-            key = self.read.setdefault((tensor, spec), key) if direct else key
-            ends = {self.flow.site_of[origin.source] for origin in origins if origin.kind == "step"}
-            self._add(key, "activation", spec, site.op, known=self.placement.known_range(ends.pop()) if len(ends) == 1 else None)
-        self.actions[site].operands[slot] = Use(key, observes=not direct or (key, tensor) not in self.observed)
+            key = self.read.setdefault((tensor, spec), key) if known else key
+            (end, *others) = sources
+            span = None if others or not isinstance(end[0], Site) else self.placement.known_range(end[0])
+            self._add(key, "activation", spec, site.op, known=span)
+        self.actions[site].operands[slot] = Use(key, observes=not known or (key, tensor) not in self.observed)
         self.observed.add((key, tensor))
 
     def _where_read(self, site: Site, slot: Slot, origins: list[Origin]) -> None:
@@ -260,9 +262,9 @@ class _Planner:
         self.actions[site].operands[slot] = Use(key, observes=key not in self.quantizers or shared is not None)
         self._add(key, "activation", spec, " + ".join(member.op for member in chain), known=known)
 
-    def _name_of(self, tensor: frozenset[tuple[Made | None, bool]], otherwise: str) -> str:
+    def _name_of(self, sources: set[Made], otherwise: str) -> str:
         """Whose result a tensor is."""
-        names = {self.chains.get(at, [at])[0].name for found, _ in tensor if found is not None and isinstance(at := found[0], Site)}
+        names = {self.chains.get(at, [at])[0].name if isinstance(at, Site) else self._input_key(i) for at, i in sources}
         return names.pop() if len(names) == 1 else otherwise
 
     # Biases.
@@ -310,8 +312,7 @@ class _Planner:
             self._leave(site.name, site.op, "nothing that was seen reads it")
             return
         if not self.placement.makes(site):
-            quantized = (site, 0) in self.grids or any(self.actions[m].operands or self.placement.is_reader(m) for m in chain)
-            if not quantized:
+            if (site, 0) not in self.grids and not any(map(self._quantizes, chain)):
                 self._leave(site.name, site.op, self.placement.reason(site))
             return
         if not site.visible:
@@ -335,6 +336,11 @@ class _Planner:
                 else:
                     self._add(key, "activation", spec, op, known=self.placement.known_range(site))
                 self.grids[site, i] = self.actions[site].outputs[i] = key
+
+    def _quantizes(self, site: Site) -> bool:
+        """Whether an operation takes quantized operands because the target asks it to."""
+        roles = {self.quantizers[use.key].role for use in self.actions[site].operands.values()}
+        return self.placement.is_reader(site) or not roles <= {"weight"}
 
     # Shared scales.
 
