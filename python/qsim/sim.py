@@ -30,6 +30,7 @@ from qsim.errors import CalibrationError, NoEncodingError
 from qsim.graph.execute import Switch, attach, detach, places
 from qsim.graph.plan import PlannedBias, PlannedQuantizer, plan
 from qsim.graph.record import call_arguments, record
+from qsim.graph.savings import find_savings
 from qsim.memory import MemoryWatch
 from qsim.observer import encoding_of_range, with_method
 from qsim.presets import int8
@@ -117,7 +118,7 @@ class QuantSim(NamedAsTheModel):
         self.quantization = QuantizerBank(self.model, self._planned, known)
         # its broadcast of buffers before every forward would cost a sketch per activation, and overwrite what ranks observed
         self._ddp_params_and_buffers_to_ignore = [f"quantization.{name}" for name in rank_local(dict(self.quantization.items()))]
-        notes += attach(self.model, decided, self.quantization.by_key(), self._switch)
+        notes += attach(self.model, decided, find_savings(tape, decided), self.quantization.by_key(), self._switch)
         kept = [f"BatchNorm '{name}' is not folded: {reason}" for name, reason in folding.kept.items()]
         self._notes = list(dict.fromkeys([*kept, *folding.warnings, *decided.notes, *notes]))
         # What is left may be folded later, which takes another look at the model.
@@ -486,6 +487,20 @@ class QuantSim(NamedAsTheModel):
     def float(self) -> contextlib.AbstractContextManager[None]:  # type: ignore[override]
         """``with sim.float():`` runs the model without any simulation, bit for bit as it computes in float; in all threads."""
         return self._switch.turned(False)
+
+    @property
+    def savings(self) -> bool:
+        """Whether work is saved that changes no bit of a result, in all threads; True from the start. Set it to False to see for yourself.
+
+        Quantized parameters are kept while no gradient is needed, outputs are quantized in the memory that they were computed in, and
+        a ReLU is left to the quantizer behind it (docs/architecture.md). Kept parameters notice every change that PyTorch counts, and are
+        forgotten in `train` and `eval`; what is written through ``parameter.data`` or NumPy in between is not noticed.
+        """
+        return self._switch.saves
+
+    @savings.setter
+    def savings(self, on: bool) -> None:
+        self._switch.saves = on
 
 
 def _warn_of_training(model: nn.Module) -> None:

@@ -23,7 +23,7 @@ from qsim.graph.functions import COMPOSITE, CONSTRUCTORS, RANDOM, READS, TRANSPA
 from qsim.graph.snapshot import unchanged
 from qsim.graph.tape import Call, InputSlot, Origin, Reader, Slot, Step, Tape, indirect, options, tensors, version_of
 
-__all__ = ["Call", "InputSlot", "Origin", "Reader", "Slot", "Step", "Tape", "call_arguments", "containers", "record", "subclass"]
+__all__ = ["Call", "InputSlot", "Origin", "Reader", "Slot", "Step", "Tape", "call_arguments", "containers", "leaves", "record", "subclass"]
 
 
 def call_arguments(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -42,6 +42,15 @@ def containers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             continue
         if path == "" or not _is_leaf(m):
             yield path, m
+
+
+def leaves(container: nn.Module) -> Iterator[nn.Module]:
+    """The `torch.nn` leaves that are operations of a container, not of one inside it."""
+    for m in container.children():
+        if _is_leaf(m):
+            yield m
+        elif type(m).forward is nn.Module.forward:  # as in ModuleList
+            yield from leaves(m)
 
 
 def _is_leaf(m: nn.Module) -> bool:
