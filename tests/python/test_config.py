@@ -163,7 +163,7 @@ def test_a_target_decides_grids_of_integers(name, target):
         assert (config.activation.symmetric, config.activation.signed) == (target in ("tensorrt", "coreml"), target != "openvino")
         whole = config.override("*", activation=TensorSpec(bits=5)).spec_for("x", None, "activation")
         assert (whole.bits, whole.symmetric, whole.signed) == (5, False, target != "openvino")  # what it leaves open is the target's
-        assert config.bias == (target == "onnxruntime" and name != "int16")
+        assert dataclasses.replace(PRESETS[name], target=target) == config
     else:
         assert config.weight == PRESETS[name].weight
 

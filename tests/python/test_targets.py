@@ -176,6 +176,17 @@ def test_a_shared_scale_spans_all_that_shares_it():
     assert sim.encodings()["cat_2.input"].scale.item() == pytest.approx(scale, rel=1e-6)
 
 
+def test_a_running_range_is_not_shared():
+    """It would end at the average of the tensors' ranges."""
+    config = qsim.int8(target="coreml")
+    sim = calibrated("concat", config.override(activation={"method": "ema"}))
+    still = calibrated("concat", config.override(method="minmax"))
+    sim.train()
+    sim(X)
+    assert sim.encodings()["cat_2.input"].scale == still.encodings()["cat_2.input"].scale
+    assert any("'cat_2.input' spans several tensors" in note for note in sim.summary().notes)
+
+
 def test_a_constant_shares_the_scale_too():
     sim = calibrated("transformer", qsim.int8(target="coreml"))
     (cat,) = [r for r in run(sim)[0] if r.name == "cat"]

@@ -56,12 +56,12 @@ class Placement:
             return None
         return f"target {profile.name!r} leaves constants of {site.type} in float"
 
-    def bias_reason(self, site: Site, wanted: bool) -> str | None:
+    def bias_reason(self, site: Site, wanted: bool | None) -> str | None:
         """Why a bias stays in float; None if it is to be int32. `wanted` is what the config says."""
-        if not wanted:
-            return "bias in float: Config.bias is off" if self.profile.bias else f"bias in float on target {self.profile.name!r}"
-        if self.profile.bias and not selects(self.profile.bias, site.type):
-            return f"bias in float: target {self.profile.name!r} leaves that of {site.type}"
+        if wanted is False:
+            return "bias in float: Config.bias is off"
+        if wanted is None and not selects(self.profile.bias, site.type):
+            return f"bias in float on target {self.profile.name!r}"
         return None
 
     def is_quantized(self, origin: Origin) -> bool:

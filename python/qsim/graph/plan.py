@@ -277,7 +277,7 @@ class _Planner:
             name = origin.source if isinstance(origin.source, str) else f"{site.name}.input[{slot}]"
             if {self.flow.kind(found) for found in operands[slot]} != {"const"}:
                 continue
-            if reason := self.placement.bias_reason(site, bool(self.config.bias)):
+            if reason := self.placement.bias_reason(site, self.config.bias):
                 self._leave(name, site.op, reason)
                 continue
             uses = self.actions[site].operands
@@ -358,6 +358,9 @@ class _Planner:
         spec = self._shared_spec(shared) or own
         if spec != own:
             self.notes[f"{name!r} shares the scale of {key!r}: what the config says of {name!r} alone is not used"] = None
+        if spec.is_running:  # it would follow the average of several tensors, and clip the widest
+            self.notes[f"{key!r} spans several tensors: its range is calibrated ('minmax') and does not run"] = None
+            spec = replace(spec, method="minmax")
         if key not in self.quantizers:
             self._add(key, "activation", spec, shared.op)
         if name != shared.name:
