@@ -5,6 +5,7 @@ descriptors 3 and 4 of the browser (--remote-debugging-pipe).
 """
 
 import base64
+import fcntl
 import json
 import os
 import select
@@ -26,14 +27,15 @@ class Browser:
         flags = ["--headless", "--disable-gpu", "--no-first-run", "--hide-scrollbars", f"--user-data-dir={folder}"]
         if os.getuid() == 0:
             flags.append("--no-sandbox")  # it refuses to run as root otherwise
-        shell = f'exec "$0" "$@" 3<&{theirs_in} 4>&{theirs_out}'
+        theirs = [fcntl.fcntl(end, fcntl.F_DUPFD, 10) for end in (theirs_in, theirs_out)]  # not 3 or 4 themselves
         self._process = subprocess.Popen(
-            ["sh", "-c", shell, CHROMIUM, *flags, "--remote-debugging-pipe", "about:blank"],
-            pass_fds=(theirs_in, theirs_out),
+            [CHROMIUM, *flags, "--remote-debugging-pipe", "about:blank"],
+            pass_fds=(3, 4),
+            preexec_fn=lambda: (os.dup2(theirs[0], 3), os.dup2(theirs[1], 4)),
             stderr=subprocess.DEVNULL,
         )
-        os.close(theirs_in)
-        os.close(theirs_out)
+        for end in (theirs_in, theirs_out, *theirs):
+            os.close(end)
         self._buffer, self._number, self._session = b"", 0, None
         self._happened: list[str] = []
         self.messages: list[str] = []

@@ -24,11 +24,12 @@ class Column:
 
 @dataclass(frozen=True)
 class Cell:
-    """What a cell shows (`markup` is HTML already), and what it is sorted by where that is not the text."""
+    """What a cell shows, small text `below` it (`markup` in place of both is HTML already), and what it is sorted by if not by the text."""
 
     text: str = ""
     value: float | str | None = None
     markup: str = ""
+    below: str = ""
     bad: bool = False
 
 
@@ -72,7 +73,7 @@ def _row(columns: Sequence[Column], line: Line) -> str:
 def _cell(column: Column, cell: Cell) -> str:
     classes = " ".join(filter(None, (_classes(column), "bad" if cell.bad else "")))
     value = "" if cell.value is None else f' data-value="{escape(_sortable(cell.value))}"'
-    content = cell.markup or escape(cell.text)
+    content = cell.markup or escape(cell.text) + (f"<small>{escape(cell.below)}</small>" if cell.below else "")
     head = f' data-head="{escape(column.head)}"' if content and not column.wide else ""
     kind = f' class="{classes}"' if classes else ""
     return f"<td{kind}{value}{head}>{content}</td>"

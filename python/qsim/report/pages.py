@@ -122,7 +122,7 @@ def _tensors(summary: Summary) -> str:
         Column("quantizer", wide=True),
         Column("distribution", wide=True, number=True, left=True),
         Column("grid"),
-        *(Column(head, number=True) for head in ("scale", "range", "observed", "clipped", "NaN, Inf")),
+        *(Column(head, number=True) for head in ("scale", "range", "clipped", "NaN, Inf")),
     ]
     body = table("Quantizers", _HISTOGRAMS, columns, [_quantizer(row) for row in summary.rows])
     if summary.left:
@@ -133,16 +133,13 @@ def _tensors(summary: Summary) -> str:
 def _quantizer(row: Row) -> Line:
     width = None if row.low is None or row.high is None else row.high - row.low
     observed = row.observed
+    seen = "" if observed is None else f"observed [{observed[0]:.4g}, {observed[1]:.4g}]"
     cells = [
         Cell(markup=name(row.key, f"{row.role} · {row.op}"), value=row.key),
         Cell(markup=drawing.histogram(row), value=math.nan if observed is None else observed[1] - observed[0]),
         Cell(row.grid),
         Cell(row.scale_text, math.nan if row.scale is None else row.scale[1]),
-        Cell(row.range, math.nan if width is None else width, bad=not row.calibrated),
-        Cell(
-            "" if observed is None else f"[{observed[0]:.4g}, {observed[1]:.4g}]",
-            math.nan if observed is None else observed[1] - observed[0],
-        ),
+        Cell(row.range, math.nan if width is None else width, below=seen, bad=not row.calibrated),
         Cell(percent(row.clipped), math.nan if row.clipped is None else row.clipped, bad=(row.clipped or 0) >= CLIPPED),
         _count_cell(row.nonfinite),
     ]
