@@ -18,6 +18,7 @@ from qsim.graph.plan import PlannedQuantizer
 from qsim.graph.snapshot import unchanged
 from qsim.hooks import hooked
 from qsim.quantizer import Quantizer
+from qsim.sharding import whole
 from qsim.table import decibel, text_table
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ class _Walk:
         self.sim, self.run = sim, run
         self.quantizers = sim.quantizers()
         self.rows = {key: TensorError(key, plan.role, plan.op, Deviation(), Deviation()) for key, plan in planned.items()}
-        self.weights = {key: attrgetter(plan.parameter)(sim.model) for key, plan in planned.items() if plan.parameter}
+        self.weights = {key: whole(attrgetter(plan.parameter)(sim.model)) for key, plan in planned.items() if plan.parameter}
         self.activations = [quantizer for key, quantizer in self.quantizers.items() if key not in self.weights]
         self.met: dict[_Call, bool] = {}  # calls of the float model, and whether the simulation made them too
 

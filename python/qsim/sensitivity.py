@@ -117,8 +117,8 @@ def output_sqnr(sim: QuantSim, data: Iterable[Any]) -> float:
     deviation = Deviation()
     for batch in data:
         with sim.float():
-            expected = sim._forward_batch(sim.model, batch)
-        for x, y in zip(float_tensors(expected), float_tensors(sim._forward_batch(sim.model, batch)), strict=True):
+            expected = sim._forward_batch(sim, batch)
+        for x, y in zip(float_tensors(expected), float_tensors(sim._forward_batch(sim, batch)), strict=True):
             deviation.add(x, y)
     return deviation.sqnr
 
