@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+import torch.nn.functional as F
 from models import ConvNet, Perceptron, seeded
 
 import qsim
@@ -66,11 +67,39 @@ def test_worst_operations_go_into_a_config():
     sim.disable(worst)
 
 
+class Head(torch.nn.Module):
+    """A parameter that no layer owns, scaled by another."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(4, 6))
+        self.gain = torch.nn.Parameter(torch.rand(6))
+
+    def forward(self, x):
+        return F.linear(x * self.gain, self.weight)
+
+
+def test_names_of_parameters_that_functions_read_are_those_of_the_functions():
+    model = seeded(lambda: torch.nn.Sequential(Head(), torch.nn.ReLU()))
+    sim = qsim.QuantSim(model, ROWS)
+    sim.calibrate([ROWS], progress=False)
+    found = sim.sensitivity([ROWS], groups="operation", progress=False)
+    groups = {score.name: score.keys for score in found.scores}
+    assert groups == {
+        "input": ("input",),
+        "0.mul": ("0.gain", "0.mul.output"),
+        "0.linear": ("0.weight", "0.linear.output"),
+    }
+    for score in found.scores:
+        changed = qsim.QuantSim(model, ROWS, qsim.int8().override(score.operation, bits=4)).quantizers()
+        assert tuple(key for key, quantizer in changed.items() if quantizer.spec.bits == 4) == score.keys
+
+
 def test_names_with_brackets_are_patterns_of_themselves():
     sim = qsim.QuantSim(seeded(Sum), (ROWS, ROWS + 1), qsim.int8())
     sim.calibrate([(ROWS, ROWS + 1)], progress=False)
     names = sim.sensitivity([(ROWS, ROWS + 1)], progress=False).worst(4)
-    sim.disable(*names)
+    sim.disable(*names)  # none of them has brackets that mean something
     assert not any(quantizer.enabled for quantizer in sim.quantizers().values())
     left = qsim.QuantSim(Sum().eval(), (ROWS, ROWS + 1), qsim.int8().override(names[-1], off=True))
     assert len(left.quantizers()) == len(sim.quantizers()) - 1
