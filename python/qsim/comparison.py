@@ -18,7 +18,7 @@ from qsim.graph.plan import PlannedQuantizer
 from qsim.graph.snapshot import unchanged
 from qsim.hooks import hooked
 from qsim.quantizer import Quantizer
-from qsim.sharding import whole
+from qsim.sharding import sharded_around, whole
 from qsim.table import decibel, text_table
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ class _Walk:
             self.rows[call[0]].local.add(x, quantizer.quantize(x))
             quantizer.enabled = False
 
-        with unchanged(self.sim), hooked(self.activations, before=look):
+        with unchanged(self.sim), sharded_around(self.sim), hooked(self.activations, before=look):
             self.sim.eval()
             for quantizer in self.quantizers.values():
                 quantizer.enabled = False
@@ -194,7 +194,7 @@ class _Walk:
                 self.met[call] = True
                 self.rows[call[0]].accumulated.add(expected, y)
 
-        with unchanged(self.sim), hooked(self.activations, after=look):
+        with unchanged(self.sim), sharded_around(self.sim), hooked(self.activations, after=look):
             self.sim.eval()
             return self.run()
 

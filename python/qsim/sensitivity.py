@@ -16,6 +16,7 @@ from qsim.deviation import Deviation, float_tensors
 from qsim.graph.snapshot import unchanged
 from qsim.progress import progress
 from qsim.scores import ScoreFile, digest
+from qsim.sharding import sharded_around, whole
 from qsim.table import text_table
 
 if TYPE_CHECKING:
@@ -121,8 +122,10 @@ def measured(sim: QuantSim, metric: Metric, groups: str) -> dict[str, str]:
     quantizers = sim.quantizers()
     return {
         "config": hashlib.sha256(sim.config.to_json().encode()).hexdigest(),
-        "weights": digest(sim.model.state_dict().items()),
-        "encodings": digest((f"{key}.{name}", getattr(q, name)) for key, q in quantizers.items() for name in ("scale", "zero_point")),
+        "weights": digest((name, whole(tensor)) for name, tensor in sim.model.state_dict().items()),
+        "encodings": digest(
+            (f"{key}.{name}", whole(getattr(q, name))) for key, q in quantizers.items() for name in ("scale", "zero_point")
+        ),
         "enabled quantizers": hashlib.sha256(repr([key for key, q in quantizers.items() if q.enabled]).encode()).hexdigest(),
         "groups": groups,
         "metric": getattr(metric, "__qualname__", type(metric).__qualname__),
@@ -147,7 +150,7 @@ def measure(sim: QuantSim, data: Any, metric: Metric, *, higher_is_better: bool,
             file.add(name, float(metric(sim, data)))
         return file.scores[name]
 
-    with unchanged(sim), torch.no_grad():
+    with unchanged(sim), sharded_around(sim), torch.no_grad():
         sim.eval()
         whole = score("(float)", ()), score("(quantized)", quantizers)
         each = progress(members.items(), total=len(members), title="sensitivity", unit="group", show=show)

@@ -485,7 +485,7 @@ class QuantSim(NamedAsTheModel):
         """Simulation on; NoEncodingError if it cannot be."""
         if any(quantizer.enabled and quantizer.encoding is None for quantizer in self.quantizers().values()):
             raise self._no_encoding()
-        with self._switch.turned(True), sharded_around(self):
+        with self._switch.turned(True):
             yield
 
     def float(self) -> contextlib.AbstractContextManager[None]:  # type: ignore[override]
