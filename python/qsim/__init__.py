@@ -13,9 +13,11 @@ from qsim.observer import Counts, Observer
 from qsim.ops import round_to_format
 from qsim.presets import bf16, fp8, fp16, int4, int8, int16, w4a8
 from qsim.quantizer import Quantizer
+from qsim.schedule import Schedule
 from qsim.sim import QuantSim
 from qsim.spec import TensorSpec
 from qsim.summary import Summary
+from qsim.watch import Event, NonFiniteError, Watch
 
 __version__ = "0.1.0"
 
@@ -26,16 +28,20 @@ __all__ = [
     "Config",
     "Counts",
     "Encoding",
+    "Event",
     "FoldReport",
     "FormatCounter",
     "FormatCounts",
     "NoEncodingError",
+    "NonFiniteError",
     "Observer",
     "Override",
     "QuantSim",
     "Quantizer",
+    "Schedule",
     "Summary",
     "TensorSpec",
+    "Watch",
     "bf16",
     "clip_grad_norm_",
     "cpu_capability",
