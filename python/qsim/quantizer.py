@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from qsim import ops
-from qsim._state import UNKNOWN, RangeState
 from qsim.blocks import is_tiled
+from qsim.encoded import Encoded, positive
 from qsim.encoding import Encoding
 from qsim.errors import CalibrationError, NoEncodingError
 from qsim.format_counts import FormatCounter, FormatCounts
@@ -18,8 +18,8 @@ from qsim.running_observer import RunningObserver
 from qsim.spec import TensorSpec, range_shape
 from qsim.weights import encode_weights
 
-_SMALLEST_SCALE = torch.finfo(torch.float32).tiny
 _fake_quantize = torch.ops.qsim.fake_quantize.default  # the documented functions, without their calls
+_fake_quantize_ = torch.ops.qsim.fake_quantize_.default
 _observe_fake_quantize = torch.ops.qsim.observe_fake_quantize.default
 
 
@@ -29,15 +29,11 @@ def _options(spec: TensorSpec) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def _positive(learned: Tensor) -> Tensor:
-    return learned.abs().clamp_min(_SMALLEST_SCALE)
-
-
 def _gradient_factor(elements: int, scales: int, spec: TensorSpec) -> float:
     return 1.0 / math.sqrt(max(elements, 1) / scales * spec.quant_max)
 
 
-class Quantizer(RangeState):
+class Quantizer(Encoded):
     """Simulates the quantization of one tensor, and observes what its encoding is chosen from.
 
     Parameters
@@ -62,6 +58,8 @@ class Quantizer(RangeState):
     scale : Tensor, float32, shape ``()``, ``[C]`` or one per block
         NaN: no encoding yet. A Parameter where the spec says learnable; float16 and bfloat16 have none to choose and hold 1.
     zero_point : Tensor, int32, shape of `scale`
+    grid : Tensor, float32
+        Smallest and largest number of the grid, then its axes and block sizes: so that a state dict loads where it fits alone.
 
     Examples
     --------
@@ -83,88 +81,28 @@ class Quantizer(RangeState):
     neither waits for the device nor recompiles, and holds for CUDA graphs that were captured before.
     """
 
-    _shape_key = "scale"
-    scale: Tensor
-    zero_point: Tensor
-
     def __init__(self, spec: TensorSpec, shape: Sequence[int] | None = None, name: str = "") -> None:
-        super().__init__(spec.axis, spec.block_size, shape)
-        self.name = name
-        self._spec = spec
-        self._running = spec.is_running
-        self._enabled, self._observing = True, self._running
+        super().__init__(spec, shape, name)
         granularity = (spec.axis, spec.block_size, shape, name)
         self.observer = RunningObserver(spec.averaging, *granularity) if self._running else Observer(*granularity)
         self.format_counter = None if spec.has_scale else FormatCounter(spec.dtype)
-        if self._running:
-            self.register_buffer("_observing_here", torch.tensor(True), persistent=False)
-            self.register_buffer("_enabled_here", torch.tensor(True), persistent=False)
-        self._grid = (spec.quant_min, spec.quant_max)
+        self.merged: list[Tensor] | None = None  # `additive` as the last QuantSim.synchronize gave it to all ranks
         self._options = _options(spec)
-        self._allocate(UNKNOWN if self._shape is None else self._shape)
 
-    def _allocate(self, shape: tuple[int, ...], on: torch.device | None = None) -> None:
-        scale = torch.full(shape, torch.nan if self._spec.has_scale else 1.0, dtype=torch.float32, device=on)
-        if self._spec.learnable:
-            self.scale = nn.Parameter(scale)
-        else:
-            self.register_buffer("scale", scale)
-        self.register_buffer("zero_point", torch.zeros(shape, dtype=torch.int32, device=on))
-        self._has_encoding = not self._spec.has_scale
-
-    @property
-    def spec(self) -> TensorSpec:
-        """How the tensor is quantized, with the range method last used."""
-        return self._spec
-
-    @property
-    def enabled(self) -> bool:
-        """Whether `forward` quantizes."""
-        return self._enabled
-
-    @enabled.setter
-    def enabled(self, on: bool) -> None:
-        self._enabled = on
-        self._switch_device()
-
-    @property
-    def observing(self) -> bool:
-        """Whether `forward` observes; a running range: whether it does in training mode."""
-        return self._observing
-
-    @observing.setter
-    def observing(self, on: bool) -> None:
-        self._observing = on
-        self._switch_device()
-
-    def _switch_device(self) -> None:
-        if self._running:
-            self._buffers["_observing_here"].fill_(self._observing)
-            self._buffers["_enabled_here"].fill_(self._enabled)
-
-    def train(self, mode: bool = True) -> Quantizer:
-        super().train(mode)
-        if not mode:
-            self._look_for_encoding()
-        return self
-
-    def _look_for_encoding(self) -> bool:
-        """Whether there is an encoding. That of a running range appears on the device, unnoticed by the host."""
-        if self._running and not self._has_encoding and not self.scale.is_meta:
-            self._has_encoding = self.scale.numel() > 0 and not bool(self.scale.isnan().any())
-        return self._has_encoding
-
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, *, in_place: bool = False) -> Tensor:
         """Observe and quantize as the switches say.
 
         Parameters
         ----------
         x : Tensor, float16/bfloat16/float32/float64, on the quantizer's device
+        in_place : bool
+            Whether `x` may be overwritten: half of the memory traffic where that is possible. Not with a running range in training
+            mode, nor with a scale that is being learned, whose gradient needs `x`.
 
         Returns
         -------
         Tensor, shape and dtype of `x`
-            `x` itself, or with a running range in training mode a copy, when not enabled. Differentiable in `x`
+            `x` itself when overwritten, or not enabled (then with a running range in training mode a copy). Differentiable in `x`
             (straight-through), and in a learnable scale.
 
         Raises
@@ -178,7 +116,7 @@ class Quantizer(RangeState):
                 return self._follow(x)
         elif self._observing:
             self.observe(x)
-        return self.quantize(x)
+        return self.quantize(x, in_place=in_place)
 
     def _follow(self, x: Tensor) -> Tensor:
         """Observe and quantize with a running range."""
@@ -203,7 +141,7 @@ class Quantizer(RangeState):
         )
         return y
 
-    def quantize(self, x: Tensor) -> Tensor:
+    def quantize(self, x: Tensor, *, in_place: bool = False) -> Tensor:
         """Quantize as `forward` does, without observing: for a tensor that is read, and observed, elsewhere too."""
         if not self._enabled:
             return x
@@ -213,47 +151,37 @@ class Quantizer(RangeState):
                 "load a calibrated state dict, or set enabled = False."
             )
         if self._spec.is_float:
-            return self._round(x)
+            return self._round(x, in_place)
         state = self._buffers
         if self._spec.learnable:
             learned = self.scale
+            in_place = in_place and not (learned.requires_grad and torch.is_grad_enabled())
             factor = _gradient_factor(x.numel(), learned.numel(), self._spec)
-            scale, options = _positive(learned), {**self._options, "grad_factor": factor}
+            scale, options = positive(learned), {**self._options, "grad_factor": factor}
         else:
             scale, options = state["scale"], self._options
         if x.dtype is torch.float64:
             scale = scale.double()
-        quantize = ops.fake_quantize if is_tiled(self.axis, self.block_size) else _fake_quantize
+        if is_tiled(self.axis, self.block_size):
+            quantize = ops.fake_quantize_ if in_place else ops.fake_quantize
+        else:
+            quantize = _fake_quantize_ if in_place else _fake_quantize
         y: Tensor = quantize(x, scale, state["zero_point"], *self._grid, **options)
         return y
 
-    def _round(self, x: Tensor) -> Tensor:
+    def _round(self, x: Tensor, in_place: bool) -> Tensor:
         """Quantize to a float format."""
-        spec = self._spec
+        spec, rounded = self._spec, ops.round_to_format_ if in_place else ops.round_to_format
         if not spec.has_scale:
-            return ops.round_to_format(x, spec.dtype, saturate=spec.saturate)
+            return rounded(x, spec.dtype, saturate=spec.saturate)
         scale = self.scale.double() if x.dtype is torch.float64 else self.scale
-        return ops.round_to_format(x, spec.dtype, saturate=spec.saturate, scale=scale, axis=spec.axis, block_size=spec.block_size)
+        return rounded(x, spec.dtype, saturate=spec.saturate, scale=scale, axis=spec.axis, block_size=spec.block_size)
 
     def observe(self, x: Tensor) -> None:
         """Observe as `forward` does, without quantizing."""
         self.observer.forward(x)
         if self.format_counter is not None:
             self.format_counter.forward(x)
-
-    @property
-    def grid_scale(self) -> Tensor:
-        """The positive scale that quantizes, of `scale`'s shape: `scale` itself unless it is learned."""
-        return _positive(self.scale) if self._spec.learnable else self.scale
-
-    @property
-    def encoding(self) -> Encoding | None:
-        """The encoding in use, as new tensors; None while there is none."""
-        if not self._look_for_encoding():
-            return None
-        spec = self._spec
-        scale = self.grid_scale.detach().clone()
-        return Encoding(scale, self.zero_point.clone(), *self._grid, spec.axis, spec.block_size, spec.encoding_dtype)
 
     def set_encoding(self, encoding: Encoding) -> None:
         """Quantize with this encoding from now on. A running range goes on from what it spans.
@@ -277,14 +205,6 @@ class Quantizer(RangeState):
         self._hold(encoding)
         if isinstance(self.observer, RunningObserver):
             self.observer.start_from(encoding)
-
-    def _hold(self, encoding: Encoding) -> None:
-        if self._shape is None:
-            self._adopt(tuple(encoding.scale.shape))
-        with torch.no_grad():  # in place: optimizers and compiled graphs keep their references
-            self.scale.copy_(encoding.scale)
-            self.zero_point.copy_(encoding.zero_point)
-        self._has_encoding = True
 
     def compute_encoding(self, method: str | None = None, *, percentile: float | None = None, gamma: float | None = None) -> Encoding:
         """Choose the encoding from what was observed, and use it from now on.
@@ -365,8 +285,15 @@ class Quantizer(RangeState):
         """Largest finite value observed: see `Observer.max`."""
         return self.observer.max
 
+    @property
+    def additive(self) -> list[Tensor]:
+        """The counters that observing adds to, int64: what was observed together is their sum."""
+        counters = [self.observer.counters, *([self.observer.sketch] if self.observer._sketched else [])]
+        return counters if self.format_counter is None else [*counters, self.format_counter.counters]
+
     def reset(self) -> None:
         """Forget what was observed. The encoding in use stays."""
+        self.merged = None
         self.observer.reset()
         if self.format_counter is not None:
             self.format_counter.reset()
@@ -378,21 +305,5 @@ class Quantizer(RangeState):
             self.format_counter.merge(other.format_counter)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        self.merged = None
         super()._load_from_state_dict(state_dict, prefix, *args)
-        self._switch_device()  # they are in no state dict, and memory that a state is loaded into may be fresh
-        if prefix + "scale" not in state_dict or self.scale.is_meta:
-            return
-        self._has_encoding = self.scale.numel() > 0 and not bool(self.scale.isnan().any())
-        low, high = self._grid
-        if self._has_encoding and not bool(((self.zero_point >= float(low)) & (self.zero_point <= float(high))).all()):
-            self._has_encoding = False
-            error_messages: list[str] = args[-1]
-            error_messages.append(f"{prefix}zero_point is not within [{low}, {high}]: the state is that of another spec.")
-
-    @property
-    def _title(self) -> str:
-        return f"qsim: {self.name!r}" if self.name else "qsim: the quantizer"
-
-    def extra_repr(self) -> str:
-        state = "" if self._has_encoding else ", no encoding"
-        return f"{self._spec.encoding_dtype}, axis={self.axis}, method={self._spec.method!r}{state}"

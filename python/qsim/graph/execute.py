@@ -6,28 +6,40 @@ Fresh means no shared state: threads that share a model, and recomputation under
 from __future__ import annotations
 
 import contextlib
+import copy
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch._ops import HigherOrderOperator
+from torch.nn.modules.module import _has_any_global_hook
 from torch.overrides import TorchFunctionMode
 
 from qsim.bias import BiasQuantizer
+from qsim.graph.frugal import InPlace, Kept, Rectifier, is_plain_eager, is_watched
 from qsim.graph.functions import ALIAS, COMPOSITE, CONSTRUCTORS, RANDOM, SAME, TRANSPARENT, Function, name_of
 from qsim.graph.plan import Actions, Plan
-from qsim.graph.record import containers, subclass
+from qsim.graph.record import containers, leaves, subclass
+from qsim.graph.routes import Site
+from qsim.graph.savings import Saving
 from qsim.graph.tape import InputSlot, Slot
 from qsim.quantizer import Quantizer
 
 _PLACE = "_qsim_place"  # in a container's __dict__: a registered child would run when a Sequential does
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
-Operand = tuple[Slot, Quantizer | BiasQuantizer, bool]  # the flag: whether it observes here
-Node = tuple[tuple[Operand, ...], tuple[tuple[int, Quantizer], ...]]  # quantizers of operands by slot, of outputs by index
+Quantize = Callable[[Tensor], Tensor]
+
+
+class Node(NamedTuple):
+    """What happens at one node of a route: what quantizes operands, by slot, and outputs, by index; what may take the call's place."""
+
+    operands: tuple[tuple[Slot, Quantize], ...]
+    outputs: tuple[tuple[int, Quantize], ...]
+    instead: Rectifier | None = None
 
 
 class Switch:
@@ -35,6 +47,7 @@ class Switch:
 
     def __init__(self) -> None:
         self.on = True
+        self.saves = True
 
     @contextlib.contextmanager
     def turned(self, on: bool) -> Iterator[None]:
@@ -52,29 +65,67 @@ class Place:
     Read-only while the model runs, but for `met`: functions that the route did not expect where they came.
     """
 
-    def __init__(self, path: str, plan: Plan, quantizers: Mapping[str, Quantizer], switch: Switch) -> None:
+    def __init__(
+        self,
+        path: str,
+        plan: Plan,
+        savings: Mapping[Site, Saving],
+        quantizers: Mapping[str, Quantizer],
+        kept: dict[tuple[str, ...], Kept],
+        switch: Switch,
+    ) -> None:
         route = plan.routes[path]
         self.path, self.switch, self.next = path, switch, route.next
         self.start = (0, 1 if route.next[1] else 0)
-        self.nodes = [_node(plan.actions.get(site, Actions()) if site else Actions(), quantizers) for site in route.sites]
+        actions = [plan.actions.get(site, Actions()) if site else Actions() for site in route.sites]
+        self.nodes = [_node(found, quantizers) for found in actions]
+        self.frugal = [
+            _frugal(node, found, savings.get(site, Saving()) if site else Saving(), quantizers, kept)
+            for node, found, site in zip(self.nodes, actions, route.sites, strict=True)
+        ]
         self.floats = [site.first_operand if site else None for site in route.sites]
         self.unseen, self.frames = route.unseen, dict[tuple[int, int | str], Place]()
+        self.leaves: list[nn.Module] = []  # those that may have hooks which see memory that a saving overwrites later
         self.met: set[str] = set()
 
     def link(self, frames: Mapping[tuple[int, int | str], str], made: Mapping[str, Place]) -> None:
         """Tell the place where the frames of its composite functions are."""
         self.frames = {entered: made[path] for entered, path in frames.items()}
 
+    def is_watched(self) -> bool:
+        """Whether hooks look at what the leaves of the container compute: they shall find it unchanged."""
+        return bool(self.leaves) and (_has_any_global_hook() or any(is_watched(leaf) for leaf in self.leaves))  # type: ignore[no-untyped-call]
+
     def unexpected(self) -> list[str]:
         """Functions that compute, and were called where the recording has none: they, and what follows in such a call, are in float."""
         return sorted(self.met - self.unseen - TRANSPARENT - RANDOM)
 
 
+def _frugal(node: Node, actions: Actions, saving: Saving, quantizers: Mapping[str, Quantizer], kept: dict[tuple[str, ...], Kept]) -> Node:
+    """`node` with what may be saved there. `kept`: what all sites keep, so that those that read one parameter keep it once."""
+    operands = dict(node.operands)
+    for slot in saving.kept & actions.operands.keys():
+        use = actions.operands[slot]
+        parameter = kept.setdefault((use.key,), Kept(quantizers[use.key]))
+        operands[slot] = parameter if use.observes else parameter.unobserved
+    if (bias := actions.bias) is not None and bias.slot in saving.kept:
+        shared = Kept(BiasQuantizer(quantizers[bias.input], quantizers[bias.weight]))
+        operands[bias.slot] = kept.setdefault((bias.parameter, bias.input, bias.weight), shared)
+    outputs, instead = node.outputs, None
+    if saving.fresh:
+        outputs = tuple((index, InPlace(quantizers[key], saving.unread)) for index, key in actions.outputs.items())
+    if saving.rectifier is not None:
+        instead = Rectifier(quantizers[actions.outputs[0]], saving)
+    return Node(tuple(operands.items()), outputs, instead)
+
+
 def _node(actions: Actions, quantizers: Mapping[str, Quantizer]) -> Node:
-    operands: list[Operand] = [(slot, quantizers[use.key], use.observes) for slot, use in actions.operands.items()]
+    operands: list[tuple[Slot, Quantize]] = [
+        (slot, quantizers[use.key] if use.observes else quantizers[use.key].quantize) for slot, use in actions.operands.items()
+    ]
     if (bias := actions.bias) is not None:
-        operands.append((bias.slot, BiasQuantizer(quantizers[bias.input], quantizers[bias.weight]), True))
-    return tuple(operands), tuple((index, quantizers[key]) for index, key in actions.outputs.items())
+        operands.append((bias.slot, BiasQuantizer(quantizers[bias.input], quantizers[bias.weight])))
+    return Node(tuple(operands), tuple((index, quantizers[key]) for index, key in actions.outputs.items()))
 
 
 class Inputs:
@@ -105,7 +156,7 @@ class Inputs:
 def _replaced(tree: Any, path: list[Any], quantizer: Quantizer) -> Any:
     """`tree` with the tensor at `path` quantized."""
     if not path:
-        return _quantized(tree, quantizer, True)
+        return _quantized(tree, quantizer)
     key, *rest = path
     if isinstance(tree, dict):
         return {**tree, key: _replaced(tree[key], rest, quantizer)} if key in tree else tree
@@ -114,37 +165,36 @@ def _replaced(tree: Any, path: list[Any], quantizer: Quantizer) -> Any:
     return tree
 
 
-def _quantized(value: Any, quantizer: Quantizer | BiasQuantizer, observes: bool) -> Any:
-    if not isinstance(value, Tensor) or not value.is_floating_point():
-        return value
-    return quantizer(value) if observes or isinstance(quantizer, BiasQuantizer) else quantizer.quantize(value)
+def _quantized(value: Any, quantize: Quantize) -> Any:
+    dense = isinstance(value, Tensor) and value.is_floating_point() and value.layout is torch.strided
+    return quantize(value) if dense else value
 
 
-def _with_operands(args: tuple[Any, ...], kwargs: dict[str, Any], operands: tuple[Operand, ...]) -> Arguments:
+def _with_operands(args: tuple[Any, ...], kwargs: dict[str, Any], operands: tuple[tuple[Slot, Quantize], ...]) -> Arguments:
     """The arguments with the planned operands quantized. A slot that this call does not fill is passed over."""
     given = list(args)
-    for slot, quantizer, observes in operands:
+    for slot, quantize in operands:
         outer, index = slot if isinstance(slot, tuple) else (slot, None)
         if isinstance(outer, int):
             if outer < len(given):
-                given[outer] = _quantized_entry(given[outer], index, quantizer, observes)
+                given[outer] = _quantized_entry(given[outer], index, quantize)
         elif outer in kwargs:
-            kwargs = {**kwargs, outer: _quantized_entry(kwargs[outer], index, quantizer, observes)}
+            kwargs = {**kwargs, outer: _quantized_entry(kwargs[outer], index, quantize)}
     return tuple(given), kwargs
 
 
-def _quantized_entry(value: Any, index: int | None, quantizer: Quantizer | BiasQuantizer, observes: bool) -> Any:
+def _quantized_entry(value: Any, index: int | None, quantize: Quantize) -> Any:
     """`value`, or its entry at `index`, quantized."""
     if index is None:
-        return _quantized(value, quantizer, observes)
-    return type(value)([*value[:index], _quantized(value[index], quantizer, observes), *value[index + 1 :]])
+        return _quantized(value, quantize)
+    return type(value)([*value[:index], _quantized(value[index], quantize), *value[index + 1 :]])
 
 
-def _with_outputs(out: Any, outputs: tuple[tuple[int, Quantizer], ...]) -> Any:
+def _with_outputs(out: Any, outputs: tuple[tuple[int, Quantize], ...]) -> Any:
     if isinstance(out, Tensor):
-        return _quantized(out, outputs[0][1], True)
-    for index, quantizer in outputs:
-        out = _quantized_entry(out, index, quantizer, True)
+        return _quantized(out, outputs[0][1])
+    for index, quantize in outputs:
+        out = _quantized_entry(out, index, quantize)
     return out
 
 
@@ -162,6 +212,8 @@ class LocalMode(TorchFunctionMode):
 
     def __init__(self, place: Place, training: bool) -> None:
         self.place, self.training, self.at, self.entered = place, training, place.start[training], 0
+        saves = is_plain_eager() and place.switch.saves and not place.is_watched()
+        self.nodes = place.frugal if saves else place.nodes
 
     def frame(self, name: str) -> AbstractContextManager[Any]:
         """Follows part of a composite function along a route of its own; one that was not recorded runs in float."""
@@ -189,9 +241,11 @@ class LocalMode(TorchFunctionMode):
                     place.met.add(name_of(func))
                 return out
             self.at, self.entered = node, 0
-            operands, outputs = place.nodes[node]
+            operands, outputs, instead = self.nodes[node]
             if operands:
                 args, kwargs = _with_operands(args, kwargs, operands)
+            if instead is not None and (quantized := instead(args, kwargs)) is not None:
+                return quantized
             out = func(*args, **kwargs)
             return _with_outputs(out, outputs) if outputs else out
 
@@ -223,8 +277,47 @@ class SimulatedEncoderLayer(Simulated):
         return 0 if vars(self)[_PLACE][0].switch.on else known
 
 
+class SimulatedCopier(Simulated):
+    """Mixin of a class that copies and pickles itself, as `torch.fx.GraphModule` does: it gets to do so as what it was written as."""
+
+    @contextlib.contextmanager
+    def _plain(self) -> Iterator[type[nn.Module]]:
+        simulated = type(self)
+        self.__class__ = simulated._original  # type: ignore[attr-defined]
+        try:
+            yield type(self)
+        finally:
+            self.__class__ = simulated
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
+        with self._plain():
+            copied: nn.Module = copy.deepcopy(self, memo)
+        vars(copied)[_PLACE] = copy.deepcopy(vars(self)[_PLACE], memo)
+        return _simulate(copied)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        with self._plain() as original:
+            made = original.__reduce_ex__(self, protocol)  # type: ignore[misc]
+        return _unpickled, (vars(self)[_PLACE], *made)
+
+
+def _unpickled(place: Any, make: Callable[..., nn.Module], args: tuple[Any, ...], state: Any = None) -> nn.Module:
+    module = make(*args)
+    if state is not None:
+        module.__setstate__(state)  # type: ignore[no-untyped-call]
+    vars(module)[_PLACE] = place
+    return _simulate(module)
+
+
+def _simulate(module: nn.Module) -> nn.Module:
+    module.__class__ = _simulated(type(module))
+    return module
+
+
 def _simulated(cls: type[nn.Module]) -> type[nn.Module]:
     mixin = SimulatedEncoderLayer if issubclass(cls, nn.TransformerEncoderLayer) else Simulated
+    if hasattr(cls, "__deepcopy__"):
+        mixin = SimulatedCopier
     return subclass(mixin, cls)  # type: ignore[arg-type]  # Module's __hash__ is annotated out of line
 
 
@@ -233,10 +326,11 @@ def _rebuild(cls: type[nn.Module]) -> nn.Module:
     return simulated.__new__(simulated)
 
 
-def attach(model: nn.Module, plan: Plan, quantizers: Mapping[str, Quantizer], switch: Switch) -> list[str]:
+def attach(model: nn.Module, plan: Plan, savings: Mapping[Site, Saving], quantizers: Mapping[str, Quantizer], switch: Switch) -> list[str]:
     """Make every container of `model` follow the plan. Returns a sentence for each that could not be made to."""
     notes = []
-    made = {path: Place(path, plan, quantizers, switch) for path in plan.routes}
+    kept: dict[tuple[str, ...], Kept] = {}
+    made = {path: Place(path, plan, savings, quantizers, kept, switch) for path in plan.routes}
     for path, route in plan.routes.items():
         made[path].link(route.frames, made)
     for path, module in list(containers(model)):
@@ -248,6 +342,8 @@ def attach(model: nn.Module, plan: Plan, quantizers: Mapping[str, Quantizer], sw
         except TypeError as error:
             notes.append(f"'{path}' is not simulated: its class {original.__name__} takes no subclass here ({error})")
             continue
+        if any(site in savings and savings[site].consumes for site in plan.routes[path].sites if site):
+            made[path].leaves = list(leaves(module))
         inputs = Inputs(original, plan, quantizers) if path == "" and plan.inputs else None
         vars(module)[_PLACE] = (made[path], inputs)
     return notes

@@ -1,0 +1,188 @@
+"""What simulating a whole network costs, next to the same network in float with its BatchNorm.
+
+    python benchmarks/simulation.py [--seconds 10] [--relu inplace]
+
+A ResNet-18 of half the width on 16 images of 3 x 64 x 64, on one thread: every weight and activation in 8 bits, BatchNorm folded. Ratios of
+medians; the candidates take turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import statistics
+from collections.abc import Callable
+from itertools import pairwise
+from time import perf_counter
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
+
+import qsim
+
+BARS = {"evaluation": 1.10, "training step": 1.00, "calibration batch": 1.10, "memory of a training step": 1.15, "wrapping (s)": 3.0}
+
+
+class Block(nn.Module):
+    def __init__(self, inputs: int, width: int, stride: int, inplace: bool) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, width, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.relu = nn.ReLU(inplace)
+        self.conv2 = nn.Conv2d(width, width, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.downsample = nn.Sequential()
+        if stride != 1:
+            self.downsample = nn.Sequential(nn.Conv2d(inputs, width, 1, stride, bias=False), nn.BatchNorm2d(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.relu(self.bn1(self.conv1(x)))
+        y = self.bn2(self.conv2(y))
+        return self.relu(y + self.downsample(x))
+
+
+class ResNet(nn.Module):
+    """21 weights with 2.8 million elements, 31 activations with 8.7 million for 16 images."""
+
+    def __init__(self, inplace: bool = False, width: int = 32) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, width, 3, 1, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.relu = nn.ReLU(inplace)
+        self.maxpool = nn.MaxPool2d(3, 2, 1)
+        widths = [width, width, 2 * width, 4 * width, 8 * width]
+        layers = [
+            (Block(before, after, 1 if before == after else 2, inplace), Block(after, after, 1, inplace))
+            for before, after in pairwise(widths)
+        ]
+        self.layers = nn.Sequential(*(block for layer in layers for block in layer))
+        self.fc = nn.Linear(8 * width, 100)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
+        x = F.adaptive_avg_pool2d(self.layers(x), 1).flatten(1)
+        return self.fc(x)
+
+
+def network(inplace: bool) -> tuple[nn.Module, Tensor, Tensor]:
+    torch.manual_seed(0)
+    return ResNet(inplace), torch.randn(16, 3, 64, 64), torch.randint(100, (16,))
+
+
+def simulated(model: nn.Module, x: Tensor) -> qsim.QuantSim:
+    sim = qsim.QuantSim(model.eval(), x, qsim.int8())
+    sim.calibrate([x], progress=False)
+    return sim
+
+
+def step_of(model: nn.Module, x: Tensor, labels: Tensor) -> Callable[[], None]:
+    optimizer = torch.optim.SGD(model.parameters(), 1e-4)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), labels).backward()
+        optimizer.step()
+
+    return step
+
+
+def medians(candidates: dict[str, Callable[[], object]], seconds: float) -> dict[str, float]:
+    """Seconds per call of candidates that take turns."""
+    times: dict[str, list[float]] = {name: [] for name in candidates}
+    for call in candidates.values():
+        for _ in range(2):
+            call()
+    gc.collect()
+    gc.disable()
+    stop = perf_counter() + seconds
+    while perf_counter() < stop or len(times[next(iter(times))]) < 5:
+        for name, call in candidates.items():
+            start = perf_counter()
+            call()
+            times[name].append(perf_counter() - start)
+    gc.enable()
+    return {name: statistics.median(found) for name, found in times.items()}
+
+
+def without_gradients(call: Callable[[], object]) -> Callable[[], object]:
+    return torch.no_grad()(call)
+
+
+def evaluation(inplace: bool, seconds: float) -> float:
+    model, x, _ = network(inplace)
+    sim = simulated(model, x)
+    found = medians({"sim": without_gradients(lambda: sim(x)), "float": without_gradients(lambda: model(x))}, seconds)
+    return found["sim"] / found["float"]
+
+
+def training(inplace: bool, seconds: float) -> float:
+    model, x, labels = network(inplace)
+    sim = simulated(model, x).train()
+    found = medians({"sim": step_of(sim, x, labels), "float": step_of(model.train(), x, labels)}, seconds)
+    return found["sim"] / found["float"]
+
+
+def calibration(inplace: bool, seconds: float) -> float:
+    """A batch more of a calibration that runs, in float forwards: the encodings are chosen once, behind the last."""
+    model, x, _ = network(inplace)
+    sim = simulated(model, x)
+    batches, times = 3, []
+
+    def forward(observed: nn.Module, batch: Tensor) -> None:
+        start = perf_counter()
+        observed(batch)
+        times.append(perf_counter() - start)
+
+    floats = []
+    stop = perf_counter() + seconds
+    while perf_counter() < stop:
+        sim.calibrate([x] * batches, forward, progress=False)
+        with torch.no_grad():
+            for _ in range(batches):
+                start = perf_counter()
+                model(x)
+                floats.append(perf_counter() - start)
+    return statistics.median(times) / statistics.median(floats)
+
+
+def wrapping(inplace: bool, seconds: float) -> float:
+    model, x, _ = network(inplace)
+    start = perf_counter()
+    qsim.QuantSim(model.eval(), x)
+    return perf_counter() - start
+
+
+def memory(inplace: bool, seconds: float) -> float:
+    """Peak of what the allocator holds during a training step, beyond what it holds between steps; parameters and gradients are equal."""
+    peaks = []
+    for simulate in (True, False):
+        model, x, labels = network(inplace)
+        step = step_of(simulated(model, x).train() if simulate else model.train(), x, labels)
+        step()
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+            step()
+        held = [0]
+        for event in profiled.profiler.kineto_results.events():
+            if event.name() == "[memory]":
+                held.append(held[-1] + event.nbytes())
+        peaks.append(max(held))
+    return peaks[0] / peaks[1]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=10, help="for each comparison")
+    parser.add_argument("--relu", choices=("plain", "inplace"), default="plain", help="whether the network's own ReLUs work in place")
+    parser.add_argument("--only", default="", help="comparisons whose name contains this")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    for name, compare in zip(BARS, (evaluation, training, calibration, memory, wrapping), strict=True):
+        if arguments.only in name:
+            found = compare(arguments.relu == "inplace", arguments.seconds)
+            print(f"{name}: {found:.3f} (bar {BARS[name]:.2f})", flush=True)
+
+
+if __name__ == "__main__":
+    main()
