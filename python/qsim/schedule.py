@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from qsim.running_statistics import batch_norms
+
 if TYPE_CHECKING:
     from qsim.sim import QuantSim
 
@@ -27,6 +29,8 @@ class Schedule:
         for name, step in {**begins, "observe_until": observe_until, "freeze_batch_norms_from": freeze_batch_norms_from}.items():
             if step is not None and step < 0:
                 raise ValueError(f"QuantSim.schedule: got step {step} for {name!r}; expected 0 or more")
+        if freeze_batch_norms_from is not None and not batch_norms(sim.model):
+            raise ValueError("QuantSim.schedule: freeze_batch_norms_from finds no BatchNorm; Config(batch_norm='keep') does not fold them")
         self.steps = 0
         self._sim = sim
         # The last match wins. A quantizer that is off now is off because someone wanted it so.
@@ -49,7 +53,7 @@ class Schedule:
         for quantizer, end in self._ends.items():
             quantizer.observing = self.steps < end
         if self._freeze is not None and self.steps >= self._freeze:
-            self._sim.freeze_batch_norms("*")
+            self._sim.freeze_batch_norms(*batch_norms(self._sim.model))  # none, if they were folded since
 
     def state_dict(self) -> dict[str, int]:
         """The number of steps."""

@@ -164,5 +164,7 @@ def test_schedule_goes_on_from_a_state():
         assert (a.enabled, a.observing) == (b.enabled, b.observing)
     with pytest.raises(ValueError, match="got step -1 for 'observe_until'; expected 0 or more"):
         first.schedule(observe_until=-1)
+    with pytest.raises(ValueError, match="freeze_batch_norms_from finds no BatchNorm"):
+        calibrated(qsim.int8()).schedule(freeze_batch_norms_from=1)
     with pytest.raises(ValueError, match="no quantizer matches 'nothing'"):
         first.schedule(quantize_from={"nothing": 3})
