@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 import qsim
 
+REESTIMATED = "kept, statistics anew"
 WIDTHS = {"W8A8": qsim.int8(), "W4A8": qsim.w4a8(), "W4A4": qsim.int4()}
 
 
@@ -28,6 +29,7 @@ def recipes(config: qsim.Config) -> Iterator[tuple[str, qsim.Config]]:
     kept = replace(config, batch_norm="keep")
     yield "BatchNorm folded", config
     yield "BatchNorm kept", kept
+    yield REESTIMATED, kept
     yield "kept, running ranges", replace(kept, activation=replace(config.activation, method="ema"))
     yield "kept, learnable ranges", replace(kept, activation=replace(config.activation, learnable=True))
 
@@ -87,6 +89,8 @@ def main() -> None:
             for recipe, changed in recipes(config):
                 sim = qsim.QuantSim(model, held_out[:8], changed)
                 sim.calibrate(images.split(64), progress=False)
+                if recipe == REESTIMATED:
+                    sim.reestimate_batch_norms(images.split(64), progress=False)
                 quantized = accuracy(sim, held_out, held_out_labels)
                 train(sim, images, labels, options.qat_epochs, options.lr, seed)
                 sim.fold_batch_norms()
