@@ -37,9 +37,9 @@ inline void check_scaling(at::TensorList grads, const at::Tensor& powers, const 
   TORCH_CHECK_VALUE(powers.sizes() == counts.sizes() && powers.is_contiguous() && counts.is_contiguous(),
                     "qsim: powers have shape ", powers.sizes(), " and counts ", counts.sizes(),
                     "; expected contiguous tensors of one shape");
-  TORCH_CHECK_VALUE(powers.device() == grads[0].device() && counts.device() == grads[0].device(), "qsim: powers are on ",
-                    powers.device(), " and counts on ", counts.device(), "; expected ", grads[0].device(),
-                    ", where the gradients are");
+  TORCH_CHECK_VALUE(powers.device() == grads[0].device() && counts.device() == grads[0].device(),
+                    "qsim: powers are on ", powers.device(), " and counts on ", counts.device(), "; expected ",
+                    grads[0].device(), ", where the gradients are");
   for (const at::Tensor& grad : grads) at::assert_no_internal_overlap(grad);
 }
 
