@@ -27,6 +27,7 @@ from qsim.config import Config
 from qsim.distributed import merge, rank_local
 from qsim.encoding import Encoding
 from qsim.errors import CalibrationError, NoEncodingError
+from qsim.graph.batch_norm import Fold
 from qsim.graph.execute import Switch, attach, detach, places
 from qsim.graph.plan import PlannedBias, PlannedQuantizer, plan
 from qsim.graph.record import call_arguments, record
@@ -103,7 +104,7 @@ class QuantSim(NamedAsTheModel):
         folding = fold_batch_norms(self.model, example_inputs, keep=kept)
         self._switch = Switch()
         self._frozen: set[str] = set()
-        self._folded: dict[str, str] = {}
+        self._folds = folding.folds
         unfolded = {name: reason for name, reason in folding.kept.items() if policies.get(name, "fold") == "fold"}
         self._simulate(*call_arguments(example_inputs), dataclasses.replace(folding, kept=unfolded), {})
         self.freeze_batch_norms(*(name for name, policy in policies.items() if policy == "freeze"))
@@ -114,7 +115,6 @@ class QuantSim(NamedAsTheModel):
 
     def _simulate(self, args: tuple[Any, ...], kwargs: dict[str, Any], folding: FoldReport, known: Mapping[str, Quantizer]) -> None:
         """Record, plan, attach. `known` are quantizers to go on with."""
-        self._folded |= folding.folded
         tape, notes = record(self.model, args, kwargs)
         decided = plan(tape, self.config)
         self._planned, self._biases, self._left = decided.quantizers, decided.biases, decided.left
@@ -190,7 +190,7 @@ class QuantSim(NamedAsTheModel):
         return report_of(noted, quantizers, problems, memory.peaks(), self.summary)
 
     def _called(self) -> nn.Module:
-        """What `forward` is given: FSDP gathers parameters when its root is called."""
+        """What runs on a batch: FSDP gathers parameters when its root is called."""
         return self if sharded_modules(self) else self.model
 
     def _forward_batch(self, model: nn.Module, batch: Any) -> Any:
@@ -316,7 +316,9 @@ class QuantSim(NamedAsTheModel):
             There was no batch, or a BatchNorm, which it names, met none that counts. No statistics are changed then.
         """
         run = self._forward_batch if forward is None else forward
-        return reestimate(self.model, iterate(data, max_batches, progress), lambda batch: run(self.model, batch))
+        called = self._called()
+        with sharded_around(self):
+            return reestimate(self.model, iterate(data, max_batches, progress), lambda batch: run(called, batch))
 
     def freeze_batch_norms(self, *patterns: str, affine: bool = False) -> None:
         """From now on the BatchNorms that match any glob normalize with their running statistics in training mode too.
@@ -350,14 +352,25 @@ class QuantSim(NamedAsTheModel):
         -------
         FoldReport
             Its `warnings` name each weight whose integers changed.
+
+        Raises
+        ------
+        ValueError
+            The simulation is sharded by FSDP.
         """
         if self._inputs is None:
             return FoldReport()
+        if sharded_modules(self):
+            raise ValueError(
+                "QuantSim.fold_batch_norms: fully_shard holds the weights; load the state into one that is not sharded"
+            )
         args, kwargs = to_device(self._inputs, self.model)
         quantizers = self.quantizers()
         of_parameter = {planned.parameter: quantizers[key] for key, planned in self._planned.items()}
         detach(self.model)
+        norms = batch_norms(self.model)
         report = fold_trained(self.model, args, kwargs, of_parameter)
+        self._folds += tuple((Fold(path, layer, before=False), norms[path]) for path, layer in report.folded.items())
         self._simulate(args, kwargs, report, quantizers)
         self._frozen &= set(batch_norms(self.model))
         raised = self._fit_biases([bias for bias in self._biases if bias.parameter.rpartition(".")[0] in report.folded.values()])
