@@ -162,7 +162,7 @@ class Rectifier:
 
     def _with_gradient(self, x: Tensor, overwrites: bool) -> Any:
         q, saving = self.quantizer, self.saving
-        if saving.rectifier != "relu":
+        if saving.rectifier != "relu" or q.spec.is_float:  # ReLU leaves -0.0, and so do float formats
             return None
         if saving.consumes_unread and not (x.is_leaf or x._is_view() or x.retains_grad) and self._is_clamped(x, 0.0, math.inf):
             # What ReLU passes no gradient to is made to lie out of range, so that the range's mask does for both.
