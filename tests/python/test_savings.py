@@ -146,9 +146,9 @@ def memory(t: Tensor) -> int:
 def test_results_lie_in_memory_of_their_own_and_are_read_as_the_tables_say(name, dtype):
     x = torch.randn(SHAPES.get(name, (2, 4, 4, 4)), requires_grad=True)
     seen: list[int] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: seen.append(memory(t)), lambda _: None):
-        with torch.autocast("cpu", torch.bfloat16, enabled=dtype is torch.bfloat16):
-            y = CALLS[name](x)
+    saving = torch.autograd.graph.saved_tensors_hooks(lambda t: seen.append(memory(t)), lambda _: None)
+    with saving, torch.autocast("cpu", torch.bfloat16, enabled=dtype is torch.bfloat16):
+        y = CALLS[name](x)
     assert memory(y) not in (memory(x), memory(W))
     assert memory(y) not in seen or name in savings._READ
 
