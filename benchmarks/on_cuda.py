@@ -17,6 +17,7 @@ from torch import Tensor
 
 from qsim import ops
 
+DEVICE = "cuda"
 Call = Callable[[], object]
 Row = dict[str, Any]
 
@@ -41,12 +42,12 @@ def seconds_of(call: Call, samples: int = 15) -> float:
 
 
 def range_state(*shape: int) -> list[Tensor]:
-    ends = [torch.full(shape, end, device="cuda") for end in (torch.inf, -torch.inf)]
-    return [*ends, torch.zeros(4, dtype=torch.int64, device="cuda")]
+    ends = [torch.full(shape, end, device=DEVICE) for end in (torch.inf, -torch.inf)]
+    return [*ends, torch.zeros(4, dtype=torch.int64, device=DEVICE)]
 
 
 def grid(*shape: int) -> tuple[Tensor, Tensor]:
-    return torch.full(shape, 0.05, device="cuda"), torch.full(shape, 3, dtype=torch.int32, device="cuda")
+    return torch.full(shape, 0.05, device=DEVICE), torch.full(shape, 3, dtype=torch.int32, device=DEVICE)
 
 
 Cases = Iterator[tuple[str, str, float, Call, dict[str, Call]]]  # operator, case, copies moved, call, torch core's calls
@@ -93,17 +94,65 @@ def observe_cases(x: Tensor) -> Cases:
     yield "observe_range", "channel 1, channels_last", 1, lambda: ops.observe_range_(last, *of_channels, axis=1), core
     of_blocks = range_state(len(rows), 32)
     yield "observe_range", "blocks of 32", 1, lambda: ops.observe_range_(rows, *of_blocks, axis=1, block_size=32), core
-    sketch = torch.zeros(16384, dtype=torch.int64, device="cuda")
+    sketch = torch.zeros(16384, dtype=torch.int64, device=DEVICE)
     for name, data in (("normal", x), ("relu", x.relu()), ("constant", torch.full_like(x, 0.3))):
         yield "observe", name, 1, lambda data=data: ops.observe_(data, *state, sketch), core
 
 
-def other_cases(x: Tensor) -> Cases:
+def running_cases(x: Tensor) -> Cases:
+    on, running = torch.tensor(True, device=DEVICE), (*range_state(), *grid())
+    once, twice = 2 + 1 / (8 * x.element_size()), 3 + 1 / (8 * x.element_size())  # training saves a bit for each element
+    for name, observing, moved in (("observing", on, twice), ("range held", ~on, once)):
+        given = (x, observing, on, *running, -128, 127)
+        yield "observe_fake_quantize", name, moved, lambda given=given: torch.ops.qsim.observe_fake_quantize_with_mask(*given), {}
+
+
+def integer_cases(x: Tensor) -> Cases:
+    """A case's traffic is in elements of x, as everywhere."""
+    one, limits, byte = grid(), (-128, 127), 1 / x.element_size()
+    q = ops.quantize(x, *one, *limits)
+    core = {"torch core": lambda: torch.quantize_per_tensor(x, 0.05, 3, torch.qint8)} if x.dtype == torch.float32 else {}
+    yield "quantize", "int8", 1 + byte, lambda: ops.quantize(x, *one, *limits), core
+    yield "dequantize", "int8", 1 + byte, lambda: ops.dequantize(q, *one, dtype=x.dtype), {}
+    small = q.clamp(-8, 7)
+    packed = ops.pack_int4(small)
+    yield "pack_int4", "int8", 1.5 * byte, lambda: ops.pack_int4(small), {}
+    yield "unpack_int4", "int8", 1.5 * byte, lambda: ops.unpack_int4(packed, x.shape), {}
+
+
+def format_cases(x: Tensor) -> Cases:
+    out, rows, one = torch.empty_like(x), x.view(-1, 1024), torch.tensor(0.05, device=DEVICE)
+    counts, squares = torch.zeros(6, dtype=torch.int64, device=DEVICE), torch.zeros(2, dtype=torch.float64, device=DEVICE)
+    for dtype in (torch.float16, torch.float8_e4m3fn):
+        name = str(dtype).removeprefix("torch.")
+        core = {"torch core": lambda dtype=dtype: x.to(dtype).to(x.dtype)}
+        yield "round_to_format", name, 2, lambda name=name: ops.round_to_format(x, name, out=out), core
+        yield "count_format", name, 1, lambda name=name: ops.count_format_(x, name, counts, squares), {}
+    fp8 = "float8_e4m3fn"
+    yield "round_to_format", f"{fp8}, scaled", 2, lambda: ops.round_to_format(x, fp8, scale=one, out=out), {}
+    blocks = grid(len(rows), 32)[0]
+    of_rows = torch.empty_like(rows)
+    in_blocks = {"scale": blocks, "axis": 1, "block_size": 32, "out": of_rows}
+    yield "round_to_format", f"{fp8}, blocks of 32", 2, lambda: ops.round_to_format(rows, fp8, **in_blocks), {}
+
+
+def search_cases(x: Tensor) -> Cases:
+    """No traffic to speak of: look at the seconds."""
+    if x.dtype != torch.float32 or x.numel() > 2**20:
+        return
+    rows, state, sketch = x.view(-1, 1024), range_state(), torch.zeros(16384, dtype=torch.int64, device=DEVICE)
+    ops.observe_(x, *state, sketch)
+    found, many = (*state[:2], sketch), [torch.stack([part] * 64) for part in (*state[:2], sketch)]
+    yield "search_range", "one tensor", 0, lambda: ops.search_range(*found, -128, 127), {}
+    yield "search_range", "64 tensors", 0, lambda: ops.search_range(*many, -128, 127), {}
+    yield "search_range_data", "axis 0", 1, lambda: ops.search_range_data(rows, -128, 127, axis=0, symmetric=True), {}
+    weights = list(rows.chunk(16))
+    yield "search_range_weights", "16 weights", 1, lambda: ops.search_range_weights(weights, -128, 127, axis=0, symmetric=True), {}
+
+
+def clip_cases(x: Tensor) -> Cases:
     grads = list(x.split(x.numel() // 50))
     yield "clip_grad", "50 tensors", 3, lambda: ops.clip_grad_(grads, 1.0), {"torch core": lambda: clip_with_core(grads)}
-    if x.dtype == torch.float32 and x.numel() <= 2**20:
-        rows = x.view(-1, 1024)
-        yield "search_range_data", "axis 0", 1, lambda: ops.search_range_data(rows, -128, 127, axis=0, symmetric=True), {}
 
 
 def clip_with_core(grads: list[Tensor]) -> None:
@@ -111,11 +160,14 @@ def clip_with_core(grads: list[Tensor]) -> None:
     torch._foreach_mul_(grads, (1.0 / (norm + 1e-6)).clamp(max=1))
 
 
+FAMILIES = (fake_quantize_cases, observe_cases, running_cases, integer_cases, format_cases, search_cases, clip_cases)
+
+
 def rows_of(n: int, dtype: torch.dtype) -> Iterator[Row]:
     """Each case beside a copy of the same tensor, measured just before it."""
-    x = torch.randn(n, device="cuda").to(dtype)
+    x = torch.randn(n, device=DEVICE).to(dtype)
     to = torch.empty_like(x)
-    for cases in (fake_quantize_cases, observe_cases, other_cases):
+    for cases in FAMILIES:
         for operator, case, moved, call, others in cases(x):
             copy = seconds_of(lambda: to.copy_(x))
             seconds = seconds_of(call)

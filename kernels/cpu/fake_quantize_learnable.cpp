@@ -40,6 +40,12 @@ struct Learning : Base {
 
 template <class A>
 struct LaneSums {
+  bool unknown() const {  // a NaN among the elements or the gradients
+    mask_t<A> nan{};
+    for (const auto& sum : scale) nan |= sum != sum;
+    return any((Ints)nan);
+  }
+
   vector_t<A> scale[kParts]{}, zero_point[kParts]{};
 };
 
@@ -206,6 +212,13 @@ QSIM_INLINE void learn_rows(const T* grad, const T* x, T* dx, std::int64_t width
   }
 }
 
+template <class Rule, class A>
+QSIM_INLINE void add_line(const A* scale, const A* zero_point, std::int64_t first, PartialSums to) {
+  for (std::int64_t i = first; i < kLanes<A>; ++i) to.scale[i] += static_cast<double>(scale[i]);
+  if constexpr (!Rule::learns_zero_point) return;
+  for (std::int64_t i = first; i < kLanes<A>; ++i) to.zero_point[i] += static_cast<double>(zero_point[i]);
+}
+
 // At most kTerms rows of `columns` neighbouring parameters, a line or more.
 template <class Rule, class T, class A>
 QSIM_INLINE void learn_columns(const T* grad, const T* x, T* dx, std::int64_t width, std::int64_t rows,
@@ -224,15 +237,15 @@ QSIM_INLINE void learn_columns(const T* grad, const T* x, T* dx, std::int64_t wi
     A scale[kLanes<A>], zero_point[kLanes<A>];
     std::memcpy(scale, lanes->scale, kLineBytes);
     std::memcpy(zero_point, lanes->zero_point, kLineBytes);
-    bool known = true;
-    for (int i = 0; i < kLanes<A>; ++i) known &= scale[i] == scale[i];
-    if (!known) [[unlikely]] {
+    if (lanes->unknown()) [[unlikely]] {
       learn_few_columns<Rule>(grad + first, x + first, dx + first, width, rows, kLanes<A>, offset(grids, first), scale,
                               zero_point);
     }
-    for (std::int64_t i = column - first; i < kLanes<A>; ++i) {
-      to.scale[first + i] += static_cast<double>(scale[i]);
-      if (Rule::learns_zero_point) to.zero_point[first + i] += static_cast<double>(zero_point[i]);
+    const PartialSums own = to.from(first);
+    if (first == column) {
+      add_line<Rule, A>(scale, zero_point, 0, own);  // a loop of known length
+    } else {
+      add_line<Rule, A>(scale, zero_point, column - first, own);
     }
   }
 }
@@ -334,25 +347,32 @@ void learnable(const T* grad, const T* x, T* dx, std::int64_t begin, std::int64_
   }
 }
 
-// The sum over `rows` rows of `run` neighbours, `pitch` apart.
-double sum_of_rows(const double* sums, std::int64_t rows, std::int64_t run, std::int64_t pitch) {
-  double sum = 0;
-  for (std::int64_t row = 0; row < rows; ++row) {
-    for (std::int64_t i = 0; i < run; ++i) sum += sums[row * pitch + i];
+// Adds rows to the first of them.
+void add_rows(double* sums, std::int64_t rows, std::int64_t columns) {
+  for (std::int64_t row = 1; row < rows; ++row) {
+    const double* more = sums + row * columns;
+    QSIM_INDEPENDENT
+    for (std::int64_t i = 0; i < columns; ++i) sums[i] += more[i];
   }
+}
+
+double sum_of(const double* sums, std::int64_t n) {
+  double sum = 0;
+  for (std::int64_t i = 0; i < n; ++i) sum += sums[i];
   return sum;
 }
 
 template <class T>
 void fold(PartialSums sums, Slices slices, std::int64_t n, std::int64_t width, std::int64_t run, std::int64_t rows,
           const T* scale, double grad_factor, T* dscale, T* dzero_point) {
-  const std::int64_t count = slices.per_segment * rows, pitch = width * run;
-  for (std::int64_t parameter = 0; parameter < n; sums = sums.from(count * pitch)) {
+  const std::int64_t count = slices.per_segment * rows, row = width * run;
+  for (std::int64_t parameter = 0; parameter < n; sums = sums.from(count * row)) {
+    add_rows(sums.scale, count, row);
+    if (sums.zero_point != nullptr) add_rows(sums.zero_point, count, row);
     for (std::int64_t column = 0; column < width; ++column, ++parameter) {
-      const PartialSums own = sums.from(column * run);
-      dscale[parameter] = static_cast<T>(sum_of_rows(own.scale, count, run, pitch) * grad_factor);
-      if (own.zero_point == nullptr) continue;
-      const double steps = sum_of_rows(own.zero_point, count, run, pitch);
+      dscale[parameter] = static_cast<T>(sum_of(sums.scale + column * run, run) * grad_factor);
+      if (sums.zero_point == nullptr) continue;
+      const double steps = sum_of(sums.zero_point + column * run, run);
       dzero_point[parameter] = static_cast<T>(steps * -static_cast<double>(scale[parameter]) * grad_factor);
     }
   }

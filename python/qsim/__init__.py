@@ -5,13 +5,15 @@ from qsim._library import cpu_capability
 from qsim.batch_norm import FoldReport, fold_batch_norms
 from qsim.calibration import CalibrationReport
 from qsim.clip_grad import ClipReport, clip_grad_norm_
-from qsim.config import Config, Override
+from qsim.config import Config
 from qsim.encoding import Encoding
 from qsim.errors import CalibrationError, NoEncodingError
 from qsim.format_counts import FormatCounter, FormatCounts
 from qsim.observer import Counts, Observer
 from qsim.ops import round_to_format
+from qsim.override import Override, SiteInfo
 from qsim.presets import bf16, fp8, fp16, int4, int8, int16, w4a8
+from qsim.profile import Profile
 from qsim.quantizer import Quantizer
 from qsim.sim import QuantSim
 from qsim.spec import TensorSpec
@@ -32,8 +34,10 @@ __all__ = [
     "NoEncodingError",
     "Observer",
     "Override",
+    "Profile",
     "QuantSim",
     "Quantizer",
+    "SiteInfo",
     "Summary",
     "TensorSpec",
     "bf16",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -41,7 +42,7 @@ class FoldReport:
         return "\n".join([*lines, *(f"  warning: {warning}" for warning in self.warnings)])
 
 
-def fold_batch_norms(model: nn.Module, example_inputs: Any) -> FoldReport:
+def fold_batch_norms(model: nn.Module, example_inputs: Any, *, keep: Collection[str] = ()) -> FoldReport:
     """Fold each BatchNorm into the convolution or linear layer right before it, or right after it, in place.
 
     Parameters
@@ -51,6 +52,8 @@ def fold_batch_norms(model: nn.Module, example_inputs: Any) -> FoldReport:
         equal to a few ulp, a folded BatchNorm is an `nn.Identity` at the same path, training flags are kept. Whatever those flags say,
         the running statistics are folded.
     example_inputs : Tensor, tuple of arguments, or dict of keyword arguments
+    keep : collection of str
+        Paths of BatchNorms to leave as they are.
 
     Returns
     -------
@@ -83,7 +86,9 @@ def fold_batch_norms(model: nn.Module, example_inputs: Any) -> FoldReport:
     folded: dict[str, str] = {}
     for fold in folds:
         try:
-            _fold(model, fold)
+            if fold.batch_norm in keep:
+                raise NotFoldable(f"'{fold.batch_norm}' is kept as asked")
+            apply_fold(model, fold)
             folded[fold.batch_norm] = fold.layer
         except NotFoldable as reason:
             kept[fold.batch_norm] = str(reason)
@@ -101,9 +106,14 @@ def _warnings(norms: dict[str, _BatchNorm], folded: dict[str, str]) -> list[str]
     return found
 
 
-def _fold(model: nn.Module, fold: Fold) -> None:
+def apply_fold(model: nn.Module, fold: Fold) -> Tensor:
+    """Fold one BatchNorm. Returns what each element of the layer's weight was multiplied by, in float64 on the CPU.
+
+    Raises NotFoldable, and changes nothing, where its statistics mean nothing.
+    """
     bn, layer = cast(_BatchNorm, model.get_submodule(fold.batch_norm)), cast(Layer, model.get_submodule(fold.layer))
-    weight, bias = (_before if fold.before else _after)(layer, *_normalization(fold.batch_norm, bn))
+    g, mean, beta = normalization(fold.batch_norm, bn)
+    weight, bias = (_before if fold.before else _after)(layer, g, mean, beta)
     new = {"weight": weight.to(layer.weight.dtype), "bias": bias.to(layer.weight.dtype)}  # the one rounding
     for name, t in new.items():
         if not bool(t.isfinite().all()):
@@ -115,9 +125,10 @@ def _fold(model: nn.Module, fold: Fold) -> None:
         else:
             layer.bias.copy_(new["bias"])
     _replace(model, bn)
+    return _scaled(torch.ones_like(weight), layer, g, fold.before)
 
 
-def _normalization(name: str, bn: _BatchNorm) -> tuple[Tensor, Tensor, Tensor]:
+def normalization(name: str, bn: _BatchNorm) -> tuple[Tensor, Tensor, Tensor]:
     """`g = gamma / sqrt(var + eps)`, mean and beta of a BatchNorm in float64; raises NotFoldable where they mean nothing."""
     mean, var = _exact(cast(Tensor, bn.running_mean)), _exact(cast(Tensor, bn.running_var))
     gamma = torch.ones_like(mean) if bn.weight is None else _exact(bn.weight)
@@ -139,10 +150,7 @@ def _refuse(bad: Tensor, name: str, why: str) -> None:
 
 def _after(layer: Layer, g: Tensor, mean: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
     """Weight and bias of `layer` followed by the normalization: `W' = W g` by output channel, `b' = beta + (b - mean) g`."""
-    weight, bias = _exact(layer.weight), _bias(layer)
-    by_channel = _by_channel(weight, layer)
-    by_channel *= g.view(by_channel.shape[0], -1, 1, 1)
-    return weight, beta + (bias - mean) * g
+    return _scaled(_exact(layer.weight), layer, g, before=False), beta + (_bias(layer) - mean) * g
 
 
 def _before(layer: Layer, g: Tensor, mean: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
@@ -150,8 +158,14 @@ def _before(layer: Layer, g: Tensor, mean: Tensor, beta: Tensor) -> tuple[Tensor
     weight, bias = _exact(layer.weight), _bias(layer)
     by_channel = _by_channel(weight, layer)
     bias += (by_channel * (beta - mean * g).view(by_channel.shape[0], 1, -1, 1)).sum((2, 3)).flatten()
-    by_channel *= g.view(by_channel.shape[0], 1, -1, 1)
-    return weight, bias
+    return _scaled(weight, layer, g, before=True), bias
+
+
+def _scaled(weight: Tensor, layer: Layer, g: Tensor, before: bool) -> Tensor:
+    """`weight`, multiplied in place by `g` along its output channels, or its input channels."""
+    by_channel = _by_channel(weight, layer)
+    by_channel *= g.view(by_channel.shape[0], 1, -1, 1) if before else g.view(by_channel.shape[0], -1, 1, 1)
+    return weight
 
 
 def _by_channel(weight: Tensor, layer: Layer) -> Tensor:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from itertools import chain, islice
+from os import PathLike
 from typing import Any
 
 import torch
@@ -15,8 +16,12 @@ from torch.utils._pytree import tree_map_only
 
 from qsim.errors import CalibrationError
 from qsim.graph.snapshot import unchanged
+from qsim.hooks import hooked
+from qsim.memory import PeakMemory
 from qsim.observer import Counts, Observer
+from qsim.progress import progress
 from qsim.quantizer import Quantizer
+from qsim.summary import Summary
 
 Forward = Callable[[nn.Module, Any], Any]
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -39,20 +44,46 @@ class CalibrationReport:
         One sentence for each quantizer that met NaN or Inf, for each whose values overflow its float format, and for each whose scale
         had to be raised for the bias.
     seconds : dict of str to float
-        Time by stage: "data" (waiting for batches), "forward" (the model, observing), "encodings" (choosing them).
+        Time by stage: "data" (waiting for batches), "forward" (the model), "observing" (its tensors; only on the CPU: a device works
+        behind the host's back, and "forward" is then both), "search" (choosing the encodings).
+    memory : dict of str to PeakMemory
+        Peak memory of the "process", and of each CUDA device by its name.
+    summary : callable
+        `QuantSim.summary` of the simulation that was calibrated.
     """
 
     batches: int
     counts: dict[str, Counts]
     problems: list[str]
     seconds: dict[str, float]
+    memory: dict[str, PeakMemory] = field(compare=False)
+    summary: Callable[[], Summary] = field(repr=False, compare=False)
 
     def __str__(self) -> str:
-        times = ", ".join(f"{stage} {seconds:.2f} s" for stage, seconds in self.seconds.items())
-        head = f"calibrated {len(self.counts)} quantizers on {self.batches} batches ({times})"
+        head = f"calibrated {len(self.counts)} quantizers on {self.batches} batches ({self.times()})"
         if not self.problems:
             return f"{head}\nno NaN, no Inf"
         return "\n".join([head, f"{len(self.problems)} problems:", *(f"  {problem}" for problem in self.problems)])
+
+    def times(self) -> str:
+        """Seconds by stage, and peak memory, as text."""
+        stages = [f"{stage} {seconds:.2f} s" for stage, seconds in self.seconds.items()]
+        return ", ".join(stages + [f"peak memory of {name} {peak}" for name, peak in self.memory.items()])
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write one HTML page that needs no network: problems, times, and a histogram of every tensor with its range.
+
+        Counts and times are those of this report; histograms and ranges those of the simulation at the time of writing, so a page that
+        is written after `QuantSim.set_method` shows the new ranges.
+
+        Parameters
+        ----------
+        path : path-like
+            Such as "report.html"; an existing file is replaced.
+        """
+        from qsim.report.pages import calibration_page
+
+        calibration_page(self).write(path)
 
 
 @dataclass
@@ -61,7 +92,7 @@ class Observation:
 
     batches: int = 0
     first_nonfinite: dict[str, int] = field(default_factory=dict)
-    seconds: dict[str, float] = field(default_factory=lambda: {"data": 0.0, "forward": 0.0})
+    seconds: dict[str, float] = field(default_factory=lambda: {"data": 0.0, "forward": 0.0, "observing": 0.0})
 
 
 def observe(
@@ -78,7 +109,7 @@ def observe(
     """
     noted = Observation()
     observers = {key: quantizers[key].observer for key in watched}
-    with unchanged(model), torch.no_grad(), _observing(quantizers, watched):
+    with unchanged(model), torch.no_grad(), _observing(quantizers, watched), _clocked([quantizers[key] for key in watched], noted.seconds):
         model.eval()
         first = _FirstNonfinite(observers)
         for batch in _timed(batches, noted.seconds):
@@ -87,8 +118,31 @@ def observe(
             first.look(noted.batches)
             noted.batches += 1
             noted.seconds["forward"] += time.perf_counter() - started
-    noted.first_nonfinite = first.batches()
+        started = time.perf_counter()
+        noted.first_nonfinite = first.batches()  # waits for the device
+        noted.seconds["forward"] += time.perf_counter() - started
+    noted.seconds["forward"] -= noted.seconds.get("observing", 0.0)
     return noted
+
+
+@contextlib.contextmanager
+def _clocked(quantizers: Sequence[Quantizer], seconds: dict[str, float]) -> Iterator[None]:
+    """Add the time that the quantizers take to ``seconds["observing"]``; without that entry where the host does not wait for them."""
+    if any(quantizer.scale.device.type != "cpu" for quantizer in quantizers):
+        del seconds["observing"]
+        yield
+        return
+    started = 0.0
+
+    def before(*_: object) -> None:
+        nonlocal started
+        started = time.perf_counter()
+
+    def after(*_: object) -> None:
+        seconds["observing"] += time.perf_counter() - started
+
+    with hooked(quantizers, before, after):
+        yield
 
 
 def _timed(batches: Iterator[Any], seconds: dict[str, float]) -> Iterator[Any]:
@@ -138,7 +192,7 @@ class _FirstNonfinite:
         return {key: first for key, first in zip(self._observers, self._first.tolist(), strict=True) if first >= 0}
 
 
-def iterate(data: Iterable[Any], max_batches: int | None, progress: bool) -> Iterator[Any]:
+def iterate(data: Iterable[Any], max_batches: int | None, show: bool) -> Iterator[Any]:
     """The batches of `data`, with a progress bar where tqdm is installed."""
     if isinstance(data, (Tensor, Mapping, str)) or not isinstance(data, Iterable):
         raise TypeError(
@@ -147,25 +201,14 @@ def iterate(data: Iterable[Any], max_batches: int | None, progress: bool) -> Ite
         )
     if max_batches is not None and max_batches < 1:
         raise ValueError(f"QuantSim.calibrate: got max_batches={max_batches}; expected at least 1, or None for all")
-    return _batches(data, max_batches, _bar() if progress else None)
+    return _batches(data, max_batches, show)
 
 
-def _batches(data: Iterable[Any], max_batches: int | None, bar: Any) -> Iterator[Any]:
-    batches = islice(data, max_batches)  # only now: a DataLoader draws random numbers when its iteration begins
-    if bar is None:
-        yield from batches
-    else:
-        length = len(data) if isinstance(data, Sized) else None
-        total = max_batches if length is None else min(length, max_batches or length)
-        yield from bar(batches, total=total, desc="calibrate", unit="batch", leave=False)
-
-
-def _bar() -> Any:
-    try:
-        from tqdm.auto import tqdm
-    except ImportError:  # an optional extra: qsim[report]
-        return None
-    return tqdm
+def _batches(data: Iterable[Any], max_batches: int | None, show: bool) -> Iterator[Any]:
+    length = len(data) if isinstance(data, Sized) else None
+    total = max_batches if length is None else min(length, max_batches or length)
+    # islice only now: a DataLoader draws random numbers when its iteration begins
+    yield from progress(islice(data, max_batches), total=total, title="calibrate", unit="batch", show=show)
 
 
 def arguments_of(batch: Any, example: Arguments) -> Arguments:
@@ -212,7 +255,13 @@ def to_device(arguments: Arguments, model: nn.Module) -> Arguments:
     return moved
 
 
-def report_of(noted: Observation, quantizers: Mapping[str, Quantizer], problems: list[str]) -> CalibrationReport:
+def report_of(
+    noted: Observation,
+    quantizers: Mapping[str, Quantizer],
+    problems: list[str],
+    memory: dict[str, PeakMemory],
+    summary: Callable[[], Summary],
+) -> CalibrationReport:
     """The report on what `quantizers` hold after a pass, on top of the `problems` that choosing encodings met."""
     counts = {key: quantizer.counts for key, quantizer in quantizers.items()}
     problems = list(problems)
@@ -221,7 +270,7 @@ def report_of(noted: Observation, quantizers: Mapping[str, Quantizer], problems:
             where = f", first in batch {noted.first_nonfinite[key]}" if key in noted.first_nonfinite else ""
             problems.append(f"'{key}' met {count}{where}; its range comes from the finite ones")
     problems += [problem for key, quantizer in quantizers.items() if (problem := _overflow(key, quantizer))]
-    return CalibrationReport(noted.batches, counts, problems, dict(noted.seconds))
+    return CalibrationReport(noted.batches, counts, problems, dict(noted.seconds), memory, summary)
 
 
 def _overflow(key: str, quantizer: Quantizer) -> str | None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import cast
 
 import torch
 from torch import Tensor
 
 from qsim import ops
+from qsim.sharding import is_sharded, layout_of, local, reduce_over_shards
 
 _MOST_NAMED = 8
 
@@ -59,7 +60,8 @@ def clip_grad_norm_(
     ----------
     parameters : Tensor, iterable of Tensor, or iterable of (name, Tensor)
         Their ``.grad`` are clipped; parameters without one are left out. ``model.named_parameters()`` lets errors name them.
-        Dense gradients of any strides, float32, float16, bfloat16 or float64, on one or several devices.
+        Dense gradients of any strides, float32, float16, bfloat16 or float64, on one or several devices. Where they are sharded
+        (FSDP), every rank has to call, and the norm is that of the whole gradients.
     max_norm : float
         Largest norm allowed, 0 or more.
     norm_type : float
@@ -100,9 +102,9 @@ def clip_grad_norm_(
             if report is not None:
                 report.labels, report.counts = (), None
             return torch.tensor(0.0)
-        groups: dict[torch.device, list[int]] = {}
+        groups: dict[Hashable, list[int]] = {}
         for i, grad in enumerate(grads):
-            groups.setdefault(grad.device, []).append(i)
+            groups.setdefault(layout_of(grad), []).append(i)
         order = [i for group in groups.values() for i in group]
         norm, counts = _clip([[grads[i] for i in group] for group in groups.values()], max_norm, norm_type, nonfinite)
         if report is not None:
@@ -134,11 +136,15 @@ def _gradients(parameters: Tensor | Iterable[Tensor] | Iterable[tuple[str, Tenso
 
 
 def _clip(groups: Sequence[Sequence[Tensor]], max_norm: float, norm_type: float, nonfinite: str) -> tuple[Tensor, Tensor]:
-    """Norm and counts of gradients grouped by device; both lie on the first group's device."""
-    if len(groups) == 1:
+    """Norm and counts of gradients grouped by device and sharding; both lie on the first group's device."""
+    if len(groups) == 1 and not is_sharded(groups[0][0]):
         return ops.clip_grad_(groups[0], max_norm, norm_type=norm_type, nonfinite=nonfinite)
-    home = groups[0][0].device
+    home, firsts = groups[0][0].device, [group[0] for group in groups]
+    groups = [[local(grad) for grad in group] for group in groups]
     parts = [ops.grad_power_sum(group, norm_type=norm_type) for group in groups]
+    for like, (power, count) in zip(firsts, parts, strict=True):
+        reduce_over_shards(like, power, maximum=math.isinf(norm_type))
+        reduce_over_shards(like, count)
     powers = torch.stack([power.to(home) for power, _ in parts])
     power_sum = powers.max() if math.isinf(norm_type) else powers.sum()
     counts = torch.cat([count.to(home) for _, count in parts])

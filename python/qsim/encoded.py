@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from qsim._state import UNKNOWN, RangeState
 from qsim.encoding import Encoding
+from qsim.sharding import sharded_as, whole
 from qsim.spec import TensorSpec
 
 _SMALLEST_SCALE = torch.finfo(torch.float32).tiny
@@ -37,6 +38,7 @@ class Encoded(RangeState):
             self.register_buffer("_observing_here", torch.tensor(True), persistent=False)
             self.register_buffer("_enabled_here", torch.tensor(True), persistent=False)
         self._grid = (spec.quant_min, spec.quant_max)
+        self.register_buffer("grid", torch.tensor(self._identity))
         self._allocate(UNKNOWN if self._shape is None else self._shape)
 
     def _allocate(self, shape: tuple[int, ...], on: torch.device | None = None) -> None:
@@ -112,28 +114,37 @@ class Encoded(RangeState):
         if not self._look_for_encoding():
             return None
         spec = self._spec
-        scale = self.grid_scale.detach().clone()
+        scale = whole(self.grid_scale.detach()).clone()
         return Encoding(scale, self.zero_point.clone(), *self._grid, spec.axis, spec.block_size, spec.encoding_dtype)
 
     def _hold(self, encoding: Encoding) -> None:
         if self._shape is None:
             self._adopt(tuple(encoding.scale.shape))
         with torch.no_grad():  # in place: optimizers and compiled graphs keep their references
-            self.scale.copy_(encoding.scale)
+            self.scale.copy_(sharded_as(self.scale, encoding.scale))
             self.zero_point.copy_(encoding.zero_point)
         self._has_encoding = True
 
+    @property
+    def _identity(self) -> list[float]:
+        """What `grid` holds. Every grid, of integers or of a float format, has ends that no other has."""
+        axes, blocks = (() if value is None else (value,) if isinstance(value, int) else value for value in (self.axis, self.block_size))
+        return [float(number) for number in (*self._grid, *axes, *blocks)]
+
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        grid = state_dict.get(prefix + "grid")
+        if grid is not None and not grid.is_meta and (found := grid.tolist()) != self._identity:
+            error_messages: list[str] = args[-1]
+            error_messages.append(
+                f"{self._title}: the state is of another spec: its {prefix}grid (smallest, largest, axes, block sizes) is {found}, "
+                f"and this quantizer's is {self._identity}."
+            )
+            return
         super()._load_from_state_dict(state_dict, prefix, *args)
         self._switch_device()  # they are in no state dict, and memory that a state is loaded into may be fresh
         if prefix + "scale" not in state_dict or self.scale.is_meta:
             return
         self._has_encoding = self.scale.numel() > 0 and not bool(self.scale.isnan().any())
-        low, high = self._grid
-        if self._has_encoding and not bool(((self.zero_point >= float(low)) & (self.zero_point <= float(high))).all()):
-            self._has_encoding = False
-            error_messages: list[str] = args[-1]
-            error_messages.append(f"{prefix}zero_point is not within [{low}, {high}]: the state is that of another spec.")
 
     @property
     def _title(self) -> str:

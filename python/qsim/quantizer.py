@@ -58,6 +58,8 @@ class Quantizer(Encoded):
     scale : Tensor, float32, shape ``()``, ``[C]`` or one per block
         NaN: no encoding yet. A Parameter where the spec says learnable; float16 and bfloat16 have none to choose and hold 1.
     zero_point : Tensor, int32, shape of `scale`
+    grid : Tensor, float32
+        Smallest and largest number of the grid, then its axes and block sizes: so that a state dict loads where it fits alone.
 
     Examples
     --------
@@ -84,6 +86,7 @@ class Quantizer(Encoded):
         granularity = (spec.axis, spec.block_size, shape, name)
         self.observer = RunningObserver(spec.averaging, *granularity) if self._running else Observer(*granularity)
         self.format_counter = None if spec.has_scale else FormatCounter(spec.dtype)
+        self.merged: list[Tensor] | None = None  # `additive` as the last QuantSim.synchronize gave it to all ranks
         self._options = _options(spec)
 
     def forward(self, x: Tensor, *, in_place: bool = False) -> Tensor:
@@ -282,8 +285,15 @@ class Quantizer(Encoded):
         """Largest finite value observed: see `Observer.max`."""
         return self.observer.max
 
+    @property
+    def additive(self) -> list[Tensor]:
+        """The counters that observing adds to, int64: what was observed together is their sum."""
+        counters = [self.observer.counters, *([self.observer.sketch] if self.observer._sketched else [])]
+        return counters if self.format_counter is None else [*counters, self.format_counter.counters]
+
     def reset(self) -> None:
         """Forget what was observed. The encoding in use stays."""
+        self.merged = None
         self.observer.reset()
         if self.format_counter is not None:
             self.format_counter.reset()
@@ -293,3 +303,7 @@ class Quantizer(Encoded):
         self.observer.merge(other.observer)
         if self.format_counter is not None and other.format_counter is not None:
             self.format_counter.merge(other.format_counter)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        self.merged = None
+        super()._load_from_state_dict(state_dict, prefix, *args)

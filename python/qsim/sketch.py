@@ -1,6 +1,8 @@
-"""Reading the sketch that observers keep: which values its bins hold, and a histogram over even bins."""
+"""Reading the sketch that observers keep: which values its bins hold, a histogram over even bins, and how much lies outside a range."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -33,22 +35,78 @@ def histogram(sketch: Tensor, lowest: Tensor, highest: Tensor, bins: int) -> tup
         Sums to the number of finite elements. A bin of the sketch is at most 1/32 of its value wide and is taken as evenly filled;
         zeros are all counted in the interval that holds 0.
     """
+    edges = even_edges(lowest.item(), highest.item(), bins)
+    return edges, _between(sketch, lowest, highest, edges)
+
+
+def even_edges(low: float, high: float, bins: int) -> Tensor:
+    """Edges of intervals of equal width: float64 ``[bins + 1]``, the first and the last exactly `low` and `high`."""
+    edges = torch.linspace(0, 1, bins + 1, dtype=torch.float64) * (high - low) + low
+    edges[-1] = high  # not one rounding beside it
+    return edges
+
+
+def _between(sketch: Tensor, lowest: Tensor, highest: Tensor, edges: Tensor) -> Tensor:
+    """Counts between edges that ascend and enclose the range: the rules of `histogram`."""
+    cumulative, zeros = _below(sketch, lowest, highest, edges)
+    found = cumulative.diff()
+    home = int(torch.searchsorted(edges, torch.zeros(1, dtype=torch.float64), right=True)) - 1
+    found[min(max(home, 0), len(found) - 1)] += zeros
+    return found
+
+
+def _below(sketch: Tensor, lowest: Tensor, highest: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """How many elements lie below each of `values` (ascending, float64), zeros left out; and the number of zeros."""
     low, high = lowest.double().cpu(), highest.double().cpu()
     magnitudes = sketch_edges()
     both = torch.cat([-magnitudes.flip(0)[:-1], magnitudes]).clamp(low, high)  # ascending, from the largest negative bin on
     counts = sketch.cpu().double()
     zeros = counts[0] + counts[_SIDE]
     sides = torch.cat([counts[_SIDE + 1 : _SIDE + _FINITE].flip(0), torch.zeros(2, dtype=torch.float64), counts[1:_FINITE]])
-    before = torch.cat([torch.zeros(1, dtype=torch.float64), sides.cumsum(0)])  # elements up to each edge, zeros left out
+    before = torch.cat([torch.zeros(1, dtype=torch.float64), sides.cumsum(0)])  # elements up to each edge
 
-    edges = torch.linspace(0, 1, bins + 1, dtype=torch.float64) * (high - low) + low
-    edges[-1] = high  # not one rounding beside it
-    right = torch.searchsorted(both, edges, right=True).clamp(1, len(both) - 1)
+    right = torch.searchsorted(both, values, right=True).clamp(1, len(both) - 1)
     width = both[right] - both[right - 1]
-    share = torch.where(width > 0, (edges - both[right - 1]) / width, 1.0).clamp(0, 1)
-    cumulative = before[right - 1] + share * sides[right - 1]
-    cumulative[0], cumulative[-1] = 0, before[-1]
-    found = cumulative.diff()
-    home = int(torch.searchsorted(edges, torch.zeros(1, dtype=torch.float64), right=True)) - 1
-    found[min(max(home, 0), bins - 1)] += zeros
-    return edges, found
+    share = torch.where(width > 0, (values - both[right - 1]) / width, 1.0).clamp(0, 1)
+    found = before[right - 1] + share * sides[right - 1]
+    found[values <= low], found[values >= high] = 0, before[-1]
+    return found, zeros
+
+
+@dataclass(frozen=True, eq=False)
+class Distribution:
+    """What a sketch held at one moment, on the CPU, without its empty bins: a few kilobytes.
+
+    Attributes
+    ----------
+    bins, counts : Tensor, int64 [n]
+    lowest, highest : float
+        The exact finite range of what was counted.
+    """
+
+    bins: Tensor
+    counts: Tensor
+    lowest: float
+    highest: float
+
+    @classmethod
+    def of(cls, sketch: Tensor, lowest: Tensor, highest: Tensor) -> Distribution:
+        """The distribution that an observer holds per tensor."""
+        counts = sketch.cpu()
+        bins = counts.nonzero().squeeze(1)
+        return cls(bins, counts[bins], lowest.item(), highest.item())
+
+    def histogram(self, edges: Tensor) -> Tensor:
+        """Counts between edges, float64 ``[n]``, ascending, the first at most `lowest` and the last at least `highest`."""
+        return _between(*self._sketch(), edges)
+
+    def outside(self, low: float, high: float) -> float:
+        """How many elements lie below `low` or above `high`, for a range that holds 0: exactly none where it holds the range observed,
+        exact too where a bin of the sketch ends, and elsewhere within the counts of the two bins that the ends cut."""
+        below, _ = _below(*self._sketch(), torch.tensor([low, high, torch.inf], dtype=torch.float64))
+        return float(below[0] + below[2] - below[1])
+
+    def _sketch(self) -> tuple[Tensor, Tensor, Tensor]:
+        sketch = torch.zeros(SKETCH_BINS, dtype=torch.int64)
+        sketch[self.bins] = self.counts
+        return sketch, torch.tensor(self.lowest), torch.tensor(self.highest)

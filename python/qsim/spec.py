@@ -213,6 +213,14 @@ def check_field_name(name: str) -> None:
         raise ValueError(f"TensorSpec: got unknown field {name!r}; expected one of {', '.join(_RULES)}")
 
 
+def check_keys(cls: type, fields: Mapping[str, Any]) -> None:
+    """Raise a ValueError that lists the fields of the dataclass `cls` unless `fields` has no other keys."""
+    known = [field.name for field in dataclasses.fields(cls)]
+    for name in fields:
+        if name not in known:
+            raise ValueError(f"{cls.__name__}: got unknown key {name!r}; expected one of {', '.join(known)}")
+
+
 def checked_field(name: str, value: Any) -> Any:
     """`value` if it is legal for the field `name` of TensorSpec, taken alone; a list, as JSON has it, as a tuple. ValueError otherwise."""
     check_field_name(name)

@@ -2,26 +2,118 @@
 
 from __future__ import annotations
 
-import io
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from operator import attrgetter
+from os import PathLike
 
+from torch import nn
+
+from qsim.clipping import clipped_share_of, clipped_share_seen
+from qsim.encoding import Encoding
+from qsim.format_counts import FormatCounts
 from qsim.graph.plan import LeftFloat, PlannedBias, PlannedQuantizer
+from qsim.observer import Observer
 from qsim.quantizer import Quantizer
+from qsim.sketch import Distribution
+from qsim.spec import TensorSpec
+from qsim.table import percent, text_table
+
+CLIPPED = 0.05  # share of clipped values that is a problem; the best range for a Gaussian at 3 and 4 bits clips 1 to 4 %
+_NAMES = 6  # so many names of what stays in float for one reason are printed; `Summary.left` has all
 
 
 @dataclass(frozen=True)
 class Row:
-    """One quantizer: its key, role and operation, how it quantizes, the range of its grid (of float16 and bfloat16, what
-    rounding takes from the values observed), what it observed that is not finite."""
+    """One quantizer, or one bias.
+
+    Attributes
+    ----------
+    key : str
+        Its name in `QuantSim.quantizers`; of a bias, its parameter.
+    role : str
+        "weight", "constant", "activation", "input" or "bias".
+    op : str
+        The operation, with what is fused to it: "conv2d + relu".
+    dtype, bits
+        What the tensor is stored as: "int8" and 8, "float16" and 16; the biases "int32" and 32.
+    symmetric : bool
+    granularity : str
+        "per tensor", "per channel (axis 0)", "per 32 along axis 1", "scale of input x fc.weight"; "" of a format without scales.
+    scale : (float, float) or None
+        Smallest and largest scale; None before calibration, and of a format without scales.
+    low, high : float or None
+        The range: what the grid holds, over all channels. None before calibration.
+    observed : (float, float) or None
+        The finite range observed; of a weight, at its calibration.
+    elements, nonfinite : int
+        Elements observed, and how many of them were NaN or Inf.
+    clipped : float or None
+        Share of the finite values that round to a number beyond the end of the grid. Of a weight exact, and of the weight as it is
+        now; of an activation taken from the sketch: exactly 0 where nothing was clipped, otherwise right within the counts of the two
+        bins, 1/32 of their value wide, that the ends of the grid cut. None where it is not known: not calibrated, or no sketch.
+    format_counts : FormatCounts or None
+        What rounding to float16 or bfloat16 does.
+    enabled : bool
+    distribution : Distribution or None
+        Of what was observed, of a weight as it is now.
+    """
 
     key: str
     role: str
     op: str
-    grid: str
-    range: str
-    nonfinite: int
+    dtype: str
+    bits: int
+    symmetric: bool
+    granularity: str
     enabled: bool
+    scale: tuple[float, float] | None = None
+    low: float | None = None
+    high: float | None = None
+    observed: tuple[float, float] | None = None
+    elements: int = 0
+    nonfinite: int = 0
+    clipped: float | None = None
+    format_counts: FormatCounts | None = None
+    distribution: Distribution | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether it has an encoding; a bias has what its input and its weight have."""
+        return self.role == "bias" or self.low is not None
+
+    @property
+    def grid(self) -> str:
+        """Storage type, symmetry and granularity: "int8 symmetric per channel (axis 0)"."""
+        if self.role == "bias":
+            return f"{self.dtype}, {self.granularity}"
+        kind = self.dtype.startswith("float") and "scaled"
+        words = [self.dtype, kind or ("symmetric" if self.symmetric else "asymmetric"), self.granularity]
+        return " ".join(words) if self.granularity else self.dtype
+
+    @property
+    def range(self) -> str:
+        """The range as text: "[-1, 1.5]"; what float16 and bfloat16 take from the values; "not calibrated"."""
+        if not self.calibrated:
+            return "not calibrated"
+        if found := self.format_counts:
+            losses = {"overflow": found.overflows, "underflow": found.underflows, "subnormal": found.subnormals}
+            return ", ".join(f"{count} {loss}" for loss, count in losses.items() if count)
+        return "" if self.low is None else f"[{self.low:.4g}, {self.high:.4g}]"
+
+    @property
+    def scale_text(self) -> str:
+        """The scale as text, of several the smallest and the largest: "0.01 .. 0.02"."""
+        return "" if self.scale is None else " .. ".join(dict.fromkeys(f"{scale:.3g}" for scale in self.scale))
+
+    @property
+    def problem(self) -> str:
+        """What is wrong: "not calibrated", "12 NaN or Inf", "3.20 % clipped"; "" where nothing is."""
+        if not self.calibrated:
+            return "not calibrated" if self.enabled else ""
+        found = [f"{self.nonfinite} NaN or Inf"] if self.nonfinite else []
+        return ", ".join(found + ([f"{percent(self.clipped)} clipped"] if (self.clipped or 0) >= CLIPPED else []))
 
 
 @dataclass(frozen=True)
@@ -31,11 +123,17 @@ class Summary:
     Attributes
     ----------
     rows : list of Row
-        The quantizers, and the biases that are held as int32.
+        The quantizers in the order of the model, and the biases that are held as int32.
     left : list of LeftFloat
         Operations and operands that stay in float: `name`, `op`, `reason`.
     notes : list of str
         What could not be seen or done.
+
+    Examples
+    --------
+    >>> sim = QuantSim(torch.nn.Linear(3, 2), torch.randn(1, 3), int8())
+    >>> [(row.key, row.bits, row.granularity) for row in sim.summary().rows[:2]]
+    [('input', 8, 'per tensor'), ('weight', 8, 'per channel (axis 0)')]
     """
 
     rows: list[Row]
@@ -43,75 +141,114 @@ class Summary:
     notes: list[str]
 
     def __str__(self) -> str:
-        quantized = [
-            (row.key, row.role, row.op, row.grid, row.range, str(row.nonfinite or ""), "" if row.enabled else "off") for row in self.rows
+        head = ("quantizer", "role", "operation", "grid", "scale", "range", "clipped", "NaN, Inf", "")
+        rows = [
+            (
+                r.key,
+                r.role,
+                r.op,
+                r.dtype if r.role == "bias" else r.grid,
+                r.scale_text,
+                r.range,
+                percent(r.clipped),
+                str(r.nonfinite or ""),
+                "" if r.enabled else "off",
+            )
+            for r in self.rows
         ]
-        parts = [
-            f"{len(self.rows)} quantizers",
-            _table(("quantizer", "role", "operation", "grid", "range", "NaN, Inf", ""), quantized),
-        ]
+        parts = [*self.totals(), text_table(head, rows, ("clipped", "NaN, Inf"))]
         if self.left:
-            left = [(entry.name, entry.op, entry.reason) for entry in self.left]
-            parts += [f"{len(left)} left in float", _table(("name", "operation", "reason"), left)]
-        return "\n".join(part for part in [*parts, *(f"note: {note}" for note in self.notes)] if part)
+            parts += [f"{len(self.left)} left in float", text_table(("operation", "reason", "names"), self._left_by_reason())]
+        return "\n".join([*parts, *(f"note: {note}" for note in self.notes)])
+
+    def totals(self) -> list[str]:
+        """A line on all quantizers, and one for each kind of grid; then the problems, so that nobody reads 500 rows to find them."""
+        grids = Counter((row.role, row.grid) for row in self.rows if row.role != "bias")
+        biases = sum(row.role == "bias" for row in self.rows)
+        lines = [f"{sum(grids.values())} quantizers" + (f", {biases} biases as int32" if biases else "")]
+        lines += [f"  {count} x {role}: {grid}" for (role, grid), count in grids.most_common()]
+        problems = [row for row in self.rows if row.problem]
+        if len(problems) > _NAMES and all(not row.calibrated for row in problems):
+            return [*lines, f"{len(problems)} not calibrated"]
+        return lines + ([f"{len(problems)} with problems:"] if problems else []) + [f"  '{row.key}': {row.problem}" for row in problems]
+
+    def _left_by_reason(self) -> list[tuple[str, str, str]]:
+        names: dict[tuple[str, str], list[str]] = {}
+        for entry in self.left:
+            names.setdefault((entry.op, entry.reason), []).append(entry.name)
+        more = {key: f" and {len(found) - _NAMES} more" if len(found) > _NAMES else "" for key, found in names.items()}
+        return [(*key, ", ".join(found[:_NAMES]) + more[key]) for key, found in names.items()]
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write it as one HTML page that needs no network: histograms with the ranges, sortable tables, a filter.
+
+        Parameters
+        ----------
+        path : path-like
+            Such as "summary.html"; an existing file is replaced.
+        """
+        from qsim.report.pages import summary_page
+
+        summary_page(self).write(path)
 
 
 def summarize(
+    model: nn.Module,
     planned: Mapping[str, PlannedQuantizer],
     biases: Sequence[PlannedBias],
     quantizers: Mapping[str, Quantizer],
     left: list[LeftFloat],
     notes: list[str],
 ) -> Summary:
-    """The summary of a plan and of the state of its quantizers."""
-    rows = [_row(planned[key], quantizer) for key, quantizer in quantizers.items()]
+    """The summary of a plan, of the state of its quantizers, and of the weights of the model that they are for."""
+    rows = [_row(planned[key], quantizer, model) for key, quantizer in quantizers.items()]
     for bias in biases:
         enabled = quantizers[bias.input].enabled and quantizers[bias.weight].enabled
-        rows.append(Row(bias.parameter, "bias", bias.op, f"int32, scale of {bias.input} x {bias.weight}", "", 0, enabled))
+        rows.append(Row(bias.parameter, "bias", bias.op, "int32", 32, True, f"scale of {bias.input} x {bias.weight}", enabled))
     return Summary(rows, left, notes)
 
 
-def _row(plan: PlannedQuantizer, quantizer: Quantizer) -> Row:
-    return Row(plan.key, plan.role, plan.op, _grid(quantizer), _range(quantizer), quantizer.counts.nonfinite, quantizer.enabled)
+def _row(plan: PlannedQuantizer, quantizer: Quantizer, model: nn.Module) -> Row:
+    spec, encoding, counts = quantizer.spec, quantizer.encoding, quantizer.counts
+    weight = attrgetter(plan.parameter)(model) if plan.parameter else None
+    seen = quantizer.observer
+    if weight is not None:
+        seen = Observer().to(weight.device)
+        seen(weight.detach())
+    finite = counts.elements > counts.nonfinite
+    distribution = Distribution.of(seen.sketch, seen.lowest, seen.highest) if hasattr(seen, "sketch") and seen.min <= seen.max else None
+    if encoding is None:
+        clipped = None
+    else:
+        clipped = clipped_share_seen(quantizer, encoding, distribution) if weight is None else clipped_share_of(weight, quantizer)
+    return Row(
+        plan.key,
+        plan.role,
+        plan.op,
+        spec.encoding_dtype,
+        spec.bits,
+        spec.symmetric,
+        _granularity(spec),
+        quantizer.enabled,
+        scale=(encoding.scale.min().item(), encoding.scale.max().item()) if encoding is not None and spec.has_scale else None,
+        **_ends(encoding),
+        observed=(quantizer.min.min().item(), quantizer.max.max().item()) if finite else None,
+        elements=counts.elements,
+        nonfinite=counts.nonfinite,
+        clipped=clipped,
+        format_counts=quantizer.format_counts,
+        distribution=distribution,
+    )
 
 
-def _grid(quantizer: Quantizer) -> str:
-    spec = quantizer.spec
+def _ends(encoding: Encoding | None) -> dict[str, float]:
+    return {} if encoding is None else {"low": encoding.min.min().item(), "high": encoding.max.max().item()}
+
+
+def _granularity(spec: TensorSpec) -> str:
     if not spec.has_scale:
-        return spec.dtype
-    channels = "" if spec.axis is None else f" per channel (axis {spec.axis})"
+        return ""
     if spec.block_size is not None:
         tile = " x ".join(map(str, spec.block_size)) if isinstance(spec.block_size, tuple) else spec.block_size
-        channels = f" per {tile} along axis {spec.axis}"
-    if spec.is_float:
-        return f"{spec.dtype} scaled{channels or ' per tensor'}"
-    return f"{spec.encoding_dtype} {'symmetric' if spec.symmetric else 'asymmetric'}{channels}"
-
-
-def _range(quantizer: Quantizer) -> str:
-    encoding = quantizer.encoding
-    if encoding is None:
-        return "not calibrated"
-    if found := quantizer.format_counts:
-        losses = {"overflow": found.overflows, "underflow": found.underflows, "subnormal": found.subnormals}
-        return ", ".join(f"{count} {loss}" for loss, count in losses.items() if count)
-    return f"[{encoding.min.min().item():.4g}, {encoding.max.max().item():.4g}]"
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns under a head, as wide as they need to be."""
-    try:
-        from rich import box
-        from rich.console import Console
-        from rich.table import Table
-        from rich.text import Text
-    except ImportError:  # an optional extra: qsim[report]
-        widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-        lines = [head, ["-" * width for width in widths], *rows]
-        return "\n".join("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip() for line in lines)
-    table = Table(*head, box=box.SIMPLE_HEAD)
-    for row in rows:
-        table.add_row(*map(Text, row))
-    drawn = io.StringIO()
-    Console(file=drawn, width=10_000).print(table)
-    return "\n".join(line.rstrip() for line in drawn.getvalue().splitlines() if line.strip())
+        return f"per {tile} along axis {spec.axis}"
+    return "per tensor" if spec.axis is None else f"per channel (axis {spec.axis})"

@@ -2,7 +2,9 @@ import os
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import settings
+from ranks import Ranks
 
 # Time is never asserted (first calls load kernels); CI draws the same examples on every run.
 settings.register_profile("default", deadline=None)
@@ -13,3 +15,13 @@ settings.load_profile("ci" if os.environ.get("CI") else "default")
 @pytest.fixture(autouse=True)
 def _same_random_numbers_whatever_ran_before() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def ranks():
+    """Two processes of torch.distributed with the gloo backend."""
+    if not (dist.is_available() and dist.is_gloo_available()):
+        pytest.skip("torch was built without gloo")
+    started = Ranks()
+    yield started
+    started.close()

@@ -327,6 +327,6 @@ def test_report():
     report = sim.calibrate([ROWS], progress=False)
     assert report.problems == []
     assert report.counts.keys() == sim.quantizers().keys()
-    assert report.seconds.keys() == {"data", "forward", "encodings"}
+    assert report.seconds.keys() == {"data", "forward", "observing", "search"}
     assert "1 batches" in str(report)
     assert copy.deepcopy(report) == report

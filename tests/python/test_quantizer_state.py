@@ -43,19 +43,35 @@ def test_a_partial_state_leaves_the_encoding():
 
 def test_states_of_other_granularity_are_an_error():
     per_channel = calibrated(TensorSpec(axis=0, method="minmax"), torch.randn(4, 3))
-    with pytest.raises(RuntimeError, match=r"scale has shape \(4,\); expected \(\)"):
+    with pytest.raises(RuntimeError, match=r"the state is of another spec.*\[-128.0, 127.0, 0.0\]"):
         Quantizer(TensorSpec()).load_state_dict(per_channel.state_dict(), strict=False)
     with pytest.raises(RuntimeError, match=r"scale has shape \(4,\); expected \(5,\)"):
         Quantizer(TensorSpec(axis=0), shape=(5, 3)).load_state_dict(per_channel.state_dict())
 
 
-def test_a_state_of_another_grid_is_an_error():
-    eight_bits = calibrated(TensorSpec(method="minmax"), torch.rand(10))
-    four_bits = Quantizer(TensorSpec(bits=4))
-    with pytest.raises(RuntimeError, match=r"zero_point is not within \[-8, 7\]: the state is that of another spec"):
-        four_bits.load_state_dict(eight_bits.state_dict())
-    with pytest.raises(NoEncodingError):
-        four_bits(torch.ones(1))
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ({"bits": 4}, {}),
+        ({}, {"bits": 4}),
+        ({"signed": False}, {}),
+        ({"symmetric": True, "narrow": True}, {"symmetric": True}),
+        ({"dtype": "float8_e4m3fn"}, {"dtype": "float8_e5m2"}),
+        ({"dtype": "float16"}, {"dtype": "bfloat16"}),
+        ({"axis": 0}, {"axis": 1}),
+        ({"axis": (0, 1), "block_size": (2, 4)}, {"axis": (0, 1), "block_size": (4, 4)}),
+        ({"axis": 1, "block_size": 4}, {"axis": 1, "block_size": 5}),
+    ],
+)
+def test_a_state_of_another_grid_is_an_error(theirs, ours):
+    x = torch.rand(4, 4)
+    saved = calibrated(TensorSpec(**{"method": "minmax", **theirs}), x).state_dict()
+    fresh = Quantizer(TensorSpec(**{"method": "minmax", **ours}), shape=(4, 4), name="fc.weight")
+    before = {key: t.clone() for key, t in fresh.state_dict().items()}
+    with pytest.raises(RuntimeError, match=r"'fc\.weight'.*the state is of another spec: its grid .* is \[.*\], and this quantizer's is"):
+        fresh.load_state_dict(saved, strict=False)
+    for key in ("scale", "zero_point", "grid"):
+        assert torch.equal(getattr(fresh, key).nan_to_num(-1.0), before[key].nan_to_num(-1.0))
 
 
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda q: pickle.loads(pickle.dumps(q))])

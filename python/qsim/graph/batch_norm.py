@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import parametrize
@@ -64,7 +65,8 @@ class _Graph:
         self.names: dict[int, list[str]] = defaultdict(list)  # of the parameters and buffers at a memory address
         for path, module in self.modules.items():
             for own, t in _tensors(module):
-                self.names[t.data_ptr()].append(_join(path, own))
+                if t.layout is torch.strided:  # others have no address
+                    self.names[t.data_ptr()].append(_join(path, own))
         self.users: dict[str, list[Step | None]] = defaultdict(list)  # of a parameter or buffer; None: the model returns it
         for step in tape.steps:
             for name in _constants(o for found in (*step.operands.values(), step.side) for o in found):

@@ -6,6 +6,7 @@ Fresh means no shared state: threads that share a model, and recomputation under
 from __future__ import annotations
 
 import contextlib
+import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -165,7 +166,8 @@ def _replaced(tree: Any, path: list[Any], quantizer: Quantizer) -> Any:
 
 
 def _quantized(value: Any, quantize: Quantize) -> Any:
-    return quantize(value) if isinstance(value, Tensor) and value.is_floating_point() else value
+    dense = isinstance(value, Tensor) and value.is_floating_point() and value.layout is torch.strided
+    return quantize(value) if dense else value
 
 
 def _with_operands(args: tuple[Any, ...], kwargs: dict[str, Any], operands: tuple[tuple[Slot, Quantize], ...]) -> Arguments:
@@ -275,8 +277,47 @@ class SimulatedEncoderLayer(Simulated):
         return 0 if vars(self)[_PLACE][0].switch.on else known
 
 
+class SimulatedCopier(Simulated):
+    """Mixin of a class that copies and pickles itself, as `torch.fx.GraphModule` does: it gets to do so as what it was written as."""
+
+    @contextlib.contextmanager
+    def _plain(self) -> Iterator[type[nn.Module]]:
+        simulated = type(self)
+        self.__class__ = simulated._original  # type: ignore[attr-defined]
+        try:
+            yield type(self)
+        finally:
+            self.__class__ = simulated
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
+        with self._plain():
+            copied: nn.Module = copy.deepcopy(self, memo)
+        vars(copied)[_PLACE] = copy.deepcopy(vars(self)[_PLACE], memo)
+        return _simulate(copied)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        with self._plain() as original:
+            made = original.__reduce_ex__(self, protocol)  # type: ignore[misc]
+        return _unpickled, (vars(self)[_PLACE], *made)
+
+
+def _unpickled(place: Any, make: Callable[..., nn.Module], args: tuple[Any, ...], state: Any = None) -> nn.Module:
+    module = make(*args)
+    if state is not None:
+        module.__setstate__(state)  # type: ignore[no-untyped-call]
+    vars(module)[_PLACE] = place
+    return _simulate(module)
+
+
+def _simulate(module: nn.Module) -> nn.Module:
+    module.__class__ = _simulated(type(module))
+    return module
+
+
 def _simulated(cls: type[nn.Module]) -> type[nn.Module]:
     mixin = SimulatedEncoderLayer if issubclass(cls, nn.TransformerEncoderLayer) else Simulated
+    if hasattr(cls, "__deepcopy__"):
+        mixin = SimulatedCopier
     return subclass(mixin, cls)  # type: ignore[arg-type]  # Module's __hash__ is annotated out of line
 
 
@@ -306,6 +347,13 @@ def attach(model: nn.Module, plan: Plan, savings: Mapping[Site, Saving], quantiz
         inputs = Inputs(original, plan, quantizers) if path == "" and plan.inputs else None
         vars(module)[_PLACE] = (made[path], inputs)
     return notes
+
+
+def detach(model: nn.Module) -> None:
+    """Undo `attach`: every container runs as it was written."""
+    for module in model.modules():
+        if vars(module).pop(_PLACE, None) is not None:
+            module.__class__ = type(module)._original  # type: ignore[attr-defined]
 
 
 def places(model: nn.Module) -> list[Place]:

@@ -7,95 +7,24 @@ that Dynamo hides from modes, a tensor changed in place and read under its old n
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from dataclasses import replace
 
 from qsim.config import Config
-from qsim.graph.routes import Route, Site, build_routes
-from qsim.graph.rules import fuses, is_bias, stays_float, weight_axes
-from qsim.graph.tape import InputSlot, Origin, Reader, Slot, Step, Tape
+from qsim.graph.actions import Actions, LeftFloat, Plan, PlannedBias, PlannedQuantizer, Use
+from qsim.graph.dataflow import Dataflow
+from qsim.graph.placement import Placement, tensor_of
+from qsim.graph.routes import Site
+from qsim.graph.rules import is_bias, stays_float, weight_axes
+from qsim.graph.sharing import Made, made
+from qsim.graph.tape import InputSlot, Origin, Slot, Tape
+from qsim.override import SiteInfo
 from qsim.spec import TensorSpec
+
+__all__ = ["Actions", "LeftFloat", "Plan", "PlannedBias", "PlannedQuantizer", "Use", "plan"]
 
 _BY_CONFIG = "left in float by the config"
 _UNSEEN = "Dynamo does not hand {} to function modes"
 _MASK = "a mask: holds -Inf or the lowest finite number"
-
-
-@dataclass(frozen=True)
-class PlannedQuantizer:
-    """One quantizer of the plan.
-
-    Attributes
-    ----------
-    key : str
-        Its name in `QuantSim.quantizers`.
-    role : str
-        "weight" (a constant operand of a multiply-accumulate), "constant" (of anything else), "activation" or "input".
-    spec : TensorSpec
-        With the axis that this tensor has.
-    op : str
-        The operation whose result or operand is quantized, with what is fused to it: "conv2d + relu".
-    parameter : str, optional
-        The parameter or buffer that is quantized: its data decide the range. None: the range is observed while the model runs.
-    """
-
-    key: str
-    role: str
-    spec: TensorSpec
-    op: str
-    parameter: str | None = None
-
-
-class Use(NamedTuple):
-    """A quantizer at an operand. `observes` is False where another reader of the same tensor observes it already."""
-
-    key: str
-    observes: bool = True
-
-
-class LeftFloat(NamedTuple):
-    """Something that stays in float: an operation or operand, and why."""
-
-    name: str
-    op: str
-    reason: str
-
-
-@dataclass(frozen=True)
-class PlannedBias:
-    """A bias that is held as int32: its operand's slot, its parameter, and the quantizers whose scales make its scale."""
-
-    slot: Slot
-    parameter: str
-    op: str
-    input: str
-    weight: str
-
-
-@dataclass
-class Actions:
-    """What happens at one site: quantizers of operands by slot, and of outputs by index; the bias."""
-
-    operands: dict[Slot, Use] = field(default_factory=dict)
-    outputs: dict[int, str] = field(default_factory=dict)
-    bias: PlannedBias | None = None
-
-
-@dataclass
-class Plan:
-    """Routes of all containers by path, what happens at each site, quantizers by key, keys of quantized inputs, what stays in float,
-    and what is odd about the config."""
-
-    routes: dict[str, Route]
-    actions: dict[Site, Actions]
-    quantizers: dict[str, PlannedQuantizer]
-    inputs: dict[InputSlot, str]
-    left: list[LeftFloat]
-    notes: list[str]
-
-    @property
-    def biases(self) -> list[PlannedBias]:
-        return [actions.bias for actions in self.actions.values() if actions.bias is not None]
 
 
 def plan(tape: Tape, config: Config) -> Plan:
@@ -110,9 +39,9 @@ def plan(tape: Tape, config: Config) -> Plan:
     Returns
     -------
     Plan
-        One quantizer per tensor: at the end of a fused chain (convolution, BatchNorm, activation; addition, rectifier), named by the
-        chain's first operation; one per parameter, with `axis` 0 and 1 of the config's spec meaning output and input channels;
-        inputs of the model where it begins.
+        What the target's profile asks for. Where it quantizes results: one quantizer per tensor, at the end of a chain (convolution,
+        BatchNorm, activation; addition, rectifier), named by the chain's first operation; inputs of the model where it begins. One per
+        parameter, with `axis` 0 and 1 of the config's spec meaning output and input channels.
     """
     return _Planner(tape, config).plan()
 
@@ -120,19 +49,22 @@ def plan(tape: Tape, config: Config) -> Plan:
 class _Planner:
     def __init__(self, tape: Tape, config: Config) -> None:
         self.tape, self.config = tape, config
-        self.routes, self.site_of = build_routes(tape)
-        self.sites = list(dict.fromkeys(self.site_of.values()))
-        self.constant = self._constant_steps()
-        self.absorbed = {site: reader for site in self.sites if (reader := self._absorber(site)) is not None}
-        self.chains = self._chains()
+        self.flow = Dataflow(tape, config.profile.chains)
+        self.placement = Placement(self.flow, config.profile)
+        self.chains = self.flow.chains
         self.actions: dict[Site, Actions] = defaultdict(Actions)
         self.quantizers: dict[str, PlannedQuantizer] = {}
         self.inputs: dict[InputSlot, str] = {}
+        self.grids: dict[Made, str] = {}  # quantizers on whose grids results lie
+        self.read: dict[object, str] = {}  # keys of tensors that are quantized where they are read
+        self.observed: set[object] = set()
+        self.members: dict[str, dict[str, None]] = defaultdict(dict)  # what shares a quantizer, by its key
         self.left: dict[LeftFloat, None] = {}
+        self.notes: dict[str, None] = {}
 
     def plan(self) -> Plan:
-        for site in self.sites:
-            if all(step in self.constant for step in site.steps):
+        for site in self.flow.sites:
+            if self.flow.is_constant(site):
                 self._leave(site.name, site.op, "computed from constants alone: quantized where it is read")
             elif site.training_only:
                 self._leave(site.name, site.op, "runs in training only")
@@ -140,110 +72,113 @@ class _Planner:
                 for slot, origins in site.operands().items():
                     self._operand(site, slot, origins)
                 self._bias(site)
+                self._joined(site)
                 if site in self.chains:
                     self._output(site)
-        return Plan(self.routes, dict(self.actions), self.quantizers, self.inputs, list(self.left), self._unused_overrides())
+        self._name_members()
+        self._note_unused_overrides()
+        self._note_objections()
+        return Plan(self.flow.routes, dict(self.actions), self.quantizers, self.inputs, list(self.left), list(self.notes))
 
-    def _unused_overrides(self) -> list[str]:
-        names = [(site.name, site.op) for site in self.sites] + [(self._input_key(slot), "input") for slot in self.tape.inputs]
-        unused = [o for o in self.config.overrides if not any(o.matches(name, op) for name, op in names)]
-        return [f"the config's override {o.pattern!r} (op_type={o.op_type!r}) matches no operation" for o in unused]
+    def _name_members(self) -> None:
+        for key, names in self.members.items():
+            self.quantizers[key] = replace(self.quantizers[key], op=f"{self.quantizers[key].op}, one scale with {', '.join(names)}")
+
+    def _note_unused_overrides(self) -> None:
+        infos = [*self.flow.infos.values(), *(self._input_info(slot) for slot in self.tape.inputs)]
+        for override in self.config.overrides:
+            if not any(override.matches(info) for info in infos):
+                self.notes[f"the config's override {override} matches no operation"] = None
+
+    def _note_objections(self) -> None:
+        profile = self.config.profile
+        for key, planned in self.quantizers.items():
+            for name, value in profile.decided("weight" if planned.role == "weight" else "activation").items():
+                if not planned.spec.is_float and getattr(planned.spec, name) != value:
+                    got = getattr(planned.spec, name)
+                    self.notes[f"{key!r} has {name}={got} by an override; target {profile.name!r} takes {name}={value}"] = None
 
     def _leave(self, name: str, op: str, reason: str) -> None:
         self.left[LeftFloat(name, op, reason)] = None
 
-    # What the dataflow says.
+    def _add(
+        self,
+        key: str,
+        role: str,
+        spec: TensorSpec,
+        op: str,
+        parameter: str | None = None,
+        known: tuple[float, float] | None = None,
+    ) -> None:
+        if known is not None and not spec.has_scale:
+            known = None
+        if known is not None and spec.is_running:
+            spec = replace(spec, method="minmax")  # nothing runs
+        self.quantizers.setdefault(key, PlannedQuantizer(key, role, spec, op, parameter, known))
 
-    def _constant_steps(self) -> dict[Step, str]:
-        """Steps that compute on constants alone: "const", or "random" if random numbers are among them.
-
-        Multiply-accumulates are never counted: a product of two weights is arithmetic of the target.
-        """
-        found: dict[Step, str] = {}
-        for step in self.tape.steps:
-            kinds = {found.get(o.source, o.kind) for origins in step.operands.values() for o in origins}
-            if kinds <= {"const", "random"} and step.kind != "mac":
-                found[step] = "random" if "random" in kinds else "const"
-        return found
-
-    def _kind(self, origin: Origin) -> str:
-        return self.constant.get(origin.source, origin.kind)
-
-    def _readers(self, site: Site) -> list[Reader]:
-        return [reader for step in site.steps for i in range(step.outputs) for reader in self.tape.readers(step, i)]
-
-    def _absorber(self, site: Site) -> Site | None:
-        """The sole reader of `site`, if it takes its output quantizer over."""
-        readers = self._readers(site)
-        sites = {None if reader.step is None else self.site_of[reader.step] for reader in readers}
-        if len(sites) != 1 or not all(self._is_handed_on(reader) for reader in readers):
-            return None
-        (reader,) = sites
-        return reader if reader is not None and fuses(site.kind, reader.kind, reader.op) else None
-
-    def _is_handed_on(self, reader: Reader) -> bool:
-        """Whether a result reaches the reader's main operand as it was returned, or is changed there in place for all who know it."""
-        in_place = reader.step is not None and reader.slot in reader.step.changed
-        return reader.slot in (0, "input") and reader.origin.direct and (reader.origin.kind == "step" or in_place)
-
-    def _chains(self) -> dict[Site, list[Site]]:
-        """Last operation of each fused chain: all of the chain, first operation first."""
-        producers: dict[Site, list[Site]] = defaultdict(list)
-        for site, reader in self.absorbed.items():
-            producers[reader].append(site)
-        chains = {}
-        for site in self.sites:
-            if site not in self.absorbed:
-                chain = [site]
-                while len(producers[chain[0]]) == 1:  # several: one activation at the end of several layers goes by its own name
-                    chain.insert(0, producers[chain[0]][0])
-                chains[site] = chain
-        return chains
-
-    # What is decided.
+    def _spec(self, site: Site, role: str) -> TensorSpec | None:
+        return self.config.spec_of(self.flow.infos[site], role)
 
     def _chain_spec(self, chain: list[Site]) -> TensorSpec | None:
         """An override that names any operation of the chain applies to the chain's result, the last operation's first."""
-        specs = [self.config.spec_for(site.name, site.op, "activation") for site in reversed(chain)]
+        specs = [self._spec(site, "activation") for site in reversed(chain)]
         return next((spec for spec in specs if spec != self.config.activation), self.config.activation)
 
-    def _add(self, key: str, role: str, spec: TensorSpec, op: str, parameter: str | None = None) -> None:
-        self.quantizers.setdefault(key, PlannedQuantizer(key, role, spec, op, parameter))
+    # Operands.
 
     def _operand(self, site: Site, slot: Slot, origins: list[Origin]) -> None:
         name = f"{site.name}.input[{slot}]"
-        kinds = {self._kind(origin) for origin in origins}
+        kinds = {self.flow.kind(origin) for origin in origins}
         if any(slot in step.masks for step in site.steps):
             if kinds <= {"const", "input"}:
                 self._leave(name, site.op, _MASK)
             return
-        for origin in origins:
-            if origin.kind == "input":
-                self._input(origin.source)
-        if kinds & {"step", "input", "random"}:
-            if "stale" in kinds:
+        if self.config.profile.model_input:
+            for origin in origins:
+                if origin.kind == "input":
+                    self._input(origin.source)
+        asked = self.placement.reads(site, slot) and "random" not in kinds and not any(map(self._is_quantized, origins))
+        if kinds & {"step", "input", "random"} and not asked:
+            if "stale" in kinds and any(self._is_made(origin) for origin in origins):
                 self._leave(name, site.op, "changed in place in some of its calls")
             return  # quantized where it was made; random draws (dropout, stochastic depth) are no data of the target
+        if not asked and kinds != {"const"} and not any(self._is_made(origin) for origin in origins):
+            return
         if any(slot in step.changed for step in site.steps):  # a quantized copy would be changed in its place
-            if site not in self.absorbed.values():
+            if site not in self.flow.absorbed.values():
                 self._leave(name, site.op, "changed in place")
         elif not site.visible:
             self._leave(name, site.op, _UNSEEN.format(site.op))
         elif kinds == {"const"}:
             self._constant(site, slot, origins)
+        elif asked:
+            self._read(site, slot, origins)
         else:
             self._where_read(site, slot, origins)
 
+    def _is_quantized(self, origin: Origin) -> bool:
+        return self.placement.is_quantized(origin) or (origin.kind == "step" and made(self.flow, origin) in self.grids)
+
+    def _is_made(self, origin: Origin) -> bool:
+        """Whether a tensor that no mode can change where it is made would be quantized there."""
+        return origin.kind == "stale" and self.placement.makes(self.flow.site_of[origin.source])
+
     def _input(self, slot: InputSlot) -> None:
         key = self._input_key(slot)
-        spec = self.config.spec_for(key, "input", "activation")
+        shared = self.placement.shared.get(("input", slot))
+        spec = self.config.spec_of(self._input_info(slot), "activation")
         if spec is None:
             self._leave(key, "input", _BY_CONFIG)
+        elif shared is not None and self._shared_spec(shared) is not None:
+            self.inputs[slot] = self._join(shared, key, spec)
         else:
             if key in self.quantizers and self.quantizers[key].role != "input":  # a parameter of that name
                 key = f"input[{slot}]"
             self._add(key, "input", spec, "input")
             self.inputs[slot] = key
+
+    def _input_info(self, slot: InputSlot) -> SiteInfo:
+        return SiteInfo(self._input_key(slot), "input", is_first=True)
 
     def _input_key(self, slot: InputSlot) -> str:
         if len(self.tape.inputs) == 1:
@@ -255,13 +190,16 @@ class _Planner:
         dims, axes = site.dims(slot), weight_axes(site.op, slot)
         role = "constant" if axes is None else "weight"
         name = parameter or (f"{site.name}.weight" if axes else f"{site.name}.input[{slot}]")
-        spec = self.config.spec_for(site.name, site.op, "weight" if axes else "activation")
         if is_bias(site.op, slot, dims):
             return
-        if reason := stays_float(site.kind, dims) or (_BY_CONFIG if spec is None else None):
+        spec = self._spec(site, "weight" if axes else "activation")
+        if reason := stays_float(site.kind, dims) or self.placement.constant_reason(site, role) or (_BY_CONFIG if spec is None else None):
             self._leave(name, site.op, reason)
             return
         assert spec is not None
+        if site in self.placement.shared.values() and axes is None:
+            self.actions[site].operands[slot] = Use(self._join(site, name, spec))
+            return
         if axes is not None and dims < 2:
             spec = replace(spec, axis=None, block_size=None)  # a vector is summed over: it has no output channels
         elif axes is not None and isinstance(spec.axis, tuple):
@@ -276,16 +214,65 @@ class _Planner:
         self.actions[site].operands[slot] = Use(name, observes=name not in self.quantizers)
         self._add(name, role, spec, site.op, parameter)
 
+    def _read(self, site: Site, slot: Slot, origins: list[Origin]) -> None:
+        """Quantize an operand because the target asks its reader to. Readers of one tensor that agree on how share a quantizer."""
+        tensor = tensor_of(self.flow, origins)
+        direct = all(origin.direct for origin in origins)
+        (source, *others) = origins
+        key, role, op = f"{site.name}.input[{slot}]", "activation", site.op
+        spec = self._spec(site, "activation")
+        if source.kind == "input" and direct and not others and spec is not None:
+            key, role, op = self._input_key(source.source), "input", "input"
+            spec = self.config.spec_of(self._input_info(source.source), "activation")
+        if spec is None:
+            self._leave(key, op, _BY_CONFIG)
+            return
+        sharing = {self.placement.shared.get(found) for found, _ in tensor if found is not None}
+        known = None
+        if len(sharing) == 1 and (shared := next(iter(sharing))) is not None:
+            key = self._join(shared, self._name_of(tensor, key), spec)
+        else:
+            key = self.read.setdefault((tensor, spec), key) if direct else key
+            ends = {self.flow.site_of[origin.source] for origin in origins if origin.kind == "step"}
+            known = self.placement.known_range(ends.pop()) if len(ends) == 1 else None
+            self._add(key, role, spec, op, known=known)
+        self.actions[site].operands[slot] = Use(key, observes=not direct or (key, tensor) not in self.observed)
+        self.observed.add((key, tensor))
+
+    def _where_read(self, site: Site, slot: Slot, origins: list[Origin]) -> None:
+        """Quantize what could not be quantized where it was made, by its producer's name if it has a single one."""
+        producers = {self.flow.site_of[origin.source] for origin in origins if origin.kind == "stale"}
+        producer = producers.pop() if len(producers) == 1 else None
+        chain = [site] if producer is None else self.chains.get(producer, [site])
+        key = f"{chain[0].name}.output" if chain != [site] else f"{site.name}.input[{slot}]"
+        spec = self._chain_spec(chain)
+        if spec is None:
+            self._leave(key, chain[0].op, _BY_CONFIG)
+            return
+        shared = None if producer is None else self.placement.shared.get((producer, 0))
+        if shared is not None:
+            key = self._join(shared, chain[0].name, spec)
+        known = None if producer is None else self.placement.known_range(producer)
+        self.actions[site].operands[slot] = Use(key, observes=key not in self.quantizers or shared is not None)
+        self._add(key, "activation", spec, " + ".join(member.op for member in chain), known=known)
+
+    def _name_of(self, tensor: frozenset[tuple[Made | None, bool]], otherwise: str) -> str:
+        """Whose result a tensor is."""
+        names = {self.chains.get(at, [at])[0].name for found, _ in tensor if found is not None and isinstance(at := found[0], Site)}
+        return names.pop() if len(names) == 1 else otherwise
+
+    # Biases.
+
     def _bias(self, site: Site) -> None:
         operands = site.operands()
         biases = [slot for slot in operands if is_bias(site.op, slot, site.dims(slot))]
         for slot in biases:
             origin = operands[slot][0]
             name = origin.source if isinstance(origin.source, str) else f"{site.name}.input[{slot}]"
-            if {self._kind(found) for found in operands[slot]} != {"const"}:
+            if {self.flow.kind(found) for found in operands[slot]} != {"const"}:
                 continue
-            if not self.config.bias:
-                self._leave(name, site.op, "bias in float: Config.bias is off")
+            if reason := self.placement.bias_reason(site, bool(self.config.bias)):
+                self._leave(name, site.op, reason)
                 continue
             uses = self.actions[site].operands
             weights = [found for found in uses if self.quantizers[uses[found].key].role == "weight"]
@@ -297,13 +284,13 @@ class _Planner:
             self.actions[site].bias = PlannedBias(slot, name, site.op, input=str(scales[1]), weight=str(scales[0]))
 
     def _key_of(self, site: Site, slot: Slot) -> str | None:
-        """The quantizer whose result stands at an operand; None if there is no single one."""
+        """The quantizer on whose grid an operand lies; None if there is no single one."""
         if slot in self.actions[site].operands:
             return self.actions[site].operands[slot].key
         keys: set[str | None] = set()
         for origin in site.operands()[slot]:
-            made = self.actions.get(self.site_of[origin.source]) if origin.kind == "step" else None
-            keys.add(made.outputs.get(origin.output) if made else self.inputs.get(origin.source) if origin.kind == "input" else None)
+            found = made(self.flow, origin) if origin.kind == "step" else None
+            keys.add(self.grids.get(found) if found else self.inputs.get(origin.source) if origin.kind == "input" else None)
         return keys.pop() if len(keys) == 1 else None
 
     def _has_one_scale(self, key: str) -> bool:
@@ -311,25 +298,19 @@ class _Planner:
         planned = self.quantizers[key]
         return not planned.spec.is_float and planned.spec.block_size is None and (planned.spec.axis is None or planned.role == "weight")
 
-    def _where_read(self, site: Site, slot: Slot, origins: list[Origin]) -> None:
-        """Quantize what could not be quantized where it was made, by its producer's name if it has a single one."""
-        producers = {self.site_of[origin.source] for origin in origins if origin.kind == "stale"}
-        chain = self.chains.get(next(iter(producers)), [site]) if len(producers) == 1 else [site]
-        key = f"{chain[0].name}.output" if chain != [site] else f"{site.name}.input[{slot}]"
-        spec = self._chain_spec(chain)
-        if spec is None:
-            self._leave(key, chain[0].op, _BY_CONFIG)
-            return
-        self.actions[site].operands[slot] = Use(key, observes=key not in self.quantizers)
-        self._add(key, "activation", spec, " + ".join(member.op for member in chain))
+    # Results.
 
     def _output(self, site: Site) -> None:
         chain = self.chains[site]
-        if not self._readers(site):
+        if not self.flow.readers(site):
             self._leave(site.name, site.op, "nothing that was seen reads it")
             return
+        if not self.placement.makes(site):
+            if not any(self.actions[member].operands or self.placement.is_reader(member) for member in chain):
+                self._leave(site.name, site.op, self.placement.reason(site))
+            return
         if not site.visible:
-            if any(reader.step is None for reader in self._readers(site)):
+            if any(reader.step is None for reader in self.flow.readers(site)):
                 self._leave(site.name, site.op, _UNSEEN.format(site.op))
             return
         spec = self._chain_spec(chain)
@@ -341,7 +322,34 @@ class _Planner:
             readers = [reader for step in site.steps for reader in self.tape.readers(step, i)]
             if any(i in step.masked_outputs for step in site.steps):
                 self._leave(chain[0].name, op, _MASK)
-            elif any(reader.origin.kind == "step" for reader in readers):
+            elif (site, i) not in self.grids and any(reader.origin.kind == "step" for reader in readers):
+                shared = self.placement.shared.get((site, i))
                 key = f"{chain[0].name}.output" + (f"[{i}]" if i else "")
-                self._add(key, "activation", spec, op)
-                self.actions[site].outputs[i] = key
+                if shared is not None and self._shared_spec(shared) is not None:
+                    key = self._join(shared, chain[0].name, spec)
+                else:
+                    self._add(key, "activation", spec, op, known=self.placement.known_range(site))
+                self.grids[site, i] = self.actions[site].outputs[i] = key
+
+    # Shared scales.
+
+    def _shared_spec(self, shared: Site) -> TensorSpec | None:
+        return self._chain_spec(self.chains.get(shared, [shared]))
+
+    def _join(self, shared: Site, name: str, own: TensorSpec) -> str:
+        """The key of the quantizer that several tensors share, `name` among them, by the operation that takes them together."""
+        key = f"{shared.name}.input"
+        spec = self._shared_spec(shared) or own
+        if spec != own:
+            self.notes[f"{name!r} shares the scale of {key!r}: what the config says of {name!r} alone is not used"] = None
+        if key not in self.quantizers:
+            self._add(key, "activation", spec, shared.op)
+        if name != shared.name:
+            self.members[key][name] = None
+        return key
+
+    def _joined(self, site: Site) -> None:
+        """Where all that an operation takes lies on one shared grid, its result does."""
+        key = f"{self.placement.shared[site, 0].name}.input" if self.placement.joins(site) else None
+        if key is not None and all(self._key_of(site, slot) == key for slot in site.operands()):
+            self.grids[site, 0] = key

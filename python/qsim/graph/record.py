@@ -98,6 +98,7 @@ def record(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> t
             tape.results, tape.reads = results, reads
             report.append(f"the model could not be recorded in {mode} mode: {type(e).__name__}: {e}")
         tape.forget_tensors()
+    report += [f"the result of '{name}' is not dense (sparse, or of another layout): it stays in float" for name in tape.unusual]
     return tape, list(dict.fromkeys(report))
 
 
@@ -202,7 +203,7 @@ class Recorder(TorchFunctionMode):
             self.tape.reads |= {o for o in flow if isinstance(o.source, Step)}
 
     def _step(self, func: Function, given: dict[Slot, Tensor], origins: dict[Slot, frozenset[Origin]], changed: frozenset[Slot]) -> Step:
-        floats = {slot: t for slot, t in given.items() if t.is_floating_point() and t.numel() > 0}  # an empty cache is no data
+        floats = {slot: t for slot, t in given.items() if _is_data(t)}
         step = Step(
             self.call.path,
             self.leaf,
@@ -234,6 +235,9 @@ class Recorder(TorchFunctionMode):
         """Marks a result. One that is an operand too (`x.add_(1)`) is returned under an alias, to tell the returned from the changed."""
         if not isinstance(t, Tensor) or not t.is_floating_point():
             return t
+        if t.layout is not torch.strided:
+            self.tape.unusual[step.name] = None
+            return t
         step.outputs = output + 1
         if _is_mask(t):
             step.masked_outputs |= {output}
@@ -244,6 +248,11 @@ class Recorder(TorchFunctionMode):
             t = t.view_as(t)
         self.tape.mark(t, Origin("step", step, output))
         return t
+
+
+def _is_data(t: Tensor) -> bool:
+    """Whether an operand is what a quantizer takes. An empty one (a cache that is not filled yet) is no data."""
+    return t.is_floating_point() and t.layout is torch.strided and t.numel() > 0
 
 
 def _is_mask(t: Tensor) -> bool:

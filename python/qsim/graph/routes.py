@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 
 from qsim.graph.functions import name_of, route_name, visible
+from qsim.graph.onnx_types import onnx_type
 from qsim.graph.tape import Origin, Slot, Step, Tape
 
 
@@ -29,6 +30,11 @@ class Site:
     def op(self) -> str:
         """The function's name, without underscores."""
         return name_of(self.steps[0].func)
+
+    @property
+    def type(self) -> str:
+        """The ONNX operator type, by which rules of targets name it."""
+        return onnx_type(self.op)
 
     @property
     def kind(self) -> str:

@@ -1,28 +1,11 @@
-"""What the plan knows of operations beyond their kind: which fuse, and which axes their weights are quantized along."""
+"""What the plan knows of operations whatever the target: where weights and biases stand, and the limits that a clip has."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from qsim.graph.functions import BIAS, WEIGHT
-from qsim.graph.tape import Slot
-
-_RECTIFIERS = frozenset({"relu", "relu6", "hardtanh", "clamp", "clamp_min", "clamp_max", "clip"})
-
-
-def fuses(producer: str, reader: str, reader_op: str) -> bool:
-    """Whether inference engines run the two as one operation, so that nothing is quantized between them.
-
-    Parameters
-    ----------
-    producer, reader : str
-        Kinds, as `qsim.graph.functions.kind_of` gives them.
-    reader_op : str
-        The reading function's name.
-    """
-    if producer in ("mac", "batch_norm"):
-        return reader == "act" or (producer == "mac" and reader == "batch_norm")
-    return producer == "add" and reader_op in _RECTIFIERS
+from qsim.graph.functions import BIAS, WEIGHT, name_of
+from qsim.graph.tape import Slot, Step
 
 
 class WeightAxes(NamedTuple):
@@ -65,3 +48,22 @@ def stays_float(kind: str, dims: int) -> str | None:
     if kind in ("norm", "batch_norm"):
         return "affine parameters and statistics of a normalization stay in float"
     return "a single number" if dims == 0 else None
+
+
+# operation -> its limits, or where they stand: (position, keyword, what it is when left out)
+_LIMITS: dict[str, tuple[tuple[int, str, float | None], tuple[int, str, float | None]]] = {
+    "relu6": ((-1, "", 0.0), (-1, "", 6.0)),
+    "hardtanh": ((1, "min_val", -1.0), (2, "max_val", 1.0)),
+    "clamp": ((1, "min", None), (2, "max", None)),
+    "clip": ((1, "min", None), (2, "max", None)),
+}
+
+
+def clip_limits(step: Step) -> tuple[float, float] | None:
+    """The numbers that a clip cuts off at; None if it has fewer than two, or tensors."""
+    places = _LIMITS.get(name_of(step.func), ())
+    limits = [step.options.get(position, step.options.get(keyword, default)) for position, keyword, default in places]
+    low, high = limits or (None, None)
+    if not isinstance(low, (int, float)) or not isinstance(high, (int, float)) or not low < high:
+        return None
+    return float(low), float(high)

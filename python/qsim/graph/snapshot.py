@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
@@ -14,7 +15,7 @@ _REGISTRIES = ("_parameters", "_buffers", "_modules")
 
 @contextmanager
 def unchanged(model: nn.Module) -> Iterator[None]:
-    """Undo on leaving, also by an exception, what the body did to `model` and to the random number generators of torch and Python.
+    """Undo on leaving, also by an exception, what the body did to `model` and to the random numbers of torch, Python and NumPy.
 
     Put back are the contents of parameters and buffers, and every module's attributes: training flags, and what a forward assigns
     (counters, caches, replaced buffers, modules made on the first call). What a forward appends to a list of its own stays.
@@ -26,7 +27,8 @@ def unchanged(model: nn.Module) -> Iterator[None]:
         if not isinstance(m, torch.jit.ScriptModule)  # its attributes are not Python's
     ]
     tensors = [(t, t.detach().clone()) for t in (*model.parameters(), *model.buffers())]
-    state = random.getstate()
+    state, numpy = random.getstate(), sys.modules.get("numpy")
+    numpy_state = numpy.random.get_state() if numpy else None
     with ExitStack() as stack:
         for kind, indices in _accelerators(tensors).items():
             stack.enter_context(torch.random.fork_rng(devices=sorted(indices), device_type=kind))
@@ -34,6 +36,8 @@ def unchanged(model: nn.Module) -> Iterator[None]:
             yield
         finally:
             random.setstate(state)
+            if numpy:
+                numpy.random.set_state(numpy_state)
             for module, attributes, registries in modules:
                 vars(module).clear()
                 vars(module).update(attributes)

@@ -138,6 +138,12 @@ class Tape:
         What the model returned.
     reads : set of Origin
         What was read out as a Python number, a mask or indices, or kept in a module's attribute: no operand shows who uses it.
+    unusual : dict of str to None
+        Names of the steps with a result that is not dense, in order.
+    shapes : dict of str to tuple of int
+        Of the model's parameters and buffers.
+    modules : dict of str to str
+        Names of the classes of its modules.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -146,6 +152,9 @@ class Tape:
         self.inputs: dict[InputSlot, torch.dtype] = {}
         self.results: set[Origin] = set()
         self.reads: set[Origin] = set()
+        self.unusual: dict[str, None] = {}
+        self.shapes = {name: tuple(t.shape) for name, t in (*model.named_buffers(), *model.named_parameters())}
+        self.modules = {name: type(module).__name__ for name, module in model.named_modules()}
         self._names = {id(t): name for name, t in (*model.named_buffers(), *model.named_parameters())}
         self._origins: dict[int, tuple[weakref.ref[Tensor], frozenset[Origin], int]] = {}
 

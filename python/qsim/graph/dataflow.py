@@ -1,0 +1,143 @@
+"""Questions about a recording that a plan depends on: what is constant, who reads what, which operations run as one."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from itertools import pairwise
+
+from qsim.graph.routes import Site, build_routes
+from qsim.graph.rules import weight_axes
+from qsim.graph.tape import Origin, Reader, Step, Tape
+from qsim.override import SiteInfo
+
+
+class Dataflow:
+    """The sites of a recorded model and how tensors run between them.
+
+    Parameters
+    ----------
+    tape : Tape
+    chains : sequence of sequence of str
+        Operations that run as one: see `qsim.Profile`.
+
+    Attributes
+    ----------
+    routes, sites, site_of
+        As `build_routes` gives them; sites in the order in which they ran.
+    absorbed : dict of Site to Site
+        The next operation of the chain, for each but the last of a chain.
+    chains : dict of Site to list of Site
+        Last operation of each chain (most are of one): all of the chain, first operation first.
+    infos : dict of Site to SiteInfo
+        What overrides may ask about.
+    """
+
+    def __init__(self, tape: Tape, chains: Sequence[Sequence[str]]) -> None:
+        self.tape = tape
+        self.routes, self.site_of = build_routes(tape)
+        self.sites = list(dict.fromkeys(self.site_of.values()))
+        self._constant = self._constant_steps()
+        self.absorbed = self._absorbed([[frozenset(entry.split("|")) for entry in chain] for chain in chains])
+        self.chains = self._chains()
+        self.infos = self._infos()
+
+    def _constant_steps(self) -> dict[Step, str]:
+        """Steps that compute on constants alone: "const", or "random" if random numbers are among them.
+
+        Multiply-accumulates are never counted: a product of two weights is arithmetic of the target.
+        """
+        found: dict[Step, str] = {}
+        for step in self.tape.steps:
+            kinds = {found.get(o.source, o.kind) for origins in step.operands.values() for o in origins}
+            if kinds <= {"const", "random"} and step.kind != "mac":
+                found[step] = "random" if "random" in kinds else "const"
+        return found
+
+    def is_constant(self, site: Site) -> bool:
+        """Whether it computes on constants alone in all its calls."""
+        return all(step in self._constant for step in site.steps)
+
+    def kind(self, origin: Origin) -> str:
+        """As `Origin.kind`, with what was computed from constants among the constants."""
+        return self._constant.get(origin.source, origin.kind)
+
+    def readers(self, site: Site) -> list[Reader]:
+        """Everything that reads any result."""
+        return [reader for step in site.steps for i in range(step.outputs) for reader in self.tape.readers(step, i)]
+
+    def is_returned(self, site: Site) -> bool:
+        """Whether the model returns a result."""
+        return any(origin.source in site.steps for origin in self.tape.results)
+
+    def sole_reader(self, site: Site) -> Site | None:
+        """The only site that reads a result of `site`; None if there are several, or what reads it is no operation."""
+        sites = {None if reader.step is None else self.site_of[reader.step] for reader in self.readers(site)}
+        return next(iter(sites)) if len(sites) == 1 else None
+
+    def _absorbed(self, chains: Sequence[Sequence[frozenset[str]]]) -> dict[Site, Site]:
+        longest = max(map(len, chains), default=1)
+        found: dict[Site, Site] = {}
+        inside: set[Site] = set()
+        for site in self.sites:
+            if site in inside:
+                continue
+            run = [site]
+            while len(run) < longest and (reader := self._handed_to(run[-1])) is not None and reader not in run:
+                run.append(reader)
+            length = max((len(chain) for chain in chains if _fits(run, chain)), default=1)
+            found.update(pairwise(run[:length]))
+            inside.update(run[1:length])
+        return found
+
+    def _handed_to(self, site: Site) -> Site | None:
+        """The sole reader, if it takes the result as its main operand."""
+        return self.sole_reader(site) if all(self._is_handed_on(reader) for reader in self.readers(site)) else None
+
+    def _is_handed_on(self, reader: Reader) -> bool:
+        """Whether a result reaches the reader's main operand as it was returned, or is changed there in place for all who know it."""
+        in_place = reader.step is not None and reader.slot in reader.step.changed
+        return reader.slot in (0, "input") and reader.origin.direct and (reader.origin.kind == "step" or in_place)
+
+    def _chains(self) -> dict[Site, list[Site]]:
+        producers: dict[Site, list[Site]] = defaultdict(list)
+        for site, reader in self.absorbed.items():
+            producers[reader].append(site)
+        chains = {}
+        for site in self.sites:
+            if site not in self.absorbed:
+                chain = [site]
+                while len(producers[chain[0]]) == 1:  # several: one activation at the end of several layers goes by its own name
+                    chain.insert(0, producers[chain[0]][0])
+                chains[site] = chain
+        return chains
+
+    def _infos(self) -> dict[Site, SiteInfo]:
+        weights = {site: self._weight(site) for site in self.sites}
+        weighted = [site for site in self.sites if weights[site] is not None and not site.training_only]
+        first, last = (weighted[0], weighted[-1]) if weighted else (None, None)
+        return {
+            site: SiteInfo(
+                site.name,
+                site.op,
+                self.tape.modules.get(site.steps[0].leaf) if site.steps[0].leaf else None,
+                self.tape.shapes.get(weights[site] or ""),
+                is_first=site is first,
+                is_last=site is last,
+            )
+            for site in self.sites
+        }
+
+    def _weight(self, site: Site) -> str | None:
+        """The parameter that a site multiplies with, "" if it computes one; None if it has no weight."""
+        if self.is_constant(site):
+            return None
+        for slot, origins in site.operands().items():
+            if weight_axes(site.op, slot) is not None and {self.kind(origin) for origin in origins} == {"const"}:
+                return site.steps[0].constants.get(slot, "")
+        return None
+
+
+def _fits(run: Sequence[Site], chain: Sequence[frozenset[str]]) -> bool:
+    """Whether the chain describes the beginning of a run of sites."""
+    return len(chain) <= len(run) and all(site.type in types for site, types in zip(run, chain, strict=False))

@@ -1,0 +1,127 @@
+"""What a target's profile says about the operations of a recording, before any config: where its tensors are to be quantized."""
+
+from __future__ import annotations
+
+from qsim.graph.dataflow import Dataflow
+from qsim.graph.routes import Site
+from qsim.graph.rules import clip_limits, is_bias
+from qsim.graph.sharing import Made, made, shared_scales
+from qsim.graph.tape import Origin, Slot
+from qsim.profile import Profile, selects
+
+
+class Placement:
+    """A profile applied to a dataflow.
+
+    Attributes
+    ----------
+    shared : dict of (Site or "input", index) to Site
+        For each tensor that shares its scale, the operation whose name the shared quantizer has.
+    """
+
+    def __init__(self, flow: Dataflow, profile: Profile) -> None:
+        self.flow, self.profile = flow, profile
+        self._residual = {place for site in flow.sites for place in self._residual_slots(site)}
+        self._joined = self._joined_sites()
+        sharing = [site for site in flow.sites if site in self._joined or (self._shares(site) and self.makes(site))]
+        self.shared = shared_scales(flow, sharing)
+
+    def makes(self, site: Site) -> bool:
+        """Whether results of `site`, the end of a chain, are to be quantized where they are made."""
+        if self.profile.model_output is not None and self.flow.is_returned(site):
+            return self.profile.model_output
+        return selects(self.profile.outputs, site.type)
+
+    def reads(self, site: Site, slot: Slot) -> bool:
+        """Whether `site` is to quantize an operand that reaches it unquantized."""
+        if selects(self.profile.inputs, site.type):
+            return not is_bias(site.op, slot, site.dims(slot))
+        return site in self._joined or (site, slot) in self._residual
+
+    def is_reader(self, site: Site) -> bool:
+        """Whether the profile names `site` among the operations that quantize what they read."""
+        return selects(self.profile.inputs, site.type)
+
+    def constant_reason(self, site: Site, role: str) -> str | None:
+        """Why a constant that `site` reads stays in float; None if it is to be quantized."""
+        profile = self.profile
+        if role == "weight":
+            return None if selects(profile.weights, site.type) else f"target {profile.name!r} leaves weights of {site.type} in float"
+        if site in self._joined or selects(profile.outputs, site.type) or selects(profile.inputs, site.type):
+            return None
+        return f"target {profile.name!r} leaves constants of {site.type} in float"
+
+    def bias_reason(self, site: Site, wanted: bool) -> str | None:
+        """Why a bias stays in float; None if it is to be int32. `wanted` is what the config says."""
+        if not wanted:
+            return "bias in float: Config.bias is off" if self.profile.bias else f"bias in float on target {self.profile.name!r}"
+        if self.profile.bias and not selects(self.profile.bias, site.type):
+            return f"bias in float: target {self.profile.name!r} leaves that of {site.type}"
+        return None
+
+    def is_quantized(self, origin: Origin) -> bool:
+        """Whether a tensor is to be quantized where it is made, or is put together from quantized ones."""
+        if origin.kind == "input":
+            return self.profile.model_input
+        if origin.kind != "step":
+            return False
+        return self.makes(self.flow.site_of[origin.source])
+
+    def joins(self, site: Site) -> bool:
+        """Whether all that `site` takes shares a scale, which is also that of its result."""
+        return self._shares(site) and (site, 0) in self.shared
+
+    def _shares(self, site: Site) -> bool:
+        return selects(self.profile.shared, site.type) and not self.flow.is_constant(site) and not site.training_only
+
+    def known_range(self, site: Site) -> tuple[float, float] | None:
+        """The range of the results of `site`, the end of a chain, if the profile fixes one."""
+        if self.profile.clip_ranges and site.type == "Clip":
+            limits = {clip_limits(step) for step in site.steps}
+            return limits.pop() if len(limits) == 1 else None
+        return self.profile.known_range(site.type)
+
+    def reason(self, site: Site) -> str:
+        """Why the profile leaves a result in float."""
+        name, profile = self.profile.name, self.profile
+        if profile.model_output is False and self.flow.is_returned(site):
+            return f"target {name!r} leaves what the model returns in float"
+        if site.type == "Add" and profile.residual:
+            return f"target {name!r} quantizes an addition only where it takes a result of {', '.join(profile.residual)} and another"
+        if selects(profile.shared, site.type):
+            return f"target {name!r} quantizes {site.type} only where the result is read by {', '.join(profile.inputs)}"
+        what = f"operands of {', '.join(profile.inputs)}" if profile.inputs else f"results of {', '.join(profile.outputs) or 'nothing'}"
+        return f"target {name!r} computes {site.type} in float: it quantizes {what}"
+
+    def _residual_slots(self, site: Site) -> list[tuple[Site, Slot]]:
+        """The operands of an addition beside the one that a convolution hands to it alone: the kernel of that one adds them."""
+        if site.type != "Add" or not self.profile.residual:
+            return []
+        operands = site.operands()
+        main = next((slot for slot, origins in operands.items() if self._is_handed_over(site, origins)), None)
+        return [(site, slot) for slot in operands if main is not None and slot != main]
+
+    def _is_handed_over(self, site: Site, origins: list[Origin]) -> bool:
+        producers = {self.flow.site_of[origin.source] for origin in origins if origin.kind == "step"}
+        if len(producers) != 1 or not all(origin.kind == "step" and origin.direct for origin in origins):
+            return False
+        (producer,) = producers
+        head, *rest = self.flow.chains.get(producer, [producer])
+        plain = all(member.type == "BatchNormalization" for member in rest)
+        return plain and selects(self.profile.residual, head.type) and self.flow.sole_reader(producer) is site
+
+    def _joined_sites(self) -> set[Site]:
+        """Operations with shared scales whose result is read quantized, and that therefore quantize what they read."""
+        found: set[Site] = set()
+        for site in reversed(self.flow.sites):
+            if not self._shares(site) or self.makes(site):
+                continue
+            readers = [(self.flow.site_of[r.step], r.slot) for r in self.flow.readers(site) if r.step is not None and r.slot is not None]
+            if any(at in found or (at, slot) in self._residual or selects(self.profile.inputs, at.type) for at, slot in readers):
+                found.add(site)
+        return found
+
+
+def tensor_of(flow: Dataflow, origins: list[Origin]) -> frozenset[tuple[Made | None, bool]]:
+    """What identifies the tensor that an operand is, in all calls."""
+    return frozenset((made(flow, origin), origin.direct) for origin in origins)

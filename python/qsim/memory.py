@@ -1,0 +1,50 @@
+"""The most memory that a process has used, and by how much a stretch of it raised that."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class PeakMemory:
+    """Peak memory at the end of a stretch of work.
+
+    Attributes
+    ----------
+    peak : int
+        Bytes, the most since the process began, whatever used them: resident memory of the process, or what torch's allocator has handed
+        out on a CUDA device.
+    raised : int
+        By how much the stretch raised it. 0 means that it stayed below what was used before, not that it used none.
+    """
+
+    peak: int
+    raised: int
+
+    def __str__(self) -> str:
+        return f"{self.peak / 2**20:.0f} MiB" + (f" (raised by {self.raised / 2**20:.0f})" if self.raised >= 2**20 else "")
+
+
+class MemoryWatch:
+    """Notes the peaks when it is made; `peaks` tells what they are then."""
+
+    def __init__(self, devices: Iterable[torch.device]) -> None:
+        self._devices = list(dict.fromkeys(device for device in devices if device.type == "cuda"))
+        self._before = self._now()
+
+    def peaks(self) -> dict[str, PeakMemory]:
+        """Peaks of "process" (missing on Windows, which does not tell) and of each CUDA device by its name."""
+        return {name: PeakMemory(peak, peak - self._before[name]) for name, peak in self._now().items()}
+
+    def _now(self) -> dict[str, int]:
+        found = {str(device): torch.cuda.max_memory_allocated(device) for device in self._devices}
+        if sys.platform != "win32":
+            import resource
+
+            unit = 1 if sys.platform == "darwin" else 1024
+            found = {"process": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit, **found}
+        return found

@@ -1,0 +1,50 @@
+"use strict";
+// Sorting and filtering of tables. A cell's data-value is what it is sorted by; without one, its text. Nothing there is last.
+for (const section of document.querySelectorAll("section.table")) {
+  const body = section.querySelector("tbody");
+  const heads = [...section.querySelectorAll("th")];
+  const rows = [...body.rows];
+  const filter = section.querySelector("input");
+  const chosen = section.querySelector("select");
+  const shown = section.querySelector("output");
+
+  const value = (row, column) => {
+    const cell = row.cells[column];
+    const text = cell.dataset.value ?? cell.textContent;
+    return heads[column].classList.contains("number") ? (text === "" ? NaN : Number(text)) : text;
+  };
+  const isNothing = (v) => v === "" || Number.isNaN(v);
+  const compare = (a, b) => (typeof a === "string" ? a.localeCompare(b, undefined, { numeric: true }) : a < b ? -1 : a > b ? 1 : 0);
+
+  const sort = (column, descending) => {
+    const keyed = rows.map((row, index) => ({ row, index, v: value(row, column) }));
+    keyed.sort((a, b) => isNothing(a.v) - isNothing(b.v) || (isNothing(a.v) ? 0 : compare(a.v, b.v) * (descending ? -1 : 1)) || a.index - b.index);
+    body.append(...keyed.map(({ row }) => row));
+    heads.forEach((head) => head.removeAttribute("aria-sort"));
+    heads[column].setAttribute("aria-sort", descending ? "descending" : "ascending");
+    chosen.value = `${column} ${descending ? "down" : "up"}`;
+  };
+  heads.forEach((head, column) => {
+    head.querySelector("button").addEventListener("click", () => {
+      const now = head.getAttribute("aria-sort");
+      sort(column, now ? now === "ascending" : head.classList.contains("number") && !head.classList.contains("ascending"));
+    });
+  });
+  chosen.addEventListener("change", () => {
+    const [column, way] = chosen.value.split(" ");
+    sort(Number(column), way === "down");
+  });
+
+  const look = () => {
+    const words = filter.value.toLowerCase().split(/\s+/).filter(Boolean);
+    let count = 0;
+    for (const row of rows) {
+      const text = row.dataset.text;
+      row.hidden = !words.every((word) => text.includes(word));
+      count += !row.hidden;
+    }
+    shown.textContent = count === rows.length ? `${count}` : `${count} of ${rows.length}`;
+  };
+  filter.addEventListener("input", look);
+  look();
+}

@@ -1,0 +1,163 @@
+"""The pages: what each report shows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from qsim.deviation import Deviation
+from qsim.graph.plan import LeftFloat
+from qsim.report import drawing
+from qsim.report.markup import Cell, Column, Line, name, problems, table, tiles
+from qsim.report.page import Page
+from qsim.summary import CLIPPED, Row, Summary
+from qsim.table import decibel, percent
+
+if TYPE_CHECKING:
+    from qsim.calibration import CalibrationReport
+    from qsim.comparison import Comparison
+    from qsim.sensitivity import Sensitivity
+
+_HISTOGRAMS = (
+    'Histograms: the logarithm of the count over the value, <span class="key in"></span>within the grid and <span class="key out"></span>'
+    'clipped; <span class="key shade"></span>the range of the grid. Per channel, the range shown is that of all channels together.'
+)
+
+
+def summary_page(summary: Summary) -> Page:
+    """What is quantized, and what is not."""
+    found = [f"{row.key}: {row.problem}" for row in summary.rows if row.problem]
+    facts = _facts(summary)
+    return Page("Quantization", "What is quantized and how, and what stays in float", tiles(facts) + problems(found) + _tensors(summary))
+
+
+def calibration_page(report: CalibrationReport) -> Page:
+    """What a calibration saw, and the ranges it led to."""
+    summary = report.summary()
+    facts = [("batches", str(report.batches)), *_facts(summary)]
+    facts += [(f"{stage}, seconds", f"{seconds:.2f}") for stage, seconds in report.seconds.items()]
+    facts += [(f"peak memory, {device}", str(peak)) for device, peak in report.memory.items()]
+    return Page(
+        "Calibration", "What was observed, and the ranges that were chosen", tiles(facts) + problems(report.problems) + _tensors(summary)
+    )
+
+
+def comparison_page(comparison: Comparison) -> Page:
+    """Errors of all tensors, in the order of the model."""
+    columns = [
+        Column("quantizer", wide=True),
+        *(Column(head, number=True, ascending=True) for head in ("local dB", "accumulated dB")),
+        *(Column(head, number=True) for head in ("local max", "accumulated max", "NaN, Inf")),
+    ]
+    rows = comparison.rows
+    finite = [d.sqnr for row in rows for d in (row.local, row.accumulated) if math.isfinite(d.sqnr)]
+    top = max([*finite, 1.0])
+    lines = [
+        Line(
+            [
+                Cell(markup=name(row.key, f"{row.role} · {row.op}"), value=row.key),
+                *(_ratio_cell(deviation, top) for deviation in (row.local, row.accumulated)),
+                *(Cell(f"{d.max_error:.3g}", d.max_error) for d in (row.local, row.accumulated)),
+                _count_cell(row.accumulated.nonfinite),
+            ],
+            f"{row.key} {row.role} {row.op}",
+        )
+        for row in rows
+    ]
+    chart = drawing.lines({"local": [r.local.sqnr for r in rows], "accumulated": [r.accumulated.sqnr for r in rows]}, top)
+    keys = '<span class="key in"></span>local <span class="key out"></span>accumulated'
+    legend = f"<small>SQNR in dB along the model, 0 to {top:.0f}: {keys}</small>"
+    facts = [("tensors", str(len(rows))), ("SQNR of the output", f"{decibel(comparison.output.sqnr)} dB")]
+    facts.append(("largest error of the output", f"{comparison.output.max_error:.3g}"))
+    note = "Local: the float tensor beside itself quantized. Accumulated: with everything before it quantized too. Higher dB is closer."
+    body = tiles(facts) + problems(comparison.notes) + f"<section>{chart}{legend}</section>" + table("Tensors", note, columns, lines)
+    return Page("Comparison with float", "How far each tensor is from what the float model computes", body)
+
+
+def sensitivity_page(sensitivity: Sensitivity) -> Page:
+    """The metric with each group alone, the most sensitive first."""
+    ranked = sensitivity.ranked()
+    best = sensitivity.baseline
+    if math.isinf(best):  # dB: beside the best of the groups
+        best = (max if sensitivity.higher_is_better else min)(map(_finite, (score.value for score in ranked)), default=0.0)
+    loss = [abs(best - score.value) for score in ranked]
+    most = max([*map(_finite, loss), 1e-30])
+    columns = [Column("quantized alone", wide=True), Column("metric", number=True, ascending=sensitivity.higher_is_better)]
+    columns.append(Column("lost", number=True))
+    lines = [
+        Line(
+            [
+                Cell(markup=name(score.name, ", ".join(score.keys) if len(score.keys) > 1 else ""), value=score.name),
+                Cell(f"{score.value:.6g}", score.value),
+                Cell(markup=drawing.bar(_finite(lost) / most, bad=True), value=lost),
+            ],
+            score.name,
+        )
+        for score, lost in zip(ranked, loss, strict=True)
+    ]
+    facts = [("float", f"{sensitivity.baseline:.6g}"), ("quantized", f"{sensitivity.quantized:.6g}"), ("groups", str(len(ranked)))]
+    better = "higher" if sensitivity.higher_is_better else "lower"
+    note = f"The metric, {better} is better, with one group quantized and everything else in float."
+    return Page("Sensitivity", "What each quantizer costs by itself", tiles(facts) + table("Groups", note, columns, lines))
+
+
+def _facts(summary: Summary) -> list[tuple[str, str]]:
+    quantizers = [row for row in summary.rows if row.role != "bias"]
+    return [
+        ("quantizers", str(len(quantizers))),
+        ("switched off", str(sum(not row.enabled for row in quantizers))),
+        ("left in float", str(len(summary.left))),
+        ("that met NaN or Inf", str(sum(row.nonfinite > 0 for row in quantizers))),
+    ]
+
+
+def _tensors(summary: Summary) -> str:
+    columns = [
+        Column("quantizer", wide=True),
+        Column("distribution", wide=True, number=True),
+        Column("grid"),
+        *(Column(head, number=True) for head in ("scale", "range", "observed", "clipped", "NaN, Inf")),
+    ]
+    body = table("Quantizers", _HISTOGRAMS, columns, [_quantizer(row) for row in summary.rows])
+    if summary.left:
+        body += _left(summary.left)
+    return body + problems(summary.notes)
+
+
+def _quantizer(row: Row) -> Line:
+    width = None if row.low is None or row.high is None else row.high - row.low
+    observed = row.observed
+    cells = [
+        Cell(markup=name(row.key, f"{row.role} · {row.op}"), value=row.key),
+        Cell(markup=drawing.histogram(row), value=math.nan if observed is None else observed[1] - observed[0]),
+        Cell(row.grid),
+        Cell(row.scale_text, math.nan if row.scale is None else row.scale[1]),
+        Cell(row.range, math.nan if width is None else width, bad=not row.calibrated),
+        Cell(
+            "" if observed is None else f"[{observed[0]:.4g}, {observed[1]:.4g}]",
+            math.nan if observed is None else observed[1] - observed[0],
+        ),
+        Cell(percent(row.clipped), math.nan if row.clipped is None else row.clipped, bad=(row.clipped or 0) >= CLIPPED),
+        _count_cell(row.nonfinite),
+    ]
+    return Line(cells, f"{row.key} {row.role} {row.op} {row.grid} {row.problem}", off=not row.enabled)
+
+
+def _left(left: Sequence[LeftFloat]) -> str:
+    columns = [Column("name", wide=True), Column("operation"), Column("reason", wide=True)]
+    lines = [Line([Cell(markup=name(e.name, "")), Cell(e.op), Cell(e.reason)], " ".join(e)) for e in left]
+    return table("Left in float", "Operations and operands that are not quantized, and why.", columns, lines)
+
+
+def _ratio_cell(deviation: Deviation, top: float) -> Cell:
+    text = decibel(deviation.sqnr)
+    return Cell(markup=text + drawing.bar(deviation.sqnr / top), value=deviation.sqnr) if text else Cell(value=math.nan)
+
+
+def _count_cell(count: int) -> Cell:
+    return Cell(str(count or ""), count, bad=count > 0)
+
+
+def _finite(value: float) -> float:
+    return value if math.isfinite(value) else 0.0
