@@ -5,6 +5,7 @@ from qsim._library import cpu_capability
 from qsim.batch_norm import FoldReport, fold_batch_norms
 from qsim.calibration import CalibrationReport
 from qsim.clip_grad import ClipReport, clip_grad_norm_
+from qsim.comparison import Comparison
 from qsim.config import Config
 from qsim.encoding import Encoding
 from qsim.errors import CalibrationError, NoEncodingError
@@ -15,6 +16,7 @@ from qsim.override import Override, SiteInfo
 from qsim.presets import bf16, fp8, fp16, int4, int8, int16, w4a8
 from qsim.profile import Profile
 from qsim.quantizer import Quantizer
+from qsim.sensitivity import Sensitivity
 from qsim.sim import QuantSim
 from qsim.spec import TensorSpec
 from qsim.summary import Summary
@@ -25,6 +27,7 @@ __all__ = [
     "CalibrationError",
     "CalibrationReport",
     "ClipReport",
+    "Comparison",
     "Config",
     "Counts",
     "Encoding",
@@ -37,6 +40,7 @@ __all__ = [
     "Profile",
     "QuantSim",
     "Quantizer",
+    "Sensitivity",
     "SiteInfo",
     "Summary",
     "TensorSpec",

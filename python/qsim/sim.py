@@ -176,7 +176,7 @@ class QuantSim(NamedAsTheModel):
         memory = MemoryWatch(quantizer.scale.device for quantizer in quantizers.values())
         watched = [key for key, planned in self._planned.items() if planned.parameter is None]
         run = self._forward_batch if forward is None else forward
-        called = self if sharded_modules(self) else self.model  # FSDP gathers parameters when its root is called
+        called = self._called()
         with self._switch.turned(True), sharded_around(self):
             noted = observe(self.model, quantizers, watched, iterate(data, max_batches, progress), lambda batch: run(called, batch))
         if noted.batches == 0:
@@ -185,6 +185,10 @@ class QuantSim(NamedAsTheModel):
         problems = self._choose_encodings()
         noted.seconds["search"] = time.perf_counter() - started
         return report_of(noted, quantizers, problems, memory.peaks(), self.summary)
+
+    def _called(self) -> nn.Module:
+        """What `forward` is given: FSDP gathers parameters when its root is called."""
+        return self if sharded_modules(self) else self.model
 
     def _forward_batch(self, model: nn.Module, batch: Any) -> Any:
         args, kwargs = to_device(arguments_of(batch, self._example), model)
@@ -429,7 +433,7 @@ class QuantSim(NamedAsTheModel):
         """
         run = self._forward_batch if forward is None else forward
         with self._calibrated():
-            return compare(self, self._planned, lambda: run(self.model, batch), memory)
+            return compare(self, self._planned, lambda: run(self._called(), batch), memory)
 
     def sensitivity(
         self,

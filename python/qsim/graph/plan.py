@@ -109,12 +109,13 @@ class _Planner:
         op: str,
         parameter: str | None = None,
         known: tuple[float, float] | None = None,
+        reader: str | None = None,
     ) -> None:
         if known is not None and not spec.has_scale:
             known = None
         if known is not None and spec.is_running:
             spec = replace(spec, method="minmax")  # nothing runs
-        self.quantizers.setdefault(key, PlannedQuantizer(key, role, spec, op, parameter, known))
+        self.quantizers.setdefault(key, PlannedQuantizer(key, role, spec, op, parameter, known, reader))
 
     def _spec(self, site: Site, role: str) -> TensorSpec | None:
         return self.config.spec_of(self.flow.infos[site], role)
@@ -212,7 +213,7 @@ class _Planner:
         if known is not None and (known.spec, known.parameter) != (spec, parameter):  # one parameter read in two ways
             name = f"{site.name}.input[{slot}]"
         self.actions[site].operands[slot] = Use(name, observes=name not in self.quantizers)
-        self._add(name, role, spec, site.op, parameter)
+        self._add(name, role, spec, site.op, parameter, reader=site.name)
 
     def _read(self, site: Site, slot: Slot, origins: list[Origin]) -> None:
         """Quantize an operand because the target asks its reader to. Readers of one tensor that agree on how share a quantizer."""
