@@ -249,6 +249,7 @@ def test_hooks_of_quantizers_see_operands_unchanged(hook):
 
 def test_what_backward_hooks_of_layers_see():
     sim, x = convolutions()
+    x.requires_grad_()
     seen: list[Tensor] = []
     for m in (sim.model[0], sim.model[1]):
         m.register_full_backward_hook(lambda m, dx, dy: seen.append(dy[0].clone()))
