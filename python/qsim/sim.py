@@ -34,15 +34,18 @@ from qsim.graph.record import call_arguments, record
 from qsim.graph.savings import find_savings
 from qsim.memory import MemoryWatch
 from qsim.observer import encoding_of_range, with_method
+from qsim.param_groups import param_groups
 from qsim.presets import int8
 from qsim.quantizer import Quantizer
 from qsim.running_statistics import batch_norms, degenerate, reestimate
+from qsim.schedule import Schedule
 from qsim.scores import ScoreFile
 from qsim.sensitivity import Metric, Sensitivity, measure, measured, output_sqnr
 from qsim.sharding import refuse_wrapped, sharded_around, sharded_modules, whole
 from qsim.state_names import NamedAsTheModel
 from qsim.summary import Summary, summarize
 from qsim.trained_fold import fold_trained
+from qsim.watch import Watch
 from qsim.weights import encode_weights
 
 Real = float  # inside QuantSim, `float` is a method
@@ -373,6 +376,73 @@ class QuantSim(NamedAsTheModel):
         raised = self._fit_biases([bias for bias in self._biases if bias.parameter.rpartition(".")[0] in report.folded.values()])
         return dataclasses.replace(report, warnings=(*report.warnings, *raised))
 
+    # Training.
+
+    def param_groups(
+        self, lr: Real | None = None, *, scale_lr: Real | None = None, weight_decay: Real | None = None, bias_decay: Real | None = None
+    ) -> list[dict[str, Any]]:
+        """All parameters in groups for an optimizer of `torch.optim`: each in exactly one, tied ones once.
+
+        Parameters
+        ----------
+        lr : float, optional
+            Learning rate of all; the optimizer's own by default.
+        scale_lr : float, optional
+            That of learned scales; `lr` by default.
+        weight_decay : float, optional
+            Of weights; the optimizer's own by default. Scales never decay.
+        bias_decay : float, optional
+            Of biases and of the parameters of normalizations: all with one dimension or none; `weight_decay` by default.
+
+        Returns
+        -------
+        list of dict
+            Those that have members of "weights", "biases" and "scales", with the keys `name`, `params`, and, where given, `lr` and
+            `weight_decay`. (LBFGS takes one group only, Muon only matrices: their kinds of optimizer want lists of their own.)
+
+        Examples
+        --------
+        >>> sim = QuantSim(nn.Linear(3, 2), torch.zeros(1, 3))
+        >>> optimizer = torch.optim.AdamW(sim.param_groups(1e-3, weight_decay=0.01, bias_decay=0.0))
+        >>> [(group["name"], group["weight_decay"]) for group in optimizer.param_groups]
+        [('weights', 0.01), ('biases', 0.0)]
+        """
+        return param_groups(self, self.quantizers().values(), lr, scale_lr, weight_decay, bias_decay)
+
+    def schedule(
+        self,
+        *,
+        quantize_from: int | Mapping[str, int] = 0,
+        observe_until: int | None = None,
+        freeze_batch_norms_from: int | None = None,
+    ) -> Schedule:
+        """Switches by step: call the schedule's ``step()`` after each ``optimizer.step()``.
+
+        Parameters
+        ----------
+        quantize_from : int, or mapping of glob to int
+            Quantizers are off before this step. Globs as in `enable`; the last match wins. What is off already stays off.
+        observe_until : int, optional
+            From this step on running ranges (``method="ema"``) rest.
+        freeze_batch_norms_from : int, optional
+            From this step on all BatchNorms use their running statistics.
+
+        Returns
+        -------
+        Schedule
+            With `state_dict` and `load_state_dict`.
+        """
+        return Schedule(self, quantize_from, observe_until, freeze_batch_norms_from)
+
+    def watch(self) -> Watch:
+        """``with sim.watch() as watch:`` finds where NaN and Inf begin; call ``watch.step()`` after each ``loss.backward()``.
+
+        The first operation that makes NaN or Inf out of finite numbers, forward or backward, raises a NonFiniteError that names it,
+        its module and the step. Each operation is followed by a look at its results, so that a step takes several times as long,
+        and one wait for the device a step; outside the context nothing is different. Not under `torch.compile`.
+        """
+        return Watch(self.model)
+
     # Switches.
 
     def train(self, mode: bool = True) -> QuantSim:
@@ -446,7 +516,7 @@ class QuantSim(NamedAsTheModel):
         """
         run = self._forward_batch if forward is None else forward
         with self._calibrated():
-            return compare(self, self._planned, lambda: run(self.model, batch), memory)
+            return compare(self, self._planned, lambda: run(self._called(), batch), memory)
 
     def sensitivity(
         self,

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -9,6 +11,20 @@ from qsim.blocks import Axes, along_one_axis
 _fake_quantize = torch.ops.qsim.fake_quantize.default
 _fake_quantize_out = torch.ops.qsim.fake_quantize.out
 _fake_quantize_inplace = torch.ops.qsim.fake_quantize_.default
+
+
+def _options(
+    x: Tensor, scale: Tensor, zero_point: Tensor, axis: Axes, block_size: Axes, rounding: str, grad_factor: float
+) -> tuple[Tensor, Tensor, dict[str, Any]]:
+    """Parameters as the operators know them, and the options that differ from their defaults: parsing all is a third of a small call."""
+    options: dict[str, Any] = {}
+    if axis is not None or block_size is not None:
+        options["axis"], options["block_size"], (scale, zero_point) = along_one_axis(x, axis, block_size, scale, zero_point)
+    if rounding != "divide":
+        options["rounding"] = rounding
+    if grad_factor != 1.0:
+        options["grad_factor"] = grad_factor
+    return scale, zero_point, options
 
 
 def fake_quantize(
@@ -75,18 +91,11 @@ def fake_quantize(
     in an order that does not depend on the number of threads; NaN elements take no part. For a leaf `x` nothing but `x` is saved,
     otherwise one bit per element. ``torch.func`` transforms and forward-mode differentiation are not supported.
     """
-    if axis is None and block_size is None and rounding == "divide" and grad_factor == 1.0 and out is None:
-        plain: Tensor = _fake_quantize(x, scale, zero_point, quant_min, quant_max)  # parsing options: a third of a small call
-        return plain
-    axis, block_size, (scale, zero_point) = along_one_axis(x, axis, block_size, scale, zero_point)
+    scale, zero_point, options = _options(x, scale, zero_point, axis, block_size, rounding, grad_factor)
     if out is not None:
-        written: Tensor = _fake_quantize_out(
-            x, scale, zero_point, quant_min, quant_max, axis=axis, block_size=block_size, rounding=rounding, out=out
-        )
+        written: Tensor = _fake_quantize_out(x, scale, zero_point, quant_min, quant_max, out=out, **options)
         return written
-    result: Tensor = _fake_quantize(
-        x, scale, zero_point, quant_min, quant_max, axis=axis, block_size=block_size, rounding=rounding, grad_factor=grad_factor
-    )
+    result: Tensor = _fake_quantize(x, scale, zero_point, quant_min, quant_max, **options)
     return result
 
 
@@ -112,8 +121,6 @@ def fake_quantize_(
     >>> fake_quantize_(torch.tensor([0.3, -7.0]), torch.tensor(0.5), torch.tensor(0, dtype=torch.int32), -8, 7)
     tensor([ 0.5000, -4.0000])
     """
-    axis, block_size, (scale, zero_point) = along_one_axis(x, axis, block_size, scale, zero_point)
-    result: Tensor = _fake_quantize_inplace(
-        x, scale, zero_point, quant_min, quant_max, axis=axis, block_size=block_size, rounding=rounding, grad_factor=grad_factor
-    )
+    scale, zero_point, options = _options(x, scale, zero_point, axis, block_size, rounding, grad_factor)
+    result: Tensor = _fake_quantize_inplace(x, scale, zero_point, quant_min, quant_max, **options)
     return result
