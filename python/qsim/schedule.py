@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from qsim.running_statistics import batch_norms
 
 if TYPE_CHECKING:
-    from qsim.sim import QuantSim
+    from qsim.sim_training import Training
 
 
 class Schedule:
@@ -23,7 +23,7 @@ class Schedule:
     """
 
     def __init__(
-        self, sim: QuantSim, quantize_from: int | Mapping[str, int], observe_until: int | None, freeze_batch_norms_from: int | None
+        self, sim: Training, quantize_from: int | Mapping[str, int], observe_until: int | None, freeze_batch_norms_from: int | None
     ) -> None:
         begins = {"*": quantize_from} if isinstance(quantize_from, int) else dict(quantize_from)
         for name, step in {**begins, "observe_until": observe_until, "freeze_batch_norms_from": freeze_batch_norms_from}.items():
