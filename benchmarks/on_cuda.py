@@ -93,9 +93,9 @@ def observe_cases(x: Tensor) -> Cases:
     yield "observe_range", "channel 1, channels_last", 1, lambda: ops.observe_range_(last, *of_channels, axis=1), core
     of_blocks = range_state(len(rows), 32)
     yield "observe_range", "blocks of 32", 1, lambda: ops.observe_range_(rows, *of_blocks, axis=1, block_size=32), core
-    sketch = torch.zeros(16384, dtype=torch.int64, device="cuda")
+    sketch = torch.zeros(16384, dtype=torch.int64, device="cuda"), torch.zeros((), dtype=torch.int32, device="cuda")
     for name, data in (("normal", x), ("relu", x.relu()), ("constant", torch.full_like(x, 0.3))):
-        yield "observe", name, 1, lambda data=data: ops.observe_(data, *state, sketch), core
+        yield "observe", name, 1, lambda data=data: ops.observe_(data, *state, *sketch), core
 
 
 def other_cases(x: Tensor) -> Cases:

@@ -30,17 +30,19 @@ RangeSearch with(QuantGrid grid, RangeMethod method) {
 
 Ends from_sketch(const std::vector<float>& x, RangeSearch search, Level level) {
   std::vector<std::int64_t> sketch(qsim::kSketchBins);
+  std::uint32_t low_bits = 0;
   Ends seen{INFINITY, -INFINITY};
   for (float value : x) {
     std::uint32_t bits;
     std::memcpy(&bits, &value, sizeof bits);
     ++sketch[bits >> 18];
+    low_bits |= bits & qsim::kLowBits;
     seen = {std::min(seen.low, value), std::max(seen.high, value)};
   }
   const auto& kernels = qsim::cpu::search_range_kernels(level);
   std::vector<std::byte> workspace(kernels.workspace_bytes);
   Ends chosen;
-  kernels.run(seen.low, seen.high, sketch.data(), search, workspace.data(), &chosen.low, &chosen.high);
+  kernels.run(seen.low, seen.high, sketch.data(), low_bits, search, workspace.data(), &chosen.low, &chosen.high);
   return chosen;
 }
 
