@@ -19,7 +19,8 @@ void* workspace_of_this_thread() {
 std::tuple<at::Tensor, at::Tensor> search_range_cpu(const at::Tensor& lowest, const at::Tensor& highest,
                                                     const at::Tensor& sketch, std::int64_t quant_min,
                                                     std::int64_t quant_max, bool symmetric, std::string_view method,
-                                                    double percentile, double gamma, const std::optional<at::Tensor>& low_bits) {
+                                                    double percentile, double gamma,
+                                                    const std::optional<at::Tensor>& low_bits) {
   const RangeSearch search = range_search(quant_min, quant_max, symmetric, method, percentile, gamma);
   auto [min, max] = empty_ranges(lowest, highest, sketch, low_bits);
   const at::Tensor low = lowest.contiguous(), high = highest.contiguous(), counts = sketch.contiguous();

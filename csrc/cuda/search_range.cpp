@@ -23,11 +23,10 @@ Ranges search_range_cuda(const at::Tensor& lowest, const at::Tensor& highest, co
   const at::Tensor low = lowest.contiguous(), high = highest.contiguous(), counts = sketch.contiguous();
   const at::Tensor bits = low_bits ? low_bits->contiguous() : at::Tensor();
   const at::Tensor workspace = workspace_of(cuda::search_range_workspace_bytes(low.numel()), low);
-  check_launch(cuda::search_range(low.const_data_ptr<float>(), high.const_data_ptr<float>(),
-                                  counts.const_data_ptr<std::int64_t>(),
-                                  low_bits ? bits.const_data_ptr<std::int32_t>() : nullptr, low.numel(), search,
-                                  workspace.mutable_data_ptr(), min.mutable_data_ptr<float>(),
-                                  max.mutable_data_ptr<float>(), current_stream()));
+  check_launch(cuda::search_range(
+      low.const_data_ptr<float>(), high.const_data_ptr<float>(), counts.const_data_ptr<std::int64_t>(),
+      low_bits ? bits.const_data_ptr<std::int32_t>() : nullptr, low.numel(), search, workspace.mutable_data_ptr(),
+      min.mutable_data_ptr<float>(), max.mutable_data_ptr<float>(), current_stream()));
   return {min, max};
 }
 

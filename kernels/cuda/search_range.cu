@@ -93,10 +93,11 @@ std::int64_t blocks_for(std::int64_t count) { return count < kSearchBlocks ? cou
 std::size_t search_range_workspace_bytes(std::int64_t count) { return blocks_for(count) * sizeof(Workspace); }
 
 cudaError_t search_range(const float* lowest, const float* highest, const std::int64_t* sketch,
-                         const std::int32_t* low_bits, std::int64_t count, const RangeSearch& search, void* workspace, float* low, float* high, cudaStream_t stream) {
+                         const std::int32_t* low_bits, std::int64_t count, const RangeSearch& search, void* workspace,
+                         float* low, float* high, cudaStream_t stream) {
   if (count == 0) return cudaSuccess;
-  return launch(run, {static_cast<unsigned>(blocks_for(count)), kSearchThreads}, stream, lowest, highest, sketch, low_bits,
-                count, search, static_cast<Workspace*>(workspace), low, high);
+  return launch(run, {static_cast<unsigned>(blocks_for(count)), kSearchThreads}, stream, lowest, highest, sketch,
+                low_bits, count, search, static_cast<Workspace*>(workspace), low, high);
 }
 
 }  // namespace qsim::cuda

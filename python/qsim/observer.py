@@ -77,6 +77,11 @@ class Observer(RangeState):
     >>> encoding = observer.encoding(TensorSpec(), method="minmax")
     >>> encoding.zero_point.item()
     -64
+
+    Notes
+    -----
+    The sketch takes 128 KB and is part of the state dict: a model that was loaded can change its range method, go on calibrating and
+    merge with others, as the one that was saved. Counters have 64 bits because one bin may hold all values of a calibration.
     """
 
     _shape_key = "lowest"

@@ -10,9 +10,9 @@
 
 using qsim::FiniteRange;
 using qsim::NonFinite;
+using qsim::Sketch;
 using qsim::cpu::Level;
 using qsim::cpu::SketchScratch;
-using qsim::Sketch;
 using Counts = std::vector<std::int64_t>;
 
 namespace {
@@ -55,7 +55,8 @@ TEST_CASE("any bits, counted directly and through scratch, which is left empty")
   const float inf = std::numeric_limits<float>::infinity();
   std::vector<std::vector<float>> inputs;
   inputs.emplace_back(1500, 1.0078125f);  // one bit of bfloat16, and NaNs and Infs that have the others
-  for (std::size_t i = 0; i < inputs[0].size(); i += 7) inputs[0][i] = std::bit_cast<float>(0x7f800001u + (i % 2 ? 0xfffeu : 0u));
+  for (std::size_t i = 0; i < inputs[0].size(); i += 7)
+    inputs[0][i] = std::bit_cast<float>(0x7f800001u + (i % 2 ? 0xfffeu : 0u));
   for (int n : {0, 1, 3, 7, 100, 1023, 1024, 1025, 5003}) inputs.push_back(any_bits(n));
   for (float e : {0.f, -0.f, 1e-45f, -1e-45f, 0.3f, -3e38f, inf}) inputs.emplace_back(2050, e);
   for (Level level : runnable_levels()) {

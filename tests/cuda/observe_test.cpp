@@ -20,7 +20,8 @@ void check(const std::vector<std::vector<T>>& batches, std::size_t offset) {
   for (const std::vector<T>& x : batches) {
     const auto n = static_cast<std::int64_t>(x.size());
     elements += n;
-    qsim::cpu::observe_kernels().directly[static_cast<int>(kElementOf<T>)](x.data(), n, range, found, {sketch.data(), &low_bits});
+    qsim::cpu::observe_kernels().directly[static_cast<int>(kElementOf<T>)](x.data(), n, range, found,
+                                                                           {sketch.data(), &low_bits});
     require(qsim::cuda::observe(DeviceArray<T>(x, offset).data(), kElementOf<T>, n, lowest.data(), highest.data(),
                                 counts.data(), {device_sketch.data(), device_bits.data()}, nullptr));
   }

@@ -62,16 +62,14 @@ TEST_CASE("ranges from sketches equal the CPU's") {
       std::vector<float> low(count), high(count);
       for (std::int64_t i = 0; i < count; ++i) {
         kernels.run(lowest[i], highest[i], sketches.data() + i * qsim::kSketchBins,
-                    static_cast<std::uint32_t>(low_bits[i]), search, workspace.data(), &low[i],
-                    &high[i]);
+                    static_cast<std::uint32_t>(low_bits[i]), search, workspace.data(), &low[i], &high[i]);
       }
       const std::size_t bytes = qsim::cuda::search_range_workspace_bytes(count);
       const DeviceArray<std::uint8_t> device_workspace(std::vector<std::uint8_t>(bytes, 0xa5));
       const DeviceArray<float> device_low(count), device_high(count);
       require(qsim::cuda::search_range(device_lowest.data(), device_highest.data(), device_sketches.data(),
-                                       device_bits.data(), count,
-                                       search, device_workspace.data(), device_low.data(), device_high.data(),
-                                       nullptr));
+                                       device_bits.data(), count, search, device_workspace.data(), device_low.data(),
+                                       device_high.data(), nullptr));
       CHECK(differences(device_low.host(), low) == 0);
       CHECK(differences(device_high.host(), high) == 0);
     }

@@ -32,7 +32,8 @@ QSIM_HD double sum_in_lanes(int begin, int end, Term term) {
 }
 
 struct PointMasses {
-  // At most 8 a bin, from 16 of them in the finest step of a grid of 2^32 on: 29 octaves of 32 bins; and two ends.
+  // Two ends, and in each of an octave's 32 bins at most 8 points, as far down as 16 of them in a step of a grid of
+  // 2^32: 29 octaves. Or 32, 2^-16 of the observed range apart or more: 7 octaves.
   static constexpr int kMost = 8192;
 
   double at[kMost], mass[kMost];
@@ -84,9 +85,9 @@ struct PointMasses {
     if (first > last) first = last;
     const double inverse = 1 / scale;
     return head[first] + scale * scale * sum_in_lanes(first, last, [&](int i) {
-             const double t = at[i] * inverse, w = t - rint(t);
-             return mass[i] * (w * w);
-           });
+                           const double t = at[i] * inverse, w = t - rint(t);
+                           return mass[i] * (w * w);
+                         });
   }
 };
 

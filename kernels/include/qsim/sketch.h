@@ -25,7 +25,7 @@ inline constexpr std::uint32_t kLowBits = (1u << kSketchShift) - 1;
 
 // What observing extends.
 struct Sketch {
-  std::int64_t* counts;     // kSketchBins
+  std::int64_t* counts;  // kSketchBins
   std::int32_t* low_bits;
 };
 

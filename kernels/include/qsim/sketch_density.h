@@ -7,9 +7,9 @@
 //
 // The density is constant between knots, so the cost is the sum over knots of fall * H(knot): H integrates the squared
 // error from zero, and `fall` is by how much the density drops at the knot. One evaluation per knot, no special case
-// for a bin that the end of the grid cuts. Cancellation: a bin is at least 1/64 of its magnitude wide (clipped at an
-// exact end it can be narrower: the mass there is then that of few values), so terms exceed the cost by less than 2^7
-// and float64 leaves 2^-43 of mass * scale^2 / 12, on grids of up to 2^16 steps.
+// for a bin that the end of the grid cuts. Cancellation: a bin is at least 1/64 of its magnitude wide, so terms exceed
+// the cost by less than 2^7 and float64 leaves 2^-43 of mass * scale^2 / 12 on grids of up to 2^16 steps; of a bin that
+// exact ends clip to the width of neighbouring floats, 2^-29.
 #pragma once
 
 #include "qsim/point_masses.h"
@@ -36,14 +36,14 @@ struct SketchDensity {
   QSIM_HD double mass() const { return mass_of(below) + mass_of(above); }  // without exact zeros
 
  private:
-  QSIM_HD static double mass_of(const DensitySide& side) {
-    return side.beyond[0].mass + side.points.beyond[0].mass;
-  }
+  QSIM_HD static double mass_of(const DensitySide& side) { return side.beyond[0].mass + side.points.beyond[0].mass; }
 };
 
 namespace density {
 
-constexpr double kLatticePoints = 8;  // more in a bin are as good as evenly spread
+constexpr double kLatticePoints = 8;  // more in a bin are as good as evenly spread, unless steps are finer still:
+constexpr double kCoarsePoints = 32;  // then these are worth summing (float16 on a grid of 16 bits)
+constexpr double kSpan = 16;          // of more multiples in a step none suits them better than its neighbours do
 
 QSIM_HD void add_even(DensitySide& side, double from, double to, double mass) {
   const double density = mass / (to - from);
@@ -61,18 +61,21 @@ QSIM_HD void add_even(DensitySide& side, double from, double to, double mass) {
 
 // On the multiples first * spacing .. last * spacing.
 QSIM_HD void add_multiples(PointMasses& points, double first, double last, double spacing, double mass) {
-  for (double i = first; i <= last; ++i) points.add(i * spacing, mass / (last - first + 1));
+  const double each = mass / (last - first + 1);
+  for (double i = first; i <= last; ++i) points.add(i * spacing, each);
 }
 
 // What the values of a side are multiples of.
 struct Lattice {
-  double unit;   // all of them; 0: unknown
-  double share;  // those in a bin, as a share of its width
-  double least;  // finer multiples are as good as evenly spread
+  double unit;    // all of them; 0: unknown
+  double share;   // those in a bin, as a share of its width
+  double step;    // of the grid that covers everything: the step chosen is seldom much finer
+  double coarse;  // no finer than a step; PointMasses has room down to here
 
   QSIM_HD double spacing(double width) const { return larger(unit, width * share); }
   QSIM_HD bool shows(double width) const {
-    return spacing(width) >= least && width <= kLatticePoints * spacing(width);
+    const double by = spacing(width);
+    return width <= kLatticePoints * by ? by >= step / kSpan : width <= kCoarsePoints * by && by >= coarse;
   }
 };
 
@@ -99,12 +102,6 @@ QSIM_HD double lattice_unit(const SketchView& sketch, double at_least) {
     }
   }
   return evidence >= kEvidence ? unit : 0.0;
-}
-
-// For lattice_unit: of steps that span many multiples none suits them better than its neighbours do, and the step
-// chosen is seldom much finer than the one that covers everything.
-QSIM_HD double least_unit(Range observed, QuantGrid grid) {
-  return choose_qparams<double>(observed.low, observed.high, grid, 0).scale / 16;
 }
 
 QSIM_HD void fill(DensitySide& side, const SketchSideView& sketch, Lattice lattice) {
@@ -181,7 +178,8 @@ QSIM_HD double saturated(const DensitySide& side, Cut at) {
   if (at.knot == side.knots) return points;
   const Moments& m = side.beyond[at.knot];
   const double part = side.knot[at.knot] - at.end;
-  return points + larger(m.second - at.end * (2 * m.first - at.end * m.mass), 0) + at.density * (part * part * part) / 3;
+  return points + larger(m.second - at.end * (2 * m.first - at.end * m.mass), 0) +
+         at.density * (part * part * part) / 3;
 }
 
 // The squared error of what lies below the end, which is scale * steps. With t = x / scale, f = rint(t), w = t - f:
@@ -200,8 +198,9 @@ QSIM_HD double rounded(const DensitySide& side, Cut at, double scale, double ste
 }
 
 QSIM_HD Lattice find_lattice(const SketchView& sketch, Range observed, QuantGrid grid) {
-  const double least = least_unit(observed, grid);
-  return {lattice_unit(sketch, least), sketch.spacing, least};
+  const double step = choose_qparams<double>(observed.low, observed.high, grid, 0).scale;
+  return {lattice_unit(sketch, step / kSpan), sketch.spacing, step,
+          larger(step, (observed.high - observed.low) * 0x1p-16)};
 }
 
 QSIM_HD void lay_out(DensitySide& side, const SketchSideView& sketch, Lattice lattice) {

@@ -10,7 +10,7 @@ from qsim.reference.choose_qparams import choose_qparams
 
 _BINS, _FINITE_BINS = 16384, 8160  # all, and those of one sign that hold finite values
 _ENTROPY_BINS, _ENTROPY_TIE = 2048, 1e-9
-_LATTICE_POINTS, _LATTICE_EVIDENCE, _LATTICE_MAX_SPAN = 8, 32, 16
+_LATTICE_POINTS, _COARSE_POINTS, _LATTICE_EVIDENCE, _LATTICE_MAX_SPAN = 8, 32, 32, 16
 
 
 def _sketch_edges() -> Tensor:
@@ -76,8 +76,9 @@ class Distribution:
 
         unit = min(_lowest_set_bit(near), _lowest_set_bit(torch.tensor(extremes, dtype=torch.float64)))
         evidence = count[far - near < unit].sum()
-        least = float(covering_scale) / _LATTICE_MAX_SPAN
-        if unit < least or evidence < _LATTICE_EVIDENCE:
+        step = float(covering_scale)
+        coarse = max(step, (high.clamp(min=0) - low.clamp(max=0)).item() * 2**-16)
+        if unit < step / _LATTICE_MAX_SPAN or evidence < _LATTICE_EVIDENCE:
             unit = 0.0
         places = _places_in_a_bin(low_bits)
 
@@ -92,7 +93,9 @@ class Distribution:
             if mass == 0:
                 continue
             spacing = max(unit, (beyond - magnitude) / places)
-            if spacing >= least and beyond - magnitude <= _LATTICE_POINTS * spacing:
+            few = beyond - magnitude <= _LATTICE_POINTS * spacing
+            many = beyond - magnitude <= _COARSE_POINTS * spacing
+            if (few and spacing >= step / _LATTICE_MAX_SPAN) or (not few and many and spacing >= coarse):
                 multiples = [i * spacing for i in range(math.ceil(start / spacing), math.floor(end / spacing) + 1)]
                 multiples = [m for m in multiples if magnitude <= abs(m) < beyond]
                 points += [(m, mass / len(multiples)) for m in multiples]
