@@ -56,6 +56,7 @@ def samples(draw):
     return x[:1].expand(n).contiguous() if kind == "constant" else x
 
 
+@example(torch.tensor([0.0, 3.4028235e38, 3.4028235e38]), GRIDS[0], False, "mse", 50.0)  # a bin that ends at Inf
 @example(torch.tensor([1e-45]), GRIDS[0], False, "percentile", 50.0)  # the smallest subnormals share the bin of zero
 @given(samples(), st.sampled_from(GRIDS), st.booleans(), st.sampled_from(METHODS), st.sampled_from([50.0, 99.0, 99.99, 100.0]))
 @settings(max_examples=150)

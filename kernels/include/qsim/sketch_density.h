@@ -75,6 +75,7 @@ struct Lattice {
   QSIM_HD double spacing(double width) const { return larger(unit, width * share); }
   QSIM_HD bool shows(double width) const {
     const double by = spacing(width);
+    if (by == INFINITY) return false;  // the last finite bin ends at Inf
     return width <= kLatticePoints * by ? by >= step / kSpan : width <= kCoarsePoints * by && by >= coarse;
   }
 };

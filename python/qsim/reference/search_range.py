@@ -93,8 +93,8 @@ class Distribution:
             if mass == 0:
                 continue
             spacing = max(unit, (beyond - magnitude) / places)
-            few = beyond - magnitude <= _LATTICE_POINTS * spacing
-            many = beyond - magnitude <= _COARSE_POINTS * spacing
+            few = spacing < math.inf and beyond - magnitude <= _LATTICE_POINTS * spacing
+            many = spacing < math.inf and beyond - magnitude <= _COARSE_POINTS * spacing
             if (few and spacing >= step / _LATTICE_MAX_SPAN) or (not few and many and spacing >= coarse):
                 multiples = [i * spacing for i in range(math.ceil(start / spacing), math.floor(end / spacing) + 1)]
                 multiples = [m for m in multiples if magnitude <= abs(m) < beyond]
