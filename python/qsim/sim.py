@@ -27,21 +27,25 @@ from qsim.config import Config
 from qsim.distributed import merge, rank_local
 from qsim.encoding import Encoding
 from qsim.errors import CalibrationError, NoEncodingError
+from qsim.graph.batch_norm import Fold
 from qsim.graph.execute import Switch, attach, detach, places
 from qsim.graph.plan import PlannedBias, PlannedQuantizer, plan
 from qsim.graph.record import call_arguments, record
 from qsim.graph.savings import find_savings
 from qsim.memory import MemoryWatch
 from qsim.observer import encoding_of_range, with_method
+from qsim.param_groups import param_groups
 from qsim.presets import int8
 from qsim.quantizer import Quantizer
 from qsim.running_statistics import batch_norms, degenerate, reestimate
+from qsim.schedule import Schedule
 from qsim.scores import ScoreFile
 from qsim.sensitivity import Metric, Sensitivity, measure, measured, output_sqnr
 from qsim.sharding import refuse_wrapped, sharded_around, sharded_modules, whole
 from qsim.state_names import NamedAsTheModel
 from qsim.summary import Summary, summarize
 from qsim.trained_fold import fold_trained
+from qsim.watch import Watch
 from qsim.weights import encode_weights
 
 Real = float  # inside QuantSim, `float` is a method
@@ -100,7 +104,7 @@ class QuantSim(NamedAsTheModel):
         folding = fold_batch_norms(self.model, example_inputs, keep=kept)
         self._switch = Switch()
         self._frozen: set[str] = set()
-        self._folded: dict[str, str] = {}
+        self._folds = folding.folds
         unfolded = {name: reason for name, reason in folding.kept.items() if policies.get(name, "fold") == "fold"}
         self._simulate(*call_arguments(example_inputs), dataclasses.replace(folding, kept=unfolded), {})
         self.freeze_batch_norms(*(name for name, policy in policies.items() if policy == "freeze"))
@@ -111,7 +115,6 @@ class QuantSim(NamedAsTheModel):
 
     def _simulate(self, args: tuple[Any, ...], kwargs: dict[str, Any], folding: FoldReport, known: Mapping[str, Quantizer]) -> None:
         """Record, plan, attach. `known` are quantizers to go on with."""
-        self._folded |= folding.folded
         tape, notes = record(self.model, args, kwargs)
         decided = plan(tape, self.config)
         self._planned, self._biases, self._left = decided.quantizers, decided.biases, decided.left
@@ -176,7 +179,7 @@ class QuantSim(NamedAsTheModel):
         memory = MemoryWatch(quantizer.scale.device for quantizer in quantizers.values())
         watched = [key for key, planned in self._planned.items() if planned.parameter is None]
         run = self._forward_batch if forward is None else forward
-        called = self if sharded_modules(self) else self.model  # FSDP gathers parameters when its root is called
+        called = self._called()
         with self._switch.turned(True), sharded_around(self):
             noted = observe(self.model, quantizers, watched, iterate(data, max_batches, progress), lambda batch: run(called, batch))
         if noted.batches == 0:
@@ -185,6 +188,10 @@ class QuantSim(NamedAsTheModel):
         problems = self._choose_encodings()
         noted.seconds["search"] = time.perf_counter() - started
         return report_of(noted, quantizers, problems, memory.peaks(), self.summary)
+
+    def _called(self) -> nn.Module:
+        """What runs on a batch: FSDP gathers parameters when its root is called."""
+        return self if sharded_modules(self) else self.model
 
     def _forward_batch(self, model: nn.Module, batch: Any) -> Any:
         args, kwargs = to_device(arguments_of(batch, self._example), model)
@@ -309,7 +316,9 @@ class QuantSim(NamedAsTheModel):
             There was no batch, or a BatchNorm, which it names, met none that counts. No statistics are changed then.
         """
         run = self._forward_batch if forward is None else forward
-        return reestimate(self.model, iterate(data, max_batches, progress), lambda batch: run(self.model, batch))
+        called = self._called()
+        with sharded_around(self):
+            return reestimate(self.model, iterate(data, max_batches, progress), lambda batch: run(called, batch))
 
     def freeze_batch_norms(self, *patterns: str, affine: bool = False) -> None:
         """From now on the BatchNorms that match any glob normalize with their running statistics in training mode too.
@@ -343,18 +352,96 @@ class QuantSim(NamedAsTheModel):
         -------
         FoldReport
             Its `warnings` name each weight whose integers changed.
+
+        Raises
+        ------
+        ValueError
+            The simulation is sharded by FSDP.
         """
         if self._inputs is None:
             return FoldReport()
+        if sharded_modules(self):
+            raise ValueError(
+                "QuantSim.fold_batch_norms: fully_shard holds the weights; load the state into one that is not sharded"
+            )
         args, kwargs = to_device(self._inputs, self.model)
         quantizers = self.quantizers()
         of_parameter = {planned.parameter: quantizers[key] for key, planned in self._planned.items()}
         detach(self.model)
+        norms = batch_norms(self.model)
         report = fold_trained(self.model, args, kwargs, of_parameter)
+        self._folds += tuple((Fold(path, layer, before=False), norms[path]) for path, layer in report.folded.items())
         self._simulate(args, kwargs, report, quantizers)
         self._frozen &= set(batch_norms(self.model))
         raised = self._fit_biases([bias for bias in self._biases if bias.parameter.rpartition(".")[0] in report.folded.values()])
         return dataclasses.replace(report, warnings=(*report.warnings, *raised))
+
+    # Training.
+
+    def param_groups(
+        self, lr: Real | None = None, *, scale_lr: Real | None = None, weight_decay: Real | None = None, bias_decay: Real | None = None
+    ) -> list[dict[str, Any]]:
+        """All parameters in groups for an optimizer of `torch.optim`: each in exactly one, tied ones once.
+
+        Parameters
+        ----------
+        lr : float, optional
+            Learning rate of all; the optimizer's own by default.
+        scale_lr : float, optional
+            That of learned scales; `lr` by default.
+        weight_decay : float, optional
+            Of weights; the optimizer's own by default. Scales never decay.
+        bias_decay : float, optional
+            Of biases and of the parameters of normalizations: all with one dimension or none; `weight_decay` by default.
+
+        Returns
+        -------
+        list of dict
+            Those that have members of "weights", "biases" and "scales", with the keys `name`, `params`, and, where given, `lr` and
+            `weight_decay`. (LBFGS takes one group only, Muon only matrices: their kinds of optimizer want lists of their own.)
+
+        Examples
+        --------
+        >>> sim = QuantSim(nn.Linear(3, 2), torch.zeros(1, 3))
+        >>> optimizer = torch.optim.AdamW(sim.param_groups(1e-3, weight_decay=0.01, bias_decay=0.0))
+        >>> [(group["name"], group["weight_decay"]) for group in optimizer.param_groups]
+        [('weights', 0.01), ('biases', 0.0)]
+        """
+        return param_groups(self, self.quantizers().values(), lr, scale_lr, weight_decay, bias_decay)
+
+    def schedule(
+        self,
+        *,
+        quantize_from: int | Mapping[str, int] = 0,
+        observe_until: int | None = None,
+        freeze_batch_norms_from: int | None = None,
+    ) -> Schedule:
+        """Switches by step: call the schedule's ``step()`` after each ``optimizer.step()``.
+
+        Parameters
+        ----------
+        quantize_from : int, or mapping of glob to int
+            Quantizers are off before this step. Globs as in `enable`; the last match wins. What is off already stays off.
+        observe_until : int, optional
+            From this step on running ranges (``method="ema"``) rest.
+        freeze_batch_norms_from : int, optional
+            From this step on all BatchNorms use their running statistics.
+
+        Returns
+        -------
+        Schedule
+            With `state_dict` and `load_state_dict`.
+        """
+        return Schedule(self, quantize_from, observe_until, freeze_batch_norms_from)
+
+    def watch(self) -> Watch:
+        """``with sim.watch() as watch:`` finds where NaN and Inf begin; call ``watch.step()`` after each ``loss.backward()``.
+
+        The first operation that makes NaN or Inf out of finite numbers, forward or backward, raises a NonFiniteError that names it,
+        its module and the step. Each operation is followed by a look at its results, so that a step takes several times as long,
+        and one wait for the device a step; outside the context nothing is different. Not under `torch.compile`.
+        """
+        return Watch(self.model)
 
     # Switches.
 
@@ -429,7 +516,7 @@ class QuantSim(NamedAsTheModel):
         """
         run = self._forward_batch if forward is None else forward
         with self._calibrated():
-            return compare(self, self._planned, lambda: run(self.model, batch), memory)
+            return compare(self, self._planned, lambda: run(self._called(), batch), memory)
 
     def sensitivity(
         self,
