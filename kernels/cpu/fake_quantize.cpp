@@ -107,7 +107,7 @@ void forward(const T* x, T* y, std::int64_t begin, std::int64_t end, Grids<arith
   // A register of half the width is broadcast to at half the cost and wastes less at the end of a run.
   if constexpr (std::is_same_v<T, float>) {
     const std::int64_t length = equal_runs(layout, end).length;
-    if (kWidth / 2 <= length && length <= kStep / 2 && (length < kWord || kStep % length != 0)) {
+    if (kWidth / 2 <= length && length <= kStep / 2 && (length <= kWord || kStep % length != 0)) {
       return v3::fake_quantize_kernels.f32.forward(x, y, begin, end, grids, layout, rounding);
     }
   }

@@ -7,27 +7,19 @@
 namespace qsim::cpu {
 namespace {
 
-// What ByThresholds reads for neighbouring columns.
-template <int count>
-struct ColumnGrids {
-  VectorGrid of[count];
-  QSIM_INLINE explicit ColumnGrids(const Grids<float>& grids) {
-    for (int v = 0; v < count; ++v) of[v] = vectors(from(grids, v * kWidth));
-  }
-};
-
-// Neighbours in a few rows of a table with a grid per column.
+// Neighbours in a few rows of a table with a grid per column. grid_of(v): that of column vector v.
 template <int rows, int count>
 struct Patch {
   Floats elements[rows][count];
 
-  template <class T>
-  QSIM_INLINE void quantize(const T* x, std::int64_t width, const ColumnGrids<count>& grids) {
+  template <class T, class GridOf>
+  QSIM_INLINE void quantize(const T* x, std::int64_t width, GridOf grid_of) {
     for (int row = 0; row < rows; ++row) {
       for (int v = 0; v < count; ++v) elements[row][v] = load(x + row * width + v * kWidth);
     }
     for (int v = 0; v < count; ++v) {
-      for (auto& row : elements) row[v] = ByThresholds::quantize(row[v], grids.of[v]).value;
+      const VectorGrid grid = grid_of(v);
+      for (auto& row : elements) row[v] = ByThresholds::quantize(row[v], grid).value;
     }
   }
   template <class T>
@@ -38,41 +30,58 @@ struct Patch {
   }
 };
 
-template <int rows, int count, class T>
-QSIM_INLINE void quantize_patch(const T* x, T* y, std::int64_t width, const ColumnGrids<count>& grids) {
+template <int rows, int count, class T, class GridOf>
+QSIM_INLINE void quantize_patch(const T* x, T* y, std::int64_t width, GridOf grid_of) {
   Patch<rows, count> patch;
-  patch.quantize(x, width, grids);
+  patch.quantize(x, width, grid_of);
   patch.store(y, width);
 }
 
 constexpr int kRows = 4;                              // that share a load of their grids
 constexpr int kColumns = kVectorBytes == 64 ? 2 : 1;  // vectors of them: more would not leave enough registers
-constexpr int kNarrow = kVectorBytes == 64 ? 4 : 0;   // vectors of a row whose grids stay in registers for all rows
 
 // kRows rows. The last vector of a row overlaps the one before, as in a run.
 template <class T>
 void quantize_few_rows(const T* x, T* y, std::int64_t width, const Grids<float>& grids) {
-  const auto at = [&](std::int64_t column) { return offset(grids, column); };
+  const auto from_column = [&](std::int64_t i) {
+    return [&grids, i](int v) { return vectors(from(grids, i + v * kWidth)); };
+  };
   Patch<kRows, 1> last{};
-  if (width % kWidth != 0) last.quantize(x + width - kWidth, width, ColumnGrids<1>(at(width - kWidth)));
+  if (width % kWidth != 0) last.quantize(x + width - kWidth, width, from_column(width - kWidth));
   std::int64_t i = 0;
   for (; i + kColumns * kWidth <= width; i += kColumns * kWidth) {
-    quantize_patch<kRows>(x + i, y + i, width, ColumnGrids<kColumns>(at(i)));
+    quantize_patch<kRows, kColumns>(x + i, y + i, width, from_column(i));
   }
-  for (; i + kWidth <= width; i += kWidth) quantize_patch<kRows>(x + i, y + i, width, ColumnGrids<1>(at(i)));
+  for (; i + kWidth <= width; i += kWidth) quantize_patch<kRows, 1>(x + i, y + i, width, from_column(i));
   if (i != width) last.store(y + width - kWidth, width);
 }
 
-// The whole rows among n elements that begin with one. Returns how many elements that were.
+// Strips of columns whose grids stay in registers while the rows of a tile pass, for which AVX-512 has enough of them:
+// best for short rows. Returns how many elements were done.
+template <class T>
+std::int64_t quantize_strips(const T* x, T* y, std::int64_t n, std::int64_t width, const Grids<float>& grids) {
+  constexpr int kStrip = 4, kLongestRow = 256, kTile = 2048;  // a tile stays in the cache from one strip to the next
+  if (width % (kStrip * kWidth) != 0 || width > kLongestRow) return 0;
+  std::int64_t done = 0;
+  while (done + width <= n) {
+    const std::int64_t rows = std::min(n - done, std::int64_t{kTile}) / width, end = done + rows * width;
+    for (std::int64_t column = 0; column < width; column += kStrip * kWidth) {
+      VectorGrid of[kStrip];
+      for (int v = 0; v < kStrip; ++v) of[v] = vectors(from(grids, column + v * kWidth));
+      for (std::int64_t i = done + column; i < end; i += width) {
+        quantize_patch<1, kStrip>(x + i, y + i, width, [&](int v) { return of[v]; });
+      }
+    }
+    done = end;
+  }
+  return done;
+}
+
+// The whole rows among n elements that begin with one, but for those that are not a group of kRows. Returns how many
+// elements that were.
 template <class T>
 std::int64_t quantize_whole_rows(const T* x, T* y, std::int64_t n, std::int64_t width, const Grids<float>& grids) {
-  std::int64_t i = 0;
-  if constexpr (kNarrow > 0) {
-    if (width == kNarrow * kWidth) {
-      const ColumnGrids<kNarrow> of(grids);
-      for (; i + width <= n; i += width) quantize_patch<1>(x + i, y + i, width, of);
-    }
-  }
+  std::int64_t i = kVectorBytes == 64 ? quantize_strips(x, y, n, width, grids) : 0;
   for (; i + kRows * width <= n; i += kRows * width) quantize_few_rows(x + i, y + i, width, grids);
   return i;
 }
@@ -82,8 +91,7 @@ template <class Rule, class T, class Bits>
 void quantize_rows(const T* x, T* y, std::int64_t begin, std::int64_t n, std::int64_t start, const Layout& layout,
                    const Grids<arithmetic_t<T>>& grids, Bits& bits) {
   const std::int64_t end = begin + n, width = layout.width;
-  while (begin < end) {
-    const std::int64_t column = (begin - start) % width;
+  for (std::int64_t column = (begin - start) % width; begin < end; column = 0) {
     if constexpr (std::is_same_v<Rule, ByThresholds> && std::is_same_v<Bits, NoBits>) {
       if (column == 0 && width >= kWidth) {
         begin += quantize_whole_rows(x + begin, y + begin, end - begin, width, grids);
