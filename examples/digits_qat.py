@@ -15,13 +15,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from digits import accuracy, loaders, train
 from rich.console import Console
 from rich.table import Table
-from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
-from tqdm import tqdm
 
 import qsim
 
@@ -61,34 +58,6 @@ class Stages(dict[str, float]):
         start = time.perf_counter()
         yield
         self[name] = self.get(name, 0.0) + time.perf_counter() - start
-
-
-def data() -> tuple[DataLoader, DataLoader]:
-    digits = load_digits()
-    images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
-    parts = train_test_split(images, torch.tensor(digits.target), test_size=450, random_state=0, stratify=digits.target)
-    train, test = TensorDataset(parts[0], parts[2]), TensorDataset(parts[1], parts[3])
-    return DataLoader(train, 64, shuffle=True, generator=torch.Generator().manual_seed(0)), DataLoader(test, 450)
-
-
-def train(model: nn.Module, loader: DataLoader, epochs: int, lr: float, title: str) -> None:
-    model.train()
-    optimizer = torch.optim.Adam(model.parameters(), lr)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
-    for _ in tqdm(range(epochs), desc=title, unit="epoch", leave=False):
-        for images, labels in loader:
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(model(images), labels).backward()
-            qsim.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-        schedule.step()
-
-
-@torch.no_grad()
-def accuracy(model: nn.Module, loader: DataLoader) -> float:
-    model.eval()
-    hits = [(model(images).argmax(1) == labels).float() for images, labels in loader]
-    return 100 * torch.cat(hits).mean().item()
 
 
 def spoiled(batches: list[Tensor]) -> list[Tensor]:
@@ -139,11 +108,11 @@ def main() -> None:
 
     console, stages = Console(), Stages()
     torch.manual_seed(0)
-    train_loader, test_loader = data()
+    train_loader, test_loader = loaders()
     example = next(iter(test_loader))[0][:8]
     model = DigitsNet()
     with stages("train float"):
-        train(model, train_loader, options.epochs, 3e-3, "float training")
+        train(model, train_loader, options.epochs, torch.optim.Adam(model.parameters(), 3e-3), "float training")
     float_accuracy = accuracy(model, test_loader)
 
     accuracies: dict[str, dict[str, float]] = {}
@@ -160,7 +129,7 @@ def main() -> None:
             with stages("evaluate"):
                 row[f"PTQ {method}"] = accuracy(sim, test_loader)
         with stages("QAT"):
-            train(sim, train_loader, options.qat_epochs, 1e-3, f"QAT {name}")
+            train(sim, train_loader, options.qat_epochs, torch.optim.Adam(sim.parameters(), 1e-3), f"QAT {name}")
         row["QAT"] = accuracy(sim, test_loader)
         accuracies[name] = row
 
