@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from models import ConvNet, Perceptron, seeded
+from models import ConvNet, Forward, Perceptron, seeded
 from torch import Tensor, nn
 
 import qsim
@@ -374,3 +374,14 @@ def test_the_given_model_is_untouched():
     assert places(model) == []
     assert torch.equal(model(x), before)
     assert all(torch.equal(value, kept[name]) for name, value in model.state_dict().items())
+
+
+def test_a_branch_that_was_not_seen_does_not_use_anothers_scales():
+    model = Forward(lambda m, x: m.a(x) if x.sum() > 0 else m.b(x), a=nn.Linear(6, 6), b=nn.Linear(6, 6)).eval()
+    x = torch.rand(8, 6)
+    with torch.no_grad():
+        model.b.weight.mul_(100)
+        sim = qsim.QuantSim(model, x)
+        sim.calibrate([x, -x], progress=False)
+        assert torch.equal(sim(-x), F.linear(sim.quantizers()["input"](-x), model.b.weight, model.b.bias))
+    assert "linear in '' ran where the example inputs did not show it" in str(sim.summary())

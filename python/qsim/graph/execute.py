@@ -10,6 +10,7 @@ import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -83,6 +84,7 @@ class Place:
             for node, found, site in zip(self.nodes, actions, route.sites, strict=True)
         ]
         self.floats = [site.first_operand if site else None for site in route.sites]
+        self.weights = [_own_weight(path, plan, found) for found in actions]
         self.unseen, self.frames = route.unseen, dict[tuple[int, int | str], Place]()
         self.leaves: list[nn.Module] = []  # those that may have hooks which see memory that a saving overwrites later
         self.met: set[str] = set()
@@ -98,6 +100,16 @@ class Place:
     def unexpected(self) -> list[str]:
         """Functions that compute, and were called where the recording has none: they, and what follows in such a call, are in float."""
         return sorted(self.met - self.unseen - TRANSPARENT - RANDOM)
+
+
+def _own_weight(path: str, plan: Plan, actions: Actions) -> tuple[Slot, Callable[[nn.Module], Any]] | None:
+    """Where a site takes a parameter of its container as a weight, and how to get that from the container."""
+    prefix = f"{path}." if path else ""
+    for slot, use in actions.operands.items():
+        planned = plan.quantizers[use.key]
+        if planned.role == "weight" and planned.parameter is not None and planned.parameter.startswith(prefix):
+            return slot, attrgetter(planned.parameter.removeprefix(prefix))
+    return None
 
 
 def _frugal(node: Node, actions: Actions, saving: Saving, quantizers: Mapping[str, Quantizer], kept: dict[tuple[str, ...], Kept]) -> Node:
@@ -209,8 +221,9 @@ def _is_float(slot: Slot | None, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 class LocalMode(TorchFunctionMode):
     """Follows one call of one container along its route."""
 
-    def __init__(self, place: Place, training: bool) -> None:
+    def __init__(self, place: Place, training: bool, container: nn.Module | None = None) -> None:
         self.place, self.training, self.at, self.entered = place, training, place.start[training], 0
+        self.container = container
         saves = is_plain_eager() and place.switch.saves and not place.is_watched()
         self.nodes = place.frugal if saves else place.nodes
 
@@ -220,12 +233,23 @@ class LocalMode(TorchFunctionMode):
         self.entered += 1
         return LocalMode(place, self.training) if place else torch._C.DisableTorchFunction()
 
+    def _is_recorded(self, node: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether a call is what was recorded: on floating-point numbers, and with the weight that was seen, not another branch's."""
+        if not _is_float(self.place.floats[node], args, kwargs):
+            return False
+        own = self.place.weights[node]
+        if own is None or self.container is None or torch.compiler.is_compiling():
+            return True
+        slot, weight_of = own
+        value = args[slot] if isinstance(slot, int) and slot < len(args) else kwargs.get(str(slot))
+        return not isinstance(value, nn.Parameter) or value is weight_of(self.container)
+
     def __torch_function__(self, func: Function, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs, place = kwargs or {}, self.place
         name = getattr(func, "__name__", "")
         name = SAME.get(name, name)
         node = place.next[self.at].get(name)
-        if node is not None and not _is_float(place.floats[node], args, kwargs):
+        if node is not None and not self._is_recorded(node, args, kwargs):
             node = None
         if node is None:
             if isinstance(func, HigherOrderOperator) or name in CONSTRUCTORS:  # Dynamo hands over a whole checkpoint
@@ -258,7 +282,7 @@ class Simulated(nn.Module):
             return super().forward(*args, **kwargs)
         if inputs is not None:
             args, kwargs = inputs.quantize(args, kwargs)
-        with LocalMode(place, self.training):
+        with LocalMode(place, self.training, self):
             return super().forward(*args, **kwargs)
 
     def __reduce_ex__(self, protocol: Any) -> Any:  # the class has no importable name
