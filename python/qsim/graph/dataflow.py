@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from qsim.graph.routes import Site, build_routes
-from qsim.graph.rules import weight_axes
-from qsim.graph.tape import Origin, Reader, Step, Tape
+from qsim.graph.rules import hands_on, is_divisor, weight_axes
+from qsim.graph.tape import Origin, Reader, Slot, Step, Tape
 from qsim.override import SiteInfo
 
 
@@ -26,7 +26,9 @@ class Dataflow:
     routes, sites, site_of
         As `build_routes` gives them; sites in the order in which they ran.
     absorbed : dict of Site to Site
-        The next operation of the chain, for each but the last of a chain.
+        The next operation of the chain, for each but the last of a chain; and the reader of what no grid holds: see `_inner`.
+    divisors : set of Site
+        Those whose result must not be zero for one of several readers: the others quantize it where they read it.
     chains : dict of Site to list of Site
         Last operation of each chain (most are of one): all of the chain, first operation first.
     infos : dict of Site to SiteInfo
@@ -38,7 +40,9 @@ class Dataflow:
         self.routes, self.site_of = build_routes(tape)
         self.sites = list(dict.fromkeys(self.site_of.values()))
         self._constant = self._constant_steps()
+        self.divisors: set[Site] = set()
         self.absorbed = self._absorbed([[frozenset(entry.split("|")) for entry in chain] for chain in chains])
+        self.absorbed |= self._inner()
         self.chains = self._chains()
         self.infos = self._infos()
 
@@ -89,6 +93,33 @@ class Dataflow:
             found.update(pairwise(run[:length]))
             inside.update(run[1:length])
         return found
+
+    def _inner(self) -> dict[Site, Site]:
+        """Results that no grid holds, with the operation that alone reads them: kernels compute the two as one.
+
+        A softmax reads scores that a mask made -Inf. A division, a root or a logarithm reads what must not be zero, and a grid rounds
+        small values to zero: the parts of a normalization that is written out, ``x / (variance + eps).sqrt()``, are one operation.
+        """
+        found: dict[Site, Site] = {}
+        for site in reversed(self.sites):
+            if self.is_constant(site) or site.training_only or site in self.absorbed:
+                continue
+            reader, readers = self.sole_reader(site), self.readers(site)
+            divides = [r.step is not None and r.slot is not None and self._divides(self.site_of[r.step], r.slot, found) for r in readers]
+            masked = any(step.masked_outputs for step in site.steps)
+            if reader is not None and not reader.training_only and (masked or (divides and all(divides))):
+                found[site] = reader
+            elif any(divides):
+                self.divisors.add(site)
+        return found
+
+    def _divides(self, reader: Site, slot: Slot, inner: Mapping[Site, Site]) -> bool:
+        """Whether what `reader` takes at `slot` must not be zero, for itself or for the one that it is a part of."""
+        return self.is_divisor(reader, slot) or (reader in inner and all(map(hands_on, reader.steps)))
+
+    def is_divisor(self, site: Site, slot: Slot) -> bool:
+        """Whether an operand must not be zero."""
+        return any(is_divisor(step, slot) for step in site.steps)
 
     def _handed_to(self, site: Site) -> Site | None:
         """The sole reader, if it takes the result as its main operand."""

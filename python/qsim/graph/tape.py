@@ -134,6 +134,9 @@ class Tape:
         All steps in the order in which they ran. `Step.operands` tells the producer of each operand, `Step.constants` its parameters.
     inputs : dict of InputSlot to torch.dtype
         The tensors given to the model.
+    unreplaced : set of InputSlot
+        Those of them that the simulation leaves alone and quantizes where they are read: integers, which become quantities only where
+        they are converted, and attributes of objects.
     results : set of Origin
         What the model returned.
     reads : set of Origin
@@ -150,6 +153,7 @@ class Tape:
         self.calls: list[Call] = []
         self.steps: list[Step] = []
         self.inputs: dict[InputSlot, torch.dtype] = {}
+        self.unreplaced: set[InputSlot] = set()
         self.results: set[Origin] = set()
         self.reads: set[Origin] = set()
         self.unusual: dict[str, None] = {}

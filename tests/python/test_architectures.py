@@ -1,0 +1,140 @@
+"""What models of the wild do, in the smallest form that showed it: each is wrapped, calibrated and trained at 4 bits."""
+
+from collections import namedtuple
+from dataclasses import dataclass
+
+import pytest
+import torch
+import torch.nn.functional as F
+from models import Forward
+from torch import Tensor, nn
+
+import qsim
+
+ROWS = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
+
+
+def simulated(model: nn.Module, inputs, config: qsim.Config | None = None) -> qsim.QuantSim:
+    """At 4 bits, calibrated on its example inputs; checked to be the float model with simulation off."""
+    sim = qsim.QuantSim(model.eval(), inputs, config or qsim.int4())
+    args = inputs if isinstance(inputs, tuple) else (inputs,)
+    sim.calibrate([args], lambda m, batch: m(*batch), progress=False)
+    with sim.float(), torch.no_grad():
+        torch.testing.assert_close(sim(*args), model(*args), rtol=0, atol=0)
+    return sim
+
+
+def levels(x: Tensor) -> int:
+    return len(x.unique())
+
+
+class Fed(nn.Module):
+    """Keeps what its layer is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.given = x.detach()
+        return self.layer(x)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64])
+def test_integers_are_quantized_where_they_become_quantities(dtype):
+    images = torch.randint(0, 255, (4, 8), dtype=dtype)
+    sim = simulated(Forward(lambda m, x: m.fc(x.float()), fc=nn.Linear(8, 3)), images)
+    assert list(sim.quantizers()) == ["fc.input[0]", "fc.weight", "fc.output"]
+    assert sim.quantizers()["fc.input[0]"].observer.highest == images.max()
+
+
+Pair = namedtuple("Pair", "left right")
+
+
+def test_inputs_in_a_named_tuple():
+    sim = simulated(Forward(lambda m, pair: m.fc(pair.left) + pair.right, fc=nn.Linear(8, 8)), (Pair(ROWS, ROWS + 1),))
+    assert next(iter(sim.quantizers())) == "input[0, 'left']"
+    assert levels(sim(Pair(ROWS, ROWS + 1))) <= 16
+
+
+@dataclass
+class Batch:
+    x: Tensor
+    more: dict
+
+
+def test_tensors_in_an_object_are_quantized_where_they_are_read():
+    batch = Batch(ROWS, {"scale": [ROWS + 2]})
+    sim = simulated(Forward(lambda m, batch: m.fc(F.layer_norm(batch.x, (8,)) * batch.more["scale"][0]), fc=nn.Linear(8, 8)), (batch,))
+    assert list(sim.quantizers()) == [
+        "layer_norm.input[0]", "layer_norm.output", "mul.input[1]", "mul.output", "fc.weight", "fc.output",
+    ]  # fmt: skip
+    sim(batch)
+    assert torch.equal(batch.x, ROWS)
+
+
+def test_a_bias_that_is_computed_stays_float():
+    def forward(module: nn.Module, x: Tensor) -> Tensor:
+        return torch.func.functional_call(module.fc, {name: p * 0.9 for name, p in module.fc.named_parameters()}, (x,))
+
+    sim = simulated(Forward(forward, fc=nn.Linear(8, 3)), ROWS)
+    assert "bias in float: computed anew in each call" in {entry.reason for entry in sim.summary().left}
+
+
+def test_what_only_unseen_code_reads_is_quantized():
+    tail = torch.jit.script(nn.Sequential(nn.Linear(8, 3)))
+    sim = simulated(Forward(lambda m, x: m.tail(m.fc(x)), fc=nn.Linear(8, 8), tail=tail), ROWS)
+    assert "fc.output" in sim.quantizers()
+
+
+class Rms(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+
+
+class Layer(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        mean = x.mean(-1, keepdim=True)
+        variance = (x - mean).pow(2).mean(-1, keepdim=True)
+        return (x - mean) / (variance + 1e-6).sqrt()
+
+
+class Unit(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        weights = (-x.abs()).exp()
+        return weights / weights.sum(-1, keepdim=True)
+
+
+class Logarithm(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.log(x.abs() + 1e-9)
+
+
+class Denormalized(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        deviation = torch.sqrt(x.var(-1, keepdim=True) + 1e-12)
+        return (x / deviation).tanh() * deviation
+
+
+@pytest.mark.parametrize("norm", [Rms, Layer, Unit, Logarithm, Denormalized])
+def test_no_divisor_is_rounded_to_zero(norm):
+    x = torch.randn(6, 8) * torch.logspace(-4, 2, 6)[:, None]
+    x[5] *= 10
+    sim = simulated(nn.Sequential(nn.Linear(8, 8), norm(), nn.Linear(8, 8)), x)
+    sim.train()(x).sum().backward()
+    assert sim(x).isfinite().all()
+    assert all(p.grad.isfinite().all() for p in sim.parameters())
+
+
+def test_a_normalization_that_is_written_out_is_one_operation():
+    sim = simulated(Layer(), ROWS)
+    assert {row.key: row.op for row in sim.summary().rows} == {
+        "input": "input", "mean.output": "mean", "sub.output": "sub", "pow.output": "pow + mean + add + sqrt + div",
+        "sub_2.output": "sub",
+    }  # fmt: skip
+
+
+def test_masked_scores_are_part_of_the_softmax():
+    mask = torch.full((4, 4), -torch.inf).triu(1)
+    sim = simulated(Forward(lambda m, x: F.softmax(x @ x.t() + mask, -1) @ x), ROWS)
+    assert {row.key: row.op for row in sim.summary().rows}["add.output"] == "add + softmax"
