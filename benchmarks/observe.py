@@ -23,7 +23,8 @@ def range_of(x: Tensor, *ranges: int, axis: int | None = None, block_size: int |
 
 def sketch_of(x: Tensor) -> Call:
     state = torch.tensor(torch.inf), torch.tensor(-torch.inf), torch.zeros(4, dtype=torch.int64), torch.zeros(16384, dtype=torch.int64)
-    return lambda: ops.observe_(x, *state)
+    low_bits = torch.zeros((), dtype=torch.int32)
+    return lambda: ops.observe_(x, *state, low_bits)
 
 
 def whole_range(dtype: torch.dtype, n: int) -> Calls:

@@ -94,9 +94,9 @@ def observe_cases(x: Tensor) -> Cases:
     yield "observe_range", "channel 1, channels_last", 1, lambda: ops.observe_range_(last, *of_channels, axis=1), core
     of_blocks = range_state(len(rows), 32)
     yield "observe_range", "blocks of 32", 1, lambda: ops.observe_range_(rows, *of_blocks, axis=1, block_size=32), core
-    sketch = torch.zeros(16384, dtype=torch.int64, device=DEVICE)
+    sketch = torch.zeros(16384, dtype=torch.int64, device=DEVICE), torch.zeros((), dtype=torch.int32, device=DEVICE)
     for name, data in (("normal", x), ("relu", x.relu()), ("constant", torch.full_like(x, 0.3))):
-        yield "observe", name, 1, lambda data=data: ops.observe_(data, *state, sketch), core
+        yield "observe", name, 1, lambda data=data: ops.observe_(data, *state, *sketch), core
 
 
 def running_cases(x: Tensor) -> Cases:
@@ -141,7 +141,7 @@ def search_cases(x: Tensor) -> Cases:
     if x.dtype != torch.float32 or x.numel() > 2**20:
         return
     rows, state, sketch = x.view(-1, 1024), range_state(), torch.zeros(16384, dtype=torch.int64, device=DEVICE)
-    ops.observe_(x, *state, sketch)
+    ops.observe_(x, *state, sketch, torch.zeros((), dtype=torch.int32, device=DEVICE))
     found, many = (*state[:2], sketch), [torch.stack([part] * 64) for part in (*state[:2], sketch)]
     yield "search_range", "one tensor", 0, lambda: ops.search_range(*found, -128, 127), {}
     yield "search_range", "64 tensors", 0, lambda: ops.search_range(*many, -128, 127), {}

@@ -17,12 +17,14 @@ GRID = -128, 127
 
 def seen(x: Tensor) -> tuple[Tensor, ...]:
     state = torch.tensor(torch.inf), torch.tensor(-torch.inf), torch.zeros(4, dtype=torch.int64), torch.zeros(16384, dtype=torch.int64)
-    ops.observe_(x, *state)
-    return state[0], state[1], state[3]
+    low_bits = torch.zeros((), dtype=torch.int32)
+    ops.observe_(x, *state, low_bits)
+    return state[0], state[1], state[3], low_bits
 
 
 def encode(state: tuple[Tensor, ...], symmetric: bool, method: str) -> tuple[Tensor, Tensor]:
-    low, high = ops.search_range(*state, *GRID, symmetric=symmetric, method=method)
+    *sketched, low_bits = state
+    low, high = ops.search_range(*sketched, *GRID, symmetric=symmetric, method=method, low_bits=low_bits)
     return ops.choose_qparams(low, high, *GRID, symmetric=symmetric)
 
 

@@ -128,23 +128,17 @@ def calibration(inplace: bool, seconds: float) -> float:
     """A batch more of a calibration that runs, in float forwards: the encodings are chosen once, behind the last."""
     model, x, _ = network(inplace)
     sim = simulated(model, x)
-    batches, times = 3, []
+    times: dict[str, list[float]] = {"sim": [], "float": []}
 
     def forward(observed: nn.Module, batch: Tensor) -> None:
-        start = perf_counter()
-        observed(batch)
-        times.append(perf_counter() - start)
+        for name, called in (("sim", observed), ("float", model)):
+            start = perf_counter()
+            called(batch)
+            times[name].append(perf_counter() - start)
 
-    floats = []
     stop = perf_counter() + seconds
-    while perf_counter() < stop:
-        sim.calibrate([x] * batches, forward, progress=False)
-        with torch.no_grad():
-            for _ in range(batches):
-                start = perf_counter()
-                model(x)
-                floats.append(perf_counter() - start)
-    return statistics.median(times) / statistics.median(floats)
+    sim.calibrate(iter(lambda: x if perf_counter() < stop else None, None), forward, progress=False)
+    return statistics.median(times["sim"]) / statistics.median(times["float"])
 
 
 def wrapping(inplace: bool, seconds: float) -> float:

@@ -30,23 +30,24 @@ inline NonFinitePolicy policy_of(std::string_view name) {
   TORCH_CHECK_VALUE(false, "qsim: nonfinite is '", name, "'; expected 'skip', 'zero' or 'raise'");
 }
 
-inline void check_scaling(at::TensorList grads, const at::Tensor& power_sum, const at::Tensor& counts,
-                          double max_norm) {
+inline void check_scaling(at::TensorList grads, const at::Tensor& powers, const at::Tensor& counts, double max_norm) {
   TORCH_CHECK_VALUE(max_norm >= 0, "qsim: max_norm is ", max_norm, "; expected 0 or more");
-  TORCH_CHECK_TYPE(power_sum.scalar_type() == at::kDouble && counts.scalar_type() == at::kLong, "qsim: power_sum is ",
-                   power_sum.scalar_type(), " and counts ", counts.scalar_type(), "; expected Double and Long");
-  TORCH_CHECK_VALUE(power_sum.dim() == 0 && counts.is_contiguous(), "qsim: power_sum has ", power_sum.dim(),
-                    " axes; expected a 0-dim tensor and contiguous counts");
-  TORCH_CHECK_VALUE(power_sum.device() == grads[0].device() && counts.device() == grads[0].device(),
-                    "qsim: power_sum is on ", power_sum.device(), " and counts on ", counts.device(), "; expected ",
+  TORCH_CHECK_TYPE(powers.scalar_type() == at::kDouble && counts.scalar_type() == at::kLong, "qsim: powers are ",
+                   powers.scalar_type(), " and counts ", counts.scalar_type(), "; expected Double and Long");
+  TORCH_CHECK_VALUE(powers.sizes() == counts.sizes() && powers.is_contiguous() && counts.is_contiguous(),
+                    "qsim: powers have shape ", powers.sizes(), " and counts ", counts.sizes(),
+                    "; expected contiguous tensors of one shape");
+  TORCH_CHECK_VALUE(powers.device() == grads[0].device() && counts.device() == grads[0].device(),
+                    "qsim: powers are on ", powers.device(), " and counts on ", counts.device(), "; expected ",
                     grads[0].device(), ", where the gradients are");
   for (const at::Tensor& grad : grads) at::assert_no_internal_overlap(grad);
 }
 
+// Power and count of each gradient.
 inline std::tuple<at::Tensor, at::Tensor> empty_sums(at::TensorList grads) {
+  const auto n = static_cast<std::int64_t>(grads.size());
   const auto options = grads[0].options();
-  return {at::empty({}, options.dtype(at::kDouble)),
-          at::empty({static_cast<std::int64_t>(grads.size())}, options.dtype(at::kLong))};
+  return {at::empty({n}, options.dtype(at::kDouble)), at::empty({n}, options.dtype(at::kLong))};
 }
 
 inline at::Tensor empty_norm(at::TensorList grads) {

@@ -47,8 +47,9 @@ inline void check_range_state(const at::Tensor& x, const at::Tensor& lowest, con
   check_state(x, "counts", counts, at::kLong, c10::SymInt(4));
 }
 
-inline void check_sketch(const at::Tensor& x, const at::Tensor& sketch) {
+inline void check_sketch(const at::Tensor& x, const at::Tensor& sketch, const at::Tensor& low_bits) {
   check_state(x, "sketch", sketch, at::kLong, c10::SymInt(kSketchBins));
+  check_state(x, "low_bits", low_bits, at::kInt, {});
 }
 
 // x in memory order is [outer, ranges, inner]; with `block`, the middle axis is cut into blocks and each inner position

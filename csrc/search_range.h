@@ -5,6 +5,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 
+#include <optional>
 #include <string_view>
 #include <tuple>
 #include <vector>
@@ -34,7 +35,8 @@ inline RangeSearch range_search(std::int64_t quant_min, std::int64_t quant_max, 
 }
 
 inline std::tuple<at::Tensor, at::Tensor> empty_ranges(const at::Tensor& lowest, const at::Tensor& highest,
-                                                       const at::Tensor& sketch) {
+                                                       const at::Tensor& sketch,
+                                                       const std::optional<at::Tensor>& low_bits) {
   TORCH_CHECK_VALUE(lowest.dim() <= 1 && lowest.sizes() == highest.sizes(), "qsim::search_range: lowest has shape ",
                     lowest.sizes(), " and highest ", highest.sizes(), "; expected both [] or both [T]");
   TORCH_CHECK_VALUE(sketch.dim() == lowest.dim() + 1 && sketch.size(-1) == kSketchBins &&
@@ -48,6 +50,13 @@ inline std::tuple<at::Tensor, at::Tensor> empty_ranges(const at::Tensor& lowest,
   TORCH_CHECK_VALUE(lowest.device() == highest.device() && lowest.device() == sketch.device(),
                     "qsim::search_range: lowest is on ", lowest.device(), ", highest on ", highest.device(),
                     " and sketch on ", sketch.device(), "; expected one device");
+  if (low_bits) {
+    TORCH_CHECK_TYPE(low_bits->scalar_type() == at::kInt, "qsim::search_range: low_bits is ", low_bits->scalar_type(),
+                     "; expected int32");
+    TORCH_CHECK_VALUE(low_bits->sizes() == lowest.sizes() && low_bits->device() == lowest.device(),
+                      "qsim::search_range: low_bits has shape ", low_bits->sizes(), " on ", low_bits->device(),
+                      "; expected lowest's shape ", lowest.sizes(), " on ", lowest.device());
+  }
   const auto contiguous = at::MemoryFormat::Contiguous;
   return {at::empty_like(lowest, lowest.options(), contiguous), at::empty_like(lowest, lowest.options(), contiguous)};
 }

@@ -25,8 +25,8 @@ Sums clip_grad(at::TensorList grads, double max_norm, double norm_type, std::str
   static const auto scale =
       operation<at::Tensor(at::TensorList, const at::Tensor&, const at::Tensor&, double, double, std::string_view)>(
           "qsim::scale_grad_");
-  const auto [power_sum, counts] = sum.call(grads, norm_type);
-  return {scale.call(grads, power_sum, counts, max_norm, norm_type, nonfinite), counts};
+  const auto [powers, counts] = sum.call(grads, norm_type);
+  return {scale.call(grads, powers, counts, max_norm, norm_type, nonfinite), counts};
 }
 
 void check_no_graph(at::TensorList grads) {
@@ -44,13 +44,13 @@ Sums clip_grad_versioned(at::TensorList grads, double max_norm, double norm_type
   return op.call(grads, max_norm, norm_type, nonfinite);
 }
 
-at::Tensor scale_grad_versioned(at::TensorList grads, const at::Tensor& power_sum, const at::Tensor& counts,
+at::Tensor scale_grad_versioned(at::TensorList grads, const at::Tensor& powers, const at::Tensor& counts,
                                 double max_norm, double norm_type, std::string_view nonfinite) {
   static const auto op = operation<decltype(scale_grad_versioned)>("qsim::scale_grad_");
   check_no_graph(grads);
   bump_versions(grads);
   const at::AutoDispatchBelowADInplaceOrView below;
-  return op.call(grads, power_sum, counts, max_norm, norm_type, nonfinite);
+  return op.call(grads, powers, counts, max_norm, norm_type, nonfinite);
 }
 
 }  // namespace

@@ -8,14 +8,14 @@ namespace qsim {
 namespace {
 
 void observe_versioned(const at::Tensor& x, const at::Tensor& lowest, const at::Tensor& highest,
-                       const at::Tensor& counts, const at::Tensor& sketch) {
+                       const at::Tensor& counts, const at::Tensor& sketch, const at::Tensor& low_bits) {
   static const auto op =
       c10::Dispatcher::singleton().findSchemaOrThrow("qsim::observe_", "").typed<decltype(observe_versioned)>();
   {
     const at::AutoDispatchBelowADInplaceOrView below;
-    op.call(x, lowest, highest, counts, sketch);
+    op.call(x, lowest, highest, counts, sketch, low_bits);
   }
-  bump_versions({lowest, highest, counts, sketch});
+  bump_versions({lowest, highest, counts, sketch, low_bits});
 }
 
 }  // namespace

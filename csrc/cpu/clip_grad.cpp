@@ -57,25 +57,40 @@ std::tuple<at::Tensor, at::Tensor> grad_power_sum_cpu(at::TensorList grads, doub
   for_each(chunks, [&](const Chunk& chunk, std::int64_t i) {
     sums[i] = kernels.sum[chunk.element](chunk.data, chunk.elements, norm_type);
   });
-  auto [power_sum, nonfinite] = empty_sums(grads);
-  auto* counts = nonfinite.mutable_data_ptr<std::int64_t>();
-  std::fill_n(counts, grads.size(), 0);
-  double power = 0;
+  auto [powers, nonfinite] = empty_sums(grads);
+  auto* power = powers.mutable_data_ptr<double>();
+  auto* count = nonfinite.mutable_data_ptr<std::int64_t>();
+  std::fill_n(power, grads.size(), 0);
+  std::fill_n(count, grads.size(), 0);
   for (std::size_t i = 0; i < chunks.size(); ++i) {
-    power = join_powers(power, sums[i].power, norm_type);
-    counts[chunks[i].grad] += sums[i].nonfinite;
+    power[chunks[i].grad] = join_powers(power[chunks[i].grad], sums[i].power, norm_type);
+    count[chunks[i].grad] += sums[i].nonfinite;
   }
-  *power_sum.mutable_data_ptr<double>() = power;
-  return {power_sum, nonfinite};
+  return {powers, nonfinite};
 }
 
-at::Tensor scale_grad_cpu(at::TensorList grads, const at::Tensor& power_sum, const at::Tensor& counts, double max_norm,
+// Of all gradients, in the order in which a warp joins them.
+GradSum joint(const at::Tensor& powers, const at::Tensor& counts, double norm_type) {
+  GradSum lanes[kGradLanes];
+  for (std::int64_t i = 0; i < counts.numel(); ++i) {
+    GradSum& lane = lanes[i % kGradLanes];
+    lane.power = join_powers(lane.power, powers.const_data_ptr<double>()[i], norm_type);
+    lane.nonfinite += counts.const_data_ptr<std::int64_t>()[i];
+  }
+  for (int step = kGradLanes / 2; step > 0; step /= 2) {
+    for (int l = 0; l < step; ++l) {
+      lanes[l].power = join_powers(lanes[l].power, lanes[l + step].power, norm_type);
+      lanes[l].nonfinite += lanes[l + step].nonfinite;
+    }
+  }
+  return lanes[0];
+}
+
+at::Tensor scale_grad_cpu(at::TensorList grads, const at::Tensor& powers, const at::Tensor& counts, double max_norm,
                           double norm_type, std::string_view nonfinite) {
   check_grads(grads, norm_type);
-  check_scaling(grads, power_sum, counts, max_norm);
-  GradSum total{*power_sum.const_data_ptr<double>()};
-  for (std::int64_t i = 0; i < counts.numel(); ++i) total.nonfinite += counts.const_data_ptr<std::int64_t>()[i];
-  const GradScaling scaling = grad_scaling(total, norm_type, max_norm, policy_of(nonfinite));
+  check_scaling(grads, powers, counts, max_norm);
+  const GradScaling scaling = grad_scaling(joint(powers, counts, norm_type), norm_type, max_norm, policy_of(nonfinite));
   at::Tensor norm = empty_norm(grads);
   if (norm.scalar_type() == at::kDouble) {
     *norm.mutable_data_ptr<double>() = scaling.total_norm;

@@ -21,15 +21,15 @@ cpu::SketchScratch& scratch_of_this_thread() {
 }
 
 void observe_cpu(const at::Tensor& x, const at::Tensor& lowest, const at::Tensor& highest, const at::Tensor& counts,
-                 const at::Tensor& sketch) {
+                 const at::Tensor& sketch, const at::Tensor& low_bits) {
   check_range_state(x, lowest, highest, counts, {}, {});
-  check_sketch(x, sketch);
+  check_sketch(x, sketch, low_bits);
   const at::Tensor source = dense(x);
   const std::int64_t n = source.numel();
   const auto& kernels = cpu::observe_kernels();
   const int element = static_cast<int>(element_of(x));
   const char* data = static_cast<const char*>(source.const_data_ptr());
-  auto* bins = sketch.mutable_data_ptr<std::int64_t>();
+  const Sketch seen{sketch.mutable_data_ptr<std::int64_t>(), low_bits.mutable_data_ptr<std::int32_t>()};
   FiniteRange range;
   NonFinite found;
   std::mutex merging;
@@ -39,7 +39,7 @@ void observe_cpu(const at::Tensor& x, const at::Tensor& lowest, const at::Tensor
       const char* part = data + i * source.element_size();
       if (length <= kDirect) {
         const std::lock_guard lock(merging);
-        kernels.directly[element](part, length, range, found, bins);
+        kernels.directly[element](part, length, range, found, seen);
         break;
       }
       cpu::SketchScratch& scratch = scratch_of_this_thread();
@@ -47,7 +47,7 @@ void observe_cpu(const at::Tensor& x, const at::Tensor& lowest, const at::Tensor
       NonFinite others;
       kernels.count[element](part, length, part_range, others, scratch);
       const std::lock_guard lock(merging);
-      kernels.flush(scratch, part_range, bins);
+      kernels.flush(scratch, part_range, seen);
       range.merge(part_range);
       found.merge(others);
     }

@@ -45,28 +45,30 @@ std::tuple<at::Tensor, at::Tensor> grad_power_sum_cuda(at::TensorList grads, dou
   check_grads(grads, norm_type);
   const c10::cuda::CUDAGuard guard(grads[0].device());
   const std::vector<at::Tensor> sources = dense_grads(grads);
-  auto [power_sum, nonfinite] = empty_sums(grads);
+  auto [powers, nonfinite] = empty_sums(grads);
   nonfinite.zero_();
   const int chunks = for_each_table(sources, [](const auto&, std::size_t, int) {});
-  const at::Tensor power = at::empty({chunks}, power_sum.options());
-  auto* powers = power.mutable_data_ptr<double>();
-  auto* counts = nonfinite.mutable_data_ptr<std::int64_t>();
-  for_each_table(sources, [&](const cuda::GradTable& table, std::size_t first_grad, int first_chunk) {
-    check_launch(cuda::sum_grads(table, norm_type, powers + first_chunk, counts + first_grad, current_stream()));
+  const at::Tensor of_chunks = at::empty({chunks}, powers.options());
+  for_each_table(sources, [&, &powers = powers, &nonfinite = nonfinite](const cuda::GradTable& table,
+                                                                        std::size_t first_grad, int first_chunk) {
+    auto* chunk = of_chunks.mutable_data_ptr<double>() + first_chunk;
+    check_launch(cuda::sum_grads(table, norm_type, chunk, nonfinite.mutable_data_ptr<std::int64_t>() + first_grad,
+                                 current_stream()));
+    check_launch(cuda::join_grad_sums(table, norm_type, chunk, powers.mutable_data_ptr<double>() + first_grad,
+                                      current_stream()));
   });
-  check_launch(cuda::join_grad_sums(powers, chunks, norm_type, power_sum.mutable_data_ptr<double>(), current_stream()));
-  return {power_sum, nonfinite};
+  return {powers, nonfinite};
 }
 
-at::Tensor scale_grad_cuda(at::TensorList grads, const at::Tensor& power_sum, const at::Tensor& counts, double max_norm,
+at::Tensor scale_grad_cuda(at::TensorList grads, const at::Tensor& powers, const at::Tensor& counts, double max_norm,
                            double norm_type, std::string_view nonfinite) {
   check_grads(grads, norm_type);
-  check_scaling(grads, power_sum, counts, max_norm);
+  check_scaling(grads, powers, counts, max_norm);
   const c10::cuda::CUDAGuard guard(grads[0].device());
   at::Tensor norm = empty_norm(grads);
   const at::Tensor plan = at::empty({sizeof(GradScaling)}, norm.options().dtype(at::kByte));
   auto* scaling = static_cast<GradScaling*>(plan.mutable_data_ptr());
-  check_launch(cuda::plan_scaling(power_sum.const_data_ptr<double>(), counts.const_data_ptr<std::int64_t>(),
+  check_launch(cuda::plan_scaling(powers.const_data_ptr<double>(), counts.const_data_ptr<std::int64_t>(),
                                   static_cast<int>(counts.numel()), norm_type, max_norm, policy_of(nonfinite), scaling,
                                   norm.mutable_data_ptr(), norm.scalar_type() == at::kDouble, current_stream()));
   const std::vector<at::Tensor> targets = dense_grads(grads);

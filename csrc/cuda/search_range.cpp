@@ -16,16 +16,17 @@ at::Tensor workspace_of(std::size_t bytes, const at::Tensor& like) {
 
 Ranges search_range_cuda(const at::Tensor& lowest, const at::Tensor& highest, const at::Tensor& sketch,
                          std::int64_t quant_min, std::int64_t quant_max, bool symmetric, std::string_view method,
-                         double percentile, double gamma) {
+                         double percentile, double gamma, const std::optional<at::Tensor>& low_bits) {
   const RangeSearch search = range_search(quant_min, quant_max, symmetric, method, percentile, gamma);
   const c10::cuda::CUDAGuard guard(lowest.device());
-  auto [min, max] = empty_ranges(lowest, highest, sketch);
+  auto [min, max] = empty_ranges(lowest, highest, sketch, low_bits);
   const at::Tensor low = lowest.contiguous(), high = highest.contiguous(), counts = sketch.contiguous();
+  const at::Tensor bits = low_bits ? low_bits->contiguous() : at::Tensor();
   const at::Tensor workspace = workspace_of(cuda::search_range_workspace_bytes(low.numel()), low);
-  check_launch(cuda::search_range(low.const_data_ptr<float>(), high.const_data_ptr<float>(),
-                                  counts.const_data_ptr<std::int64_t>(), low.numel(), search,
-                                  workspace.mutable_data_ptr(), min.mutable_data_ptr<float>(),
-                                  max.mutable_data_ptr<float>(), current_stream()));
+  check_launch(cuda::search_range(
+      low.const_data_ptr<float>(), high.const_data_ptr<float>(), counts.const_data_ptr<std::int64_t>(),
+      low_bits ? bits.const_data_ptr<std::int32_t>() : nullptr, low.numel(), search, workspace.mutable_data_ptr(),
+      min.mutable_data_ptr<float>(), max.mutable_data_ptr<float>(), current_stream()));
   return {min, max};
 }
 

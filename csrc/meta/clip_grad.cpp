@@ -10,18 +10,18 @@ std::tuple<at::Tensor, at::Tensor> grad_power_sum_meta(at::TensorList grads, dou
   return empty_sums(grads);
 }
 
-at::Tensor scale_grad_meta(at::TensorList grads, const at::Tensor& power_sum, const at::Tensor& counts, double max_norm,
+at::Tensor scale_grad_meta(at::TensorList grads, const at::Tensor& powers, const at::Tensor& counts, double max_norm,
                            double norm_type, std::string_view nonfinite) {
   check_grads(grads, norm_type);
-  check_scaling(grads, power_sum, counts, max_norm);
+  check_scaling(grads, powers, counts, max_norm);
   policy_of(nonfinite);
   return empty_norm(grads);
 }
 
 std::tuple<at::Tensor, at::Tensor> clip_grad_meta(at::TensorList grads, double max_norm, double norm_type,
                                                   std::string_view nonfinite) {
-  const auto [power_sum, counts] = grad_power_sum_meta(grads, norm_type);
-  return {scale_grad_meta(grads, power_sum, counts, max_norm, norm_type, nonfinite), counts};
+  const auto [powers, counts] = grad_power_sum_meta(grads, norm_type);
+  return {scale_grad_meta(grads, powers, counts, max_norm, norm_type, nonfinite), counts};
 }
 
 }  // namespace

@@ -6,9 +6,9 @@ namespace qsim {
 namespace {
 
 void observe_meta(const at::Tensor& x, const at::Tensor& lowest, const at::Tensor& highest, const at::Tensor& counts,
-                  const at::Tensor& sketch) {
+                  const at::Tensor& sketch, const at::Tensor& low_bits) {
   check_range_state(x, lowest, highest, counts, {}, {});
-  check_sketch(x, sketch);
+  check_sketch(x, sketch, low_bits);
 }
 
 }  // namespace

@@ -10,9 +10,10 @@ namespace {
 std::tuple<at::Tensor, at::Tensor> search_range_meta(const at::Tensor& lowest, const at::Tensor& highest,
                                                      const at::Tensor& sketch, std::int64_t quant_min,
                                                      std::int64_t quant_max, bool symmetric, std::string_view method,
-                                                     double percentile, double gamma) {
+                                                     double percentile, double gamma,
+                                                     const std::optional<at::Tensor>& low_bits) {
   range_search(quant_min, quant_max, symmetric, method, percentile, gamma);
-  return empty_ranges(lowest, highest, sketch);
+  return empty_ranges(lowest, highest, sketch, low_bits);
 }
 
 std::tuple<at::Tensor, at::Tensor> search_range_data_meta(const at::Tensor& x, std::int64_t quant_min,

@@ -1,5 +1,7 @@
 #include <torch/library.h>
 
 TORCH_LIBRARY_FRAGMENT(qsim, m) {
-  m.def("observe_(Tensor x, Tensor(a!) lowest, Tensor(b!) highest, Tensor(c!) counts, Tensor(d!) sketch) -> ()");
+  m.def(
+      "observe_(Tensor x, Tensor(a!) lowest, Tensor(b!) highest, Tensor(c!) counts, Tensor(d!) sketch, "
+      "Tensor(e!) low_bits) -> ()");
 }

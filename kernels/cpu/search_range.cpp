@@ -33,11 +33,11 @@ Range least_divergence(EntropyHistogram& histogram, const SketchView& sketch, Ra
   return clipped_at(observed, entropy_threshold(histogram, largest, static_cast<int>(levels)));
 }
 
-void run(float lowest, float highest, const std::int64_t* sketch, const RangeSearch& search, void* workspace,
-         float* low, float* high) {
+void run(float lowest, float highest, const std::int64_t* sketch, std::uint32_t low_bits, const RangeSearch& search,
+         void* workspace, float* low, float* high) {
   Range range{INFINITY, -INFINITY};
   if (lowest <= highest) {
-    const SketchView view = view_sketch(sketch, lowest, highest);
+    const SketchView view = view_sketch(sketch, low_bits, lowest, highest);
     const Range observed{smaller(lowest, 0), larger(highest, 0)};
     auto& space = *static_cast<Workspace*>(workspace);
     switch (search.method) {

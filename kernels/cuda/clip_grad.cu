@@ -100,17 +100,25 @@ __global__ void sum_chunks(__grid_constant__ const GradTable table, double p, do
   if (threadIdx.x == 0) power[blockIdx.x] = sum;
 }
 
-__global__ void join_chunks(const double* power, int chunks, double p, double* power_sum) {
+// A block for each gradient.
+__global__ void join_chunks(__grid_constant__ const GradTable table, double p, const double* power, double* powers) {
   double sum = 0;
-  for (int i = threadIdx.x; i < chunks; i += kThreads) sum = join_powers(sum, power[i], p);
+  const int end = table.first_chunk[blockIdx.x + 1];
+  for (int i = table.first_chunk[blockIdx.x] + threadIdx.x; i < end; i += kThreads) sum = join_powers(sum, power[i], p);
   sum = join_block(sum, p);
-  if (threadIdx.x == 0) *power_sum = sum;
+  if (threadIdx.x == 0) powers[blockIdx.x] = sum;
 }
 
-__global__ void plan(const double* power_sum, const std::int64_t* counts, int n, double p, double max_norm,
+__global__ void plan(const double* powers, const std::int64_t* counts, int n, double p, double max_norm,
                      NonFinitePolicy policy, GradScaling* plan, void* total_norm, bool wide_norm) {
-  GradSum total{*power_sum};
-  for (int i = threadIdx.x; i < n; i += 32) total.nonfinite += counts[i];
+  GradSum total;
+  for (int i = threadIdx.x; i < n; i += kGradLanes) {
+    total.power = join_powers(total.power, powers[i], p);
+    total.nonfinite += counts[i];
+  }
+  for (int step = kGradLanes / 2; step > 0; step /= 2) {
+    total.power = join_powers(total.power, __shfl_down_sync(kWholeWarp, total.power, step), p);
+  }
   total.nonfinite = warp_sum(total.nonfinite);
   if (threadIdx.x != 0) return;
   *plan = grad_scaling(total, p, max_norm, policy);
@@ -153,14 +161,14 @@ cudaError_t sum_grads(const GradTable& table, double p, double* power, std::int6
   return launch(sum_chunks, one_block_per_chunk(table), stream, table, p, power, nonfinite);
 }
 
-cudaError_t join_grad_sums(const double* power, int chunks, double p, double* power_sum, cudaStream_t stream) {
-  return launch(join_chunks, {1, kThreads}, stream, power, chunks, p, power_sum);
+cudaError_t join_grad_sums(const GradTable& table, double p, const double* power, double* powers, cudaStream_t stream) {
+  return launch(join_chunks, {static_cast<unsigned>(table.grads), kThreads}, stream, table, p, power, powers);
 }
 
-cudaError_t plan_scaling(const double* power_sum, const std::int64_t* counts, int n, double p, double max_norm,
+cudaError_t plan_scaling(const double* powers, const std::int64_t* counts, int n, double p, double max_norm,
                          NonFinitePolicy policy, GradScaling* scaling, void* total_norm, bool wide_norm,
                          cudaStream_t stream) {
-  return launch(plan, {1, 32}, stream, power_sum, counts, n, p, max_norm, policy, scaling, total_norm, wide_norm);
+  return launch(plan, {1, kGradLanes}, stream, powers, counts, n, p, max_norm, policy, scaling, total_norm, wide_norm);
 }
 
 cudaError_t scale_grads(const GradTable& table, const GradScaling* scaling, cudaStream_t stream) {

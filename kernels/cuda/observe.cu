@@ -17,30 +17,35 @@ constexpr std::int64_t kMostBlocks = 132 * 2;      // two fit on a multiprocesso
 template <class T>
 __global__ void __launch_bounds__(kThreads, 2)
     observe_slices(const T* x, std::int64_t n, std::int64_t slice, float* lowest, float* highest, std::int64_t* counts,
-                   std::int64_t* sketch) {
+                   Sketch sketch) {
   auto* bins = reinterpret_cast<unsigned*>(dynamic_shared);
   for (int bin = threadIdx.x; bin < kSketchBins; bin += kThreads) bins[bin] = 0;
   __syncthreads();
   const std::int64_t first = blockIdx.x * slice;
   FiniteRange range;
   NonFinite found;
+  unsigned low_bits = 0;
   for_each_element(x + first, static_cast<int>(min(slice, n - first)), threadIdx.x, kThreads, [&](float e) {
     qsim::observe(e, range, found);
     // The literal 1 and the unused result let the hardware add equal bins of a warp at once.
-    if (is_finite(e)) atomicAdd(&bins[sketch_bin(__float_as_uint(e))], 1u);
+    if (!is_finite(e)) return;
+    const unsigned bits = __float_as_uint(e);
+    atomicAdd(&bins[sketch_bin(bits)], 1u);
+    low_bits |= bits;
   });
   __syncthreads();
-  for (int bin = threadIdx.x; bin < kSketchBins; bin += kThreads) add(sketch + bin, bins[bin]);
+  for (int bin = threadIdx.x; bin < kSketchBins; bin += kThreads) add(sketch.counts + bin, bins[bin]);
   range = warp_range(range);
   if (threadIdx.x % 32 == 0) join(range, lowest, highest);
   join(found, counts);
+  join(low_bits & kLowBits, sketch.low_bits);
   if (blockIdx.x == 0 && threadIdx.x == 0) add(counts, n);
 }
 
 }  // namespace
 
 cudaError_t observe(const void* x, Element element, std::int64_t n, float* lowest, float* highest, std::int64_t* counts,
-                    std::int64_t* sketch, cudaStream_t stream) {
+                    Sketch sketch, cudaStream_t stream) {
   if (n == 0) return cudaSuccess;
   const std::int64_t blocks = std::min(kMostBlocks, (n + kElementsPerBlock - 1) / kElementsPerBlock);
   const std::int64_t slice = ((n + blocks - 1) / blocks + 15) / 16 * 16;  // whole packs

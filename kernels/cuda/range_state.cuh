@@ -60,4 +60,11 @@ __device__ __forceinline__ FiniteRange warp_range(FiniteRange range) {
   return range;
 }
 
+// Called by whole warps.
+__device__ __forceinline__ void join(unsigned bits, std::int32_t* to) {
+  for (int step = 16; step > 0; step /= 2) bits |= __shfl_xor_sync(kWholeWarp, bits, step);
+  const int all = static_cast<int>(bits);
+  if (threadIdx.x % 32 == 0 && (all & ~*static_cast<volatile std::int32_t*>(to)) != 0) atomicOr(to, all);
+}
+
 }  // namespace qsim::cuda

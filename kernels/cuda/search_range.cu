@@ -20,16 +20,12 @@ union Workspace {
 __device__ Range least_cost(SketchDensity& density, const SketchView& sketch, Range observed,
                             const RangeSearch& search) {
   if (is_empty(observed)) return observed;  // all zeros
+  const density::Lattice lattice = density::find_lattice(sketch, observed, search.grid);
   if (threadIdx.x == 0) {
-    density.unit = density::lattice_unit(sketch, density::least_unit(observed, search.grid));
-  }
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    density::fill(density.below, sketch.below, density.unit);
-    density::sum_moments(density.below);
+    density.unit = lattice.unit;
+    density::lay_out(density.below, sketch.below, lattice);
   } else if (threadIdx.x == 32) {  // another warp
-    density::fill(density.above, sketch.above, density.unit);
-    density::sum_moments(density.above);
+    density::lay_out(density.above, sketch.above, lattice);
   }
   __syncthreads();
   const RangeCandidates<float> candidates{observed, search.grid};
@@ -72,14 +68,15 @@ __device__ Range choose_range(const SketchView& sketch, Range seen, const RangeS
 }
 
 __global__ void __launch_bounds__(kSearchThreads)
-    run(const float* lowest, const float* highest, const std::int64_t* sketches, std::int64_t count, RangeSearch search,
-        Workspace* workspace, float* low, float* high) {
+    run(const float* lowest, const float* highest, const std::int64_t* sketches, const std::int32_t* low_bits,
+        std::int64_t count, RangeSearch search, Workspace* workspace, float* low, float* high) {
   for (std::int64_t i = blockIdx.x; i < count; i += gridDim.x) {
     __syncthreads();  // the previous sketch's workspace is no longer read
     Range range{INFINITY, -INFINITY};
     if (lowest[i] <= highest[i]) {
       const Range seen{lowest[i], highest[i]};
-      range = choose_range(view_sketch(sketches + i * kSketchBins, seen.low, seen.high), seen, search,
+      const std::uint32_t lattice = low_bits ? static_cast<std::uint32_t>(low_bits[i]) : kLowBits;
+      range = choose_range(view_sketch(sketches + i * kSketchBins, lattice, seen.low, seen.high), seen, search,
                            workspace[blockIdx.x]);
     }
     if (threadIdx.x == 0) {
@@ -95,11 +92,12 @@ std::int64_t blocks_for(std::int64_t count) { return count < kSearchBlocks ? cou
 
 std::size_t search_range_workspace_bytes(std::int64_t count) { return blocks_for(count) * sizeof(Workspace); }
 
-cudaError_t search_range(const float* lowest, const float* highest, const std::int64_t* sketch, std::int64_t count,
-                         const RangeSearch& search, void* workspace, float* low, float* high, cudaStream_t stream) {
+cudaError_t search_range(const float* lowest, const float* highest, const std::int64_t* sketch,
+                         const std::int32_t* low_bits, std::int64_t count, const RangeSearch& search, void* workspace,
+                         float* low, float* high, cudaStream_t stream) {
   if (count == 0) return cudaSuccess;
-  return launch(run, {static_cast<unsigned>(blocks_for(count)), kSearchThreads}, stream, lowest, highest, sketch, count,
-                search, static_cast<Workspace*>(workspace), low, high);
+  return launch(run, {static_cast<unsigned>(blocks_for(count)), kSearchThreads}, stream, lowest, highest, sketch,
+                low_bits, count, search, static_cast<Workspace*>(workspace), low, high);
 }
 
 }  // namespace qsim::cuda

@@ -5,6 +5,7 @@ from qsim._library import cpu_capability
 from qsim.batch_norm import FoldReport, fold_batch_norms
 from qsim.calibration import CalibrationReport
 from qsim.clip_grad import ClipReport, clip_grad_norm_
+from qsim.comparison import Comparison
 from qsim.config import Config
 from qsim.encoding import Encoding
 from qsim.errors import CalibrationError, NoEncodingError
@@ -15,9 +16,12 @@ from qsim.override import Override, SiteInfo
 from qsim.presets import bf16, fp8, fp16, int4, int8, int16, w4a8
 from qsim.profile import Profile
 from qsim.quantizer import Quantizer
+from qsim.schedule import Schedule
+from qsim.sensitivity import Sensitivity
 from qsim.sim import QuantSim
 from qsim.spec import TensorSpec
 from qsim.summary import Summary
+from qsim.watch import Event, NonFiniteError, Watch
 
 __version__ = "0.1.0"
 
@@ -25,21 +29,27 @@ __all__ = [
     "CalibrationError",
     "CalibrationReport",
     "ClipReport",
+    "Comparison",
     "Config",
     "Counts",
     "Encoding",
+    "Event",
     "FoldReport",
     "FormatCounter",
     "FormatCounts",
     "NoEncodingError",
+    "NonFiniteError",
     "Observer",
     "Override",
     "Profile",
     "QuantSim",
     "Quantizer",
+    "Schedule",
+    "Sensitivity",
     "SiteInfo",
     "Summary",
     "TensorSpec",
+    "Watch",
     "bf16",
     "clip_grad_norm_",
     "cpu_capability",

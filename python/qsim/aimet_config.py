@@ -50,16 +50,16 @@ _PARAMETERS = ("weight", "bias", "running_mean", "running_var")
 
 
 class _Section:
-    """An object of the file, with the path that errors name."""
+    """An object of the file, with the path that errors name; `keys` are those that it may have, all if there are none."""
 
-    def __init__(self, file: str, path: str, value: Any, keys: tuple[str, ...] | None) -> None:
+    def __init__(self, file: str, path: str, value: Any, keys: tuple[str, ...]) -> None:
         self.file, self.path = file, path
         if not isinstance(value, Mapping):
             raise self.error(path or "the file", value, "an object")
         self.entries = value
-        for key in value if keys is not None else ():
-            if key not in (keys or ()):
-                raise ValueError(f"{file}: got unknown key {self.at(key)!r}; expected one of {', '.join(keys or ())}")
+        for key in value:
+            if keys and key not in keys:
+                raise ValueError(f"{file}: got unknown key {self.at(key)!r}; expected one of {', '.join(keys)}")
 
     def at(self, key: str) -> str:
         return f"{self.path}.{key}" if self.path else key
@@ -68,7 +68,7 @@ class _Section:
         return ValueError(f"{self.file}: got {value!r} for {at!r}; expected {expected}")
 
     def section(self, key: str, *keys: str) -> _Section:
-        return _Section(self.file, self.at(key), self.entries.get(key, {}), keys or None)
+        return _Section(self.file, self.at(key), self.entries.get(key, {}), keys)
 
     def flag(self, key: str) -> bool | None:
         """True, False, or None where the file says nothing."""
@@ -105,6 +105,7 @@ def read(source: str | Path | Mapping[str, Any], base: Config) -> Config:
     ).config()
 
 
+Flags = tuple[bool | None, bool | None]
 Kernel = tuple[tuple[tuple[str, Any], ...], ...]  # changes of the specs of activations and of weights
 
 
@@ -120,8 +121,8 @@ class _Reading:
         self.unsigned = bool(self.defaults.flag("unsigned_symmetric"))
         self.per_channel = bool(self.defaults.flag("per_channel_quantization"))
         default = self.defaults.section("params", "is_quantized", "is_symmetric")
-        params = root.section("params")
-        self.weights, self.biases = (self._merged(default, params, name) for name in ("weight", "bias"))
+        general = (default.flag("is_quantized"), default.flag("is_symmetric"))
+        self.weights, self.biases = (_resolved(self._said(root, name), general) for name in ("weight", "bias"))
 
     def config(self) -> Config:
         if kernels := self._kernels(self.defaults):
@@ -141,7 +142,7 @@ class _Reading:
             rules += self._rules(name, section)
             outputs += _pattern(name, section.flag("is_output_quantized"))
             inputs += _pattern(name, section.flag("is_input_quantized"))
-            biases += _pattern(name, self._merged_flags(section, "bias")[0])
+            biases += _pattern(name, self._said(section, "bias")[0])
             if "encoding_constraints" in section.entries:
                 ranges.append((name, *self._range(section)))
         profile = Profile(
@@ -176,7 +177,7 @@ class _Reading:
     def _rules(self, name: str, section: _Section) -> list[Override]:
         """What a section says of the specs of its operations."""
         weight: Change = ()
-        quantized, symmetric = self._merged_flags(section, "weight")
+        quantized, symmetric = self._said(section, "weight")
         per_channel = section.flag("per_channel_quantization")
         quantized = self.weights[0] if quantized is None else quantized
         if not quantized:
@@ -198,25 +199,11 @@ class _Reading:
 
     # Parameters.
 
-    def _merged(self, default: _Section, params: _Section, name: str) -> tuple[bool, bool]:
-        """Whether parameters of a name are quantized, and symmetric."""
-        for key in params.entries:
-            self._check_parameter(params, key)
-        own = params.section(name, "is_quantized", "is_symmetric")
-        said = [own.flag(key) if own.flag(key) is not None else default.flag(key) for key in ("is_quantized", "is_symmetric")]
-        return bool(said[0]), bool(said[1])
-
-    def _merged_flags(self, section: _Section, name: str) -> tuple[bool | None, bool | None]:
-        params = section.section("params")
-        for key in params.entries:
-            self._check_parameter(params, key)
-        own = params.section(name, "is_quantized", "is_symmetric")
-        return own.flag("is_quantized"), own.flag("is_symmetric")
-
-    def _check_parameter(self, params: _Section, key: str) -> None:
-        if key not in _PARAMETERS:
-            raise ValueError(f"{params.file}: got unknown key {params.at(key)!r}; expected one of {', '.join(_PARAMETERS)}")
-        params.section(key, "is_quantized", "is_symmetric")
+    def _said(self, outer: _Section, name: str) -> Flags:
+        """Whether parameters of a name are quantized, and symmetric, where the `params` of a section say so."""
+        params = outer.section("params", *_PARAMETERS)
+        flags = {key: params.section(key, "is_quantized", "is_symmetric") for key in params.entries}
+        return (flags[name].flag("is_quantized"), flags[name].flag("is_symmetric")) if name in flags else (None, None)
 
     def _weight(self, spec: TensorSpec | None, symmetric: bool, per_channel: bool) -> TensorSpec | None:
         grid = self._grid(spec, symmetric)
@@ -278,6 +265,11 @@ class _Reading:
             types = [group.op_type(name, f"{group.at('op_list')}[{j}]") for j, name in enumerate(names)]
             chains.append(tuple(name for name in types if name in COMPUTING))
         return tuple(dict.fromkeys(chain for chain in chains if len(chain) > 1))
+
+
+def _resolved(said: Flags, general: Flags) -> tuple[bool, bool]:
+    quantized, symmetric = (bool(broad if narrow is None else narrow) for narrow, broad in zip(said, general, strict=True))
+    return quantized, symmetric
 
 
 def _format(bits: int, is_float: bool) -> tuple[tuple[str, Any], ...]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import copy
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -29,11 +30,14 @@ class FoldReport:
         Path of each other BatchNorm (or place of a call of `F.batch_norm`), with the reason: one sentence.
     warnings : tuple of str
         What deserves a look although it was no obstacle: one sentence each.
+    folds : tuple of (Fold, BatchNorm)
+        What was done, in order, with the modules that are gone: for states of the model as it was (`fold_state`).
     """
 
     folded: dict[str, str] = field(default_factory=dict)
     kept: dict[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    folds: tuple[tuple[Fold, _BatchNorm], ...] = field(default=(), repr=False)
 
     def __str__(self) -> str:
         lines = [f"BatchNorm: {len(self.folded)} folded, {len(self.kept)} kept"]
@@ -84,15 +88,56 @@ def fold_batch_norms(model: nn.Module, example_inputs: Any, *, keep: Collection[
     norms = {path: m for path, m in model.named_modules() if isinstance(m, _BatchNorm)}
     folds, kept = find_folds(model, tape)
     folded: dict[str, str] = {}
+    done: list[tuple[Fold, _BatchNorm]] = []
     for fold in folds:
         try:
             if fold.batch_norm in keep:
                 raise NotFoldable(f"'{fold.batch_norm}' is kept as asked")
             apply_fold(model, fold)
             folded[fold.batch_norm] = fold.layer
+            done.append((fold, norms[fold.batch_norm]))
         except NotFoldable as reason:
             kept[fold.batch_norm] = str(reason)
-    return FoldReport(folded, kept, (*problems, *_warnings(norms, folded)))
+    return FoldReport(folded, kept, (*problems, *_warnings(norms, folded)), tuple(done))
+
+
+def fold_state(model: nn.Module, folds: Iterable[tuple[Fold, _BatchNorm]], state: dict[str, Any]) -> None:
+    """Fold the BatchNorms in a state dict of the model as it was, so that it fits the model as it is.
+
+    Parameters
+    ----------
+    model : nn.Module
+        After `folds`; not changed.
+    state : dict of str to Tensor
+        Changed in place. One without entries of BatchNorms that are gone stays as it is.
+
+    Raises
+    ------
+    NotFoldable
+        The state has some of those BatchNorms and not the others or their layers, or statistics that mean nothing.
+    """
+    layers: dict[str, nn.Module] = {}
+    if not any(key.startswith(f"{fold.batch_norm}.") for key in state for fold, _ in folds):
+        return
+    for fold, bn in folds:
+        if fold.layer not in layers:
+            layers[fold.layer] = _loaded(fold.layer, model.get_submodule(fold.layer), state)
+        pair = nn.ModuleDict({"layer": layers[fold.layer], "bn": _loaded(fold.batch_norm, bn, state)})
+        apply_fold(pair, Fold("bn", "layer", fold.before))
+    state.update({f"{path}.{name}": t for path, layer in layers.items() for name, t in layer.state_dict().items()})
+
+
+def _loaded(path: str, module: nn.Module, state: dict[str, Any]) -> nn.Module:
+    """A copy of the module that holds its entries of the state, which are taken out."""
+    own = {key.removeprefix(f"{path}."): state.pop(key) for key in list(state) if key.startswith(f"{path}.")}
+    module = copy.deepcopy(module)
+    if "bias" not in own and not isinstance(module, _BatchNorm):  # a layer's came with the folding
+        module.register_parameter("bias", None)
+    try:
+        module.load_state_dict(own)
+    except RuntimeError as error:
+        raise NotFoldable(f"'{path}', which has part in folding BatchNorm, does not load ({error})") from error
+    return module
 
 
 def _warnings(norms: dict[str, _BatchNorm], folded: dict[str, str]) -> list[str]:

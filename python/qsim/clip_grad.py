@@ -18,7 +18,7 @@ _MOST_NAMED = 8
 class ClipReport:
     """What `clip_grad_norm_` found, left on the device until someone reads it.
 
-    Pass one to `clip_grad_norm_`, step the optimizer, and read it when it suits: only `nonfinite` waits for the device.
+    Pass one to `clip_grad_norm_`, step the optimizer, and read it when it suits: only `nonfinite` and `per_parameter` wait for the device.
 
     Attributes
     ----------
@@ -26,6 +26,8 @@ class ClipReport:
         The parameters that had a gradient, quoted names, or positions and shapes where no names were given.
     counts : Tensor, shape (len(labels),), int64, or None before the first call
         How many elements of each gradient were NaN or infinite, on the first gradient's device.
+    norms : Tensor, shape (len(labels),), float64, or None before the first call
+        Norm of the finite elements of each gradient before clipping, on the same device.
 
     Examples
     --------
@@ -34,11 +36,19 @@ class ClipReport:
     >>> norm = clip_grad_norm_(layer.named_parameters(), 1.0, report=report)
     >>> report.nonfinite()
     {"'weight'": 1}
+    >>> report.per_parameter()
+    {"'weight'": 1.0}
     """
 
     def __init__(self) -> None:
         self.labels: tuple[str, ...] = ()
         self.counts: Tensor | None = None
+        self.norms: Tensor | None = None
+
+    def per_parameter(self) -> dict[str, float]:
+        """Norm of each gradient before clipping, its finite elements only. Waits for the device."""
+        norms = [] if self.norms is None else self.norms.tolist()
+        return dict(zip(self.labels, norms, strict=True))
 
     def nonfinite(self) -> dict[str, int]:
         """Non-finite elements of each gradient that had any. Waits for the device."""
@@ -71,7 +81,7 @@ def clip_grad_norm_(
         ``"zero"``: such elements become 0 and the others are clipped by their own norm. ``"raise"``: an error names the
         parameters and the gradients stay as they were; this alone waits for the device.
     report : ClipReport, optional
-        Receives which gradients were not finite, without waiting for the device.
+        Receives the norm of each gradient and which were not finite, from the same pass and without waiting for the device.
 
     Returns
     -------
@@ -100,15 +110,19 @@ def clip_grad_norm_(
         labels, grads = _gradients(parameters)
         if not grads:
             if report is not None:
-                report.labels, report.counts = (), None
+                report.labels, report.counts, report.norms = (), None, None
             return torch.tensor(0.0)
         groups: dict[Hashable, list[int]] = {}
         for i, grad in enumerate(grads):
             groups.setdefault(layout_of(grad), []).append(i)
         order = [i for group in groups.values() for i in group]
-        norm, counts = _clip([[grads[i] for i in group] for group in groups.values()], max_norm, norm_type, nonfinite)
+        if report is None and len(groups) == 1 and not is_sharded(grads[0]):
+            norm, counts = ops.clip_grad_(grads, max_norm, norm_type=norm_type, nonfinite=nonfinite)
+        else:
+            norm, powers, counts = _clip([[grads[i] for i in group] for group in groups.values()], max_norm, norm_type, nonfinite)
         if report is not None:
             report.labels, report.counts = tuple(labels[i] for i in order), counts
+            report.norms = powers if math.isinf(norm_type) else powers.pow(1 / norm_type)
         if nonfinite == "raise":
             found = [(labels[i], count, grads[i].numel()) for i, count in zip(order, counts.tolist(), strict=True) if count > 0]
             if found:
@@ -135,26 +149,20 @@ def _gradients(parameters: Tensor | Iterable[Tensor] | Iterable[tuple[str, Tenso
     return labels, grads
 
 
-def _clip(groups: Sequence[Sequence[Tensor]], max_norm: float, norm_type: float, nonfinite: str) -> tuple[Tensor, Tensor]:
-    """Norm and counts of gradients grouped by device and sharding; both lie on the first group's device."""
-    if len(groups) == 1 and not is_sharded(groups[0][0]):
-        return ops.clip_grad_(groups[0], max_norm, norm_type=norm_type, nonfinite=nonfinite)
+def _clip(groups: Sequence[Sequence[Tensor]], max_norm: float, norm_type: float, nonfinite: str) -> tuple[Tensor, Tensor, Tensor]:
+    """Norm, and powers and counts, of gradients grouped by device and sharding; all on the first group's device."""
     home, firsts = groups[0][0].device, [group[0] for group in groups]
     groups = [[local(grad) for grad in group] for group in groups]
     parts = [ops.grad_power_sum(group, norm_type=norm_type) for group in groups]
     for like, (power, count) in zip(firsts, parts, strict=True):
         reduce_over_shards(like, power, maximum=math.isinf(norm_type))
         reduce_over_shards(like, count)
-    powers = torch.stack([power.to(home) for power, _ in parts])
-    power_sum = powers.max() if math.isinf(norm_type) else powers.sum()
-    counts = torch.cat([count.to(home) for _, count in parts])
-    norms = [
-        ops.scale_grad_(
-            group, power_sum.to(group[0].device), counts.to(group[0].device), max_norm, norm_type=norm_type, nonfinite=nonfinite
-        )
-        for group in groups
-    ]
-    return max(norms, key=lambda norm: norm.itemsize).to(home), counts
+    powers, counts = (torch.cat([part.to(home) for part in found]) for found in zip(*parts, strict=True))
+    norms = []
+    for group in groups:
+        there = group[0].device
+        norms.append(ops.scale_grad_(group, powers.to(there), counts.to(there), max_norm, norm_type=norm_type, nonfinite=nonfinite))
+    return max(norms, key=lambda norm: norm.itemsize).to(home), powers, counts
 
 
 def _complaint(found: Sequence[tuple[str, int, int]]) -> str:

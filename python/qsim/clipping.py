@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 from qsim.encoding import Encoding
+from qsim.float_format import FLOAT_FORMATS
 from qsim.quantizer import Quantizer
 from qsim.sketch import Distribution
+from qsim.spec import TensorSpec
 
 
 def clipped_share_of(weight: Tensor, quantizer: Quantizer) -> float | None:
@@ -37,7 +41,7 @@ def clipped_share_seen(quantizer: Quantizer, encoding: Encoding, distribution: D
     if (counts := quantizer.format_counts) is not None:
         finite = counts.elements - counts.nans - counts.infs
         return counts.overflows / finite if finite else None
-    margin = 0.0 if quantizer.spec.is_float else 0.5 * encoding.scale.double()  # what rounds to the last number is not clipped
+    margin = _half_step(quantizer.spec) * encoding.scale.double()  # what rounds to the last number is not clipped
     low, high = encoding.min.double() - margin, encoding.max.double() + margin
     if quantizer.counts.elements == quantizer.counts.nonfinite:
         return None
@@ -46,3 +50,11 @@ def clipped_share_seen(quantizer: Quantizer, encoding: Encoding, distribution: D
     if distribution is None:
         return None
     return distribution.outside(low.item(), high.item()) / (quantizer.counts.elements - quantizer.counts.nonfinite)
+
+
+def _half_step(spec: TensorSpec) -> float:
+    """Half the distance between the largest numbers of the grid, as a multiple of the scale."""
+    if not spec.is_float:
+        return 0.5
+    of = FLOAT_FORMATS[spec.dtype]
+    return 0.5 * of.eps * 2.0 ** math.floor(math.log2(of.largest))

@@ -18,6 +18,7 @@ from qsim.graph.plan import PlannedQuantizer
 from qsim.graph.snapshot import unchanged
 from qsim.hooks import hooked
 from qsim.quantizer import Quantizer
+from qsim.sharding import sharded_around, whole
 from qsim.table import decibel, text_table
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ class _Walk:
         self.sim, self.run = sim, run
         self.quantizers = sim.quantizers()
         self.rows = {key: TensorError(key, plan.role, plan.op, Deviation(), Deviation()) for key, plan in planned.items()}
-        self.weights = {key: attrgetter(plan.parameter)(sim.model) for key, plan in planned.items() if plan.parameter}
+        self.weights = {key: whole(attrgetter(plan.parameter)(sim.model)) for key, plan in planned.items() if plan.parameter}
         self.activations = [quantizer for key, quantizer in self.quantizers.items() if key not in self.weights]
         self.met: dict[_Call, bool] = {}  # calls of the float model, and whether the simulation made them too
 
@@ -174,7 +175,7 @@ class _Walk:
             self.rows[call[0]].local.add(x, quantizer.quantize(x))
             quantizer.enabled = False
 
-        with unchanged(self.sim), hooked(self.activations, before=look):
+        with unchanged(self.sim), sharded_around(self.sim), hooked(self.activations, before=look):
             self.sim.eval()
             for quantizer in self.quantizers.values():
                 quantizer.enabled = False
@@ -193,7 +194,7 @@ class _Walk:
                 self.met[call] = True
                 self.rows[call[0]].accumulated.add(expected, y)
 
-        with unchanged(self.sim), hooked(self.activations, after=look):
+        with unchanged(self.sim), sharded_around(self.sim), hooked(self.activations, after=look):
             self.sim.eval()
             return self.run()
 

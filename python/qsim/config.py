@@ -75,9 +75,7 @@ class Config:
         for override in self.overrides:
             if not isinstance(override, Override):
                 raise TypeError(f"Config: got {override!r} among overrides; expected Override (or use Config.override)")
-        if self.bias is None:
-            object.__setattr__(self, "bias", self.profile.bias != ())
-        if not isinstance(self.bias, bool):
+        if not isinstance(self.bias, bool | None):
             raise TypeError(f"Config: got bias={self.bias!r}; expected True, False, or None to leave it to the target")
         if not isinstance(self.batch_norm, str):
             object.__setattr__(self, "batch_norm", tuple(dict(self.batch_norm).items()))
@@ -170,7 +168,7 @@ class Config:
                     spec = override.apply(spec, role)
                 except ValueError as error:
                     raise ValueError(f"Config: override {override} does not fit the {role} of {site.name!r}: {error}") from None
-        return spec
+        return self.profile.signed(spec, role)
 
     def to_json(self) -> str:
         """The config as JSON text; lossless. A ValueError where an override has a predicate, which is code."""

@@ -35,6 +35,7 @@ def merge(quantizers: Mapping[str, Quantizer], weights: Mapping[str, Tensor], gr
     exact = [quantizer.observer for quantizer in seen.values() if not quantizer.spec.is_running]
     _reduce([observer.lowest for observer in exact], dist.ReduceOp.MIN, group)
     _reduce([observer.highest for observer in exact], dist.ReduceOp.MAX, group)
+    _reduce_or([observer.low_bits for observer in exact if observer._sketched], group)
     _average([end for observer in running for end in (observer.lowest, observer.highest)], group)
     _add_news(list(seen.values()), group)
 
@@ -48,7 +49,7 @@ def rank_local(quantizers: Mapping[str, Quantizer]) -> list[str]:
         f"{name}.{buffer}"
         for name, quantizer in quantizers.items()
         for buffer, _ in quantizer.named_buffers()
-        if buffer.endswith((".counters", ".sketch")) or (buffer.startswith("observer.") and not quantizer.spec.is_running)
+        if buffer.endswith((".counters", ".sketch", ".low_bits")) or (buffer.startswith("observer.") and not quantizer.spec.is_running)
     ]
 
 
@@ -108,6 +109,15 @@ def _reduce(tensors: list[Tensor], op: Any, group: dist.ProcessGroup | None) -> 
     dist.all_reduce(flat, op, group)
     for t, merged in zip(tensors, torch.split(flat, [t.numel() for t in tensors]), strict=True):
         t.copy_(merged.view(t.shape))
+
+
+def _reduce_or(bits: list[Tensor], group: dist.ProcessGroup | None) -> None:
+    """all_reduce of int32 numbers by OR, which NCCL lacks: the largest of each bit."""
+    places = torch.arange(31)
+    apart = [t.view(1) >> places.to(t.device) & 1 for t in bits]
+    _reduce(apart, dist.ReduceOp.MAX, group)
+    for t, merged in zip(bits, apart, strict=True):
+        t.copy_((merged << places.to(t.device)).sum())
 
 
 def _average(ends: list[Tensor], group: dist.ProcessGroup | None) -> None:

@@ -86,6 +86,12 @@ class Encoded(RangeState):
         return self._enabled and not (self.training if self._running else self._observing)
 
     @property
+    def grid_tensors(self) -> tuple[Tensor, Tensor]:
+        """`scale` and `zero_point`, without the detour of `nn.Module` attributes."""
+        scale = self._buffers.get("scale")
+        return self.scale if scale is None else scale, self._buffers["zero_point"]
+
+    @property
     def settings(self) -> tuple[TensorSpec, bool, int]:
         """What besides the encoding decides on the result; other ones after `train` and `eval` too."""
         return self._spec, self._enabled, self._turns

@@ -65,6 +65,8 @@ class Observer(RangeState):
         Elements, NaN, +Inf, -Inf of whole tensors.
     sketch : Tensor, int64 [16384], per tensor only
         Elements by sign, exponent and 5 mantissa bits; NaN and Inf are not in it.
+    low_bits : Tensor, int32 [], per tensor only
+        OR of the mantissa bits that the sketch leaves out: 0x30000 where all values were bfloat16.
 
     Examples
     --------
@@ -75,6 +77,11 @@ class Observer(RangeState):
     >>> encoding = observer.encoding(TensorSpec(), method="minmax")
     >>> encoding.zero_point.item()
     -64
+
+    Notes
+    -----
+    The sketch takes 128 KB and is part of the state dict: a model that was loaded can change its range method, go on calibrating and
+    merge with others, as the one that was saved. Counters have 64 bits because one bin may hold all values of a calibration.
     """
 
     _shape_key = "lowest"
@@ -82,6 +89,7 @@ class Observer(RangeState):
     highest: Tensor
     counters: Tensor
     sketch: Tensor
+    low_bits: Tensor
 
     def __init__(self, axis: Axes = None, block_size: Axes = None, shape: Sequence[int] | None = None, name: str = "") -> None:
         if block_size is not None and axis is None:
@@ -96,6 +104,7 @@ class Observer(RangeState):
         self.register_buffer("counters", torch.zeros(4, dtype=torch.int64, device=on))
         if self._sketched:
             self.register_buffer("sketch", torch.zeros(SKETCH_BINS, dtype=torch.int64, device=on))
+            self.register_buffer("low_bits", torch.zeros((), dtype=torch.int32, device=on))
 
     def forward(self, x: Tensor) -> Tensor:
         """Observe a tensor and return it, unchanged.
@@ -109,7 +118,7 @@ class Observer(RangeState):
         state = self._buffers
         ranges = state["lowest"], state["highest"], state["counters"]
         if self.axis is None:
-            torch.ops.qsim.observe_(x, *ranges, state["sketch"])
+            torch.ops.qsim.observe_(x, *ranges, state["sketch"], state["low_bits"])
         else:
             ops.observe_range_(x, *ranges, axis=self.axis, block_size=self.block_size)
         return x
@@ -141,6 +150,7 @@ class Observer(RangeState):
         self.counters.zero_()
         if self._sketched:
             self.sketch.zero_()
+            self.low_bits.zero_()
 
     def merge(self, other: Observer) -> None:
         """Add what another observer saw, as if this one had seen it too: exact, in any order.
@@ -167,6 +177,7 @@ class Observer(RangeState):
         self.counters.add_(other.counters.to(device))
         if self.axis is None:
             self.sketch.add_(other.sketch.to(device))
+            self.low_bits.bitwise_or_(other.low_bits.to(device))
 
     def encoding(
         self, spec: TensorSpec, method: str | None = None, *, percentile: float | None = None, gamma: float | None = None
@@ -215,6 +226,7 @@ class Observer(RangeState):
             method=spec.method,
             percentile=spec.percentile,
             gamma=spec.gamma,
+            low_bits=self.low_bits,
         )
         return encoding_of_range(low, high, spec)
 

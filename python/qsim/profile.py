@@ -105,10 +105,15 @@ class Profile:
         """`spec` with what the target decides for integers of this role."""
         if spec is None or spec.is_float:
             return spec
-        fields = self.decided(role)
-        if spec.signed is not None:
-            fields.pop("signed", None)
-        return dataclasses.replace(spec, **fields)
+        fields = {name: value for name, value in self.decided(role).items() if name != "signed"}
+        return self.signed(dataclasses.replace(spec, **fields), role)
+
+    def signed(self, spec: TensorSpec | None, role: str) -> TensorSpec | None:
+        """`spec` with the sign that the target gives to integers, where the spec leaves it open."""
+        sign = self.decided(role).get("signed")
+        if sign is None or spec is None or spec.is_float or spec.signed is not None:
+            return spec
+        return dataclasses.replace(spec, signed=sign)
 
     def known_range(self, op_type: str) -> tuple[float, float] | None:
         """The range of the results of an operation, if it is the same whatever the data."""

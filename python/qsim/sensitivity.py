@@ -16,6 +16,7 @@ from qsim.deviation import Deviation, float_tensors
 from qsim.graph.snapshot import unchanged
 from qsim.progress import progress
 from qsim.scores import ScoreFile, digest
+from qsim.sharding import sharded_around, whole
 from qsim.table import text_table
 
 if TYPE_CHECKING:
@@ -35,17 +36,15 @@ class Score:
         The quantizer's key, or with ``groups="operation"`` the operation's name.
     keys : tuple of str
         The quantizers that were on.
+    operation : str
+        Name of the operation that they belong to, as a pattern for `Config.override`.
     value : float
     """
 
     name: str
     keys: tuple[str, ...]
+    operation: str
     value: float
-
-    @property
-    def operations(self) -> tuple[str, ...]:
-        """The operations' names, as patterns for `Config.override` and `QuantSim.disable`."""
-        return tuple(dict.fromkeys(glob.escape(operation_of(key)) for key in self.keys))
 
 
 @dataclass(frozen=True)
@@ -74,15 +73,15 @@ class Sensitivity:
         return sorted(self.scores, key=lambda score: (not math.isnan(score.value), sign * score.value))
 
     def worst(self, count: int) -> list[str]:
-        """Names of the `count` most sensitive operations, as patterns for `Config.override` and `QuantSim.disable`.
+        """Names of the `count` most sensitive operations, as patterns for `Config.override`.
 
         Examples
         --------
-        >>> scores = [Score("fc.weight", ("fc.weight",), 0.91), Score("stem.weight", ("stem.weight",), 0.62)]
+        >>> scores = [Score("fc.weight", ("fc.weight",), "fc", 0.91), Score("stem.weight", ("stem.weight",), "stem", 0.62)]
         >>> Sensitivity(scores, baseline=0.95, quantized=0.6, higher_is_better=True).worst(1)
         ['stem']
         """
-        return list(dict.fromkeys(name for score in self.ranked() for name in score.operations))[:count]
+        return list(dict.fromkeys(score.operation for score in self.ranked()))[:count]
 
     def lost(self, value: float) -> float:
         """How much worse than float a value of the metric is; negative where it is better."""
@@ -105,11 +104,6 @@ def _lost_text(lost: float) -> str:
     return "" if math.isinf(lost) else f"{lost:.3g}"  # of dB beside +Inf nothing can be said
 
 
-def operation_of(key: str) -> str:
-    """Name of the operation that a quantizer belongs to: "layer1.0.conv1" of "layer1.0.conv1.weight"; inputs are their own."""
-    return key.rpartition(".")[0] or key
-
-
 def output_sqnr(sim: QuantSim, data: Iterable[Any]) -> float:
     """SQNR in dB of what the model returns beside what it returns in float, over all batches. Higher is better; +Inf in float."""
     if isinstance(data, (torch.Tensor, Mapping, str)) or not isinstance(data, Iterable):
@@ -117,8 +111,8 @@ def output_sqnr(sim: QuantSim, data: Iterable[Any]) -> float:
     deviation = Deviation()
     for batch in data:
         with sim.float():
-            expected = sim._forward_batch(sim.model, batch)
-        for x, y in zip(float_tensors(expected), float_tensors(sim._forward_batch(sim.model, batch)), strict=True):
+            expected = sim._forward_batch(sim, batch)
+        for x, y in zip(float_tensors(expected), float_tensors(sim._forward_batch(sim, batch)), strict=True):
             deviation.add(x, y)
     return deviation.sqnr
 
@@ -128,8 +122,10 @@ def measured(sim: QuantSim, metric: Metric, groups: str) -> dict[str, str]:
     quantizers = sim.quantizers()
     return {
         "config": hashlib.sha256(sim.config.to_json().encode()).hexdigest(),
-        "weights": digest(sim.model.state_dict().items()),
-        "encodings": digest((f"{key}.{name}", getattr(q, name)) for key, q in quantizers.items() for name in ("scale", "zero_point")),
+        "weights": digest((name, whole(tensor)) for name, tensor in sim.model.state_dict().items()),
+        "encodings": digest(
+            (f"{key}.{name}", whole(getattr(q, name))) for key, q in quantizers.items() for name in ("scale", "zero_point")
+        ),
         "enabled quantizers": hashlib.sha256(repr([key for key, q in quantizers.items() if q.enabled]).encode()).hexdigest(),
         "groups": groups,
         "metric": getattr(metric, "__qualname__", type(metric).__qualname__),
@@ -144,7 +140,8 @@ def measure(sim: QuantSim, data: Any, metric: Metric, *, higher_is_better: bool,
             "give a list or a DataLoader"
         )
     quantizers = {key: quantizer for key, quantizer in sim.quantizers().items() if quantizer.enabled}
-    members = _members(quantizers, groups)
+    operations = {key: sim._planned[key].operation for key in quantizers}
+    members = _members(operations, groups)
 
     def score(name: str, on: Collection[str]) -> float:
         if name not in file.scores:
@@ -153,19 +150,19 @@ def measure(sim: QuantSim, data: Any, metric: Metric, *, higher_is_better: bool,
             file.add(name, float(metric(sim, data)))
         return file.scores[name]
 
-    with unchanged(sim), torch.no_grad():
+    with unchanged(sim), sharded_around(sim), torch.no_grad():
         sim.eval()
         whole = score("(float)", ()), score("(quantized)", quantizers)
         each = progress(members.items(), total=len(members), title="sensitivity", unit="group", show=show)
-        scores = [Score(name, tuple(keys), score(name, keys)) for name, keys in each]
+        scores = [Score(name, tuple(keys), glob.escape(operations[keys[0]]), score(name, keys)) for name, keys in each]
     return Sensitivity(scores, *whole, higher_is_better)
 
 
-def _members(keys: Iterable[str], groups: str) -> dict[str, list[str]]:
-    """Keys by group."""
+def _members(operations: Mapping[str, str], groups: str) -> dict[str, list[str]]:
+    """Keys of quantizers by group; `operations` are theirs by key."""
     if groups not in GROUPS:
         raise ValueError(f"QuantSim.sensitivity: got groups={groups!r}; expected one of {', '.join(map(repr, GROUPS))}")
     found: dict[str, list[str]] = {}
-    for key in keys:
-        found.setdefault(key if groups == "quantizer" else operation_of(key), []).append(key)
+    for key, operation in operations.items():
+        found.setdefault(key if groups == "quantizer" else operation, []).append(key)
     return found

@@ -104,7 +104,9 @@ class Distribution:
         """How many elements lie below `low` or above `high`, for a range that holds 0: exactly none where it holds the range observed,
         exact too where a bin of the sketch ends, and elsewhere within the counts of the two bins that the ends cut."""
         below, _ = _below(*self._sketch(), torch.tensor([low, high, torch.inf], dtype=torch.float64))
-        return float(below[0] + below[2] - below[1])
+        under = below[0] if low > self.lowest else 0.0
+        over = below[2] - below[1] if high < self.highest else 0.0
+        return float(under + over)
 
     def _sketch(self) -> tuple[Tensor, Tensor, Tensor]:
         sketch = torch.zeros(SKETCH_BINS, dtype=torch.int64)

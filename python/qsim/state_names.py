@@ -5,6 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from qsim.batch_norm import fold_state
+from qsim.graph.batch_norm import Fold, NotFoldable
 
 _MODEL = "model."
 
@@ -13,12 +17,13 @@ class NamedAsTheModel(nn.Module):
     """Base of `QuantSim`: leaves the name of its child `model` out of state dicts.
 
     So a state dict is that of the model plus the quantizers' entries (``quantization.*``), and loads both ways: a float checkpoint
-    into a simulation (quantizers keep what they have), and, with ``strict=False``, a simulation's into the float model.
+    into a simulation (its BatchNorms are folded as those of the model were; quantizers keep what they have), and, with
+    ``strict=False``, a simulation's into the float model.
     """
 
     model: nn.Module
     quantization: nn.Module
-    _folded: dict[str, str]  # BatchNorms that the model no longer has, with the layer that took each over
+    _folds: tuple[tuple[Fold, _BatchNorm], ...]
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,18 +33,13 @@ class NamedAsTheModel(nn.Module):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         own = tuple(f"{prefix}quantization.{name}." for name, _ in self.quantization.named_children())
         models = [key for key in state_dict if key.startswith(prefix) and not key.startswith(own)]
-        unfit = {key.removeprefix(prefix).rpartition(".")[0] for key in models} & self._folded.keys()
-        if unfit:
-            bn = min(unfit)
+        named = {key.removeprefix(prefix): state_dict.pop(key) for key in models}
+        try:
+            fold_state(self.model, self._folds, named)
+        except NotFoldable as error:
             error_messages: list[str] = args[-1]
-            error_messages.append(
-                f"qsim: the state has BatchNorm '{bn}', which is folded into '{self._folded[bn]}' here ({len(unfit)} of them in all). "
-                "Load it into the float model, and make the simulation from that."
-            )
-            for key in models:
-                del state_dict[key]
-        else:
-            state_dict.update({f"{prefix}{_MODEL}{key.removeprefix(prefix)}": state_dict.pop(key) for key in models})
+            error_messages.append(f"qsim: {error}")
+        state_dict.update({f"{prefix}{_MODEL}{name}": t for name, t in named.items()})
         if not any(key.startswith(own) for key in state_dict):  # a float checkpoint: strict is about the model
             state_dict.update({f"{prefix}quantization.{key}": t for key, t in self.quantization.state_dict().items()})
         super()._load_from_state_dict(state_dict, prefix, *args)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from os import PathLike
 
-from torch import nn
+from torch import Tensor, nn
 
 from qsim.clipping import clipped_share_of, clipped_share_seen
 from qsim.encoding import Encoding
@@ -16,6 +16,7 @@ from qsim.format_counts import FormatCounts
 from qsim.graph.plan import LeftFloat, PlannedBias, PlannedQuantizer
 from qsim.observer import Observer
 from qsim.quantizer import Quantizer
+from qsim.sharding import is_sharded
 from qsim.sketch import Distribution
 from qsim.spec import TensorSpec
 from qsim.table import percent, text_table
@@ -57,7 +58,7 @@ class Row:
         What rounding to float16 or bfloat16 does.
     enabled : bool
     distribution : Distribution or None
-        Of what was observed, of a weight as it is now.
+        Of what was observed, of a weight as it is now; None without a sketch, and of a weight that FSDP shards, as `clipped` then.
     """
 
     key: str
@@ -211,15 +212,11 @@ def summarize(
 def _row(plan: PlannedQuantizer, quantizer: Quantizer, model: nn.Module) -> Row:
     spec, encoding, counts = quantizer.spec, quantizer.encoding, quantizer.counts
     weight = attrgetter(plan.parameter)(model) if plan.parameter else None
-    seen = quantizer.observer
-    if weight is not None:
-        seen = Observer().to(weight.device)
-        seen(weight.detach())
-    finite = counts.elements > counts.nonfinite
-    distribution = Distribution.of(seen.sketch, seen.lowest, seen.highest) if hasattr(seen, "sketch") and seen.min <= seen.max else None
-    if encoding is None:
-        clipped = None
-    else:
+    if weight is not None and is_sharded(weight):
+        weight = None  # gathering it takes every rank, and a summary may be printed by one
+    distribution = _distribution(quantizer.observer if weight is None else Observer().to(weight.device), weight)
+    clipped = None
+    if encoding is not None:
         clipped = clipped_share_seen(quantizer, encoding, distribution) if weight is None else clipped_share_of(weight, quantizer)
     return Row(
         plan.key,
@@ -232,13 +229,22 @@ def _row(plan: PlannedQuantizer, quantizer: Quantizer, model: nn.Module) -> Row:
         quantizer.enabled,
         scale=(encoding.scale.min().item(), encoding.scale.max().item()) if encoding is not None and spec.has_scale else None,
         **_ends(encoding),
-        observed=(quantizer.min.min().item(), quantizer.max.max().item()) if finite else None,
+        observed=(quantizer.min.min().item(), quantizer.max.max().item()) if counts.elements > counts.nonfinite else None,
         elements=counts.elements,
         nonfinite=counts.nonfinite,
         clipped=clipped,
         format_counts=quantizer.format_counts,
         distribution=distribution,
     )
+
+
+def _distribution(observer: Observer, weight: Tensor | None) -> Distribution | None:
+    """Of what the observer saw, or of the weight as the observer sees it; None without a sketch, or without anything finite."""
+    if weight is not None:
+        observer(weight.detach())
+    if "sketch" not in observer._buffers or not bool(observer.lowest <= observer.highest):
+        return None
+    return Distribution.of(observer.sketch, observer.lowest, observer.highest)
 
 
 def _ends(encoding: Encoding | None) -> dict[str, float]:

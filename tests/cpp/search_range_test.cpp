@@ -1,5 +1,6 @@
 #include "qsim/search_range.h"
 
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <random>
@@ -30,17 +31,19 @@ RangeSearch with(QuantGrid grid, RangeMethod method) {
 
 Ends from_sketch(const std::vector<float>& x, RangeSearch search, Level level) {
   std::vector<std::int64_t> sketch(qsim::kSketchBins);
+  std::uint32_t low_bits = 0;
   Ends seen{INFINITY, -INFINITY};
   for (float value : x) {
     std::uint32_t bits;
     std::memcpy(&bits, &value, sizeof bits);
     ++sketch[bits >> 18];
+    low_bits |= bits & qsim::kLowBits;
     seen = {std::min(seen.low, value), std::max(seen.high, value)};
   }
   const auto& kernels = qsim::cpu::search_range_kernels(level);
   std::vector<std::byte> workspace(kernels.workspace_bytes);
   Ends chosen;
-  kernels.run(seen.low, seen.high, sketch.data(), search, workspace.data(), &chosen.low, &chosen.high);
+  kernels.run(seen.low, seen.high, sketch.data(), low_bits, search, workspace.data(), &chosen.low, &chosen.high);
   return chosen;
 }
 
@@ -61,10 +64,16 @@ std::vector<float> normal(int n, float scale = 1) {
   return x;
 }
 
+std::vector<float> with_mantissa(std::vector<float> x, int bits) {
+  for (float& value : x) value = std::bit_cast<float>(std::bit_cast<std::uint32_t>(value) & ~0u << (23 - bits));
+  return x;
+}
+
 }  // namespace
 
 TEST_CASE("every level chooses the same range") {
-  for (const auto& x : {normal(1), normal(37), normal(5000), normal(5000, 1e30f), normal(5000, 1e-36f)}) {
+  for (const auto& x : {normal(1), normal(37), normal(5000), normal(5000, 1e30f), normal(5000, 1e-36f),
+                        with_mantissa(normal(5000), 7), with_mantissa(normal(5000), 10)}) {
     for (RangeMethod method : kMethods) {
       for (QuantGrid grid : {kInt8, kInt8Symmetric, kInt4Symmetric, QuantGrid{0, 65535, false}}) {
         const RangeSearch search = with(grid, method);
@@ -126,16 +135,19 @@ TEST_CASE("few levels clip the tails, an outlier does not rule") {
 }
 
 TEST_CASE("a sketch in which every bin is occupied fits the workspace") {
-  std::vector<float> x;
-  for (std::uint32_t bin = 0; bin < qsim::kSketchBins; ++bin) {
-    const std::uint32_t bits = bin << 18 | 12345;
-    float value;
-    std::memcpy(&value, &bits, sizeof value);
-    if (std::isfinite(value)) x.push_back(value);
-  }
-  for (Level level : runnable_levels()) {
-    const Ends chosen = from_sketch(x, with(kInt8, RangeMethod::mse), level);
-    CHECK(std::isfinite(chosen.low));
-    CHECK(chosen.low < chosen.high);
+  constexpr QuantGrid kWidest{INT32_MIN, INT32_MAX, true};
+  for (std::uint32_t low_bits : {12345u, 0u, 1u << 17, 1u << 16, 1u << 15, 1u << 14, 1u << 13, 1u << 12}) {
+    std::vector<float> x;
+    for (std::uint32_t bin = 0; bin < qsim::kSketchBins; ++bin) {
+      const auto value = std::bit_cast<float>(bin << 18 | low_bits);
+      if (std::isfinite(value)) x.push_back(value);
+    }
+    for (QuantGrid grid : {kInt8, QuantGrid{-32768, 32767, true}, QuantGrid{-32768, 32767, false}, kWidest}) {
+      for (Level level : runnable_levels()) {
+        const Ends chosen = from_sketch(x, with(grid, RangeMethod::mse), level);
+        CHECK(std::isfinite(chosen.low));
+        CHECK(chosen.low < chosen.high);
+      }
+    }
   }
 }

@@ -52,23 +52,22 @@ void check_sums(double any, double p) {
   Grads<T> grads(any);
   std::vector<double> power;
   std::vector<std::int64_t> nonfinite(grads.table.grads);
-  double total = 0;
+  std::vector<double> powers(grads.table.grads);
   grads.for_each_chunk([&](int g, std::int64_t i, std::int64_t n) {
     const GradSum sum =
         qsim::cpu::clip_grad_kernels().sum[static_cast<int>(kElementOf<T>)](grads.host[g].data() + i, n, p);
     power.push_back(sum.power);
     nonfinite[g] += sum.nonfinite;
-    total = qsim::join_powers(total, sum.power, p);
+    powers[g] = qsim::join_powers(powers[g], sum.power, p);
   });
-  const DeviceArray<double> device_power(power.size()), device_total(1);
+  const DeviceArray<double> device_power(power.size()), device_powers(powers.size());
   const DeviceArray<std::int64_t> device_nonfinite(nonfinite.size());
   require(qsim::cuda::sum_grads(grads.table, p, device_power.data(), device_nonfinite.data(), nullptr));
-  require(
-      qsim::cuda::join_grad_sums(device_power.data(), static_cast<int>(power.size()), p, device_total.data(), nullptr));
+  require(qsim::cuda::join_grad_sums(grads.table, p, device_power.data(), device_powers.data(), nullptr));
   CHECK(device_nonfinite.host() == nonfinite);
   const std::vector<double> got = device_power.host();
   for (std::size_t i = 0; i < power.size(); ++i) CHECK(got[i] == Approx(power[i]).epsilon(1e-13));
-  CHECK(device_total.host()[0] == Approx(total).epsilon(1e-13));
+  for (std::size_t g = 0; g < powers.size(); ++g) CHECK(device_powers.host()[g] == Approx(powers[g]).epsilon(1e-13));
 }
 
 template <class T>
@@ -88,7 +87,9 @@ void check_scaling(double any, double max_norm, NonFinitePolicy policy) {
   });
   std::vector<std::int64_t> counts(70);
   counts[5] = sum.nonfinite;
-  const DeviceArray<double> power(std::vector<double>{sum.power});
+  std::vector<double> powers(70);
+  powers[69] = sum.power;
+  const DeviceArray<double> power(powers);
   const DeviceArray<std::int64_t> device_counts(counts);
   const DeviceArray<GradScaling> plan(1);
   const DeviceArray<float> norm(1);
@@ -123,6 +124,6 @@ TEST_CASE("no gradients with elements, no launch") {
   CHECK(qsim::cuda::sum_grads(table, 2, nullptr, nullptr, nullptr) == cudaSuccess);
   CHECK(qsim::cuda::scale_grads(table, nullptr, nullptr) == cudaSuccess);
   const DeviceArray<double> total(std::vector<double>{7});
-  require(qsim::cuda::join_grad_sums(nullptr, 0, 2, total.data(), nullptr));
+  require(qsim::cuda::join_grad_sums(table, 2, nullptr, total.data(), nullptr));
   CHECK(total.host()[0] == 0);
 }

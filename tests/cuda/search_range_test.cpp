@@ -39,18 +39,20 @@ std::vector<std::vector<T>> inputs() {
 TEST_CASE("ranges from sketches equal the CPU's") {
   std::vector<float> lowest, highest;
   std::vector<std::int64_t> sketches;
+  std::vector<std::int32_t> low_bits;
   for (const std::vector<float>& x : inputs<float>()) {
     qsim::FiniteRange range;
     qsim::NonFinite others;
     sketches.resize(sketches.size() + qsim::kSketchBins);
     qsim::cpu::observe_kernels().directly[0](x.data(), static_cast<std::int64_t>(x.size()), range, others,
-                                             &*sketches.end() - qsim::kSketchBins);
+                                             {&*sketches.end() - qsim::kSketchBins, &low_bits.emplace_back()});
     lowest.push_back(range.lowest);
     highest.push_back(range.highest);
   }
   const auto count = static_cast<std::int64_t>(lowest.size());
   const DeviceArray<float> device_lowest(lowest), device_highest(highest);
   const DeviceArray<std::int64_t> device_sketches(sketches);
+  const DeviceArray<std::int32_t> device_bits(low_bits);
   for (RangeMethod method : kMethods) {
     for (QuantGrid grid : kGrids) {
       CAPTURE(static_cast<int>(method), grid.quant_min, grid.symmetric);
@@ -59,15 +61,15 @@ TEST_CASE("ranges from sketches equal the CPU's") {
       std::vector<std::byte> workspace(kernels.workspace_bytes);
       std::vector<float> low(count), high(count);
       for (std::int64_t i = 0; i < count; ++i) {
-        kernels.run(lowest[i], highest[i], sketches.data() + i * qsim::kSketchBins, search, workspace.data(), &low[i],
-                    &high[i]);
+        kernels.run(lowest[i], highest[i], sketches.data() + i * qsim::kSketchBins,
+                    static_cast<std::uint32_t>(low_bits[i]), search, workspace.data(), &low[i], &high[i]);
       }
       const std::size_t bytes = qsim::cuda::search_range_workspace_bytes(count);
       const DeviceArray<std::uint8_t> device_workspace(std::vector<std::uint8_t>(bytes, 0xa5));
       const DeviceArray<float> device_low(count), device_high(count);
-      require(qsim::cuda::search_range(device_lowest.data(), device_highest.data(), device_sketches.data(), count,
-                                       search, device_workspace.data(), device_low.data(), device_high.data(),
-                                       nullptr));
+      require(qsim::cuda::search_range(device_lowest.data(), device_highest.data(), device_sketches.data(),
+                                       device_bits.data(), count, search, device_workspace.data(), device_low.data(),
+                                       device_high.data(), nullptr));
       CHECK(differences(device_low.host(), low) == 0);
       CHECK(differences(device_high.host(), high) == 0);
     }

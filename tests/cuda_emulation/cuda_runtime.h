@@ -116,6 +116,10 @@ T atomicCAS(T* to, T expected, T x) {
   return expected;
 }
 template <class T>
+T atomicOr(T* to, T x) {
+  return std::atomic_ref<T>(*to).fetch_or(x);
+}
+template <class T>
 T atomicMin(T* to, T x) {
   T old = std::atomic_ref<T>(*to).load();
   while (x < old && !std::atomic_ref<T>(*to).compare_exchange_weak(old, x)) {

@@ -6,13 +6,17 @@
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   fuzz::Input input(data, size);
   const qsim::RangeSearch search = fuzz::range_search(input);
-  const auto x = fuzz::observed_elements<float>(input, input.between(0, 200));
+  auto x = fuzz::observed_elements<float>(input, input.between(0, 200));
+  const std::uint32_t mask = ~0u << input.between(0, 20);  // values with few mantissa bits
+  for (float& e : x) e = std::bit_cast<float>(std::bit_cast<std::uint32_t>(e) & mask);
   fuzz::Observed seen(1);
   std::vector<std::int64_t> sketch(qsim::kSketchBins);
-  const bool many = input.flip();
+  const bool many = input.flip(), known = input.flip();
+  std::uint32_t low_bits = known ? 0 : qsim::kLowBits;
   for (float e : x) {
     seen.add(e, 0);
     if (std::isfinite(e)) {
+      low_bits |= std::bit_cast<std::uint32_t>(e) & qsim::kLowBits;
       sketch[e == 0 ? 0 : std::bit_cast<std::uint32_t>(e) >> 18] += many ? 1 + static_cast<int>(input.bits(2)) : 1;
     }
   }
@@ -22,7 +26,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     const auto& kernels = qsim::cpu::search_range_kernels(level);
     std::vector<double> workspace(kernels.workspace_bytes / sizeof(double) + 1);
     float low, high;
-    kernels.run(lowest, highest, sketch.data(), search, workspace.data(), &low, &high);
+    kernels.run(lowest, highest, sketch.data(), low_bits, search, workspace.data(), &low, &high);
     if (level == qsim::cpu::Level::baseline) first_low = low, first_high = high;
     fuzz::require_same(low, first_low, level, "low", 0);
     fuzz::require_same(high, first_high, level, "high", 0);

@@ -16,6 +16,10 @@ def range_state(x, axis, block_size):
     return torch.full(shape, torch.inf), torch.full(shape, -torch.inf), torch.zeros(4, dtype=torch.int64)
 
 
+def sketch_state():
+    return torch.zeros(16384, dtype=torch.int64), torch.zeros((), dtype=torch.int32)
+
+
 def device_calls():
     """Pairs (operator, a call of it that gives the same again)."""
     x = torch.randn(64, 3, 33, 35, device="cuda")
@@ -24,7 +28,7 @@ def device_calls():
     grad, mask = torch.randn_like(x), QINT.fake_quantize_with_mask(x, *one, -8, 7)[1]
     state = [t.cuda() for t in range_state(x, None, None)]
     per_channel = [t.cuda() for t in range_state(x, 1, None)]
-    sketch = torch.zeros(16384, dtype=torch.int64, device="cuda")
+    sketch, low_bits = (t.cuda() for t in sketch_state())
     rows = torch.randn(40, 100, device="cuda")
     q = ops.quantize(x, *one, -8, 7)
     packed = ops.pack_int4(q)
@@ -40,8 +44,8 @@ def device_calls():
     yield "learnable_backward", lambda: QINT.fake_quantize_learnable_backward(grad, x, *channel, -8, 7, axis=1)
     yield "observe_range", lambda: ops.observe_range_(x, *state) or state[0].clone()
     yield "observe_range per channel", lambda: ops.observe_range_(x, *per_channel, axis=1) or per_channel[0].clone()
-    yield "observe", lambda: ops.observe_(x, *state, sketch) or state[1].clone()
-    yield "search_range", lambda: ops.search_range(state[0], state[1], sketch, -128, 127)
+    yield "observe", lambda: ops.observe_(x, *state, sketch, low_bits) or state[1].clone()
+    yield "search_range", lambda: ops.search_range(state[0], state[1], sketch, -128, 127, low_bits=low_bits)
     yield "search_range_data", lambda: ops.search_range_data(x[0], -128, 127, axis=0)
     yield "search_range_weights", lambda: [*itertools.chain(*ops.search_range_weights([rows, x[0]], -8, 7, axis=0))]
     yield "quantize", lambda: ops.quantize(x, *channel, -128, 127, axis=1)

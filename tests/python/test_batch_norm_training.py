@@ -278,9 +278,11 @@ def test_reestimation_leaves_broken_batches_out(value):
         assert other.reestimate_batch_norms([batches()[0], broken, batches()[2]], progress=False) == dict.fromkeys(LAYERS, 2)
     torch.testing.assert_close(other.model.state_dict(), clean.model.state_dict(), rtol=0, atol=0)
     before = copy.deepcopy(other.model.state_dict())
-    with pytest.raises(CalibrationError, match=r"no batch of 1 tells the statistics of BatchNorm 'bn1' \(every batch holds NaN or Inf"):
-        with other.float():
-            other.reestimate_batch_norms([broken], progress=False)
+    with (
+        pytest.raises(CalibrationError, match=r"no batch of 1 tells the statistics of BatchNorm 'bn1' \(every batch holds NaN or Inf"),
+        other.float(),
+    ):
+        other.reestimate_batch_norms([broken], progress=False)
     with pytest.raises(CalibrationError, match="reestimate_batch_norms got no batch"):
         other.reestimate_batch_norms([], progress=False)
     with pytest.raises(ValueError, match="BatchNorm 'bn4' got one value per channel"):

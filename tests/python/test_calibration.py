@@ -3,6 +3,7 @@
 import copy
 import random
 import sys
+import time
 from collections import OrderedDict
 
 import pytest
@@ -322,11 +323,54 @@ def test_progress_bar(installed, monkeypatch, capsys):
     assert ("calibrate" in capsys.readouterr().err) == installed
 
 
+class Slow(nn.Module):
+    """Sleeps before an operation."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        time.sleep(0.2)
+        return x + 1.0
+
+
+def test_seconds_are_those_of_their_stage(monkeypatch):
+    def slowly():
+        time.sleep(0.1)
+        yield ROWS
+
+    sim = simulated(Slow())
+    seconds = sim.calibrate(slowly(), progress=False).seconds
+    assert seconds["data"] >= 0.1
+    assert seconds["forward"] >= 0.2
+    observe = qsim.Observer.forward
+    monkeypatch.setattr(qsim.Observer, "forward", lambda observer, x: time.sleep(0.3) or observe(observer, x))
+    seconds = simulated(nn.Sequential(nn.Sigmoid())).calibrate([ROWS], progress=False).seconds
+    assert seconds["observing"] >= 0.6  # the input, the output
+
+
+def test_memory_is_what_the_forward_raised_the_peak_to():
+    taken = 256 << 20
+
+    def forward(model, batch):
+        torch.ones(taken, dtype=torch.uint8)
+        model(batch)
+
+    before = simulated().calibrate([ROWS], progress=False).memory["process"].peak
+    memory = simulated().calibrate([ROWS], forward, progress=False).memory["process"]
+    assert memory.peak >= before
+    assert memory.raised <= memory.peak - before + (64 << 20)
+    if before < 2 * taken:  # nothing else that ran in this process needed as much
+        assert memory.peak >= taken
+
+
 def test_report():
     sim = simulated()
     report = sim.calibrate([ROWS], progress=False)
     assert report.problems == []
     assert report.counts.keys() == sim.quantizers().keys()
     assert report.seconds.keys() == {"data", "forward", "observing", "search"}
+    assert all(seconds >= 0 for seconds in report.seconds.values())
+    assert report.seconds["observing"] > 0
+    assert report.memory["process"].peak > 1 << 20
+    assert report.memory["process"].raised >= 0
+    assert f"peak memory of process {report.memory['process'].peak / 2**20:.0f} MiB" in str(report)
     assert "1 batches" in str(report)
     assert copy.deepcopy(report) == report

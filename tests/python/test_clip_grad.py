@@ -197,13 +197,27 @@ def test_policies():
         torch.testing.assert_close(parameter.grad, grad, rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.parametrize("norm_type", NORMS)
+def test_norms_of_each_gradient(norm_type):
+    grads = gradients([(300,), (40000,), (0,), (3, 5)], DTYPES, broken=0.01)
+    finite = [grad[grad.isfinite()].double() for grad in grads]
+    expected = [torch.linalg.vector_norm(x, norm_type).item() if x.numel() else 0.0 for x in finite]
+    named = {f"layer{i}": p for i, p in enumerate(parameters(grads))}
+    report = qsim.ClipReport()
+    qsim.clip_grad_norm_(named.items(), 1.0, norm_type, nonfinite="zero", report=report)
+    norms = report.per_parameter()
+    assert list(norms) == [repr(name) for name in named]
+    assert list(norms.values()) == pytest.approx(expected, rel=1e-12)
+    assert report.norms.shape == (4,)
+
+
 def test_groups_of_several_devices_join():
     for norm_type in NORMS:
         for nonfinite, broken in [("skip", 0.0), ("zero", 0.1), ("skip", 0.1)]:
             whole = gradients([(30,), (40,), (50,)], [torch.float32, torch.float64, torch.bfloat16], broken=broken)
             grouped = [grad.clone() for grad in whole]
             norm, counts = qsim.ops.clip_grad_(whole, 0.5, norm_type=norm_type, nonfinite=nonfinite)
-            got, got_counts = _clip([grouped[:1], grouped[1:]], 0.5, norm_type, nonfinite)
+            got, _, got_counts = _clip([grouped[:1], grouped[1:]], 0.5, norm_type, nonfinite)
             torch.testing.assert_close(got, norm, equal_nan=True)
             assert torch.equal(got_counts, counts)
             torch.testing.assert_close(grouped, whole)
@@ -215,8 +229,8 @@ def test_opcheck(dtypes, nonfinite):
     grads = gradients([(3, 4), (5,)], dtypes)
     torch.library.opcheck(torch.ops.qsim.clip_grad_.default, (grads, 0.5), {"nonfinite": nonfinite})
     torch.library.opcheck(torch.ops.qsim.grad_power_sum.default, (grads,), {"norm_type": 1.0})
-    power_sum, counts = qsim.ops.grad_power_sum(grads)
-    torch.library.opcheck(torch.ops.qsim.scale_grad_.default, (grads, power_sum, counts, 0.5))
+    powers, counts = qsim.ops.grad_power_sum(grads)
+    torch.library.opcheck(torch.ops.qsim.scale_grad_.default, (grads, powers, counts, 0.5))
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

@@ -1,7 +1,11 @@
 """torch.compile in one graph: outputs and gradients are those of eager."""
 
+import copy
+import dataclasses
+
 import pytest
 import torch
+import torch.utils.checkpoint
 from models import ConvNet, Perceptron, seeded
 
 import qsim
@@ -82,6 +86,60 @@ def test_learnable_scales():
         seeded(Perceptron), x, qsim.Config(weight=qsim.TensorSpec(bits=4, symmetric=True, axis=0, learnable=True), activation=spec)
     )
     sim.calibrate([x], progress=False)
+    expected, gradients = outputs_and_gradients(sim, sim, x)
+    found, compiled_gradients = outputs_and_gradients(sim, torch.compile(sim, fullgraph=True, backend="aot_eager"), x)
+    assert torch.equal(found, expected)
+    for ours, theirs in zip(compiled_gradients, gradients, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast(dtype, training):
+    model, x = seeded(ConvNet), torch.randn(4, 1, 12, 12)
+    model.dropout.p = 0.0
+    sim = qsim.QuantSim(model, x)
+    sim.calibrate([x], progress=False)
+    sim.train(training)
+    compiled = torch.compile(sim, fullgraph=True, backend="aot_eager")
+    with torch.autocast("cpu", dtype):
+        expected, gradients = outputs_and_gradients(sim, sim, x)
+        found, compiled_gradients = outputs_and_gradients(sim, compiled, x)
+    assert found.dtype is dtype
+    assert torch.equal(found, expected)
+    for ours, theirs in zip(compiled_gradients, gradients, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-2, atol=1e-3)
+
+
+def test_running_ranges_move_as_in_eager():
+    config = qsim.int8()
+    config = dataclasses.replace(config, activation=dataclasses.replace(config.activation, method="ema", averaging=0.5))
+    x = torch.randn(16, 6)
+    sim = qsim.QuantSim(seeded(Perceptron), x, config)
+    sim.calibrate([x], progress=False)
+    eager = copy.deepcopy(sim).train()
+    compiled = torch.compile(sim.train(), fullgraph=True, backend="aot_eager")
+    before = sim.encodings()
+    for factor in (2.0, 0.1):
+        assert torch.equal(compiled(x * factor), eager(x * factor))
+    assert sim.encodings() == eager.encodings()
+    assert sim.encodings() != before
+
+
+class Checkpointed(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = seeded(Perceptron), torch.nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.utils.checkpoint.checkpoint(self.first, x, use_reentrant=False))
+
+
+def test_checkpointing():
+    x = torch.randn(16, 6)
+    sim = qsim.QuantSim(Checkpointed().eval(), x)
+    sim.calibrate([x], progress=False)
+    sim.train()
     expected, gradients = outputs_and_gradients(sim, sim, x)
     found, compiled_gradients = outputs_and_gradients(sim, torch.compile(sim, fullgraph=True, backend="aot_eager"), x)
     assert torch.equal(found, expected)

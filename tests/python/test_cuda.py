@@ -5,7 +5,7 @@ Sums of gradients alone are compared with a tolerance (docs/numerics.md, section
 
 import pytest
 import torch
-from cuda_calls import QINT, range_state
+from cuda_calls import QINT, range_state, sketch_state
 from models import ConvNet, seeded
 from test_fake_quantize import DTYPES, elements, parameters
 
@@ -119,7 +119,7 @@ def test_observers(dtype, layout):
     for shape, axis, block_size in CASES:
         x = elements(shape, dtype, layout)
         check_same_bits(observe_range, x, *range_state(x, axis, block_size), axis=axis, block_size=block_size)
-        check_same_bits(observe, x, *range_state(x, None, None), torch.zeros(16384, dtype=torch.int64))
+        check_same_bits(observe, x, *range_state(x, None, None), *sketch_state())
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -183,16 +183,19 @@ def counted(x, name, counts, squares, saturate):
 def test_ranges_and_their_encodings(symmetric):
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(9, 3000, generator=generator) * torch.logspace(-30, 30, 9)[:, None]
-    sketches, ends = [], []
+    sketches, low_bits, ends = [], [], []
     for row in x:
-        state = (*range_state(row, None, None), torch.zeros(16384, dtype=torch.int64))
+        state = (*range_state(row, None, None), *sketch_state())
         ops.observe_(row, *state)
         ends.append(torch.stack(state[:2]))
         sketches.append(state[3])
+        low_bits.append(state[4])
     lowest, highest = torch.stack(ends, 1).contiguous()
     for method in ("minmax", "percentile", "mse", "tf_enhanced"):
         options = {"symmetric": symmetric, "method": method}
-        check_same_bits(ops.search_range, lowest, highest, torch.stack(sketches), -128, 127, **options)
+        sketched = lowest, highest, torch.stack(sketches)
+        check_same_bits(ops.search_range, *sketched, -128, 127, **options)
+        check_same_bits(ops.search_range, *sketched, -128, 127, **options, low_bits=torch.stack(low_bits))
         for dtype in DTYPES:
             for where in ({}, {"axis": 0}, {"axis": 1, "block_size": 700}):
                 check_same_bits(ops.search_range_data, x.to(dtype), -8, 7, **where, **options)
@@ -261,7 +264,7 @@ def test_more_than_two_to_the_31_elements():
     x[whole:] = pattern[: n - whole]
     one = torch.tensor(0.1, device="cuda"), torch.tensor(3, dtype=torch.int32, device="cuda")
     expected = ops.fake_quantize(pattern, *one, -8, 7)
-    state = [*(t.cuda() for t in range_state(x, None, None)), torch.zeros(16384, dtype=torch.int64, device="cuda")]
+    state = [*(t.cuda() for t in (*range_state(x, None, None), *sketch_state()))]
     ops.observe_(x, *state)
     assert state[2][0] == n
     assert state[3].sum() + state[2][1:].sum() == n

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from cuda_calls import QINT, device_calls, range_state
+from cuda_calls import QINT, device_calls, range_state, sketch_state
 
 import qsim
 from qsim import ops
@@ -46,7 +46,7 @@ def test_every_operator_in_a_graph():
 
 def test_a_replayed_observer_reads_new_data_and_keeps_its_state():
     x = torch.zeros(100_000, device="cuda")
-    state = [*(t.cuda() for t in range_state(x, None, None)), torch.zeros(16384, dtype=torch.int64, device="cuda")]
+    state = [*(t.cuda() for t in (*range_state(x, None, None), *sketch_state()))]
     ops.observe_(x, *state)
     graph, _ = captured(lambda: ops.observe_(x, *state))
     for value in (2.5, -7.0, torch.nan):

@@ -53,7 +53,7 @@ def test_outputs_and_gradients_are_those_of_the_composition(config):
         return StraightThrough.apply(value, encodings[key])
 
     def bias(layer: nn.Linear, source: str, weight: str) -> Tensor:
-        if not config.bias:
+        if config.bias is False:
             return layer.bias
         scale = (encodings[source].scale * encodings[weight].scale).double()
         return layer.bias + ((layer.bias.double() / scale).round() * scale - layer.bias).detach().float()

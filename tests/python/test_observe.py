@@ -13,7 +13,7 @@ SPECIALS += [3e38, 3.4028234e38, -3.4028234e38, 1e300, -1e300]
 
 def state(shape=(), sketch=False):
     tensors = [torch.full(shape, torch.inf), torch.full(shape, -torch.inf), torch.zeros(4, dtype=torch.int64)]
-    return [*tensors, torch.zeros(16384, dtype=torch.int64)] if sketch else tensors
+    return [*tensors, torch.zeros(16384, dtype=torch.int64), torch.zeros((), dtype=torch.int32)] if sketch else tensors
 
 
 def range_shape(x, axis, block_size):
@@ -131,6 +131,16 @@ def test_negative_zeros_are_counted_as_zeros_and_tiny_negatives_are_not():
     check_range(torch.zeros(10) * -1)
 
 
+@pytest.mark.parametrize(("dtype", "expected"), [(torch.bfloat16, 0x30000), (torch.float16, 0x3E000), (torch.float8_e4m3fn, 0)])
+def test_low_bits_are_those_of_the_values_dtype(dtype, expected):
+    for n in (3000, 4001):  # through scratch and directly, with what has all bits but is not finite
+        x = torch.randn(n, generator=torch.Generator().manual_seed(n)).to(dtype).float()
+        x[::50] = torch.tensor(-1).int().view(torch.float32)
+        seen = state(sketch=True)
+        qsim.ops.observe_(x, *seen)
+        assert seen[4] == expected
+
+
 @given(st.lists(st.integers(0, 20000), max_size=6), st.integers(0, 100))
 @settings(max_examples=20)
 def test_batches_and_their_order_do_not_matter(cuts, seed):
@@ -172,7 +182,7 @@ for dtype in [torch.float32, torch.float16, torch.bfloat16, torch.float64]:
     x.flatten()[::997] = torch.nan
     for axis, shape in [(None, ()), (0, (3,)), (1, (50,)), (3, (7,))]:
         state = [torch.full(shape, torch.inf), torch.full(shape, -torch.inf), torch.zeros(4, dtype=torch.int64)]
-        state += [] if axis is not None else [torch.zeros(16384, dtype=torch.int64)]
+        state += [] if axis is not None else [torch.zeros(16384, dtype=torch.int64), torch.zeros((), dtype=torch.int32)]
         qsim.ops.observe_(x, *state) if axis is None else qsim.ops.observe_range_(x, *state, axis=axis)
         for tensor in state:
             digest.update(tensor.reshape(-1).view(torch.uint8).numpy())
@@ -208,12 +218,12 @@ def test_compiles(dynamic):
     class Model(torch.nn.Module):
         def __init__(self):
             super().__init__()
-            for name, tensor in zip("abcd", state(sketch=True), strict=True):
+            for name, tensor in zip("abcde", state(sketch=True), strict=True):
                 self.register_buffer(name, tensor)
             self.channels = state((6,))
 
         def forward(self, x):
-            qsim.ops.observe_(x, self.a, self.b, self.c, self.d)
+            qsim.ops.observe_(x, self.a, self.b, self.c, self.d, self.e)
             qsim.ops.observe_range_(x, *self.channels, axis=1)
             return x * 2
 
@@ -224,7 +234,7 @@ def test_compiles(dynamic):
         compiled(x).sum().backward()
         qsim.reference.observe_(x, *expected)
         qsim.reference.observe_range_(x, *channels, axis=1)
-    assert_same_state([model.a, model.b, model.c, model.d], expected)
+    assert_same_state([model.a, model.b, model.c, model.d, model.e], expected)
     assert_same_state(model.channels, channels)
 
 
@@ -235,7 +245,7 @@ def test_versions_are_bumped(mode):
     with mode():
         qsim.ops.observe_(torch.randn(3), *seen)
         qsim.ops.observe_range_(torch.randn(3), *seen[:3])
-    assert [tensor._version for tensor in seen] == [version + 2 for version in before[:3]] + [before[3] + 1]
+    assert [tensor._version for tensor in seen] == [version + 2 for version in before[:3]] + [version + 1 for version in before[3:]]
 
 
 def test_state_made_in_inference_mode():
@@ -254,11 +264,13 @@ def test_state_made_in_inference_mode():
         ({"counts": torch.zeros(4)}, "counts is Float; expected Long"),
         ({"counts": torch.zeros(8, dtype=torch.int64)[::2]}, "counts is not contiguous"),
         ({"sketch": torch.zeros(16, dtype=torch.int64)}, r"sketch has shape \[16\]; expected \[16384\]"),
+        ({"low_bits": torch.zeros(1, dtype=torch.int32)}, r"low_bits has shape \[1\]; expected \[\]"),
+        ({"low_bits": torch.zeros(())}, "low_bits is Float; expected Int"),
         ({"lowest": torch.zeros((), device="meta")}, "lowest is on meta and x on cpu"),
     ],
 )
 def test_errors_say_what_was_expected(change, message):
-    names = ["lowest", "highest", "counts", "sketch"]
+    names = ["lowest", "highest", "counts", "sketch", "low_bits"]
     arguments = {"x": torch.ones(3), **dict(zip(names, state(sketch=True), strict=True)), **change}
     with pytest.raises((ValueError, TypeError), match=message):
         qsim.ops.observe_(**arguments)

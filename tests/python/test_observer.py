@@ -133,7 +133,7 @@ def test_copies_go_on_alone(axis, block_size, duplicate):
 def test_state_dict_is_stable_from_construction(axis, block_size):
     observer = Observer(axis, block_size)
     names = list(observer.state_dict())
-    assert names == ["lowest", "highest", "counters", *(["sketch"] if axis is None else [])]
+    assert names == ["lowest", "highest", "counters", *(["sketch", "low_bits"] if axis is None else [])]
     observer(batches()[0])
     assert list(observer.state_dict()) == names
     fresh = Observer(axis, block_size)

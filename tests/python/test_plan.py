@@ -295,6 +295,63 @@ def test_an_override_that_matches_nothing_is_noted():
     assert planned(model, ROWS, config).notes == ["the config's override 'layer9.*' (op_type=None) matches no operation"]
 
 
+def test_a_predicate_is_told_what_is_known_of_a_site():
+    seen: dict[str, qsim.SiteInfo] = {}
+
+    def note(site: qsim.SiteInfo) -> bool:
+        return seen.setdefault(site.name, site) is None
+
+    def forward(module: nn.Module, x: Tensor) -> Tensor:
+        return module.b(F.relu(module.a(x)).flatten(1)) + F.linear(x.flatten(1), module.w)
+
+    members = {"a": nn.Conv2d(3, 4, 3), "b": nn.Linear(144, 5), "w": nn.Parameter(torch.randn(5, 192))}
+    decided = planned(Function(forward, **members), IMAGE, qsim.int8().override(note))
+    assert set(seen) == {"a", "relu", "b", "linear", "add", "input"}
+    assert seen["linear"] == qsim.SiteInfo("linear", "linear", None, (5, 192), is_last=True)
+    assert seen["a"] == qsim.SiteInfo("a", "conv2d", "Conv2d", (4, 3, 3, 3), is_first=True)
+    assert seen["b"] == qsim.SiteInfo("b", "linear", "Linear", (5, 144))
+    assert seen["input"] == qsim.SiteInfo("input", "input", is_first=True)
+    assert decided.notes == ["the config's override 'note' (op_type=None) matches no operation"]
+
+
+def test_first_and_last_layers():
+    members = {name: nn.Linear(8, 8) for name in "abc"}
+    model = Function(lambda m, x: F.relu(m.c(m.b(m.a(x)))), **members)
+    config = qsim.int4().override(position="first", bits=8).override(position="last", activation={"bits": 6})
+    bits = {key: quantizer.spec.bits for key, quantizer in planned(model, ROWS, config).quantizers.items()}
+    assert bits == {"input": 8, "a.weight": 8, "a.output": 8, "b.weight": 4, "b.output": 4, "c.weight": 4, "c.output": 6}
+
+
+def test_chains_are_data_and_the_longest_one_wins():
+    def ops(*chains: tuple[str, ...]) -> list[str]:
+        config = qsim.Config(target=qsim.Profile("mine", chains=chains))
+        model = Function(lambda m, x: torch.tanh(F.relu(m.a(x))).exp(), a=nn.Linear(8, 8))
+        return [quantizer.op for quantizer in planned(model, ROWS, config).quantizers.values() if quantizer.role == "activation"]
+
+    assert ops() == ["linear", "relu", "tanh", "exp"]
+    assert ops(("Gemm", "Relu")) == ["linear + relu", "tanh", "exp"]
+    assert ops(("Gemm", "Relu"), ("Conv|Gemm", "Relu|Clip", "Tanh")) == ["linear + relu + tanh", "exp"]
+    assert ops(("Gemm", "Relu", "Sigmoid"), ("Relu", "Tanh")) == ["linear", "relu + tanh", "exp"]
+
+
+@pytest.mark.parametrize("clip", [lambda x: x.clip(0, 6), lambda x: x.clamp_min(0), lambda x: x.clamp_max(6), F.relu6, F.hardtanh])
+def test_every_clip_fuses(clip):
+    assert keys(lambda m, x: clip(m.a(x)).exp(), ROWS, a=nn.Linear(8, 8)) == ["input", "a.weight", "a.output", "exp.output"]
+
+
+def test_the_range_of_a_clip_is_its_limits():
+    def ranges(clip: Callable[[Tensor], Tensor]) -> tuple[float, float] | None:
+        model = Function(lambda m, x: clip(m.a(x)), a=nn.Linear(8, 8))
+        return planned(model, ROWS, qsim.int8(target="onnxruntime")).quantizers["a.output"].range
+
+    assert ranges(F.relu6) == (0, 6)
+    assert ranges(F.hardtanh) == (-1, 1)
+    assert ranges(lambda x: F.hardtanh(x, -2.0, max_val=3.0)) == (-2, 3)
+    assert ranges(lambda x: x.clamp(min=0, max=4)) == (0, 4)
+    assert ranges(lambda x: x.clamp(0)) is None
+    assert ranges(F.relu) is None
+
+
 def test_int32_bias():
     config = qsim.Config(bias=True)
     members = {"a": nn.Linear(8, 8), "b": nn.Linear(8, 8)}

@@ -100,11 +100,17 @@ def test_predicates_are_no_steps():
         lambda m, x: torch.func.functional_call(m.fc, {"weight": torch.ones(3, 6), "bias": torch.zeros(3)}, (x,)).sin(),
         lambda m, x: torch.func.jvp(torch.sin, (x,), (x,))[0],
         lambda m, x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)),
-        lambda m, x: (x.to_sparse() * 2).to_dense().sin(),
     ],
 )
 def test_unusual_functions_are_no_obstacle(forward):
     assert taped(forward, X, modules={"fc": nn.Linear(6, 3)}).steps
+
+
+def test_sparse_results_are_reported_and_no_operands():
+    tape, report = record(Forward(lambda m, x: (x.to_sparse() * 2).to_dense().sin()), (X,), {})
+    assert "sin" in names(tape)
+    reason = "is not dense (sparse, or of another layout): it stays in float"
+    assert report == [f"the result of '{name}' {reason}" for name in ("to_sparse", "mul")]
 
 
 def test_compiled_part_is_seen():

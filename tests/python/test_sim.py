@@ -121,21 +121,6 @@ def test_set_method_before_any_data_names_every_quantizer():
         sim.set_method("minmax")
 
 
-def test_state_dict_keeps_the_models_names_and_loads_into_a_fresh_simulation():
-    fresh, sim = qsim.QuantSim(seeded(ConvNet), X), calibrated()
-    model = seeded(ConvNet)
-    qsim.fold_batch_norms(model, X)
-    state = sim.state_dict()
-    assert {key.removeprefix("model.") for key in state if key.startswith("model.")} == set(model.state_dict())
-    assert state.keys() == fresh.state_dict().keys()
-    fresh.load_state_dict(state)
-    assert torch.equal(fresh(X), sim(X))
-    assert fresh.encodings() == sim.encodings()
-    fresh.set_method("minmax")  # what was observed came along
-    sim.set_method("minmax")
-    assert fresh.encodings() == sim.encodings()
-
-
 def test_training_with_an_ordinary_loop():
     torch.manual_seed(0)
     x = torch.randn(64, 6)

@@ -53,3 +53,119 @@ def test_batch_norms_that_are_kept_are_named():
     model[0].num_batches_tracked.fill_(1)
     notes = qsim.QuantSim(model, X).summary().notes
     assert any("BatchNorm '0' is not folded" in note for note in notes)
+
+
+def calibrated(config: qsim.Config, x: torch.Tensor) -> qsim.QuantSim:
+    sim = qsim.QuantSim(seeded(ConvNet), x, config)
+    sim.calibrate([x], progress=False)
+    return sim
+
+
+def rounded_beyond(x: torch.Tensor, encoding: qsim.Encoding) -> float:
+    """Share of values whose integer is outside of the grid."""
+    shape = [1] * x.dim()
+    if encoding.axis is not None:
+        shape[encoding.axis] = -1
+    integers = (x / encoding.scale.reshape(shape)).round() + encoding.zero_point.reshape(shape)
+    return ((integers < encoding.quant_min) | (integers > encoding.quant_max)).double().mean().item()
+
+
+def test_clipped_share_of_weights_is_exact():
+    sim = calibrated(qsim.int4(), X)
+    sim.set_method("mse")
+    rows = {row.key: row for row in sim.summary().rows if row.role == "weight"}
+    for key, row in rows.items():
+        weight = sim.model.get_parameter(key).detach()
+        assert row.clipped == rounded_beyond(weight, sim.encodings()[key]), key
+    assert max(row.clipped for row in rows.values()) > 0
+    assert all(quantizer.enabled for quantizer in sim.quantizers().values())
+    assert all(parameter.grad is None for parameter in sim.parameters())
+
+
+def test_clipped_share_of_weights_in_blocks_and_float8():
+    x = torch.randn(16, 32)
+    specs = [
+        qsim.TensorSpec(bits=3, axis=1, block_size=8, method="mse"),
+        qsim.TensorSpec(dtype="float8_e4m3fn", axis=0, method="percentile", percentile=90),
+    ]
+    for spec in specs:
+        sim = qsim.QuantSim(torch.nn.Linear(32, 8).eval(), x, qsim.Config(weight=spec))
+        sim.calibrate([x], progress=False)
+        row = next(row for row in sim.summary().rows if row.role == "weight")
+        encoding = sim.encodings()["weight"]
+        weight = sim.model.weight.detach()
+        scale, zero = encoding.scale, encoding.zero_point
+        if spec.is_float:
+            beyond = (weight / scale[:, None]).abs() > 464  # what is nearer to 480 than to the largest number, 448
+            assert row.clipped == beyond.double().mean().item() > 0
+        else:
+            integers = (weight / scale.repeat_interleave(8, 1)).round() + zero.repeat_interleave(8, 1)
+            assert row.clipped == ((integers < -4) | (integers > 3)).double().mean().item() > 0
+
+
+@pytest.mark.parametrize("method", ["minmax", "tf_enhanced", "percentile"])
+def test_clipped_share_of_activations_is_that_of_the_data(method):
+    x = torch.randn(64, 1, 12, 12)
+    sim = calibrated(dataclasses.replace(qsim.int8(), activation=qsim.TensorSpec(bits=4, method=method, percentile=97)), x)
+    row = sim.summary().rows[0]
+    assert row.clipped == pytest.approx(rounded_beyond(x, sim.encodings()["input"]), abs=0.002)
+    assert (row.clipped == 0) == (method == "minmax")
+    assert row.observed == (x.min().item(), x.max().item())
+
+
+def test_clipped_share_of_activations_in_float8():
+    x = torch.randn(64, 1, 12, 12)
+    spec = qsim.TensorSpec(dtype="float8_e4m3fn", method="percentile", percentile=95)
+    sim = calibrated(dataclasses.replace(qsim.int8(), activation=spec), x)
+    beyond = (x / sim.encodings()["input"].scale).abs() > 464
+    assert sim.summary().rows[0].clipped == pytest.approx(beyond.double().mean().item(), abs=0.005)
+    assert sim.summary().rows[0].clipped > 0.02
+
+
+def test_clipped_share_that_is_not_known_is_none():
+    sim = qsim.QuantSim(seeded(ConvNet), X)
+    assert {row.clipped for row in sim.summary().rows} == {None}
+    assert {row.scale for row in sim.summary().rows} == {None}
+
+
+def test_running_ranges_and_unscaled_formats():
+    config = dataclasses.replace(qsim.int8(), activation=qsim.TensorSpec(method="ema"))
+    rows = calibrated(config, X).summary().rows
+    assert rows[0].clipped == 0
+    assert rows[0].distribution is None
+    sim = calibrated(qsim.fp16(), X * 1e5)
+    row = sim.summary().rows[0]
+    assert row.clipped == row.format_counts.overflows / X.numel() > 0
+    assert (row.dtype, row.bits, row.scale, row.granularity) == ("float16", 16, None, "")
+
+
+def test_numbers_for_programs():
+    sim = calibrated(qsim.int8().override("fc", bits=4), X)
+    rows = {row.key: row for row in sim.summary().rows}
+    weight = sim.encodings()["fc.weight"]
+    row = rows["fc.weight"]
+    assert (row.role, row.dtype, row.bits, row.symmetric, row.granularity) == ("weight", "int4", 4, True, "per channel (axis 0)")
+    assert row.scale == (weight.scale.min().item(), weight.scale.max().item())
+    assert (row.low, row.high) == (weight.min.min().item(), weight.max.max().item())
+    assert row.elements == 120
+
+
+def test_problems_come_first_and_what_stays_in_float_is_grouped():
+    x = X.clone()
+    x[0, 0, 0, 0] = torch.inf
+    sim = calibrated(qsim.int8().override("layer1.*", off=True).override("branch", bits=2, method="percentile", percentile=60), x)
+    lines = str(sim.summary()).splitlines()
+    assert lines[0].startswith(f"{len(sim.quantizers())} quantizers")
+    assert any("'input': 1 NaN or Inf" in line for line in lines[:20])
+    assert any("'branch.weight'" in line and "clipped" in line for line in lines[:20])
+    grouped = [line for line in lines if "left in float by the config" in line]
+    assert len(grouped) < len(sim.summary().left)
+    assert all(entry.name in str(sim.summary()) for entry in sim.summary().left[:6])
+
+
+def test_five_hundred_quantizers_that_are_not_calibrated_are_one_line():
+    row = qsim.QuantSim(seeded(Perceptron), torch.randn(2, 6)).summary().rows[0]
+    text = str(qsim.Summary([dataclasses.replace(row, key=f"layer.{i}.output") for i in range(500)], [], []))
+    assert text.splitlines()[2] == "500 not calibrated"
+    assert len(text.splitlines()) < 510
+    assert max(map(len, text.splitlines())) < 160

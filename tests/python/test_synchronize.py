@@ -1,6 +1,7 @@
 """Ranks that calibrate on shards know, once synchronized, what one process knows that saw everything: the same bits."""
 
 import contextlib
+import copy
 import dataclasses
 import re
 
@@ -107,6 +108,21 @@ def test_no_value_counts_twice(ranks, reset):
     whole.calibrate(BATCHES[4:] if reset else BATCHES, progress=False)
     for found in ranks.run(synchronized_often, reset):
         same_bits(found, state(whole))
+
+
+def loaded(rank: int) -> tuple[int, int]:
+    sim = simulated(CONFIGS["int8"])
+    sim.calibrate(BATCHES[rank::2], progress=False)
+    saved = copy.deepcopy(sim.state_dict())
+    sim.synchronize()
+    together = sim.quantizers()["input"].counts.elements
+    sim.load_state_dict(saved)
+    sim.synchronize()
+    return together, sim.quantizers()["input"].counts.elements
+
+
+def test_a_loaded_state_is_what_the_rank_observed(ranks):
+    assert ranks.run(loaded) == [(IMAGES.numel(), IMAGES.numel())] * 2
 
 
 def running(rank: int, shards: list[list[Tensor]]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

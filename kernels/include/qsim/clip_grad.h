@@ -2,8 +2,8 @@
 // scaling.
 //
 // The p-norm is a sum of |x|^p (a maximum for p = inf) in float64 over chunks of kGradChunk elements. Sums inside a
-// chunk and over chunks have a fixed order, so neither threads nor instruction sets change a bit. Squares of float32
-// cannot overflow.
+// chunk, over the chunks of a gradient and over gradients have a fixed order, so neither threads nor instruction sets
+// change a bit. Squares of float32 cannot overflow.
 #pragma once
 
 #include <cmath>
@@ -16,6 +16,8 @@
 namespace qsim {
 
 inline constexpr std::int64_t kGradChunk = 16384;
+// Over gradients: lane l takes l, l + 32, ...; then the upper half joins the lower.
+inline constexpr int kGradLanes = 32;
 
 struct GradSum {
   double power = 0;  // sum of |x|^p, or max |x|

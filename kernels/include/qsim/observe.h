@@ -16,17 +16,18 @@ struct SketchScratch {
   static constexpr int kCopies = 8, kStride = kSketchBins + 1104;
   alignas(64) std::uint16_t counters[kCopies * kStride];
   std::uint32_t negative_zeros;  // counted with the smallest negative numbers, among which they do not belong
+  std::uint32_t low_bits;        // those of all elements, ORed
 
   static constexpr std::int64_t kMost = kCopies * 65535;  // elements between two flushes: the copies take turns
 };
 
 struct ObserveKernels {
   // Extends range, counts and sketch by n elements. For small n: each element costs a 64-bit increment.
-  void (*directly[4])(const void* x, std::int64_t n, FiniteRange& range, NonFinite& counts, std::int64_t* sketch);
+  void (*directly[4])(const void* x, std::int64_t n, FiniteRange& range, NonFinite& counts, Sketch sketch);
   // The same into scratch, for at most SketchScratch::kMost elements between two calls of `flush`.
   void (*count[4])(const void* x, std::int64_t n, FiniteRange& range, NonFinite& counts, SketchScratch& scratch);
   // Adds scratch to the sketch and clears it. `range` covers all that was counted.
-  void (*flush)(SketchScratch& scratch, FiniteRange range, std::int64_t* sketch);
+  void (*flush)(SketchScratch& scratch, FiniteRange range, Sketch sketch);
 };
 QSIM_LEVEL_TABLES(ObserveKernels, observe_kernels)
 

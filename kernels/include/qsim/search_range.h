@@ -106,8 +106,8 @@ namespace cpu {
 struct SearchRangeKernels {
   std::size_t workspace_bytes;
   // The range for one sketch of kSketchBins counters. Nothing seen: (+Inf, -Inf).
-  void (*run)(float lowest, float highest, const std::int64_t* sketch, const RangeSearch& search, void* workspace,
-              float* low, float* high);
+  void (*run)(float lowest, float highest, const std::int64_t* sketch, std::uint32_t low_bits,
+              const RangeSearch& search, void* workspace, float* low, float* high);
 };
 QSIM_LEVEL_TABLES(SearchRangeKernels, search_range_kernels)
 

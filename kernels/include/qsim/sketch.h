@@ -3,6 +3,9 @@
 // No range needs to be known beforehand and counting is exact integer addition, so batches, threads and ranks merge in
 // any order, bit for bit. A bin is at most 1/32 of its value wide. NaN and infinities are not counted; zeros of either
 // sign share bin 0 with the subnormals below 2^-131, and the two bins around zero count as zero.
+//
+// Beside it the OR of the bits that bins leave out (`low_bits`) tells on which lattice the values lie: those that were
+// bfloat16 have four places in a bin, those of float8_e4m3fn one. It merges by OR, as exactly.
 #pragma once
 
 #include <cfloat>
@@ -18,6 +21,13 @@ inline constexpr int kSketchBins = 1 << (32 - kSketchShift);
 inline constexpr int kSketchSide = kSketchBins / 2;  // bins of one sign, ascending magnitude; positive numbers first
 inline constexpr int kNonFiniteBins = 1 << (23 - kSketchShift);  // the last of either side: where Inf and NaN would be
 inline constexpr std::uint32_t kNegativeZero = 0x80000000u;
+inline constexpr std::uint32_t kLowBits = (1u << kSketchShift) - 1;
+
+// What observing extends.
+struct Sketch {
+  std::int64_t* counts;  // kSketchBins
+  std::int32_t* low_bits;
+};
 
 // Of a finite number's bits.
 QSIM_HD int sketch_bin(std::uint32_t bits) {
@@ -61,12 +71,19 @@ struct SketchSideView {
 struct SketchView {
   SketchSideView below, above;
   std::int64_t zeros;
+  double spacing;  // of the lattice that values lie on, as a share of a bin
 };
 
-QSIM_HD SketchView view_sketch(const std::int64_t* sketch, double lowest, double highest) {
+QSIM_HD double lattice_spacing(std::uint32_t low_bits) {
+  const std::uint32_t bits = low_bits & kLowBits, lowest = bits & (~bits + 1);
+  return bits == 0 ? 1.0 : static_cast<double>(lowest) / (1u << kSketchShift);
+}
+
+QSIM_HD SketchView view_sketch(const std::int64_t* sketch, std::uint32_t low_bits, double lowest, double highest) {
   return {{sketch + kSketchSide, highest < 0 ? -highest : 0.0, lowest < 0 ? -lowest : 0.0},
           {sketch, lowest > 0 ? lowest : 0.0, highest > 0 ? highest : 0.0},
-          sketch[0] + sketch[kSketchSide]};
+          sketch[0] + sketch[kSketchSide],
+          lattice_spacing(low_bits)};
 }
 
 }  // namespace qsim

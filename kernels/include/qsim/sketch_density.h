@@ -1,32 +1,23 @@
 // The distribution that a sketch stands for, and what quantizing it costs, in closed form.
 //
-// One value sits at each exact end of the observed range; the rest of a bin is spread evenly over it. Data whose every
-// value is a multiple of some power of two (integers) shows itself by the bins that stay empty: there the mass sits on
-// the multiples.
+// One value sits at each exact end of the observed range; the rest of a bin is spread evenly over it, or, where the
+// values are known to be multiples of something that is not much finer than a step, over those multiples. Two signs
+// tell: the bits that no value has (`low_bits`: values that were bfloat16), and bins that stay empty (integers: every
+// value is a multiple of one power of two).
 //
 // The density is constant between knots, so the cost is the sum over knots of fall * H(knot): H integrates the squared
 // error from zero, and `fall` is by how much the density drops at the knot. One evaluation per knot, no special case
 // for a bin that the end of the grid cuts. Cancellation: a bin is at least 1/64 of its magnitude wide, so terms exceed
-// the cost by less than 2^7 and float64 leaves 2^-43 of mass * scale^2 / 12. A point is an interval of relative width
-// 2^-28: cancellation and width each leave less than 2^-24 of that, on grids of up to 2^16 steps.
+// the cost by less than 2^7 and float64 leaves 2^-43 of mass * scale^2 / 12 on grids of up to 2^16 steps; of a bin that
+// exact ends clip to the width of neighbouring floats, 2^-29.
 #pragma once
 
-#include "qsim/search_range.h"
-#include "qsim/sketch.h"
+#include "qsim/point_masses.h"
 
 namespace qsim {
 
-constexpr int kKnotLanes = 16;  // of the sum over knots: the same order at every vector width
-
-// Mass and its first and second moment, to expand the squared distance to any point.
-struct Moments {
-  double mass, first, second;
-};
-
 struct DensitySide {
-  // A run of occupied bins has one knot more than bins, and an empty bin beside it; the two exact ends add two each.
-  // Points on multiples of a unit: at most 512 of them, and then fewer than 1000 bins that are evenly filled.
-  static constexpr int kMaxKnots = kSketchSide;
+  static constexpr int kMaxKnots = kSketchSide;  // a run of occupied bins has one knot more, and an empty bin beside it
 
   double knot[kMaxKnots];                   // ascending magnitudes
   double fall[kMaxKnots];                   // of the density, at the knot
@@ -35,26 +26,28 @@ struct DensitySide {
   Moments beyond[kMaxKnots + 1];            // of the mass beyond the knot
   std::uint16_t knots_before[kSketchSide];  // before the start of the bin, up to last_bin
   int knots, last_bin;
+  PointMasses points;
 };
 
 struct SketchDensity {
   DensitySide below, above;
   double unit;  // every value is a multiple of this power of two; 0: not so
 
-  QSIM_HD double mass() const { return below.beyond[0].mass + above.beyond[0].mass; }  // without exact zeros
+  QSIM_HD double mass() const { return mass_of(below) + mass_of(above); }  // without exact zeros
+
+ private:
+  QSIM_HD static double mass_of(const DensitySide& side) { return side.beyond[0].mass + side.points.beyond[0].mass; }
 };
 
 namespace density {
 
-constexpr double kPoint = 0x1p-29;    // half the relative width of a point
-constexpr double kLatticePoints = 8;  // more in a bin are as good as evenly spread
+constexpr double kLatticePoints = 8;  // more in a bin are as good as evenly spread, unless steps are finer still:
+constexpr double kCoarsePoints = 32;  // then these are worth summing (float16 on a grid of 16 bits)
+constexpr double kSpan = 16;          // of more multiples in a step none suits them better than its neighbours do
 
 QSIM_HD void add_even(DensitySide& side, double from, double to, double mass) {
-  const double end = side.knots > 0 ? side.knot[side.knots - 1] : 0.0;
-  from = larger(from, end);
-  to = larger(to, from * (1 + kPoint));
   const double density = mass / (to - from);
-  if (side.knots > 0 && from == end) {
+  if (side.knots > 0 && from == side.knot[side.knots - 1]) {
     side.fall[side.knots - 1] -= density;
   } else {
     side.knot[side.knots] = from;
@@ -66,14 +59,26 @@ QSIM_HD void add_even(DensitySide& side, double from, double to, double mass) {
   side.mass_before[side.knots++] = mass;
 }
 
-QSIM_HD void add_point(DensitySide& side, double x, double mass) {
-  add_even(side, x * (1 - kPoint), x * (1 + kPoint), mass);
+// On the multiples first * spacing .. last * spacing.
+QSIM_HD void add_multiples(PointMasses& points, double first, double last, double spacing, double mass) {
+  const double each = mass / (last - first + 1);
+  for (double i = first; i <= last; ++i) points.add(i * spacing, each);
 }
 
-// On the multiples first * unit .. last * unit.
-QSIM_HD void add_multiples(DensitySide& side, double first, double last, double unit, double mass) {
-  for (double i = first; i <= last; ++i) add_point(side, i * unit, mass / (last - first + 1));
-}
+// What the values of a side are multiples of.
+struct Lattice {
+  double unit;    // all of them; 0: unknown
+  double share;   // those in a bin, as a share of its width
+  double step;    // of the grid that covers everything: the step chosen is seldom much finer
+  double coarse;  // no finer than a step; PointMasses has room down to here
+
+  QSIM_HD double spacing(double width) const { return larger(unit, width * share); }
+  QSIM_HD bool shows(double width) const {
+    const double by = spacing(width);
+    if (by == INFINITY) return false;  // the last finite bin ends at Inf
+    return width <= kLatticePoints * by ? by >= step / kSpan : width <= kCoarsePoints * by && by >= coarse;
+  }
+};
 
 // The power of two that divides every value, or 0 when it is less than `at_least` or shows too little evidence: values
 // in bins narrower than the unit, of which other data would leave none empty.
@@ -100,35 +105,35 @@ QSIM_HD double lattice_unit(const SketchView& sketch, double at_least) {
   return evidence >= kEvidence ? unit : 0.0;
 }
 
-// For lattice_unit: of steps that span many multiples none suits them better than its neighbours do, and the step
-// chosen is seldom much finer than the one that covers everything.
-QSIM_HD double least_unit(Range observed, QuantGrid grid) {
-  return choose_qparams<double>(observed.low, observed.high, grid, 0).scale / 16;
-}
-
-QSIM_HD void fill(DensitySide& side, const SketchSideView& sketch, double unit) {
-  side.knots = 0;
-  const int first = sketch.first_bin(), last = side.last_bin = sketch.last_bin();
-  for (int bin = 0; bin < first && bin <= last; ++bin) side.knots_before[bin] = 0;
+QSIM_HD void fill(DensitySide& side, const SketchSideView& sketch, Lattice lattice) {
+  PointMasses& points = side.points;
+  side.knots = points.points = 0;
+  const int first = sketch.first_bin(), last = side.last_bin = points.last_bin = sketch.last_bin();
+  for (int bin = 0; bin < first && bin <= last; ++bin) side.knots_before[bin] = points.points_before[bin] = 0;
   for (int bin = first; bin <= last; ++bin) {
     side.knots_before[bin] = static_cast<std::uint16_t>(side.knots);
+    points.points_before[bin] = static_cast<std::uint16_t>(points.points);
     if (sketch.counts[bin] == 0) continue;
     auto mass = static_cast<double>(sketch.counts[bin]);
     if (bin == first && sketch.near > 0) {
-      add_point(side, sketch.near, 1);
+      points.add(sketch.near, 1);
       --mass;
     }
     const bool holds_end = bin == last && mass > 0;
     if (holds_end) --mass;
     if (mass > 0) {
-      const double from = sketch.from(bin), to = sketch.to(bin);
-      if (sketch_edge(bin + 1) - sketch_edge(bin) <= kLatticePoints * unit) {
-        add_multiples(side, ceil(from / unit), bin == last ? floor(to / unit) : ceil(to / unit) - 1, unit, mass);
-      } else {
+      const double from = sketch.from(bin), to = sketch.to(bin), width = sketch_edge(bin + 1) - sketch_edge(bin);
+      if (lattice.shows(width)) {
+        const double spacing = lattice.spacing(width);
+        add_multiples(points, ceil(from / spacing), bin == last ? floor(to / spacing) : ceil(to / spacing) - 1, spacing,
+                      mass);
+      } else if (from < to) {
         add_even(side, from, to, mass);
+      } else {
+        points.add(from, mass);
       }
     }
-    if (holds_end) add_point(side, sketch.far, 1);
+    if (holds_end) points.add(sketch.far, 1);
   }
 }
 
@@ -156,6 +161,7 @@ struct Cut {
   double end;
   int knot;        // the first at or beyond `end`
   double density;  // just below that knot
+  int point;       // the first at or beyond `end`
 };
 
 QSIM_HD Cut cut(const DensitySide& side, double end) {
@@ -163,15 +169,18 @@ QSIM_HD Cut cut(const DensitySide& side, double end) {
   int knot = bin > side.last_bin ? side.knots : side.knots_before[bin];
   while (knot < side.knots && side.knot[knot] < end) ++knot;
   const bool inside = 0 < knot && knot < side.knots;
-  return {end, knot, inside ? side.mass_before[knot] / (side.knot[knot] - side.knot[knot - 1]) : 0.0};
+  return {end, knot, inside ? side.mass_before[knot] / (side.knot[knot] - side.knot[knot - 1]) : 0.0,
+          side.points.find(end)};
 }
 
 // The squared error of what lies beyond the end.
 QSIM_HD double saturated(const DensitySide& side, Cut at) {
-  if (at.knot == side.knots) return 0;
+  const double points = side.points.saturated(at.point, at.end);
+  if (at.knot == side.knots) return points;
   const Moments& m = side.beyond[at.knot];
   const double part = side.knot[at.knot] - at.end;
-  return larger(m.second - at.end * (2 * m.first - at.end * m.mass), 0) + at.density * (part * part * part) / 3;
+  return points + larger(m.second - at.end * (2 * m.first - at.end * m.mass), 0) +
+         at.density * (part * part * part) / 3;
 }
 
 // The squared error of what lies below the end, which is scale * steps. With t = x / scale, f = rint(t), w = t - f:
@@ -180,32 +189,34 @@ QSIM_HD double rounded(const DensitySide& side, Cut at, double scale, double ste
   const int bin = magnitude_bin(scale / 2);
   int knot = bin > side.last_bin ? side.knots : side.knots_before[bin];
   if (knot > at.knot) knot = at.knot;
-  const double head = side.head[knot] / 3, inverse = 1 / scale;
-  double lanes[kKnotLanes] = {};
-  auto add = [&](double& lane, int i) {
+  const double inverse = 1 / scale;
+  const double sum = sum_in_lanes(knot, at.knot, [&](int i) {
     const double t = side.knot[i] * inverse, f = rint(t), w = t - f;
-    lane += side.fall[i] * (f + 4 * (w * w * w));
-  };
-  for (; knot + kKnotLanes <= at.knot; knot += kKnotLanes) {
-    for (int lane = 0; lane < kKnotLanes; ++lane) add(lanes[lane], knot + lane);
-  }
-  for (int lane = 0; lane < kKnotLanes; ++lane) {
-    if (knot + lane < at.knot) add(lanes[lane], knot + lane);
-  }
-  for (int half = kKnotLanes / 2; half > 0; half /= 2) {
-    for (int lane = 0; lane < half; ++lane) lanes[lane] += lanes[lane + half];
-  }
-  return head + scale * scale * scale / 12 * (lanes[0] + at.density * steps);
+    return side.fall[i] * (f + 4 * (w * w * w));
+  });
+  return side.head[knot] / 3 + scale * scale * scale / 12 * (sum + at.density * steps) +
+         side.points.rounded(at.point, scale);
+}
+
+QSIM_HD Lattice find_lattice(const SketchView& sketch, Range observed, QuantGrid grid) {
+  const double step = choose_qparams<double>(observed.low, observed.high, grid, 0).scale;
+  return {lattice_unit(sketch, step / kSpan), sketch.spacing, step,
+          larger(step, (observed.high - observed.low) * 0x1p-16)};
+}
+
+QSIM_HD void lay_out(DensitySide& side, const SketchSideView& sketch, Lattice lattice) {
+  fill(side, sketch, lattice);
+  sum_moments(side);
+  side.points.sum_moments();
 }
 
 }  // namespace density
 
 QSIM_HD void fill(SketchDensity& density, const SketchView& sketch, Range observed, QuantGrid grid) {
-  density.unit = density::lattice_unit(sketch, density::least_unit(observed, grid));
-  density::fill(density.below, sketch.below, density.unit);
-  density::fill(density.above, sketch.above, density.unit);
-  density::sum_moments(density.below);
-  density::sum_moments(density.above);
+  const density::Lattice lattice = density::find_lattice(sketch, observed, grid);
+  density.unit = lattice.unit;
+  density::lay_out(density.below, sketch.below, lattice);
+  density::lay_out(density.above, sketch.above, lattice);
 }
 
 // The cost of an encoding, or anything above `limit` when it is above.

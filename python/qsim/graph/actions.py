@@ -28,6 +28,8 @@ class PlannedQuantizer:
         The parameter or buffer that is quantized: its data decide the range. None: the range is observed while the model runs.
     range : (float, float), optional
         The range, where it is known without data.
+    reader : str, optional
+        Of a parameter: the operation that reads it.
     """
 
     key: str
@@ -36,6 +38,12 @@ class PlannedQuantizer:
     op: str
     parameter: str | None = None
     range: tuple[float, float] | None = None
+    reader: str | None = None
+
+    @property
+    def operation(self) -> str:
+        """Name of the operation, as overrides match it: "layer1.0.conv1", "head.linear", "input"."""
+        return self.reader or (self.key if self.role == "input" else self.key.rpartition(".")[0])
 
 
 class Use(NamedTuple):

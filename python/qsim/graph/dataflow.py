@@ -31,6 +31,8 @@ class Dataflow:
         Those whose result must not be zero for one of several readers: the others quantize it where they read it.
     chains : dict of Site to list of Site
         Last operation of each chain (most are of one): all of the chain, first operation first.
+    returned : set of Site
+        Whose results the model returns.
     infos : dict of Site to SiteInfo
         What overrides may ask about.
     """
@@ -44,6 +46,7 @@ class Dataflow:
         self.absorbed = self._absorbed([[frozenset(entry.split("|")) for entry in chain] for chain in chains])
         self.absorbed |= self._inner()
         self.chains = self._chains()
+        self.returned = {self.site_of[origin.source] for origin in tape.results if origin.kind in ("step", "stale")}
         self.infos = self._infos()
 
     def _constant_steps(self) -> dict[Step, str]:
@@ -69,10 +72,6 @@ class Dataflow:
     def readers(self, site: Site) -> list[Reader]:
         """Everything that reads any result."""
         return [reader for step in site.steps for i in range(step.outputs) for reader in self.tape.readers(step, i)]
-
-    def is_returned(self, site: Site) -> bool:
-        """Whether the model returns a result."""
-        return any(origin.source in site.steps for origin in self.tape.results)
 
     def sole_reader(self, site: Site) -> Site | None:
         """The only site that reads a result of `site`; None if there are several, or what reads it is no operation."""

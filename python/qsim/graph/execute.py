@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch._ops import HigherOrderOperator
-from torch.nn.modules.module import _has_any_global_hook
 from torch.overrides import TorchFunctionMode
 
 from qsim.bias import BiasQuantizer
@@ -94,7 +93,7 @@ class Place:
 
     def is_watched(self) -> bool:
         """Whether hooks look at what the leaves of the container compute: they shall find it unchanged."""
-        return bool(self.leaves) and (_has_any_global_hook() or any(is_watched(leaf) for leaf in self.leaves))  # type: ignore[no-untyped-call]
+        return any(is_watched(leaf) for leaf in self.leaves)
 
     def unexpected(self) -> list[str]:
         """Functions that compute, and were called where the recording has none: they, and what follows in such a call, are in float."""

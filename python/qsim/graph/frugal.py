@@ -8,13 +8,14 @@ from __future__ import annotations
 import math
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.modules.module import _has_any_global_hook
 
 from qsim.bias import BiasQuantizer
 from qsim.graph.savings import Saving
@@ -25,12 +26,14 @@ _CUDA = torch.version.cuda is not None or torch.version.hip is not None
 
 
 def is_plain_eager() -> bool:
-    """Whether the operations called now run at once, on tensors with memory of their own: not traced, transformed or captured."""
+    """Whether the operations called now run at once, on tensors with memory of their own that no global hook looks at: they are not
+    traced, transformed or captured."""
     return not (
         torch.compiler.is_compiling()
         or torch._C._len_torch_dispatch_stack()
         or torch._C._functorch.maybe_current_level() is not None
         or torch._C._get_tracing_state() is not None
+        or _has_any_global_hook()  # type: ignore[no-untyped-call]
         or (_CUDA and torch.cuda.is_current_stream_capturing())
     )
 
@@ -48,13 +51,16 @@ class Stamp:
     """
 
     def __init__(self, *tensors: Tensor) -> None:
-        self._seen = [(weakref.ref(t), t._version, t.data_ptr(), StorageWeakRef(t.untyped_storage())) for t in tensors]  # type: ignore[no-untyped-call]
+        self._storages = [StorageWeakRef(t.untyped_storage()) for t in tensors]  # type: ignore[no-untyped-call]  # keep their addresses
+        self._seen = [(weakref.ref(t), t._version, t.data_ptr(), s.cdata) for t, s in zip(tensors, self._storages, strict=True)]
 
     def matches(self, *tensors: Tensor) -> bool:
-        return len(tensors) == len(self._seen) and all(
-            ref() is t and version == t._version and at == t.data_ptr() and storage.cdata == t.untyped_storage()._cdata
-            for t, (ref, version, at, storage) in zip(tensors, self._seen, strict=True)
-        )
+        if len(tensors) != len(self._seen):
+            return False
+        for t, (ref, version, at, storage) in zip(tensors, self._seen, strict=True):
+            if ref() is not t or t._version != version or t.data_ptr() != at or t.untyped_storage()._cdata != storage:
+                return False
+        return True
 
     def __reduce__(self) -> tuple[type[Stamp], tuple[()]]:
         return Stamp, ()
@@ -71,7 +77,7 @@ class Kept:
     def __init__(self, quantizer: Quantizer | BiasQuantizer) -> None:
         self.quantizer = quantizer
         self._sources = (quantizer,) if isinstance(quantizer, Quantizer) else (quantizer.input, quantizer.weight)
-        self._kept: tuple[Stamp, tuple[Any, ...], Tensor] | None = None  # replaced as a whole: threads share it
+        self._kept: tuple[Stamp, list[Any], Tensor] | None = None  # replaced as a whole: threads share it
 
     def __reduce__(self) -> tuple[type[Kept], tuple[Quantizer | BiasQuantizer]]:
         return Kept, (self.quantizer,)
@@ -85,24 +91,26 @@ class Kept:
         return self._of(value, self.quantizer.quantize)
 
     def _of(self, value: Tensor, quantize: Callable[[Tensor], Tensor]) -> Tensor:
-        tensors = [value, *(t for source in self._sources for t in (source.scale, source.zero_point))]
-        if not all(source.is_settled and not is_watched(source) for source in self._sources) or not _may_be_kept(tensors):
+        tensors, settings, settled = [value], [], True
+        for source in self._sources:
+            tensors += source.grid_tensors
+            settings.append(source.settings)
+            settled = settled and source.is_settled and not is_watched(source)
+        if not settled or (torch.is_grad_enabled() and any(t.requires_grad for t in tensors)):
             self._kept = None
             return quantize(value)
-        settings = tuple(source.settings for source in self._sources)
         kept = self._kept
         if kept is not None and kept[1] == settings and kept[0].matches(*tensors, kept[2]):
             return kept[2]
         with torch.inference_mode(False), torch.no_grad():
             quantized = quantize(value)
-        if not _is_sharding():
+        if _have_versions(tensors) and not _is_sharding():
             self._kept = Stamp(*tensors, quantized), settings, quantized
         return quantized
 
 
-def _may_be_kept(tensors: list[Tensor]) -> bool:
-    differentiating = torch.is_grad_enabled()
-    return not any(type(t) not in _TYPES or t.is_inference() or (differentiating and t.requires_grad) for t in tensors)
+def _have_versions(tensors: Iterable[Tensor]) -> bool:
+    return all(type(t) in _TYPES and not t.is_inference() for t in tensors)
 
 
 def _is_sharding() -> bool:
@@ -129,8 +137,7 @@ class InPlace:
         q = self.quantizer
         # autograd rebuilds the history of a view that is written to, and its base's
         possible = type(y) is Tensor and (not y.requires_grad or (self.unread and not y._is_view())) and not is_watched(q)
-        quantized: Tensor = q(y, in_place=True) if possible else q(y)
-        return quantized
+        return q.forward(y, in_place=True) if possible else q(y)  # unwatched, `forward` is all there is to a call
 
 
 class Rectifier:
@@ -150,35 +157,40 @@ class Rectifier:
     def __reduce__(self) -> tuple[type[Rectifier], tuple[Quantizer, Saving]]:
         return Rectifier, (self.quantizer, self.saving)
 
-    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
         """The quantized result; None where the rectifier has to run."""
-        x, low, high, overwrites = _CALLS[str(self.saving.rectifier)](*args, **kwargs)
         q, consumes = self.quantizer, self.saving.consumes
-        if type(x) is not Tensor or (overwrites and not consumes) or not q.is_settled or q.axis is not None or is_watched(q):
+        if not q.is_settled or q.axis is not None or is_watched(q):
             return None
-        if x.requires_grad or (torch.is_grad_enabled() and q.scale.requires_grad):
-            return None if q.scale.requires_grad else self._with_gradient(x, overwrites)
-        return q(x, in_place=consumes) if self._is_clamped(x, low, high) else None
+        x, low, high, overwrites = _CALLS[str(self.saving.rectifier)](*args, **kwargs)
+        if type(x) is not Tensor or (overwrites and not consumes):
+            return None
+        if x.requires_grad or torch.is_grad_enabled():
+            if q.grid_tensors[0].requires_grad:
+                return None
+            if x.requires_grad:
+                return self._with_gradient(x, overwrites)
+        return q.forward(x, in_place=consumes) if self._is_clamped(x, low, high) else None
 
-    def _with_gradient(self, x: Tensor, overwrites: bool) -> Any:
+    def _with_gradient(self, x: Tensor, overwrites: bool) -> Tensor | None:
         q, saving = self.quantizer, self.saving
-        if saving.rectifier != "relu":
+        if saving.rectifier != "relu" or q.spec.is_float:  # ReLU leaves -0.0, and so do float formats
             return None
         if saving.consumes_unread and not (x.is_leaf or x._is_view() or x.retains_grad) and self._is_clamped(x, 0.0, math.inf):
             # What ReLU passes no gradient to is made to lie out of range, so that the range's mask does for both.
             torch.threshold_(x.detach(), 0.0, -math.inf)
-            return q(x, in_place=True)
+            return q.forward(x, in_place=True)
         # ReLU's twin keeps its operand for the backward pass, not its result: that may be overwritten.
-        return None if overwrites else q(F.threshold(x, 0.0, 0.0), in_place=True)
+        return None if overwrites else q.forward(F.threshold(x, 0.0, 0.0), in_place=True)
 
     def _is_clamped(self, x: Tensor, low: float, high: float) -> bool:
         """Whether quantizing alone gives, below `low` and above `high`, what it gives at these. Asks the device once per encoding."""
         q = self.quantizer
-        encoding, settings = (q.scale, q.zero_point), (*q.settings, x.dtype, low, high)
-        if not _may_be_kept([*encoding]):
-            return False
+        encoding, settings = q.grid_tensors, (*q.settings, x.dtype, low, high)
         known = self._clamping
         if known is None or known[1] != settings or not known[0].matches(*encoding):
+            if not _have_versions(encoding):
+                return False
             with torch.inference_mode(False), torch.no_grad():
                 ends = q.quantize(torch.tensor([low, -math.inf, high, math.inf], dtype=x.dtype, device=x.device))
                 known = self._clamping = Stamp(*encoding), settings, bool((ends[::2] == ends[1::2]).all())

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from qsim.graph.dataflow import Dataflow
 from qsim.graph.routes import Site
-from qsim.graph.rules import clip_limits, is_bias
-from qsim.graph.sharing import Made, made, shared_scales
+from qsim.graph.rules import clip_limits, is_multiplied
+from qsim.graph.sharing import shared_scales
 from qsim.graph.tape import Origin, Slot
 from qsim.profile import Profile, selects
 
@@ -15,8 +15,8 @@ class Placement:
 
     Attributes
     ----------
-    shared : dict of (Site or "input", index) to Site
-        For each tensor that shares its scale, the operation whose name the shared quantizer has.
+    shared : dict of Made to Site
+        For each tensor that shares its scale, the operation by whose name the shared quantizer goes.
     """
 
     def __init__(self, flow: Dataflow, profile: Profile) -> None:
@@ -28,14 +28,19 @@ class Placement:
 
     def makes(self, site: Site) -> bool:
         """Whether results of `site`, the end of a chain, are to be quantized where they are made."""
-        if self.profile.model_output is not None and self.flow.is_returned(site):
-            return self.profile.model_output
-        return selects(self.profile.outputs, site.type)
+        if self.profile.model_output is True and site in self.flow.returned:
+            return True
+        return selects(self.profile.outputs, site.type) and not self._is_left_outside(site)
+
+    def _is_left_outside(self, site: Site) -> bool:
+        """Whether the profile leaves alone what the model returns, and nothing in the model reads the results of `site`."""
+        kept = self.profile.model_output is False and site in self.flow.returned
+        return kept and all(reader.step is None for reader in self.flow.readers(site))
 
     def reads(self, site: Site, slot: Slot) -> bool:
         """Whether `site` is to quantize an operand that reaches it unquantized."""
         if selects(self.profile.inputs, site.type):
-            return not is_bias(site.op, slot, site.dims(slot))
+            return is_multiplied(site.op, slot, site.dims(slot))
         return site in self._joined or (site, slot) in self._residual
 
     def is_reader(self, site: Site) -> bool:
@@ -51,12 +56,12 @@ class Placement:
             return None
         return f"target {profile.name!r} leaves constants of {site.type} in float"
 
-    def bias_reason(self, site: Site, wanted: bool) -> str | None:
+    def bias_reason(self, site: Site, wanted: bool | None) -> str | None:
         """Why a bias stays in float; None if it is to be int32. `wanted` is what the config says."""
-        if not wanted:
-            return "bias in float: Config.bias is off" if self.profile.bias else f"bias in float on target {self.profile.name!r}"
-        if self.profile.bias and not selects(self.profile.bias, site.type):
-            return f"bias in float: target {self.profile.name!r} leaves that of {site.type}"
+        if wanted is False:
+            return "bias in float: Config.bias is off"
+        if wanted is None and not selects(self.profile.bias, site.type):
+            return f"bias in float on target {self.profile.name!r}"
         return None
 
     def is_quantized(self, origin: Origin) -> bool:
@@ -84,7 +89,7 @@ class Placement:
     def reason(self, site: Site) -> str:
         """Why the profile leaves a result in float."""
         name, profile = self.profile.name, self.profile
-        if profile.model_output is False and self.flow.is_returned(site):
+        if self._is_left_outside(site):
             return f"target {name!r} leaves what the model returns in float"
         if site.type == "Add" and profile.residual:
             return f"target {name!r} quantizes an addition only where it takes a result of {', '.join(profile.residual)} and another"
@@ -120,8 +125,3 @@ class Placement:
             if any(at in found or (at, slot) in self._residual or selects(self.profile.inputs, at.type) for at, slot in readers):
                 found.add(site)
         return found
-
-
-def tensor_of(flow: Dataflow, origins: list[Origin]) -> frozenset[tuple[Made | None, bool]]:
-    """What identifies the tensor that an operand is, in all calls."""
-    return frozenset((made(flow, origin), origin.direct) for origin in origins)

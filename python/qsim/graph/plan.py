@@ -12,7 +12,7 @@ from dataclasses import replace
 from qsim.config import Config
 from qsim.graph.actions import Actions, LeftFloat, Plan, PlannedBias, PlannedQuantizer, Use
 from qsim.graph.dataflow import Dataflow
-from qsim.graph.placement import Placement, tensor_of
+from qsim.graph.placement import Placement
 from qsim.graph.routes import Site
 from qsim.graph.rules import is_bias, stays_float, weight_axes
 from qsim.graph.sharing import Made, made
@@ -83,7 +83,7 @@ class _Planner:
 
     def _name_members(self) -> None:
         for key, names in self.members.items():
-            self.quantizers[key] = replace(self.quantizers[key], op=f"{self.quantizers[key].op}, one scale with {', '.join(names)}")
+            self.quantizers[key] = replace(self.quantizers[key], op=f"{self.quantizers[key].op}, one scale for {', '.join(names)}")
 
     def _note_unused_overrides(self) -> None:
         infos = [*self.flow.infos.values(), *(self._input_info(slot) for slot in self.tape.inputs)]
@@ -110,12 +110,13 @@ class _Planner:
         op: str,
         parameter: str | None = None,
         known: tuple[float, float] | None = None,
+        reader: str | None = None,
     ) -> None:
         if known is not None and not spec.has_scale:
             known = None
         if known is not None and spec.is_running:
             spec = replace(spec, method="minmax")  # nothing runs
-        self.quantizers.setdefault(key, PlannedQuantizer(key, role, spec, op, parameter, known))
+        self.quantizers.setdefault(key, PlannedQuantizer(key, role, spec, op, parameter, known, reader))
 
     def _spec(self, site: Site, role: str) -> TensorSpec | None:
         return self.config.spec_of(self.flow.infos[site], role)
@@ -179,17 +180,21 @@ class _Planner:
 
     def _input(self, slot: InputSlot) -> None:
         key = self._input_key(slot)
-        shared = self.placement.shared.get(("input", slot))
+        shared = self._shared(("input", slot))
         spec = self.config.spec_of(self._input_info(slot), "activation")
         if spec is None:
             self._leave(key, "input", _BY_CONFIG)
-        elif shared is not None and self._shared_spec(shared) is not None:
+        elif shared is not None:
             self.inputs[slot] = self._join(shared, key, spec)
         else:
-            if key in self.quantizers and self.quantizers[key].role != "input":  # a parameter of that name
-                key = f"input[{slot}]"
-            self._add(key, "input", spec, "input")
-            self.inputs[slot] = key
+            self.inputs[slot] = self._add_input(slot, spec)
+
+    def _add_input(self, slot: InputSlot, spec: TensorSpec) -> str:
+        key = self._input_key(slot)
+        if key in self.quantizers and self.quantizers[key].role != "input":  # a parameter of that name
+            key = f"input[{slot}]"
+        self._add(key, "input", spec, "input")
+        return key
 
     def _input_info(self, slot: InputSlot) -> SiteInfo:
         return SiteInfo(self._input_key(slot), "input", is_first=True)
@@ -211,8 +216,8 @@ class _Planner:
             self._leave(name, site.op, reason)
             return
         assert spec is not None
-        if site in self.placement.shared.values() and axes is None:
-            self.actions[site].operands[slot] = Use(self._join(site, name, spec))
+        if axes is None and self.placement.joins(site) and (shared := self._shared((site, 0))) is not None:
+            self.actions[site].operands[slot] = Use(self._join(shared, name, spec))
             return
         if axes is not None and dims < 2:
             spec = replace(spec, axis=None, block_size=None)  # a vector is summed over: it has no output channels
@@ -226,31 +231,33 @@ class _Planner:
         if known is not None and (known.spec, known.parameter) != (spec, parameter):  # one parameter read in two ways
             name = f"{site.name}.input[{slot}]"
         self.actions[site].operands[slot] = Use(name, observes=name not in self.quantizers)
-        self._add(name, role, spec, site.op, parameter)
+        self._add(name, role, spec, site.op, parameter, reader=site.name)
 
     def _read(self, site: Site, slot: Slot, origins: list[Origin]) -> None:
-        """Quantize an operand because the target asks its reader to. Readers of one tensor that agree on how share a quantizer."""
-        tensor = tensor_of(self.flow, origins)
-        direct = all(origin.direct for origin in origins)
-        (source, *others) = origins
-        key, role, op = f"{site.name}.input[{slot}]", "activation", site.op
+        """Quantize an operand because the target asks its reader to."""
+        tensor = tuple(step.same.get(slot) for step in site.steps)
+        known = all(tensor)  # which tensor it is: readers of the same one that agree on how share a quantizer
+        source = origins[0] if len(origins) == 1 and origins[0].direct else None
+        key = f"{site.name}.input[{slot}]"
         spec = self._spec(site, "activation")
-        if source.kind == "input" and direct and not others and spec is not None:
-            key, role, op = self._input_key(source.source), "input", "input"
+        if spec is not None and source is not None and source.kind == "input":
             spec = self.config.spec_of(self._input_info(source.source), "activation")
         if spec is None:
-            self._leave(key, op, _BY_CONFIG)
+            self._leave(key, site.op, _BY_CONFIG)
             return
-        sharing = {self.placement.shared.get(found) for found, _ in tensor if found is not None}
-        known = None
-        if len(sharing) == 1 and (shared := next(iter(sharing))) is not None:
-            key = self._join(shared, self._name_of(tensor, key), spec)
+        sources = {found for origin in origins if (found := made(self.flow, origin)) is not None}
+        sharing = {self._shared(found) for found in sources}
+        shared = sharing.pop() if len(sharing) == 1 else None
+        if shared is not None:
+            key = self._join(shared, self._name_of(sources, key), spec)
+        elif source is not None and source.kind == "input":
+            key = self._add_input(source.source, spec)
         else:
-            key = self.read.setdefault((tensor, spec), key) if direct else key
-            ends = {self.flow.site_of[origin.source] for origin in origins if origin.kind == "step"}
-            known = self.placement.known_range(ends.pop()) if len(ends) == 1 else None
-            self._add(key, role, spec, op, known=known)
-        self.actions[site].operands[slot] = Use(key, observes=not direct or (key, tensor) not in self.observed)
+            key = self.read.setdefault((tensor, spec), key) if known else key
+            (end, *others) = sources
+            span = None if others or not isinstance(end[0], Site) else self.placement.known_range(end[0])
+            self._add(key, "activation", spec, site.op, known=span)
+        self.actions[site].operands[slot] = Use(key, observes=not known or (key, tensor) not in self.observed)
         self.observed.add((key, tensor))
 
     def _where_read(self, site: Site, slot: Slot, origins: list[Origin]) -> None:
@@ -263,16 +270,16 @@ class _Planner:
         if spec is None:
             self._leave(key, chain[0].op, _BY_CONFIG)
             return
-        shared = None if producer is None else self.placement.shared.get((producer, 0))
+        shared = None if producer is None else self._shared((producer, 0))
         if shared is not None:
             key = self._join(shared, chain[0].name, spec)
         known = None if producer is None else self.placement.known_range(producer)
         self.actions[site].operands[slot] = Use(key, observes=key not in self.quantizers or shared is not None)
         self._add(key, "activation", spec, " + ".join(member.op for member in chain), known=known)
 
-    def _name_of(self, tensor: frozenset[tuple[Made | None, bool]], otherwise: str) -> str:
+    def _name_of(self, sources: set[Made], otherwise: str) -> str:
         """Whose result a tensor is."""
-        names = {self.chains.get(at, [at])[0].name for found, _ in tensor if found is not None and isinstance(at := found[0], Site)}
+        names = {self.chains.get(at, [at])[0].name if isinstance(at, Site) else self._input_key(i) for at, i in sources}
         return names.pop() if len(names) == 1 else otherwise
 
     # Biases.
@@ -285,7 +292,7 @@ class _Planner:
             name = origin.source if isinstance(origin.source, str) else f"{site.name}.input[{slot}]"
             if {self.flow.kind(found) for found in operands[slot]} != {"const"}:
                 continue
-            if reason := self.placement.bias_reason(site, bool(self.config.bias)):
+            if reason := self.placement.bias_reason(site, self.config.bias):
                 self._leave(name, site.op, reason)
                 continue
             uses = self.actions[site].operands
@@ -320,7 +327,7 @@ class _Planner:
     def _output(self, site: Site) -> None:
         chain = self.chains[site]
         if not self.placement.makes(site):
-            if not any(self.actions[member].operands or self.placement.is_reader(member) for member in chain):
+            if (site, 0) not in self.grids and not any(map(self._quantizes, chain)):
                 self._leave(site.name, site.op, self.placement.reason(site))
             return
         if not site.visible:
@@ -328,7 +335,7 @@ class _Planner:
                 self._leave(site.name, site.op, _UNSEEN.format(site.op))
             return
         if site in self.flow.divisors:
-            if self.flow.is_returned(site):
+            if site in self.flow.returned:
                 self._leave(site.name, site.op, _DIVISOR)
             return
         spec = self._chain_spec(chain)
@@ -341,15 +348,25 @@ class _Planner:
             if any(i in step.masked_outputs for step in site.steps):
                 self._leave(chain[0].name, op, _MASK)
             elif (site, i) not in self.grids and (not readers or any(reader.origin.kind == "step" for reader in readers)):
-                shared = self.placement.shared.get((site, i))
+                shared = self._shared((site, i))
                 key = f"{chain[0].name}.output" + (f"[{i}]" if i else "")
-                if shared is not None and self._shared_spec(shared) is not None:
+                if shared is not None:
                     key = self._join(shared, chain[0].name, spec)
                 else:
                     self._add(key, "activation", spec, op, known=self.placement.known_range(site))
                 self.grids[site, i] = self.actions[site].outputs[i] = key
 
+    def _quantizes(self, site: Site) -> bool:
+        """Whether an operation takes quantized operands because the target asks it to."""
+        roles = {self.quantizers[use.key].role for use in self.actions[site].operands.values()}
+        return self.placement.is_reader(site) or not roles <= {"weight"}
+
     # Shared scales.
+
+    def _shared(self, tensor: Made) -> Site | None:
+        """The operation through which a tensor shares its scale, unless the config leaves that operation in float."""
+        shared = self.placement.shared.get(tensor)
+        return None if shared is None or self._shared_spec(shared) is None else shared
 
     def _shared_spec(self, shared: Site) -> TensorSpec | None:
         return self._chain_spec(self.chains.get(shared, [shared]))
@@ -360,6 +377,9 @@ class _Planner:
         spec = self._shared_spec(shared) or own
         if spec != own:
             self.notes[f"{name!r} shares the scale of {key!r}: what the config says of {name!r} alone is not used"] = None
+        if spec.is_running:  # it would follow the average of several tensors, and clip the widest
+            self.notes[f"{key!r} spans several tensors: its range is calibrated ('minmax') and does not run"] = None
+            spec = replace(spec, method="minmax")
         if key not in self.quantizers:
             self._add(key, "activation", spec, shared.op)
         if name != shared.name:

@@ -213,6 +213,7 @@ class Recorder(TorchFunctionMode):
             operands={slot: origins[slot] for slot in floats},
             side=frozenset(o for slot, found in origins.items() if slot not in floats for o in found if o.kind != "const"),
             dims={slot: t.dim() for slot, t in floats.items()},
+            same={slot: self.tape.identity(t) for slot, t in floats.items()},
             changed=changed,
             masks=frozenset(slot for slot, t in floats.items() if _is_mask(t)),
         )

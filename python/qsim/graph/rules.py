@@ -43,6 +43,12 @@ def is_bias(op: str, slot: Slot, dims: int) -> bool:
     return op in BIAS and slot in (BIAS[op], "bias")
 
 
+def is_multiplied(op: str, slot: Slot, dims: int) -> bool:
+    """Whether an operand of a multiply-accumulate is a factor of its products, not added to them."""
+    mask = op == "scaled_dot_product_attention" and slot in (3, "attn_mask")
+    return not mask and not is_bias(op, slot, dims)
+
+
 def stays_float(kind: str, dims: int) -> str | None:
     """Why a constant operand has no quantizer of its own, or None when it has one."""
     if kind in ("norm", "batch_norm"):

@@ -76,6 +76,7 @@ def find_savings(tape: Tape, plan: Plan) -> dict[Site, Saving]:
     dict of Site to Saving
         Sites at which nothing is saved are not in it.
     """
+    quantized = {(step, i) for site, actions in plan.actions.items() for step in site.steps for i in actions.outputs}
     found = {}
     for site, actions in plan.actions.items():
         kept = {slot for slot, use in actions.operands.items() if plan.quantizers[use.key].parameter is not None}
@@ -86,11 +87,16 @@ def find_savings(tape: Tape, plan: Plan) -> dict[Site, Saving]:
         unread = fresh and all(_is_fresh(tape, step, unread=True) for step in site.steps)
         saving = Saving(frozenset(kept), fresh, unread)
         if fresh and outputs == {0} and site.op in RECTIFIERS:
-            consumes, consumes_unread = (all(_is_handed_over(tape, step, u) for step in site.steps) for u in (False, True))
+            unseen = all(step.changed or not _sources(step) & quantized for step in site.steps)  # hooks of quantizers look at tensors too
+            consumes, consumes_unread = (unseen and all(_is_handed_over(tape, step, u) for step in site.steps) for u in (False, True))
             saving = replace(saving, rectifier=site.op, consumes=consumes, consumes_unread=consumes_unread)
         if saving != Saving():
             found[site] = saving
     return found
+
+
+def _sources(step: Step) -> set[tuple[Step, int]]:
+    return {(o.source, o.output) for found in step.operands.values() for o in found if o.kind == "step"}
 
 
 def _is_fresh(tape: Tape, step: Step, *, unread: bool = False) -> bool:

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import count
 from typing import Any, Literal
 
 import torch
@@ -55,6 +56,7 @@ class Step:
     operands: dict[Slot, frozenset[Origin]] = field(default_factory=dict)  # of the floating-point tensors
     side: frozenset[Origin] = frozenset()  # of the other tensors: indices, masks, complex numbers
     dims: dict[Slot, int] = field(default_factory=dict)  # number of dimensions of each operand
+    same: dict[Slot, tuple[int, int] | None] = field(default_factory=dict)  # equal where two operands are one tensor, unchanged between
     options: dict[int | str, Any] = field(default_factory=dict)  # numbers, strings and None among the arguments, alone or as a tuple
     changed: frozenset[Slot] = frozenset()  # operands that the step wrote into
     masks: frozenset[Slot] = frozenset()  # operands that hold -Inf or the lowest finite number: no grid holds that beside other values
@@ -160,11 +162,12 @@ class Tape:
         self.shapes = {name: tuple(t.shape) for name, t in (*model.named_buffers(), *model.named_parameters())}
         self.modules = {name: type(module).__name__ for name, module in model.named_modules()}
         self._names = {id(t): name for name, t in (*model.named_buffers(), *model.named_parameters())}
-        self._origins: dict[int, tuple[weakref.ref[Tensor], frozenset[Origin], int]] = {}
+        self._origins: dict[int, tuple[weakref.ref[Tensor], frozenset[Origin], int, int]] = {}
+        self._serial = count()
 
     def origins(self, t: Tensor) -> frozenset[Origin]:
         """Where `t` came from: several origins if a transparent function brought them together, a nameless constant if nothing is known."""
-        ref, found, version = self._origins.get(id(t), (None, frozenset(), 0))
+        ref, found, version, _ = self._origins.get(id(t), (None, frozenset(), 0, 0))
         if ref is None or ref() is not t:  # an id is used again once its tensor is gone
             return frozenset([Origin("const", self._names.get(id(t)))])
         if version_of(t) == version:
@@ -173,7 +176,12 @@ class Tape:
         return frozenset(replace(o, kind="stale" if o.kind == "step" else o.kind, direct=False) for o in found)
 
     def mark(self, t: Tensor, *origins: Origin) -> None:
-        self._origins[id(t)] = (weakref.ref(t), frozenset(origins), version_of(t))
+        self._origins[id(t)] = (weakref.ref(t), frozenset(origins), version_of(t), next(self._serial))
+
+    def identity(self, t: Tensor) -> tuple[int, int] | None:
+        """The same for `t` until something writes into it, and for no other tensor; None for a constant."""
+        ref, _, _, serial = self._origins.get(id(t), (None, frozenset(), 0, 0))
+        return None if ref is None or ref() is not t else (serial, version_of(t))
 
     def forget_tensors(self) -> None:
         """Between two passes: parameters and buffers are constants again."""

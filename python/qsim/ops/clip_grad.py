@@ -52,10 +52,9 @@ def clip_grad_(grads: Sequence[Tensor], max_norm: float, *, norm_type: float = 2
 
 
 def grad_power_sum(grads: Sequence[Tensor], *, norm_type: float = 2.0) -> tuple[Tensor, Tensor]:
-    """The first half of `clip_grad_`: the sum whose root is the norm, and the counts.
+    """The first half of `clip_grad_`: of each gradient the sum whose root is its norm, and the count.
 
-    With `scale_grad_` this clips gradients that live on several devices: add the sums (for ``inf``: take their maximum),
-    concatenate the counts, copy both to each device.
+    With `scale_grad_` this clips gradients that live on several devices: concatenate powers and counts, copy both to each device.
 
     Parameters
     ----------
@@ -64,17 +63,17 @@ def grad_power_sum(grads: Sequence[Tensor], *, norm_type: float = 2.0) -> tuple[
 
     Returns
     -------
-    power_sum : Tensor, shape (), float64
-        Sum of ``|x| ** norm_type`` over the finite elements; for ``inf`` their largest ``|x|``.
+    powers : Tensor, shape (len(grads),), float64
+        Sum of ``|x| ** norm_type`` over the finite elements of each gradient; for ``inf`` their largest ``|x|``.
     nonfinite : Tensor, shape (len(grads),), int64
         How many elements of each gradient are not finite.
     """
-    power_sum, counts = torch.ops.qsim.grad_power_sum(grads, norm_type=norm_type)
-    return power_sum, counts
+    powers, counts = torch.ops.qsim.grad_power_sum(grads, norm_type=norm_type)
+    return powers, counts
 
 
 def scale_grad_(
-    grads: Sequence[Tensor], power_sum: Tensor, counts: Tensor, max_norm: float, *, norm_type: float = 2.0, nonfinite: str = "skip"
+    grads: Sequence[Tensor], powers: Tensor, counts: Tensor, max_norm: float, *, norm_type: float = 2.0, nonfinite: str = "skip"
 ) -> Tensor:
     """The second half of `clip_grad_`: scale gradients in place by what `grad_power_sum` found.
 
@@ -82,9 +81,10 @@ def scale_grad_(
     ----------
     grads : sequence of Tensor
         As for `clip_grad_`.
-    power_sum : Tensor, shape (), float64
-    counts : Tensor, any shape, int64
-        Non-finite elements, of these gradients and of all others that are clipped together with them.
+    powers : Tensor, float64
+        Of these gradients and of all others that are clipped together with them.
+    counts : Tensor, shape of `powers`, int64
+        Non-finite elements of the same gradients.
     max_norm, norm_type, nonfinite
         As for `clip_grad_`.
 
@@ -92,5 +92,5 @@ def scale_grad_(
     -------
     total_norm : Tensor, shape (), float32 (float64 when one of these gradients is)
     """
-    total_norm: Tensor = torch.ops.qsim.scale_grad_(grads, power_sum, counts, max_norm, norm_type=norm_type, nonfinite=nonfinite)
+    total_norm: Tensor = torch.ops.qsim.scale_grad_(grads, powers, counts, max_norm, norm_type=norm_type, nonfinite=nonfinite)
     return total_norm

@@ -60,7 +60,7 @@ def observe_range_(x: Tensor, lowest: Tensor, highest: Tensor, counts: Tensor, a
     highest.copy_(torch.maximum(highest, high))
 
 
-def observe_(x: Tensor, lowest: Tensor, highest: Tensor, counts: Tensor, sketch: Tensor) -> None:
+def observe_(x: Tensor, lowest: Tensor, highest: Tensor, counts: Tensor, sketch: Tensor, low_bits: Tensor) -> None:
     """Extend range and counts as `observe_range_` does for a whole tensor, and the sketch, in the same pass.
 
     The sketch is a histogram whose bins are the leading 14 bits of a float32 (sign, exponent, 5 bits of mantissa): it needs no
@@ -77,12 +77,16 @@ def observe_(x: Tensor, lowest: Tensor, highest: Tensor, counts: Tensor, sketch:
     sketch : Tensor, shape (16384,), int64
         Bin ``bits >> 18`` counts the finite elements with those leading bits; both zeros are in bin 0, negative numbers from
         bin 8192 on. NaNs and infinities are in no bin. Starts at zero.
+    low_bits : Tensor, shape (), int32
+        OR of ``bits & 0x3ffff``, what the bins leave out, over the finite elements: which lattice the values lie on. Starts at
+        zero, which it stays for values with 5 mantissa bits; of bfloat16 values it has two bits, of float16 values five.
 
     Examples
     --------
     >>> lowest, highest = torch.tensor(torch.inf), torch.tensor(-torch.inf)
     >>> counts, sketch = torch.zeros(4, dtype=torch.int64), torch.zeros(16384, dtype=torch.int64)
-    >>> observe_(torch.tensor([-0.0, 1.0, 1.01, torch.inf]), lowest, highest, counts, sketch)
+    >>> low_bits = torch.zeros((), dtype=torch.int32)
+    >>> observe_(torch.tensor([-0.0, 1.0, 1.01, torch.inf]), lowest, highest, counts, sketch, low_bits)
     >>> sketch.nonzero().flatten().tolist(), sketch[sketch > 0].tolist()
     ([0, 4064], [1, 2])
 
@@ -91,4 +95,4 @@ def observe_(x: Tensor, lowest: Tensor, highest: Tensor, counts: Tensor, sketch:
     A histogram with logarithmic bins of bounded relative width merges exactly: Masson et al. 2019, "DDSketch", section 2;
     here the logarithm is the float's own exponent. No gradient.
     """
-    torch.ops.qsim.observe_(x, lowest, highest, counts, sketch)
+    torch.ops.qsim.observe_(x, lowest, highest, counts, sketch, low_bits)

@@ -22,6 +22,7 @@ def search_range(
     *,
     percentile: float = 99.99,
     gamma: float = 3.0,
+    low_bits: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Choose the range that a grid should cover, from what an observer saw.
 
@@ -52,6 +53,9 @@ def search_range(
         Percent of the values that ``"percentile"`` keeps, in ``(0, 100]``.
     gamma : float
         Weight of saturated values in ``"tf_enhanced"``.
+    low_bits : Tensor, shape of `lowest`, int32, optional
+        OR of ``float32_bits(x) & 0x3ffff``, as `observe_` keeps it: ``"mse"`` and ``"tf_enhanced"`` then know the lattice that
+        values lie on which were bfloat16 or of fewer bits still. None: nothing is known.
 
     Returns
     -------
@@ -70,14 +74,24 @@ def search_range(
     -----
     Candidates as AIMET's TF-enhanced analyzer has them: scales in 1/100 (symmetric) or 1/16 (asymmetric, with 20 offsets and
     the observed one) of the scale that covers the observed range, one step beyond it included; the first of equals wins. The
-    mass of a bin counts as spread evenly over it, one value as sitting at each exact end. Data that are all multiples of a
-    power of two (integers) are recognised by the bins that stay empty, and their mass sits on the multiples; where such
-    data fit the grid, the encoding that represents them exactly is a candidate too.
+    mass of a bin counts as spread evenly over it, one value as sitting at each exact end; with `low_bits` it sits on the values
+    that have no other bits, where they are not much closer than steps. Data that are all multiples of a power of two (integers)
+    are recognised by the bins that stay empty, and their mass sits on the multiples; where such data fit the grid, the encoding
+    that represents them exactly is a candidate too.
     Entropy: Migacz, "8-bit Inference with TensorRT", GTC 2017. No gradient, no host synchronisation, the same bits on every
     instruction-set level.
     """
     low, high = torch.ops.qsim.search_range(
-        lowest, highest, sketch, quant_min, quant_max, symmetric=symmetric, method=method, percentile=percentile, gamma=gamma
+        lowest,
+        highest,
+        sketch,
+        quant_min,
+        quant_max,
+        symmetric=symmetric,
+        method=method,
+        percentile=percentile,
+        gamma=gamma,
+        low_bits=low_bits,
     )
     return low, high
 

@@ -31,9 +31,10 @@ def observe_range_(x: Tensor, lowest: Tensor, highest: Tensor, counts: Tensor, a
     )
 
 
-def observe_(x: Tensor, lowest: Tensor, highest: Tensor, counts: Tensor, sketch: Tensor) -> None:
+def observe_(x: Tensor, lowest: Tensor, highest: Tensor, counts: Tensor, sketch: Tensor, low_bits: Tensor) -> None:
     """Twin of `qsim.ops.observe_` (docs/numerics.md, section 3)."""
     observe_range_(x, lowest, highest, counts)
     finite = x.detach().float()[x.detach().float().isfinite()] + 0.0  # +0.0 for both zeros
-    bins = (finite.view(torch.int32).long() & 0xFFFFFFFF) >> SKETCH_SHIFT
-    sketch += torch.bincount(bins, minlength=SKETCH_BINS)
+    bits = finite.view(torch.int32).long() & 0xFFFFFFFF
+    sketch += torch.bincount(bits >> SKETCH_SHIFT, minlength=SKETCH_BINS)
+    low_bits |= sum(1 << b for b in range(SKETCH_SHIFT) if bool((bits >> b & 1).any()))

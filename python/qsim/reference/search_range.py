@@ -10,7 +10,7 @@ from qsim.reference.choose_qparams import choose_qparams
 
 _BINS, _FINITE_BINS = 16384, 8160  # all, and those of one sign that hold finite values
 _ENTROPY_BINS, _ENTROPY_TIE = 2048, 1e-9
-_LATTICE_POINTS, _LATTICE_EVIDENCE, _LATTICE_MAX_SPAN = 8, 32, 16
+_LATTICE_POINTS, _COARSE_POINTS, _LATTICE_EVIDENCE, _LATTICE_MAX_SPAN = 8, 32, 32, 16
 
 
 def _sketch_edges() -> Tensor:
@@ -43,6 +43,14 @@ def _lowest_set_bit(x: Tensor) -> float:
     return min((math.ldexp(int(w & -w), int(e) - 53) for w, e in zip(whole, exponent, strict=True)), default=math.inf)
 
 
+def _places_in_a_bin(low_bits: Tensor | None) -> int:
+    """How many values of a bin have no other mantissa bits than these."""
+    if low_bits is None:
+        return 1 << 18
+    bits = int(low_bits) & 0x3FFFF
+    return (1 << 18) // (bits & -bits) if bits else 1
+
+
 @dataclass(frozen=True)
 class Distribution:
     """What a sketch stands for: masses at points and masses spread evenly over intervals, exact zeros left out."""
@@ -55,7 +63,9 @@ class Distribution:
     unit: float  # every value is a multiple of this power of two; 0: not so
 
     @classmethod
-    def from_sketch(cls, lowest: Tensor, highest: Tensor, sketch: Tensor, covering_scale: Tensor) -> Distribution:
+    def from_sketch(
+        cls, lowest: Tensor, highest: Tensor, sketch: Tensor, covering_scale: Tensor, low_bits: Tensor | None = None
+    ) -> Distribution:
         """`covering_scale`: that of the grid which covers everything; much finer units than its step do not matter."""
         low, high = lowest.double(), highest.double()
         extremes = [end for end in {low.item(), high.item()} if end != 0]
@@ -66,8 +76,11 @@ class Distribution:
 
         unit = min(_lowest_set_bit(near), _lowest_set_bit(torch.tensor(extremes, dtype=torch.float64)))
         evidence = count[far - near < unit].sum()
-        if unit < covering_scale / _LATTICE_MAX_SPAN or evidence < _LATTICE_EVIDENCE:
+        step = float(covering_scale)
+        coarse = max(step, (high.clamp(min=0) - low.clamp(max=0)).item() * 2**-16)
+        if unit < step / _LATTICE_MAX_SPAN or evidence < _LATTICE_EVIDENCE:
             unit = 0.0
+        places = _places_in_a_bin(low_bits)
 
         points, intervals = [], []
         for b, magnitude, beyond, mass in zip(bins, near.tolist(), far.tolist(), count.tolist(), strict=True):
@@ -79,8 +92,11 @@ class Distribution:
             start, end = max(start, low.item()), min(end, high.item())
             if mass == 0:
                 continue
-            if beyond - magnitude <= _LATTICE_POINTS * unit:
-                multiples = [i * unit for i in range(math.ceil(start / unit), math.floor(end / unit) + 1)]
+            spacing = max(unit, (beyond - magnitude) / places)
+            few = spacing < math.inf and beyond - magnitude <= _LATTICE_POINTS * spacing
+            many = spacing < math.inf and beyond - magnitude <= _COARSE_POINTS * spacing
+            if (few and spacing >= step / _LATTICE_MAX_SPAN) or (not few and many and spacing >= coarse):
+                multiples = [i * spacing for i in range(math.ceil(start / spacing), math.floor(end / spacing) + 1)]
                 multiples = [m for m in multiples if magnitude <= abs(m) < beyond]
                 points += [(m, mass / len(multiples)) for m in multiples]
             elif start == end:
@@ -184,7 +200,15 @@ def _clip_by_entropy(
 
 
 def _search_one(
-    lowest: Tensor, highest: Tensor, sketch: Tensor, grid: tuple[int, int], symmetric: bool, method: str, percentile: float, gamma: float
+    lowest: Tensor,
+    highest: Tensor,
+    sketch: Tensor,
+    low_bits: Tensor | None,
+    grid: tuple[int, int],
+    symmetric: bool,
+    method: str,
+    percentile: float,
+    gamma: float,
 ) -> tuple[Tensor, Tensor]:
     if not lowest <= highest:
         return torch.full_like(lowest, math.inf), torch.full_like(lowest, -math.inf)
@@ -201,7 +225,7 @@ def _search_one(
         starts = (sign * edges[[b % side for b in bins]]).clamp(lowest.double(), highest.double()).abs()
         return _clip_by_entropy(lowest, highest, starts, ends, sketch[bins].double(), *grid, symmetric)
     covering = choose_qparams(lowest.double(), highest.double(), *grid, symmetric=symmetric)[0]
-    seen = Distribution.from_sketch(lowest, highest, sketch, covering)
+    seen = Distribution.from_sketch(lowest, highest, sketch, covering, low_bits)
     weight = gamma if method == "tf_enhanced" else 1.0
     lows, highs = candidate_ranges(lowest, highest, *grid, symmetric=symmetric)
     if len(lows) == 0:
@@ -226,11 +250,13 @@ def search_range(
     *,
     percentile: float = 99.99,
     gamma: float = 3.0,
+    low_bits: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Twin of `qsim.ops.search_range` (docs/numerics.md, section 4)."""
+    bits = [None] * lowest.numel() if low_bits is None else low_bits.reshape(-1)
     found = [
-        _search_one(low, high, counts, (quant_min, quant_max), symmetric, method, percentile, gamma)
-        for low, high, counts in zip(lowest.reshape(-1), highest.reshape(-1), sketch.reshape(-1, _BINS), strict=True)
+        _search_one(low, high, counts, seen, (quant_min, quant_max), symmetric, method, percentile, gamma)
+        for low, high, counts, seen in zip(lowest.reshape(-1), highest.reshape(-1), sketch.reshape(-1, _BINS), bits, strict=True)
     ]
     lows, highs = zip(*found, strict=True) if found else ((), ())
     return (

@@ -1,4 +1,4 @@
-"""Drawings as inline SVG, a kilobyte each."""
+"""Drawings as inline SVG, about a kilobyte each."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def histogram(row: Row) -> str:
     if row.low is not None:
         parts.append(f'<path class="edge" d="M{left:.4g} 0V{_HEIGHT}M{right:.4g} 0V{_HEIGHT}"/>')
     told = f"observed {seen.lowest:.4g} to {seen.highest:.4g}; range {row.range}; {percent(row.clipped) or 'nothing'} clipped"
-    size = f'viewBox="0 0 {_BINS * _STEP} {_HEIGHT}" preserveAspectRatio="none"'
+    size = f'viewBox="-2 0 {_BINS * _STEP + 4} {_HEIGHT}" preserveAspectRatio="none"'
     drawn = f'<svg class="histogram" {size} role="img"><title>{escape(told)}</title>{"".join(parts)}</svg>'
     return f'{drawn}<small class="ends"><span>{low:.3g}</span><span>{high:.3g}</span></small>'
 
 
 def _is_far(width: float, row: Row) -> bool:
-    return row.low is not None and row.high is not None and row.high - row.low > 40 * width
+    return width > 0 and row.low is not None and row.high is not None and row.high - row.low > 40 * width
 
 
 def _steps(heights: Sequence[int]) -> str:

@@ -7,24 +7,29 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
+Fact = tuple[str, str] | tuple[str, str, str]  # a title, a figure, and more about it
+
 
 @dataclass(frozen=True)
 class Column:
-    """Head of a column; numbers are aligned to the right and sorted as numbers, first the largest unless `ascending`."""
+    """Head of a column. Numbers are aligned to the right unless `left`, and sorted as numbers, first the largest unless `ascending`;
+    a `wide` one takes a line of its own where the screen is narrow."""
 
     head: str
     number: bool = False
     ascending: bool = False
     wide: bool = False
+    left: bool = False
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What a cell shows (`markup` is HTML already), and what it is sorted by where that is not the text."""
+    """What a cell shows, small text `below` it (`markup` in place of both is HTML already), and what it is sorted by if not by the text."""
 
     text: str = ""
     value: float | str | None = None
     markup: str = ""
+    below: str = ""
     bad: bool = False
 
 
@@ -57,7 +62,7 @@ def table(title: str, note: str, columns: Sequence[Column], lines: Sequence[Line
 
 
 def _classes(column: Column) -> str:
-    return " ".join(name for name in ("number", "ascending", "wide") if getattr(column, name))
+    return " ".join(name for name in ("number", "ascending", "wide", "left") if getattr(column, name))
 
 
 def _row(columns: Sequence[Column], line: Line) -> str:
@@ -68,7 +73,7 @@ def _row(columns: Sequence[Column], line: Line) -> str:
 def _cell(column: Column, cell: Cell) -> str:
     classes = " ".join(filter(None, (_classes(column), "bad" if cell.bad else "")))
     value = "" if cell.value is None else f' data-value="{escape(_sortable(cell.value))}"'
-    content = cell.markup or escape(cell.text)
+    content = cell.markup or escape(cell.text) + (f"<small>{escape(cell.below)}</small>" if cell.below else "")
     head = f' data-head="{escape(column.head)}"' if content and not column.wide else ""
     kind = f' class="{classes}"' if classes else ""
     return f"<td{kind}{value}{head}>{content}</td>"
@@ -80,9 +85,14 @@ def _sortable(value: float | str) -> str:
     return "" if math.isnan(value) else f"{value:.8g}".replace("inf", "Infinity")  # as JavaScript reads it
 
 
-def tiles(facts: Sequence[tuple[str, str]]) -> str:
-    """Large figures under small titles."""
-    return f'<dl class="tiles">{"".join(f"<div><dt>{escape(name)}</dt><dd>{escape(text)}</dd></div>" for name, text in facts)}</dl>'
+def tiles(facts: Sequence[Fact]) -> str:
+    """Large figures under small titles, some with a line below."""
+    return f'<dl class="tiles">{"".join(map(_tile, facts))}</dl>'
+
+
+def _tile(fact: Fact) -> str:
+    title, figure, *below = map(escape, fact)
+    return f"<div><dt>{title}</dt><dd>{figure}</dd>{''.join(f'<dd><small>{line}</small></dd>' for line in below)}</div>"
 
 
 def problems(found: Sequence[str]) -> str:
@@ -96,4 +106,5 @@ def problems(found: Sequence[str]) -> str:
 
 def name(key: str, below: str) -> str:
     """A quantizer's name, and a line under it."""
-    return f'<span class="name">{escape(key)}</span><small>{escape(below)}</small>'
+    breakable = escape(key).replace(".", ".<wbr>")
+    return f'<span class="name">{breakable}</span><small>{escape(below)}</small>'

@@ -43,7 +43,7 @@ for (const section of document.querySelectorAll("section.table")) {
       row.hidden = !words.every((word) => text.includes(word));
       count += !row.hidden;
     }
-    shown.textContent = count === rows.length ? `${count}` : `${count} of ${rows.length}`;
+    shown.textContent = count === rows.length ? `${count} rows` : `${count} of ${rows.length} rows`;
   };
   filter.addEventListener("input", look);
   look();

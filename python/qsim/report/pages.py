@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from qsim.deviation import Deviation
 from qsim.graph.plan import LeftFloat
 from qsim.report import drawing
-from qsim.report.markup import Cell, Column, Line, name, problems, table, tiles
+from qsim.report.markup import Cell, Column, Fact, Line, name, problems, table, tiles
 from qsim.report.page import Page
 from qsim.summary import CLIPPED, Row, Summary
 from qsim.table import decibel, percent
@@ -35,9 +35,11 @@ def summary_page(summary: Summary) -> Page:
 def calibration_page(report: CalibrationReport) -> Page:
     """What a calibration saw, and the ranges it led to."""
     summary = report.summary()
-    facts = [("batches", str(report.batches)), *_facts(summary)]
-    facts += [(f"{stage}, seconds", f"{seconds:.2f}") for stage, seconds in report.seconds.items()]
-    facts += [(f"peak memory, {device}", str(peak)) for device, peak in report.memory.items()]
+    facts: list[Fact] = [("batches", str(report.batches)), *_facts(summary)]
+    stages = ", ".join(f"{stage} {seconds:.2f}" for stage, seconds in report.seconds.items())
+    facts.append(("seconds", f"{sum(report.seconds.values()):.2f}", stages))
+    for device, peak in report.memory.items():
+        facts.append((f"peak memory of {device}", f"{peak.peak / 2**20:.0f} MiB", f"raised by {peak.raised / 2**20:.0f} MiB"))
     return Page(
         "Calibration", "What was observed, and the ranges that were chosen", tiles(facts) + problems(report.problems) + _tensors(summary)
     )
@@ -65,9 +67,10 @@ def comparison_page(comparison: Comparison) -> Page:
         )
         for row in rows
     ]
-    chart = drawing.lines({"local": [r.local.sqnr for r in rows], "accumulated": [r.accumulated.sqnr for r in rows]}, top)
+    path = [row for row in rows if row.role != "weight"]  # weights have no error of others
+    chart = drawing.lines({"local": [r.local.sqnr for r in path], "accumulated": [r.accumulated.sqnr for r in path]}, 1.05 * top)
     keys = '<span class="key in"></span>local <span class="key out"></span>accumulated'
-    legend = f"<small>SQNR in dB along the model, 0 to {top:.0f}: {keys}</small>"
+    legend = f"<small>SQNR along the model, 0 to {1.05 * top:.0f} dB: {keys}</small>"
     facts = [("tensors", str(len(rows))), ("SQNR of the output", f"{decibel(comparison.output.sqnr)} dB")]
     facts.append(("largest error of the output", f"{comparison.output.max_error:.3g}"))
     note = "Local: the float tensor beside itself quantized. Accumulated: with everything before it quantized too. Higher dB is closer."
@@ -79,7 +82,9 @@ def sensitivity_page(sensitivity: Sensitivity) -> Page:
     """The metric with each group alone, the most sensitive first."""
     ranked = sensitivity.ranked()
     best = sensitivity.baseline
-    if math.isinf(best):  # dB: beside the best of the groups
+    beside = "float"
+    if math.isinf(best):  # dB
+        beside = "the best group"
         best = (max if sensitivity.higher_is_better else min)(map(_finite, (score.value for score in ranked)), default=0.0)
     loss = [abs(best - score.value) for score in ranked]
     most = max([*map(_finite, loss), 1e-30])
@@ -90,7 +95,7 @@ def sensitivity_page(sensitivity: Sensitivity) -> Page:
             [
                 Cell(markup=name(score.name, ", ".join(score.keys) if len(score.keys) > 1 else ""), value=score.name),
                 Cell(f"{score.value:.6g}", score.value),
-                Cell(markup=drawing.bar(_finite(lost) / most, bad=True), value=lost),
+                Cell(markup=f"{lost:.3g}" + drawing.bar(_finite(lost) / most, bad=True), value=lost),
             ],
             score.name,
         )
@@ -98,11 +103,11 @@ def sensitivity_page(sensitivity: Sensitivity) -> Page:
     ]
     facts = [("float", f"{sensitivity.baseline:.6g}"), ("quantized", f"{sensitivity.quantized:.6g}"), ("groups", str(len(ranked)))]
     better = "higher" if sensitivity.higher_is_better else "lower"
-    note = f"The metric, {better} is better, with one group quantized and everything else in float."
+    note = f"The metric, {better} is better, with one group quantized and everything else in float; lost beside {beside}."
     return Page("Sensitivity", "What each quantizer costs by itself", tiles(facts) + table("Groups", note, columns, lines))
 
 
-def _facts(summary: Summary) -> list[tuple[str, str]]:
+def _facts(summary: Summary) -> list[Fact]:
     quantizers = [row for row in summary.rows if row.role != "bias"]
     return [
         ("quantizers", str(len(quantizers))),
@@ -115,9 +120,9 @@ def _facts(summary: Summary) -> list[tuple[str, str]]:
 def _tensors(summary: Summary) -> str:
     columns = [
         Column("quantizer", wide=True),
-        Column("distribution", wide=True, number=True),
+        Column("distribution", wide=True, number=True, left=True),
         Column("grid"),
-        *(Column(head, number=True) for head in ("scale", "range", "observed", "clipped", "NaN, Inf")),
+        *(Column(head, number=True) for head in ("scale", "range", "clipped", "NaN, Inf")),
     ]
     body = table("Quantizers", _HISTOGRAMS, columns, [_quantizer(row) for row in summary.rows])
     if summary.left:
@@ -128,16 +133,13 @@ def _tensors(summary: Summary) -> str:
 def _quantizer(row: Row) -> Line:
     width = None if row.low is None or row.high is None else row.high - row.low
     observed = row.observed
+    seen = "" if observed is None else f"observed [{observed[0]:.4g}, {observed[1]:.4g}]"
     cells = [
         Cell(markup=name(row.key, f"{row.role} · {row.op}"), value=row.key),
         Cell(markup=drawing.histogram(row), value=math.nan if observed is None else observed[1] - observed[0]),
         Cell(row.grid),
         Cell(row.scale_text, math.nan if row.scale is None else row.scale[1]),
-        Cell(row.range, math.nan if width is None else width, bad=not row.calibrated),
-        Cell(
-            "" if observed is None else f"[{observed[0]:.4g}, {observed[1]:.4g}]",
-            math.nan if observed is None else observed[1] - observed[0],
-        ),
+        Cell(row.range, math.nan if width is None else width, below=seen, bad=not row.calibrated),
         Cell(percent(row.clipped), math.nan if row.clipped is None else row.clipped, bad=(row.clipped or 0) >= CLIPPED),
         _count_cell(row.nonfinite),
     ]

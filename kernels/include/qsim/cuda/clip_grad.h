@@ -24,11 +24,11 @@ struct GradTable {
 // power: one number per chunk. nonfinite: one per gradient; counts are added to it.
 cudaError_t sum_grads(const GradTable& table, double p, double* power, std::int64_t* nonfinite, cudaStream_t stream);
 
-// Joins the numbers of all chunks in a fixed order.
-cudaError_t join_grad_sums(const double* power, int chunks, double p, double* power_sum, cudaStream_t stream);
+// Joins the numbers of each gradient's chunks, in a fixed order: powers: one per gradient.
+cudaError_t join_grad_sums(const GradTable& table, double p, const double* power, double* powers, cudaStream_t stream);
 
-// Decides what becomes of the gradients. total_norm is float32, or float64 when `wide`.
-cudaError_t plan_scaling(const double* power_sum, const std::int64_t* counts, int n, double p, double max_norm,
+// Decides what becomes of the gradients, from n powers and counts. total_norm is float32, or float64 when `wide`.
+cudaError_t plan_scaling(const double* powers, const std::int64_t* counts, int n, double p, double max_norm,
                          NonFinitePolicy policy, GradScaling* plan, void* total_norm, bool wide, cudaStream_t stream);
 
 // Does so; returns at once where the plan is to keep them.

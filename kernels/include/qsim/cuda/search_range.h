@@ -12,8 +12,10 @@ std::size_t search_range_workspace_bytes(std::int64_t count);
 std::size_t search_range_data_workspace_bytes(std::int64_t count, RangeMethod method);
 
 // One range per sketch of kSketchBins counters. Nothing seen: (+Inf, -Inf).
-cudaError_t search_range(const float* lowest, const float* highest, const std::int64_t* sketch, std::int64_t count,
-                         const RangeSearch& search, void* workspace, float* low, float* high, cudaStream_t stream);
+// low_bits: one per sketch; null: unknown.
+cudaError_t search_range(const float* lowest, const float* highest, const std::int64_t* sketch,
+                         const std::int32_t* low_bits, std::int64_t count, const RangeSearch& search, void* workspace,
+                         float* low, float* high, cudaStream_t stream);
 
 // Some tensors of one element type, passed to a kernel by value: one launch for all of them. One range per block of
 // `block` values (the last of a row may be short) in rows of `length`; tensor t owns the ranges

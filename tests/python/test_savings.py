@@ -1,0 +1,291 @@
+"""What may be saved, decided from recordings alone; and that nothing which is saved changes a bit."""
+
+import copy
+import dataclasses
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from models import ConvNet, Forward, ResidualBlock, seeded
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import qsim
+from qsim.graph import savings
+from qsim.graph.plan import plan
+from qsim.graph.record import record
+from qsim.graph.savings import Saving, find_savings
+
+IMAGE = torch.linspace(-1, 1, 2 * 4 * 6 * 6).reshape(2, 4, 6, 6)
+CONV = lambda: nn.Conv2d(4, 4, 3, padding=1)  # noqa: E731
+
+
+def saved(forward: Callable[..., object], **modules: nn.Module) -> dict[str, Saving]:
+    model = Forward(forward, **modules).eval()
+    tape, problems = record(model, (IMAGE.clone(),), {})
+    assert problems == []
+    return {site.name: saving for site, saving in find_savings(tape, plan(tape, qsim.int8())).items()}
+
+
+def test_a_layer_is_fresh_and_keeps_its_parameters():
+    (saving,) = saved(lambda m, x: m.conv(x), conv=CONV()).values()
+    assert saving == Saving(kept=frozenset({1, 2}), fresh=True, unread=True)
+
+
+def test_a_rectifier_consumes_what_it_alone_reads():
+    alone = saved(lambda m, x: F.relu(m.conv(x)), conv=CONV())["relu"]
+    assert alone == Saving(fresh=True, rectifier="relu", consumes=True, consumes_unread=True)
+
+    def read_twice(m, x):
+        y = m.conv(x)
+        return F.relu(y) + y.mean()
+
+    assert not saved(read_twice, conv=CONV())["relu"].consumes
+    assert not saved(lambda m, x: F.relu(m.conv(x)[:1]), conv=CONV())["relu"].consumes  # a view
+    assert not saved(lambda m, x: F.relu(x))["relu"].consumes  # the caller's
+    assert not saved(lambda m, x: (lambda y: (F.relu(y), y))(m.conv(x)), conv=CONV())["relu"].consumes
+
+    def stashed(m, x):
+        m.last = m.conv(x)
+        return F.relu(m.last)
+
+    assert not saved(stashed, conv=CONV())["relu"].consumes
+
+
+def test_a_rectifier_of_another_container_consumes_nothing():
+    inner = Forward(lambda m, x: m.conv(x), conv=CONV())
+    assert not saved(lambda m, x: F.relu(m.inner(x)), inner=inner)["relu"].consumes
+
+
+def test_overwriting_needs_an_operand_of_its_own():
+    assert saved(lambda m, x: F.relu(m.conv(x), inplace=True), conv=CONV())["relu"].rectifier == "relu"
+    assert "relu" not in saved(lambda m, x: F.relu(x, inplace=True))
+    assert saved(lambda m, x: m.conv(x).add_(x), conv=CONV())["add"].unread
+
+    def old_name(m, x):
+        y = m.conv(x)
+        return y.add_(x) * 2, y
+
+    assert "add" not in saved(old_name, conv=CONV())
+
+    def earlier_view(m, x):
+        y = m.conv(x)
+        row = y[0]
+        return y.add_(x), row * 2
+
+    assert "add" not in saved(earlier_view, conv=CONV())
+
+
+def test_a_sigmoid_is_read_in_the_backward_pass():
+    assert saved(lambda m, x: torch.sigmoid(m.conv(x)), conv=CONV())["sigmoid"] == Saving(fresh=True)
+    after = saved(lambda m, x: F.relu(torch.exp(m.conv(x))), conv=CONV())["relu"]
+    assert after.consumes is False  # it is quantized, and hooks may look at it
+
+
+def test_a_parameter_that_is_computed_is_not_kept():
+    conv = nn.utils.parametrizations.weight_norm(CONV())
+    assert saved(lambda m, x: m.conv(x), conv=conv)["conv.conv2d"].kept == {2}
+
+
+X, W = torch.randn(2, 4, 6, 6), torch.randn(4, 4)
+CALLS: dict[str, Callable[[Tensor], Tensor]] = {
+    **{f"conv{n}d": lambda x, n=n: getattr(F, f"conv{n}d")(x, torch.randn(3, 4, *[2] * n, requires_grad=True)) for n in (1, 2, 3)},
+    **{
+        f"conv_transpose{n}d": lambda x, n=n: getattr(F, f"conv_transpose{n}d")(x, torch.randn(4, 3, *[2] * n, requires_grad=True))
+        for n in (1, 2, 3)
+    },
+    **{f"avg_pool{n}d": lambda x, n=n: getattr(F, f"avg_pool{n}d")(x, 2) for n in (1, 2, 3)},
+    **{f"adaptive_avg_pool{n}d": lambda x, n=n: getattr(F, f"adaptive_avg_pool{n}d")(x, 1) for n in (1, 2, 3)},
+    "linear": lambda x: F.linear(x, W, torch.zeros(4)),
+    "bilinear": lambda x: F.bilinear(x, x, torch.randn(3, 4, 4)),
+    "matmul": lambda x: x @ W,
+    "rmatmul": lambda x: x.__rmatmul__(W),
+    "bmm": lambda x: torch.bmm(x, x),
+    "mm": lambda x: torch.mm(x, x),
+    "mv": lambda x: torch.mv(x, torch.randn(4)),
+    "addmm": lambda x: torch.addmm(x, x, x),
+    "baddbmm": lambda x: torch.baddbmm(x, x, x),
+    "addbmm": lambda x: torch.addbmm(x[0], x, x),
+    "addmv": lambda x: torch.addmv(x[0], x, torch.randn(4)),
+    "embedding": lambda x: F.embedding(torch.tensor([0, 1]), x),
+    "add": lambda x: x + x,
+    "radd": lambda x: 1 + x,
+    "sub": lambda x: x - x,
+    "rsub": lambda x: 1 - x,
+    "mul": lambda x: x * x,
+    "rmul": lambda x: 2 * x,
+    "div": lambda x: torch.div(x, x),
+    "truediv": lambda x: x / x,
+    "batch_norm": lambda x: F.batch_norm(x, torch.zeros(4), torch.ones(4), torch.ones(4), torch.zeros(4), training=True),
+    "layer_norm": lambda x: F.layer_norm(x, [4]),
+    "group_norm": lambda x: F.group_norm(x, 2),
+    "mean": lambda x: x.mean((-1,), keepdim=True),
+    **{name: lambda x, name=name: getattr(torch, name)([x, x]) for name in ("cat", "concat", "concatenate", "stack")},
+    "interpolate": lambda x: F.interpolate(x, scale_factor=1.0),
+    **{name: lambda x, name=name: getattr(F, name)(x) for name in ("gelu", "silu", "mish", "softplus", "leaky_relu", "hardtanh", "relu6")},
+    **{name: lambda x, name=name: getattr(F, name)(x) for name in ("relu", "sigmoid", "tanh", "elu", "selu", "celu")},
+    **{name: lambda x, name=name: getattr(torch, name)(x.abs()) for name in ("exp", "sqrt", "rsqrt")},
+    **{name: lambda x, name=name: getattr(torch, name)(x, 1) for name in ("softmax", "log_softmax")},
+}
+SHAPES = {
+    **dict.fromkeys(["conv1d", "conv_transpose1d", "avg_pool1d", "adaptive_avg_pool1d", "bmm", "baddbmm", "addbmm"], (4, 4, 4)),
+    **dict.fromkeys(["conv3d", "conv_transpose3d", "avg_pool3d", "adaptive_avg_pool3d"], (1, 4, 4, 4, 4)),
+    **dict.fromkeys(["mm", "mv", "addmm", "addmv", "embedding", "bilinear", "rmatmul"], (4, 4)),
+}
+
+
+def memory(t: Tensor) -> int:
+    return t.untyped_storage().data_ptr()
+
+
+@pytest.mark.parametrize("name", sorted(savings._UNREAD | savings._READ))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_results_lie_in_memory_of_their_own_and_are_read_as_the_tables_say(name, dtype):
+    x = torch.randn(SHAPES.get(name, (2, 4, 4, 4)), requires_grad=True)
+    seen: list[int] = []
+    saving = torch.autograd.graph.saved_tensors_hooks(lambda t: seen.append(memory(t)), lambda _: None)
+    with saving, torch.autocast("cpu", torch.bfloat16, enabled=dtype is torch.bfloat16):
+        y = CALLS[name](x)
+    assert memory(y) not in (memory(x), memory(W))
+    assert memory(y) not in seen or name in savings._READ
+
+
+# With and without.
+
+CONFIGS = {
+    "int8": qsim.int8(),
+    "int4": qsim.int4(),
+    "fp8": qsim.fp8(),
+    "symmetric": dataclasses.replace(qsim.int8(), activation=qsim.TensorSpec(symmetric=True)),
+    "float bias": dataclasses.replace(qsim.int8(), bias=False),
+    "learnable": dataclasses.replace(
+        qsim.int8(), weight=dataclasses.replace(qsim.int8().weight, learnable=True), activation=qsim.TensorSpec(learnable=True)
+    ),
+    "running": dataclasses.replace(qsim.int8(), activation=qsim.TensorSpec(method="ema")),
+}
+
+
+def bits(t: Tensor) -> Tensor:
+    return t.detach().contiguous().view({2: torch.int16, 4: torch.int32, 8: torch.int64}[t.element_size()]).clone()
+
+
+def results(sim: qsim.QuantSim, x: Tensor, mode: str) -> list[Tensor]:
+    """Bits of outputs and gradients of two calls: what one keeps may reach the other."""
+    sim.train(mode == "train")
+    found = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        if mode == "no_grad":
+            with torch.no_grad():
+                found.append(bits(sim(x)))
+        elif mode == "inference":
+            with torch.inference_mode():
+                found.append(bits(sim(x)).clone())
+        else:
+            given = x.clone().requires_grad_()
+            sim.zero_grad()
+            y = sim(given)
+            (y * torch.linspace(-1, 1, y.numel()).reshape(y.shape)).sum().backward()
+            found += [bits(y), bits(given.grad), *(bits(p.grad) for p in sim.parameters() if p.grad is not None)]
+    return found
+
+
+def assert_same(sim: qsim.QuantSim, x: Tensor, modes: tuple[str, ...] = ("no_grad", "inference", "eval", "train")) -> None:
+    other = copy.deepcopy(sim)
+    other.savings = False
+    for mode in modes:
+        ours, theirs = results(sim, x, mode), results(other, x, mode)
+        assert len(ours) == len(theirs)
+        for i, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+            assert torch.equal(a, b), (mode, i)
+
+
+def reused(m, x):
+    return m.act(m.conv(m.act(m.conv(x)))) + m.act(x * 1.0)
+
+
+def recomputed(m, x):
+    for block in (m.first, m.second):
+        x = checkpoint(block, x, use_reentrant=False)
+    return x
+
+
+def data_dependent(m, x):
+    y = m.conv(x)
+    return F.relu(y) if x.mean() > 100 else F.relu(m.conv(y)) * 2
+
+
+ZOO: dict[str, Callable[[], nn.Module]] = {
+    "network": ConvNet,
+    "residual": lambda: nn.Sequential(CONV(), ResidualBlock(4), nn.ReLU6(inplace=True), CONV(), nn.Hardtanh(-0.1, 0.1)),
+    "reused": lambda: Forward(reused, conv=CONV(), act=nn.ReLU()),
+    "branches": lambda: Forward(
+        lambda m, x: torch.cat([F.relu(m.a(x)), torch.sigmoid(m.b(x)), F.gelu(m.a(x)) * x, F.leaky_relu(m.b(x), inplace=True)], 1),
+        a=CONV(),
+        b=CONV(),
+    ),
+    "in place": lambda: Forward(lambda m, x: m.a(x).mul_(2).sub_(0.1) + F.relu(m.b(x).add_(x)), a=CONV(), b=CONV()),
+    "checkpoint": lambda: Forward(recomputed, first=nn.Sequential(CONV(), nn.ReLU(), CONV()), second=nn.Sequential(CONV(), nn.ReLU(True))),
+    "branch not recorded": lambda: Forward(data_dependent, conv=CONV()),
+    "attention": lambda: Forward(
+        lambda m, x: F.relu(m.norm(m.mix(*[x.flatten(2).transpose(1, 2)] * 3)[0])), mix=nn.MultiheadAttention(4, 2), norm=nn.LayerNorm(4)
+    ),
+    "tied": lambda: Forward(lambda m, x: F.relu(F.linear(F.linear(x, m.fc.weight).relu(), m.fc.weight.t())), fc=nn.Linear(6, 6)),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "config"), [*((name, "int8") for name in ZOO), *(("residual", config) for config in CONFIGS if config != "int8")]
+)
+def test_same_bits_with_and_without(name, config):
+    x = torch.randn(2, 1, 12, 12) if name == "network" else torch.randn(2, 4, 6, 6)
+    sim = qsim.QuantSim(seeded(ZOO[name]), x, CONFIGS[config])
+    sim.calibrate([x], progress=False)
+    beyond = x * 2
+    beyond.view(-1)[:5] = torch.tensor([0.0, -0.0, torch.nan, torch.inf, -torch.inf])
+    assert_same(sim, beyond)
+
+
+def test_rectifiers_at_their_ends():
+    """Zeros of both signs, what rounds to zero, NaN and infinities reach the ReLUs as they are."""
+    values = torch.tensor([0.0, -0.0, 1e-30, -1e-30, 0.001, -0.001, torch.nan, torch.inf, -torch.inf, 5.9, 6.0, 6.1, -1.0, 1.0, 0.49, 0.5])
+    model = Forward(lambda m, x: (F.relu(x + x * 0), F.relu6(x + x * 0), F.hardtanh(x + x * 0, -0.5, 0.5)))
+    for config in CONFIGS.values():
+        sim = qsim.QuantSim(Forward(lambda m, x: torch.stack(m.inner(x)), inner=model), values.nan_to_num(0, 7, -7), config)
+        sim.calibrate([values.nan_to_num(0, 7, -7)], progress=False)
+        sim.disable("input")
+        assert_same(sim, values)
+
+
+@settings(max_examples=10)
+@given(st.lists(st.sampled_from(["conv", "relu", "relu_", "relu6", "sigmoid", "add", "add_", "max", "view", "cat"]), max_size=6))
+def test_no_network_computes_anything_else(names):
+    def forward(m, x):
+        earlier = x = x * 1.0
+        for i, name in enumerate(names):
+            if name in ("conv", "relu", "relu_", "relu6", "max"):
+                x = getattr(m, f"{name}{i}")(x)
+            elif name == "sigmoid":
+                earlier = x = torch.sigmoid(x)
+            elif name == "view":
+                x = x.flatten(2).view_as(x)
+            elif name == "cat":
+                x = torch.cat([x[:, :2], earlier[:, 2:]], 1)
+            else:
+                x = (x * 1.5).add_(earlier) if name == "add_" else x + earlier
+        return x * 2.0
+
+    layers = {"conv": CONV, "relu": nn.ReLU, "relu_": lambda: nn.ReLU(True), "relu6": nn.ReLU6, "max": lambda: nn.MaxPool2d(3, 1, 1)}
+    modules = {f"{name}{i}": layers[name]() for i, name in enumerate(names) if name in layers}
+    x = torch.randn(2, 4, 6, 6)
+    try:
+        (Forward(forward, **modules)(x.requires_grad_())).sum().backward()
+    except RuntimeError:
+        return  # no gradient in float either: a ReLU overwrites what a sigmoid saved
+    x = x.detach()
+    sim = qsim.QuantSim(seeded(lambda: Forward(forward, **modules)), x)
+    sim.calibrate([x], progress=False)
+    assert_same(sim, x * 2, ("no_grad", "train"))
