@@ -23,6 +23,7 @@ _WEIGHTS: dict[str, dict[int, WeightAxes]] = {
     **{op: {position: WeightAxes(axis, 1 - axis)} for op, (position, axis) in WEIGHT.items()},
     **{op: {0: _LEFT, 1: _RIGHT} for op in ("matmul", "mm", "bmm", "mv")},
     "rmatmul": {0: _RIGHT, 1: _LEFT},
+    "grouped_mm": {1: _RIGHT},
     **{op: {1: _LEFT, 2: _RIGHT} for op in ("addmm", "baddbmm", "addbmm", "addmv")},
     "embedding_bag": {1: WeightAxes(0, 1)},
     "bilinear": {2: WeightAxes(0, 1)},
