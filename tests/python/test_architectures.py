@@ -138,3 +138,61 @@ def test_masked_scores_are_part_of_the_softmax():
     mask = torch.full((4, 4), -torch.inf).triu(1)
     sim = simulated(Forward(lambda m, x: F.softmax(x @ x.t() + mask, -1) @ x), ROWS)
     assert {row.key: row.op for row in sim.summary().rows}["add.output"] == "add + softmax"
+
+
+class Ensemble(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.Parameter(torch.randn(3, 8, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.vmap(lambda weight: torch.tanh(x @ weight))(self.weights).mean(0)
+
+
+def test_samples_in_a_vmap_are_observed_and_quantized():
+    sim = simulated(Ensemble(), ROWS)
+    found = sim.quantizers()
+    weights = torch.stack([found["matmul.weight"].quantize(weight) for weight in sim.model.weights])
+    made = torch.tanh(found["input"].quantize(ROWS) @ weights)
+    assert torch.equal(sim(ROWS), found["matmul.output"].quantize(made).mean(0))
+    sim.train()(ROWS).sum().backward()
+    assert sim.model.weights.grad.isfinite().all()
+
+
+def test_counts_that_index_are_not_rounded():
+    def forward(module: nn.Module, x: Tensor) -> Tensor:
+        counts = torch.histc(module.fc(x).argmax(-1).float(), bins=3, min=0, max=2)
+        return x[: counts.cumsum(0, dtype=torch.int32)[-1]]
+
+    sim = simulated(Forward(forward, fc=nn.Linear(8, 3)), torch.randn(100, 8))
+    assert len(sim(torch.randn(100, 8))) == 100
+
+
+def test_a_padding_mask_can_be_compiled():
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0)
+    model = Forward(lambda m, x, mask: m.layer(x, src_key_padding_mask=mask), layer=layer)
+    mask = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+    sim = qsim.QuantSim(model.eval(), (torch.randn(2, 5, 8), mask), qsim.int4())
+    sim.calibrate([(torch.randn(2, 5, 8), mask)], progress=False)
+    sim.train()
+    compiled = torch.compile(sim, fullgraph=True, backend="eager")
+    x = torch.randn(2, 5, 8)
+    assert torch.equal(compiled(x, mask), sim(x, mask))
+    with pytest.raises(AssertionError, match="expected a key_padding_mask of shape"):
+        sim(x, mask[:, 1:])
+
+
+def test_what_training_computes_in_place_of_something_has_its_quantizer():
+    def local_mean(module: nn.Module, x: Tensor) -> Tensor:
+        y = module.conv(x)
+        pooled = F.adaptive_avg_pool2d(y, 1) if module.training else F.avg_pool2d(y, 3, 1, padding=1).clamp(-9, 9)
+        return y * module.gate(pooled)
+
+    model = Forward(local_mean, conv=nn.Conv2d(3, 4, 3, padding=1), gate=nn.Conv2d(4, 4, 1))
+    sim = simulated(model, torch.randn(2, 3, 8, 8))
+    seen = []
+    sim.model.gate.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    sim.train()(torch.randn(2, 3, 8, 8)).sum().backward()
+    quantizer = sim.quantizers()["clamp.output"]
+    assert torch.equal(seen[0], quantizer.quantize(seen[0]))
+    assert all(p.grad is not None for p in sim.model.parameters())

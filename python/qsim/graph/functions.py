@@ -57,7 +57,8 @@ _QUESTIONS = _table(
     numel nelement item tolist numpy stride storage_offset data_ptr element_size is_floating_point is_complex is_contiguous
     is_nonzero is_nested is_same_size is_inference is_tensor is_signed get_device result_type can_cast promote_types eq ne lt gt
     le ge equal allclose isclose isin isfinite isnan isinf isneginf isposinf all any argmax argmin argsort nonzero count_nonzero
-    searchsorted bucketize histc bincount logical_and logical_or logical_not logical_xor and or xor invert bitwise_and bitwise_or bitwise_not
+    searchsorted bucketize histc bincount
+    logical_and logical_or logical_not logical_xor and or xor invert bitwise_and bitwise_or bitwise_not
     bitwise_xor nms requires_grad_ register_hook retain_grad backward set_grad_enabled
     """
 )

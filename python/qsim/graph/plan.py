@@ -16,6 +16,7 @@ from qsim.graph.placement import Placement
 from qsim.graph.routes import Site
 from qsim.graph.rules import is_bias, stays_float, weight_axes
 from qsim.graph.sharing import Made, made
+from qsim.graph.stand_ins import stand_ins
 from qsim.graph.tape import InputSlot, Origin, Slot, Tape
 from qsim.override import SiteInfo
 from qsim.spec import TensorSpec
@@ -24,6 +25,7 @@ __all__ = ["Actions", "LeftFloat", "Plan", "PlannedBias", "PlannedQuantizer", "U
 
 _BY_CONFIG = "left in float by the config"
 _UNSEEN = "Dynamo does not hand {} to function modes"
+_TRAINING = "runs in training only"
 _MASK = "a mask: holds -Inf or the lowest finite number"
 _DIVISOR = "a divisor, or under a root or logarithm: a grid would round small values to zero"
 
@@ -68,7 +70,7 @@ class _Planner:
             if self.flow.is_constant(site):
                 self._leave(site.name, site.op, "computed from constants alone: quantized where it is read")
             elif site.training_only:
-                self._leave(site.name, site.op, "runs in training only")
+                self._leave(site.name, site.op, _TRAINING)
             else:
                 for slot, origins in site.operands().items():
                     self._operand(site, slot, origins)
@@ -76,6 +78,9 @@ class _Planner:
                 self._joined(site)
                 if site in self.chains:
                     self._output(site)
+        for site, key in stand_ins(self.flow, self.grids).items():
+            self.actions[site].outputs[0] = key
+            self.left.pop(LeftFloat(site.name, site.op, _TRAINING))
         self._name_members()
         self._note_unused_overrides()
         self._note_objections()

@@ -215,6 +215,7 @@ class Recorder(TorchFunctionMode):
             dims={slot: t.dim() for slot, t in floats.items()},
             same={slot: self.tape.identity(t) for slot, t in floats.items()},
             changed=changed,
+            transformed=torch._C._functorch.maybe_current_level() is not None,
             masks=frozenset(slot for slot, t in floats.items() if _is_mask(t)),
         )
         self.call.steps.append(step)
