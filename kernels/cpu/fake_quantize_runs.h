@@ -57,6 +57,17 @@ QSIM_HD GridPerElement<T> from(const Grids<T>& grids, std::int64_t parameter) {
   return {offset(grids, parameter)};
 }
 
+// Elements up to `end` as runs of `length` elements whose grids follow each other and begin anew every `period` runs.
+// Of layouts that are nothing of the kind the length is 1.
+struct EqualRuns {
+  std::int64_t length, period;
+};
+QSIM_HD EqualRuns equal_runs(const Layout& layout, std::int64_t end) {
+  if (layout.width == 1 && layout.outer % layout.segment == 0) return {layout.segment, INT64_MAX};
+  if (layout.segment == layout.outer && end <= layout.outer) return {layout.run, layout.width};
+  return {1, 1};
+}
+
 // Elements [begin, end) lie within the segment that starts at `start` and owns the parameters from `parameter` on.
 // Calls run(first element, elements, OneGrid, parameter - first of the segment).
 template <class Table, class Run>

@@ -29,6 +29,8 @@ Grid<T> grid() {
 
 Layout per_tensor(std::int64_t n) { return {n, n, 1, n}; }
 Layout channels_last(std::int64_t n) { return {n, n, 64, 1}; }
+// Rows are taken four at a time at some levels: sizes whose difference is what whole groups take.
+constexpr int kRows = 16 * 64;
 Layout blocks(std::int64_t n) { return {n, 32, 1, 1}; }
 
 template <class T>
@@ -72,12 +74,13 @@ template <class T, class Of>
 void add_fake_quantize(std::vector<Loop>& loops, const std::string& where, Layout (*layout)(std::int64_t), bool regular,
                        Of of) {
   using A = qsim::arithmetic_t<T>;
+  const int size = layout == channels_last ? kRows : kSize;
   loops.push_back({"forward, " + where, kLanes<T>,
                    [=](Level level, int n) {
                      of(qsim::cpu::fake_quantize_kernels(level))
                          .forward(memory<T>(0), memory<T>(1), 0, n, grids<A>(regular), layout(n), Rounding::divide);
                    },
-                   quantize_each<T>});
+                   quantize_each<T>, size});
   // 64-bit flags are collected one by one; rows of 64 are short beside what beginning one costs.
   const double with_mask = sizeof(A) == 8 || layout == channels_last ? 0.25 : 0.4;
   loops.push_back({"forward with mask, " + where, kLanes<T>,
