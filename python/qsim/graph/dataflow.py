@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 from qsim.graph.routes import Site, build_routes
@@ -26,7 +26,7 @@ class Dataflow:
     routes, sites, site_of
         As `build_routes` gives them; sites in the order in which they ran.
     absorbed : dict of Site to Site
-        The next operation of the chain, for each but the last of a chain; and the reader of what no grid holds: see `_inner`.
+        The next operation of the chain, for each but the last of a chain; and the reader of what no grid holds: see `_find_inner`.
     divisors : set of Site
         Those whose result must not be zero for one of several readers: the others quantize it where they read it.
     chains : dict of Site to list of Site
@@ -43,8 +43,9 @@ class Dataflow:
         self.sites = list(dict.fromkeys(self.site_of.values()))
         self._constant = self._constant_steps()
         self.divisors: set[Site] = set()
+        self._handing_on: set[Site] = set()  # parts of what must not be zero that are zero where their operand is
         self.absorbed = self._absorbed([[frozenset(entry.split("|")) for entry in chain] for chain in chains])
-        self.absorbed |= self._inner()
+        self._find_inner()
         self.chains = self._chains()
         self.returned = {self.site_of[origin.source] for origin in tape.results if origin.kind in ("step", "stale")}
         self.infos = self._infos()
@@ -93,32 +94,27 @@ class Dataflow:
             inside.update(run[1:length])
         return found
 
-    def _inner(self) -> dict[Site, Site]:
-        """Results that no grid holds, with the operation that alone reads them: kernels compute the two as one.
+    def _find_inner(self) -> None:
+        """Note in `absorbed` results that no grid holds, with the operation that alone reads them: kernels compute the two as one.
 
         A softmax reads scores that a mask made -Inf. A division, a root or a logarithm reads what must not be zero, and a grid rounds
         small values to zero: the parts of a normalization that is written out, ``x / (variance + eps).sqrt()``, are one operation.
         """
-        found: dict[Site, Site] = {}
         for site in reversed(self.sites):
             if self.is_constant(site) or site.training_only or site in self.absorbed:
                 continue
             reader, readers = self.sole_reader(site), self.readers(site)
-            divides = [r.step is not None and r.slot is not None and self._divides(self.site_of[r.step], r.slot, found) for r in readers]
+            divides = [r.step is not None and r.slot is not None and self.divides(self.site_of[r.step], r.slot) for r in readers]
             masked = any(step.masked_outputs for step in site.steps)
             if reader is not None and not reader.training_only and (masked or (divides and all(divides))):
-                found[site] = reader
+                self.absorbed[site] = reader
+                self._handing_on |= {site} if divides and all(divides) and all(map(hands_on, site.steps)) else set()
             elif any(divides):
                 self.divisors.add(site)
-        return found
 
-    def _divides(self, reader: Site, slot: Slot, inner: Mapping[Site, Site]) -> bool:
-        """Whether what `reader` takes at `slot` must not be zero, for itself or for the one that it is a part of."""
-        return self.is_divisor(reader, slot) or (reader in inner and all(map(hands_on, reader.steps)))
-
-    def is_divisor(self, site: Site, slot: Slot) -> bool:
-        """Whether an operand must not be zero."""
-        return any(is_divisor(step, slot) for step in site.steps)
+    def divides(self, site: Site, slot: Slot) -> bool:
+        """Whether what `site` takes at `slot` must not be zero, for itself or for the one that it is a part of."""
+        return site in self._handing_on or any(is_divisor(step, slot) for step in site.steps)
 
     def _handed_to(self, site: Site) -> Site | None:
         """The sole reader, if it takes the result as its main operand."""

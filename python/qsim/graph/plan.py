@@ -151,7 +151,7 @@ class _Planner:
             return  # quantized where it was made; random draws (dropout, stochastic depth) are no data of the target
         if not asked and kinds != {"const"} and not any(self._is_made(origin) for origin in origins):
             return
-        if self.flow.is_divisor(site, slot):
+        if self.flow.divides(site, slot):
             self._leave(name, site.op, _DIVISOR)
             return
         if any(slot in step.changed for step in site.steps):  # a quantized copy would be changed in its place
