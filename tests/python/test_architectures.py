@@ -141,6 +141,18 @@ def test_a_normalization_that_is_written_out_is_one_operation():
     }  # fmt: skip
 
 
+def test_a_sum_in_place_is_one_operation():
+    def forward(module: nn.Module, x: Tensor) -> Tensor:
+        total = torch.zeros_like(x)
+        for expert in module.experts:
+            total.index_add_(0, torch.arange(2), expert(x[:2]))
+        return module.fc(total)
+
+    experts = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+    sim = simulated(Forward(forward, experts=experts, fc=nn.Linear(8, 3)), ROWS)
+    assert "index_add + index_add + index_add" in {row.op for row in sim.summary().rows}
+
+
 def test_masked_scores_are_part_of_the_softmax():
     mask = torch.full((4, 4), -torch.inf).triu(1)
     sim = simulated(Forward(lambda m, x: F.softmax(x @ x.t() + mask, -1) @ x), ROWS)

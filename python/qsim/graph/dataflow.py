@@ -99,6 +99,7 @@ class Dataflow:
 
         A softmax reads scores that a mask made -Inf. A division, a root or a logarithm reads what must not be zero, and a grid rounds
         small values to zero: the parts of a normalization that is written out, ``x / (variance + eps).sqrt()``, are one operation.
+        What is changed in place again and again, ``total.index_add_(...)``, is one sum.
         """
         for site in reversed(self.sites):
             if self.is_constant(site) or site.training_only or site in self.absorbed:
@@ -106,7 +107,8 @@ class Dataflow:
             reader, readers = self.sole_reader(site), self.readers(site)
             divides = [r.step is not None and r.slot is not None and self.divides(self.site_of[r.step], r.slot) for r in readers]
             masked = any(step.masked_outputs for step in site.steps)
-            if reader is not None and not reader.training_only and (masked or (divides and all(divides))):
+            grows = readers and all(r.step is not None and r.slot in r.step.changed and r.origin.kind == "stale" for r in readers)
+            if reader is not None and not reader.training_only and (masked or grows or (divides and all(divides))):
                 self.absorbed[site] = reader
                 self._handing_on |= {site} if divides and all(divides) and all(map(hands_on, site.steps)) else set()
             elif any(divides):
