@@ -74,6 +74,11 @@ class Dataflow:
         """Everything that reads any result."""
         return [reader for step in site.steps for i in range(step.outputs) for reader in self.tape.readers(step, i)]
 
+    def is_changed_through(self, site: Site) -> bool:
+        """Whether what `site` changes in place is written to again, and not read by what it returns alone: a copy would hide that."""
+        again = any(step.changed and (step, i) in self.tape.rewritten for step in site.steps for i in range(step.outputs))
+        return again and any(reader.origin.kind == "stale" for reader in self.readers(site))
+
     def sole_reader(self, site: Site) -> Site | None:
         """The only site that reads a result of `site`; None if there are several, or what reads it is no operation."""
         sites = {None if reader.step is None else self.site_of[reader.step] for reader in self.readers(site)}

@@ -240,8 +240,7 @@ class _Planner:
 
     def _read(self, site: Site, slot: Slot, origins: list[Origin]) -> None:
         """Quantize an operand because the target asks its reader to."""
-        tensor = tuple(step.same.get(slot) for step in site.steps)
-        known = all(tensor)  # which tensor it is: readers of the same one that agree on how share a quantizer
+        tensor = _tensor(site, slot)
         source = origins[0] if len(origins) == 1 and origins[0].direct else None
         key = f"{site.name}.input[{slot}]"
         spec = self._spec(site, "activation")
@@ -258,12 +257,18 @@ class _Planner:
         elif source is not None and source.kind == "input":
             key = self._add_input(source.source, spec)
         else:
-            key = self.read.setdefault((tensor, spec), key) if known else key
+            key = self.read.setdefault((tensor, spec), key) if tensor else key  # readers that agree on how share a quantizer
             (end, *others) = sources
             span = None if others or not isinstance(end[0], Site) else self.placement.known_range(end[0])
             self._add(key, "activation", spec, site.op, known=span)
-        self.actions[site].operands[slot] = Use(key, observes=not known or (key, tensor) not in self.observed)
+        self.actions[site].operands[slot] = self._use(key, site, slot)
+
+    def _use(self, key: str, site: Site, slot: Slot) -> Use:
+        """A quantizer at an operand: it observes each tensor where it is read first, and again once it was written to."""
+        tensor = _tensor(site, slot)
+        observes = tensor is None or (key, tensor) not in self.observed
         self.observed.add((key, tensor))
+        return Use(key, observes)
 
     def _where_read(self, site: Site, slot: Slot, origins: list[Origin]) -> None:
         """Quantize what could not be quantized where it was made, by its producer's name if it has a single one."""
@@ -276,10 +281,14 @@ class _Planner:
             self._leave(key, chain[0].op, _BY_CONFIG)
             return
         shared = None if producer is None else self._shared((producer, 0))
+        changed_by_it = producer is not None and any(step.changed for step in producer.steps)  # and else, by what came after it
+        observed = shared is None and (producer, 0) in self.grids and changed_by_it
         if shared is not None:
             key = self._join(shared, chain[0].name, spec)
-        known = None if producer is None else self.placement.known_range(producer)
-        self.actions[site].operands[slot] = Use(key, observes=key not in self.quantizers or shared is not None)
+        elif (producer, 0) in self.grids and not changed_by_it:
+            key = f"{site.name}.input[{slot}]"  # where it was made it had other values
+        known = self.placement.known_range(producer) if producer is not None and changed_by_it else None
+        self.actions[site].operands[slot] = Use(key, observes=False) if observed else self._use(key, site, slot)
         self._add(key, "activation", spec, " + ".join(member.op for member in chain), known=known)
 
     def _name_of(self, sources: set[Made], otherwise: str) -> str:
@@ -348,6 +357,9 @@ class _Planner:
             self._leave(chain[0].name, chain[0].op, _BY_CONFIG)
             return
         op = " + ".join(member.op for member in chain)
+        if self.flow.is_changed_through(site):
+            self._leave(chain[0].name, op, "changed in place again: quantized where it is read")
+            return
         for i in range(site.outputs):
             readers = [reader for step in site.steps for reader in self.tape.readers(step, i)]
             if any(i in step.masked_outputs for step in site.steps):
@@ -396,3 +408,9 @@ class _Planner:
         key = f"{self.placement.shared[site, 0].name}.input" if self.placement.joins(site) else None
         if key is not None and all(self._key_of(site, slot) == key for slot in site.operands()):
             self.grids[site, 0] = key
+
+
+def _tensor(site: Site, slot: Slot) -> tuple[object, ...] | None:
+    """Which tensors the calls of a site read at an operand; None where that is not known."""
+    found = tuple(step.same.get(slot) for step in site.steps)
+    return found if all(found) else None

@@ -175,6 +175,7 @@ class Recorder(TorchFunctionMode):
             versions = {slot: version_of(t) for slot, t in given.items()}
             out = func(*args, **kwargs)
             changed = frozenset(slot for slot, t in given.items() if version_of(t) != versions[slot])
+            self.tape.rewritten |= {(o.source, o.output) for slot in changed for o in origins[slot] if isinstance(o.source, Step)}
             if name in RANDOM:
                 for t in _results(out):
                     self.tape.mark(t, Origin("random"))

@@ -144,6 +144,8 @@ class Tape:
         What the model returned.
     reads : set of Origin
         What was read out as a Python number, a mask or indices, or kept in a module's attribute: no operand shows who uses it.
+    rewritten : set of (Step, int)
+        Results that were written to afterwards, by any name or view of theirs.
     unusual : dict of str to None
         Names of the steps with a result that is not dense, in order.
     shapes : dict of str to tuple of int
@@ -159,6 +161,7 @@ class Tape:
         self.unreplaced: set[InputSlot] = set()
         self.results: set[Origin] = set()
         self.reads: set[Origin] = set()
+        self.rewritten: set[tuple[Step, int]] = set()
         self.unusual: dict[str, None] = {}
         self.shapes = {name: tuple(t.shape) for name, t in (*model.named_buffers(), *model.named_parameters())}
         self.modules = {name: type(module).__name__ for name, module in model.named_modules()}
