@@ -10,7 +10,8 @@ from models import CONV_NET_KEYS, ConvNet, seeded
 from torch import Tensor, nn
 
 import qsim
-from qsim.graph.plan import Plan, plan
+from qsim.graph.actions import Plan
+from qsim.graph.plan import plan
 from qsim.graph.record import call_arguments, record
 
 IMAGE = torch.linspace(-1, 1, 2 * 3 * 8 * 8).reshape(2, 3, 8, 8)

@@ -19,9 +19,9 @@ from torch._ops import HigherOrderOperator
 from torch.overrides import TorchFunctionMode
 
 from qsim.bias import BiasQuantizer
+from qsim.graph.actions import Actions, Plan
 from qsim.graph.frugal import InPlace, Kept, Rectifier, is_plain_eager, is_watched
 from qsim.graph.functions import ALIAS, COMPOSITE, CONSTRUCTORS, RANDOM, SAME, TRANSPARENT, Function, name_of
-from qsim.graph.plan import Actions, Plan
 from qsim.graph.record import containers, leaves, subclass
 from qsim.graph.routes import Site
 from qsim.graph.savings import Saving

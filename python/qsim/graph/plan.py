@@ -12,6 +12,7 @@ from dataclasses import replace
 from qsim.config import Config
 from qsim.graph.actions import Actions, LeftFloat, Plan, PlannedBias, PlannedQuantizer, Use
 from qsim.graph.dataflow import Dataflow
+from qsim.graph.notes import objections, unused_overrides
 from qsim.graph.placement import Placement
 from qsim.graph.routes import Site
 from qsim.graph.rules import is_bias, stays_float, weight_axes
@@ -20,8 +21,6 @@ from qsim.graph.stand_ins import stand_ins
 from qsim.graph.tape import InputSlot, Origin, Slot, Tape
 from qsim.override import SiteInfo
 from qsim.spec import TensorSpec
-
-__all__ = ["Actions", "LeftFloat", "Plan", "PlannedBias", "PlannedQuantizer", "Use", "plan"]
 
 _BY_CONFIG = "left in float by the config"
 _UNSEEN = "Dynamo does not hand {} to function modes"
@@ -82,27 +81,13 @@ class _Planner:
             self.actions[site].outputs[0] = key
             self.left.pop(LeftFloat(site.name, site.op, _TRAINING))
         self._name_members()
-        self._note_unused_overrides()
-        self._note_objections()
-        return Plan(self.flow.routes, dict(self.actions), self.quantizers, self.inputs, list(self.left), list(self.notes))
+        infos = [*self.flow.infos.values(), *(self._input_info(slot) for slot in self.tape.inputs)]
+        notes = [*self.notes, *unused_overrides(self.config, infos), *objections(self.config, self.quantizers)]
+        return Plan(self.flow.routes, dict(self.actions), self.quantizers, self.inputs, list(self.left), list(dict.fromkeys(notes)))
 
     def _name_members(self) -> None:
         for key, names in self.members.items():
             self.quantizers[key] = replace(self.quantizers[key], op=f"{self.quantizers[key].op}, one scale for {', '.join(names)}")
-
-    def _note_unused_overrides(self) -> None:
-        infos = [*self.flow.infos.values(), *(self._input_info(slot) for slot in self.tape.inputs)]
-        for override in self.config.overrides:
-            if not any(override.matches(info) for info in infos):
-                self.notes[f"the config's override {override} matches no operation"] = None
-
-    def _note_objections(self) -> None:
-        profile = self.config.profile
-        for key, planned in self.quantizers.items():
-            for name, value in profile.decided("weight" if planned.role == "weight" else "activation").items():
-                if not planned.spec.is_float and getattr(planned.spec, name) != value:
-                    got = getattr(planned.spec, name)
-                    self.notes[f"{key!r} has {name}={got} by an override; target {profile.name!r} takes {name}={value}"] = None
 
     def _leave(self, name: str, op: str, reason: str) -> None:
         self.left[LeftFloat(name, op, reason)] = None

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from qsim.graph.actions import Plan
 from qsim.graph.functions import name_of
-from qsim.graph.plan import Plan
 from qsim.graph.routes import Site
 from qsim.graph.tape import Slot, Step, Tape
 
