@@ -9,7 +9,7 @@ from operator import attrgetter
 import torch
 from torch import Tensor, nn
 
-from qsim.graph.plan import PlannedQuantizer
+from qsim.graph.actions import PlannedQuantizer
 from qsim.observer import encoding_of_range
 from qsim.quantizer import Quantizer
 

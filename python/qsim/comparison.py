@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from qsim.deviation import Deviation, float_tensors
-from qsim.graph.plan import PlannedQuantizer
+from qsim.graph.actions import PlannedQuantizer
 from qsim.graph.snapshot import unchanged
 from qsim.hooks import hooked
 from qsim.quantizer import Quantizer

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -179,9 +179,10 @@ class Quantizer(Encoded):
 
     def observe(self, x: Tensor) -> None:
         """Observe as `forward` does, without quantizing."""
-        self.observer.forward(x)
-        if self.format_counter is not None:
-            self.format_counter.forward(x)
+        for sample in _samples(x):
+            self.observer.forward(sample)
+            if self.format_counter is not None:
+                self.format_counter.forward(sample)
 
     def set_encoding(self, encoding: Encoding) -> None:
         """Quantize with this encoding from now on. A running range goes on from what it spans.
@@ -307,3 +308,13 @@ class Quantizer(Encoded):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         self.merged = None
         super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def _samples(x: Tensor) -> Iterator[Tensor]:
+    """`x`, or what it stands for inside `torch.vmap` and `torch.func.grad`, where it is a wrapper: each sample of a batch."""
+    if torch.compiler.is_compiling() or not torch._C._functorch.is_functorch_wrapped_tensor(x):
+        yield x
+        return
+    inner = torch._C._functorch.get_unwrapped(x)
+    for sample in inner.unbind(torch._C._functorch.maybe_get_bdim(x)) if torch._C._functorch.is_batchedtensor(x) else (inner,):
+        yield from _samples(sample)

@@ -75,6 +75,7 @@ class QuantSim(Training):
 
         Examples
         --------
+        >>> from torch import nn
         >>> sim = QuantSim(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), torch.randn(1, 4))
         >>> report = sim.calibrate([torch.randn(32, 4)], progress=False)
         >>> comparison = sim.compare(torch.randn(32, 4))

@@ -13,7 +13,7 @@ from qsim.bias import BiasQuantizer
 from qsim.calibration import CalibrationReport, Forward, failure, iterate, observe, report_of
 from qsim.distributed import merge
 from qsim.errors import CalibrationError
-from qsim.graph.plan import PlannedBias
+from qsim.graph.actions import PlannedBias
 from qsim.memory import MemoryWatch
 from qsim.observer import with_method
 from qsim.sharding import sharded_around, whole

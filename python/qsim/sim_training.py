@@ -131,7 +131,8 @@ class Training(RangeChoice):
 
         Examples
         --------
-        >>> sim = QuantSim(nn.Linear(3, 2), torch.zeros(1, 3))
+        >>> from torch import nn
+        >>> sim = qsim.QuantSim(nn.Linear(3, 2), torch.zeros(1, 3))
         >>> optimizer = torch.optim.AdamW(sim.param_groups(1e-3, weight_decay=0.01, bias_decay=0.0))
         >>> [(group["name"], group["weight_decay"]) for group in optimizer.param_groups]
         [('weights', 0.01), ('biases', 0.0)]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from qsim.clipping import clipped_share_of, clipped_share_seen
 from qsim.encoding import Encoding
 from qsim.format_counts import FormatCounts
-from qsim.graph.plan import LeftFloat, PlannedBias, PlannedQuantizer
+from qsim.graph.actions import LeftFloat, PlannedBias, PlannedQuantizer
 from qsim.observer import Observer
 from qsim.quantizer import Quantizer
 from qsim.sharding import is_sharded

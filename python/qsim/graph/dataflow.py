@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from qsim.graph.routes import Site, build_routes
-from qsim.graph.rules import weight_axes
-from qsim.graph.tape import Origin, Reader, Step, Tape
+from qsim.graph.rules import hands_on, is_divisor, weight_axes
+from qsim.graph.tape import Origin, Reader, Slot, Step, Tape
 from qsim.override import SiteInfo
 
 
@@ -26,7 +26,9 @@ class Dataflow:
     routes, sites, site_of
         As `build_routes` gives them; sites in the order in which they ran.
     absorbed : dict of Site to Site
-        The next operation of the chain, for each but the last of a chain.
+        The next operation of the chain, for each but the last of a chain; and the reader of what no grid holds: see `_find_inner`.
+    divisors : set of Site
+        Those whose result must not be zero for one of several readers: the others quantize it where they read it.
     chains : dict of Site to list of Site
         Last operation of each chain (most are of one): all of the chain, first operation first.
     returned : set of Site
@@ -40,7 +42,10 @@ class Dataflow:
         self.routes, self.site_of = build_routes(tape)
         self.sites = list(dict.fromkeys(self.site_of.values()))
         self._constant = self._constant_steps()
+        self.divisors: set[Site] = set()
+        self._handing_on: set[Site] = set()  # parts of what must not be zero that are zero where their operand is
         self.absorbed = self._absorbed([[frozenset(entry.split("|")) for entry in chain] for chain in chains])
+        self._find_inner()
         self.chains = self._chains()
         self.returned = {self.site_of[origin.source] for origin in tape.results if origin.kind in ("step", "stale")}
         self.infos = self._infos()
@@ -93,6 +98,30 @@ class Dataflow:
             found.update(pairwise(run[:length]))
             inside.update(run[1:length])
         return found
+
+    def _find_inner(self) -> None:
+        """Note in `absorbed` results that no grid holds, with the operation that alone reads them: kernels compute the two as one.
+
+        A softmax reads scores that a mask made -Inf. A division, a root or a logarithm reads what must not be zero, and a grid rounds
+        small values to zero: the parts of a normalization that is written out, ``x / (variance + eps).sqrt()``, are one operation.
+        What is changed in place again and again, ``total.index_add_(...)``, is one sum.
+        """
+        for site in reversed(self.sites):
+            if self.is_constant(site) or site.training_only or site in self.absorbed:
+                continue
+            reader, readers = self.sole_reader(site), self.readers(site)
+            divides = [r.step is not None and r.slot is not None and self.divides(self.site_of[r.step], r.slot) for r in readers]
+            masked = any(step.masked_outputs for step in site.steps)
+            grows = readers and all(r.step is not None and r.slot in r.step.changed and r.origin.kind == "stale" for r in readers)
+            if reader is not None and not reader.training_only and (masked or grows or (divides and all(divides))):
+                self.absorbed[site] = reader
+                self._handing_on |= {site} if divides and all(divides) and all(map(hands_on, site.steps)) else set()
+            elif any(divides):
+                self.divisors.add(site)
+
+    def divides(self, site: Site, slot: Slot) -> bool:
+        """Whether what `site` takes at `slot` must not be zero, for itself or for the one that it is a part of."""
+        return site in self._handing_on or any(is_divisor(step, slot) for step in site.steps)
 
     def _handed_to(self, site: Site) -> Site | None:
         """The sole reader, if it takes the result as its main operand."""

@@ -19,9 +19,9 @@ from torch._ops import HigherOrderOperator
 from torch.overrides import TorchFunctionMode
 
 from qsim.bias import BiasQuantizer
+from qsim.graph.actions import Actions, Plan
 from qsim.graph.frugal import InPlace, Kept, Rectifier, is_plain_eager, is_watched
 from qsim.graph.functions import ALIAS, COMPOSITE, CONSTRUCTORS, RANDOM, SAME, TRANSPARENT, Function, name_of
-from qsim.graph.plan import Actions, Plan
 from qsim.graph.record import containers, leaves, subclass
 from qsim.graph.routes import Site
 from qsim.graph.savings import Saving
@@ -171,6 +171,8 @@ def _replaced(tree: Any, path: list[Any], quantizer: Quantizer) -> Any:
     key, *rest = path
     if isinstance(tree, dict):
         return {**tree, key: _replaced(tree[key], rest, quantizer)} if key in tree else tree
+    if isinstance(tree, tuple) and key in getattr(tree, "_fields", ()):  # a named tuple
+        return tree._replace(**{key: _replaced(getattr(tree, key), rest, quantizer)})  # type: ignore[attr-defined]
     if isinstance(tree, (tuple, list)) and isinstance(key, int) and key < len(tree):
         return type(tree)([*tree[:key], _replaced(tree[key], rest, quantizer), *tree[key + 1 :]])
     return tree

@@ -29,7 +29,7 @@ _LAYOUT = _table(
     view view_as reshape reshape_as permute transpose t swapaxes swapdims movedim moveaxis adjoint flatten unflatten ravel
     squeeze unsqueeze expand expand_as broadcast_to broadcast_tensors contiguous clone detach positive unfold fold
     channel_shuffle pixel_shuffle pixel_unshuffle squeeze_ unsqueeze_ transpose_ t_ swapaxes_ detach_ resolve_conj resolve_neg
-    atleast_1d atleast_2d atleast_3d meshgrid _pack_padded_sequence _pad_packed_sequence __get__
+    as_strided atleast_1d atleast_2d atleast_3d meshgrid _pack_padded_sequence _pad_packed_sequence __get__
     """
 )
 _SELECTION = _table(
@@ -57,7 +57,8 @@ _QUESTIONS = _table(
     numel nelement item tolist numpy stride storage_offset data_ptr element_size is_floating_point is_complex is_contiguous
     is_nonzero is_nested is_same_size is_inference is_tensor is_signed get_device result_type can_cast promote_types eq ne lt gt
     le ge equal allclose isclose isin isfinite isnan isinf isneginf isposinf all any argmax argmin argsort nonzero count_nonzero
-    searchsorted bucketize logical_and logical_or logical_not logical_xor and or xor invert bitwise_and bitwise_or bitwise_not
+    searchsorted bucketize histc bincount
+    logical_and logical_or logical_not logical_xor and or xor invert bitwise_and bitwise_or bitwise_not
     bitwise_xor nms requires_grad_ register_hook retain_grad backward set_grad_enabled
     """
 )
@@ -73,7 +74,7 @@ READS = _table("__bool__ __contains__ __index__ __int__ __float__ __array__ item
 MAC = _table(
     """
     conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d linear bilinear matmul rmatmul bmm baddbmm addmm
-    addbmm addmv mv mm einsum scaled_dot_product_attention embedding embedding_bag
+    addbmm addmv mv mm einsum scaled_dot_product_attention embedding embedding_bag grouped_mm
     """
 )
 NORM = _table("batch_norm layer_norm group_norm instance_norm rms_norm local_response_norm")
@@ -98,10 +99,16 @@ ALIAS: dict[str, Function] = {"unflatten": torch.unflatten}
 _OVERRIDABLE = frozenset(f for found in get_overridable_functions().values() for f in found)
 
 
+def _check_key_padding_mask(mask: torch.Tensor, length: int, batch: int) -> None:
+    """In place of torch's own, whose message is a closure over a tensor: Dynamo cannot trace that."""
+    if mask.shape != (batch, length):
+        raise AssertionError(f"expected a key_padding_mask of shape {(batch, length)}, got {tuple(mask.shape)}")
+
+
 def _opened(func: Any) -> Function:
     """`func` without its own dispatch to function modes, so that a mode sees the functions inside."""
     scope = {name: value for name, value in func.__globals__.items() if name != "__name__"}
-    scope["has_torch_function"] = lambda *_: False
+    scope |= {"has_torch_function": lambda *_: False, "_check_key_padding_mask": _check_key_padding_mask}
     return types.FunctionType(func.__code__, scope, func.__name__, func.__defaults__, func.__closure__)
 
 

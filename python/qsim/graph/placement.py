@@ -67,7 +67,7 @@ class Placement:
     def is_quantized(self, origin: Origin) -> bool:
         """Whether a tensor is to be quantized where it is made, or is put together from quantized ones."""
         if origin.kind == "input":
-            return self.profile.model_input
+            return self.profile.model_input and origin.source not in self.flow.tape.unreplaced
         if origin.kind != "step":
             return False
         return self.makes(self.flow.site_of[origin.source])

@@ -12,19 +12,21 @@ from dataclasses import replace
 from qsim.config import Config
 from qsim.graph.actions import Actions, LeftFloat, Plan, PlannedBias, PlannedQuantizer, Use
 from qsim.graph.dataflow import Dataflow
+from qsim.graph.notes import objections, unused_overrides
 from qsim.graph.placement import Placement
 from qsim.graph.routes import Site
 from qsim.graph.rules import is_bias, stays_float, weight_axes
 from qsim.graph.sharing import Made, made
+from qsim.graph.stand_ins import stand_ins
 from qsim.graph.tape import InputSlot, Origin, Slot, Tape
 from qsim.override import SiteInfo
 from qsim.spec import TensorSpec
 
-__all__ = ["Actions", "LeftFloat", "Plan", "PlannedBias", "PlannedQuantizer", "Use", "plan"]
-
 _BY_CONFIG = "left in float by the config"
 _UNSEEN = "Dynamo does not hand {} to function modes"
+_TRAINING = "runs in training only"
 _MASK = "a mask: holds -Inf or the lowest finite number"
+_DIVISOR = "a divisor, or under a root or logarithm: a grid would round small values to zero"
 
 
 def plan(tape: Tape, config: Config) -> Plan:
@@ -67,7 +69,7 @@ class _Planner:
             if self.flow.is_constant(site):
                 self._leave(site.name, site.op, "computed from constants alone: quantized where it is read")
             elif site.training_only:
-                self._leave(site.name, site.op, "runs in training only")
+                self._leave(site.name, site.op, _TRAINING)
             else:
                 for slot, origins in site.operands().items():
                     self._operand(site, slot, origins)
@@ -75,28 +77,17 @@ class _Planner:
                 self._joined(site)
                 if site in self.chains:
                     self._output(site)
+        for site, key in stand_ins(self.flow, self.grids).items():
+            self.actions[site].outputs[0] = key
+            self.left.pop(LeftFloat(site.name, site.op, _TRAINING))
         self._name_members()
-        self._note_unused_overrides()
-        self._note_objections()
-        return Plan(self.flow.routes, dict(self.actions), self.quantizers, self.inputs, list(self.left), list(self.notes))
+        infos = [*self.flow.infos.values(), *(self._input_info(slot) for slot in self.tape.inputs)]
+        notes = [*self.notes, *unused_overrides(self.config, infos), *objections(self.config, self.quantizers)]
+        return Plan(self.flow.routes, dict(self.actions), self.quantizers, self.inputs, list(self.left), list(dict.fromkeys(notes)))
 
     def _name_members(self) -> None:
         for key, names in self.members.items():
             self.quantizers[key] = replace(self.quantizers[key], op=f"{self.quantizers[key].op}, one scale for {', '.join(names)}")
-
-    def _note_unused_overrides(self) -> None:
-        infos = [*self.flow.infos.values(), *(self._input_info(slot) for slot in self.tape.inputs)]
-        for override in self.config.overrides:
-            if not any(override.matches(info) for info in infos):
-                self.notes[f"the config's override {override} matches no operation"] = None
-
-    def _note_objections(self) -> None:
-        profile = self.config.profile
-        for key, planned in self.quantizers.items():
-            for name, value in profile.decided("weight" if planned.role == "weight" else "activation").items():
-                if not planned.spec.is_float and getattr(planned.spec, name) != value:
-                    got = getattr(planned.spec, name)
-                    self.notes[f"{key!r} has {name}={got} by an override; target {profile.name!r} takes {name}={value}"] = None
 
     def _leave(self, name: str, op: str, reason: str) -> None:
         self.left[LeftFloat(name, op, reason)] = None
@@ -129,21 +120,24 @@ class _Planner:
 
     def _operand(self, site: Site, slot: Slot, origins: list[Origin]) -> None:
         name = f"{site.name}.input[{slot}]"
-        kinds = {self.flow.kind(origin) for origin in origins}
+        kinds = {"stale" if self._is_made_elsewhere(origin) else self.flow.kind(origin) for origin in origins}
         if any(slot in step.masks for step in site.steps):
-            if kinds <= {"const", "input"}:
+            if kinds <= {"const", "input"} or all(map(self._is_unreplaced, origins)):
                 self._leave(name, site.op, _MASK)
             return
         if self.config.profile.model_input:
             for origin in origins:
-                if origin.kind == "input":
+                if origin.kind == "input" and not self._is_unreplaced(origin):
                     self._input(origin.source)
         asked = self.placement.reads(site, slot) and "random" not in kinds and not any(map(self._is_quantized, origins))
         if kinds & {"step", "input", "random"} and not asked:
-            if "stale" in kinds and any(self._is_made(origin) for origin in origins):
+            if any(origin.kind == "stale" and self._is_made(origin) for origin in origins):
                 self._leave(name, site.op, "changed in place in some of its calls")
             return  # quantized where it was made; random draws (dropout, stochastic depth) are no data of the target
         if not asked and kinds != {"const"} and not any(self._is_made(origin) for origin in origins):
+            return
+        if self.flow.divides(site, slot):
+            self._leave(name, site.op, _DIVISOR)
             return
         if any(slot in step.changed for step in site.steps):  # a quantized copy would be changed in its place
             if site not in self.flow.absorbed.values():
@@ -162,7 +156,17 @@ class _Planner:
 
     def _is_made(self, origin: Origin) -> bool:
         """Whether a tensor that no mode can change where it is made would be quantized there."""
-        return origin.kind == "stale" and self.placement.makes(self.flow.site_of[origin.source])
+        if self._is_unreplaced(origin):
+            return self.config.profile.model_input
+        stale = origin.kind == "stale" or self._is_made_elsewhere(origin)
+        return stale and self.placement.makes(self.flow.site_of[origin.source])
+
+    def _is_unreplaced(self, origin: Origin) -> bool:
+        return origin.kind == "input" and origin.source in self.tape.unreplaced
+
+    def _is_made_elsewhere(self, origin: Origin) -> bool:
+        """Whether a tensor is quantized where it is read though a mode could do so where it is made."""
+        return self._is_unreplaced(origin) or (origin.kind == "step" and self.flow.site_of[origin.source] in self.flow.divisors)
 
     def _input(self, slot: InputSlot) -> None:
         key = self._input_key(slot)
@@ -253,7 +257,7 @@ class _Planner:
 
     def _where_read(self, site: Site, slot: Slot, origins: list[Origin]) -> None:
         """Quantize what could not be quantized where it was made, by its producer's name if it has a single one."""
-        producers = {self.flow.site_of[origin.source] for origin in origins if origin.kind == "stale"}
+        producers = {self.flow.site_of[origin.source] for origin in origins if origin.kind in ("step", "stale") and self._is_made(origin)}
         producer = producers.pop() if len(producers) == 1 else None
         chain = [site] if producer is None else self.chains.get(producer, [site])
         key = f"{chain[0].name}.output" if chain != [site] else f"{site.name}.input[{slot}]"
@@ -294,6 +298,9 @@ class _Planner:
             weights = [found for found in uses if self.quantizers[uses[found].key].role == "weight"]
             others = [found for found in operands if found not in (*weights, *biases)]
             scales = [uses[weights[0]].key, self._key_of(site, others[0])] if len(weights) == len(others) == 1 else [None]
+            if not isinstance(origin.source, str):
+                self._leave(name, site.op, "bias in float: computed anew in each call")
+                continue
             if len(biases) > 1 or not origin.direct or not all(key and self._has_one_scale(key) for key in scales):
                 self._leave(name, site.op, "bias in float: input and weight have no grids to multiply")
                 continue
@@ -318,9 +325,6 @@ class _Planner:
 
     def _output(self, site: Site) -> None:
         chain = self.chains[site]
-        if not self.flow.readers(site):
-            self._leave(site.name, site.op, "nothing that was seen reads it")
-            return
         if not self.placement.makes(site):
             if (site, 0) not in self.grids and not any(map(self._quantizes, chain)):
                 self._leave(site.name, site.op, self.placement.reason(site))
@@ -328,6 +332,10 @@ class _Planner:
         if not site.visible:
             if any(reader.step is None for reader in self.flow.readers(site)):
                 self._leave(site.name, site.op, _UNSEEN.format(site.op))
+            return
+        if site in self.flow.divisors:
+            if site in self.flow.returned:
+                self._leave(site.name, site.op, _DIVISOR)
             return
         spec = self._chain_spec(chain)
         if spec is None:
@@ -341,7 +349,7 @@ class _Planner:
             readers = [reader for step in site.steps for reader in self.tape.readers(step, i)]
             if any(i in step.masked_outputs for step in site.steps):
                 self._leave(chain[0].name, op, _MASK)
-            elif (site, i) not in self.grids and any(reader.origin.kind == "step" for reader in readers):
+            elif (site, i) not in self.grids and (not readers or any(reader.origin.kind == "step" for reader in readers)):
                 shared = self._shared((site, i))
                 key = f"{chain[0].name}.output" + (f"[{i}]" if i else "")
                 if shared is not None:

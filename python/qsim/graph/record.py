@@ -216,6 +216,7 @@ class Recorder(TorchFunctionMode):
             dims={slot: t.dim() for slot, t in floats.items()},
             same={slot: self.tape.identity(t) for slot, t in floats.items()},
             changed=changed,
+            transformed=torch._C._functorch.maybe_current_level() is not None,
             masks=frozenset(slot for slot, t in floats.items() if _is_mask(t)),
         )
         self.call.steps.append(step)
@@ -282,12 +283,20 @@ class Recorded(nn.Module):
 
 def _mark_inputs(tape: Tape, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """As the root's forward gets them: after its pre-hooks, where the simulation quantizes them."""
-    for keys, t in tree_flatten_with_path((args, kwargs))[0]:
-        if isinstance(t, Tensor):
-            path = tuple(next(getattr(key, a) for a in ("idx", "key", "name") if hasattr(key, a)) for key in keys[1:])
-            slot = path[0] if len(path) == 1 else path
+    for keys, value in tree_flatten_with_path((args, kwargs))[0]:
+        path = tuple(next(getattr(key, a) for a in ("idx", "key", "name") if hasattr(key, a)) for key in keys[1:])
+        for inner, t in [((), value)] if isinstance(value, Tensor) else _attributes(value):
+            slot = path[0] if len(path) == 1 and not inner else (*path, *inner)
             tape.inputs[slot] = t.dtype
+            if inner or not t.is_floating_point():
+                tape.unreplaced.add(slot)
             tape.mark(t, Origin("input", slot))
+
+
+def _attributes(value: Any) -> list[tuple[tuple[Any, ...], Tensor]]:
+    """The tensors that an argument, a dataclass say, holds in its attributes, each with its path."""
+    leaves = tree_flatten_with_path(dict(vars(value)))[0] if hasattr(value, "__dict__") and not isinstance(value, nn.Module) else []
+    return [(tuple(getattr(key, "key", getattr(key, "idx", key)) for key in keys), t) for keys, t in leaves if isinstance(t, Tensor)]
 
 
 @contextmanager

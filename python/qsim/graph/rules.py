@@ -23,6 +23,7 @@ _WEIGHTS: dict[str, dict[int, WeightAxes]] = {
     **{op: {position: WeightAxes(axis, 1 - axis)} for op, (position, axis) in WEIGHT.items()},
     **{op: {0: _LEFT, 1: _RIGHT} for op in ("matmul", "mm", "bmm", "mv")},
     "rmatmul": {0: _RIGHT, 1: _LEFT},
+    "grouped_mm": {1: _RIGHT},
     **{op: {1: _LEFT, 2: _RIGHT} for op in ("addmm", "baddbmm", "addbmm", "addmv")},
     "embedding_bag": {1: WeightAxes(0, 1)},
     "bilinear": {2: WeightAxes(0, 1)},
@@ -54,6 +55,30 @@ def stays_float(kind: str, dims: int) -> str | None:
     if kind in ("norm", "batch_norm"):
         return "affine parameters and statistics of a normalization stay in float"
     return "a single number" if dims == 0 else None
+
+
+# operation -> where it has an operand that must not be zero, neither for the result nor for its gradient
+_DIVISORS: dict[str, tuple[Slot, ...]] = {
+    **dict.fromkeys(("div", "divide", "true_divide"), (1, "other")),
+    **dict.fromkeys(("rdiv", "rtruediv", "reciprocal", "sqrt", "rsqrt", "log", "log2", "log10"), (0, "input")),
+    "addcdiv": (2, "tensor2"),
+}
+# operations whose result is zero only if their one operand is: `w.sum()`, `variance + eps`
+_HANDING_ON = frozenset({"sum", "mean", "add", "radd", "clamp", "clamp_min"})
+
+
+def is_divisor(step: Step, slot: Slot) -> bool:
+    """Whether an operand must not be zero, as a small one rounded to a grid is."""
+    op = name_of(step.func)
+    if op == "pow":
+        exponent = step.options.get(1, step.options.get("exponent"))
+        return slot in (0, "input") and isinstance(exponent, (int, float)) and exponent < 1
+    return slot in _DIVISORS.get(op, ())
+
+
+def hands_on(step: Step) -> bool:
+    """Whether the result of a step is as far from zero as its operand is, as sums of positive numbers are."""
+    return name_of(step.func) in _HANDING_ON and len(step.operands) == 1
 
 
 # operation -> its limits, or where they stand: (position, keyword, what it is when left out)

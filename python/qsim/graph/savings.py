@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from qsim.graph.actions import Plan
 from qsim.graph.functions import name_of
-from qsim.graph.plan import Plan
 from qsim.graph.routes import Site
 from qsim.graph.tape import Slot, Step, Tape
 
@@ -79,6 +79,8 @@ def find_savings(tape: Tape, plan: Plan) -> dict[Site, Saving]:
     quantized = {(step, i) for site, actions in plan.actions.items() for step in site.steps for i in actions.outputs}
     found = {}
     for site, actions in plan.actions.items():
+        if any(step.transformed for step in site.steps):
+            continue
         kept = {slot for slot, use in actions.operands.items() if plan.quantizers[use.key].parameter is not None}
         if actions.bias is not None and all(actions.bias.slot in step.constants for step in site.steps):
             kept.add(actions.bias.slot)

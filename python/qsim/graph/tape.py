@@ -59,6 +59,7 @@ class Step:
     same: dict[Slot, tuple[int, int] | None] = field(default_factory=dict)  # equal where two operands are one tensor, unchanged between
     options: dict[int | str, Any] = field(default_factory=dict)  # numbers, strings and None among the arguments, alone or as a tuple
     changed: frozenset[Slot] = frozenset()  # operands that the step wrote into
+    transformed: bool = False  # runs inside `torch.vmap`, `torch.func.grad` or the like: its tensors are wrappers
     masks: frozenset[Slot] = frozenset()  # operands that hold -Inf or the lowest finite number: no grid holds that beside other values
     masked_outputs: frozenset[int] = frozenset()  # results that do
     outputs: int = 0
@@ -136,6 +137,9 @@ class Tape:
         All steps in the order in which they ran. `Step.operands` tells the producer of each operand, `Step.constants` its parameters.
     inputs : dict of InputSlot to torch.dtype
         The tensors given to the model.
+    unreplaced : set of InputSlot
+        Those of them that the simulation leaves alone and quantizes where they are read: integers, which become quantities only where
+        they are converted, and attributes of objects.
     results : set of Origin
         What the model returned.
     reads : set of Origin
@@ -154,6 +158,7 @@ class Tape:
         self.calls: list[Call] = []
         self.steps: list[Step] = []
         self.inputs: dict[InputSlot, torch.dtype] = {}
+        self.unreplaced: set[InputSlot] = set()
         self.results: set[Origin] = set()
         self.reads: set[Origin] = set()
         self.rewritten: set[tuple[Step, int]] = set()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from qsim.deviation import Deviation
-from qsim.graph.plan import LeftFloat
+from qsim.graph.actions import LeftFloat
 from qsim.report import drawing
 from qsim.report.markup import Cell, Column, Fact, Line, name, problems, table, tiles
 from qsim.report.page import Page
