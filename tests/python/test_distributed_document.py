@@ -11,7 +11,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "distributed.md"
+ROOT = Path(__file__).parents[2]
+DOCUMENT = ROOT / "docs" / "distributed.md"
 SCRIPTS = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.S)
 
 
@@ -22,7 +23,8 @@ def test_runs_on_two_ranks(script, tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    surroundings = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
+    surroundings = {**os.environ, **address, "PYTHONPATH": str(ROOT / "python")}
     command = [sys.executable, "-W", "ignore", "script.py"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     ranks = [subprocess.Popen(command, cwd=tmp_path, env={**surroundings, "RANK": str(rank)}, **pipes) for rank in range(2)]
