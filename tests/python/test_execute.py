@@ -152,7 +152,8 @@ def test_no_network_quantizes_a_tensor_twice(names):
     # Only what no mode can change, and what is changed in place and read under its old name, is quantized by its readers: by each of them.
     assert {"hardswish", "relu_"} & set(names) or set(calls.values()) <= {1}
     for key, quantizer in sim.quantizers().items():
-        assert quantizer.counts.elements == sizes[key]  # and nothing is observed twice
+        observed = quantizer.counts.elements // sizes[key]
+        assert observed == 1 or (observed <= calls[key] and "cat" in names)  # a copy (here one of `earlier`) is another tensor
     torch.testing.assert_close(found, expected, rtol=0.02, atol=0.02 * expected.abs().max().item())
 
 

@@ -225,7 +225,7 @@ class _Planner:
 
     def _read(self, site: Site, slot: Slot, origins: list[Origin]) -> None:
         """Quantize an operand because the target asks its reader to."""
-        tensor = _tensor(site, slot)
+        tensor = site.tensors(slot)
         source = origins[0] if len(origins) == 1 and origins[0].direct else None
         key = f"{site.name}.input[{slot}]"
         spec = self._spec(site, "activation")
@@ -250,7 +250,7 @@ class _Planner:
 
     def _use(self, key: str, site: Site, slot: Slot) -> Use:
         """A quantizer at an operand: it observes each tensor where it is read first, and again once it was written to."""
-        tensor = _tensor(site, slot)
+        tensor = site.tensors(slot)
         observes = tensor is None or (key, tensor) not in self.observed
         self.observed.add((key, tensor))
         return Use(key, observes)
@@ -267,12 +267,13 @@ class _Planner:
             return
         shared = None if producer is None else self._shared((producer, 0))
         changed_by_it = producer is not None and any(step.changed for step in producer.steps)  # and else, by what came after it
-        observed = shared is None and (producer, 0) in self.grids and changed_by_it
         if shared is not None:
             key = self._join(shared, chain[0].name, spec)
         elif (producer, 0) in self.grids and not changed_by_it:
             key = f"{site.name}.input[{slot}]"  # where it was made it had other values
         known = self.placement.known_range(producer) if producer is not None and changed_by_it else None
+        written = producer is not None and any((step, 0) in self.tape.rewritten for step in producer.steps)
+        observed = shared is None and key in self.quantizers and not written and all(origin.direct for origin in origins)
         self.actions[site].operands[slot] = Use(key, observes=False) if observed else self._use(key, site, slot)
         self._add(key, "activation", spec, " + ".join(member.op for member in chain), known=known)
 
@@ -393,9 +394,3 @@ class _Planner:
         key = f"{self.placement.shared[site, 0].name}.input" if self.placement.joins(site) else None
         if key is not None and all(self._key_of(site, slot) == key for slot in site.operands()):
             self.grids[site, 0] = key
-
-
-def _tensor(site: Site, slot: Slot) -> tuple[object, ...] | None:
-    """Which tensors the calls of a site read at an operand; None where that is not known."""
-    found = tuple(step.same.get(slot) for step in site.steps)
-    return found if all(found) else None

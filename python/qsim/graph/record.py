@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_flatten_with_path, tree_leaves, tree_map_on
 
 from qsim.graph.functions import COMPOSITE, CONSTRUCTORS, RANDOM, READS, TRANSPARENT, Function, name_of, visible
 from qsim.graph.snapshot import unchanged
-from qsim.graph.tape import Call, InputSlot, Origin, Reader, Slot, Step, Tape, indirect, options, tensors, version_of
+from qsim.graph.tape import Call, InputSlot, Origin, Reader, Slot, Step, Tape, indirect, memory_of, options, tensors, version_of
 
 __all__ = ["Call", "InputSlot", "Origin", "Reader", "Slot", "Step", "Tape", "call_arguments", "containers", "leaves", "record", "subclass"]
 
@@ -175,7 +175,8 @@ class Recorder(TorchFunctionMode):
             versions = {slot: version_of(t) for slot, t in given.items()}
             out = func(*args, **kwargs)
             changed = frozenset(slot for slot, t in given.items() if version_of(t) != versions[slot])
-            self.tape.rewritten |= {(o.source, o.output) for slot in changed for o in origins[slot] if isinstance(o.source, Step)}
+            for slot in changed:
+                self.tape.rewrite(given[slot], origins[slot])
             if name in RANDOM:
                 for t in _results(out):
                     self.tape.mark(t, Origin("random"))
@@ -250,6 +251,8 @@ class Recorder(TorchFunctionMode):
         if any(t is g for g in given.values()):
             t = t.view_as(t)
         self.tape.mark(t, Origin("step", step, output))
+        if step.changed:
+            self.tape.returned[memory_of(t)].add((step, output))
         return t
 
 

@@ -61,6 +61,11 @@ class Site:
                 found[slot].update(dict.fromkeys(origins))
         return {slot: list(origins) for slot, origins in found.items()}
 
+    def tensors(self, slot: Slot) -> tuple[object, ...] | None:
+        """Which tensors its calls read at an operand; None where that is not known."""
+        found = tuple(step.same.get(slot) for step in self.steps)
+        return found if all(found) else None
+
     @property
     def first_operand(self) -> Slot | None:
         """Where every call has a floating-point operand; None if there is no such place."""

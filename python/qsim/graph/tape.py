@@ -162,6 +162,7 @@ class Tape:
         self.results: set[Origin] = set()
         self.reads: set[Origin] = set()
         self.rewritten: set[tuple[Step, int]] = set()
+        self.returned: dict[int | None, set[tuple[Step, int]]] = defaultdict(set)  # by steps that work in place, by memory
         self.unusual: dict[str, None] = {}
         self.shapes = {name: tuple(t.shape) for name, t in (*model.named_buffers(), *model.named_parameters())}
         self.modules = {name: type(module).__name__ for name, module in model.named_modules()}
@@ -179,6 +180,10 @@ class Tape:
         # Something wrote into it through a view: its values are no longer those that were returned.
         return frozenset(replace(o, kind="stale" if o.kind == "step" else o.kind, direct=False) for o in found)
 
+    def rewrite(self, t: Tensor, origins: Iterable[Origin]) -> None:
+        """Something writes into `t`, which came from there."""
+        self.rewritten |= {(o.source, o.output) for o in origins if isinstance(o.source, Step)} | self.returned[memory_of(t)]
+
     def mark(self, t: Tensor, *origins: Origin) -> None:
         self._origins[id(t)] = (weakref.ref(t), frozenset(origins), version_of(t), next(self._serial))
 
@@ -190,6 +195,7 @@ class Tape:
     def forget_tensors(self) -> None:
         """Between two passes: parameters and buffers are constants again."""
         self._origins.clear()
+        self.returned.clear()
 
     def readers(self, step: Step, output: int = 0) -> tuple[Reader, ...]:
         """Everything that reads a result of `step`, under its returned or its stale name."""
@@ -215,3 +221,12 @@ class Tape:
 def version_of(t: Tensor) -> int:
     """Grows with every in-place change of `t` or of a tensor that shares its memory. Inference tensors count none."""
     return 0 if t.is_inference() else t._version
+
+
+def memory_of(t: Tensor) -> int | None:
+    """Tells memory apart that tensors share or not; None where none can be named (sparse tensors, those inside a transform)."""
+    try:
+        found: int = t.untyped_storage()._cdata
+    except (NotImplementedError, RuntimeError):
+        return None
+    return found
