@@ -192,23 +192,23 @@ class _FirstNonfinite:
         return {key: first for key, first in zip(self._observers, self._first.tolist(), strict=True) if first >= 0}
 
 
-def iterate(data: Iterable[Any], max_batches: int | None, show: bool) -> Iterator[Any]:
-    """The batches of `data`, with a progress bar where tqdm is installed."""
+def iterate(data: Iterable[Any], max_batches: int | None, show: bool, caller: str) -> Iterator[Any]:
+    """The batches of `data`, with a progress bar where tqdm is installed. `caller`: the method of QuantSim that wants them."""
     if isinstance(data, (Tensor, Mapping, str)) or not isinstance(data, Iterable):
         raise TypeError(
-            f"QuantSim.calibrate: got data of type {type(data).__name__}; expected an iterable of batches, such as a DataLoader or "
+            f"QuantSim.{caller}: got data of type {type(data).__name__}; expected an iterable of batches, such as a DataLoader or "
             "a list: [batch]"
         )
     if max_batches is not None and max_batches < 1:
-        raise ValueError(f"QuantSim.calibrate: got max_batches={max_batches}; expected at least 1, or None for all")
-    return _batches(data, max_batches, show)
+        raise ValueError(f"QuantSim.{caller}: got max_batches={max_batches}; expected at least 1, or None for all")
+    return _batches(data, max_batches, show, caller)
 
 
-def _batches(data: Iterable[Any], max_batches: int | None, show: bool) -> Iterator[Any]:
+def _batches(data: Iterable[Any], max_batches: int | None, show: bool, title: str) -> Iterator[Any]:
     length = len(data) if isinstance(data, Sized) else None
     total = max_batches if length is None else min(length, max_batches or length)
     # islice only now: a DataLoader draws random numbers when its iteration begins
-    yield from progress(islice(data, max_batches), total=total, title="calibrate", unit="batch", show=show)
+    yield from progress(islice(data, max_batches), total=total, title=title, unit="batch", show=show)
 
 
 def arguments_of(batch: Any, example: Arguments) -> Arguments:
@@ -240,9 +240,7 @@ def arguments_of(batch: Any, example: Arguments) -> Arguments:
 
 
 def _unfit(got: str, wanted: str) -> ValueError:
-    return ValueError(
-        f"QuantSim.calibrate: got a batch of {got}, and example_inputs had {wanted} arguments; pass forward=lambda model, batch: ..."
-    )
+    return ValueError(f"QuantSim: got a batch of {got}, and example_inputs had {wanted} arguments; pass forward=lambda model, batch: ...")
 
 
 def to_device(arguments: Arguments, model: nn.Module) -> Arguments:

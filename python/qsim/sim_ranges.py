@@ -20,8 +20,6 @@ from qsim.sharding import sharded_around, whole
 from qsim.simulation import Simulation
 from qsim.weights import encode_weights
 
-Real = float  # inside the class, `float` is a method
-
 
 class RangeChoice(Simulation):
     """Base of `qsim.QuantSim`: calibration, methods, and what several processes observed."""
@@ -62,7 +60,9 @@ class RangeChoice(Simulation):
         run = self._forward_batch if forward is None else forward
         called = self._called()
         with self._switch.turned(True), sharded_around(self):
-            noted = observe(self.model, quantizers, watched, iterate(data, max_batches, progress), lambda batch: run(called, batch))
+            noted = observe(
+                self.model, quantizers, watched, iterate(data, max_batches, progress, "calibrate"), lambda batch: run(called, batch)
+            )
         if noted.batches == 0:
             raise CalibrationError("QuantSim: calibrate got no batch. Is the iterator used up, or the data set empty?")
         started = time.perf_counter()
@@ -70,7 +70,7 @@ class RangeChoice(Simulation):
         noted.seconds["search"] = time.perf_counter() - started
         return report_of(noted, quantizers, problems, memory.peaks(), self.summary)
 
-    def set_method(self, method: str, *, percentile: Real | None = None, gamma: Real | None = None) -> None:
+    def set_method(self, method: str, *, percentile: float | None = None, gamma: float | None = None) -> None:
         """Choose all encodings anew with another method, from what was observed and from the weights. No data needed.
 
         Parameters
@@ -114,7 +114,7 @@ class RangeChoice(Simulation):
         merge(self.quantizers(), self._weights(), group)
         self._choose_encodings()
 
-    def _choose_encodings(self, method: str | None = None, *, percentile: Real | None = None, gamma: Real | None = None) -> list[str]:
+    def _choose_encodings(self, method: str | None = None, *, percentile: float | None = None, gamma: float | None = None) -> list[str]:
         """Give every quantizer its encoding. Returns a sentence for each that had to be changed afterwards."""
         quantizers = self.quantizers()
         problems: dict[str, CalibrationError] = {}

@@ -19,8 +19,6 @@ from qsim.sim_ranges import RangeChoice
 from qsim.trained_fold import fold_trained
 from qsim.watch import Watch
 
-Real = float  # inside the class, `float` is a method
-
 
 class Training(RangeChoice):
     """Base of `qsim.QuantSim`: BatchNorm, groups for optimizers, schedules, and a watch for NaN."""
@@ -51,7 +49,7 @@ class Training(RangeChoice):
         run = self._forward_batch if forward is None else forward
         called = self._called()
         with sharded_around(self):
-            return reestimate(self.model, iterate(data, max_batches, progress), lambda batch: run(called, batch))
+            return reestimate(self.model, iterate(data, max_batches, progress, "reestimate_batch_norms"), lambda batch: run(called, batch))
 
     def freeze_batch_norms(self, *patterns: str, affine: bool = False) -> None:
         """From now on the BatchNorms that match any glob normalize with their running statistics in training mode too.
@@ -108,7 +106,7 @@ class Training(RangeChoice):
         return dataclasses.replace(report, warnings=(*report.warnings, *raised))
 
     def param_groups(
-        self, lr: Real | None = None, *, scale_lr: Real | None = None, weight_decay: Real | None = None, bias_decay: Real | None = None
+        self, lr: float | None = None, *, scale_lr: float | None = None, weight_decay: float | None = None, bias_decay: float | None = None
     ) -> list[dict[str, Any]]:
         """All parameters in groups for an optimizer of `torch.optim`: each in exactly one, tied ones once.
 

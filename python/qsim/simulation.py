@@ -13,7 +13,6 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_map_only
 
 from qsim.bank import QuantizerBank
@@ -36,8 +35,6 @@ from qsim.summary import Summary, summarize
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-Real = float  # inside the class, `float` is a method
 
 
 class Simulation(NamedAsTheModel):
@@ -194,7 +191,7 @@ class Simulation(NamedAsTheModel):
 
 
 def _warn_of_training(model: nn.Module) -> None:
-    names = [name or "the model itself" for name, module in model.named_modules() if isinstance(module, _BatchNorm)]
+    names = [name or "the model itself" for name in batch_norms(model)]
     if names:
         shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
         warnings.warn(
