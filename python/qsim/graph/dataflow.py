@@ -74,9 +74,17 @@ class Dataflow:
         """Everything that reads any result."""
         return [reader for step in site.steps for i in range(step.outputs) for reader in self.tape.readers(step, i)]
 
+    def works_in_place(self, site: Site) -> bool:
+        """Whether it changes what it is given."""
+        return any(step.changed for step in site.steps)
+
+    def is_rewritten(self, site: Site) -> bool:
+        """Whether a result of it is written to afterwards."""
+        return any((step, i) in self.tape.rewritten for step in site.steps for i in range(step.outputs))
+
     def is_changed_through(self, site: Site) -> bool:
         """Whether what `site` changes in place is written to again, and not read by what it returns alone: a copy would hide that."""
-        again = any(step.changed and (step, i) in self.tape.rewritten for step in site.steps for i in range(step.outputs))
+        again = self.works_in_place(site) and self.is_rewritten(site)
         return again and any(reader.origin.kind == "stale" for reader in self.readers(site))
 
     def sole_reader(self, site: Site) -> Site | None:

@@ -266,14 +266,14 @@ class _Planner:
             self._leave(key, chain[0].op, _BY_CONFIG)
             return
         shared = None if producer is None else self._shared((producer, 0))
-        changed_by_it = producer is not None and any(step.changed for step in producer.steps)  # and else, by what came after it
+        changed_by_it = producer is not None and self.flow.works_in_place(producer)  # otherwise by what came after it
         if shared is not None:
             key = self._join(shared, chain[0].name, spec)
         elif (producer, 0) in self.grids and not changed_by_it:
             key = f"{site.name}.input[{slot}]"  # where it was made it had other values
+        settled = producer is None or not self.flow.is_rewritten(producer)
+        observed = shared is None and key in self.quantizers and settled and all(origin.direct for origin in origins)
         known = self.placement.known_range(producer) if producer is not None and changed_by_it else None
-        written = producer is not None and any((step, 0) in self.tape.rewritten for step in producer.steps)
-        observed = shared is None and key in self.quantizers and not written and all(origin.direct for origin in origins)
         self.actions[site].operands[slot] = Use(key, observes=False) if observed else self._use(key, site, slot)
         self._add(key, "activation", spec, " + ".join(member.op for member in chain), known=known)
 
