@@ -41,11 +41,6 @@ class VisionTransformer(nn.Module):
         return self.head(self.norm(x[:, 0]))
 
 
-def learning(config: qsim.Config) -> qsim.Config:
-    """The config with all scales trained (LSQ)."""
-    return config.override("*", learnable=True)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=20, help="epochs of float training")
@@ -76,7 +71,7 @@ def main() -> None:
     table.add_row("float32", f"{accuracy(model, test_loader):.2f}", "")
     for name, config in {"W8A8": qsim.int8(), "W4A8": qsim.w4a8(), "W4A4": qsim.int4(), f"W4A4, {KEPT} at 8 bits": mixed}.items():
         before = accuracy(calibrated(config), test_loader)
-        sim = calibrated(learning(config))
+        sim = calibrated(config.override("*", learnable=True))  # LSQ
         groups = sim.param_groups(lr=5e-4, scale_lr=5e-5)
         train(sim, train_loader, options.qat_epochs, torch.optim.AdamW(groups), f"QAT {name}")
         table.add_row(name, f"{before:.2f}", f"{accuracy(sim, test_loader):.2f}")
