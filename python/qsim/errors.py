@@ -10,3 +10,7 @@ class CalibrationError(RuntimeError):
 
 class NoEncodingError(RuntimeError):
     """A quantizer was asked to quantize before it had an encoding."""
+
+
+class CaptureError(RuntimeError):
+    """A simulated model cannot be traced into one graph, which integer evaluation and export need. The message holds the reason."""
