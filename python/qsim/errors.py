@@ -14,3 +14,7 @@ class NoEncodingError(RuntimeError):
 
 class CaptureError(RuntimeError):
     """A simulated model cannot be traced into one graph, which integer evaluation and export need. The message holds the reason."""
+
+
+class ExportError(ValueError):
+    """A simulation cannot be written for a target. The message lists every tensor that is in the way, why, and what to change."""
