@@ -40,7 +40,7 @@ class Insertion:
         return result
 
     def initializer(self, name: str, values: Tensor, dtype: str) -> ir.Value:
-        """An initializer of a type that goes by its name in `Encoding`, or "int32", "float32"; the one of this name if its values are the same."""
+        """An initializer: the one of this name if its values are the same. `dtype` is one of `onnx_tensors.ONNX_TYPES`."""
         values = values.detach()
         known = self._initializers.get((name, dtype))
         if known is not None and known[0].shape == values.shape and bool((known[0] == values).all()):

@@ -50,7 +50,7 @@ class Lowering:
         self.names: dict[str, str] = {}
         self.bypassed: list[str] = []
         self._insert = Insertion(model.graph)
-        self._constants: dict[tuple[Any, ...], ir.Value] = {}
+        self._made: dict[tuple[Any, ...], ir.Value] = {}
 
     def run(self) -> None:
         """Replace every mark."""
@@ -68,7 +68,10 @@ class Lowering:
                 self.bypassed.append(key)
             return x
         if x.const_value is None:
-            return self._activation(node, key, x)
+            known = (key, x)
+            if known not in self._made:  # a tensor that several operations read quantized
+                self._made[known] = self._activation(node, key, x)
+            return self._made[known]
         for user in [user for user in node.outputs[0].consumers() if user.op_type == "Transpose"]:
             turned = self._constant(node, key, x, tuple(user.attributes["perm"].as_ints()))
             user.outputs[0].replace_all_uses_with(turned, replace_graph_outputs=True)
@@ -129,12 +132,12 @@ class Lowering:
     def _constant(self, node: ir.Node, key: str, x: ir.Value, order: Order) -> ir.Value:
         """A constant on its grid, with its axes in the given order."""
         known = (key, x, order)
-        if known not in self._constants:
+        if known not in self._made:
             own, end = x.dtype, "" if order is None else "_transposed"
             assert own is not None
             value = self._stored(node, key, as_tensor(x), order, end)
-            self._constants[known] = self._cast(node, value, own, f"{key}_cast{end}")
-        return self._constants[known]
+            self._made[known] = self._cast(node, value, own, f"{key}_cast{end}")
+        return self._made[known]
 
     def _stored(self, node: ir.Node, key: str, values: Tensor, order: Order, end: str) -> ir.Value:
         quantizer, encoding = self.quantizers[key], self.quantizers[key].encoding
@@ -163,17 +166,18 @@ class Lowering:
     def _bias(self, node: ir.Node) -> ir.Value:
         input, weight = (node.attributes[name].as_string() for name in ("input", "weight"))
         quantizer, b = BiasQuantizer(self.quantizers[input], self.quantizers[weight]), node.inputs[0]
-        assert b is not None and b.dtype is not None
+        assert b is not None
+        assert b.dtype is not None
         if not quantizer.enabled:
             return b
         known = (b, input, weight)
-        if known not in self._constants:
+        if known not in self._made:
             values = as_tensor(b)
             q = self._insert.initializer(f"{b.name}_quantized", quantizer.integers(values), "int32")
             scale = self._insert.initializer(f"{b.name}_scale", quantizer.scale(len(values)), "float32")
             y = self._insert.node(node, "DequantizeLinear", [q, scale], f"{b.name}_dequantized", _FLOAT, b.shape, axis=0)
-            self._constants[known] = self._cast(node, y, b.dtype, f"{b.name}_cast")
-        return self._constants[known]
+            self._made[known] = self._cast(node, y, b.dtype, f"{b.name}_cast")
+        return self._made[known]
 
 
 def as_tensor(value: ir.Value) -> Tensor:

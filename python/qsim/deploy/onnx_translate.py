@@ -156,5 +156,5 @@ def _translations(opset: int, local: bool) -> dict[Any, Callable[..., Any]]:
         return y if batched else op.Squeeze(y, ints([0]))
 
     pools = {getattr(_aten, f"adaptive_avg_pool{n}d").default: adaptive_average for n in (1, 2, 3)}
-    views = {overload: view for overload in (_aten.view.default, _aten._unsafe_view.default, _aten.reshape.default)}
+    views = dict.fromkeys((_aten.view.default, _aten._unsafe_view.default, _aten.reshape.default), view)
     return {QUANTIZED: quantized, BIAS: bias, _aten.linear.default: linear, _aten.mean.dim: mean, **pools, **views}
