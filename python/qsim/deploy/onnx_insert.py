@@ -47,7 +47,7 @@ class Insertion:
             return known[1]
         value = ir.Value(name=self.free(name))
         value.const_value = stored(str(value.name), values, dtype)
-        value.dtype, value.shape = value.const_value.dtype, ir.Shape(value.const_value.shape)
+        value.dtype, value.shape = value.const_value.dtype, ir.Shape(values.shape)
         self.graph.register_initializer(value)
         self._initializers.setdefault((name, dtype), (values, value))
         return value

@@ -84,8 +84,9 @@ class Lowering:
         spec, encoding = self.quantizers[key].spec, self.quantizers[key].encoding
         assert encoding is not None
         storage, shape = str(self.target.storage(encoding, constant=False)), x.shape
-        own = x.dtype = node.outputs[0].dtype if x.dtype is None else x.dtype
+        own = node.outputs[0].dtype if x.dtype is None else x.dtype  # the exporter notes no types inside a translation
         assert own is not None
+        x.dtype = own
         if not spec.has_scale:
             return self._rounded(node, key, x, storage, bool(spec.saturate))
         if storage == "uint8" and self.shift:

@@ -74,7 +74,7 @@ def build(program: Program, marked: Marked, quantizers: Mapping[str, Quantizer],
     onnx_tidy.clean(model)
     onnx_tidy.name_nodes(model)
     onnx_tidy.name_ends(model, inputs, outputs)
-    fixed = program.dynamic_batch and not options.dynamic_batch
+    fixed = not (program.dynamic_batch and options.dynamic_batch)
     onnx_tidy.name_batch(model, program.example_batch if fixed else None)
     _describe(model, target, quantizers, lowering.names)
     return Built(model, lowering.names, _notes(program, marked, quantizers, target, lowering, shift))
@@ -153,9 +153,12 @@ def _notes(
     program: Program, marked: Marked, quantizers: Mapping[str, Quantizer], target: Target, lowering: Lowering, shift: bool
 ) -> list[str]:
     notes = [f"'{key}' is off: nothing stands for it" for key in lowering.bypassed]
-    notes += [f"'{key}' is not in the graph: the example inputs do not reach it" for key in quantizers if key not in marked.uses]
+    notes += [f"'{key}' is not in the graph: nothing that it quantizes was traced" for key in quantizers if key not in marked.uses]
     if not program.dynamic_batch:
-        notes.append("the batch size is fixed: torch.export found no trace that holds for every size")
+        notes.append(
+            f"the batch size is fixed to {program.example_batch}: something in forward makes a number of it, such as len(x); "
+            "x.shape[0] leaves it open"
+        )
     unsigned = [key for key in lowering.names if False in marked.uses[key] and quantizers[key].spec.encoding_dtype == "uint8"]
     if shift and unsigned:
         notes.append(

@@ -19,7 +19,7 @@ _INSERTED = ("QuantizeLinear", "DequantizeLinear")
 
 def fold(model: ir.Model) -> None:
     """Compute what depends on nothing but constants, and drop what does nothing. Before lowering: quantized weights shall stay."""
-    optimizer.fold_constants(model)
+    optimizer.fold_constants(model, onnx_shape_inference=True)
     common.IdentityEliminationPass()(model)
     common.RemoveUnusedNodesPass()(model)
 
@@ -38,7 +38,7 @@ def hoist_marks(model: ir.Model) -> None:
         mark = ir.Node(DOMAIN, "quantized", [made], dict(node.attributes), num_outputs=1)
         mark.metadata_props.update(node.metadata_props)
         (marked,) = mark.outputs
-        made.dtype = marked.dtype = node.outputs[0].dtype  # the exporter notes no types inside a translation
+        marked.type = node.outputs[0].type
         marked.shape = made.shape
         marked.name = f"{node.outputs[0].name}_hoisted"
         model.graph.insert_before(reshape, mark)
@@ -49,8 +49,9 @@ def clean(model: ir.Model) -> None:
     """Drop what nothing reads, and all that the exporter noted for debugging: it names files of the machine."""
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     common.RemoveUnusedNodesPass()(model)
-    common.RemoveUnusedFunctionsPass()(model)
+    common.RemoveUnusedFunctionsPass()(model)  # type: ignore[no-untyped-call]
     common.RemoveUnusedOpsetsPass()(model)
+    common.ShapeInferencePass()(model)
 
 
 def name_nodes(model: ir.Model) -> None:
