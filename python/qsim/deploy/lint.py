@@ -18,7 +18,6 @@ _BOTH_SIDES = {
     "GlobalAveragePool": 1,
 }
 _OPERANDS = {"Conv": 2, "ConvTranspose": 2, "Gemm": 2, "MatMul": 2}  # TensorRT: the operands decide
-_PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 _ABSORBED = ("Relu", "Clip")
 
 
@@ -33,12 +32,15 @@ def lint(model: ir.Model, target: str) -> dict[str, str]:
         Name of a `Target`.
     """
     rules, both = (_OPERANDS, False) if target == "tensorrt" else (_BOTH_SIDES, True)
-    found = {}
+    found: dict[str, str] = {}
+    if not any(node.op_type == "QuantizeLinear" for node in model.graph):
+        return found  # weights alone, or float formats
     for node in model.graph:
         if node.op_type not in rules or not _is_float(node.outputs[0]):
             continue
         unquantized = list(_operands(node, rules[node.op_type]))
-        inside = node.op_type not in _PRODUCTS and len(unquantized) == len(node.inputs)  # of a region that is left in float
+        read = node.inputs[: rules[node.op_type]]
+        inside = len(unquantized) == len(read)  # of a region that is left in float
         reasons = [*unquantized, *(_result(node) if both else ())]
         if reasons and not inside:
             found[str(node.name)] = ", and ".join(reasons)

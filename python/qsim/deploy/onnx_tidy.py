@@ -10,11 +10,10 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 from onnxscript import optimizer
 
-from qsim.deploy.onnx_insert import Insertion
+from qsim.deploy.onnx_insert import OWN, Insertion
 from qsim.deploy.onnx_translate import DOMAIN, mark_key
 
 _SCOPES = "pkg.torch.onnx.name_scopes"
-_INSERTED = ("QuantizeLinear", "DequantizeLinear")
 
 
 def fold(model: ir.Model) -> None:
@@ -61,7 +60,7 @@ def name_nodes(model: ir.Model) -> None:
     names: set[str] = set()
     for node in model.graph:
         result = node.outputs[0]
-        if node.op_type in _INSERTED or _SCOPES not in node.metadata_props:
+        if OWN in node.meta:
             node.name = result.name
             continue
         name = ".".join(filter(None, [_module(node), node.op_type]))
@@ -71,17 +70,14 @@ def name_nodes(model: ir.Model) -> None:
         names.add(chosen)
         node.name = chosen
         for value in node.outputs:
-            if id(value) not in kept and not (node.op_type in ("Cast", "Clip") and str(value.name).endswith(_KINDS)):
+            if id(value) not in kept:
                 value.name = insertion.free(f"{chosen}_output")
     common.ClearMetadataAndDocStringPass()(model)
 
 
-_KINDS = ("_quantized", "_dequantized", "_float", "_cast", "_clipped")
-
-
 def _module(node: ir.Node) -> str:
     """Path of the module whose forward called the operation."""
-    scopes = ast.literal_eval(node.metadata_props[_SCOPES])
+    scopes = ast.literal_eval(node.metadata_props.get(_SCOPES, "[]"))
     return str(scopes[-2]) if len(scopes) > 1 else ""
 
 
