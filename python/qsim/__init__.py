@@ -7,8 +7,9 @@ from qsim.calibration import CalibrationReport
 from qsim.clip_grad import ClipReport, clip_grad_norm_
 from qsim.comparison import Comparison
 from qsim.config import Config
+from qsim.deploy.export_report import ExportReport
 from qsim.encoding import Encoding
-from qsim.errors import CalibrationError, CaptureError, NoEncodingError
+from qsim.errors import CalibrationError, CaptureError, ExportError, NoEncodingError
 from qsim.format_counts import FormatCounter, FormatCounts
 from qsim.observer import Counts, Observer
 from qsim.ops import round_to_format
@@ -35,6 +36,8 @@ __all__ = [
     "Counts",
     "Encoding",
     "Event",
+    "ExportError",
+    "ExportReport",
     "FoldReport",
     "FormatCounter",
     "FormatCounts",
