@@ -1,0 +1,118 @@
+"""QLinearConv, QGemm, QLinearMatMul and MatMulIntegerToFloat: int32 sums of products, then one multiplication in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from qsim.encoding import Encoding
+from qsim.integer.kernels.exact import INT32_MAX, Weight, convolution, sums
+from qsim.integer.kernels.quantized import Quantized, along, saturated
+
+
+@dataclass(frozen=True)
+class Operator:
+    """A weighted operation with its constants: what does not change from batch to batch.
+
+    Parameters
+    ----------
+    weight : Weight
+    encoding : Encoding
+        Of the weight.
+    bias : Tensor, float64, optional
+        Integers of the scale of the products, one per output channel.
+    """
+
+    weight: Weight
+    encoding: Encoding
+    bias: Tensor | None = None
+
+
+def constant(weight: Quantized, bias: Tensor | None = None, *, channels: int = 0) -> Operator:
+    """Prepare the constants of a convolution, or of a product with a matrix. `channels`: the axis of the output channels of `weight`."""
+    values = weight.centered
+    return Operator(Weight.of(values, [i for i in range(values.dim()) if i != channels % values.dim()]), weight.encoding, bias)
+
+
+def bias_integers(bias: Tensor, input: Encoding, weight: Encoding) -> Tensor:
+    """A bias as int32 with the scale of the products (`qsim.bias`, docs/numerics.md, section 6), in float64."""
+    scale = _product_scale(bias, input, weight).double()
+    return (bias.double() / scale).round().clamp(-INT32_MAX - 1, INT32_MAX)
+
+
+def bias_integers_of_runtime(bias: Tensor, input: Encoding, weight: Encoding) -> Tensor:
+    """A bias that the model has in float, as ONNX Runtime's optimiser quantizes it: in float32."""
+    return (bias.float() / _product_scale(bias, input, weight)).round().double().clamp(-INT32_MAX - 1, INT32_MAX)
+
+
+def _product_scale(bias: Tensor, input: Encoding, weight: Encoding) -> Tensor:
+    scale = (input.scale.float() * weight.scale.float()).reshape(-1)
+    return scale.repeat(bias.numel() // scale.numel())
+
+
+def conv(
+    x: Quantized,
+    operator: Operator,
+    y: Encoding,
+    *,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int = 1,
+) -> Quantized:
+    """QLinearConv over one to three axes.
+
+    Around `x` lies its zero point. ``clip(rint(float32(acc) * (s_x * s_w / s_y)) + z_y)``: the multiplier is formed from left to right
+    in float32.
+
+    Raises
+    ------
+    AccumulatorOverflow
+        A sum leaves int32.
+    """
+
+    def product(a: Tensor, b: Tensor) -> Tensor:
+        return convolution(a, b, stride, padding, dilation, groups)
+
+    bias = operator.bias
+    dims = (-1,) + (1,) * (x.integers.dim() - 2)
+    total = sums(x.centered, _limit(x), operator.weight, product, None if bias is None else bias.reshape(dims))
+    scale = _products(x.encoding, operator.encoding)
+    return requantized(total, scale.reshape(dims) if scale.dim() else scale, y)
+
+
+def gemm(x: Quantized, operator: Operator, y: Encoding | None, *, product: Callable[[Tensor, Tensor], Tensor]) -> Quantized | Tensor:
+    """QGemm, and QLinearMatMul with a constant: `product` multiplies the rows of `x` with the weight, whose channels come last in the result.
+
+    Without `y` the result is float32: ``float32(acc) * (s_x * s_w)``.
+    """
+    total = sums(x.centered, _limit(x), operator.weight, product, operator.bias)
+    scale = _products(x.encoding, operator.encoding)
+    return total.float() * scale if y is None else requantized(total, scale, y)
+
+
+def matmul(a: Quantized, b: Quantized, y: Encoding | None) -> Quantized | Tensor:
+    """QLinearMatMul of two activations, each with one scale, in any number of dimensions; without `y` MatMulIntegerToFloat."""
+    rows = b.integers.shape[-2] if b.integers.dim() > 1 else b.integers.shape[0]
+    total = sums(a.centered, _limit(a), Weight(b.centered, rows * _limit(b)), torch.matmul)
+    scale = _products(a.encoding, b.encoding)
+    return total.float() * scale if y is None else requantized(total, scale, y)
+
+
+def requantized(total: Tensor, products: Tensor, y: Encoding) -> Quantized:
+    """Sums of products with the scale `products` on the grid of the result: ``clip(rint(float32(acc) * (products / s_y)) + z_y)``."""
+    return saturated((total.float() * (products / y.scale.float())).round() + y.zero_point, y)
+
+
+def _products(x: Encoding, weight: Encoding) -> Tensor:
+    """The scale of products, float32."""
+    return x.scale.float() * weight.scale.float()
+
+
+def _limit(x: Quantized) -> float:
+    """The largest magnitude that a number on the grid has once its zero point is subtracted."""
+    e = x.encoding
+    return float(e.quant_max - e.quant_min) if e.scale.dim() == 0 else float(max(abs(e.quant_min), abs(e.quant_max)) * 2)
