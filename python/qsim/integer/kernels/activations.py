@@ -38,8 +38,8 @@ def softmax(x: Quantized, y: Encoding, axis: int) -> Quantized:
     """QLinearSoftmax along `axis`.
 
     Exponentials of ``s_x * (x - max)``, times a constant that keeps their sum large, are float32 and added one after the other; then
-    ``clip(rint(e * floor(1 / s_y) / sum) + z_y)``. Where ``e * floor(1 / s_y)`` leaves float32, as it may with a grid that ends far below 1,
-    an unsigned result is ``z_y``.
+    ``clip(rint(e * floor(1 / s_y) / sum) + z_y)``. Where ``e * floor(1 / s_y)`` leaves float32, as it may with a grid that ends far
+    below 1, an unsigned result is ``z_y``.
     """
     q = x.integers.movedim(axis, -1).double()
     scale = float(x.encoding.scale.float())

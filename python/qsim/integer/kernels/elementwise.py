@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from qsim.encoding import Encoding
@@ -13,9 +12,9 @@ from qsim.integer.kernels.quantized import Quantized, saturated
 def add(a: Quantized, b: Quantized, y: Encoding) -> Quantized:
     """QLinearAdd of operands that broadcast.
 
-    With ``r = s / s_y`` in float32: ``clip(rint(fma(a, r_a, fma(b, r_b, z_y - fma(r_a, z_a, r_b * z_b)))))``, so the zero point is added
-    before rounding. Where the last axis of `a` is repeated, `a` and `b` change places. CPUs without FMA round in between, ARM computes in fixed
-    point: they differ at ties and next to them.
+    With ``r = s / s_y`` in float32: ``clip(rint(fma(a, r_a, fma(b, r_b, z_y - fma(r_a, z_a, r_b * z_b)))))``, so the zero point is
+    added before rounding. Where the last axis of `a` is repeated, `a` and `b` change places. CPUs without FMA round in between, ARM
+    computes in fixed point: they differ at ties and next to them.
     """
     if _is_repeated(a.integers, b.integers):
         a, b = b, a
@@ -26,7 +25,7 @@ def add(a: Quantized, b: Quantized, y: Encoding) -> Quantized:
 
 
 def mul(a: Quantized, b: Quantized, y: Encoding) -> Quantized:
-    """QLinearMul of operands that broadcast: ``clip(rint(float32((a - z_a) * (b - z_b)) * (s_a * s_b / s_y) + z_y))``, each step rounded."""
+    """QLinearMul of operands that broadcast: ``clip(rint((a - z_a) * (b - z_b) * (s_a * s_b / s_y) + z_y))``, each step in float32."""
     ratio = a.encoding.scale.float() * b.encoding.scale.float() / y.scale.float()
     return saturated((a.centered * b.centered * ratio + y.zero_point.float()).round(), y)
 

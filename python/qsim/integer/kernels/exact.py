@@ -88,8 +88,8 @@ def sums(x: Tensor, limit: float, weight: Weight, product: Callable[[Tensor, Ten
 def _float32_is_exact(device: torch.device) -> bool:
     """Whether float32 products are computed as such: on CUDA there are Winograd and FFT convolutions, and TensorFloat32."""
     backend = torch.backends.mkldnn
-    precisions = {backend.conv.fp32_precision, backend.matmul.fp32_precision}
-    return device.type == "cpu" and backend.is_available() and backend.enabled and precisions <= {"none", "ieee"}
+    precisions = {getattr(backend, kind).fp32_precision for kind in ("conv", "matmul")}
+    return device.type == "cpu" and torch._C._has_mkldnn and bool(backend.enabled) and precisions <= {"none", "ieee"}
 
 
 def convolution(x: Tensor, weight: Tensor, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int) -> Tensor:
@@ -99,4 +99,5 @@ def convolution(x: Tensor, weight: Tensor, stride: Sequence[int], padding: Seque
     if x.dim() == 3:  # oneDNN's operator has two axes at least
         flat = convolution(x.unsqueeze(2), weight.unsqueeze(2), (1, *stride), (0, *padding), (1, *dilation), groups)
         return flat.squeeze(2)
-    return torch.ops.aten.mkldnn_convolution(x.contiguous(), weight, None, padding, stride, dilation, groups)
+    result: Tensor = torch.ops.aten.mkldnn_convolution(x.contiguous(), weight, None, padding, stride, dilation, groups)
+    return result

@@ -37,8 +37,8 @@ def average_pool(
     """QLinearAveragePool over one to three axes, with `results` windows along each.
 
     Adds the dequantized elements of a window in float32 one after the other, the last axis fastest; then
-    ``clip(rint(mean / s_y + z_y))``. A window that covers all of `x` is a global one. Windows over an end that `ceil_mode` adds are cut there;
-    with `count_padding` every window counts as whole.
+    ``clip(rint(mean / s_y + z_y))``. A window that covers all of `x` is a global one. A window that reaches over the end, as `ceil_mode`
+    makes them, is cut there; with `count_padding` it counts as whole.
     """
     if list(x.integers.shape[2:]) == list(kernel) and not any(padding):
         return global_average_pool(x, y)
@@ -57,7 +57,8 @@ def average_pool(
 def _window_sums(padded: Tensor, kernel: Sequence[int], stride: Sequence[int], results: Sequence[int]) -> Tensor:
     total: Tensor | None = None
     for offset in itertools.product(*(range(k) for k in kernel)):
-        window = padded[(..., *(slice(o, o + s * (r - 1) + 1, s) for o, s, r in zip(offset, stride, results, strict=True)))]
+        slices = [slice(None), slice(None)] + [slice(o, o + s * (r - 1) + 1, s) for o, s, r in zip(offset, stride, results, strict=True)]
+        window = padded[tuple(slices)]
         total = window if total is None else total + window
     assert total is not None
     return total

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from qsim.encoding import Encoding
 from qsim.integer.kernels.exact import INT32_MAX, Weight, convolution, sums
-from qsim.integer.kernels.quantized import Quantized, along, saturated
+from qsim.integer.kernels.quantized import Quantized, saturated
 
 
 @dataclass(frozen=True)
@@ -85,9 +85,9 @@ def conv(
 
 
 def gemm(x: Quantized, operator: Operator, y: Encoding | None, *, product: Callable[[Tensor, Tensor], Tensor]) -> Quantized | Tensor:
-    """QGemm, and QLinearMatMul with a constant: `product` multiplies the rows of `x` with the weight, whose channels come last in the result.
+    """QGemm, and QLinearMatMul with a constant: `product` multiplies `x` with the weight, whose channels come last in the result.
 
-    Without `y` the result is float32: ``float32(acc) * (s_x * s_w)``.
+    Without `y`, also MatMulIntegerToFloat, the result is float32: ``float32(acc) * (s_x * s_w)``.
     """
     total = sums(x.centered, _limit(x), operator.weight, product, operator.bias)
     scale = _products(x.encoding, operator.encoding)

@@ -10,7 +10,6 @@ from torch import Tensor
 from qsim import ops
 from qsim.encoding import Encoding
 
-
 _STORAGE = (torch.uint8, torch.int8, torch.uint16, torch.int16)
 
 
