@@ -20,7 +20,7 @@ def fma(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
     -------
     Tensor, float32
     """
-    product, c = torch.broadcast_tensors(a.double() * b.double(), c.double())
+    product, c = a.double() * b.double(), c.double()
     total = product + c
     shifted = total - product  # Knuth's two-sum: what `total` lacks
     lost = (product - (total - shifted)) + (c - shifted)

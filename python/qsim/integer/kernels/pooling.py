@@ -31,10 +31,10 @@ def average_pool(
     kernel: Sequence[int],
     stride: Sequence[int],
     padding: Sequence[int],
-    results: Sequence[int],
-    count_padding: bool = False,
+    ceil_mode: bool = False,
+    count_padding: bool = True,
 ) -> Quantized:
-    """QLinearAveragePool over one to three axes, with `results` windows along each.
+    """QLinearAveragePool over one to three axes.
 
     Adds the dequantized elements of a window in float32 one after the other, the last axis fastest; then
     ``clip(rint(mean / s_y + z_y))``. A window that covers all of `x` is a global one. A window that reaches over the end, as `ceil_mode`
@@ -43,6 +43,7 @@ def average_pool(
     if list(x.integers.shape[2:]) == list(kernel) and not any(padding):
         return global_average_pool(x, y)
     values = x.dequantized()
+    results = [_windows(*axis, ceil_mode) for axis in zip(values.shape[2:], kernel, stride, padding, strict=True)]
     ends = [max(0, (r - 1) * s + k - p - n) for r, s, k, p, n in zip(results, stride, kernel, padding, values.shape[2:], strict=True)]
     around = [n for before, after in reversed(list(zip(padding, ends, strict=True))) for n in (before, after)]
     total = _window_sums(torch.nn.functional.pad(values, around), kernel, stride, results)
@@ -52,6 +53,12 @@ def average_pool(
         inside = torch.nn.functional.pad(torch.ones_like(values[:1, :1]), around)
         count = _window_sums(inside, kernel, stride, results)
     return saturated((total / count / y.scale.float() + y.zero_point.float()).round(), y)
+
+
+def _windows(n: int, kernel: int, stride: int, padding: int, ceil_mode: bool) -> int:
+    """How many windows an axis of length `n` has: none begins beyond its end."""
+    count = (n + 2 * padding - kernel + (stride - 1 if ceil_mode else 0)) // stride + 1
+    return count - 1 if ceil_mode and (count - 1) * stride >= n + padding else count
 
 
 def _window_sums(padded: Tensor, kernel: Sequence[int], stride: Sequence[int], results: Sequence[int]) -> Tensor:

@@ -13,6 +13,46 @@ from qsim.integer.kernels.exact import INT32_MAX, Weight, convolution, sums
 from qsim.integer.kernels.quantized import Quantized, saturated
 
 
+@dataclass(frozen=True, eq=False)
+class Bias:
+    """A bias as int32, one for each output channel, with the scale of the products that it is added to and zero point 0.
+
+    Parameters
+    ----------
+    integers : Tensor, float64
+    scale : Tensor, float32
+        As many.
+    """
+
+    integers: Tensor
+    scale: Tensor
+
+    @classmethod
+    def simulated(cls, bias: Tensor, input: Encoding, weight: Encoding) -> Bias:
+        """As the simulation and the exported model have it (`qsim.bias`): divided in float64."""
+        scale = _product_scale(bias, input, weight)
+        return cls(_int32(bias.double() / scale.double()), scale)
+
+    @classmethod
+    def made_by_runtime(cls, bias: Tensor, input: Encoding, weight: Encoding) -> Bias:
+        """As ONNX Runtime's optimiser quantizes a bias that the model has in float (`WeightBiasQuantization`): divided in float32."""
+        scale = _product_scale(bias, input, weight)
+        return cls(_int32((bias.float() / scale).double()), scale)
+
+    def dequantized(self) -> Tensor:
+        """What DequantizeLinear makes of it, float32."""
+        return (self.integers * self.scale.double()).float()
+
+
+def _int32(quotient: Tensor) -> Tensor:
+    return quotient.round().clamp(-INT32_MAX - 1, INT32_MAX)
+
+
+def _product_scale(bias: Tensor, input: Encoding, weight: Encoding) -> Tensor:
+    scale = _products(input, weight).reshape(-1)
+    return scale.repeat(bias.numel() // scale.numel())
+
+
 @dataclass(frozen=True)
 class Operator:
     """A weighted operation with its constants: what does not change from batch to batch.
@@ -22,35 +62,18 @@ class Operator:
     weight : Weight
     encoding : Encoding
         Of the weight.
-    bias : Tensor, float64, optional
-        Integers of the scale of the products, one per output channel.
+    bias : Bias, optional
     """
 
     weight: Weight
     encoding: Encoding
-    bias: Tensor | None = None
+    bias: Bias | None = None
 
-
-def constant(weight: Quantized, bias: Tensor | None = None, *, channels: int = 0) -> Operator:
-    """Prepare the constants of a convolution, or of a product with a matrix. `channels`: the axis of the output channels of `weight`."""
-    values = weight.centered
-    return Operator(Weight.of(values, [i for i in range(values.dim()) if i != channels % values.dim()]), weight.encoding, bias)
-
-
-def bias_integers(bias: Tensor, input: Encoding, weight: Encoding) -> Tensor:
-    """A bias as int32 with the scale of the products (`qsim.bias`, docs/numerics.md, section 6), in float64."""
-    scale = _product_scale(bias, input, weight).double()
-    return (bias.double() / scale).round().clamp(-INT32_MAX - 1, INT32_MAX)
-
-
-def bias_integers_of_runtime(bias: Tensor, input: Encoding, weight: Encoding) -> Tensor:
-    """A bias that the model has in float, as ONNX Runtime's optimiser quantizes it: in float32."""
-    return (bias.float() / _product_scale(bias, input, weight)).round().double().clamp(-INT32_MAX - 1, INT32_MAX)
-
-
-def _product_scale(bias: Tensor, input: Encoding, weight: Encoding) -> Tensor:
-    scale = (input.scale.float() * weight.scale.float()).reshape(-1)
-    return scale.repeat(bias.numel() // scale.numel())
+    @classmethod
+    def of(cls, weight: Quantized, bias: Bias | None = None, *, channels: int = 0) -> Operator:
+        """Of a convolution, or a product with a matrix; `channels` is the axis of the output channels of `weight`."""
+        values = weight.centered
+        return cls(Weight.of(values, [i for i in range(values.dim()) if i != channels % values.dim()]), weight.encoding, bias)
 
 
 def conv(
@@ -77,9 +100,9 @@ def conv(
     def product(a: Tensor, b: Tensor) -> Tensor:
         return convolution(a, b, stride, padding, dilation, groups)
 
-    bias = operator.bias
     dims = (-1,) + (1,) * (x.integers.dim() - 2)
-    total = sums(x.centered, _limit(x), operator.weight, product, None if bias is None else bias.reshape(dims))
+    bias = None if operator.bias is None else operator.bias.integers.reshape(dims)
+    total = sums(x.centered, _limit(x), operator.weight, product, bias)
     scale = _products(x.encoding, operator.encoding)
     return requantized(total, scale.reshape(dims) if scale.dim() else scale, y)
 
@@ -89,7 +112,8 @@ def gemm(x: Quantized, operator: Operator, y: Encoding | None, *, product: Calla
 
     Without `y`, also MatMulIntegerToFloat, the result is float32: ``float32(acc) * (s_x * s_w)``.
     """
-    total = sums(x.centered, _limit(x), operator.weight, product, operator.bias)
+    bias = None if operator.bias is None else operator.bias.integers
+    total = sums(x.centered, _limit(x), operator.weight, product, bias)
     scale = _products(x.encoding, operator.encoding)
     return total.float() * scale if y is None else requantized(total, scale, y)
 
@@ -113,6 +137,5 @@ def _products(x: Encoding, weight: Encoding) -> Tensor:
 
 
 def _limit(x: Quantized) -> float:
-    """The largest magnitude that a number on the grid has once its zero point is subtracted."""
-    e = x.encoding
-    return float(e.quant_max - e.quant_min) if e.scale.dim() == 0 else float(max(abs(e.quant_min), abs(e.quant_max)) * 2)
+    """No number on the grid is larger once its zero point is subtracted."""
+    return float(x.encoding.quant_max - x.encoding.quant_min)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -13,7 +13,8 @@ from qsim.encoding import Encoding
 _STORAGE = (torch.uint8, torch.int8, torch.uint16, torch.int16)
 
 
-class Quantized(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Quantized:
     """A quantized tensor.
 
     Parameters
