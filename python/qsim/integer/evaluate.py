@@ -63,6 +63,7 @@ class Evaluation:
         self.kernels: list[Kernel] = []
         self.encodings: dict[str, Encoding] = {}
         self._operators: Operators = {}
+        self._marked: dict[Node, Any] = {}  # constants behind their marks
 
     def refresh(self) -> None:
         """Look at encodings and parameters again, if any of them changed since."""
@@ -74,7 +75,7 @@ class Evaluation:
         found = {key: quantizer.encoding for key, quantizer in self.quantizers.items() if quantizer.enabled}
         self.encodings = {key: encoding for key, encoding in found.items() if encoding is not None}
         self.kernels = classify(self.program, self.encodings)
-        self._operators = {}
+        self._operators, self._marked = {}, {}
         self._stamp, self._settings = Stamp(*used, *grids), settings
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -121,6 +122,9 @@ class _Run(Interpreter):
     def run_node(self, n: Node) -> Any:
         if (kernel := self._kernels.get(n)) is not None:
             return self._launched(kernel)
+        if n in self._of._constant:
+            kept = self._of._marked
+            return kept[n] if n in kept else kept.setdefault(n, super().run_node(n))
         if n in self._taken:
             return self.env[n.all_input_nodes[0]]
         return super().run_node(n)
