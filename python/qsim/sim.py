@@ -1,7 +1,7 @@
 """`QuantSim`: a model as it will compute once quantized.
 
-Its methods lie in the classes that it is built on: `simulation` (construction, calls, switches), `sim_ranges`, `sim_training`, `sim_integer`; here
-are those that report.
+Its methods lie in the classes that it is built on: `simulation` (construction, calls, switches), `sim_ranges`, `sim_training`,
+`sim_integer`; here are those that report.
 """
 
 from __future__ import annotations

@@ -55,8 +55,8 @@ class IntegerEvaluation(Training):
         simulation is what the runtime computes without optimisations: within one step of that. Which operations have a
         kernel, and why others do not: `qsim.integer.regions.classify` and docs/integer.md.
 
-        The model is traced with `torch.export` at its first call with inputs of new shapes, the batch apart where it may vary, so hooks do not
-        run. Only in eval mode, and without gradients. Calls raise AccumulatorError where a sum leaves int32.
+        The model is traced with `torch.export` at its first call with inputs of new shapes, the batch apart where it may vary, so
+        hooks do not run. Only in eval mode, and without gradients. Calls raise AccumulatorError where a sum leaves int32.
 
         Raises
         ------

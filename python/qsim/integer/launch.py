@@ -81,10 +81,12 @@ class Launcher:
         return products.gemm(a, self._operator(node, a, right, None, 1), y, product=torch.matmul)
 
     def _add(self, node: Node, y: Encoding) -> Quantized:
-        return elementwise.add(*map(self._value, node.args[:2]), y)
+        a, b = map(self._value, node.args[:2])
+        return elementwise.add(a, b, y)
 
     def _mul(self, node: Node, y: Encoding) -> Quantized:
-        return elementwise.mul(*map(self._value, node.args[:2]), y)
+        a, b = map(self._value, node.args[:2])
+        return elementwise.mul(a, b, y)
 
     def _cat(self, node: Node, y: Encoding) -> Quantized:
         tensors, *options = node.args
