@@ -18,3 +18,7 @@ class CaptureError(RuntimeError):
 
 class AccumulatorError(ArithmeticError):
     """A sum of products leaves int32, in which integer kernels add: `QuantSim.integer` names the operation and the sum."""
+
+
+class ExportError(ValueError):
+    """A simulation cannot be written for a target. The message lists every tensor that is in the way, why, and what to change."""
