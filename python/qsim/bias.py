@@ -29,13 +29,18 @@ class BiasQuantizer:
     def __call__(self, bias: Tensor) -> Tensor:
         if not (self.input.enabled and self.weight.enabled):
             return bias
-        scale = (self.input.grid_scale * self.weight.grid_scale).detach().reshape(-1)
-        if scale.numel() != bias.numel():  # per tensor; or a transposed convolution in groups: its weight's channels once per group
-            scale = scale.repeat(bias.numel() // scale.numel())
+        scale = self.scale(bias.numel())
         zero_point = torch.zeros_like(scale, dtype=torch.int32)
         # float64: in float32 an int32 grid is not exact
         y: Tensor = torch.ops.qsim.fake_quantize(bias.double(), scale.double(), zero_point, _INT32.min, _INT32.max, axis=0)
         return y.to(bias.dtype)
+
+    def scale(self, elements: int) -> Tensor:
+        """The scales of a bias with so many elements, float32."""
+        scale = (self.input.grid_scale * self.weight.grid_scale).detach().reshape(-1)
+        if scale.numel() != elements:  # per tensor; or a transposed convolution in groups: its weight's channels once per group
+            scale = scale.repeat(elements // scale.numel())
+        return scale
 
     def fit(self, bias: Tensor) -> int:
         """Raise the weight's scale where `bias` would not fit into int32, as ONNX Runtime's quantizer does. Returns how many scales."""
