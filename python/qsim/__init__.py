@@ -8,7 +8,7 @@ from qsim.clip_grad import ClipReport, clip_grad_norm_
 from qsim.comparison import Comparison
 from qsim.config import Config
 from qsim.encoding import Encoding
-from qsim.errors import CalibrationError, FileFormatError, NoEncodingError
+from qsim.errors import CalibrationError, CaptureError, FileFormatError, NoEncodingError
 from qsim.files import EncodingFile, load_encodings, save_encodings
 from qsim.format_counts import FormatCounter, FormatCounts
 from qsim.observer import Counts, Observer
@@ -29,6 +29,7 @@ __version__ = "0.1.0"
 __all__ = [
     "CalibrationError",
     "CalibrationReport",
+    "CaptureError",
     "ClipReport",
     "Comparison",
     "Config",

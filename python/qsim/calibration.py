@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from itertools import chain, islice
@@ -21,6 +20,7 @@ from qsim.memory import PeakMemory
 from qsim.observer import Counts, Observer
 from qsim.progress import progress
 from qsim.quantizer import Quantizer
+from qsim.stages import Stages, seconds_text
 from qsim.summary import Summary
 
 Forward = Callable[[nn.Module, Any], Any]
@@ -67,8 +67,7 @@ class CalibrationReport:
 
     def times(self) -> str:
         """Seconds by stage, and peak memory, as text."""
-        stages = [f"{stage} {seconds:.2f} s" for stage, seconds in self.seconds.items()]
-        return ", ".join(stages + [f"peak memory of {name} {peak}" for name, peak in self.memory.items()])
+        return ", ".join([seconds_text(self.seconds)] + [f"peak memory of {name} {peak}" for name, peak in self.memory.items()])
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write one HTML page that needs no network: problems, times, and a histogram of every tensor with its range.
@@ -92,7 +91,7 @@ class Observation:
 
     batches: int = 0
     first_nonfinite: dict[str, int] = field(default_factory=dict)
-    seconds: dict[str, float] = field(default_factory=lambda: {"data": 0.0, "forward": 0.0, "observing": 0.0})
+    seconds: Stages = field(default_factory=lambda: Stages("data", "forward", "observing"))
 
 
 def observe(
@@ -113,47 +112,33 @@ def observe(
         model.eval()
         first = _FirstNonfinite(observers)
         for batch in _timed(batches, noted.seconds):
-            started = time.perf_counter()
-            run(batch)
-            first.look(noted.batches)
+            with noted.seconds.stage("forward"):
+                run(batch)
+                first.look(noted.batches)
             noted.batches += 1
-            noted.seconds["forward"] += time.perf_counter() - started
-        started = time.perf_counter()
-        noted.first_nonfinite = first.batches()  # waits for the device
-        noted.seconds["forward"] += time.perf_counter() - started
-    noted.seconds["forward"] -= noted.seconds.get("observing", 0.0)
+        with noted.seconds.stage("forward"):
+            noted.first_nonfinite = first.batches()  # waits for the device
     return noted
 
 
 @contextlib.contextmanager
-def _clocked(quantizers: Sequence[Quantizer], seconds: dict[str, float]) -> Iterator[None]:
-    """Add the time that the quantizers take to ``seconds["observing"]``; without that entry where the host does not wait for them."""
+def _clocked(quantizers: Sequence[Quantizer], seconds: Stages) -> Iterator[None]:
+    """Count the time that the quantizers take as "observing"; without that stage where the host does not wait for them."""
     if any(quantizer.scale.device.type != "cpu" for quantizer in quantizers):
         del seconds["observing"]
         yield
         return
-    started = 0.0
-
-    def before(*_: object) -> None:
-        nonlocal started
-        started = time.perf_counter()
-
-    def after(*_: object) -> None:
-        seconds["observing"] += time.perf_counter() - started
-
-    with hooked(quantizers, before, after):
+    with hooked(quantizers, lambda *_: seconds.begin("observing"), lambda *_: seconds.end()):
         yield
 
 
-def _timed(batches: Iterator[Any], seconds: dict[str, float]) -> Iterator[Any]:
+def _timed(batches: Iterator[Any], seconds: Stages) -> Iterator[Any]:
     while True:
-        started = time.perf_counter()
-        try:
-            batch = next(batches)
-        except StopIteration:
-            return
-        finally:
-            seconds["data"] += time.perf_counter() - started
+        with seconds.stage("data"):
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
         yield batch
 
 

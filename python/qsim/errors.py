@@ -17,3 +17,7 @@ class FileFormatError(ValueError):
 
     The message names the file, the entry, what was found, what was expected, and what to do. Nothing was read or written.
     """
+
+
+class CaptureError(RuntimeError):
+    """A simulated model cannot be traced into one graph, which integer evaluation and export need. The message holds the reason."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from operator import attrgetter
 from typing import Any
@@ -65,9 +64,8 @@ class RangeChoice(Simulation):
             )
         if noted.batches == 0:
             raise CalibrationError("QuantSim: calibrate got no batch. Is the iterator used up, or the data set empty?")
-        started = time.perf_counter()
-        problems = self._choose_encodings()
-        noted.seconds["search"] = time.perf_counter() - started
+        with noted.seconds.stage("search"):
+            problems = self._choose_encodings()
         return report_of(noted, quantizers, problems, memory.peaks(), self.summary)
 
     def set_method(self, method: str, *, percentile: float | None = None, gamma: float | None = None) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 from qsim.batch_norm import FoldReport
 from qsim.calibration import Forward, iterate, to_device
+from qsim.graph.attach import detach
 from qsim.graph.batch_norm import Fold
-from qsim.graph.execute import detach
 from qsim.param_groups import param_groups
 from qsim.running_statistics import batch_norms, reestimate
 from qsim.schedule import Schedule
@@ -89,7 +89,7 @@ class Training(RangeChoice):
         ValueError
             The simulation is sharded by FSDP.
         """
-        if self._inputs is None:
+        if not batch_norms(self.model):
             return FoldReport()
         if sharded_modules(self):
             raise ValueError("QuantSim.fold_batch_norms: fully_shard holds the weights; load the state into one that is not sharded")

@@ -22,7 +22,8 @@ from qsim.config import Config
 from qsim.distributed import rank_local
 from qsim.encoding import Encoding
 from qsim.errors import NoEncodingError
-from qsim.graph.execute import Switch, attach, places
+from qsim.graph.attach import attach, places
+from qsim.graph.execute import Switch
 from qsim.graph.plan import plan
 from qsim.graph.record import call_arguments, record
 from qsim.graph.savings import find_savings
@@ -77,8 +78,7 @@ class Simulation(NamedAsTheModel):
         notes += attach(self.model, decided, find_savings(tape, decided), self.quantization.by_key(), self._switch)
         kept = [f"BatchNorm '{name}' is not folded: {reason}" for name, reason in folding.kept.items()]
         self._notes = list(dict.fromkeys([*kept, *folding.warnings, *decided.notes, *notes]))
-        # What is left may be folded later, which takes another look at the model.
-        self._inputs = (args, kwargs) if batch_norms(self.model) else None
+        self._inputs = tree_map_only(Tensor, Tensor.detach, (args, kwargs))  # to look at the model again: to fold, to trace
         self._example = tree_map_only(Tensor, lambda _: None, (args, kwargs))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:

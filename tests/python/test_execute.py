@@ -15,7 +15,7 @@ from models import ConvNet, Forward, Perceptron, seeded
 from torch import Tensor, nn
 
 import qsim
-from qsim.graph.execute import places
+from qsim.graph.attach import places
 from qsim.reference import fake_quantize
 
 

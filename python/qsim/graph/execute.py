@@ -6,7 +6,6 @@ Fresh means no shared state: threads that share a model, and recomputation under
 from __future__ import annotations
 
 import contextlib
-import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -22,13 +21,11 @@ from qsim.bias import BiasQuantizer
 from qsim.graph.actions import Actions, Plan
 from qsim.graph.frugal import InPlace, Kept, Rectifier, is_plain_eager, is_watched
 from qsim.graph.functions import ALIAS, COMPOSITE, CONSTRUCTORS, RANDOM, SAME, TRANSPARENT, Function, name_of
-from qsim.graph.record import containers, leaves, subclass
+from qsim.graph.marks import BiasMark, Mark
 from qsim.graph.routes import Site
 from qsim.graph.savings import Saving
 from qsim.graph.tape import InputSlot, Slot
 from qsim.quantizer import Quantizer
-
-_PLACE = "_qsim_place"  # in a container's __dict__: a registered child would run when a Sequential does
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 Quantize = Callable[[Tensor], Tensor]
@@ -48,15 +45,18 @@ class Switch:
     def __init__(self) -> None:
         self.on = True
         self.saves = True
+        self.marks = False
+        self.mode: type[LocalMode] = LocalMode
 
     @contextlib.contextmanager
-    def turned(self, on: bool) -> Iterator[None]:
-        """Within the context the switch is `on`."""
-        was, self.on = self.on, on
+    def turned(self, on: bool, *, marks: bool = False) -> Iterator[None]:
+        """Within the context the switch is `on`, with `qsim.graph.marks` in the places of all quantizers if `marks`."""
+        was = self.on, self.marks
+        self.on, self.marks = on, marks
         try:
             yield
         finally:
-            self.on = was
+            self.on, self.marks = was
 
 
 class Place:
@@ -79,6 +79,8 @@ class Place:
         self.start = (0, 1 if route.next[1] else 0)
         actions = [plan.actions.get(site, Actions()) if site else Actions() for site in route.sites]
         self.nodes = [_node(found, quantizers) for found in actions]
+        self.marked = [_marked(found) for found in actions]
+        self.names = [site.name if site else "" for site in route.sites]
         self.frugal = [
             _frugal(node, found, savings.get(site, Saving()) if site else Saving(), quantizers, kept)
             for node, found, site in zip(self.nodes, actions, route.sites, strict=True)
@@ -139,15 +141,25 @@ def _node(actions: Actions, quantizers: Mapping[str, Quantizer]) -> Node:
     return Node(tuple(operands), tuple((index, quantizers[key]) for index, key in actions.outputs.items()))
 
 
+def _marked(actions: Actions) -> Node:
+    operands: list[tuple[Slot, Quantize]] = [(slot, Mark(use.key)) for slot, use in actions.operands.items()]
+    if (bias := actions.bias) is not None:
+        operands.append((bias.slot, BiasMark(bias.input, bias.weight)))
+    return Node(tuple(operands), tuple((index, Mark(key)) for index, key in actions.outputs.items()))
+
+
 class Inputs:
     """Quantizes the inputs of the model, however the caller passes them."""
 
-    def __init__(self, cls: type[nn.Module], plan: Plan, quantizers: Mapping[str, Quantizer]) -> None:
+    def __init__(self, cls: type[nn.Module], plan: Plan, quantizers: Mapping[str, Quantizer], switch: Switch) -> None:
         self.names = list(inspect.signature(cls.forward).parameters)[1:]  # without self
-        self.paths = [(slot if isinstance(slot, tuple) else (slot,), quantizers[key]) for slot, key in plan.inputs.items()]
+        paths = {slot if isinstance(slot, tuple) else (slot,): key for slot, key in plan.inputs.items()}
+        self.paths = [(path, quantizers[key]) for path, key in paths.items()]
+        self.marked = [(path, Mark(key)) for path, key in paths.items()]
+        self.switch = switch
 
     def quantize(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
-        for (slot, *path), quantizer in self.paths:
+        for (slot, *path), quantizer in self.marked if self.switch.marks else self.paths:
             slot = self._as_passed(slot, args, kwargs)
             if isinstance(slot, int):
                 args = (*args[:slot], _replaced(args[slot], path, quantizer), *args[slot + 1 :])
@@ -164,7 +176,7 @@ class Inputs:
         return name if isinstance(name, str) and name in kwargs else None
 
 
-def _replaced(tree: Any, path: list[Any], quantizer: Quantizer) -> Any:
+def _replaced(tree: Any, path: list[Any], quantizer: Quantize) -> Any:
     """`tree` with the tensor at `path` quantized."""
     if not path:
         return _quantized(tree, quantizer)
@@ -226,14 +238,17 @@ class LocalMode(TorchFunctionMode):
     def __init__(self, place: Place, training: bool, container: nn.Module | None = None) -> None:
         self.place, self.training, self.at, self.entered = place, training, place.start[training], 0
         self.container = container
-        saves = is_plain_eager() and place.switch.saves and not place.is_watched()
-        self.nodes = place.frugal if saves else place.nodes
+        if place.switch.marks:
+            self.nodes = place.marked
+        else:
+            saves = is_plain_eager() and place.switch.saves and not place.is_watched()
+            self.nodes = place.frugal if saves else place.nodes
 
     def frame(self, name: str) -> AbstractContextManager[Any]:
         """Follows part of a composite function along a route of its own; one that was not recorded runs in float."""
         place = self.place.frames.get((self.at, self.entered)) or self.place.frames.get((self.at, name))
         self.entered += 1
-        return LocalMode(place, self.training) if place else torch._C.DisableTorchFunction()
+        return type(self)(place, self.training) if place else torch._C.DisableTorchFunction()
 
     def _is_recorded(self, node: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether a call is what was recorded: on floating-point numbers, and with the weight that was seen, not another branch's."""
@@ -251,8 +266,6 @@ class LocalMode(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         name = SAME.get(name, name)
         node = place.next[self.at].get(name)
-        if node is not None and not self._is_recorded(node, args, kwargs):
-            node = None
         if node is None:
             if isinstance(func, HigherOrderOperator) or name in CONSTRUCTORS:  # Dynamo hands over a whole checkpoint
                 return func(*args, **kwargs)
@@ -260,130 +273,25 @@ class LocalMode(TorchFunctionMode):
                 with self:
                     return COMPOSITE[name](*args, **kwargs)
         with torch._C.DisableTorchFunction():
-            if node is None:  # transparent, or not recorded here: pass through and stay
-                out = ALIAS.get(name, func)(*args, **kwargs)
-                if not torch.compiler.is_compiling() and isinstance(out, Tensor) and out.is_floating_point() and name not in place.met:
-                    place.met.add(name_of(func))
-                return out
+            if node is None or not self._is_recorded(node, args, kwargs):
+                return self.passed(name, func, args, kwargs)
             self.at, self.entered = node, 0
-            operands, outputs, instead = self.nodes[node]
-            if operands:
-                args, kwargs = _with_operands(args, kwargs, operands)
-            if instead is not None and (quantized := instead(args, kwargs)) is not None:
-                return quantized
-            out = func(*args, **kwargs)
-            return _with_outputs(out, outputs) if outputs else out
+            return self.met(node, func, args, kwargs)
 
+    def passed(self, name: str, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call that is transparent, or was not recorded here: it changes nothing of the way."""
+        out = ALIAS.get(name, func)(*args, **kwargs)
+        met = self.place.met
+        if not torch.compiler.is_compiling() and isinstance(out, Tensor) and out.is_floating_point() and name not in met:
+            met.add(name_of(func))
+        return out
 
-class Simulated(nn.Module):
-    """Mixin of a container's class: forward under the container's mode."""
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        place, inputs = self.__dict__[_PLACE]
-        if not place.switch.on:
-            return super().forward(*args, **kwargs)
-        if inputs is not None:
-            args, kwargs = inputs.quantize(args, kwargs)
-        with LocalMode(place, self.training, self):
-            return super().forward(*args, **kwargs)
-
-    def __reduce_ex__(self, protocol: Any) -> Any:  # the class has no importable name
-        state = self.__getstate__() if hasattr(self, "__getstate__") else self.__dict__  # type: ignore[no-untyped-call]
-        return _rebuild, (type(self)._original,), state  # type: ignore[attr-defined]
-
-
-class SimulatedEncoderLayer(Simulated):
-    """In evaluation `nn.TransformerEncoderLayer` calls one function for all of itself, unless it sees a function mode; compiled, it does
-    not see one. It does not do so either with an activation that the function lacks, and that is what it is told while simulating."""
-
-    @property
-    def activation_relu_or_gelu(self) -> int:
-        known: int = vars(self)["activation_relu_or_gelu"]
-        return 0 if vars(self)[_PLACE][0].switch.on else known
-
-
-class SimulatedCopier(Simulated):
-    """Mixin of a class that copies and pickles itself, as `torch.fx.GraphModule` does: it gets to do so as what it was written as."""
-
-    @contextlib.contextmanager
-    def _plain(self) -> Iterator[type[nn.Module]]:
-        simulated = type(self)
-        self.__class__ = simulated._original  # type: ignore[attr-defined]
-        try:
-            yield type(self)
-        finally:
-            self.__class__ = simulated
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
-        with self._plain():
-            copied: nn.Module = copy.deepcopy(self, memo)
-        vars(copied)[_PLACE] = copy.deepcopy(vars(self)[_PLACE], memo)
-        return _simulate(copied)
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        with self._plain() as original:
-            made = original.__reduce_ex__(self, protocol)  # type: ignore[misc]
-        return _unpickled, (vars(self)[_PLACE], *made)
-
-
-def _unpickled(place: Any, make: Callable[..., nn.Module], args: tuple[Any, ...], state: Any = None) -> nn.Module:
-    module = make(*args)
-    if state is not None:
-        module.__setstate__(state)  # type: ignore[no-untyped-call]
-    vars(module)[_PLACE] = place
-    return _simulate(module)
-
-
-def _simulate(module: nn.Module) -> nn.Module:
-    module.__class__ = _simulated(type(module))
-    return module
-
-
-def _simulated(cls: type[nn.Module]) -> type[nn.Module]:
-    mixin = SimulatedEncoderLayer if issubclass(cls, nn.TransformerEncoderLayer) else Simulated
-    if hasattr(cls, "__deepcopy__"):
-        mixin = SimulatedCopier
-    return subclass(mixin, cls)  # type: ignore[arg-type]  # Module's __hash__ is annotated out of line
-
-
-def _rebuild(cls: type[nn.Module]) -> nn.Module:
-    simulated = _simulated(cls)
-    return simulated.__new__(simulated)
-
-
-def attach(model: nn.Module, plan: Plan, savings: Mapping[Site, Saving], quantizers: Mapping[str, Quantizer], switch: Switch) -> list[str]:
-    """Make every container of `model` follow the plan. Returns a sentence for each that could not be made to."""
-    notes = []
-    kept: dict[tuple[str, ...], Kept] = {}
-    made = {path: Place(path, plan, savings, quantizers, kept, switch) for path in plan.routes}
-    for path, route in plan.routes.items():
-        made[path].link(route.frames, made)
-    for path, module in list(containers(model)):
-        if path not in plan.routes:
-            continue
-        original = type(module)
-        try:
-            module.__class__ = _simulated(original)
-        except TypeError as error:
-            notes.append(f"'{path}' is not simulated: its class {original.__name__} takes no subclass here ({error})")
-            continue
-        if any(site in savings and savings[site].consumes for site in plan.routes[path].sites if site):
-            made[path].leaves = list(leaves(module))
-        inputs = Inputs(original, plan, quantizers) if path == "" and plan.inputs else None
-        vars(module)[_PLACE] = (made[path], inputs)
-    return notes
-
-
-def detach(model: nn.Module) -> None:
-    """Undo `attach`: every container runs as it was written."""
-    for module in model.modules():
-        if vars(module).pop(_PLACE, None) is not None:
-            module.__class__ = type(module)._original  # type: ignore[attr-defined]
-
-
-def places(model: nn.Module) -> list[Place]:
-    """The places of all containers that follow a plan, and of the frames in them."""
-    found: list[Place] = [vars(module)[_PLACE][0] for module in model.modules() if _PLACE in vars(module)]
-    for place in found:  # grows: a frame may have frames
-        found += [inner for inner in place.frames.values() if inner not in found]
-    return found
+    def met(self, node: int, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The call that was recorded at a node of the route."""
+        operands, outputs, instead = self.nodes[node]
+        if operands:
+            args, kwargs = _with_operands(args, kwargs, operands)
+        if instead is not None and (quantized := instead(args, kwargs)) is not None:
+            return quantized
+        out = func(*args, **kwargs)
+        return _with_outputs(out, outputs) if outputs else out

@@ -8,6 +8,8 @@ operation of the container above it.
 from __future__ import annotations
 
 import functools
+import inspect
+import types
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -60,7 +62,11 @@ def _is_leaf(m: nn.Module) -> bool:
 @functools.cache
 def subclass(mixin: type[nn.Module], cls: type[nn.Module]) -> type[nn.Module]:
     """`cls` with the forward of `mixin` before its own; `_original` is `cls`. Cached, so that equal models have equal classes."""
-    return type(cls.__name__, (mixin, cls), {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "_original": cls})
+    before: types.FunctionType = mixin.forward  # type: ignore[assignment]
+    forward = types.FunctionType(before.__code__, before.__globals__, "forward", before.__defaults__, before.__closure__)
+    forward.__signature__ = inspect.signature(cls.forward)  # type: ignore[attr-defined]  # trainers and torch.export ask for it
+    names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
+    return type(cls.__name__, (mixin, cls), {**names, "_original": cls, "forward": forward})
 
 
 def record(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tape, list[str]]:

@@ -1,0 +1,102 @@
+"""The simulated model as one graph: `torch.export`, with a mark (`qsim.graph.marks`) for every quantizer."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from qsim.errors import CaptureError
+from qsim.graph.snapshot import unchanged
+
+if TYPE_CHECKING:
+    from qsim.simulation import Simulation
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Program:
+    """A traced simulation.
+
+    Attributes
+    ----------
+    exported : ExportedProgram
+        ATen operations before any decomposition. Its parameters and buffers are those of the model, under their names there; what is
+        quantized goes through ``qsim_graph.quantized`` and ``qsim_graph.bias``.
+    dynamic_batch : bool
+        Whether it holds for every size of the first axis of its inputs. Otherwise it holds for the shapes it was traced with.
+    """
+
+    exported: ExportedProgram
+    dynamic_batch: bool
+
+    @property
+    def inputs(self) -> list[torch.fx.Node]:
+        """Placeholders of the tensors that a caller gives, in order."""
+        wanted = set(self.exported.graph_signature.user_inputs)
+        return [node for node in self.exported.graph.nodes if node.op == "placeholder" and node.name in wanted]
+
+
+def capture(sim: Simulation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Program:
+    """Trace the model in eval mode, with a mark for each of its quantizers, whether it is enabled and calibrated or not.
+
+    Parameters
+    ----------
+    sim : Simulation
+    args, kwargs
+        A call of the model, on its device. Traced with a first axis of any length where the model allows that.
+
+    Raises
+    ------
+    CaptureError
+        `torch.export` cannot trace the model: the message holds its reason.
+    """
+    with unchanged(sim.model), sim._switch.turned(True, marks=True), torch.no_grad():
+        sim.model.eval()
+        reason: Exception | None = None
+        for attempt, wanted in _attempts(args, kwargs):
+            try:
+                exported = _export(sim.model, *attempt)
+            except Exception as error:  # torch.export raises whatever its parts and the model raise
+                reason = reason or error
+                continue
+            program = Program(exported, _has_dynamic_batch(exported))
+            if program.dynamic_batch or not wanted:
+                return program
+    first = str(reason).strip().partition("\n")[0]
+    raise CaptureError(
+        f"QuantSim: torch.export cannot trace {type(sim.model).__name__}: {first}. What runs on a runtime must be one graph: "
+        "take control flow that depends on values out of forward, or simulate the part that is exported."
+    ) from reason
+
+
+def _attempts(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[Arguments, bool]]:
+    """Calls to trace with, and whether the trace is good only if it holds for any batch: an axis of length 1 is always traced as 1."""
+    batched = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor) and t.dim() > 0]
+    if batched and all(len(t) == 1 for t in batched):
+        yield tree_map_only(Tensor, lambda t: torch.cat([t, t]) if t.dim() else t, (args, kwargs)), True
+    yield (args, kwargs), False
+
+
+def _export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
+    sizes = [len(t) for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor) and t.dim() > 0]
+
+    def shape(t: Any) -> Any:
+        return {0: Dim.AUTO} if isinstance(t, Tensor) and t.dim() > 0 and len(t) == sizes[0] else None
+
+    arguments = inspect.signature(model.forward).bind(*args, **kwargs).arguments
+    shapes = torch.utils._pytree.tree_map(shape, dict(arguments))
+    return torch.export.export(model, args, kwargs, dynamic_shapes=shapes, strict=False)
+
+
+def _has_dynamic_batch(exported: ExportedProgram) -> bool:
+    inputs = set(exported.graph_signature.user_inputs)
+    shapes = [node.meta["val"].shape for node in exported.graph.nodes if node.name in inputs and isinstance(node.meta.get("val"), Tensor)]
+    return any(len(shape) > 0 and isinstance(shape[0], torch.SymInt) for shape in shapes)

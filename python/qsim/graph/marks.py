@@ -1,0 +1,39 @@
+"""Marks: what stands in a traced graph where the simulation quantizes.
+
+A mark names its quantizer and holds no scale, so a graph stays valid when encodings change. Marks cannot be run: an evaluator or an
+exporter puts arithmetic in their place.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+for _name, _schema in {"quantized": "(Tensor x, str key) -> Tensor", "bias": "(Tensor b, str input, str weight) -> Tensor"}.items():
+    torch.library.define(f"qsim_graph::{_name}", _schema)
+    torch.library.register_fake(f"qsim_graph::{_name}", lambda x, *_: torch.empty_like(x))
+
+QUANTIZED = torch.ops.qsim_graph.quantized.default
+BIAS = torch.ops.qsim_graph.bias.default
+
+
+class Mark:
+    """In a quantizer's place while a model is traced: ``qsim_graph::quantized(x, key)``, with a key of `QuantSim.quantizers`."""
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+
+    def __call__(self, x: Tensor) -> Tensor:
+        marked: Tensor = QUANTIZED(x, self.key)
+        return marked
+
+
+class BiasMark:
+    """In the place of a `BiasQuantizer`: ``qsim_graph::bias(b, input, weight)``, with the keys of the operands that are multiplied."""
+
+    def __init__(self, input: str, weight: str) -> None:
+        self.input, self.weight = input, weight
+
+    def __call__(self, bias: Tensor) -> Tensor:
+        marked: Tensor = BIAS(bias, self.input, self.weight)
+        return marked
