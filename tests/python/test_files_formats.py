@@ -192,7 +192,7 @@ def test_a_renamed_entry_has_its_new_name(tmp_path):
 
 def same_numbers(mine, theirs):
     """Whether two encodings are one grid, whatever integers it is stored as."""
-    ends = [(e.scale, e.min, e.max, e.zero_point - e.quant_min) for e in (mine, theirs)]
+    ends = [(e.scale, e.min, e.max, e.zero_point - float(e.quant_min)) for e in (mine, theirs)]
     return all(torch.equal(a, b) for a, b in zip(*ends, strict=True)) and (mine.axis, mine.block_size) == (theirs.axis, theirs.block_size)
 
 
@@ -256,7 +256,7 @@ def test_blocks_of_1_0_0_are_listed_row_by_row(tmp_path):
     qsim.save_encodings(qsim.EncodingFile(entries), tmp_path / "file", "aimet-1.0.0")
     flat = qsim.load_encodings(tmp_path / "file").entries["w"]
     assert flat.encoding == encoding([0.1, 0.2, 0.3, 0.4], 0, "int4", axis=1, block_size=8)
-    with pytest.raises(qsim.FileFormatError, match=r"'w': has blocks whose layout .* sim\.load_encodings"):
+    with pytest.raises(qsim.FileFormatError, match=r"'w': has blocks whose layout .*sim\.load_encodings"):
         qsim.save_encodings(qsim.load_encodings(tmp_path / "file"), tmp_path / "other", "aimet-2.0.0")
 
 
@@ -268,7 +268,7 @@ def test_files_of_aimet_convert_where_the_formats_overlap(tmp_path, first, secon
         name for name, entry in file.entries.items() if entry.layout_given or entry.encoding is None or entry.encoding.block_size is None
     ]
     plain = [
-        name for name in common if file.entries[name].encoding is not None and file.encodings[name].dtype in ("int8", "uint8", "int16")
+        name for name in common if file.entries[name].encoding is not None and file.encodings[name].dtype in ("int8", "uint8", "uint16", "int16")
     ]
     kept = {name: file.entries[name] for name in plain if name != "strict.weight"}
     assert len(kept) > 2
@@ -296,8 +296,6 @@ def test_all_positive_float32_survive(tmp_path):
     scale = torch.cat([bits, torch.tensor([1, 0x7FFFFF, 0x800000, 0x7F7FFFFF], dtype=torch.int32)]).view(torch.float32)
     file = qsim.EncodingFile({"w": Entry(encoding(scale, axis=0), "parameter")})
     for format in JSON_FORMATS:
-        if format == "aimet-0.6.1":  # its ends of the grid are not finite
-            continue
         qsim.save_encodings(file, tmp_path / "file", format)
         assert torch.equal(qsim.load_encodings(tmp_path / "file").encodings["w"].scale.view(torch.int32), scale.view(torch.int32))
     entries = {f"t{i}": Entry(encoding(value), "activation") for i, value in enumerate(scale[-300:])}

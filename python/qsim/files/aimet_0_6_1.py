@@ -80,7 +80,10 @@ def write_entry(name: str, entry: Entry, place: Place) -> list[dict[str, Any]]:
     encoding = integer_encoding(name, entry, place, BITS, narrow=True)
     if encoding.block_size is not None:
         raise place.error("has blocks; this format has one scale a channel at most: use format='aimet-1.0.0', 'aimet-2.0.0' or 'qsim'")
-    columns = (values.flatten().tolist() for values in (encoding.max, encoding.min, offsets(encoding), encoding.scale))
+    offset, scale = offsets(encoding), encoding.scale.double()
+    steps = encoding.quant_max - encoding.quant_min
+    # The ends as float64: float32 scales can have ends that are infinite in float32.
+    columns = (values.flatten().tolist() for values in ((offset + steps) * scale, offset * scale, offset, scale))
     return [
         {
             "bitwidth": bits_of(encoding),

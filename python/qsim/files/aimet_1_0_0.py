@@ -94,7 +94,7 @@ def write_entry(name: str, entry: Entry, place: Place) -> dict[str, Any]:
     if encoding.block_size is not None:
         if encoding.axis != 1:
             raise place.error(
-                f"has blocks along axis {encoding.axis}; in this format they lie along the input channels, axis 1: use 'aimet-2.0.0' "
+                f"has blocks along axis {encoding.axis}; in this format they lie along the input channels, axis 1: use format='aimet-2.0.0' "
                 "or 'qsim'"
             )
         fields["block_size"] = encoding.block_size

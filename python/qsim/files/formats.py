@@ -97,7 +97,7 @@ def save_encodings(file: EncodingFile, path: str | PathLike[str], format: str | 
     for name in file.entries:
         checked_name(name, place)
     file = replace(file, entries={name: entry for name, entry in file.entries.items() if _is_said(entry, format)})
-    data = tensorrt_cache.write(file, place) if format == tensorrt_cache.FORMAT else dump(documents.write(file, format, place))
+    data = tensorrt_cache.write(file, place) if format == tensorrt_cache.FORMAT else dump(documents.write(file, format, place), place)
     write_atomically(Path(path), data)
 
 

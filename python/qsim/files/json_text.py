@@ -54,9 +54,12 @@ def parse(text: str, place: Place) -> Any:
         raise place.error(str(error)) from None
 
 
-def dump(document: Any) -> bytes:
+def dump(document: Any, place: Place) -> bytes:
     """`document` as JSON text. Floats are written so that they read back to the same bits."""
-    return (json.dumps(document, indent=1, allow_nan=False) + "\n").encode()
+    try:
+        return (json.dumps(document, indent=1, allow_nan=False) + "\n").encode()
+    except (TypeError, ValueError) as error:
+        raise place.error(f"JSON cannot hold what is to be written: {error}. Look at EncodingFile.extra") from None
 
 
 def _check_bounds(text: str, place: Place) -> None:

@@ -17,7 +17,7 @@ import torch
 
 from qsim.encoding import Encoding
 from qsim.files.encoding_file import EncodingFile, Entry, role_of
-from qsim.files.expressible import encoding_of, leave_out
+from qsim.files.expressible import check_grid, encoding_of, leave_out
 from qsim.files.fields import checked_name, make_encoding
 from qsim.files.place import Place, shown
 
@@ -75,10 +75,12 @@ def _line(name: str, entry: Entry, place: Place) -> str:
     if ": " in name or any(character in name for character in "\r\n"):
         raise place.error("has ': ' or a line break in its name, where a cache ends the name; rename it, or use format='qsim'")
     encoding = encoding_of(name, entry, place)
-    if encoding.scale.dim() or bool(encoding.zero_point) or (encoding.quant_min, encoding.quant_max, encoding.dtype) != (-128, 127, "int8"):
+    symmetric = encoding.dtype in ("int8", "uint8") and not encoding.scale.dim() and int(encoding.zero_point) - encoding.quant_min == 128
+    if not symmetric:
         raise place.error(
             f"is {encoding.dtype} on [{encoding.quant_min}, {encoding.quant_max}] with {encoding.scale.numel()} scales and zero point "
             f"{encoding.zero_point.flatten()[0].item()}; a cache has int8 on [-128, 127] with one scale and zero point 0: make the "
             f"simulation with target='tensorrt', or {leave_out(name)}"
         )
+    check_grid(encoding, place)
     return f"{name}: {struct.pack('>f', encoding.scale.item()).hex()}\n"
