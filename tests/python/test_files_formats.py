@@ -268,7 +268,9 @@ def test_files_of_aimet_convert_where_the_formats_overlap(tmp_path, first, secon
         name for name, entry in file.entries.items() if entry.layout_given or entry.encoding is None or entry.encoding.block_size is None
     ]
     plain = [
-        name for name in common if file.entries[name].encoding is not None and file.encodings[name].dtype in ("int8", "uint8", "uint16", "int16")
+        name
+        for name in common
+        if file.entries[name].encoding is not None and file.encodings[name].dtype in ("int8", "uint8", "uint16", "int16")
     ]
     kept = {name: file.entries[name] for name in plain if name != "strict.weight"}
     assert len(kept) > 2

@@ -94,8 +94,8 @@ def write_entry(name: str, entry: Entry, place: Place) -> dict[str, Any]:
     if encoding.block_size is not None:
         if encoding.axis != 1:
             raise place.error(
-                f"has blocks along axis {encoding.axis}; in this format they lie along the input channels, axis 1: use format='aimet-2.0.0' "
-                "or 'qsim'"
+                f"has blocks along axis {encoding.axis}; in this format they lie along the input channels, axis 1: use "
+                "format='aimet-2.0.0' or 'qsim'"
             )
         fields["block_size"] = encoding.block_size
     return fields

@@ -29,10 +29,7 @@ def decoded(
     dtype = f"int{bits}" if signed else f"uint{bits}"
     quant_min, quant_max = grid_of(dtype)
     quant_min += narrow
-    zero_point = quant_min - offset
-    if bool(((zero_point < quant_min) | (zero_point > quant_max)).any()):
-        raise place.error(f"'offset' holds {offset.flatten().tolist()[:4]}; expected numbers from {quant_min - quant_max} to 0")
-    return make_encoding(place, scale, zero_point.to(torch.int32), quant_min, quant_max, axis, dtype=dtype, **block)
+    return make_encoding(place, scale, quant_min - offset, quant_min, quant_max, axis, dtype=dtype, **block)
 
 
 def offsets(encoding: Encoding) -> Tensor:

@@ -75,10 +75,15 @@ def integers(value: Any, place: Place, what: str, low: int = _INT32.min, high: i
     return torch.tensor([int(element) for element in elements], dtype=torch.int64).reshape(shape)
 
 
-def make_encoding(place: Place, *arguments: Any, **options: Any) -> Encoding:
+def make_encoding(
+    place: Place, scale: Tensor, zero_point: Tensor, quant_min: int, quant_max: int, *layout: Any, **options: Any
+) -> Encoding:
     """`Encoding`, whose objections become errors that name the entry."""
+    off = (zero_point < float(quant_min)) | (zero_point > float(quant_max))
+    if bool(off.any()):
+        raise place.error(f"has the zero point {zero_point[off][0].item()}; expected a number from {quant_min} to {quant_max}, the grid")
     try:
-        return Encoding(*arguments, **options)
+        return Encoding(scale, zero_point.to(torch.int32), quant_min, quant_max, *layout, **options)
     except (ValueError, TypeError) as error:
         raise place.error(str(error)) from None
 

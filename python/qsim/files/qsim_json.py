@@ -42,10 +42,10 @@ def read_entry(value: Any, role: str | None, place: Place) -> Entry:
     if several != (scale.dim() > 0) or (given and several and (size is None) != (scale.dim() == 1)) or (size is not None and not several):
         raise place.error(f"has axis={axis}, block_size={size} and scales of shape {tuple(scale.shape)}; expected a scale for each part")
     dtype = fields.get("dtype")
-    if not isinstance(dtype, str):
+    if not isinstance(dtype, str) or len(dtype) > 16:
         raise place.wanted("'dtype'", dtype, 'a string such as "int8"')
     ends = [fields.integer(name, -_LARGEST, _LARGEST) for name in ("quant_min", "quant_max")]
-    return Entry(make_encoding(place, scale, fields.integers("zero_point").int(), *ends, axis, size, dtype), role, given)
+    return Entry(make_encoding(place, scale, fields.integers("zero_point"), *ends, axis, size, dtype), role, given)
 
 
 def _axes(fields: Fields, name: str, low: int, high: int) -> int | tuple[int, ...] | None:

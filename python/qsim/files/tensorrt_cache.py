@@ -18,7 +18,7 @@ import torch
 from qsim.encoding import Encoding
 from qsim.files.encoding_file import EncodingFile, Entry, role_of
 from qsim.files.expressible import check_grid, encoding_of, leave_out
-from qsim.files.fields import checked_name, make_encoding
+from qsim.files.fields import checked_name, make_encoding, positive
 from qsim.files.place import Place, shown
 
 FORMAT = "tensorrt-cache"
@@ -58,7 +58,8 @@ def _split(line: str, number: int, place: Place) -> tuple[str, float]:
 def _encoding(scale: float, place: Place) -> Encoding:
     if scale == 0:
         raise place.error("has scale 0: the calibration saw only zeros. Delete the line, and the tensor stays in float")
-    return make_encoding(place, torch.tensor(scale, dtype=torch.float32), torch.tensor(0, dtype=torch.int32), -128, 127)
+    step = positive(torch.tensor(scale, dtype=torch.float64), place, "the value")
+    return make_encoding(place, step, torch.tensor(0), -128, 127)
 
 
 def write(file: EncodingFile, place: Place) -> bytes:
