@@ -7,8 +7,9 @@ from qsim.calibration import CalibrationReport
 from qsim.clip_grad import ClipReport, clip_grad_norm_
 from qsim.comparison import Comparison
 from qsim.config import Config
+from qsim.deploy.export_report import ExportReport
 from qsim.encoding import Encoding
-from qsim.errors import AccumulatorError, CalibrationError, CaptureError, FileFormatError, NoEncodingError
+from qsim.errors import AccumulatorError, CalibrationError, CaptureError, ExportError, FileFormatError, NoEncodingError
 from qsim.files import EncodingFile, load_encodings, save_encodings
 from qsim.format_counts import FormatCounter, FormatCounts
 from qsim.observer import Counts, Observer
@@ -38,6 +39,8 @@ __all__ = [
     "Encoding",
     "EncodingFile",
     "Event",
+    "ExportError",
+    "ExportReport",
     "FileFormatError",
     "FoldReport",
     "FormatCounter",
