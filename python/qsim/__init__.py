@@ -7,8 +7,10 @@ from qsim.calibration import CalibrationReport
 from qsim.clip_grad import ClipReport, clip_grad_norm_
 from qsim.comparison import Comparison
 from qsim.config import Config
+from qsim.deploy.borders import Borders
 from qsim.encoding import Encoding
-from qsim.errors import CalibrationError, CaptureError, NoEncodingError
+from qsim.errors import AccumulatorError, CalibrationError, CaptureError, NoEncodingError
+from qsim.fallback import FallbackReport
 from qsim.format_counts import FormatCounter, FormatCounts
 from qsim.observer import Counts, Observer
 from qsim.ops import round_to_format
@@ -26,6 +28,8 @@ from qsim.watch import Event, NonFiniteError, Watch
 __version__ = "0.1.0"
 
 __all__ = [
+    "AccumulatorError",
+    "Borders",
     "CalibrationError",
     "CalibrationReport",
     "CaptureError",
@@ -35,6 +39,7 @@ __all__ = [
     "Counts",
     "Encoding",
     "Event",
+    "FallbackReport",
     "FoldReport",
     "FormatCounter",
     "FormatCounts",

@@ -160,7 +160,7 @@ ONNXRUNTIME = Profile(
     ranges=_UNIT,
     clip_ranges=True,
     weight=_SYMMETRIC,
-    activation={"symmetric": False, "signed": True},
+    activation={"signed": True},
     rules=(Override(op_type="Gather", weight={"axis": None, "block_size": None}),),
 )
 
@@ -185,7 +185,7 @@ OPENVINO = Profile(
     model_output=False,
     bias=(),
     weight=_SYMMETRIC,
-    activation={"symmetric": False, "signed": False},
+    activation={"signed": False},
 )
 
 COREML = Profile(

@@ -27,7 +27,7 @@ std::vector<A> sample(std::int64_t n) {
   std::vector<A> x(static_cast<std::size_t>(n));
   for (std::int64_t i = 0; i < n; ++i) {
     const auto bits = static_cast<bits_t<A>>(generator());
-    x[i] = i % 4096 < 2048 ? normal(generator) : i % 4096 < 3072 ? normal(generator) * A(1e-7) : number_of<A>(bits);
+    x[i] = i % 1024 < 512 ? normal(generator) : i % 1024 < 768 ? normal(generator) * A(1e-7) : number_of<A>(bits);
   }
   return x;
 }
@@ -110,7 +110,7 @@ void check_level(cpu::Level level, const std::vector<A>& x, const FormatIn<A>& f
 }  // namespace
 
 TEMPLATE_TEST_CASE("every level rounds, marks and counts as the formula", "", float, double) {
-  for (const std::int64_t n : {0, 1, 15, 33, 1023, 1024, 1025, 9001}) {
+  for (const std::int64_t n : {0, 1, 15, 33, 1025, 2500}) {
     const std::vector<TestType> x = sample<TestType>(n);
     std::vector<TestType> scale(static_cast<std::size_t>(n) + 64);
     for (std::size_t i = 0; i < scale.size(); ++i) scale[i] = TestType(1e-3) * static_cast<TestType>(i % 97 + 1);

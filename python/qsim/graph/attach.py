@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from qsim.graph.actions import Plan
-from qsim.graph.execute import Inputs, LocalMode, Place, Switch
+from qsim.graph.execute import Inputs, Place, Switch
 from qsim.graph.frugal import Kept
 from qsim.graph.record import containers, leaves, subclass
 from qsim.graph.routes import Site
@@ -29,7 +29,7 @@ class Simulated(nn.Module):
             return super().forward(*args, **kwargs)
         if inputs is not None:
             args, kwargs = inputs.quantize(args, kwargs)
-        with LocalMode(place, self.training, self):
+        with place.switch.mode(place, self.training, self):
             return super().forward(*args, **kwargs)
 
     def __reduce_ex__(self, protocol: Any) -> Any:  # the class has no importable name

@@ -56,6 +56,7 @@ class Switch:
         self.saves = True
         self.marks = False
         self.falls_back = True
+        self.mode: type[LocalMode] = LocalMode
 
     @contextlib.contextmanager
     def turned(self, on: bool, *, marks: bool = False, falls_back: bool = True) -> Iterator[None]:
@@ -94,6 +95,7 @@ class Place:
         frugal = [_frugal(*each, quantizers, kept) for each in zip(self._actions, self._savings, strict=True)]
         self.planned = Nodes([_node(a, quantizers) for a in self._actions], frugal, [_marked(a) for a in self._actions])
         self.fallen = self.planned
+        self.names = [site.name if site else "" for site in route.sites]
         self.floats = [site.first_operand if site else None for site in route.sites]
         self.weights = [_own_weight(path, plan, found) for found in self._actions]
         self.unseen, self.frames = route.unseen, dict[tuple[int, int | str], Place]()
@@ -291,7 +293,7 @@ class LocalMode(TorchFunctionMode):
         """Follows part of a composite function along a route of its own; one that was not recorded runs in float."""
         place = self.place.frames.get((self.at, self.entered)) or self.place.frames.get((self.at, name))
         self.entered += 1
-        return LocalMode(place, self.training) if place else torch._C.DisableTorchFunction()
+        return type(self)(place, self.training) if place else torch._C.DisableTorchFunction()
 
     def _is_recorded(self, node: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether a call is what was recorded: on floating-point numbers, and with the weight that was seen, not another branch's."""
@@ -309,8 +311,6 @@ class LocalMode(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         name = SAME.get(name, name)
         node = place.next[self.at].get(name)
-        if node is not None and not self._is_recorded(node, args, kwargs):
-            node = None
         if node is None:
             if isinstance(func, HigherOrderOperator) or name in CONSTRUCTORS:  # Dynamo hands over a whole checkpoint
                 return func(*args, **kwargs)
@@ -318,16 +318,25 @@ class LocalMode(TorchFunctionMode):
                 with self:
                     return COMPOSITE[name](*args, **kwargs)
         with torch._C.DisableTorchFunction():
-            if node is None:  # transparent, or not recorded here: pass through and stay
-                out = ALIAS.get(name, func)(*args, **kwargs)
-                if not torch.compiler.is_compiling() and isinstance(out, Tensor) and out.is_floating_point() and name not in place.met:
-                    place.met.add(name_of(func))
-                return out
+            if node is None or not self._is_recorded(node, args, kwargs):
+                return self.passed(name, func, args, kwargs)
             self.at, self.entered = node, 0
-            operands, outputs, instead = self.nodes[node]
-            if operands:
-                args, kwargs = _with_operands(args, kwargs, operands)
-            if instead is not None and (quantized := instead(args, kwargs)) is not None:
-                return quantized
-            out = func(*args, **kwargs)
-            return _with_outputs(out, outputs) if outputs else out
+            return self.met(node, func, args, kwargs)
+
+    def passed(self, name: str, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call that is transparent, or was not recorded here: it changes nothing of the way."""
+        out = ALIAS.get(name, func)(*args, **kwargs)
+        met = self.place.met
+        if not torch.compiler.is_compiling() and isinstance(out, Tensor) and out.is_floating_point() and name not in met:
+            met.add(name_of(func))
+        return out
+
+    def met(self, node: int, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The call that was recorded at a node of the route."""
+        operands, outputs, instead = self.nodes[node]
+        if operands:
+            args, kwargs = _with_operands(args, kwargs, operands)
+        if instead is not None and (quantized := instead(args, kwargs)) is not None:
+            return quantized
+        out = func(*args, **kwargs)
+        return _with_outputs(out, outputs) if outputs else out

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 
-from qsim.graph.functions import name_of, route_name, visible
+from qsim.graph.functions import Function, name_of, route_name, visible
 from qsim.graph.onnx_types import onnx_type
 from qsim.graph.tape import Origin, Slot, Step, Tape
 
@@ -86,8 +87,10 @@ class Route:
     unseen: set[str] = field(default_factory=set)  # operations that no mode meets under Dynamo, and that are met in eager all the same
 
 
-def build_routes(tape: Tape) -> tuple[dict[str, Route], dict[Step, Site]]:
+def build_routes(tape: Tape, is_visible: Callable[[Function], bool] = visible) -> tuple[dict[str, Route], dict[Step, Site]]:
     """The route of every container by path, and the site of every step in the order in which the steps ran.
+
+    Operations that are not `is_visible` have no node: by default those that Dynamo does not show to a mode.
 
     Eval and training have tries of their own, because a model may call other functions there (stochastic depth, NAFNet's pooling);
     a training step that aligns with an eval step is the same site.
@@ -105,7 +108,7 @@ def build_routes(tape: Tape) -> tuple[dict[str, Route], dict[Step, Site]]:
             repeats[call.path] += 1
         passed = [at]
         for index, step in enumerate(call.steps):
-            if visible(step.func):
+            if is_visible(step.func):
                 at, since = _follow(route, at, route_name(step.func)), 0
                 site = route.sites[at] = route.sites[at] or aligned.get(index) or names.site(step)
             else:

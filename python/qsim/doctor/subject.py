@@ -1,0 +1,100 @@
+"""A copy of the model, prepared so that a visitor meets every operation of it by name."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from qsim.batch_norm import FoldReport, fold_batch_norms
+from qsim.calibration import Forward, arguments_of, to_device
+from qsim.graph.actions import Plan
+from qsim.graph.attach import attach
+from qsim.graph.execute import LocalMode, Switch
+from qsim.graph.functions import Function
+from qsim.graph.record import call_arguments, record
+from qsim.graph.routes import Site, build_routes
+from qsim.graph.tape import Tape
+
+
+class Visitor(Protocol):
+    """What is called in place of every function of a model."""
+
+    def operation(self, name: str, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An operation that was recorded; `name` as `QuantSim` has it: "layer1.0.conv1", "layer1.0.add_2". Returns its result."""
+
+    def passed(self, path: str, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Any other call in the container at `path`: one that only moves values, or that the recording does not have."""
+
+
+class _VisitedSwitch(Switch):
+    def __init__(self) -> None:
+        super().__init__()
+        self.on, self.mode = False, _VisitedMode
+        self.visitor: Visitor | None = None
+
+
+class _VisitedMode(LocalMode):
+    """Hands every call to the visitor."""
+
+    @property
+    def _visitor(self) -> Visitor:
+        visitor: Visitor = self.place.switch.visitor  # type: ignore[attr-defined]
+        return visitor
+
+    def met(self, node: int, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return self._visitor.operation(self.place.names[node], func, args, kwargs)
+
+    def passed(self, name: str, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return self._visitor.passed(self.place.path, func, args, kwargs)
+
+
+class Subject:
+    """A model under examination: a copy in eval mode, BatchNorms folded as engines fold them, every operation open to a visitor.
+
+    Attributes
+    ----------
+    model : nn.Module
+        The copy.
+    folding : FoldReport
+    tape : Tape
+    sites : dict of str to Site
+        All operations by name, in the order in which they first ran.
+    notes : list of str
+        What the recording could not see.
+    """
+
+    def __init__(self, model: nn.Module, example_inputs: Any, *, fold: bool = True) -> None:
+        self.model = copy.deepcopy(model).eval()
+        args, kwargs = call_arguments(example_inputs)
+        self.folding: FoldReport = fold_batch_norms(self.model, example_inputs) if fold else FoldReport()
+        self.tape: Tape
+        self.tape, self.notes = record(self.model, args, kwargs)
+        routes, site_of = build_routes(self.tape, lambda _: True)
+        self.sites: dict[str, Site] = {site.name: site for site in site_of.values()}
+        self._example = tree_map_only(Tensor, lambda _: None, (args, kwargs))
+        self._switch = _VisitedSwitch()
+        self.notes += attach(self.model, Plan(routes, {}, {}, {}, [], []), {}, {}, self._switch)
+
+    def run(self, batch: Any, forward: Forward | None = None) -> Any:
+        """What the model returns for a batch, as `QuantSim.calibrate` takes batches."""
+        with torch.no_grad():
+            if forward is not None:
+                return forward(self.model, batch)
+            args, kwargs = to_device(arguments_of(batch, self._example), self.model)
+            return self.model(*args, **kwargs)
+
+    @contextmanager
+    def visited(self, visitor: Visitor) -> Iterator[None]:
+        """Within the context the visitor is called in place of every function."""
+        self._switch.visitor = visitor
+        try:
+            with self._switch.turned(True):
+                yield
+        finally:
+            self._switch.visitor = None
