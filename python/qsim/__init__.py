@@ -9,8 +9,9 @@ from qsim.comparison import Comparison
 from qsim.config import Config
 from qsim.deploy.borders import Borders
 from qsim.encoding import Encoding
-from qsim.errors import AccumulatorError, CalibrationError, CaptureError, NoEncodingError
+from qsim.errors import AccumulatorError, CalibrationError, CaptureError, FileFormatError, NoEncodingError
 from qsim.fallback import FallbackReport
+from qsim.files import EncodingFile, load_encodings, save_encodings
 from qsim.format_counts import FormatCounter, FormatCounts
 from qsim.observer import Counts, Observer
 from qsim.ops import round_to_format
@@ -38,8 +39,10 @@ __all__ = [
     "Config",
     "Counts",
     "Encoding",
+    "EncodingFile",
     "Event",
     "FallbackReport",
+    "FileFormatError",
     "FoldReport",
     "FormatCounter",
     "FormatCounts",
@@ -65,8 +68,10 @@ __all__ = [
     "int4",
     "int8",
     "int16",
+    "load_encodings",
     "ops",
     "reference",
     "round_to_format",
+    "save_encodings",
     "w4a8",
 ]
