@@ -76,7 +76,8 @@ class Borders:
             return f"none of the {self.checked} tensors that need a scale has one: no batch was calibrated. Call sim.calibrate(data)."
         lines = [f"\n  {_line(found)}" for found in self.missing[:_SHOWN]]
         more = f"\n  and {len(self.missing) - _SHOWN} more: see sim.borders().missing" if len(self.missing) > _SHOWN else ""
-        return f"{len(self.missing)} of {self.checked} tensors between operations in integers have no scale.{''.join(lines)}{more}"
+        head = f"no scale for {len(self.missing)} of {self.checked} tensors that operations in integers make or read."
+        return f"{head}{''.join(lines)}{more}\n  All that needs them falls back with sim.fallback(sim.borders().cure)."
 
     def __str__(self) -> str:
         parts = [self._what_is_missing() if self.missing else f"all {self.checked} tensors that need a scale have one"]
@@ -131,7 +132,7 @@ def _why(quantizer: Quantizer, parameter: str | None) -> str:
     if parameter is not None and counts.elements == 0:
         return "no range was chosen for this weight"
     if counts.elements == 0:
-        return "no batch reached it in calibration"
+        return "no value reached it in calibration"
     if counts.nonfinite == counts.elements:
         return f"all {counts.elements} values that reached it are NaN or Inf"
     if parameter is not None:
