@@ -8,7 +8,8 @@ from qsim.clip_grad import ClipReport, clip_grad_norm_
 from qsim.comparison import Comparison
 from qsim.config import Config
 from qsim.encoding import Encoding
-from qsim.errors import CalibrationError, CaptureError, NoEncodingError
+from qsim.errors import AccumulatorError, CalibrationError, CaptureError, FileFormatError, NoEncodingError
+from qsim.files import EncodingFile, load_encodings, save_encodings
 from qsim.format_counts import FormatCounter, FormatCounts
 from qsim.observer import Counts, Observer
 from qsim.ops import round_to_format
@@ -26,6 +27,7 @@ from qsim.watch import Event, NonFiniteError, Watch
 __version__ = "0.1.0"
 
 __all__ = [
+    "AccumulatorError",
     "CalibrationError",
     "CalibrationReport",
     "CaptureError",
@@ -34,7 +36,9 @@ __all__ = [
     "Config",
     "Counts",
     "Encoding",
+    "EncodingFile",
     "Event",
+    "FileFormatError",
     "FoldReport",
     "FormatCounter",
     "FormatCounts",
@@ -60,8 +64,10 @@ __all__ = [
     "int4",
     "int8",
     "int16",
+    "load_encodings",
     "ops",
     "reference",
     "round_to_format",
+    "save_encodings",
     "w4a8",
 ]

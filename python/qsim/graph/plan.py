@@ -12,6 +12,7 @@ from dataclasses import replace
 from qsim.config import Config
 from qsim.graph.actions import Actions, LeftFloat, Plan, PlannedBias, PlannedQuantizer, Use
 from qsim.graph.notes import objections, unused_overrides
+from qsim.graph.regions import find_regions
 from qsim.graph.routes import Site
 from qsim.graph.rules import is_bias, stays_float, weight_axes
 from qsim.graph.sharing import Made, made
@@ -84,7 +85,9 @@ class _Planner:
         self._name_members()
         infos = [*self.flow.infos.values(), *(self.specs.input_info(slot) for slot in self.tape.inputs)]
         notes = [*self.notes, *unused_overrides(self.config, infos), *objections(self.config, self.quantizers)]
-        return Plan(self.flow.routes, dict(self.actions), self.quantizers, self.inputs, list(self.left), list(dict.fromkeys(notes)))
+        notes = list(dict.fromkeys(notes))
+        regions = find_regions(self.flow, self.placement, self.actions, self.quantizers, self.grids, self.inputs)
+        return Plan(self.flow.routes, dict(self.actions), self.quantizers, self.inputs, list(self.left), notes, regions)
 
     def _name_members(self) -> None:
         for key, names in self.members.items():
