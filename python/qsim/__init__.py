@@ -7,8 +7,10 @@ from qsim.calibration import CalibrationReport
 from qsim.clip_grad import ClipReport, clip_grad_norm_
 from qsim.comparison import Comparison
 from qsim.config import Config
+from qsim.deploy.borders import Borders
 from qsim.encoding import Encoding
 from qsim.errors import AccumulatorError, CalibrationError, CaptureError, FileFormatError, NoEncodingError
+from qsim.fallback import FallbackReport
 from qsim.files import EncodingFile, load_encodings, save_encodings
 from qsim.format_counts import FormatCounter, FormatCounts
 from qsim.observer import Counts, Observer
@@ -28,6 +30,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AccumulatorError",
+    "Borders",
     "CalibrationError",
     "CalibrationReport",
     "CaptureError",
@@ -38,6 +41,7 @@ __all__ = [
     "Encoding",
     "EncodingFile",
     "Event",
+    "FallbackReport",
     "FileFormatError",
     "FoldReport",
     "FormatCounter",

@@ -6,10 +6,11 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from qsim.deploy.export import Stages, Tracing, check_installed, checked_path, export
+from qsim.deploy.export import Tracing, check_installed, checked_path, export
 from qsim.deploy.export_report import ExportReport
 from qsim.deploy.targets import target_of
 from qsim.sim_training import Training
+from qsim.stages import Stages
 
 
 class Export(Training):

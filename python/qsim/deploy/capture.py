@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -96,7 +97,9 @@ def _export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
     arguments = inspect.signature(model.forward).bind(*args, **kwargs).arguments
     shapes = torch.utils._pytree.tree_map(shape, dict(arguments))
-    return torch.export.export(model, args, kwargs, dynamic_shapes=shapes, strict=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of torch's own: flat weights of recurrent layers
+        return torch.export.export(model, args, kwargs, dynamic_shapes=shapes, strict=False)
 
 
 def _batch_size(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
@@ -106,4 +109,5 @@ def _batch_size(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
 def _has_dynamic_batch(exported: ExportedProgram) -> bool:
     inputs = set(exported.graph_signature.user_inputs)
     shapes = [node.meta["val"].shape for node in exported.graph.nodes if node.name in inputs and isinstance(node.meta.get("val"), Tensor)]
-    return any(len(shape) > 0 and isinstance(shape[0], torch.SymInt) for shape in shapes)
+    sizes = [shape[0] for shape in shapes if len(shape) > 0]
+    return any(isinstance(size, torch.SymInt) and size.node.maybe_as_int() is None for size in sizes)  # a guard may have fixed it

@@ -51,7 +51,7 @@ def _evaluate(node: Node, known: dict[Node, Tensor]) -> Any:
 def _add_constant(exported: ExportedProgram, name: str, value: Tensor) -> Node:
     first = next(iter(exported.graph.nodes))
     with exported.graph.inserting_before(first):
-        node = exported.graph.placeholder(name)
+        node: Node = exported.graph.placeholder(name)
     node.meta["val"] = first.meta["val"].fake_mode.from_tensor(value) if hasattr(first.meta["val"], "fake_mode") else value
     exported.constants[name] = value
     spec = InputSpec(InputKind.CONSTANT_TENSOR, TensorArgument(node.name), name)

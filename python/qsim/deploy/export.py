@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +15,7 @@ from qsim.deploy.marked import Marked, missing_encodings, objections, refuse
 from qsim.deploy.targets import Target
 from qsim.errors import ExportError
 from qsim.sharding import sharded_modules
+from qsim.stages import Stages
 
 if TYPE_CHECKING:
     from qsim.deploy.onnx_model import Options
@@ -89,13 +88,3 @@ def export(
     linted = lint.lint(built.model, target.name)
     opset = built.model.opset_imports[""]
     return ExportReport(file, target.name, opset, sizes, dict(seconds), built.names, [*notes, *built.notes], linted, verification)
-
-
-class Stages(dict[str, float]):
-    """Seconds by stage."""
-
-    @contextlib.contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        started = time.perf_counter()
-        yield
-        self[name] = self.get(name, 0.0) + time.perf_counter() - started

@@ -97,5 +97,5 @@ def refuse(found: Mapping[str, list[str]], target: Target) -> None:
         listed = "\n".join(f"  '{name}': {'; '.join(reasons)}" for name, reasons in found.items())
         raise ExportError(
             f"QuantSim.export: {target.name} cannot express {len(found)} tensors as they are simulated, and nothing was written. "
-            f"Simulate with qsim.int8(target={target.name!r}), or change them:\n{listed}"
+            f"Simulate with a config for this target, target={target.name!r}, or change these:\n{listed}"
         )

@@ -56,6 +56,7 @@ def translate(program: Program, opset: int, *, local: bool) -> ir.Model:
         while cause.__cause__ is not None:
             cause = cause.__cause__
         raise ExportError(f"QuantSim.export: PyTorch's ONNX exporter has no translation for this model: {cause}") from error
+    assert exported is not None
     model: ir.Model = exported.model
     return model
 
@@ -123,10 +124,10 @@ def _translations(opset: int, local: bool) -> dict[Any, Callable[..., Any]]:
         operands = () if b is None else (b,)
         if len(x.shape) == 2:
             return op.Gemm(x, weight, *operands, transB=1)
-        known = all(isinstance(length, int) for length in x.shape[1:])
-        if local and known and len(x.shape) > 2 and mark_key(x) and mark_key(weight):
-            rows = op.Gemm(reshaped(x, [-1, x.shape[-1]]), weight, *operands, transB=1)
-            return op.Reshape(rows, ints([-1, *x.shape[1:-1], weight.shape[0]]))
+        unknown = sum(not isinstance(length, int) for length in x.shape)
+        if local and unknown <= 1 and len(x.shape) > 2 and mark_key(x) and mark_key(weight):
+            rows = op.Gemm(reshaped(x, [-1, weight.shape[1]]), weight, *operands, transB=1)
+            return op.Reshape(rows, ints([length if isinstance(length, int) else -1 for length in [*x.shape[:-1], weight.shape[0]]]))
         product = op.MatMul(x, op.Transpose(weight, perm=[1, 0]))
         return product if b is None else op.Add(product, b)
 
@@ -155,6 +156,18 @@ def _translations(opset: int, local: bool) -> dict[Any, Callable[..., Any]]:
             )
         return y if batched else op.Squeeze(y, ints([0]))
 
+    def unbind(x: Any, dim: int = 0) -> Any:
+        parts = op.Split(x, axis=dim, num_outputs=x.shape[dim], _outputs=x.shape[dim])
+        return [op.Squeeze(part, ints([dim])) for part in ([parts] if x.shape[dim] == 1 else parts)]
+
     pools = {getattr(_aten, f"adaptive_avg_pool{n}d").default: adaptive_average for n in (1, 2, 3)}
     views = dict.fromkeys((_aten.view.default, _aten._unsafe_view.default, _aten.reshape.default), view)
-    return {QUANTIZED: quantized, BIAS: bias, _aten.linear.default: linear, _aten.mean.dim: mean, **pools, **views}
+    return {
+        QUANTIZED: quantized,
+        BIAS: bias,
+        _aten.linear.default: linear,
+        _aten.mean.dim: mean,
+        _aten.unbind.int: unbind,
+        **pools,
+        **views,
+    }

@@ -37,8 +37,8 @@ class Target:
         Whether biases may be int32, with the scale of the products.
     carries : bool
         Whether an operation runs on integers only if a quantizer stands behind it: then operations that only move values get one too.
-    signed : bool
-        Whether its kernels are exact for int8 alone, so that uint8 is written as int8 with a zero point 128 lower: the same values.
+    only8 : bool
+        Whether its integer kernels take 8 bits alone, and are exact for int8 alone: see `storages`.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Target:
     blocks: bool = True
     bias: bool = False
     carries: bool = False
-    signed: bool = False
+    only8: bool = False
 
     def storage(self, encoding: Encoding, constant: bool) -> str | None:
         """The type that holds the numbers of an encoding; None where the runtime takes none that does."""
@@ -91,12 +91,12 @@ TARGETS = {
     for target in (
         Target(
             "onnxruntime",
-            activations=(*_INT8_16, *_HALVES, *_FLOAT8),
-            weights=("int4", "uint4", *_INT8_16, *_HALVES, *_FLOAT8),
+            activations=(*_INT8_16, *_HALVES),  # of float8, ONNX Runtime 1.31 makes operators that it cannot load
+            weights=("int4", "uint4", *_INT8_16, *_HALVES),
             channels=True,
             bias=True,
             carries=True,
-            signed=True,
+            only8=True,
         ),
         Target(
             "tensorrt",
