@@ -86,18 +86,22 @@ class HalfPrecision:
 
     def read(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of a call, rounded where they are not in the format."""
-        if name_of(func) in _NUMBERS_ARE_OPERANDS:
-            args, kwargs = tree_map_only((int, float), self._number, (args, kwargs))
-        changed = args[0] if args and route_name(func).endswith("_") and not route_name(func).startswith("__") else None
+        name = route_name(func)
+        numbers = name_of(func) in _NUMBERS_ARE_OPERANDS
+        changed = args[0] if args and name.endswith("_") and not name.startswith("__") else None
+        given = [self._argument(value, numbers, in_place=value is changed) for value in args]
+        if name in ("__setitem__", "setitem"):
+            given[1] = args[1]  # an index
+        return tuple(given), {key: self._argument(value, numbers) for key, value in kwargs.items()}
 
-        def rounded(value: Any) -> Any:
-            if isinstance(value, Tensor):
-                return self._operand(value, in_place=value is changed)
-            if type(value) in (tuple, list) and any(isinstance(v, Tensor) for v in value):
-                return type(value)(rounded(v) for v in value)
-            return value
-
-        return tuple(rounded(value) for value in args), {key: rounded(value) for key, value in kwargs.items()}
+    def _argument(self, value: Any, numbers: bool, *, in_place: bool = False) -> Any:
+        if isinstance(value, Tensor):
+            return self._operand(value, in_place=in_place)
+        if numbers and isinstance(value, (int, float)):
+            return self._number(value)
+        if type(value) in (tuple, list) and any(isinstance(v, Tensor) for v in value):
+            return type(value)(self._argument(v, numbers) for v in value)
+        return value
 
     def returned(self, name: str, func: Function, out: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What a call returned, rounded; in place where it is one of the arguments."""
