@@ -16,6 +16,8 @@ CALLS = [
     (Tensor.mean, ((-1, -2),), {}),
     (torch.sum, (-1,), {}),
     (Tensor.sum, (), {"dim": 1}),
+    (Tensor.cumsum, (-1,), {}),
+    (torch.cumsum, (), {"dim": 0}),
     (F.layer_norm, ((5, 7),), {}),
     (F.layer_norm, ((7,), torch.linspace(1, 2, 7), torch.linspace(0, 1, 7), 0.1), {}),
     (F.rms_norm, ((7,), torch.linspace(1, 2, 7)), {}),

@@ -44,6 +44,10 @@ def _summed(total: Total, input: Tensor, dim: Axes = None, keepdim: bool = False
     return _sum(total, input if dtype is None else input.to(dtype), dim, keepdim)[0]
 
 
+def _running(total: Total, input: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
+    return total(input.cumsum(dim, dtype=dtype), input, float(input.shape[dim]) if input.dim() else 1.0)
+
+
 def _moments(total: Total, x: Tensor, dim: Axes, correction: float = 0) -> tuple[Tensor, Tensor]:
     added, count = _sum(total, x, dim)
     mean = added / count
@@ -180,6 +184,7 @@ def _adaptive_pool(dims: int) -> Inside:
 _WRITTEN_OUT: dict[str, Inside] = {
     "mean": _mean,
     "sum": _summed,
+    "cumsum": _running,
     "layer_norm": _layer_norm,
     "rms_norm": _rms_norm,
     "group_norm": _group_norm,

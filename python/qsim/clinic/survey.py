@@ -75,7 +75,8 @@ class Birth:
     batch: int
     nans: int
     infs: int
-    operands: dict[str, str]  # range of each, as text
+    finite: bool  # whether its operands held no Inf, as masks do
+    shown: str  # their ranges
 
 
 @dataclass
@@ -189,8 +190,8 @@ class _Looking:
         nans, infs = (sum(int(flags(t).sum()) for t in results) for flags in (torch.isnan, torch.isinf))
         given_nans, given_infs = any(o.nan for o in operands.values()), any(o.inf for o in operands.values())
         if (nans and not given_nans) or (infs and not given_nans and not given_infs):
-            shown = {slot: operand.range for slot, operand in operands.items()}
-            self._found.births.append(Birth(name, self._found.batches, nans, infs, shown))
+            shown = ", ".join(f"{slot}: {operand.range}" for slot, operand in operands.items())
+            self._found.births.append(Birth(name, self._found.batches, nans, infs, not given_infs, shown))
 
     def conclude(self) -> None:
         """Put the numbers into the survey."""

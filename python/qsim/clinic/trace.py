@@ -37,8 +37,8 @@ class LostConstant:
         The function's name, without underscores.
     value, becomes : float
         The worst of a tensor of constants; `becomes` is an Inf or 0.
-    parameter : bool
-        Whether it is a parameter.
+    raw : bool
+        Whether it is a tensor, and `parameter`: whether a parameter; else it is a number among the arguments.
     source : Place or None
     readers : set of str
         Operations that read what it was put into.
@@ -48,6 +48,7 @@ class LostConstant:
     func: str
     value: float
     becomes: float
+    raw: bool
     parameter: bool
     source: Place | None
     readers: set[str] = field(default_factory=set)
@@ -151,7 +152,7 @@ class Traced(HalfPrecision):
     def _number(self, value: float) -> float:
         near = super()._number(value)
         if value != near and (math.isinf(near) or near == 0):
-            self._lose(float(value), near, parameter=False)
+            self._lose(float(value), near)
         return near
 
     def _operand(self, t: Tensor, *, in_place: bool) -> Tensor:
@@ -160,12 +161,12 @@ class Traced(HalfPrecision):
             lost = t[t.isfinite() & ~rounded.isfinite()]
             if lost.numel():
                 worst = lost[lost.abs().argmax()].item()
-                self._lose(worst, math.copysign(math.inf, worst), parameter=isinstance(t, nn.Parameter))
+                self._lose(worst, math.copysign(math.inf, worst), t)
         return rounded
 
-    def _lose(self, value: float, becomes: float, *, parameter: bool) -> None:
+    def _lose(self, value: float, becomes: float, t: Tensor | None = None) -> None:
         name, func = self._now
-        constant = LostConstant(name, name_of(func), value, becomes, parameter, calling_line())
+        constant = LostConstant(name, name_of(func), value, becomes, t is not None, isinstance(t, nn.Parameter), calling_line())
         self._lost_here.append(self.constants.setdefault((name, value), constant))
 
 
