@@ -68,7 +68,7 @@ def build(program: Program, marked: Marked, quantizers: Mapping[str, Quantizer],
     if target.carries:
         onnx_tidy.hoist_marks(model)
     _refuse_doubles(model)
-    shift = target.signed and _has_wide_weights(marked, quantizers)
+    shift = target.signed and marked.has_wide_weights(quantizers)
     lowering = Lowering(model, quantizers, target, shift=shift)
     lowering.run()
     onnx_tidy.clean(model)
@@ -120,13 +120,6 @@ def _refuse_doubles(model: ir.Model) -> None:
             f"QuantSim.export: {', '.join(doubles)} is float64, which ONNX does not quantize, and nothing was written. "
             "Simulate the model in float32: model.float()."
         )
-
-
-def _has_wide_weights(marked: Marked, quantizers: Mapping[str, Quantizer]) -> bool:
-    """Whether sums of two products of uint8 and a weight may leave 16 bits, where some kernels hold them: weights of 7 bits do not."""
-    enabled = [quantizers[key] for key, constants in marked.uses.items() if True in constants and quantizers[key].enabled]
-    ends = [max(-q.spec.quant_min, q.spec.quant_max) for q in enabled if not q.spec.is_float]
-    return max(ends, default=0) > 64
 
 
 def _describe(model: ir.Model, target: Target, quantizers: Mapping[str, Quantizer], names: Mapping[str, str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -39,6 +40,8 @@ class Target:
         Whether an operation runs on integers only if a quantizer stands behind it: then operations that only move values get one too.
     signed : bool
         Whether its kernels are exact for int8 alone, so that uint8 is written as int8 with a zero point 128 lower: the same values.
+    bytes : bool
+        Whether its kernels multiply with bytes alone, so that a weight of 4 bits takes one each, unless it has blocks.
     """
 
     name: str
@@ -50,10 +53,13 @@ class Target:
     bias: bool = False
     carries: bool = False
     signed: bool = False
+    bytes: bool = False
 
     def storage(self, encoding: Encoding, constant: bool) -> str | None:
         """The type that holds the numbers of an encoding; None where the runtime takes none that does."""
-        return next((dtype for dtype in (self.weights if constant else self.activations) if _holds(dtype, encoding.dtype)), None)
+        offered = self.weights if constant else self.activations
+        packs = not (self.bytes and encoding.block_size is None)
+        return next((dtype for dtype in offered if _holds(dtype, encoding.dtype) and (packs or dtype not in ("int4", "uint4"))), None)
 
     def objections(self, quantizer: Quantizer, constant: bool) -> Iterator[str]:
         """Why the runtime cannot take what a quantizer makes, and what to change, a sentence each."""
@@ -84,6 +90,12 @@ def _shown(zero_point: torch.Tensor) -> str:
     return f"{values[0]}" if len(values) == 1 else f"{values[0]} to {values[-1]}"
 
 
+def shifted(encoding: Encoding) -> Encoding:
+    """The grid of an unsigned encoding of 8 bits in int8: everything 128 lower, the same values."""
+    low, high = encoding.quant_min - 128, encoding.quant_max - 128
+    return dataclasses.replace(encoding, zero_point=encoding.zero_point - 128, quant_min=low, quant_max=high, dtype="int8")
+
+
 _INT8_16 = ("int8", "uint8", "int16", "uint16")
 
 TARGETS = {
@@ -97,6 +109,7 @@ TARGETS = {
             bias=True,
             carries=True,
             signed=True,
+            bytes=True,
         ),
         Target(
             "tensorrt",
