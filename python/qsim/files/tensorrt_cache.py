@@ -18,7 +18,7 @@ import torch
 from qsim.encoding import Encoding
 from qsim.files.encoding_file import EncodingFile, Entry, role_of
 from qsim.files.expressible import check_grid, encoding_of, leave_out
-from qsim.files.fields import checked_name, make_encoding, positive
+from qsim.files.fields import check_count, checked_name, make_encoding, positive
 from qsim.files.place import Place, shown
 
 FORMAT = "tensorrt-cache"
@@ -32,6 +32,7 @@ def is_cache(text: str) -> bool:
 
 
 def read(text: str, place: Place) -> EncodingFile:
+    check_count(text.count("\n"), place)
     first, *lines = [line.removesuffix("\r") for line in text.split("\n")]
     header = _HEADER.fullmatch(first)
     if header is None:
@@ -64,7 +65,7 @@ def _encoding(scale: float, place: Place) -> Encoding:
 
 def write(file: EncodingFile, place: Place) -> bytes:
     own = file.format == FORMAT
-    version, calibrator = (file.version, file.extra.get("calibrator")) if own else (VERSION, CALIBRATOR)
+    version, calibrator = (file.version, file.extra.get("calibrator", CALIBRATOR)) if own else (VERSION, CALIBRATOR)
     header = f"TRT-{version}-{calibrator}"
     if not _HEADER.fullmatch(header):
         raise place.wanted("the first line", header, "TRT-<version>-<calibrator>: give EncodingFile a version of digits")
