@@ -297,6 +297,7 @@ def test_wrong_values(refused, document, at, value, words):
         ("name: \u0663f800000", ["line 3"]),
         (": 3f800000", ["the name of an entry"]),
         ("name: 3f800000: 3f800000", ["line 3", "write one scale in a line"]),
+        ("name: 3f800000other: 3f800000", ["line 3", "two values"]),
         ("name: 00000000", ["'name'", "scale 0"]),
         ("name: 7fc00000", ["'name'", "holds nan"]),
         ("name: ff800000", ["'name'", "positive and finite"]),

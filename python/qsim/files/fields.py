@@ -14,7 +14,7 @@ from qsim.files.place import Place, shown
 MAX_DIMS = 8
 MAX_NAME = 4096
 MAX_BITS = 32
-MAX_ENTRIES = 1 << 18  # a kilobyte each
+MAX_ENTRIES = 1 << 17  # a kilobyte each
 _INT32 = torch.iinfo(torch.int32)
 
 
