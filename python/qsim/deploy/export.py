@@ -12,7 +12,7 @@ from qsim.deploy.carry import carry_marks
 from qsim.deploy.constants import fold_marked
 from qsim.deploy.export_report import ExportReport
 from qsim.deploy.hoist import hoist_marks
-from qsim.deploy.marked import Marked, missing_encodings, objections, refuse
+from qsim.deploy.marked import Marked, missing_encodings, objections, refusal
 from qsim.deploy.targets import Target
 from qsim.errors import ExportError
 from qsim.sharding import sharded_modules
@@ -74,7 +74,8 @@ def export(
     from qsim.deploy import lint, onnx_file, onnx_model
 
     sim, target = traced.sim, traced.target
-    refuse(traced.objections, target)
+    if traced.objections:
+        raise ExportError(refusal(traced.objections, target))
     with seconds.stage("translate"):
         built = onnx_model.build(traced.program, traced.marked, sim.quantizers(), target, options)
     with seconds.stage("write"):
