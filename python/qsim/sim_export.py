@@ -13,14 +13,15 @@ from qsim.deploy.marked import refusal
 from qsim.deploy.targets import target_of
 from qsim.errors import CalibrationError, ExportError
 from qsim.profile import Profile
-from qsim.sim_training import Training
+from qsim.sim_fallback import SelectiveFallback
+from qsim.sim_integer import IntegerEvaluation
 from qsim.stages import Stages
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class Export(Training):
+class Export(IntegerEvaluation, SelectiveFallback):
     """Base of `qsim.QuantSim`: files for runtimes."""
 
     def export(

@@ -10,7 +10,6 @@ from torch.fx import Node
 
 from qsim.deploy.capture import Program
 from qsim.deploy.targets import Target
-from qsim.errors import CalibrationError, NoEncodingError
 from qsim.graph.marks import BIAS, QUANTIZED
 from qsim.quantizer import Quantizer
 
@@ -54,24 +53,6 @@ def _varying(program: Program) -> set[Node]:
         if any(operand in found for operand in node.all_input_nodes):
             found.add(node)
     return found
-
-
-def missing_encodings(quantizers: Mapping[str, Quantizer]) -> None:
-    """Raise a NoEncodingError that lists every enabled quantizer without an encoding, and why it has none."""
-    missing = {}
-    for key, quantizer in quantizers.items():
-        if quantizer.enabled and quantizer.encoding is None:
-            try:
-                quantizer.observer.check(quantizer.spec)
-                missing[key] = "it was observed, but no encoding was chosen: call sim.set_method, or calibrate again"
-            except CalibrationError as error:
-                missing[key] = str(error)
-    if missing:
-        listed = "\n".join(f"  '{key}': {reason}" for key, reason in missing.items())
-        raise NoEncodingError(
-            f"QuantSim.export: {len(missing)} of {len(quantizers)} quantizers have no encoding, and nothing was written. "
-            f"Call sim.calibrate(data) first, or leave them in float: sim.disable(pattern).\n{listed}"
-        )
 
 
 def objections(marked: Marked, quantizers: Mapping[str, Quantizer], held: Mapping[str, Tensor], target: Target) -> dict[str, list[str]]:
