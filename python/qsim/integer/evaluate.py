@@ -13,13 +13,14 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import Interpreter, Node
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
+from qsim import ops
 from qsim.deploy.capture import Program
 from qsim.deploy.carry import carry_marks
 from qsim.encoding import Encoding
 from qsim.errors import AccumulatorError
 from qsim.float_format import FLOAT_FORMATS
 from qsim.graph.frugal import Stamp
-from qsim.graph.marks import BIAS, QUANTIZED
+from qsim.graph.marks import BIAS, QUANTIZED, ROUNDED
 from qsim.integer.kernels.exact import AccumulatorOverflow
 from qsim.integer.kernels.products import Bias
 from qsim.integer.kernels.quantized import Quantized, quantize
@@ -144,6 +145,9 @@ class _Run(Interpreter):
             return self._marked(*args)
         if target is BIAS:
             return self._bias(*args)
+        if target is ROUNDED:
+            x, format, _ = args
+            return ops.round_to_format(x.dequantized() if isinstance(x, (Quantized, Bias)) else x, format)
         return super().call_function(target, *tree_map_only((Quantized, Bias), lambda value: value.dequantized(), (args, kwargs)))
 
     def _marked(self, x: Any, key: str) -> Any:

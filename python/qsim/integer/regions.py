@@ -18,7 +18,7 @@ from qsim.deploy.capture import Program
 from qsim.deploy.carry import is_moving, key_of
 from qsim.encoding import Encoding
 from qsim.float_format import FLOAT_FORMATS
-from qsim.graph.marks import BIAS, QUANTIZED
+from qsim.graph.marks import BIAS, QUANTIZED, ROUNDED
 from qsim.graph.onnx_types import onnx_type
 from qsim.integer.nodes import arguments, function, is_float, module, shape
 
@@ -87,7 +87,7 @@ def classify(program: Program, encodings: Encodings) -> list[Kernel]:
 
 
 def _computes(node: Node) -> bool:
-    return node.op == "call_function" and node.target not in (QUANTIZED, BIAS) and is_float(node) and not is_moving(node)
+    return node.op == "call_function" and node.target not in (QUANTIZED, BIAS, ROUNDED) and is_float(node) and not is_moving(node)
 
 
 def _classified(node: Node, encodings: Encodings) -> Kernel:
