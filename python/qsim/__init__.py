@@ -4,6 +4,7 @@ from qsim import ops, reference
 from qsim._library import cpu_capability
 from qsim.batch_norm import FoldReport, fold_batch_norms
 from qsim.calibration import CalibrationReport
+from qsim.clinic import Diagnosis, Finding, doctor
 from qsim.clip_grad import ClipReport, clip_grad_norm_
 from qsim.comparison import Comparison
 from qsim.config import Config
@@ -38,11 +39,13 @@ __all__ = [
     "Comparison",
     "Config",
     "Counts",
+    "Diagnosis",
     "Encoding",
     "EncodingFile",
     "Event",
     "FallbackReport",
     "FileFormatError",
+    "Finding",
     "FoldReport",
     "FormatCounter",
     "FormatCounts",
@@ -62,6 +65,7 @@ __all__ = [
     "bf16",
     "clip_grad_norm_",
     "cpu_capability",
+    "doctor",
     "fold_batch_norms",
     "fp8",
     "fp16",
