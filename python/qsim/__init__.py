@@ -9,8 +9,9 @@ from qsim.clip_grad import ClipReport, clip_grad_norm_
 from qsim.comparison import Comparison
 from qsim.config import Config
 from qsim.deploy.borders import Borders
+from qsim.deploy.export_report import ExportReport
 from qsim.encoding import Encoding
-from qsim.errors import AccumulatorError, CalibrationError, CaptureError, FileFormatError, NoEncodingError
+from qsim.errors import AccumulatorError, CalibrationError, CaptureError, ExportError, FileFormatError, NoEncodingError
 from qsim.fallback import FallbackReport
 from qsim.files import EncodingFile, load_encodings, save_encodings
 from qsim.format_counts import FormatCounter, FormatCounts
@@ -43,6 +44,8 @@ __all__ = [
     "Encoding",
     "EncodingFile",
     "Event",
+    "ExportError",
+    "ExportReport",
     "FallbackReport",
     "FileFormatError",
     "Finding",

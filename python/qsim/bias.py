@@ -12,6 +12,14 @@ from qsim.quantizer import Quantizer
 _INT32 = torch.iinfo(torch.int32)
 
 
+def bias_scale(input: Tensor, weight: Tensor, elements: int) -> Tensor:
+    """The scales of a bias with so many elements, from those of the operands that are multiplied."""
+    scale = (input * weight).reshape(-1)
+    if scale.numel() != elements:  # per tensor; or a transposed convolution in groups: its weight's channels once per group
+        scale = scale.repeat(elements // scale.numel())
+    return scale
+
+
 class BiasQuantizer:
     """Quantizes a bias to int32 with scale ``input.scale * weight.scale`` and zero point 0; differentiable (straight-through).
 
@@ -46,7 +54,7 @@ class BiasQuantizer:
     def __call__(self, bias: Tensor) -> Tensor:
         if not self.enabled:
             return bias
-        scale = self.scale(bias.numel())
+        scale = bias_scale(self.input.grid_scale.detach(), self.weight.grid_scale.detach(), bias.numel())
         zero_point = torch.zeros_like(scale, dtype=torch.int32)
         # float64: in float32 an int32 grid is not exact
         y: Tensor = torch.ops.qsim.fake_quantize(bias.double(), scale.double(), zero_point, _INT32.min, _INT32.max, axis=0)

@@ -119,7 +119,7 @@ class IntegerEvaluation(Training):
         leaves, structure = tree_flatten((args, kwargs))
         shapes = [t.shape[1:] if isinstance(t, Tensor) else None for t in leaves]
         others = [(t.dtype, t.device, t.dim()) if isinstance(t, Tensor) else t for t in leaves]
-        key = (str(structure), repr(shapes), repr(others))
+        key = (str(structure), repr(shapes), repr(others), repr(self._followed))
         whole = (*key, repr([t.shape[:1] for t in leaves if isinstance(t, Tensor)]))
         found = self._programs.get(key) or self._programs.get(whole)
         if found is None:

@@ -133,6 +133,11 @@ def test_reads_2_0_0(loaded):
     assert {name for name, entry in file.entries.items() if entry.encoding is None} == {"four", "moved"}
 
 
+def test_one_number_in_a_list_is_one_scale_as_in_onnx(loaded):
+    value = {"name": "a", "output_dtype": "uint8", "y_scale": [0.5], "y_zero_point": [3]}
+    assert loaded({"version": "2.0.0", "encodings": [value]}).encodings["a"] == encoding(0.5, 3, "uint8")
+
+
 def test_reads_doubly_quantized_scales_of_2_1_0(loaded):
     file = loaded(V2_1_0)
     x, steps = torch.tensor([[3.0, 5], [11, 9], [7, 16]]), torch.tensor([[0.001], [0.002], [0.003]])

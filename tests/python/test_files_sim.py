@@ -25,14 +25,16 @@ def perceptron(config=None, calibrated=True):
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_what_is_loaded_computes_the_same_bits(tmp_path, target):
-    sim = made(target)
+    sim, other = made(target), made(target, calibrated=False)
+    made(target, x=3 * X).save_encodings(tmp_path / "wrong")
     for format in FORMATS:
         if format == "tensorrt-cache" and target not in ("tensorrt", "coreml"):
             with pytest.raises(qsim.FileFormatError, match="target='tensorrt'"):
                 sim.save_encodings(tmp_path / "file", format)
             continue
         sim.save_encodings(tmp_path / "file", format)
-        other = made(target, calibrated=False)
+        other.load_encodings(tmp_path / "wrong")
+        assert other.encodings() != sim.encodings()
         assert other.load_encodings(tmp_path / "file") == ([], [])
         assert other.encodings() == sim.encodings()
         assert torch.equal(other(X), sim(X))
@@ -59,7 +61,7 @@ def test_other_grids(tmp_path, case):
     sim = perceptron(CONFIGS[case])
     for format in FORMATS[:-1]:
         if format in CANNOT.get(case, ()):
-            with pytest.raises(qsim.FileFormatError, match="entry 'fc1.weight'|entry 'input'"):
+            with pytest.raises(qsim.FileFormatError, match=r"entry 'fc1\.weight'|entry 'input'"):
                 sim.save_encodings(tmp_path / "file", format)
             continue
         sim.save_encodings(tmp_path / "file", format)

@@ -11,6 +11,7 @@ from qsim.deploy.capture import Program, capture
 from qsim.deploy.carry import carry_marks
 from qsim.deploy.constants import fold_marked
 from qsim.deploy.export_report import ExportReport
+from qsim.deploy.hoist import hoist_marks
 from qsim.deploy.marked import Marked, missing_encodings, objections, refuse
 from qsim.deploy.targets import Target
 from qsim.errors import ExportError
@@ -53,6 +54,7 @@ class Tracing:
         fold_marked(self.program.exported)
         if target.carries:
             carry_marks(self.program.exported.graph)
+            hoist_marks(self.program.exported.graph, sim.encodings())
             self.program.exported.graph_module.recompile()
         self.marked = Marked.of(self.program)
         self.objections = objections(self.marked, sim.quantizers(), sim._weights(), target)

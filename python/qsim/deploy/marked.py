@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
+from torch.fx import Node
 
 from qsim.deploy.capture import Program
 from qsim.deploy.targets import Target
@@ -31,19 +32,28 @@ class Marked:
 
     @classmethod
     def of(cls, program: Program) -> Marked:
-        """What the marks of a program say; constants that they stand at have been folded."""
-        inputs = set(program.inputs)
+        """What the marks of a program say."""
+        varying = _varying(program)
         targets = {spec.arg.name: str(spec.target) for spec in program.exported.graph_signature.input_specs}
         uses: dict[str, set[bool]] = {}
         biases = []
         for node in program.exported.graph.nodes:
             if node.op == "call_function" and node.target is QUANTIZED:
                 operand, key = node.args
-                uses.setdefault(key, set()).add(operand.op == "placeholder" and operand not in inputs)
+                uses.setdefault(key, set()).add(operand not in varying)
             elif node.op == "call_function" and node.target is BIAS:
                 operand, input, weight = node.args
                 biases.append((targets.get(operand.name, operand.name), input, weight))
         return cls(uses, biases)
+
+
+def _varying(program: Program) -> set[Node]:
+    """The nodes that an input of the model reaches."""
+    found = set(program.inputs)
+    for node in program.exported.graph.nodes:
+        if any(operand in found for operand in node.all_input_nodes):
+            found.add(node)
+    return found
 
 
 def missing_encodings(quantizers: Mapping[str, Quantizer]) -> None:

@@ -17,6 +17,7 @@ from qsim.deploy.onnx_insert import Insertion
 from qsim.deploy.onnx_tensors import ONNX_TYPES
 from qsim.deploy.onnx_translate import DOMAIN
 from qsim.deploy.storages import Storages
+from qsim.deploy.targets import shifted
 from qsim.encoding import Encoding, grid_of
 from qsim.quantizer import Quantizer
 
@@ -184,12 +185,6 @@ def as_tensor(value: ir.Value) -> Tensor:
     held = value.const_value
     raw = getattr(held, "raw", held)
     return raw.detach().cpu() if isinstance(raw, Tensor) else torch.from_numpy(held.numpy())  # type: ignore[union-attr]
-
-
-def shifted(encoding: Encoding) -> Encoding:
-    """The grid of an unsigned encoding of 8 bits in int8: everything 128 lower, the same values."""
-    low, high = encoding.quant_min - 128, encoding.quant_max - 128
-    return dataclasses.replace(encoding, zero_point=encoding.zero_point - 128, quant_min=low, quant_max=high, dtype="int8")
 
 
 def _numbers(quantizer: Quantizer, values: Tensor, encoding: Encoding) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -82,6 +83,12 @@ def _holds(dtype: str, wanted: str) -> bool:
 def _shown(zero_point: torch.Tensor) -> str:
     values = sorted(set(zero_point.flatten().tolist()))
     return f"{values[0]}" if len(values) == 1 else f"{values[0]} to {values[-1]}"
+
+
+def shifted(encoding: Encoding) -> Encoding:
+    """The grid of an unsigned encoding of 8 bits in int8: everything 128 lower, the same values."""
+    low, high = encoding.quant_min - 128, encoding.quant_max - 128
+    return dataclasses.replace(encoding, zero_point=encoding.zero_point - 128, quant_min=low, quant_max=high, dtype="int8")
 
 
 _INT8_16 = ("int8", "uint8", "int16", "uint16")

@@ -12,13 +12,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
-from torch.fx import Node
+from torch.fx import Graph, Node
 
-from qsim.deploy.capture import Program
 from qsim.deploy.carry import is_moving, key_of
 from qsim.encoding import Encoding
 from qsim.float_format import FLOAT_FORMATS
-from qsim.graph.marks import BIAS, QUANTIZED
+from qsim.graph.marks import BIAS, QUANTIZED, ROUNDED
 from qsim.graph.onnx_types import onnx_type
 from qsim.integer.nodes import arguments, function, is_float, module, shape
 
@@ -33,6 +32,8 @@ class Kernel:
     ----------
     node : Node
         The operation.
+    name : str
+        What the quantizer of its result is called, without its role; else its module and function.
     module : str
         Path of the module that it belongs to.
     op : str
@@ -48,6 +49,7 @@ class Kernel:
     """
 
     node: Node
+    name: str
     module: str
     op: str
     kernel: str | None
@@ -60,46 +62,40 @@ class _Float(Exception):
     """Why an operation runs in float."""
 
 
-def classify(program: Program, encodings: Encodings) -> list[Kernel]:
+def classify(graph: Graph, encodings: Encodings) -> list[Kernel]:
     """How ONNX Runtime runs each operation that computes, in the order of the graph.
 
     Parameters
     ----------
-    program : Program
-        With carried marks (`qsim.deploy.carry.carry_marks`).
+    graph : Graph
+        A traced simulation, with carried marks (`qsim.deploy.carry`), and those in front of rectifiers (`qsim.deploy.hoist`).
     encodings : mapping of str to Encoding
         Of the quantizers that are enabled, by key. Integers of up to eight bits are stored as int8 or uint8.
 
     Returns
     -------
     list of Kernel
-        One for each operation; those that only move values, and what a kernel takes over, have none.
+        One for each operation; those that only move values, and the rectifiers behind others, have none.
     """
-    found: list[Kernel] = []
-    taken: set[Node] = set()
-    for node in program.exported.graph.nodes:
-        if not _computes(node) or node in taken:
-            continue
-        kernel = _classified(node, encodings)
-        taken |= {kernel.rectifier} if kernel.rectifier else set()
-        found.append(kernel)
-    return found
+    return [_classified(node, encodings) for node in graph.nodes if _computes(node)]
 
 
 def _computes(node: Node) -> bool:
-    return node.op == "call_function" and node.target not in (QUANTIZED, BIAS) and is_float(node) and not is_moving(node)
+    if node.op != "call_function" or node.target in (QUANTIZED, BIAS, ROUNDED) or not is_float(node) or is_moving(node):
+        return False
+    return limits_of(node) is None or key_of(node.args[0]) is not None
 
 
 def _classified(node: Node, encodings: Encodings) -> Kernel:
-    op = onnx_type(function(node))
+    op, name = onnx_type(function(node)), _name(node)
     try:
         rule = _RULES.get(function(node))
         if rule is None:
             raise _Float(f"ONNX Runtime has no integer kernel for {op}")
         kernel, end = rule(node, encodings)
     except _Float as reason:
-        return Kernel(node, module(node), op, None, f"'{_name(node)}' runs in float: {reason}")
-    return Kernel(node, module(node), op, kernel, result=end.key, rectifier=end.rectifier)
+        return Kernel(node, name, module(node), op, None, f"'{name}' runs in float: {reason}")
+    return Kernel(node, name, module(node), op, kernel, result=end.key, rectifier=end.rectifier)
 
 
 def _name(node: Node) -> str:
@@ -186,7 +182,7 @@ def _quantized_at(node: Node, encodings: Encodings) -> _End:
     (reader, *others) = node.users or (None,)
     if reader is None or others:
         return _End()
-    if reader.op == "call_function" and (limits := _limits(reader)) is not None:
+    if reader.op == "call_function" and (limits := limits_of(reader)) is not None:
         rectifier = reader
         (reader, *others) = rectifier.users or (None,)
         if reader is None or others or key_of(reader) not in encodings:
@@ -202,7 +198,7 @@ def _readers(node: Node) -> str:
     return " and ".join(names) or "an operation behind a quantizer that is off"
 
 
-def _limits(node: Node) -> tuple[float, float] | None:
+def limits_of(node: Node) -> tuple[float, float] | None:
     """What a rectifier clips to; None if the node is none."""
     name = function(node)
     if name == "relu":
@@ -263,7 +259,12 @@ def _addmm(node: Node, encodings: Encodings) -> tuple[str, _End]:
 def _gemm(node: Node, encodings: Encodings, input: object, weight: object, bias: object, channels: int) -> tuple[str, _End]:
     x = _activation(input, encodings)
     _weight(weight, encodings, x, channels)
+    inner = shape(input)[1:]  # type: ignore[arg-type]
+    if not inner or not all(isinstance(n, int) for n in inner):
+        raise _Float("it is no product of matrices of known sizes")
     end = _product_end(node, encodings, x)
+    if len(inner) > 1 and end.rectifier is not None:
+        end = _End()  # rows are reshaped before and behind QGemm, and the ReLU comes after that
     if end.key is None and bias is not None and not (isinstance(bias, Node) and bias.target is BIAS):
         raise _Float("its bias is in float, and its result not quantized")
     return "QGemm", end
