@@ -39,7 +39,7 @@ def find(model: str | PathLike[str], plan: Plan) -> dict[str, list[str]]:
 
     An operation that is no module is told by its function and its ordinal in the module. Where the counts differ, because the exporter
     wrote other operations than the model called, all of its kind in the module are kept, and where there are none of its kind, all
-    that the module calls itself: more than needed, never less.
+    that the module calls itself: more than needed, never less. A plan without ordinals keeps all of a kind.
 
     Parameters
     ----------
@@ -84,7 +84,7 @@ def _of(name: str, plan: Plan, nodes: list[_Node]) -> list[_Node]:
     if ordinal is not None and len(calls) % ordinal.among == 0:  # a module that is called repeatedly has all its calls in the graph
         meant = {call for i, call in enumerate(calls) if i % ordinal.among == ordinal.nth}
         alike = [node for node in alike if node.call in meant]
-    return alike or called
+    return alike or (called if ordinal is not None else [])
 
 
 def _is_within(node: _Node, module: str) -> bool:

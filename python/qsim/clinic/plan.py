@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qsim.graph.onnx_types import onnx_type
 
 if TYPE_CHECKING:
-    from qsim.clinic.search import Found, Verdict
+    from qsim.clinic.search import Found
     from qsim.clinic.subject import Subject
 
 _VERSION = "qsim-plan-1"
@@ -63,7 +63,7 @@ class Plan:
     """
 
     keep: tuple[str, ...]
-    format: Literal["float16", "bfloat16", "int8"]
+    format: str
     target: str = ""
     irreducible: bool = False
     probes: int = 0
@@ -80,7 +80,7 @@ class Plan:
         object.__setattr__(self, "keep", tuple(self.keep))
 
     @classmethod
-    def of(cls, found: Found[Verdict], subject: Subject, *, format: Literal["float16", "bfloat16"], target: str) -> Plan:
+    def of(cls, found: Found[Any], subject: Subject, *, format: str, target: str) -> Plan:
         """What a search found, with what deployment files need to know of the model."""
         return cls(
             found.keep,

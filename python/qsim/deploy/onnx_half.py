@@ -10,10 +10,10 @@ from collections.abc import Collection
 
 import onnx
 import onnx_ir as ir
+import torch
 from onnx_ir.passes import common
 
 from qsim.deploy.onnx_insert import Insertion
-from qsim.deploy.onnx_lower import as_tensor
 from qsim.deploy.onnx_tensors import ONNX_TYPES
 from qsim.errors import ExportError
 
@@ -95,7 +95,7 @@ class _Half:
         if (value, kind) not in self.made:
             name = f"{value.name}_{self.format if kind is self.kind else 'float32'}"
             if value.is_initializer() and value.const_value is not None:
-                self.made[value, kind] = self.insert.initializer(name, as_tensor(value), self.format)
+                self.made[value, kind] = self.insert.initializer(name, torch.tensor(value.const_value.numpy()), self.format)
             else:
                 self.made[value, kind] = self.insert.node(before, "Cast", [value], name, kind, value.shape, to=int(kind))
                 self._name_cast(self.made[value, kind])
