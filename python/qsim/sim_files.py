@@ -71,13 +71,13 @@ class Files(Training):
         >>> print(open(path).read().splitlines()[1])
         images: 3c010204
         """
+        if self._missing():
+            raise self._no_encoding()
         named = self._named(names)
         entries: dict[str, Entry] = {}
         for key, quantizer in self.quantizers().items():
             encoding = quantizer.encoding
-            if encoding is None:
-                if quantizer.enabled:
-                    raise self._no_encoding()
+            if encoding is None:  # off, or nothing in integers needs it
                 continue
             role = "parameter" if self._planned[key].role in ("weight", "constant") else "activation"
             entry = Entry(encoding, role)

@@ -19,7 +19,7 @@ from onnxscript import values
 
 from qsim.deploy.capture import Program
 from qsim.errors import ExportError
-from qsim.graph.marks import BIAS, QUANTIZED
+from qsim.graph.marks import BIAS, QUANTIZED, ROUNDED
 
 DOMAIN = "qsim"
 _aten = torch.ops.aten
@@ -27,7 +27,8 @@ _FLOATS = [f"tensor({name})" for name in ("float", "double", "float16", "bfloat1
 
 
 def translate(program: Program, opset: int, *, local: bool) -> ir.Model:
-    """The program as an ONNX model, with nodes ``qsim::quantized`` (attribute `key`) and ``qsim::bias`` (`input`, `weight`) for marks.
+    """The program as an ONNX model, with nodes ``qsim::quantized`` (attribute `key`) and ``qsim::bias`` (`input`, `weight`) for marks;
+    ``qsim::rounded`` (`format`, `direction` "in" or "out") where an operation falls back.
 
     Parameters
     ----------
@@ -84,6 +85,7 @@ def _private(name: str, *attributes: str) -> values.Op:
 
 
 _QUANTIZED, _BIAS = _private("quantized", "key"), _private("bias", "input", "weight")
+_ROUNDED = _private("rounded", "format", "direction")
 
 
 def mark_key(value: ir.Value | None) -> str | None:
@@ -112,6 +114,11 @@ def _translations(opset: int, local: bool) -> dict[Any, Callable[..., Any]]:
 
     def bias(b: Any, input: str, weight: str) -> Any:
         return _BIAS(b, input=input, weight=weight)
+
+    def rounded(x: Any, format: str, enters: bool) -> Any:
+        y = _ROUNDED(x, format=format, direction="in" if enters else "out")
+        y.dtype = x.dtype
+        return y
 
     def view(x: Any, size: Sequence[Any]) -> Any:
         unknown = [i for i, length in enumerate(size) if not isinstance(length, int) or length == -1]
@@ -165,6 +172,7 @@ def _translations(opset: int, local: bool) -> dict[Any, Callable[..., Any]]:
     return {
         QUANTIZED: quantized,
         BIAS: bias,
+        ROUNDED: rounded,
         _aten.linear.default: linear,
         _aten.mean.dim: mean,
         _aten.unbind.int: unbind,
