@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from qsim.calibration import Forward
-from qsim.clinic.internals import inside, partial_sums
+from qsim.clinic.internals import STORED, inside, partial_sums
 from qsim.clinic.source import Place, calling_line
 from qsim.clinic.subject import Subject
 from qsim.clinic.targets import Target
@@ -92,6 +92,8 @@ class Survey:
         Inf of finite numbers; in the order in which they did.
     inputs : dict of int to int
         NaN and Inf in the data, by batch.
+    largest_input : float
+        Largest finite magnitude in the data.
     outputs : int
         NaN and Inf in what the model returned.
     batches : int
@@ -100,6 +102,7 @@ class Survey:
     operations: dict[str, Seen] = field(default_factory=dict)
     births: list[Birth] = field(default_factory=list)
     inputs: dict[int, int] = field(default_factory=dict)
+    largest_input: float = 0.0
     outputs: int = 0
     batches: int = 0
 
@@ -109,7 +112,10 @@ def survey(subject: Subject, target: Target, batches: Iterable[Any], forward: Fo
     found = Survey()
     looking = _Looking(found, target)
     for batch in batches:
-        broken = sum(_nonfinite(t) for t in _floats(batch))
+        given = _floats(batch)
+        broken = sum(_nonfinite(t) for t in given)
+        largest = [t.abs().where(t.isfinite(), 0.0).amax().item() for t in given if t.numel()]
+        found.largest_input = max([found.largest_input, *largest])
         if broken:
             found.inputs[found.batches] = broken
         with subject.visited(looking):
@@ -141,7 +147,7 @@ class _Looking:
     def operation(self, name: str, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         written = any(key == "inplace" and value for key, value in kwargs.items()) or route_name(func).endswith("_")
         before = _described(args, kwargs) if written else None
-        if self._target.accumulator == "float16":
+        if self._target.accumulator == "float16" or name_of(func) in STORED:
             self._look_inside(name, func, args, kwargs)
         out = func(*args, **kwargs)
         results = _floats(out)
@@ -179,8 +185,8 @@ class _Looking:
             tally.sums = torch.fmax(tally.sums, found)
             return added
 
-        if (written_out := inside(func)) is not None:
-            written_out(total, *args, **kwargs)
+        if (written_out := inside(func, args, kwargs)) is not None:
+            written_out(total)
         elif (partial := partial_sums(func, args, kwargs)) is not None:
             tally = self._tally(name, func, partial.device)
             tally.sums[2] = torch.fmax(tally.sums[2], partial)

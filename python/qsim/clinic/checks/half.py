@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from qsim.clinic.checks.constants import is_data, lost_here, lost_nearby
@@ -31,8 +32,11 @@ def culprits(exam: Examination) -> list[Finding]:
             return list(found.values())
         kept = len(keep)
         for name in _culprits(exam, trace):
-            if name in keep:  # it stays broken because of what it reads: take that in
-                keep |= {*exam.flow.producers[name]}
+            if name in keep:  # it stays broken because of what it reads: take in one operation more on each way to it
+                more = _one_more(exam, name, keep)
+                keep |= more
+                if name in found:
+                    found[name] = _with_more(exam, found[name], more)
             elif name not in found:
                 finding = _finding(exam, trace, name)
                 found[name] = finding
@@ -45,6 +49,26 @@ def culprits(exam: Examination) -> list[Finding]:
     elif not outcome.ok:
         return [*found.values(), _unexplained(exam, exam.traces[-1])]
     return list(found.values())
+
+
+def _with_more(exam: Examination, finding: Finding, more: set[str]) -> Finding:
+    """The finding with more operations in its chain."""
+    chain = sorted({*finding.evidence.get("chain", ()), *more}, key=exam.flow.order.__getitem__)
+    return replace(finding, evidence={**finding.evidence, "chain": chain})
+
+
+def _one_more(exam: Examination, name: str, keep: set[str]) -> set[str]:
+    """What is read by an operation, and by those that lead to it and are kept, and is not kept itself."""
+    found: set[str] = set()
+    left, met = [name], {name}
+    while left:
+        for producer in exam.flow.producers[left.pop()]:
+            if producer not in keep:
+                found.add(producer)
+            elif producer not in met:
+                met.add(producer)
+                left.append(producer)
+    return found
 
 
 def _culprits(exam: Examination, trace: Trace) -> list[str]:
