@@ -8,8 +8,12 @@ from qsim.clinic import Diagnosis, Finding, doctor
 from qsim.clip_grad import ClipReport, clip_grad_norm_
 from qsim.comparison import Comparison
 from qsim.config import Config
+from qsim.deploy.borders import Borders
+from qsim.deploy.export_report import ExportReport
 from qsim.encoding import Encoding
-from qsim.errors import CalibrationError, CaptureError, NoEncodingError
+from qsim.errors import AccumulatorError, CalibrationError, CaptureError, ExportError, FileFormatError, NoEncodingError
+from qsim.fallback import FallbackReport
+from qsim.files import EncodingFile, load_encodings, save_encodings
 from qsim.format_counts import FormatCounter, FormatCounts
 from qsim.observer import Counts, Observer
 from qsim.ops import round_to_format
@@ -27,6 +31,8 @@ from qsim.watch import Event, NonFiniteError, Watch
 __version__ = "0.1.0"
 
 __all__ = [
+    "AccumulatorError",
+    "Borders",
     "CalibrationError",
     "CalibrationReport",
     "CaptureError",
@@ -36,7 +42,12 @@ __all__ = [
     "Counts",
     "Diagnosis",
     "Encoding",
+    "EncodingFile",
     "Event",
+    "ExportError",
+    "ExportReport",
+    "FallbackReport",
+    "FileFormatError",
     "Finding",
     "FoldReport",
     "FormatCounter",
@@ -64,8 +75,10 @@ __all__ = [
     "int4",
     "int8",
     "int16",
+    "load_encodings",
     "ops",
     "reference",
     "round_to_format",
+    "save_encodings",
     "w4a8",
 ]

@@ -12,6 +12,14 @@ from qsim.quantizer import Quantizer
 _INT32 = torch.iinfo(torch.int32)
 
 
+def bias_scale(input: Tensor, weight: Tensor, elements: int) -> Tensor:
+    """The scales of a bias with so many elements, from those of the operands that are multiplied."""
+    scale = (input * weight).reshape(-1)
+    if scale.numel() != elements:  # per tensor; or a transposed convolution in groups: its weight's channels once per group
+        scale = scale.repeat(elements // scale.numel())
+    return scale
+
+
 class BiasQuantizer:
     """Quantizes a bias to int32 with scale ``input.scale * weight.scale`` and zero point 0; differentiable (straight-through).
 
@@ -26,12 +34,27 @@ class BiasQuantizer:
     def __init__(self, input: Quantizer, weight: Quantizer) -> None:
         self.input, self.weight = input, weight
 
-    def __call__(self, bias: Tensor) -> Tensor:
-        if not (self.input.enabled and self.weight.enabled):
-            return bias
+    @property
+    def enabled(self) -> bool:
+        """Whether biases are quantized: both operands are."""
+        return self.input.enabled and self.weight.enabled
+
+    def scale(self, channels: int) -> Tensor:
+        """The scale of each element of a bias, float32 of shape ``[channels]``."""
         scale = (self.input.grid_scale * self.weight.grid_scale).detach().reshape(-1)
-        if scale.numel() != bias.numel():  # per tensor; or a transposed convolution in groups: its weight's channels once per group
-            scale = scale.repeat(bias.numel() // scale.numel())
+        if scale.numel() != channels:  # per tensor; or a transposed convolution in groups: its weight's channels once per group
+            scale = scale.repeat(channels // scale.numel())
+        return scale
+
+    def integers(self, bias: Tensor) -> Tensor:
+        """What is stored for a bias of shape ``[C]``: int32."""
+        steps = bias.detach().double() / self.scale(bias.numel()).double()
+        return steps.round().clamp(_INT32.min, _INT32.max).to(torch.int32)
+
+    def __call__(self, bias: Tensor) -> Tensor:
+        if not self.enabled:
+            return bias
+        scale = bias_scale(self.input.grid_scale.detach(), self.weight.grid_scale.detach(), bias.numel())
         zero_point = torch.zeros_like(scale, dtype=torch.int32)
         # float64: in float32 an int32 grid is not exact
         y: Tensor = torch.ops.qsim.fake_quantize(bias.double(), scale.double(), zero_point, _INT32.min, _INT32.max, axis=0)

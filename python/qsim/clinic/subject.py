@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map_only
 
 from qsim.batch_norm import FoldReport, fold_batch_norms
 from qsim.calibration import Forward, arguments_of, to_device
-from qsim.graph.actions import Plan
+from qsim.graph.actions import Plan, Regions
 from qsim.graph.attach import attach
 from qsim.graph.execute import LocalMode, Switch
 from qsim.graph.functions import Function
@@ -81,7 +81,7 @@ class Subject:
         self.sites: dict[str, Site] = {site.name: site for site in site_of.values()}
         self._example = tree_map_only(Tensor, lambda _: None, (args, kwargs))
         self._switch = _VisitedSwitch()
-        self.notes += attach(self.model, Plan(routes, {}, {}, {}, [], []), {}, {}, self._switch)
+        self.notes += attach(self.model, Plan(routes, {}, {}, {}, [], [], Regions()), {}, {}, self._switch)
 
     def run(self, batch: Any, forward: Forward | None = None) -> Any:
         """What the model returns for a batch, as `QuantSim.calibrate` takes batches."""

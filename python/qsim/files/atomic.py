@@ -1,0 +1,21 @@
+"""Files that are there whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write `data` to a new file beside `path` and rename it: readers see the old file or the new one, whatever fails in between."""
+    temporary = path.with_name(f".{path.name[:200]}.{secrets.token_hex(8)}.tmp")
+    try:
+        with temporary.open("xb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
