@@ -148,15 +148,16 @@ def _run_checks(exam: Examination, data: Iterable[Any], sqnr: float | None) -> l
             exam.notes.append("the output is not finite in float32: half precision is compared where it is")
         exam.shadow = Shadow(exam.subject, exam.target, exam.batches, exam.forward, sqnr=sqnr)
         for check in (*HALF, *(NARROW if exam.target.accumulator == exam.target.format else ())):
-            findings += _not_explained(check(exam), findings)
+            findings += _not_explained(exam, check(exam), findings)
     deployed = exam.batches if isinstance(data, Iterator) else data  # an iterator is used up
     return findings + [finding for deploys in DEPLOYMENT for finding in deploys(exam.subject, deployed, exam.target)]
 
 
-def _not_explained(new: list[Finding], known: list[Finding]) -> list[Finding]:
-    """Without what is a consequence of an error that is known, or says the same of the same operation."""
+def _not_explained(exam: Examination, new: list[Finding], known: list[Finding]) -> list[Finding]:
+    """Without what is a consequence of an error that is known, or leads to it, or says the same of the same operation."""
     errors = [finding for finding in known if finding.severity == "error"]
     explained = {link for finding in errors for link in (finding.op, *finding.evidence.get("chain", ()))}
+    explained |= {producer for finding in errors for producer in exam.flow.producers.get(finding.op, ())}
     return [finding for finding in new if finding.severity == "error" or finding.op not in explained]
 
 
