@@ -240,6 +240,34 @@ def test_bfloat16_has_range_and_lacks_bits():
     assert codes(examine(lambda x: (x + 100) - 100, wave, target="bf16")) == [("QS016", "sub")]
 
 
+def test_a_mask_that_is_assigned():
+    class Assigned(nn.Module):
+        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+            scores = x * 2
+            scores[mask] = LOWEST
+            return scores.softmax(-1)
+
+    mask = torch.zeros(2, 4, dtype=torch.bool)
+    mask[1] = True
+    (finding,) = examine(Assigned(), (torch.randn(2, 4), mask)).findings
+    assert (finding.code, finding.severity, finding.op) == ("QS012", "error", "__setitem__")
+
+
+def test_one_row_of_many_that_overflows():
+    x = torch.randn(512, 64)
+    x[100] *= 400
+    found = examine(layer_norm, x)
+    assert codes(found) == [("QS010", "pow")]
+
+
+def test_a_late_batch_that_overflows_is_examined():
+    batches = [wave for _ in range(20)] + [wave * 400] + [wave] * 3
+    found = qsim.doctor(Calls(layer_norm), iter(batches), "tensorrt-fp16", progress=False)
+    assert codes(found) == [("QS010", "pow")]
+    assert found.findings[0].severity == "error"
+    assert found.batches == 24
+
+
 def test_budget():
     blocks = nn.Sequential(*[Calls(lambda x: layer_norm(x) * 400) for _ in range(3)])
     found = examine(blocks, wave * 400, probes=1)
