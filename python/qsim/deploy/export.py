@@ -12,7 +12,7 @@ from qsim.deploy.carry import carry_marks
 from qsim.deploy.constants import fold_marked
 from qsim.deploy.export_report import ExportReport
 from qsim.deploy.hoist import hoist_marks
-from qsim.deploy.marked import Marked, missing_encodings, objections, refuse
+from qsim.deploy.marked import Marked, objections, refusal
 from qsim.deploy.targets import Target
 from qsim.errors import ExportError
 from qsim.sharding import sharded_modules
@@ -20,7 +20,7 @@ from qsim.stages import Stages
 
 if TYPE_CHECKING:
     from qsim.deploy.onnx_model import Options
-    from qsim.simulation import Simulation
+    from qsim.sim_export import Export
 
 
 def checked_path(path: str | os.PathLike[str]) -> Path:
@@ -45,10 +45,10 @@ def check_installed() -> None:
 class Tracing:
     """A simulation traced for a target, and what that cannot express."""
 
-    def __init__(self, sim: Simulation, target: Target) -> None:
+    def __init__(self, sim: Export, target: Target) -> None:
         if sharded_modules(sim):
             raise ExportError("QuantSim.export: fully_shard holds the weights; load the state into a simulation that is not sharded")
-        missing_encodings(sim.quantizers())
+        sim.borders().check()
         self.sim, self.target = sim, target
         self.program: Program = capture(sim, *sim._inputs)
         fold_marked(self.program.exported)
@@ -74,7 +74,8 @@ def export(
     from qsim.deploy import lint, onnx_file, onnx_model
 
     sim, target = traced.sim, traced.target
-    refuse(traced.objections, target)
+    if traced.objections:
+        raise ExportError(refusal(traced.objections, target))
     with seconds.stage("translate"):
         built = onnx_model.build(traced.program, traced.marked, sim.quantizers(), target, options)
     with seconds.stage("write"):

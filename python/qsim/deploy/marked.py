@@ -10,7 +10,6 @@ from torch.fx import Node
 
 from qsim.deploy.capture import Program
 from qsim.deploy.targets import Target
-from qsim.errors import CalibrationError, ExportError, NoEncodingError
 from qsim.graph.marks import BIAS, QUANTIZED
 from qsim.quantizer import Quantizer
 
@@ -56,24 +55,6 @@ def _varying(program: Program) -> set[Node]:
     return found
 
 
-def missing_encodings(quantizers: Mapping[str, Quantizer]) -> None:
-    """Raise a NoEncodingError that lists every enabled quantizer without an encoding, and why it has none."""
-    missing = {}
-    for key, quantizer in quantizers.items():
-        if quantizer.enabled and quantizer.encoding is None:
-            try:
-                quantizer.observer.check(quantizer.spec)
-                missing[key] = "it was observed, but no encoding was chosen: call sim.set_method, or calibrate again"
-            except CalibrationError as error:
-                missing[key] = str(error)
-    if missing:
-        listed = "\n".join(f"  '{key}': {reason}" for key, reason in missing.items())
-        raise NoEncodingError(
-            f"QuantSim.export: {len(missing)} of {len(quantizers)} quantizers have no encoding, and nothing was written. "
-            f"Call sim.calibrate(data) first, or leave them in float: sim.disable(pattern).\n{listed}"
-        )
-
-
 def objections(marked: Marked, quantizers: Mapping[str, Quantizer], held: Mapping[str, Tensor], target: Target) -> dict[str, list[str]]:
     """Each tensor that the target cannot express as it is simulated, and why.
 
@@ -101,11 +82,10 @@ def objections(marked: Marked, quantizers: Mapping[str, Quantizer], held: Mappin
     return found
 
 
-def refuse(found: Mapping[str, list[str]], target: Target) -> None:
-    """Raise an ExportError that lists all of `found`, if there is anything."""
-    if found:
-        listed = "\n".join(f"  '{name}': {'; '.join(reasons)}" for name, reasons in found.items())
-        raise ExportError(
-            f"QuantSim.export: {target.name} cannot express {len(found)} tensors as they are simulated, and nothing was written. "
-            f"Simulate with a config for this target, target={target.name!r}, or change these:\n{listed}"
-        )
+def refusal(found: Mapping[str, list[str]], target: Target) -> str:
+    """What is in the way, and what to do."""
+    listed = "\n".join(f"  '{name}': {'; '.join(reasons)}" for name, reasons in found.items())
+    return (
+        f"QuantSim.export: {target.name} cannot express {len(found)} tensors as they are simulated, and nothing was written. "
+        f"Simulate with a config for this target, target={target.name!r}, or change these:\n{listed}"
+    )

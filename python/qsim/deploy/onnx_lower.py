@@ -55,7 +55,7 @@ class Lowering:
         """Replace every mark."""
         for node in list(self.graph):
             if node.domain == DOMAIN:
-                value = self._bias(node) if node.op_type == "bias" else self._quantized(node)
+                value = {"quantized": self._quantized, "bias": self._bias, "rounded": self._fallen}[node.op_type](node)
                 node.outputs[0].replace_all_uses_with(value, replace_graph_outputs=True)
                 self.graph.remove(node, safe=True)
 
@@ -87,7 +87,12 @@ class Lowering:
         assert own is not None
         x.dtype = own
         if not spec.has_scale:
-            return self._rounded(node, key, x, storage, bool(spec.saturate))
+            if spec.saturate:
+                low, high = grid_of(storage)
+                x = self._clip(node, key, x, float(low), float(high))
+            y = self._cast(node, x, ONNX_TYPES[storage], f"{key}_quantized")  # to Inf beyond the largest number
+            self.names.setdefault(key, str(y.name))
+            return self._cast(node, y, own, f"{key}_dequantized")
         if storage == "int8" and encoding.quant_min == 0:
             encoding = shifted(encoding)
         x = self._cast(node, x, _FLOAT, f"{key}_float")
@@ -101,16 +106,19 @@ class Lowering:
         y = self._insert.node(node, "DequantizeLinear", [q, *grid], f"{key}_dequantized", _FLOAT, shape, **options)
         return self._cast(node, y, own, f"{key}_cast")
 
-    def _rounded(self, node: ir.Node, key: str, x: ir.Value, storage: str, saturate: bool) -> ir.Value:
-        """`x` rounded to float16 or bfloat16. A cast goes to Inf beyond the largest number."""
-        own = x.dtype
+    def _fallen(self, node: ir.Node) -> ir.Value:
+        """What goes into, or comes out of, an operation that falls back to a float format."""
+        x, format = node.inputs[0], node.attributes["format"].as_string()
+        assert x is not None
+        own = node.outputs[0].dtype if x.dtype is None else x.dtype
         assert own is not None
-        if saturate:
-            low, high = grid_of(storage)
-            x = self._clip(node, key, x, float(low), float(high))
-        y = self._cast(node, x, ONNX_TYPES[storage], f"{key}_quantized")
-        self.names.setdefault(key, str(y.name))
-        return self._cast(node, y, own, f"{key}_dequantized")
+        known = (x, format)
+        if known not in self._made:
+            name = f"{x.name}_{format}"
+            constant = x.const_value is not None
+            y = self._insert.initializer(name, as_tensor(x), format) if constant else self._cast(node, x, ONNX_TYPES[format], name)
+            self._made[known] = self._cast(node, y, own, f"{name}_cast")
+        return self._made[known]
 
     def _clip(self, node: ir.Node, key: str, x: ir.Value, low: float, high: float) -> ir.Value:
         """`x` within the ends of a grid that is narrower than the type that stores it."""

@@ -19,7 +19,7 @@ from onnxscript import values
 
 from qsim.deploy.capture import Program
 from qsim.errors import ExportError
-from qsim.graph.marks import BIAS, QUANTIZED
+from qsim.graph.marks import BIAS, QUANTIZED, ROUNDED
 
 DOMAIN = "qsim"
 _aten = torch.ops.aten
@@ -27,7 +27,8 @@ _FLOATS = [f"tensor({name})" for name in ("float", "double", "float16", "bfloat1
 
 
 def translate(program: Program, opset: int, *, local: bool) -> ir.Model:
-    """The program as an ONNX model, with nodes ``qsim::quantized`` (attribute `key`) and ``qsim::bias`` (`input`, `weight`) for marks.
+    """The program as an ONNX model, with nodes of the domain "qsim" for marks: ``quantized`` (attribute `key`), ``bias`` (`input`,
+    `weight`) and ``rounded`` (`format`).
 
     Parameters
     ----------
@@ -83,7 +84,7 @@ def _private(name: str, *attributes: str) -> values.Op:
     return values.Op(values.Opset(DOMAIN, 1), name, described)
 
 
-_QUANTIZED, _BIAS = _private("quantized", "key"), _private("bias", "input", "weight")
+_QUANTIZED, _BIAS, _ROUNDED = _private("quantized", "key"), _private("bias", "input", "weight"), _private("rounded", "format")
 
 
 def mark_key(value: ir.Value | None) -> str | None:
@@ -112,6 +113,9 @@ def _translations(opset: int, local: bool) -> dict[Any, Callable[..., Any]]:
 
     def bias(b: Any, input: str, weight: str) -> Any:
         return _BIAS(b, input=input, weight=weight)
+
+    def rounded(x: Any, format: str, enters: bool) -> Any:
+        return _ROUNDED(x, format=format)
 
     def view(x: Any, size: Sequence[Any]) -> Any:
         unknown = [i for i, length in enumerate(size) if not isinstance(length, int) or length == -1]
@@ -165,6 +169,7 @@ def _translations(opset: int, local: bool) -> dict[Any, Callable[..., Any]]:
     return {
         QUANTIZED: quantized,
         BIAS: bias,
+        ROUNDED: rounded,
         _aten.linear.default: linear,
         _aten.mean.dim: mean,
         _aten.unbind.int: unbind,
