@@ -34,8 +34,25 @@ class BiasQuantizer:
     def __init__(self, input: Quantizer, weight: Quantizer) -> None:
         self.input, self.weight = input, weight
 
+    @property
+    def enabled(self) -> bool:
+        """Whether biases are quantized: both operands are."""
+        return self.input.enabled and self.weight.enabled
+
+    def scale(self, channels: int) -> Tensor:
+        """The scale of each element of a bias, float32 of shape ``[channels]``."""
+        scale = (self.input.grid_scale * self.weight.grid_scale).detach().reshape(-1)
+        if scale.numel() != channels:  # per tensor; or a transposed convolution in groups: its weight's channels once per group
+            scale = scale.repeat(channels // scale.numel())
+        return scale
+
+    def integers(self, bias: Tensor) -> Tensor:
+        """What is stored for a bias of shape ``[C]``: int32."""
+        steps = bias.detach().double() / self.scale(bias.numel()).double()
+        return steps.round().clamp(_INT32.min, _INT32.max).to(torch.int32)
+
     def __call__(self, bias: Tensor) -> Tensor:
-        if not (self.input.enabled and self.weight.enabled):
+        if not self.enabled:
             return bias
         scale = bias_scale(self.input.grid_scale.detach(), self.weight.grid_scale.detach(), bias.numel())
         zero_point = torch.zeros_like(scale, dtype=torch.int32)

@@ -127,7 +127,7 @@ def compare(sim: QuantSim, planned: Mapping[str, PlannedQuantizer], run: Callabl
 class _Walk:
     def __init__(self, sim: QuantSim, planned: Mapping[str, PlannedQuantizer], run: Callable[[], Any]) -> None:
         self.sim, self.run = sim, run
-        self.quantizers = sim.quantizers()
+        self.quantizers, self.released = sim.quantizers(), sim._released()
         self.rows = {key: TensorError(key, plan.role, plan.op, Deviation(), Deviation()) for key, plan in planned.items()}
         self.weights = {key: whole(attrgetter(plan.parameter)(sim.model)) for key, plan in planned.items() if plan.parameter}
         self.activations = [quantizer for key, quantizer in self.quantizers.items() if key not in self.weights]
@@ -136,7 +136,7 @@ class _Walk:
     def compare(self, memory: int) -> Comparison:
         with torch.no_grad():
             for key, weight in self.weights.items():
-                quantized = self.quantizers[key].quantize(weight)
+                quantized = self.quantizers[key].quantize(weight, fallback=self.released.get(key))
                 self.rows[key].local.add(weight, quantized)
                 self.rows[key].accumulated.add(weight, quantized)
             complete = False
@@ -172,10 +172,11 @@ class _Walk:
                 return
             stored[call] = x.clone()  # a statement in place may change it
             quantizer.enabled = call[0] in enabled
-            self.rows[call[0]].local.add(x, quantizer.quantize(x))
+            self.rows[call[0]].local.add(x, quantizer.quantize(x, fallback=self.released.get(call[0])))
             quantizer.enabled = False
 
-        with unchanged(self.sim), sharded_around(self.sim), hooked(self.activations, before=look):
+        in_float = self.sim._switch.turned(True, falls_back=False)
+        with unchanged(self.sim), sharded_around(self.sim), hooked(self.activations, before=look), in_float:
             self.sim.eval()
             for quantizer in self.quantizers.values():
                 quantizer.enabled = False

@@ -89,7 +89,7 @@ class Quantizer(Encoded):
         self.merged: list[Tensor] | None = None  # `additive` as the last QuantSim.synchronize gave it to all ranks
         self._options = _options(spec)
 
-    def forward(self, x: Tensor, *, in_place: bool = False) -> Tensor:
+    def forward(self, x: Tensor, *, in_place: bool = False, fallback: str | None = None) -> Tensor:
         """Observe and quantize as the switches say.
 
         Parameters
@@ -98,6 +98,8 @@ class Quantizer(Encoded):
         in_place : bool
             Whether `x` may be overwritten: half of the memory traffic where that is possible. Not with a running range in training
             mode, nor with a scale that is being learned, whose gradient needs `x`.
+        fallback : str, optional
+            "float16" or "bfloat16": round to this format instead of the grid, which needs no encoding; "float32": do not round either.
 
         Returns
         -------
@@ -113,10 +115,11 @@ class Quantizer(Encoded):
         """
         if self._running:
             if self.training:
-                return self._follow(x)
+                y = self._follow(x)
+                return y if fallback is None else self.quantize(x, fallback=fallback)
         elif self._observing:
             self.observe(x)
-        return self.quantize(x, in_place=in_place)
+        return self.quantize(x, in_place=in_place, fallback=fallback)
 
     def _follow(self, x: Tensor) -> Tensor:
         """Observe and quantize with a running range."""
@@ -141,10 +144,12 @@ class Quantizer(Encoded):
         )
         return y
 
-    def quantize(self, x: Tensor, *, in_place: bool = False) -> Tensor:
+    def quantize(self, x: Tensor, *, in_place: bool = False, fallback: str | None = None) -> Tensor:
         """Quantize as `forward` does, without observing: for a tensor that is read, and observed, elsewhere too."""
         if not self._enabled:
             return x
+        if fallback is not None:
+            return x if fallback == "float32" else (ops.round_to_format_ if in_place else ops.round_to_format)(x, fallback)
         if not self._has_encoding and not (self._running and self.training) and not self._look_for_encoding():
             raise NoEncodingError(
                 f"{self._title} has no encoding. Calibrate first (observing = True, run data, compute_encoding()), "

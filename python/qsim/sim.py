@@ -1,7 +1,6 @@
 """`QuantSim`: a model as it will compute once quantized.
 
-Its methods lie in the classes that it is built on: `simulation` (construction, calls, switches), `sim_ranges`, `sim_training`, `sim_files`;
-here are those that report.
+`sim_*.py` by topic; here are those that report.
 """
 
 from __future__ import annotations
@@ -13,10 +12,13 @@ from qsim.calibration import Forward
 from qsim.comparison import Comparison, compare
 from qsim.scores import ScoreFile
 from qsim.sensitivity import Metric, Sensitivity, measure, measured, output_sqnr
+from qsim.sim_export import Export
+from qsim.sim_fallback import SelectiveFallback
 from qsim.sim_files import Files
+from qsim.sim_integer import IntegerEvaluation
 
 
-class QuantSim(Files):
+class QuantSim(IntegerEvaluation, Export, SelectiveFallback, Files):
     """A model as it will compute once quantized. It is called, trained and saved like the model.
 
     The model is run once to see its operations, whatever Python they come from. BatchNorms are folded into the layers before them,

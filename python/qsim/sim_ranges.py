@@ -58,9 +58,13 @@ class RangeChoice(Simulation):
         watched = [key for key, planned in self._planned.items() if planned.parameter is None]
         run = self._forward_batch if forward is None else forward
         called = self._called()
-        with self._switch.turned(True), sharded_around(self):
+        with self._switch.turned(True, falls_back=False), sharded_around(self):
             noted = observe(
-                self.model, quantizers, watched, iterate(data, max_batches, progress, "calibrate"), lambda batch: run(called, batch)
+                self.model,
+                quantizers,
+                watched,
+                iterate(data, max_batches, progress, "QuantSim.calibrate"),
+                lambda batch: run(called, batch),
             )
         if noted.batches == 0:
             raise CalibrationError("QuantSim: calibrate got no batch. Is the iterator used up, or the data set empty?")
@@ -131,10 +135,12 @@ class RangeChoice(Simulation):
                 quantizer.compute_encoding(chosen, percentile=percentile, gamma=gamma)
             except CalibrationError as error:
                 problems[key] = error
-        unmet = [str(problems[key]) for key, quantizer in quantizers.items() if key in problems and quantizer.enabled]
+        needed = self._needed()
+        unmet = [key for key, quantizer in quantizers.items() if key in problems and quantizer.enabled and key in needed]
         if unmet:
-            raise failure(unmet)
-        return self._fit_biases(self._biases)
+            raise failure([str(problems[key]) for key in unmet])
+        unneeded = [f"{problems[key]} (not needed: all that use it fall back)" for key in quantizers if key in problems.keys() - needed]
+        return [*unneeded, *self._fit_biases(self._biases)]
 
     def _fit_biases(self, biases: Iterable[PlannedBias]) -> list[str]:
         """Raise weight scales where a bias would not fit into int32. Returns a sentence for each weight."""

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import dataclasses
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -22,7 +23,7 @@ from qsim.config import Config
 from qsim.distributed import rank_local
 from qsim.encoding import Encoding
 from qsim.errors import NoEncodingError
-from qsim.graph.attach import attach, places
+from qsim.graph.attach import attach, fall_back, places
 from qsim.graph.execute import Switch
 from qsim.graph.plan import plan
 from qsim.graph.record import call_arguments, record
@@ -66,20 +67,52 @@ class Simulation(NamedAsTheModel):
             remedy = "Load other statistics, or call sim.reestimate_batch_norms(data)"
             warnings.warn(f"QuantSim: {'; '.join(useless.values())}. {remedy}", stacklevel=2)
         self.eval()  # as the model is
+        self.register_load_state_dict_post_hook(_follow_state)  # type: ignore[no-untyped-call]
 
     def _simulate(self, args: tuple[Any, ...], kwargs: dict[str, Any], folding: FoldReport, known: Mapping[str, Quantizer]) -> None:
         """Record, plan, attach. `known` are quantizers to go on with."""
         tape, notes = record(self.model, args, kwargs)
         decided = plan(tape, self.config)
         self._planned, self._biases, self._left = decided.quantizers, decided.biases, decided.left
-        self.quantization = QuantizerBank(self.model, self._planned, known)
+        self._operations, self._posts, self._unplanned = decided.regions.operations, decided.regions.posts, decided.regions.unplanned
+        formats = self.quantization.formats if known else {}
+        self.quantization = QuantizerBank(self.model, self._planned, known, list(self._operations))
         # its broadcast of buffers before every forward would cost a sketch per activation, and overwrite what ranks observed
         self._ddp_params_and_buffers_to_ignore = [f"quantization.{name}" for name in rank_local(dict(self.quantization.items()))]
         notes += attach(self.model, decided, find_savings(tape, decided), self.quantization.by_key(), self._switch)
+        self._followed: dict[str, str] = {}
+        self._fall_back({name: format for name, format in formats.items() if name in self._operations})
         kept = [f"BatchNorm '{name}' is not folded: {reason}" for name, reason in folding.kept.items()]
         self._notes = list(dict.fromkeys([*kept, *folding.warnings, *decided.notes, *notes]))
         self._inputs = tree_map_only(Tensor, Tensor.detach, (args, kwargs))  # to look at the model again: to fold, to trace
         self._example = tree_map_only(Tensor, lambda _: None, (args, kwargs))
+
+    def _fall_back(self, formats: Mapping[str, str]) -> None:
+        """From now on these operations, by name, compute in these float formats, all others as planned."""
+        self.quantization.formats = formats
+        if formats != self._followed:  # what was compiled for the same formats stays good
+            fall_back(self.model, formats, self.quantizers())
+            self._followed = dict(formats)
+
+    def _needed(self) -> set[str]:
+        """The quantizers that quantize at some place: all but those that only operations which fall back have a use for."""
+        formats = self.quantization.formats
+        return {post.key for post in self._posts if post.is_integer(formats)}
+
+    def _released(self) -> dict[str, str]:
+        """All other quantizers, with the format that they round to instead: "float32" where that is left to the readers."""
+        needed, formats = self._needed(), self.quantization.formats
+        found: dict[str, set[str]] = {}
+        for post in self._posts:
+            if post.key not in needed:
+                there = {"float32"} if post.operation == "input" else {formats[name] for name in post.deciders}
+                found.setdefault(post.key, set()).update(there)
+        return {key: there.pop() if len(there) == 1 else "float32" for key, there in found.items()}
+
+    def _missing(self) -> list[str]:
+        """The quantizers without an encoding that quantize."""
+        needed = self._needed()
+        return [key for key, q in self.quantizers().items() if q.enabled and q.encoding is None and key in needed]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's forward, simulated. Raises NoEncodingError before calibration."""
@@ -89,7 +122,7 @@ class Simulation(NamedAsTheModel):
             raise self._no_encoding() from error
 
     def _no_encoding(self) -> NoEncodingError:
-        missing = [key for key, quantizer in self.quantizers().items() if quantizer.enabled and quantizer.encoding is None]
+        missing = self._missing()
         shown = ", ".join(f"'{key}'" for key in missing[:3]) + (", ..." if len(missing) > 3 else "")
         return NoEncodingError(
             f"QuantSim: {len(missing)} of {len(self.quantizers())} quantizers have no encoding ({shown}). Call sim.calibrate(data), "
@@ -99,7 +132,7 @@ class Simulation(NamedAsTheModel):
     @contextlib.contextmanager
     def _calibrated(self) -> Iterator[None]:
         """Simulation on; NoEncodingError if it cannot be."""
-        if any(quantizer.enabled and quantizer.encoding is None for quantizer in self.quantizers().values()):
+        if self._missing():
             raise self._no_encoding()
         with self._switch.turned(True):
             yield
@@ -128,11 +161,15 @@ class Simulation(NamedAsTheModel):
     def summary(self) -> Summary:
         """What is quantized and how, what stays in float, and why. ``print(sim.summary())``."""
         notes = [
-            f"{', '.join(place.unexpected())} in '{place.path}' ran where the example inputs did not show it: in float"
-            for place in places(self.model)
-            if place.unexpected()
+            f"{', '.join(met)} in '{path}' ran where the example inputs did not show it: in float" for path, met in self._met().items()
         ]
-        return summarize(self.model, self._planned, self._biases, self.quantizers(), self._left, [*self._notes, *notes])
+        fallen = Counter(self.quantization.formats.values())
+        notes += [f"{count} operations fall back to {format}" for format, count in fallen.items()]
+        return summarize(self.model, self._planned, self._biases, self.quantizers(), self._released(), self._left, [*self._notes, *notes])
+
+    def _met(self) -> dict[str, list[str]]:
+        """Functions that ran where the recording has none, by the path of the container that called them."""
+        return {place.path: met for place in places(self.model) if (met := place.unexpected())}
 
     def _weights(self) -> dict[str, Tensor]:
         """The parameters that have a quantizer, by its key."""
@@ -188,6 +225,10 @@ class Simulation(NamedAsTheModel):
     @savings.setter
     def savings(self, on: bool) -> None:
         self._switch.saves = on
+
+
+def _follow_state(sim: Simulation, _: object) -> None:
+    sim._fall_back(sim.quantization.formats)
 
 
 def _warn_of_training(model: nn.Module) -> None:

@@ -31,7 +31,8 @@ class NamedAsTheModel(nn.Module):
         self.register_load_state_dict_post_hook(_leave_out_of_report)  # type: ignore[no-untyped-call]
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        own = tuple(f"{prefix}quantization.{name}." for name, _ in self.quantization.named_children())
+        bank = f"{prefix}quantization."
+        own = (f"{bank}operation_formats", *(f"{bank}{name}." for name, _ in self.quantization.named_children()))
         models = [key for key in state_dict if key.startswith(prefix) and not key.startswith(own)]
         named = {key.removeprefix(prefix): state_dict.pop(key) for key in models}
         try:

@@ -57,6 +57,8 @@ class Row:
     format_counts : FormatCounts or None
         What rounding to float16 or bfloat16 does.
     enabled : bool
+    fallback : str
+        The float format in place of the grid, where all that use the tensor fall back; "" otherwise.
     distribution : Distribution or None
         Of what was observed, of a weight as it is now; None without a sketch, and of a weight that FSDP shards, as `clipped` then.
     """
@@ -77,6 +79,7 @@ class Row:
     nonfinite: int = 0
     clipped: float | None = None
     format_counts: FormatCounts | None = None
+    fallback: str = ""
     distribution: Distribution | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -112,7 +115,7 @@ class Row:
     def problem(self) -> str:
         """What is wrong: "not calibrated", "12 NaN or Inf", "3.20 % clipped"; "" where nothing is."""
         if not self.calibrated:
-            return "not calibrated" if self.enabled else ""
+            return "not calibrated" if self.enabled and not self.fallback else ""
         found = [f"{self.nonfinite} NaN or Inf"] if self.nonfinite else []
         return ", ".join(found + ([f"{percent(self.clipped)} clipped"] if (self.clipped or 0) >= CLIPPED else []))
 
@@ -153,7 +156,7 @@ class Summary:
                 r.range,
                 percent(r.clipped),
                 str(r.nonfinite or ""),
-                "" if r.enabled else "off",
+                (f"computed in {r.fallback}" if r.fallback else "") if r.enabled else "off",
             )
             for r in self.rows
         ]
@@ -198,18 +201,23 @@ def summarize(
     planned: Mapping[str, PlannedQuantizer],
     biases: Sequence[PlannedBias],
     quantizers: Mapping[str, Quantizer],
+    released: Mapping[str, str],
     left: list[LeftFloat],
     notes: list[str],
 ) -> Summary:
-    """The summary of a plan, of the state of its quantizers, and of the weights of the model that they are for."""
-    rows = [_row(planned[key], quantizer, model) for key, quantizer in quantizers.items()]
+    """The summary of a plan, of the state of its quantizers, and of the weights of the model that they are for.
+
+    `released`: the formats of those in whose place all that use them compute in float.
+    """
+    rows = [_row(planned[key], quantizer, model, released.get(key, "")) for key, quantizer in quantizers.items()]
     for bias in biases:
         enabled = quantizers[bias.input].enabled and quantizers[bias.weight].enabled
-        rows.append(Row(bias.parameter, "bias", bias.op, "int32", 32, True, f"scale of {bias.input} x {bias.weight}", enabled))
+        scale, fallback = f"scale of {bias.input} x {bias.weight}", released.get(bias.weight, "")
+        rows.append(Row(bias.parameter, "bias", bias.op, "int32", 32, True, scale, enabled, fallback=fallback))
     return Summary(rows, left, notes)
 
 
-def _row(plan: PlannedQuantizer, quantizer: Quantizer, model: nn.Module) -> Row:
+def _row(plan: PlannedQuantizer, quantizer: Quantizer, model: nn.Module, fallback: str) -> Row:
     spec, encoding, counts = quantizer.spec, quantizer.encoding, quantizer.counts
     weight = attrgetter(plan.parameter)(model) if plan.parameter else None
     if weight is not None and is_sharded(weight):
@@ -234,6 +242,7 @@ def _row(plan: PlannedQuantizer, quantizer: Quantizer, model: nn.Module) -> Row:
         nonfinite=counts.nonfinite,
         clipped=clipped,
         format_counts=quantizer.format_counts,
+        fallback=fallback,
         distribution=distribution,
     )
 

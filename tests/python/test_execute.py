@@ -363,7 +363,7 @@ def test_copies_are_whole_and_independent(copied):
     with other.float():
         assert sim.encodings().keys() == sim.quantizers().keys()
         assert not torch.equal(other(x), sim(x))
-    used = {id(quantizer) for place in places(other.model) for node in place.nodes for _, quantizer in node.outputs}
+    used = {id(quantizer) for place in places(other.model) for node in place.planned.plain for _, quantizer in node.outputs}
     assert used <= {id(quantizer) for quantizer in other.quantizers().values()}
 
 

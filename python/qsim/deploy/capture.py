@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -32,10 +33,13 @@ class Program:
         quantized goes through ``qsim_graph.quantized`` and ``qsim_graph.bias``.
     dynamic_batch : bool
         Whether it holds for every size of the first axis of its inputs. Otherwise it holds for the shapes it was traced with.
+    example_batch : int
+        Size of the first axis of the example inputs; 0 without any.
     """
 
     exported: ExportedProgram
     dynamic_batch: bool
+    example_batch: int
 
     @property
     def inputs(self) -> list[torch.fx.Node]:
@@ -67,7 +71,7 @@ def capture(sim: Simulation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> P
             except Exception as error:  # torch.export raises whatever its parts and the model raise
                 reason = reason or error
                 continue
-            program = Program(exported, _has_dynamic_batch(exported))
+            program = Program(exported, _has_dynamic_batch(exported), _batch_size(args, kwargs))
             if program.dynamic_batch or not wanted:
                 return program
     first = str(reason).strip().partition("\n")[0]
@@ -86,17 +90,24 @@ def _attempts(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[A
 
 
 def _export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
-    sizes = [len(t) for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor) and t.dim() > 0]
+    size = _batch_size(args, kwargs)
 
     def shape(t: Any) -> Any:
-        return {0: Dim.AUTO} if isinstance(t, Tensor) and t.dim() > 0 and len(t) == sizes[0] else None
+        return {0: Dim.AUTO} if isinstance(t, Tensor) and t.dim() > 0 and len(t) == size else None
 
     arguments = inspect.signature(model.forward).bind(*args, **kwargs).arguments
     shapes = torch.utils._pytree.tree_map(shape, dict(arguments))
-    return torch.export.export(model, args, kwargs, dynamic_shapes=shapes, strict=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of torch's own: flat weights of recurrent layers
+        return torch.export.export(model, args, kwargs, dynamic_shapes=shapes, strict=False)
+
+
+def _batch_size(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    return next((len(t) for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor) and t.dim() > 0), 0)
 
 
 def _has_dynamic_batch(exported: ExportedProgram) -> bool:
     inputs = set(exported.graph_signature.user_inputs)
     shapes = [node.meta["val"].shape for node in exported.graph.nodes if node.name in inputs and isinstance(node.meta.get("val"), Tensor)]
-    return any(len(shape) > 0 and isinstance(shape[0], torch.SymInt) for shape in shapes)
+    sizes = [shape[0] for shape in shapes if len(shape) > 0]
+    return any(isinstance(size, torch.SymInt) and size.node.maybe_as_int() is None for size in sizes)  # a guard may have fixed it

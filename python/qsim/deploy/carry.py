@@ -87,6 +87,12 @@ def key_of(node: Any) -> str | None:
     return str(node.args[1]) if isinstance(node, Node) and node.target is QUANTIZED else None
 
 
+def is_moving(node: Node) -> bool:
+    """Whether a node hands on elements of one tensor, and zeros, and computes nothing."""
+    name = operation(node)
+    return name in _MOVING or _pads_with_zero(node, name)
+
+
 def carry_marks(graph: Graph) -> None:
     """Put the mark of an operand again behind every operation that only moves its values, or joins values of one grid.
 
@@ -108,7 +114,7 @@ def carry_marks(graph: Graph) -> None:
 def _carried(node: Node) -> str | None:
     """The key of the one quantizer whose grid holds all results of `node`, if it only moves values."""
     name = operation(node)
-    if name in _MOVING or _pads_with_zero(node, name):
+    if is_moving(node):
         tensor = node.args[0]
         if node.target is operator.getitem and isinstance(tensor, Node) and operation(tensor) in _MOVING:
             tensor = tensor.args[0]  # a split's result is a list

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -81,10 +82,96 @@ class Actions:
     bias: PlannedBias | None = None
 
 
+class Post(NamedTuple):
+    """A place where a quantizer stands: at an operand or result of `operation` ("input": at an input of the model).
+
+    It quantizes to integers as long as one of `deciders`, names of operations, runs in integers.
+    """
+
+    key: str
+    operation: str
+    deciders: tuple[str, ...]
+
+    def is_integer(self, formats: Container[str]) -> bool:
+        """Whether it does while the operations in `formats` fall back."""
+        return any(name not in formats for name in self.deciders)
+
+
+@dataclass(frozen=True)
+class Operation:
+    """What runs as one, and falls back as one: a chain, or an operation by itself.
+
+    Attributes
+    ----------
+    name : str
+        Of its first member, as in the keys of quantizers.
+    op : str
+        "conv2d + relu".
+    members : tuple of str
+        Names of its operations, as overrides match them.
+    quantized : bool
+        Whether the plan has it run in integers.
+    hidden : tuple of str
+        Members that no function mode meets.
+    """
+
+    name: str
+    op: str
+    members: tuple[str, ...]
+    quantized: bool
+    hidden: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """What a fallback has to know of a site: its floating-point operands, those that it writes into, its number of results; where
+    quantizers of operands and results stand; the operations whose results are quantized only where this one reads them; and the
+    quantizers whose grids hold results that have none of their own."""
+
+    operation: str
+    operands: tuple[Slot, ...]
+    changed: frozenset[Slot]
+    outputs: int
+    reads: dict[Slot, Post]
+    makers: dict[Slot, tuple[str, ...]]
+    results: dict[int, Post]
+    joined: dict[int, Post]
+
+    def is_concerned(self, formats: Container[str]) -> bool:
+        """Whether something else stands here than the plan says while the operations in `formats` fall back."""
+        makers = {maker for found in self.makers.values() for maker in found}
+        beside = any(not post.is_integer(formats) for post in self.results.values())
+        return self.operation in formats or beside or any(maker in formats for maker in makers)
+
+
+class Unplanned(NamedTuple):
+    """An operand that no grid holds, of an operation that the plan has run in integers; `names`: by which a `LeftFloat` may tell why."""
+
+    operation: str
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Regions:
+    """What falls back, and what a fallback asks: operations by name, the neighbours of each site, the posts of inputs; and operands of
+    operations in integers that are in float."""
+
+    operations: dict[str, Operation] = field(default_factory=dict)
+    neighbours: dict[Site, Neighbours] = field(default_factory=dict)
+    inputs: dict[InputSlot, Post] = field(default_factory=dict)
+    unplanned: list[Unplanned] = field(default_factory=list)
+
+    @property
+    def posts(self) -> list[Post]:
+        """All places where quantizers stand."""
+        found = [post for around in self.neighbours.values() for posts in (around.reads, around.results) for post in posts.values()]
+        return [*self.inputs.values(), *found]
+
+
 @dataclass
 class Plan:
     """Routes of all containers by path, what happens at each site, quantizers by key, keys of quantized inputs, what stays in float,
-    and what is odd about the config."""
+    what is odd about the config, and what runs as one."""
 
     routes: dict[str, Route]
     actions: dict[Site, Actions]
@@ -92,6 +179,7 @@ class Plan:
     inputs: dict[InputSlot, str]
     left: list[LeftFloat]
     notes: list[str]
+    regions: Regions = field(default_factory=Regions)
 
     @property
     def biases(self) -> list[PlannedBias]:

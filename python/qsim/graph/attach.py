@@ -119,6 +119,16 @@ def attach(model: nn.Module, plan: Plan, savings: Mapping[Site, Saving], quantiz
     return notes
 
 
+def fall_back(model: nn.Module, formats: Mapping[str, str], quantizers: Mapping[str, Quantizer]) -> None:
+    """From now on the operations in `formats`, by name, compute in these float formats, and all others as planned."""
+    kept: dict[tuple[str, ...], Kept] = {}
+    for place in places(model):
+        place.fall_back(formats, kept)
+    for module in model.modules():
+        if _PLACE in vars(module) and (inputs := vars(module)[_PLACE][1]) is not None:
+            inputs.fall_back(formats, quantizers)
+
+
 def detach(model: nn.Module) -> None:
     """Undo `attach`: every container runs as it was written."""
     for module in model.modules():

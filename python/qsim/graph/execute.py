@@ -19,8 +19,9 @@ from torch.overrides import TorchFunctionMode
 
 from qsim.bias import BiasQuantizer
 from qsim.graph.actions import Actions, Plan
-from qsim.graph.frugal import InPlace, Kept, Rectifier, is_plain_eager, is_watched
+from qsim.graph.frugal import FrugalMaker, InPlace, Kept, Rectifier, is_plain_eager, is_watched
 from qsim.graph.functions import ALIAS, COMPOSITE, CONSTRUCTORS, RANDOM, SAME, TRANSPARENT, Function, name_of
+from qsim.graph.lowered import LiveMaker, Lowered, Maker, MarkMaker, fallen_site, site_beside
 from qsim.graph.marks import BiasMark, Mark
 from qsim.graph.routes import Site
 from qsim.graph.savings import Saving
@@ -39,6 +40,14 @@ class Node(NamedTuple):
     instead: Rectifier | None = None
 
 
+class Nodes(NamedTuple):
+    """The nodes of a route, thrice: what they do by the plan, with what may be saved, and with marks in place of quantizers."""
+
+    plain: list[Node]
+    frugal: list[Node]
+    marked: list[Node]
+
+
 class Switch:
     """Shared by all containers of one simulation. Off: they run as they were written, without any function mode."""
 
@@ -46,17 +55,19 @@ class Switch:
         self.on = True
         self.saves = True
         self.marks = False
+        self.falls_back = True
         self.mode: type[LocalMode] = LocalMode
 
     @contextlib.contextmanager
-    def turned(self, on: bool, *, marks: bool = False) -> Iterator[None]:
-        """Within the context the switch is `on`, with `qsim.graph.marks` in the places of all quantizers if `marks`."""
-        was = self.on, self.marks
-        self.on, self.marks = on, marks
+    def turned(self, on: bool, *, marks: bool = False, falls_back: bool = True) -> Iterator[None]:
+        """Within the context the switch is `on`, with `qsim.graph.marks` in the places of all quantizers if `marks`; operations fall
+        back if `falls_back`."""
+        was = self.on, self.marks, self.falls_back
+        self.on, self.marks, self.falls_back = on, marks, falls_back
         try:
             yield
         finally:
-            self.on, self.marks = was
+            self.on, self.marks, self.falls_back = was
 
 
 class Place:
@@ -77,16 +88,16 @@ class Place:
         route = plan.routes[path]
         self.path, self.switch, self.next = path, switch, route.next
         self.start = (0, 1 if route.next[1] else 0)
-        actions = [plan.actions.get(site, Actions()) if site else Actions() for site in route.sites]
-        self.nodes = [_node(found, quantizers) for found in actions]
-        self.marked = [_marked(found) for found in actions]
+        self._actions = [plan.actions.get(site, Actions()) if site else Actions() for site in route.sites]
+        self._savings = [savings.get(site, Saving()) if site else Saving() for site in route.sites]
+        self._neighbours = [plan.regions.neighbours.get(site) if site else None for site in route.sites]
+        self._quantizers = quantizers
+        frugal = [_frugal(*each, quantizers, kept) for each in zip(self._actions, self._savings, strict=True)]
+        self.planned = Nodes([_node(a, quantizers) for a in self._actions], frugal, [_marked(a) for a in self._actions])
+        self.fallen = self.planned
         self.names = [site.name if site else "" for site in route.sites]
-        self.frugal = [
-            _frugal(node, found, savings.get(site, Saving()) if site else Saving(), quantizers, kept)
-            for node, found, site in zip(self.nodes, actions, route.sites, strict=True)
-        ]
         self.floats = [site.first_operand if site else None for site in route.sites]
-        self.weights = [_own_weight(path, plan, found) for found in actions]
+        self.weights = [_own_weight(path, plan, found) for found in self._actions]
         self.unseen, self.frames = route.unseen, dict[tuple[int, int | str], Place]()
         self.leaves: list[nn.Module] = []  # those that may have hooks which see memory that a saving overwrites later
         self.met: set[str] = set()
@@ -94,6 +105,20 @@ class Place:
     def link(self, frames: Mapping[tuple[int, int | str], str], made: Mapping[str, Place]) -> None:
         """Tell the place where the frames of its composite functions are."""
         self.frames = {entered: made[path] for entered, path in frames.items()}
+
+    def fall_back(self, formats: Mapping[str, str], kept: dict[tuple[str, ...], Kept]) -> None:
+        """From now on the operations in `formats`, by name, compute in these float formats. `kept` as in the constructor."""
+        self.fallen = Nodes(*(list(nodes) for nodes in self.planned)) if formats else self.planned
+        for at, (actions, around) in enumerate(zip(self._actions, self._neighbours, strict=True)):
+            if around is None or not around.is_concerned(formats):
+                continue
+            parameters = {actions.operands[slot].key for slot in self._savings[at].kept & actions.operands.keys()}
+            makers: list[Maker] = [LiveMaker(self._quantizers), FrugalMaker(self._quantizers, parameters, kept), MarkMaker()]
+            for nodes, make in zip(self.fallen, makers, strict=True):
+                if around.operation in formats:
+                    nodes[at] = Node(*fallen_site(actions, around, formats, make))
+                else:
+                    nodes[at] = Node(*site_beside(nodes[at].operands, nodes[at].outputs, around, formats, make))
 
     def is_watched(self) -> bool:
         """Whether hooks look at what the leaves of the container compute: they shall find it unchanged."""
@@ -114,8 +139,9 @@ def _own_weight(path: str, plan: Plan, actions: Actions) -> tuple[Slot, Callable
     return None
 
 
-def _frugal(node: Node, actions: Actions, saving: Saving, quantizers: Mapping[str, Quantizer], kept: dict[tuple[str, ...], Kept]) -> Node:
-    """`node` with what may be saved there. `kept`: what all sites keep, so that those that read one parameter keep it once."""
+def _frugal(actions: Actions, saving: Saving, quantizers: Mapping[str, Quantizer], kept: dict[tuple[str, ...], Kept]) -> Node:
+    """As `_node`, with what may be saved there. `kept`: what all sites keep, so that those that read one parameter keep it once."""
+    node = _node(actions, quantizers)
     operands = dict(node.operands)
     for slot in saving.kept & actions.operands.keys():
         use = actions.operands[slot]
@@ -148,18 +174,36 @@ def _marked(actions: Actions) -> Node:
     return Node(tuple(operands), tuple((index, Mark(key)) for index, key in actions.outputs.items()))
 
 
+Paths = list[tuple[tuple[Any, ...], Quantize]]
+
+
 class Inputs:
     """Quantizes the inputs of the model, however the caller passes them."""
 
     def __init__(self, cls: type[nn.Module], plan: Plan, quantizers: Mapping[str, Quantizer], switch: Switch) -> None:
         self.names = list(inspect.signature(cls.forward).parameters)[1:]  # without self
         paths = {slot if isinstance(slot, tuple) else (slot,): key for slot, key in plan.inputs.items()}
-        self.paths = [(path, quantizers[key]) for path, key in paths.items()]
-        self.marked = [(path, Mark(key)) for path, key in paths.items()]
+        self.paths: Paths = [(path, quantizers[key]) for path, key in paths.items()]
+        self.marked: Paths = [(path, Mark(key)) for path, key in paths.items()]
+        self.posts = [plan.regions.inputs[slot] for slot in plan.inputs]
+        self.planned = self.fallen = self.paths, self.marked
         self.switch = switch
 
+    def fall_back(self, formats: Mapping[str, str], quantizers: Mapping[str, Quantizer]) -> None:
+        """From now on the operations in `formats` compute in float; what they alone read they round themselves."""
+        integer = [post.is_integer(formats) for post in self.posts]
+        if all(integer):
+            self.fallen = self.planned
+            return
+        paths = [
+            (path, quantizer if as_planned else Lowered(quantizers[post.key], "float32"))
+            for (path, quantizer), post, as_planned in zip(self.paths, self.posts, integer, strict=True)
+        ]
+        self.fallen = paths, [mark for mark, as_planned in zip(self.marked, integer, strict=True) if as_planned]
+
     def quantize(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
-        for (slot, *path), quantizer in self.marked if self.switch.marks else self.paths:
+        paths, marked = self.fallen if self.switch.falls_back else self.planned
+        for (slot, *path), quantizer in marked if self.switch.marks else paths:
             slot = self._as_passed(slot, args, kwargs)
             if isinstance(slot, int):
                 args = (*args[:slot], _replaced(args[slot], path, quantizer), *args[slot + 1 :])
@@ -238,11 +282,12 @@ class LocalMode(TorchFunctionMode):
     def __init__(self, place: Place, training: bool, container: nn.Module | None = None) -> None:
         self.place, self.training, self.at, self.entered = place, training, place.start[training], 0
         self.container = container
+        nodes = place.fallen if place.switch.falls_back else place.planned
         if place.switch.marks:
-            self.nodes = place.marked
+            self.nodes = nodes.marked
         else:
             saves = is_plain_eager() and place.switch.saves and not place.is_watched()
-            self.nodes = place.frugal if saves else place.nodes
+            self.nodes = nodes.frugal if saves else nodes.plain
 
     def frame(self, name: str) -> AbstractContextManager[Any]:
         """Follows part of a composite function along a route of its own; one that was not recorded runs in float."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import sys
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules.module import _has_any_global_hook
 
 from qsim.bias import BiasQuantizer
+from qsim.graph.lowered import LiveMaker, Lowered, Quantize
 from qsim.graph.savings import Saving
 from qsim.quantizer import Quantizer
 
@@ -71,15 +72,15 @@ class Kept:
 
     Parameters
     ----------
-    quantizer : Quantizer or BiasQuantizer
+    quantizer : Quantizer, Lowered or BiasQuantizer
     """
 
-    def __init__(self, quantizer: Quantizer | BiasQuantizer) -> None:
+    def __init__(self, quantizer: Quantizer | Lowered | BiasQuantizer) -> None:
         self.quantizer = quantizer
-        self._sources = (quantizer,) if isinstance(quantizer, Quantizer) else (quantizer.input, quantizer.weight)
+        self._sources = _sources(quantizer)
         self._kept: tuple[Stamp, list[Any], Tensor] | None = None  # replaced as a whole: threads share it
 
-    def __reduce__(self) -> tuple[type[Kept], tuple[Quantizer | BiasQuantizer]]:
+    def __reduce__(self) -> tuple[type[Kept], tuple[Quantizer | Lowered | BiasQuantizer]]:
         return Kept, (self.quantizer,)
 
     def __call__(self, value: Tensor) -> Tensor:
@@ -87,7 +88,7 @@ class Kept:
 
     def unobserved(self, value: Tensor) -> Tensor:
         """For a second reader of the same parameter: see `qsim.graph.plan.Use`."""
-        assert isinstance(self.quantizer, Quantizer)
+        assert not isinstance(self.quantizer, BiasQuantizer)
         return self._of(value, self.quantizer.quantize)
 
     def _of(self, value: Tensor, quantize: Callable[[Tensor], Tensor]) -> Tensor:
@@ -109,6 +110,13 @@ class Kept:
         return quantized
 
 
+def _sources(quantizer: Quantizer | Lowered | BiasQuantizer) -> tuple[Quantizer, ...]:
+    """The quantizers whose encodings and switches decide on the result."""
+    if isinstance(quantizer, BiasQuantizer):
+        return quantizer.input, quantizer.weight
+    return (quantizer.quantizer if isinstance(quantizer, Lowered) else quantizer,)
+
+
 def _have_versions(tensors: Iterable[Tensor]) -> bool:
     return all(type(t) in _TYPES and not t.is_inference() for t in tensors)
 
@@ -118,6 +126,20 @@ def _is_sharding() -> bool:
     would undo it."""
     composable = sys.modules.get("torch.distributed._composable_state")
     return composable is not None and len(composable._module_state_mapping) > 0
+
+
+class FrugalMaker(LiveMaker):
+    """As `LiveMaker`; keeps the parameters whose quantizers have these keys."""
+
+    def __init__(self, quantizers: Mapping[str, Quantizer], parameters: Container[str], kept: dict[tuple[str, ...], Kept]) -> None:
+        super().__init__(quantizers)
+        self.parameters, self.kept = parameters, kept
+
+    def lowered(self, key: str, observes: bool, format: str, *, enters: bool) -> Quantize | None:
+        if key not in self.parameters:
+            return super().lowered(key, observes, format, enters=enters)
+        kept = self.kept.setdefault((key, format), Kept(Lowered(self.quantizers[key], format)))
+        return kept if observes else kept.unobserved
 
 
 class InPlace:

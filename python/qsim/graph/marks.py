@@ -9,12 +9,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-for _name, _schema in {"quantized": "(Tensor x, str key) -> Tensor", "bias": "(Tensor b, str input, str weight) -> Tensor"}.items():
+_SCHEMAS = {
+    "quantized": "(Tensor x, str key) -> Tensor",
+    "bias": "(Tensor b, str input, str weight) -> Tensor",
+    "rounded": "(Tensor x, str format, bool enters) -> Tensor",
+}
+for _name, _schema in _SCHEMAS.items():
     torch.library.define(f"qsim_graph::{_name}", _schema)
     torch.library.register_fake(f"qsim_graph::{_name}", lambda x, *_: torch.empty_like(x))
 
 QUANTIZED = torch.ops.qsim_graph.quantized.default
 BIAS = torch.ops.qsim_graph.bias.default
+ROUNDED = torch.ops.qsim_graph.rounded.default
 
 
 class Mark:
@@ -36,4 +42,18 @@ class BiasMark:
 
     def __call__(self, bias: Tensor) -> Tensor:
         marked: Tensor = BIAS(bias, self.input, self.weight)
+        return marked
+
+
+class RoundingMark:
+    """Where a tensor enters or leaves an operation that falls back: ``qsim_graph::rounded(x, format, enters)``.
+
+    Between marks that enter and marks that leave, a runtime computes in `format`: "float16" or "bfloat16".
+    """
+
+    def __init__(self, format: str, enters: bool) -> None:
+        self.format, self.enters = format, enters
+
+    def __call__(self, x: Tensor) -> Tensor:
+        marked: Tensor = ROUNDED(x, self.format, self.enters)
         return marked

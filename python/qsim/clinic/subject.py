@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map_only
 
 from qsim.batch_norm import FoldReport, fold_batch_norms
 from qsim.calibration import Forward, arguments_of, to_device
-from qsim.graph.actions import Plan
+from qsim.graph.actions import Plan, Regions
 from qsim.graph.attach import attach
 from qsim.graph.execute import LocalMode, Switch
 from qsim.graph.functions import Function
@@ -59,6 +59,8 @@ class Subject:
 
     Attributes
     ----------
+    original : nn.Module
+        The model as it was given.
     model : nn.Module
         The copy.
     folding : FoldReport
@@ -70,7 +72,7 @@ class Subject:
     """
 
     def __init__(self, model: nn.Module, example_inputs: Any, *, fold: bool = True) -> None:
-        self.model = copy.deepcopy(model).eval()
+        self.original, self.model = model, copy.deepcopy(model).eval()
         args, kwargs = call_arguments(example_inputs)
         self.folding: FoldReport = fold_batch_norms(self.model, example_inputs) if fold else FoldReport()
         self.tape: Tape
@@ -79,15 +81,19 @@ class Subject:
         self.sites: dict[str, Site] = {site.name: site for site in site_of.values()}
         self._example = tree_map_only(Tensor, lambda _: None, (args, kwargs))
         self._switch = _VisitedSwitch()
-        self.notes += attach(self.model, Plan(routes, {}, {}, {}, [], []), {}, {}, self._switch)
+        self.notes += attach(self.model, Plan(routes, {}, {}, {}, [], [], Regions()), {}, {}, self._switch)
 
     def run(self, batch: Any, forward: Forward | None = None) -> Any:
         """What the model returns for a batch, as `QuantSim.calibrate` takes batches."""
         with torch.no_grad():
-            if forward is not None:
-                return forward(self.model, batch)
-            args, kwargs = to_device(arguments_of(batch, self._example), self.model)
-            return self.model(*args, **kwargs)
+            return self.call(self.model, batch, forward)
+
+    def call(self, model: nn.Module, batch: Any, forward: Forward | None = None) -> Any:
+        """What another model of the same signature returns for a batch."""
+        if forward is not None:
+            return forward(model, batch)
+        args, kwargs = to_device(arguments_of(batch, self._example), model)
+        return model(*args, **kwargs)
 
     @contextmanager
     def visited(self, visitor: Visitor) -> Iterator[None]:

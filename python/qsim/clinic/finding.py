@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from qsim.doctor.codes import CODES
+from qsim.clinic.codes import CODES
 
 Severity = Literal["error", "warning", "info"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")  # worst first
@@ -19,7 +19,7 @@ class Finding:
     Attributes
     ----------
     code : str
-        "QS001" ...: `qsim.doctor.codes` says what each means.
+        "QS001" ...: `qsim.clinic.codes` says what each means.
     severity : "error", "warning" or "info"
         error: the deployed model is wrong or does not build. warning: it may be, or accuracy is lost. info: worth knowing.
     module : str

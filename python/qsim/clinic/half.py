@@ -1,0 +1,200 @@
+"""Half-precision execution: a visitor that runs a model as an engine does whose tensors are in a narrow float format.
+
+Arithmetic inside an operation is float32; what an operation reads and what it returns is rounded. An operation that is *kept* reads and
+returns float32. Every tensor is therefore one of three: in the format (what an operation returned, rounded), wide (what a kept one
+returned), or raw (a weight, an input, a constant: rounded by each operation that reads it and is not kept). What only moves values
+keeps that: it runs in float32 if one of its operands is wide, in the format if one is in the format.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from qsim.clinic.internals import Total, inside
+from qsim.graph.functions import ALIAS, TRANSPARENT, Function, name_of, route_name
+from qsim.graph.tape import version_of
+from qsim.ops.round_to_format import count_format_, round_to_format, round_to_format_, round_to_format_counted
+
+T = TypeVar("T")
+Weights = dict[int, tuple[Tensor, int, Tensor]]  # by id: the tensor, its version, and it rounded
+
+_MARK = "_qsim_precision"  # attribute of a tensor: one of the next two, or none for what is raw
+_IN_FORMAT, _WIDE = 1, 2
+
+
+def _table(names: str) -> frozenset[str]:
+    return frozenset(names.split())
+
+
+# Operations whose numbers are tensors for an engine, and are rounded as tensors are. Others are attributes: an epsilon of a fused
+# normalization, the size of an interpolation.
+_NUMBERS_ARE_OPERANDS = _table(
+    """
+    add radd iadd sub rsub isub mul rmul imul multiply subtract div divide true_divide truediv rtruediv rdiv itruediv floor_divide
+    floordiv rfloordiv pow rpow ipow float_power remainder fmod mod clamp clamp_min clamp_max clip maximum minimum addcmul addcdiv
+    lerp where masked_fill masked_fill_ full_like new_full fill_ nan_to_num hardtanh threshold pad normalize cosine_similarity
+    hypot atan2 __setitem__ setitem index_fill index_fill_
+    """
+)
+# Operations whose result is in the format if their operands are.
+_EXACT = _table("relu relu6 neg abs absolute cat concat stack hstack vstack dstack maximum minimum sign floor ceil round trunc")
+
+_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+class HalfPrecision:
+    """Visits a model, rounds what is not kept, and counts per operation what rounding does.
+
+    Parameters
+    ----------
+    format : str
+    keep : frozenset of str
+        Names of operations that stay in float32.
+    counts : mapping of str to Tensor, int64 [6]
+        By operation, where `FormatCounts` of its results are added; an operation without an entry is rounded and not counted.
+    weights : Weights
+        Rounded parameters and buffers, filled as they are met: share one between executions of one model.
+    narrow : bool
+        Whether sums inside an operation are rounded too, as accumulators of the format's width do.
+    """
+
+    def __init__(self, format: str, keep: frozenset[str], counts: Mapping[str, Tensor], weights: Weights, *, narrow: bool = False) -> None:
+        self.format, self.keep, self.counts, self.weights, self.narrow = format, keep, counts, weights, narrow
+        self._numbers: dict[float, float] = {}
+
+    def operation(self, name: str, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if name in self.keep:
+            return _marked(func(*args, **kwargs), _WIDE)
+        args, kwargs = self._read(func, args, kwargs)
+        written_out = inside(func) if self.narrow else None
+        if written_out is not None:
+            return self._returned(name, func, written_out(self._total(name), *args, **kwargs), (), {})
+        return self._returned(name, func, func(*args, **kwargs), args, kwargs)
+
+    def passed(self, path: str, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if name_of(func) not in TRANSPARENT:  # it computes, in a branch that the recording has not seen
+            return self.operation(".".join(filter(None, (path, name_of(func)))), func, args, kwargs)
+        found = {getattr(t, _MARK, None) for t in _tensors(args, kwargs)}
+        precision = _WIDE if _WIDE in found else _IN_FORMAT if _IN_FORMAT in found else None
+        if precision == _IN_FORMAT:
+            args, kwargs = self._read(func, args, kwargs)
+        out = ALIAS.get(route_name(func), func)(*args, **kwargs)
+        if precision is not None:
+            _marked(out, precision)
+            if func.__name__ in ("__setitem__", "copy_", "fill_"):  # the one that is written to
+                _marked(args[0], precision)
+        return out
+
+    def _read(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of a call, rounded where they are not in the format."""
+        name = route_name(func)
+        numbers = name_of(func) in _NUMBERS_ARE_OPERANDS
+        changed = args[0] if args and name.endswith("_") and not name.startswith("__") else None
+        given = [self._argument(value, numbers, in_place=value is changed) for value in args]
+        if name in ("__setitem__", "setitem"):
+            given[1] = args[1]  # an index
+        return tuple(given), {key: self._argument(value, numbers) for key, value in kwargs.items()}
+
+    def _argument(self, value: Any, numbers: bool, *, in_place: bool = False) -> Any:
+        if isinstance(value, Tensor):
+            return self._operand(value, in_place=in_place)
+        if numbers and isinstance(value, (int, float)):
+            return self._number(value)
+        if type(value) in (tuple, list) and any(isinstance(v, Tensor) for v in value):
+            return type(value)(self._argument(v, numbers) for v in value)
+        return value
+
+    def _returned(self, name: str, func: Function, out: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What a call returned, rounded; in place where it is one of the arguments."""
+        if name_of(func) in _EXACT:
+            return _marked(out, _IN_FORMAT)
+        counts = self.counts.get(name)
+        given = {id(t) for t in _tensors(args, kwargs)}
+
+        def rounded(t: Tensor) -> Tensor:
+            if not t.is_floating_point() or t.layout is not torch.strided:
+                return t
+            if id(t) in given:
+                if counts is not None:
+                    count_format_(t, self.format, counts)
+                t = round_to_format_(t, self.format)
+            elif counts is None or torch._C._functorch.is_functorch_wrapped_tensor(t):
+                t = self._rounded(t)
+            else:
+                t = round_to_format_counted(t, self.format, counts)
+            return _marked(t, _IN_FORMAT)
+
+        return rounded(out) if isinstance(out, Tensor) else tree_map_only(Tensor, rounded, out)
+
+    def _total(self, name: str) -> Total:
+        def total(added: Tensor, terms: Tensor, count: float) -> Tensor:
+            return round_to_format_counted(added, self.format, self.counts[name]) if name in self.counts else self._rounded(added)
+
+        return total
+
+    def _operand(self, t: Tensor, *, in_place: bool) -> Tensor:
+        if not t.is_floating_point() or t.layout is not torch.strided or getattr(t, _MARK, None) == _IN_FORMAT:
+            return t
+        if in_place:
+            return _marked(round_to_format_(t, self.format), _IN_FORMAT)
+        if not isinstance(t, nn.Parameter):
+            return self._rounded(t)
+        found = self.weights.get(id(t))
+        if found is None or found[1] != version_of(t):
+            found = self.weights[id(t)] = (t, version_of(t), self._rounded(t))  # with t: its id stays its own
+        return found[2]
+
+    def _rounded(self, t: Tensor) -> Tensor:
+        if torch._C._functorch.is_functorch_wrapped_tensor(t):  # under vmap or jvp, which know the casts alone
+            return _marked(t.to(_DTYPES[self.format]).to(t.dtype), _IN_FORMAT)
+        return _marked(round_to_format(t, self.format), _IN_FORMAT)
+
+    def _number(self, value: float) -> float:
+        if isinstance(value, bool):
+            return value
+        if value not in self._numbers:
+            near = nearest(value, self.format)
+            self._numbers[value] = value if near == value else near
+        return self._numbers[value]
+
+
+def is_raw(t: Tensor) -> bool:
+    """Whether a tensor is what no operation has returned: a weight, an input, a constant, or what was made of these by moving values."""
+    return not hasattr(t, _MARK)
+
+
+def nearest(value: float, format: str) -> float:
+    """A number rounded to a format.
+
+    Examples
+    --------
+    >>> nearest(1e6, "float16"), nearest(1e-8, "float16"), nearest(0.5, "float16")
+    (inf, 0.0, 0.5)
+    """
+    if math.isinf(value) or value == 0:
+        return value
+    return round_to_format(torch.tensor(value, dtype=torch.float64), format).item()
+
+
+def _tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    found = []
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, (tuple, list)):
+            found += [v for v in value if isinstance(v, Tensor)]
+    return found
+
+
+def _marked(out: T, precision: int) -> T:
+    """`out`, with its floating-point tensors told to be of a precision."""
+    for t in [out] if isinstance(out, Tensor) else _tensors((out,), {}):
+        if t.is_floating_point():
+            setattr(t, _MARK, precision)
+    return out

@@ -1,0 +1,198 @@
+"""The shadow: a model run as its target would run it, beside what it computes in float32."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from qsim.calibration import Forward
+from qsim.clinic.half import HalfPrecision, Weights
+from qsim.clinic.subject import Subject
+from qsim.clinic.targets import Target
+from qsim.clinic.trace import LostConstant, Row, Sampling, Traced
+from qsim.deviation import Deviation
+from qsim.format_counts import FormatCounts
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of the model's output in a shadow execution.
+
+    Attributes
+    ----------
+    ok : bool
+        Finite wherever float32 is finite, and close enough to it.
+    sqnr : float
+        dB of the worst output tensor over all batches; +Inf where nothing differs, -Inf where nothing could be compared.
+    nonfinite : int
+        Elements of the output that are NaN or Inf and finite in float32.
+    first : str or None
+        The first operation with more NaN and Inf in its result than in float32; None if there is none.
+    error : str
+        What the model raised, which it does not raise in float32; "" if it ran.
+    """
+
+    ok: bool
+    sqnr: float
+    nonfinite: int
+    first: str | None
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A shadow execution in detail.
+
+    Attributes
+    ----------
+    outcome : Outcome
+    rows : dict of str to Row
+        By operation, in the order of the model.
+    constants : list of LostConstant
+    """
+
+    outcome: Outcome
+    rows: dict[str, Row]
+    constants: list[LostConstant]
+
+
+class Shadow:
+    """Runs a model on the same batches again and again, each time with other operations kept in float32.
+
+    Parameters
+    ----------
+    subject : Subject
+    target : Target
+        With a float format.
+    batches : sequence
+        All of them are kept, with the model's float32 outputs.
+    forward : callable, optional
+        As for `QuantSim.calibrate`.
+    sqnr : float, optional
+        dB that an output needs to be ok; the target's by default.
+
+    Attributes
+    ----------
+    probes : int
+        How often the model was run in half precision.
+    seconds : float
+        How long that took.
+    """
+
+    def __init__(
+        self, subject: Subject, target: Target, batches: Sequence[Any], forward: Forward | None = None, *, sqnr: float | None = None
+    ) -> None:
+        if target.format is None:
+            raise ValueError(f"Shadow: target {target.name!r} has no float format narrower than float32")
+        self.subject, self.target, self.format = subject, target, target.format
+        self.sqnr = target.sqnr if sqnr is None else sqnr
+        self.probes, self.seconds = 0, 0.0
+        self._batches, self._forward = batches, forward
+        self._rows = {name: i for i, name in enumerate(subject.sites)}
+        self._weights: Weights = {}
+        self._narrow = target.accumulator == "float16"
+        self._random = torch.get_rng_state(), random.getstate()
+        self._device = next((t.device for t in (*subject.model.parameters(), *subject.model.buffers())), torch.device("cpu"))
+        counts = self._counts()
+        self._outputs: list[list[Tensor]] = []
+        self._nonfinite = [dict.fromkeys(counts, 0)]  # by operation, in float32, after so many batches
+        for batch in batches:
+            self._outputs.append(self._run(batch, Sampling(counts, self.format)))
+            self._nonfinite.append({name: sum(row[1:3]) for name, row in _numbers(counts).items()})
+
+    def probe(self, keep: frozenset[str] = frozenset()) -> Outcome:
+        """Run every batch with the operations named in `keep` in float32. Stops at the first batch whose output is broken."""
+        counts = self._counts()
+        return self._execute(HalfPrecision(self.format, keep, counts, self._weights, narrow=self._narrow), counts)[0]
+
+    def trace(self, keep: frozenset[str] = frozenset()) -> Trace:
+        """As `probe`, and tell how far every operation is from float32. Runs the model twice on each batch."""
+        counts = self._counts()
+        visitor = Traced(self.format, keep, counts, self._weights, narrow=self._narrow)
+        outcome, expected = self._execute(visitor, counts)
+        rows = {
+            name: Row(FormatCounts(*row), expected[name], visitor.deviations.get(name, Deviation()))
+            for name, row in _numbers(counts).items()
+        }
+        return Trace(outcome, rows, list(visitor.constants.values()))
+
+    def _execute(self, visitor: HalfPrecision, counts: dict[str, Tensor]) -> tuple[Outcome, dict[str, int]]:
+        """The outcome, and by operation how much of what ran is not finite in float32."""
+        began = time.perf_counter()
+        deviations: dict[int, Deviation] = {}
+        batches, nonfinite, error = 0, 0, ""
+        for batch, expected in zip(self._batches, self._outputs, strict=True):
+            if isinstance(visitor, Traced):
+                sampling = Sampling({}, self.format)
+                self._run(batch, sampling)
+                visitor.follow(sampling.samples)
+            batches += 1
+            try:
+                out = self._run(batch, visitor)
+            except Exception as e:  # a model that checks its numbers, or takes indices from them
+                error = f"{type(e).__name__}: {e}"
+                break
+            nonfinite += _compare(expected, out, deviations)
+            if nonfinite:
+                break
+        self.probes += 1
+        self.seconds += time.perf_counter() - began
+        usual = self._nonfinite[batches]
+        compared = (d.sqnr if d.elements > d.nonfinite else -math.inf for d in deviations.values() if d.elements)
+        sqnr = -math.inf if error else min(compared, default=math.inf)
+        rounded = {name: sum(row[1:4]) for name, row in _numbers(counts).items()}  # NaN, Inf, and what overflows
+        first = next((name for name, found in rounded.items() if found > usual[name]), None)
+        return Outcome(not error and not nonfinite and sqnr >= self.sqnr, sqnr, nonfinite, first, error), usual
+
+    def _run(self, batch: Any, visitor: Any) -> list[Tensor]:
+        with self._same_random_numbers(), self.subject.visited(visitor):
+            out = self.subject.run(tree_map_only(Tensor, torch.clone, batch), self._forward)
+        return [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
+
+    @contextmanager
+    def _same_random_numbers(self) -> Iterator[None]:
+        """Every execution draws the numbers that the first one drew."""
+        before = random.getstate()
+        with torch.random.fork_rng():
+            torch.set_rng_state(self._random[0])
+            random.setstate(self._random[1])
+            try:
+                yield
+            finally:
+                random.setstate(before)
+
+    def _counts(self) -> dict[str, Tensor]:
+        return dict(zip(self._rows, torch.zeros(len(self._rows), 6, dtype=torch.int64, device=self._device).unbind(), strict=True))
+
+
+def _numbers(counts: dict[str, Tensor]) -> dict[str, list[int]]:
+    """Waits for the device once."""
+    return dict(zip(counts, torch.stack([*counts.values()]).tolist(), strict=True)) if counts else {}
+
+
+def _compare(expected: list[Tensor], out: list[Tensor], deviations: dict[int, Deviation]) -> int:
+    """Add the outputs of a batch to the deviations by output; how many elements are broken. Other shapes are broken as a whole.
+
+    Indices and masks are compared where there is nothing else: that a class number is another one is not a matter of degree.
+    """
+    floats = [i for i, t in enumerate(expected) if t.is_floating_point()]
+    broken = 0
+    for i in floats or range(len(expected)):
+        if i >= len(out) or out[i].shape != expected[i].shape:
+            broken += expected[i].numel() or 1
+            continue
+        if not expected[i].isfinite().any():  # nothing to compare with, and nothing to lose
+            continue
+        deviation = deviations.setdefault(i, Deviation())
+        deviation.add(expected[i], out[i])
+        broken += int((expected[i].isfinite() & ~out[i].isfinite()).sum())
+    return broken

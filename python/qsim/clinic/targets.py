@@ -1,0 +1,66 @@
+"""What each target does to numbers: the float format of its tensors, the width of its accumulators, the integers of its kernels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from qsim.float_format import FLOAT_FORMATS, FloatFormat
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where the model is to run.
+
+    Attributes
+    ----------
+    name : str
+    format : str or None
+        What tensors, weights and constants are stored in; None: float32.
+    accumulator : "float16" or "float32"
+        What sums inside an operation are kept in. Sums of float16 numbers overflow in float16 although their mean would fit.
+    folds : bool
+        Whether BatchNorms become part of the layers beside them before anything runs.
+    integers : bool
+        Whether weights and activations become int8: what is not quantized stays in float32.
+    sqnr : float
+        dB that the output keeps at least when nothing is wrong: what several dozen roundings to the format cost, and a margin.
+    """
+
+    name: str
+    format: str | None = None
+    accumulator: Literal["float16", "float32"] = "float32"
+    folds: bool = True
+    integers: bool = False
+    sqnr: float = 20.0
+
+    @property
+    def numbers(self) -> FloatFormat | None:
+        """The numbers of the format; None for float32."""
+        return None if self.format is None else FLOAT_FORMATS[self.format]
+
+
+TARGETS = {
+    target.name: target
+    for target in (
+        Target("float32", folds=False),
+        Target("bf16", "bfloat16", folds=False),
+        # TensorRT and ONNX Runtime sum the products of half-precision kernels in float32 (tensor cores; CPU kernels compute in float32).
+        Target("tensorrt-fp16", "float16", sqnr=30.0),
+        Target("onnxruntime-fp16", "float16", sqnr=30.0),
+        # The Neural Engine keeps sums in float16, as far as anybody outside can tell: coremltools' guide to typed execution.
+        Target("coreml-fp16", "float16", accumulator="float16", sqnr=30.0),
+        Target("tensorrt-int8", integers=True),
+        Target("onnxruntime-int8", integers=True),
+        Target("openvino-int8", integers=True),
+    )
+}
+
+
+def target_named(name: str | Target) -> Target:
+    """The target of a name; a Target of one's own is handed through."""
+    if isinstance(name, Target):
+        return name
+    if name not in TARGETS:
+        raise ValueError(f"doctor: got target={name!r}; expected one of {', '.join(TARGETS)}")
+    return TARGETS[name]

@@ -1,0 +1,56 @@
+"""What an export did, as a value that prints."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from qsim.stages import seconds_text
+
+if TYPE_CHECKING:
+    from qsim.deploy.verify import Verification
+
+
+@dataclass(frozen=True)
+class ExportReport:
+    """What `QuantSim.export` wrote. ``print(report)`` tells all of it.
+
+    Attributes
+    ----------
+    path : Path
+        The model.
+    target : str
+    opset : int
+    files : dict of Path to int
+        Every file that was written, and its bytes.
+    seconds : dict of str to float
+        Time by stage: "trace", "translate", "quantize", "write", and "verify" where that was asked for.
+    names : dict of str to str
+        For each quantizer the tensor of the model that holds its integers (or its numbers of a float format). Also in the model's
+        metadata, as ``qsim.names``.
+    notes : list of str
+        What is not as the simulation has it, or was decided on the way.
+    lint : dict of str to str
+        The operations that will run in float though the runtime has an integer kernel for them, by the names of their nodes, which begin
+        with the path of the module: why.
+    verification : Verification or None
+        What ONNX Runtime computes, beside the simulation.
+    """
+
+    path: Path
+    target: str
+    opset: int
+    files: dict[Path, int]
+    seconds: dict[str, float]
+    names: dict[str, str] = field(repr=False)
+    notes: list[str]
+    lint: dict[str, str]
+    verification: Verification | None = None
+
+    def __str__(self) -> str:
+        lines = [f"exported {len(self.names)} quantizers for {self.target}, opset {self.opset} ({seconds_text(self.seconds)})"]
+        lines += [f"  {file}  {size:,} bytes" for file, size in self.files.items()]
+        for title, entries in (("notes", self.notes), ("in float", [f"{name}: {why}" for name, why in self.lint.items()])):
+            lines += [f"{title}:", *(f"  {entry}" for entry in entries)] if entries else []
+        return "\n".join([*lines, *([str(self.verification)] if self.verification is not None else [])])

@@ -1,0 +1,154 @@
+"""The ONNX model of a traced simulation, in memory."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import onnx
+import onnx_ir as ir
+import torch
+from torch import Tensor
+from torch.utils._pytree import SequenceKey, TreeSpec, tree_flatten_with_path, tree_unflatten
+
+import qsim
+from qsim.deploy import onnx_tidy, opsets
+from qsim.deploy.capture import Program
+from qsim.deploy.marked import Marked
+from qsim.deploy.onnx_lower import Lowering
+from qsim.deploy.onnx_translate import translate
+from qsim.deploy.storages import Storages, storages
+from qsim.deploy.targets import Target
+from qsim.errors import ExportError
+from qsim.quantizer import Quantizer
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a model is written; `QuantSim.export` documents them."""
+
+    opset: int | None = None
+    dynamic_batch: bool = True
+    input_names: Sequence[str] | None = None
+    output_names: Sequence[str] | None = None
+
+
+@dataclass(frozen=True)
+class Built:
+    """A model, the tensor that each quantizer makes, and what there is to say."""
+
+    model: ir.Model
+    names: dict[str, str]
+    notes: list[str]
+
+
+def build(program: Program, marked: Marked, quantizers: Mapping[str, Quantizer], target: Target, options: Options) -> Built:
+    """Translate and lower a program.
+
+    Parameters
+    ----------
+    program : Program
+        Its marks are those of `marked`.
+    marked : Marked
+        Expressible by the target.
+    quantizers : mapping of str to Quantizer
+    target : Target
+    options : Options
+
+    Raises
+    ------
+    ExportError
+        An operation has no translation, an option does not fit, or a tensor has a type that ONNX does not quantize.
+    """
+    inputs = _ends("input", options.input_names, [node.name for node in program.inputs])
+    outputs = _ends("output", options.output_names, _output_names(program))
+    stored = storages(marked, quantizers, target)
+    model = translate(program, _opset(program, quantizers, stored, options.opset), local=target.carries)
+    onnx_tidy.fold(model)
+    if target.carries:
+        onnx_tidy.hoist_marks(model)
+    _refuse_doubles(model)
+    lowering = Lowering(model, quantizers, stored)
+    lowering.run()
+    onnx_tidy.clean(model)
+    onnx_tidy.name_nodes(model)
+    onnx_tidy.name_ends(model, inputs, outputs)
+    fixed = not (program.dynamic_batch and options.dynamic_batch)
+    onnx_tidy.name_batch(model, program.example_batch if fixed else None)
+    _describe(model, target, quantizers, lowering.names)
+    return Built(model, lowering.names, [*stored.notes, *_notes(program, marked, quantizers, target, lowering)])
+
+
+def _opset(program: Program, quantizers: Mapping[str, Quantizer], stored: Storages, wanted: int | None) -> int:
+    tensors = [node.meta.get("val") for node in program.exported.graph.nodes]
+    bfloat16 = any(isinstance(t, Tensor) and t.dtype is torch.bfloat16 for t in tensors)
+    blocks = [key for key in stored.constants if quantizers[key].spec.block_size is not None]
+    return opsets.chosen(wanted, list(opsets.needed(stored, blocks, bfloat16)), onnx.defs.onnx_opset_version())
+
+
+def _ends(what: str, wanted: Sequence[str] | None, own: list[str]) -> list[str]:
+    """Names of inputs or outputs."""
+    if wanted is None:
+        return own
+    names = [wanted] if isinstance(wanted, str) else list(wanted)
+    if len(names) != len(own) or len(set(names)) < len(names):
+        raise ExportError(f"QuantSim.export: got {what}_names={names}; expected {len(own)} different names, for {', '.join(own)}")
+    return names
+
+
+def _output_names(program: Program) -> list[str]:
+    """ "output" for a single one; keys of a dict; "output_0" ... for others."""
+    spec: TreeSpec = program.exported.call_spec.out_spec  # type: ignore[assignment]
+    paths = [path for path, _ in tree_flatten_with_path(tree_unflatten(list(range(spec.num_leaves)), spec))[0]]
+    names = ["_".join(str(getattr(k, "idx", getattr(k, "key", k))) for k in path) for path in paths]
+    return [
+        "output" if not path else f"output_{name}" if isinstance(path[0], SequenceKey) else name
+        for path, name in zip(paths, names, strict=True)
+    ]
+
+
+def _refuse_doubles(model: ir.Model) -> None:
+    doubles = sorted({str(value.name) for value in model.graph.inputs if value.dtype is ir.DataType.DOUBLE})
+    if doubles:
+        raise ExportError(
+            f"QuantSim.export: {', '.join(doubles)} is float64, which ONNX does not quantize, and nothing was written. "
+            "Simulate the model in float32: model.float()."
+        )
+
+
+def _describe(model: ir.Model, target: Target, quantizers: Mapping[str, Quantizer], names: Mapping[str, str]) -> None:
+    encodings = {key: encoding.to_dict() for key in names if (encoding := quantizers[key].encoding) is not None}
+    model.producer_name, model.producer_version = "qsim", qsim.__version__
+    model.metadata_props.clear()
+    model.metadata_props.update(
+        {
+            "qsim.version": qsim.__version__,
+            "qsim.target": target.name,
+            "qsim.encodings": json.dumps(encodings, separators=(",", ":")),
+            "qsim.names": json.dumps(dict(names), separators=(",", ":")),
+        }
+    )
+
+
+def size_of(model: ir.Model) -> int:
+    """Bytes of all initializers."""
+    tensors = (value.const_value for value in model.graph.initializers.values())
+    return sum(math.ceil(tensor.nbytes) for tensor in tensors if tensor is not None)
+
+
+def _notes(program: Program, marked: Marked, quantizers: Mapping[str, Quantizer], target: Target, lowering: Lowering) -> list[str]:
+    notes = [f"'{key}' is off: nothing stands for it" for key in lowering.bypassed]
+    notes += [f"'{key}' is not in the graph: nothing that it quantizes was traced" for key in quantizers if key not in marked.uses]
+    if not program.dynamic_batch:
+        notes.append(
+            f"the batch size is fixed to {program.example_batch}: something in forward makes a number of it, such as len(x); "
+            "x.shape[0] leaves it open"
+        )
+    reciprocal = [key for key in lowering.names if quantizers[key].spec.rounding == "reciprocal" and False in marked.uses[key]]
+    if reciprocal:
+        notes.append(f"{len(reciprocal)} quantizers multiply by 1 / scale; QuantizeLinear divides, so ties may round the other way")
+    if target.name == "onnxruntime":
+        notes.append('open sessions with options.add_session_config_entry("session.qdqisint8allowed", "1"): int8 becomes uint8 without it')
+    return notes

@@ -1,0 +1,233 @@
+"""Verification: what ONNX Runtime computes from a model, beside a simulation of it, and which operations it computes in float.
+
+Works on a file alone, too: then its optimised graph is compared with the same graph unoptimised.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from qsim.calibration import arguments_of, to_device
+from qsim.deploy.lint import is_surrounded, lint
+from qsim.table import text_table
+
+if TYPE_CHECKING:
+    from qsim.simulation import Simulation
+
+Array = np.ndarray[Any, Any]
+OPTIMISED, UNOPTIMISED = "optimised", "not optimised"
+# As its optimiser leaves them; where an operation runs on integers it has another name.
+_IN_FLOAT = {
+    "Conv",
+    "FusedConv",
+    "ConvTranspose",
+    "Gemm",
+    "FusedGemm",
+    "MatMul",
+    "FusedMatMul",
+    "Add",
+    "Mul",
+    "Concat",
+    "AveragePool",
+    "GlobalAveragePool",
+}
+
+
+@dataclass
+class Difference:
+    """How two computations of an output differ.
+
+    Attributes
+    ----------
+    elements, mismatching : int
+        Of a quantized output the integers are compared, otherwise the numbers.
+    largest : float
+        Largest difference: in steps of the grid, or absolute.
+    step : float or None
+        The scale of the output; None where it is not quantized.
+    """
+
+    step: float | None
+    elements: int = 0
+    mismatching: int = 0
+    largest: float = 0.0
+
+    def add(self, mine: Array, other: Array) -> None:
+        """Compare another batch."""
+        both = [x.astype(np.float64) for x in (mine, other)]
+        if self.step is not None:
+            both = [np.rint(x / self.step) for x in both]
+        apart = ~((both[0] == both[1]) | (np.isnan(both[0]) & np.isnan(both[1])))
+        self.elements += mine.size
+        self.mismatching += int(apart.sum())
+        if apart.any():
+            with np.errstate(invalid="ignore"):
+                self.largest = max(self.largest, float(np.nan_to_num(np.abs(both[0] - both[1])[apart], nan=math.inf).max()))
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What ONNX Runtime computed. ``print(verification)`` is a table.
+
+    Attributes
+    ----------
+    version : str
+        Of ONNX Runtime.
+    differences : dict of (str, str) to dict of str to Difference
+        By what was compared, such as ``("simulation", "optimised")``: each output.
+    in_float : dict of str to str
+        Operations that have an integer kernel for quantized operands, and run in float: why. By the names of their nodes, which begin
+        with the module's path.
+    """
+
+    version: str
+    differences: dict[tuple[str, str], dict[str, Difference]] = field(default_factory=dict)
+    in_float: dict[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        rows = [
+            (f"{mine} / {other}", name, f"{d.elements:,}", f"{d.mismatching:,}", f"{d.largest:g}{'' if d.step is None else ' steps'}")
+            for (mine, other), outputs in self.differences.items()
+            for name, d in outputs.items()
+        ]
+        table = text_table(("compared", "output", "elements", "differ", "largest"), rows, ("elements", "differ", "largest"))
+        floats = [f"{len(self.in_float)} operations run in float:", *(f"  {n}: {why}" for n, why in self.in_float.items())]
+        return "\n".join([f"ONNX Runtime {self.version}", table, *(floats if self.in_float else [])])
+
+
+def session(path: Path, *, optimised: bool, save: Path | None = None) -> onnxruntime.InferenceSession:
+    """A session on the CPU that computes int8 as int8.
+
+    Parameters
+    ----------
+    path : Path
+    optimised : bool
+        All of ONNX Runtime's graph optimisations, or none.
+    save : Path, optional
+        Write the optimised graph there.
+    """
+    options, level = onnxruntime.SessionOptions(), onnxruntime.GraphOptimizationLevel
+    options.graph_optimization_level = level.ORT_ENABLE_ALL if optimised else level.ORT_DISABLE_ALL
+    options.add_session_config_entry("session.qdqisint8allowed", "1")  # int8 becomes uint8 without it
+    options.log_severity_level = 3
+    if save is not None:
+        options.optimized_model_filepath = str(save)
+    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+
+def verify(path: Path, batches: Iterable[tuple[Mapping[str, Array], Mapping[str, Sequence[Array]]]]) -> Verification:
+    """Run ONNX Runtime on batches.
+
+    Parameters
+    ----------
+    path : Path
+        Of a Q/DQ model.
+    batches : iterable of (inputs, references)
+        Inputs by name; references by theirs ("simulation"): what another computation gives for each output. There may be none.
+
+    Returns
+    -------
+    Verification
+        The optimised graph beside the unoptimised one, and both beside each reference; of a model for another runtime, which has
+        kernels of its own, the unoptimised graph alone.
+    """
+    model = ir.load(path)
+    steps = {str(value.name): _step(value) for value in model.graph.outputs}
+    result = Verification(onnxruntime.__version__)
+    sessions = {UNOPTIMISED: session(path, optimised=False)}
+    if model.metadata_props.get("qsim.target", "onnxruntime") == "onnxruntime":  # other runtimes have kernels of their own
+        with tempfile.TemporaryDirectory() as folder:
+            saved = Path(folder, "optimised.onnx")
+            sessions[OPTIMISED] = session(path, optimised=True, save=saved)
+            result.in_float.update(_in_float(model, onnx.load(saved, load_external_data=False)))
+    for inputs, references in batches:
+        got = {name: one.run(None, dict(inputs)) for name, one in sessions.items()}
+        pairs = [(UNOPTIMISED, name) for name in sessions if name != UNOPTIMISED]
+        pairs += [(reference, name) for reference in references for name in sessions]
+        for mine, other in pairs:
+            outputs = result.differences.setdefault((mine, other), {name: Difference(step) for name, step in steps.items()})
+            for difference, *both in zip(outputs.values(), {**got, **references}[mine], got[other], strict=True):
+                difference.add(*both)
+    return result
+
+
+def verify_simulation(sim: Simulation, path: Path, batches: Iterable[Any]) -> Verification:
+    """Run ONNX Runtime and the simulation on batches as `QuantSim.calibrate` takes them, and compare what they compute."""
+    graph = onnx.load(path, load_external_data=False).graph
+    sizes = {value.name: [d.dim_value for d in value.type.tensor_type.shape.dim] for value in graph.input}
+
+    def computed() -> Iterable[tuple[Mapping[str, Array], Mapping[str, Sequence[Array]]]]:
+        for batch in batches:
+            args, kwargs = to_device(arguments_of(batch, sim._example), sim.model)
+            tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+            with torch.no_grad(), sim._calibrated():
+                expected = sim.model(*args, **kwargs)
+            inputs = dict(zip(sizes, map(_array, tensors), strict=True))
+            _refuse_other_sizes(path, sizes, inputs)
+            yield inputs, {"simulation": [_array(t) for t in tree_leaves(expected)]}
+
+    training = {module: module.training for module in sim.model.modules()}
+    sim.model.eval()
+    try:
+        return verify(path, computed())
+    finally:
+        for module, was in training.items():
+            module.training = was
+
+
+def _refuse_other_sizes(path: Path, sizes: Mapping[str, list[int]], inputs: Mapping[str, Array]) -> None:
+    """0 stands for a size that is left open."""
+    for name, expected in sizes.items():
+        got = inputs[name].shape
+        if len(got) != len(expected) or any(size not in (0, n) for size, n in zip(expected, got, strict=True)):
+            shown = ", ".join(str(size) if size else "any" for size in expected)
+            raise ValueError(f"verify: got a batch whose {name!r} has shape {tuple(got)}; {path.name} takes ({shown})")
+
+
+def _array(t: Tensor) -> Array:
+    array: Array = t.detach().cpu().numpy()
+    return array
+
+
+def _step(output: ir.Value) -> float | None:
+    """The scale of an output, found behind operations that only move values."""
+    node = output.producer()
+    while (
+        node is not None
+        and node.op_type in ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Cast")
+        and node.inputs[0] is not None
+    ):
+        node = node.inputs[0].producer()
+    if node is None or node.op_type != "DequantizeLinear":
+        return None
+    scale = None if node.inputs[1] is None else node.inputs[1].const_value
+    return None if scale is None or scale.size != 1 else float(scale.numpy().reshape(()))
+
+
+def _in_float(model: ir.Model, optimised: onnx.ModelProto) -> dict[str, str]:
+    """Nodes of `model` that the optimised graph computes in float: why."""
+    reasons = lint(model, "onnxruntime")
+    floats = {str(node.name): node for node in model.graph if node.op_type in _IN_FLOAT and node.outputs[0].dtype is ir.DataType.FLOAT}
+    found = {}
+    for node in optimised.graph.node:
+        if node.op_type not in _IN_FLOAT:
+            continue
+        origin = max((name for name in floats if name in node.name), key=len, default="")
+        if origin in reasons:
+            found[origin] = reasons[origin]
+        elif origin in floats and is_surrounded(floats[origin]):
+            found[origin] = "ONNX Runtime has no integer kernel for it"
+    return found

@@ -1,1 +1,0 @@
-"""Where NaN, Inf and lost accuracy come from, found in PyTorch before a runtime is asked."""

@@ -1,0 +1,1 @@
+"""Integer-exact evaluation: what a runtime's integer kernels compute, bit for bit (docs/integer.md)."""

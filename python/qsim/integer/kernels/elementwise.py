@@ -1,0 +1,39 @@
+"""QLinearAdd and QLinearMul."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from qsim.encoding import Encoding
+from qsim.integer.kernels.fma import fma
+from qsim.integer.kernels.quantized import Quantized, saturated
+
+
+def add(a: Quantized, b: Quantized, y: Encoding) -> Quantized:
+    """QLinearAdd of operands that broadcast.
+
+    With ``r = s / s_y`` in float32: ``clip(rint(fma(a, r_a, fma(b, r_b, z_y - fma(r_a, z_a, r_b * z_b)))))``, so the zero point is
+    added before rounding. Where the last axis of `a` is repeated, `a` and `b` change places. CPUs without FMA round in between, ARM
+    computes in fixed point: they differ at ties and next to them.
+    """
+    if _is_repeated(a.integers, b.integers):
+        a, b = b, a
+    ratio_a, ratio_b = (q.encoding.scale.float() / y.scale.float() for q in (a, b))
+    zero_a, zero_b = (q.encoding.zero_point.float() for q in (a, b))
+    fixed = y.zero_point.float() - fma(ratio_a, zero_a, ratio_b * zero_b)
+    return saturated(fma(a.integers.float(), ratio_a, fma(b.integers.float(), ratio_b, fixed)).round(), y)
+
+
+def mul(a: Quantized, b: Quantized, y: Encoding) -> Quantized:
+    """QLinearMul of operands that broadcast: ``clip(rint((a - z_a) * (b - z_b) * (s_a * s_b / s_y) + z_y))``, each step in float32."""
+    ratio = a.encoding.scale.float() * b.encoding.scale.float() / y.scale.float()
+    return saturated((a.centered * b.centered * ratio + y.zero_point.float()).round(), y)
+
+
+def _is_repeated(a: Tensor, b: Tensor) -> bool:
+    """Whether `a` has one element along the last axis along which either has more."""
+    for i in range(1, max(a.dim(), b.dim()) + 1):
+        own, other = (t.shape[-i] if i <= t.dim() else 1 for t in (a, b))
+        if own != 1 or other != 1:
+            return own == 1
+    return True

@@ -1,0 +1,141 @@
+"""QLinearConv, QGemm, QLinearMatMul and MatMulIntegerToFloat: int32 sums of products, then one multiplication in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from qsim.encoding import Encoding
+from qsim.integer.kernels.exact import INT32_MAX, Weight, convolution, sums
+from qsim.integer.kernels.quantized import Quantized, saturated
+
+
+@dataclass(frozen=True, eq=False)
+class Bias:
+    """A bias as int32, one for each output channel, with the scale of the products that it is added to and zero point 0.
+
+    Parameters
+    ----------
+    integers : Tensor, float64
+    scale : Tensor, float32
+        As many.
+    """
+
+    integers: Tensor
+    scale: Tensor
+
+    @classmethod
+    def simulated(cls, bias: Tensor, input: Encoding, weight: Encoding) -> Bias:
+        """As the simulation and the exported model have it (`qsim.bias`): divided in float64."""
+        scale = _product_scale(bias, input, weight)
+        return cls(_int32(bias.double() / scale.double()), scale)
+
+    @classmethod
+    def made_by_runtime(cls, bias: Tensor, input: Encoding, weight: Encoding) -> Bias:
+        """As ONNX Runtime's optimiser quantizes a bias that the model has in float (`WeightBiasQuantization`): divided in float32."""
+        scale = _product_scale(bias, input, weight)
+        return cls(_int32((bias.float() / scale).double()), scale)
+
+    def dequantized(self) -> Tensor:
+        """What DequantizeLinear makes of it, float32."""
+        return (self.integers * self.scale.double()).float()
+
+
+def _int32(quotient: Tensor) -> Tensor:
+    return quotient.round().clamp(-INT32_MAX - 1, INT32_MAX)
+
+
+def _product_scale(bias: Tensor, input: Encoding, weight: Encoding) -> Tensor:
+    scale = _products(input, weight).reshape(-1)
+    return scale.repeat(bias.numel() // scale.numel())
+
+
+@dataclass(frozen=True)
+class Operator:
+    """A weighted operation with its constants: what does not change from batch to batch.
+
+    Parameters
+    ----------
+    weight : Weight
+    encoding : Encoding
+        Of the weight.
+    bias : Bias, optional
+    """
+
+    weight: Weight
+    encoding: Encoding
+    bias: Bias | None = None
+
+    @classmethod
+    def of(cls, weight: Quantized, bias: Bias | None = None, *, channels: int = 0) -> Operator:
+        """Of a convolution, or a product with a matrix; `channels` is the axis of the output channels of `weight`."""
+        values = weight.centered
+        return cls(Weight.of(values, [i for i in range(values.dim()) if i != channels % values.dim()]), weight.encoding, bias)
+
+
+def conv(
+    x: Quantized,
+    operator: Operator,
+    y: Encoding,
+    *,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int = 1,
+) -> Quantized:
+    """QLinearConv over one to three axes.
+
+    Around `x` lies its zero point. ``clip(rint(float32(acc) * (s_x * s_w / s_y)) + z_y)``: the multiplier is formed from left to right
+    in float32.
+
+    Raises
+    ------
+    AccumulatorOverflow
+        A sum leaves int32.
+    """
+
+    def product(a: Tensor, b: Tensor) -> Tensor:
+        return convolution(a, b, stride, padding, dilation, groups)
+
+    dims = (-1,) + (1,) * (x.integers.dim() - 2)
+    bias = None if operator.bias is None else operator.bias.integers.reshape(dims)
+    total = sums(x.centered, _limit(x), operator.weight, product, bias)
+    scale = _products(x.encoding, operator.encoding)
+    return requantized(total, scale.reshape(dims) if scale.dim() else scale, y)
+
+
+def gemm(x: Quantized, operator: Operator, y: Encoding | None, *, product: Callable[[Tensor, Tensor], Tensor]) -> Quantized | Tensor:
+    """QGemm, and QLinearMatMul with a constant: `product` multiplies `x` with the weight, whose channels come last in the result.
+
+    Without `y`, also MatMulIntegerToFloat, the result is float32: ``float32(acc) * (s_x * s_w)``.
+    """
+    bias = None if operator.bias is None else operator.bias.integers
+    total = sums(x.centered, _limit(x), operator.weight, product, bias)
+    scale = _products(x.encoding, operator.encoding)
+    return total.float() * scale if y is None else requantized(total, scale, y)
+
+
+def matmul(a: Quantized, b: Quantized, y: Encoding | None) -> Quantized | Tensor:
+    """QLinearMatMul of two activations, each with one scale, in any number of dimensions; without `y` MatMulIntegerToFloat."""
+    rows = b.integers.shape[-2] if b.integers.dim() > 1 else b.integers.shape[0]
+    total = sums(a.centered, _limit(a), Weight(b.centered, rows * _limit(b)), torch.matmul)
+    scale = _products(a.encoding, b.encoding)
+    return total.float() * scale if y is None else requantized(total, scale, y)
+
+
+def requantized(total: Tensor, products: Tensor, y: Encoding) -> Quantized:
+    """Sums of products with the scale `products` on the grid of the result: ``clip(rint(float32(acc) * (products / s_y)) + z_y)``."""
+    return saturated((total.float() * (products / y.scale.float())).round() + y.zero_point, y)
+
+
+def _products(x: Encoding, weight: Encoding) -> Tensor:
+    """The scale of products, float32."""
+    return x.scale.float() * weight.scale.float()
+
+
+def _limit(x: Quantized) -> float:
+    """No number on the grid is larger once its zero point is subtracted."""
+    return float(x.encoding.quant_max - x.encoding.quant_min)

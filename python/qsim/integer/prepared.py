@@ -1,0 +1,75 @@
+"""A traced simulation with what its current encodings and parameters make of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch.export.graph_signature import InputKind
+from torch.fx import Graph, GraphModule, Node
+
+from qsim.deploy.capture import Program
+from qsim.deploy.hoist import hoist_marks
+from qsim.deploy.marked import Marked
+from qsim.deploy.storages import storages
+from qsim.deploy.targets import TARGETS, shifted
+from qsim.encoding import Encoding
+from qsim.graph.marks import BIAS, QUANTIZED
+from qsim.integer.biases import made_integer
+from qsim.integer.launch import Operators
+from qsim.integer.regions import Kernel, classify
+from qsim.quantizer import Quantizer
+
+
+class Prepared:
+    """The graph that ONNX Runtime has of a simulation, its kernels and their constants.
+
+    Parameters
+    ----------
+    program : Program
+        With carried marks; its graph is copied.
+    quantizers : mapping of str to Quantizer
+        All that the marks name.
+
+    Attributes
+    ----------
+    module : GraphModule
+    encodings : dict of str to Encoding
+        Of the quantizers that are enabled, as an exported model has them.
+    kernels : list of Kernel
+    biases : dict of Node to str
+        Operations without a kernel whose bias in float the optimiser quantizes all the same, and its argument.
+    constants : set of Node
+        Marks of parameters and buffers.
+    operators, marked : dict
+        What runs add: constants of operations, and what is behind `constants`.
+    """
+
+    def __init__(self, program: Program, quantizers: Mapping[str, Quantizer]) -> None:
+        found = {key: quantizer.encoding for key, quantizer in quantizers.items() if quantizer.enabled}
+        self.encodings = _as_stored({key: e for key, e in found.items() if e is not None}, Marked.of(program), quantizers)
+        graph = Graph()
+        graph.output(graph.graph_copy(program.exported.graph, {}))
+        hoist_marks(graph, self.encodings)
+        self.module = GraphModule(program.exported.graph_module, graph)
+        self.kernels: list[Kernel] = classify(self.module.graph, self.encodings)
+        floats = [kernel.node for kernel in self.kernels if kernel.kernel is None]
+        biases = {node: made_integer(node, self.encodings) for node in floats}
+        self.biases = {node: name for node, name in biases.items() if name is not None}
+        stored = {path for path, _ in stored_inputs(program)}
+        marks = [node for node in self.module.graph.nodes if node.op == "call_function" and node.target in (QUANTIZED, BIAS)]
+        self.constants = {node for node in marks if node.args[0].target in stored}
+        self.operators: Operators = {}
+        self.marked: dict[Node, Any] = {}
+
+
+def stored_inputs(program: Program) -> list[tuple[str, str]]:
+    """Placeholders of parameters and buffers, with their paths in the model."""
+    specs = program.exported.graph_signature.input_specs
+    return [(spec.arg.name, str(spec.target)) for spec in specs if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER)]
+
+
+def _as_stored(encodings: dict[str, Encoding], marked: Marked, quantizers: Mapping[str, Quantizer]) -> dict[str, Encoding]:
+    """Encodings of activations as an exported model has them: unsigned ones are shifted where they are stored as int8."""
+    stored = storages(marked, quantizers, TARGETS["onnxruntime"]).activations
+    return {key: shifted(e) if e.quant_min == 0 and stored.get(key) == "int8" else e for key, e in encodings.items()}
