@@ -211,3 +211,12 @@ def test_a_hostile_number_of_unknown_names_does_not_take_long_to_list(tmp_path):
     qsim.save_encodings(qsim.EncodingFile({f"{'input' * 20}{i}": entry for i in range(5000)}), tmp_path / "file")
     with pytest.raises(ValueError, match="unknown to the simulation: 4900 more"):
         perceptron().load_encodings(tmp_path / "file")
+
+
+@pytest.mark.parametrize("format", ["qsim", "aimet-1.0.0", "tensorrt-cache"])
+def test_a_file_holds_all_tensors_whatever_falls_back(tmp_path, format):
+    sim = made("tensorrt")
+    before = qsim.load_encodings(saved(sim, tmp_path, format))
+    sim.fallback("layer1.0.*", to="fp16")
+    assert qsim.load_encodings(saved(sim, tmp_path, format)) == before
+    assert sim.load_encodings(tmp_path / "saved") == ([], [])
