@@ -84,6 +84,7 @@ def test_truncated_json(refused, content):
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "-1e999", "1" * 200, "0." + "1" * 200])
 def test_numbers_that_json_does_not_have(refused, number):
     refused(changed(V2_0_0, ("encodings", 0, "y_scale"), "number").replace('"number"', number))
+    refused(changed(V2_0_0, ("quantizer_args",), "number").replace('"number"', number))
 
 
 def test_keys_that_occur_twice(refused):

@@ -81,6 +81,19 @@ def test_unsigned_files_fit_signed_simulations(tmp_path):
     assert torch.equal(unsigned.min, found.min)
 
 
+def test_axes_count_from_either_end(tmp_path):
+    sim = perceptron()
+    sim.save_encodings(tmp_path / "file", "aimet-2.0.0")
+    other = perceptron(CONFIGS["negative axis"], calibrated=False)
+    other.load_encodings(tmp_path / "file")
+    assert other.encodings()["fc1.weight"].axis == -2
+    assert torch.equal(other.encodings()["fc1.weight"].scale, sim.encodings()["fc1.weight"].scale)
+    other.save_encodings(tmp_path / "file", "aimet-2.0.0")
+    assert sim.load_encodings(tmp_path / "file") == ([], [])
+    with pytest.raises(ValueError, match=r"'fc1\.weight': the file has axis=0, .* the quantizer axis=1"):
+        perceptron(qsim.int8().override("fc1", weight={"axis": 1}), calibrated=False).load_encodings(saved(sim, tmp_path))
+
+
 def test_biases_of_aimet_2_are_products_of_scales(tmp_path):
     sim = perceptron()
     sim.save_encodings(tmp_path / "file", "aimet-2.0.0", names={"fc1.bias": "B", "fc1.weight": "W"})
