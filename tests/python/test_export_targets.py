@@ -155,7 +155,13 @@ def test_all_that_a_target_cannot_express_is_one_error(tmp_path):
         calibrated(config).export(tmp_path / "model.onnx")
     message = str(caught.value)
     assert "cannot express 4 tensors" in message
-    for part in ("'2.input[0]': an activation in int16", "use int8", "'2.weight': a constant in uint8", "'0.bias': an int32 bias", "'2.bias'"):
+    for part in (
+        "'2.input[0]': an activation in int16",
+        "use int8",
+        "'2.weight': a constant in uint8",
+        "'0.bias': an int32 bias",
+        "'2.bias'",
+    ):
         assert part in message
     assert not list(tmp_path.iterdir())
 
