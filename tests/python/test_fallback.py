@@ -111,6 +111,24 @@ def test_the_last_operation_and_a_weight_that_two_operations_share():
     assert report.released == ["linear_2.output"]  # the table's grid is that of the first layer
 
 
+def test_a_concatenation_with_one_scale_on_a_target_that_quantizes_operands():
+    sim = calibrated(config=qsim.int8(target="tensorrt"))
+    report = sim.fallback("cat")
+    by = ByHand(sim)
+    pieces = {name: sim.model.get_submodule(name) for name in ("stem", "left", "right", "head")}
+
+    def conv(x: Tensor, name: str) -> Tensor:  # biases in float, results too
+        return F.conv2d(x, by.grid(pieces[name].weight, f"{name}.weight"), pieces[name].bias, padding=pieces[name].padding)
+
+    x = F.relu(conv(by.grid(X, "input"), "stem"))
+    read = by.grid(x, "cat.input")
+    y = by.grid(F.relu(conv(read, "left")), "add.input[0]") + conv(read, "right")
+    joined = by.half(torch.cat([by.half(y), by.half(x)], 1))  # no longer quantized before, but after it
+    torch.testing.assert_close(sim(X), conv(by.grid(joined, "cat.input"), "head"), rtol=0, atol=0)
+    assert (report.released, report.borders) == ([], ["cat.input"])
+    assert sim.fallback(["cat", "left", "right", "head"]).released == ["cat.input", "left.weight", "right.weight", "head.weight"]
+
+
 def test_everything_in_float32_is_the_float_model():
     sim = calibrated(seeded(ConvNet), x=torch.randn(4, 1, 12, 12))
     x = torch.randn(4, 1, 12, 12)
