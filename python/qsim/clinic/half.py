@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from qsim.clinic.internals import Total, inside
+from qsim.clinic.internals import STORED, Total, inside
 from qsim.graph.functions import ALIAS, TRANSPARENT, Function, name_of, route_name
 from qsim.graph.tape import version_of
 from qsim.ops.round_to_format import count_format_, round_to_format, round_to_format_, round_to_format_counted
@@ -72,9 +72,9 @@ class HalfPrecision:
         if name in self.keep:
             return _marked(func(*args, **kwargs), _WIDE)
         args, kwargs = self._read(func, args, kwargs)
-        written_out = inside(func) if self.narrow else None
+        written_out = inside(func, args, kwargs) if self.narrow or name_of(func) in STORED else None
         if written_out is not None:
-            return self._returned(name, func, written_out(self._total(name), *args, **kwargs), (), {})
+            return self._returned(name, func, written_out(self._total(name)), (), {})
         return self._returned(name, func, func(*args, **kwargs), args, kwargs)
 
     def passed(self, path: str, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

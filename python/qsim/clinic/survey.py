@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from qsim.calibration import Forward
-from qsim.clinic.internals import inside, partial_sums
+from qsim.clinic.internals import STORED, inside, partial_sums
 from qsim.clinic.source import Place, calling_line
 from qsim.clinic.subject import Subject
 from qsim.clinic.targets import Target
@@ -92,28 +92,43 @@ class Survey:
         Inf of finite numbers; in the order in which they did.
     inputs : dict of int to int
         NaN and Inf in the data, by batch.
+    largest_input : float
+        Largest finite magnitude in the data.
     outputs : int
         NaN and Inf in what the model returned.
     batches : int
+    kept : dict of int to Any
+        Batches that can be looked at again, by number: the first ones, and those in which something new broke.
     """
 
     operations: dict[str, Seen] = field(default_factory=dict)
     births: list[Birth] = field(default_factory=list)
     inputs: dict[int, int] = field(default_factory=dict)
+    largest_input: float = 0.0
     outputs: int = 0
     batches: int = 0
+    kept: dict[int, Any] = field(default_factory=dict)
 
 
-def survey(subject: Subject, target: Target, batches: Iterable[Any], forward: Forward | None = None) -> Survey:
-    """Run the model on every batch in float32 and look at every operation. Memory: a batch, and some numbers for each operation."""
+def survey(subject: Subject, target: Target, batches: Iterable[Any], forward: Forward | None = None, *, keep: int = 0) -> Survey:
+    """Run the model on every batch in float32 and look at every operation.
+
+    Memory: `keep` batches, and some numbers for each operation. Half of what is kept are the first batches, the other half is for later
+    ones in which an operation overflows, or makes NaN or Inf, that did not before.
+    """
     found = Survey()
     looking = _Looking(found, target)
     for batch in batches:
-        broken = sum(_nonfinite(t) for t in _floats(batch))
+        given = _floats(batch)
+        broken = sum(_nonfinite(t) for t in given)
+        largest = [t.abs().where(t.isfinite(), 0.0).amax().item() for t in given if t.numel()]
+        found.largest_input = max([found.largest_input, *largest])
         if broken:
             found.inputs[found.batches] = broken
         with subject.visited(looking):
             found.outputs += sum(_nonfinite(t) for t in _floats(subject.run(batch, forward)))
+        if looking.has_news() or len(found.kept) < keep // 2:
+            found.kept |= {found.batches: batch} if len(found.kept) < keep else {}
         found.batches += 1
     looking.conclude()
     return found
@@ -137,11 +152,12 @@ class _Looking:
     def __init__(self, found: Survey, target: Target) -> None:
         self._found, self._target = found, target
         self._tallies: dict[str, _Tally] = {}
+        self._broken = 0
 
     def operation(self, name: str, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         written = any(key == "inplace" and value for key, value in kwargs.items()) or route_name(func).endswith("_")
         before = _described(args, kwargs) if written else None
-        if self._target.accumulator == "float16":
+        if self._target.accumulator == "float16" or name_of(func) in STORED:
             self._look_inside(name, func, args, kwargs)
         out = func(*args, **kwargs)
         results = _floats(out)
@@ -179,8 +195,8 @@ class _Looking:
             tally.sums = torch.fmax(tally.sums, found)
             return added
 
-        if (written_out := inside(func)) is not None:
-            written_out(total, *args, **kwargs)
+        if (written_out := inside(func, args, kwargs)) is not None:
+            written_out(total)
         elif (partial := partial_sums(func, args, kwargs)) is not None:
             tally = self._tally(name, func, partial.device)
             tally.sums[2] = torch.fmax(tally.sums[2], partial)
@@ -192,6 +208,13 @@ class _Looking:
         if (nans and not given_nans) or (infs and not given_nans and not given_infs):
             shown = ", ".join(f"{slot}: {operand.range}" for slot, operand in operands.items())
             self._found.births.append(Birth(name, self._found.batches, nans, infs, not given_infs, shown))
+
+    def has_news(self) -> bool:
+        """Whether more operations overflow, or have made NaN or Inf, than when it was asked last."""
+        before = self._broken
+        counts = [tally.counts[1:4].sum() for tally in self._tallies.values()]
+        self._broken = int(torch.stack(counts).count_nonzero()) if counts else 0
+        return self._broken > before
 
     def conclude(self) -> None:
         """Put the numbers into the survey."""

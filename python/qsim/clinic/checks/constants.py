@@ -32,7 +32,7 @@ def is_data(exam: Examination, constant: LostConstant) -> bool:
     """Whether what overflowed is what the model was given, not a constant."""
     site = exam.subject.sites.get(constant.op)
     origins = [o for found in site.operands().values() for o in found] if site is not None and constant.raw else []
-    return any(o.kind == "input" for o in origins)
+    return abs(constant.value) <= exam.survey.largest_input and any(o.kind == "input" for o in origins)
 
 
 def _guards_small_values(exam: Examination, constant: LostConstant) -> bool:
