@@ -23,6 +23,7 @@ from qsim.ops import round_to_format
 from qsim.override import Override, SiteInfo
 from qsim.presets import bf16, fp8, fp16, int4, int8, int16, w4a8
 from qsim.profile import Profile
+from qsim.progressive import Progressive
 from qsim.quantizer import Quantizer
 from qsim.schedule import Schedule
 from qsim.sensitivity import Sensitivity
@@ -62,6 +63,7 @@ __all__ = [
     "Override",
     "Plan",
     "Profile",
+    "Progressive",
     "QuantSim",
     "Quantizer",
     "Schedule",

@@ -12,7 +12,7 @@ from qsim.clinic.evidence import Evidence
 from qsim.clinic.plan import Plan
 from qsim.clinic.search import Budget, search
 from qsim.graph.snapshot import unchanged
-from qsim.sensitivity import Metric, Sensitivity
+from qsim.sensitivity import Metric, Sensitivity, members_of
 from qsim.sharding import sharded_around
 
 if TYPE_CHECKING:
@@ -38,9 +38,12 @@ def float_plan(sim: QuantSim, data: Any, metric: Metric, target: float, sensitiv
     sign = 1 if sensitivity.higher_is_better else -1
     quantizers = sim.quantizers()
     members = {score.name: score.keys for score in sensitivity.scores}
-    lost = {score.name: sensitivity.lost(score.value) for score in sensitivity.scores}
-    if any(quantizers.get(key) is None or not quantizers[key].enabled for keys in members.values() for key in keys):
-        raise ValueError("QuantSim.float_plan: the sensitivity is of other quantizers than those that are on; measure it anew")
+    operations = {key: sim._planned[key].operation for key, quantizer in quantizers.items() if quantizer.enabled}
+    if members != {name: tuple(keys) for name, keys in members_of(operations, "operation").items()}:
+        raise ValueError(
+            "QuantSim.float_plan: the sensitivity is not that of the operations whose quantizers are on; measure it anew, with "
+            "groups='operation'"
+        )
 
     def probe(keep: frozenset[str]) -> Reached:
         for name, keys in members.items():
@@ -49,21 +52,13 @@ def float_plan(sim: QuantSim, data: Any, metric: Metric, target: float, sensitiv
         value = sign * float(metric(sim, data))
         return Reached(value >= sign * target, value)
 
-    suspicion = {name: math.inf if math.isnan(value) else value for name, value in _finite_beside_float(lost, sensitivity).items()}
+    suspicion = {score.name: math.inf if math.isnan(score.value) else -sign * score.value for score in sensitivity.scores}
     with unchanged(sim), sharded_around(sim), torch.no_grad():
         sim.eval()
         found = search(Evidence(list(members), suspicion=suspicion), probe, budget)
     reached = sign * found.outcome.sqnr
     profile = sim.config.profile.name
     return Plan(found.keep, _format(sim.config), profile, found.irreducible, found.probes, reached, found.note)
-
-
-def _finite_beside_float(lost: dict[str, float], sensitivity: Sensitivity) -> dict[str, float]:
-    """What each lost; where float is at Inf dB, every loss is: the metric itself tells them apart then."""
-    if math.isfinite(sensitivity.baseline):
-        return lost
-    sign = 1 if sensitivity.higher_is_better else -1
-    return {score.name: -sign * score.value for score in sensitivity.scores}
 
 
 def _format(config: Config) -> str:
