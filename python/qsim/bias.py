@@ -41,10 +41,7 @@ class BiasQuantizer:
 
     def scale(self, channels: int) -> Tensor:
         """The scale of each element of a bias, float32 of shape ``[channels]``."""
-        scale = (self.input.grid_scale * self.weight.grid_scale).detach().reshape(-1)
-        if scale.numel() != channels:  # per tensor; or a transposed convolution in groups: its weight's channels once per group
-            scale = scale.repeat(channels // scale.numel())
-        return scale
+        return bias_scale(self.input.grid_scale.detach(), self.weight.grid_scale.detach(), channels)
 
     def integers(self, bias: Tensor) -> Tensor:
         """What is stored for a bias of shape ``[C]``: int32."""
@@ -54,7 +51,7 @@ class BiasQuantizer:
     def __call__(self, bias: Tensor) -> Tensor:
         if not self.enabled:
             return bias
-        scale = bias_scale(self.input.grid_scale.detach(), self.weight.grid_scale.detach(), bias.numel())
+        scale = self.scale(bias.numel())
         zero_point = torch.zeros_like(scale, dtype=torch.int32)
         # float64: in float32 an int32 grid is not exact
         y: Tensor = torch.ops.qsim.fake_quantize(bias.double(), scale.double(), zero_point, _INT32.min, _INT32.max, axis=0)

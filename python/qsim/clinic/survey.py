@@ -97,6 +97,8 @@ class Survey:
     outputs : int
         NaN and Inf in what the model returned.
     batches : int
+    kept : dict of int to Any
+        Batches that can be looked at again, by number: the first ones, and those in which something new broke.
     """
 
     operations: dict[str, Seen] = field(default_factory=dict)
@@ -105,10 +107,15 @@ class Survey:
     largest_input: float = 0.0
     outputs: int = 0
     batches: int = 0
+    kept: dict[int, Any] = field(default_factory=dict)
 
 
-def survey(subject: Subject, target: Target, batches: Iterable[Any], forward: Forward | None = None) -> Survey:
-    """Run the model on every batch in float32 and look at every operation. Memory: a batch, and some numbers for each operation."""
+def survey(subject: Subject, target: Target, batches: Iterable[Any], forward: Forward | None = None, *, keep: int = 0) -> Survey:
+    """Run the model on every batch in float32 and look at every operation.
+
+    Memory: `keep` batches, and some numbers for each operation. Half of what is kept are the first batches, the other half is for later
+    ones in which an operation overflows, or makes NaN or Inf, that did not before.
+    """
     found = Survey()
     looking = _Looking(found, target)
     for batch in batches:
@@ -120,6 +127,8 @@ def survey(subject: Subject, target: Target, batches: Iterable[Any], forward: Fo
             found.inputs[found.batches] = broken
         with subject.visited(looking):
             found.outputs += sum(_nonfinite(t) for t in _floats(subject.run(batch, forward)))
+        if looking.has_news() or len(found.kept) < keep // 2:
+            found.kept |= {found.batches: batch} if len(found.kept) < keep else {}
         found.batches += 1
     looking.conclude()
     return found
@@ -143,6 +152,7 @@ class _Looking:
     def __init__(self, found: Survey, target: Target) -> None:
         self._found, self._target = found, target
         self._tallies: dict[str, _Tally] = {}
+        self._broken = 0
 
     def operation(self, name: str, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         written = any(key == "inplace" and value for key, value in kwargs.items()) or route_name(func).endswith("_")
@@ -198,6 +208,13 @@ class _Looking:
         if (nans and not given_nans) or (infs and not given_nans and not given_infs):
             shown = ", ".join(f"{slot}: {operand.range}" for slot, operand in operands.items())
             self._found.births.append(Birth(name, self._found.batches, nans, infs, not given_infs, shown))
+
+    def has_news(self) -> bool:
+        """Whether more operations overflow, or have made NaN or Inf, than when it was asked last."""
+        before = self._broken
+        counts = [tally.counts[1:4].sum() for tally in self._tallies.values()]
+        self._broken = int(torch.stack(counts).count_nonzero()) if counts else 0
+        return self._broken > before
 
     def conclude(self) -> None:
         """Put the numbers into the survey."""

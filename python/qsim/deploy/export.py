@@ -13,7 +13,7 @@ from qsim.deploy.carry import carry_marks
 from qsim.deploy.constants import fold_marked
 from qsim.deploy.export_report import ExportReport
 from qsim.deploy.hoist import hoist_marks
-from qsim.deploy.marked import Marked, objections, refuse
+from qsim.deploy.marked import Marked, objections, refusal
 from qsim.deploy.targets import Target
 from qsim.deploy.tensorrt import commands
 from qsim.errors import ExportError
@@ -23,7 +23,7 @@ from qsim.stages import Stages
 
 if TYPE_CHECKING:
     from qsim.deploy.onnx_model import Options
-    from qsim.simulation import Simulation
+    from qsim.sim_export import Export
 
 
 def checked_path(path: str | os.PathLike[str]) -> Path:
@@ -48,7 +48,7 @@ def check_installed() -> None:
 class Tracing:
     """A simulation traced for a target, and what that cannot express."""
 
-    def __init__(self, sim: Simulation, target: Target) -> None:
+    def __init__(self, sim: Export, target: Target) -> None:
         if sharded_modules(sim):
             raise ExportError("QuantSim.export: fully_shard holds the weights; load the state into a simulation that is not sharded")
         borders(sim).check()
@@ -77,7 +77,8 @@ def export(
     from qsim.deploy import lint, onnx_file, onnx_model
 
     sim, target = traced.sim, traced.target
-    refuse(traced.objections, target)
+    if traced.objections:
+        raise ExportError(refusal(traced.objections, target))
     with seconds.stage("translate"):
         released = sim._released()
         quantizers = {key: quantizer for key, quantizer in sim.quantizers().items() if key not in released}

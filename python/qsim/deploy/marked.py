@@ -10,7 +10,6 @@ from torch.fx import Node
 
 from qsim.deploy.capture import Program
 from qsim.deploy.targets import Target
-from qsim.errors import ExportError
 from qsim.graph.marks import BIAS, QUANTIZED, ROUNDED
 from qsim.quantizer import Quantizer
 
@@ -89,11 +88,10 @@ def objections(marked: Marked, quantizers: Mapping[str, Quantizer], held: Mappin
     return found
 
 
-def refuse(found: Mapping[str, list[str]], target: Target) -> None:
-    """Raise an ExportError that lists all of `found`, if there is anything."""
-    if found:
-        listed = "\n".join(f"  '{name}': {'; '.join(reasons)}" for name, reasons in found.items())
-        raise ExportError(
-            f"QuantSim.export: {target.name} cannot express {len(found)} tensors as they are simulated, and nothing was written. "
-            f"Simulate with a config for this target, target={target.name!r}, or change these:\n{listed}"
-        )
+def refusal(found: Mapping[str, list[str]], target: Target) -> str:
+    """What is in the way, and what to do."""
+    listed = "\n".join(f"  '{name}': {'; '.join(reasons)}" for name, reasons in found.items())
+    return (
+        f"QuantSim.export: {target.name} cannot express {len(found)} tensors as they are simulated, and nothing was written. "
+        f"Simulate with a config for this target, target={target.name!r}, or change these:\n{listed}"
+    )

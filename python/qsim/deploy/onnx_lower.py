@@ -87,7 +87,12 @@ class Lowering:
         assert own is not None
         x.dtype = own
         if not spec.has_scale:
-            return self._rounded(node, key, x, storage, bool(spec.saturate))
+            if spec.saturate:
+                low, high = grid_of(storage)
+                x = self._clip(node, key, x, float(low), float(high))
+            y = self._cast(node, x, ONNX_TYPES[storage], f"{key}_quantized")  # to Inf beyond the largest number
+            self.names.setdefault(key, str(y.name))
+            return self._cast(node, y, own, f"{key}_dequantized")
         if storage == "int8" and encoding.quant_min == 0:
             encoding = shifted(encoding)
         x = self._cast(node, x, _FLOAT, f"{key}_float")
@@ -100,17 +105,6 @@ class Lowering:
         self.names.setdefault(key, str(q.name))
         y = self._insert.node(node, "DequantizeLinear", [q, *grid], f"{key}_dequantized", _FLOAT, shape, **options)
         return self._cast(node, y, own, f"{key}_cast")
-
-    def _rounded(self, node: ir.Node, key: str, x: ir.Value, storage: str, saturate: bool) -> ir.Value:
-        """`x` rounded to float16 or bfloat16. A cast goes to Inf beyond the largest number."""
-        own = x.dtype
-        assert own is not None
-        if saturate:
-            low, high = grid_of(storage)
-            x = self._clip(node, key, x, float(low), float(high))
-        y = self._cast(node, x, ONNX_TYPES[storage], f"{key}_quantized")
-        self.names.setdefault(key, str(y.name))
-        return self._cast(node, y, own, f"{key}_dequantized")
 
     def _clip(self, node: ir.Node, key: str, x: ir.Value, low: float, high: float) -> ir.Value:
         """`x` within the ends of a grid that is narrower than the type that stores it."""

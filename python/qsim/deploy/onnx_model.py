@@ -70,7 +70,7 @@ def build(program: Program, marked: Marked, quantizers: Mapping[str, Quantizer],
     model = translate(program, _opset(program, marked, quantizers, stored, options.opset), local=target.carries)
     onnx_tidy.fold(model)
     if target.carries:
-        onnx_tidy.hoist_marks(model)
+        onnx_tidy.mark_before_reshapes(model)
     _refuse_doubles(model)
     regions = FallbackRegions(model)
     regions.run()

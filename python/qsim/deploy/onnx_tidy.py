@@ -23,7 +23,7 @@ def fold(model: ir.Model) -> None:
     common.RemoveUnusedNodesPass()(model)
 
 
-def hoist_marks(model: ir.Model) -> None:
+def mark_before_reshapes(model: ir.Model) -> None:
     """Put a mark again before the Reshape that it stands behind, where nothing else reads the Reshape: next to what computed the tensor."""
     for node in list(model.graph):
         if (node.domain, node.op_type) != (DOMAIN, "quantized"):

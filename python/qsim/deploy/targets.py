@@ -59,7 +59,9 @@ class Target:
     def objections(self, quantizer: Quantizer, constant: bool) -> Iterator[str]:
         """Why the runtime cannot take what a quantizer makes, and what to change, a sentence each."""
         encoding, spec = quantizer.encoding, quantizer.spec
-        assert encoding is not None
+        if encoding is None:
+            yield "no encoding: calibrate with data that reach it"
+            return
         offered = self.weights if constant else self.activations
         role = "a constant" if constant else "an activation"
         if self.storage(encoding, constant) is None:

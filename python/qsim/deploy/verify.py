@@ -16,19 +16,18 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import onnxruntime
-import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from qsim.calibration import arguments_of, to_device
+from qsim.calibration import arguments_of
 from qsim.deploy.lint import is_surrounded, lint
 from qsim.table import text_table
 
 if TYPE_CHECKING:
-    from qsim.simulation import Simulation
+    from qsim.sim_export import Export
 
 Array = np.ndarray[Any, Any]
-OPTIMISED, UNOPTIMISED = "optimised", "not optimised"
+OPTIMISED, UNOPTIMISED, ON_INTEGERS = "optimised", "not optimised", "on integers"
 # As its optimiser leaves them; where an operation runs on integers it has another name.
 _IN_FLOAT = {
     "Conv",
@@ -148,7 +147,7 @@ def verify(path: Path, batches: Iterable[tuple[Mapping[str, Array], Mapping[str,
     steps = {str(value.name): _step(value) for value in model.graph.outputs}
     result = Verification(onnxruntime.__version__)
     sessions = {UNOPTIMISED: session(path, optimised=False)}
-    if model.metadata_props.get("qsim.target", "onnxruntime") == "onnxruntime":  # other runtimes have kernels of their own
+    if is_for_onnxruntime(onnx.load(path, load_external_data=False)):
         with tempfile.TemporaryDirectory() as folder:
             saved = Path(folder, "optimised.onnx")
             sessions[OPTIMISED] = session(path, optimised=True, save=saved)
@@ -156,7 +155,7 @@ def verify(path: Path, batches: Iterable[tuple[Mapping[str, Array], Mapping[str,
     for inputs, references in batches:
         got = {name: one.run(None, dict(inputs)) for name, one in sessions.items()}
         pairs = [(UNOPTIMISED, name) for name in sessions if name != UNOPTIMISED]
-        pairs += [(reference, name) for reference in references for name in sessions]
+        pairs += [(reference, name) for reference in references for name in sessions if (reference, name) != (ON_INTEGERS, UNOPTIMISED)]
         for mine, other in pairs:
             outputs = result.differences.setdefault((mine, other), {name: Difference(step) for name, step in steps.items()})
             for difference, *both in zip(outputs.values(), {**got, **references}[mine], got[other], strict=True):
@@ -164,28 +163,26 @@ def verify(path: Path, batches: Iterable[tuple[Mapping[str, Array], Mapping[str,
     return result
 
 
-def verify_simulation(sim: Simulation, path: Path, batches: Iterable[Any]) -> Verification:
-    """Run ONNX Runtime and the simulation on batches as `QuantSim.calibrate` takes them, and compare what they compute."""
-    graph = onnx.load(path, load_external_data=False).graph
-    sizes = {value.name: [d.dim_value for d in value.type.tensor_type.shape.dim] for value in graph.input}
+def verify_simulation(sim: Export, path: Path, batches: Iterable[Any]) -> Verification:
+    """Run ONNX Runtime and the simulation, plain and on integers, on batches as `QuantSim.calibrate` takes them, and compare."""
+    model = onnx.load(path, load_external_data=False)
+    sizes = {value.name: [d.dim_value for d in value.type.tensor_type.shape.dim] for value in model.graph.input}
+    ways = {"simulation": False, ON_INTEGERS: True} if is_for_onnxruntime(model) else {"simulation": False}
 
     def computed() -> Iterable[tuple[Mapping[str, Array], Mapping[str, Sequence[Array]]]]:
         for batch in batches:
-            args, kwargs = to_device(arguments_of(batch, sim._example), sim.model)
-            tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
-            with torch.no_grad(), sim._calibrated():
-                expected = sim.model(*args, **kwargs)
+            tensors = [t for t in tree_leaves(arguments_of(batch, sim._example)) if isinstance(t, Tensor)]
             inputs = dict(zip(sizes, map(_array, tensors), strict=True))
             _refuse_other_sizes(path, sizes, inputs)
-            yield inputs, {"simulation": [_array(t) for t in tree_leaves(expected)]}
+            yield inputs, {name: [_array(t) for t in tree_leaves(sim.evaluate(batch, integer=way))] for name, way in ways.items()}
 
-    training = {module: module.training for module in sim.model.modules()}
-    sim.model.eval()
-    try:
-        return verify(path, computed())
-    finally:
-        for module, was in training.items():
-            module.training = was
+    return verify(path, computed())
+
+
+def is_for_onnxruntime(model: onnx.ModelProto) -> bool:
+    """Whether a model was written for ONNX Runtime, or for nobody in particular: other runtimes have kernels of their own."""
+    target = next((entry.value for entry in model.metadata_props if entry.key == "qsim.target"), "onnxruntime")
+    return bool(target == "onnxruntime")
 
 
 def _refuse_other_sizes(path: Path, sizes: Mapping[str, list[int]], inputs: Mapping[str, Array]) -> None:

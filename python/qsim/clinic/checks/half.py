@@ -10,6 +10,7 @@ from qsim.clinic.checks.constants import is_data, lost_here, lost_nearby
 from qsim.clinic.examination import Examination
 from qsim.clinic.finding import Finding
 from qsim.clinic.shadow import Trace
+from qsim.clinic.trace import Row
 
 _ROUNDS = 12  # each one finds all culprits that no other one stands before, and what the survey knows of those behind
 
@@ -76,10 +77,18 @@ def _culprits(exam: Examination, trace: Trace) -> list[str]:
     assert exam.shadow is not None
     bound = exam.shadow.sqnr
     bad = {name for name, row in rows.items() if row.excess > 0 or row.sqnr < bound}
-    led = _leading_out(exam, bad)
-    begin = [name for name in flow.order if name in led and bad.isdisjoint(flow.producers[name])]
+    suspects = bad | {name for name, row in rows.items() if row.flushed}
+    led = _leading_out(exam, suspects) & bad
+    begin = [name for name in flow.order if name in led and _begins(exam, rows[name], name, bad, suspects)]
+    if not begin:
+        begin = [name for name in flow.order if name in led and bad.isdisjoint(flow.producers[name])]
     behind = [name for name in flow.order if name in led and name not in begin and _overflows_first(exam, name)]
     return begin + [name for name in behind if not is_mask(exam, name)]
+
+
+def _begins(exam: Examination, row: Row, name: str, bad: set[str], suspects: set[str]) -> bool:
+    """Whether a result is broken although what it is computed from is not: not even in a few elements, unless they overflow just here."""
+    return (bad if row.counts.overflows else suspects).isdisjoint(exam.flow.producers[name])
 
 
 def _leading_out(exam: Examination, bad: set[str]) -> set[str]:
