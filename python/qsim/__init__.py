@@ -4,11 +4,15 @@ from qsim import ops, reference
 from qsim._library import cpu_capability
 from qsim.batch_norm import FoldReport, fold_batch_norms
 from qsim.calibration import CalibrationReport
+from qsim.clinic import Diagnosis, Finding, doctor
 from qsim.clip_grad import ClipReport, clip_grad_norm_
 from qsim.comparison import Comparison
 from qsim.config import Config
+from qsim.deploy.borders import Borders
+from qsim.deploy.export_report import ExportReport
 from qsim.encoding import Encoding
-from qsim.errors import AccumulatorError, CalibrationError, CaptureError, FileFormatError, NoEncodingError
+from qsim.errors import AccumulatorError, CalibrationError, CaptureError, ExportError, FileFormatError, NoEncodingError
+from qsim.fallback import FallbackReport
 from qsim.files import EncodingFile, load_encodings, save_encodings
 from qsim.format_counts import FormatCounter, FormatCounts
 from qsim.observer import Counts, Observer
@@ -28,6 +32,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AccumulatorError",
+    "Borders",
     "CalibrationError",
     "CalibrationReport",
     "CaptureError",
@@ -35,10 +40,15 @@ __all__ = [
     "Comparison",
     "Config",
     "Counts",
+    "Diagnosis",
     "Encoding",
     "EncodingFile",
     "Event",
+    "ExportError",
+    "ExportReport",
+    "FallbackReport",
     "FileFormatError",
+    "Finding",
     "FoldReport",
     "FormatCounter",
     "FormatCounts",
@@ -58,6 +68,7 @@ __all__ = [
     "bf16",
     "clip_grad_norm_",
     "cpu_capability",
+    "doctor",
     "fold_batch_norms",
     "fp8",
     "fp16",

@@ -12,6 +12,14 @@ from qsim.quantizer import Quantizer
 _INT32 = torch.iinfo(torch.int32)
 
 
+def bias_scale(input: Tensor, weight: Tensor, elements: int) -> Tensor:
+    """The scales of a bias with so many elements, from those of the operands that are multiplied."""
+    scale = (input * weight).reshape(-1)
+    if scale.numel() != elements:  # per tensor; or a transposed convolution in groups: its weight's channels once per group
+        scale = scale.repeat(elements // scale.numel())
+    return scale
+
+
 class BiasQuantizer:
     """Quantizes a bias to int32 with scale ``input.scale * weight.scale`` and zero point 0; differentiable (straight-through).
 
@@ -33,10 +41,7 @@ class BiasQuantizer:
 
     def scale(self, channels: int) -> Tensor:
         """The scale of each element of a bias, float32 of shape ``[channels]``."""
-        scale = (self.input.grid_scale * self.weight.grid_scale).detach().reshape(-1)
-        if scale.numel() != channels:  # per tensor; or a transposed convolution in groups: its weight's channels once per group
-            scale = scale.repeat(channels // scale.numel())
-        return scale
+        return bias_scale(self.input.grid_scale.detach(), self.weight.grid_scale.detach(), channels)
 
     def integers(self, bias: Tensor) -> Tensor:
         """What is stored for a bias of shape ``[C]``: int32."""

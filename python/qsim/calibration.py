@@ -178,14 +178,13 @@ class _FirstNonfinite:
 
 
 def iterate(data: Iterable[Any], max_batches: int | None, show: bool, caller: str) -> Iterator[Any]:
-    """The batches of `data`, with a progress bar where tqdm is installed. `caller`: the method of QuantSim that wants them."""
+    """The batches of `data`, with a progress bar where tqdm is installed. `caller`: who wants them, for errors: "QuantSim.calibrate"."""
     if isinstance(data, (Tensor, Mapping, str)) or not isinstance(data, Iterable):
         raise TypeError(
-            f"QuantSim.{caller}: got data of type {type(data).__name__}; expected an iterable of batches, such as a DataLoader or "
-            "a list: [batch]"
+            f"{caller}: got data of type {type(data).__name__}; expected an iterable of batches, such as a DataLoader or a list: [batch]"
         )
     if max_batches is not None and max_batches < 1:
-        raise ValueError(f"QuantSim.{caller}: got max_batches={max_batches}; expected at least 1, or None for all")
+        raise ValueError(f"{caller}: got max_batches={max_batches}; expected at least 1, or None for all")
     return _batches(data, max_batches, show, caller)
 
 
@@ -193,7 +192,7 @@ def _batches(data: Iterable[Any], max_batches: int | None, show: bool, title: st
     length = len(data) if isinstance(data, Sized) else None
     total = max_batches if length is None else min(length, max_batches or length)
     # islice only now: a DataLoader draws random numbers when its iteration begins
-    yield from progress(islice(data, max_batches), total=total, title=title, unit="batch", show=show)
+    yield from progress(islice(data, max_batches), total=total, title=title.rpartition(".")[2], unit="batch", show=show)
 
 
 def arguments_of(batch: Any, example: Arguments) -> Arguments:

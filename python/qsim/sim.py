@@ -13,12 +13,10 @@ from qsim.comparison import Comparison, compare
 from qsim.scores import ScoreFile
 from qsim.sensitivity import Metric, Sensitivity, measure, measured, output_sqnr
 from qsim.sim_export import Export
-from qsim.sim_fallback import SelectiveFallback
 from qsim.sim_files import Files
-from qsim.sim_integer import IntegerEvaluation
 
 
-class QuantSim(IntegerEvaluation, Export, SelectiveFallback, Files):
+class QuantSim(Export, Files):
     """A model as it will compute once quantized. It is called, trained and saved like the model.
 
     The model is run once to see its operations, whatever Python they come from. BatchNorms are folded into the layers before them,

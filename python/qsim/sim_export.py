@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from qsim.deploy.export import Stages, Tracing, check_installed, checked_path, export
+from qsim.deploy.export import Tracing, check_installed, checked_path, export
 from qsim.deploy.export_report import ExportReport
+from qsim.deploy.marked import refusal
 from qsim.deploy.targets import target_of
-from qsim.sim_training import Training
+from qsim.errors import CalibrationError, ExportError
+from qsim.profile import Profile
+from qsim.sim_fallback import SelectiveFallback
+from qsim.sim_integer import IntegerEvaluation
+from qsim.stages import Stages
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
-class Export(Training):
+class Export(IntegerEvaluation, SelectiveFallback):
     """Base of `qsim.QuantSim`: files for runtimes."""
 
     def export(
@@ -38,7 +47,8 @@ class Export(Training):
             Such as "model.onnx", in a folder that exists.
         target : str, optional
             "onnxruntime", "tensorrt", "openvino" or "coreml". By default that of the config, and "onnxruntime" where the config has no
-            runtime.
+            runtime. Where the simulation was made for another target, and this one cannot express it, what is written is
+            ``sim.retarget(target)``, with a warning.
         opset : int, optional
             By default the smallest that holds what is used: 19; 21 for 16 and 4 bits and for blocks; 22 for models in bfloat16.
         verify : iterable of batches, optional
@@ -71,5 +81,60 @@ class Export(Training):
         seconds, notes = Stages(), list[str]()
         with seconds.stage("trace"):
             traced = Tracing(self, wanted)
+        if traced.objections and wanted.name != self.config.profile.name:
+            with seconds.stage("retarget"):
+                traced = Tracing(self._retargeted(traced, notes), wanted)
         options = Options(opset, dynamic_batch, input_names, output_names)
         return export(traced, file, options, external_data=external_data, verify=verify, seconds=seconds, notes=notes)
+
+    def _retargeted(self, traced: Tracing, notes: list[str]) -> Self:
+        """This simulation for the target of `traced`, which cannot express it as it is."""
+        name, own = traced.target.name, self.config.profile.name
+        try:
+            made = self.retarget(name)
+        except CalibrationError as error:
+            raise ExportError(f"{refusal(traced.objections, traced.target)}\n{error}") from error
+        first, reasons = next(iter(traced.objections.items()))
+        notes.append(
+            f"simulated for {own!r}, written as sim.retarget({name!r}): {len(traced.objections)} tensors cannot be expressed as they are "
+            f"('{first}': {reasons[0]})"
+        )
+        warnings.warn(
+            f"QuantSim.export: the simulation was made for {own!r}, whose results {name} cannot reproduce; the file holds "
+            f"sim.retarget({name!r}), whose results differ. Evaluate that, or simulate with target={name!r}",
+            stacklevel=3,
+        )
+        return made
+
+    def retarget(self, target: str | Profile) -> Self:
+        """The same weights simulated for another target, with ranges from what was observed for this one. No data needed.
+
+        A quantizer of the new simulation observes what those of this one observed at the same tensors, and chooses its range from that;
+        an encoding that fits as it is, a trained scale for example, is kept. What is off here is off there.
+
+        Parameters
+        ----------
+        target : str or Profile
+            As `Config.target`.
+
+        Returns
+        -------
+        QuantSim
+            With a copy of the model.
+
+        Raises
+        ------
+        CalibrationError
+            The target quantizes tensors that were never observed: the message lists them.
+
+        Examples
+        --------
+        >>> from torch import nn
+        >>> sim = qsim.QuantSim(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).eval(), torch.randn(2, 4))
+        >>> report = sim.calibrate([torch.randn(32, 4)], progress=False)
+        >>> sorted(sim.retarget("tensorrt").encodings())
+        ['0.weight', '2.input[0]', '2.weight', 'input']
+        """
+        from qsim.deploy.retarget import retarget  # needs this class
+
+        return retarget(self, target)

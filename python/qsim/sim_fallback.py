@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from qsim.deploy.borders import Borders, borders
 from qsim.fallback import INTEGERS, FallbackReport, format_named, matching, report_of
 from qsim.sim_training import Training
 
@@ -61,3 +62,14 @@ class SelectiveFallback(Training):
                 formats[name] = format
         self._fall_back(formats)
         return report_of(self._operations, self._posts, formats)
+
+    def borders(self) -> Borders:
+        """Whether every tensor at the border of a region in integers has a scale, as exporters ask before they write anything.
+
+        Returns
+        -------
+        Borders
+            ``print`` lists each tensor without a scale, why it has none, which operation needs it, and what to do;
+            ``borders.check()`` raises that as an error, and ``sim.fallback(borders.cure)`` lets what needs them fall back.
+        """
+        return borders(self)

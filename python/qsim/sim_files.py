@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from qsim.bias import BiasQuantizer
+from qsim.bias import bias_scale
 from qsim.encoding import Encoding, grid_of
 from qsim.files import EncodingFile, Entry, load_encodings, save_encodings
 from qsim.files.fitting import fitted
@@ -71,16 +71,15 @@ class Files(Training):
         >>> print(open(path).read().splitlines()[1])
         images: 3c010204
         """
+        if self._missing():
+            raise self._no_encoding()
         named = self._named(names)
         entries: dict[str, Entry] = {}
         for key, quantizer in self.quantizers().items():
             encoding = quantizer.encoding
-            if encoding is None:
-                if quantizer.enabled:
-                    raise self._no_encoding()
+            if encoding is None:  # off, or nothing in integers needs it
                 continue
-            role = "parameter" if self._planned[key].role in ("weight", "constant") else "activation"
-            entry = Entry(encoding, role)
+            entry = Entry(encoding, "parameter" if self._is_parameter(key) else "activation")
             if entries.setdefault(named[key], entry) != entry:
                 raise ValueError(f"QuantSim: two quantizers are called {named[key]!r}, '{key}' is the second; expected names of their own")
         if format.startswith("aimet-2"):
@@ -116,7 +115,7 @@ class Files(Training):
             It does not fit: the message lists all names that are missing, unknown, or of another grid, with close ones.
         """
         file, named, quantizers = load_encodings(path), self._named(names), self.quantizers()
-        weights = {key: whole(weight) for key, weight in self._weights().items()}
+        weights = self._weights()
         chosen: dict[str, Encoding] = {}
         unfit: list[str] = []
         for key, quantizer in quantizers.items():
@@ -126,7 +125,7 @@ class Files(Training):
                 except ValueError as error:
                     unfit.append(f"'{key}': {error}")
         cache = file.format == "tensorrt-cache"
-        expected = [key for key, q in quantizers.items() if q.enabled and q.spec.has_scale and not (cache and key in weights)]
+        expected = [key for key, q in quantizers.items() if q.enabled and q.spec.has_scale and not (cache and self._is_parameter(key))]
         missing = [key for key in expected if named[key] not in file.entries]
         biases = {named[bias.parameter] for bias in self._biases}
         used = {named[key] for key in quantizers}
@@ -136,10 +135,13 @@ class Files(Training):
                 "\n".join([f"QuantSim: '{path}' does not fit this simulation.", *_listed(missing, unknown, named, strict), *unfit])
             )
         for key in (key for key in weights if cache and key not in chosen and quantizers[key].encoding is None):
-            quantizers[key].compute_encoding_from(weights[key])
+            quantizers[key].compute_encoding_from(whole(weights[key]))
         for key, encoding in chosen.items():
             quantizers[key].set_encoding(encoding)
         return LoadedEncodings(missing, unknown)
+
+    def _is_parameter(self, key: str) -> bool:
+        return self._planned[key].role in ("weight", "constant")
 
     def _named(self, names: Mapping[str, str] | None) -> dict[str, str]:
         """What a file calls each quantizer and each bias."""
@@ -155,12 +157,12 @@ class Files(Training):
         quantizers = self.quantizers()
         found = defaultdict(list)
         for bias in self._biases:
-            pair = BiasQuantizer(quantizers[bias.input], quantizers[bias.weight])
-            if pair.input.enabled and pair.weight.enabled:
-                scale = pair.scale(attrgetter(bias.parameter)(self.model).numel())
-                found[bias.parameter].append(
-                    Encoding(scale, torch.zeros_like(scale, dtype=torch.int32), *grid_of("int32"), 0, None, "int32")
-                )
+            input, weight = quantizers[bias.input], quantizers[bias.weight]
+            if input.enabled and weight.enabled and input.encoding is not None and weight.encoding is not None:
+                elements = attrgetter(bias.parameter)(self.model).numel()
+                scale = bias_scale(input.encoding.scale, weight.encoding.scale, elements)
+                zero_point = torch.zeros_like(scale, dtype=torch.int32)
+                found[bias.parameter].append(Encoding(scale, zero_point, *grid_of("int32"), 0, dtype="int32"))
         return {name: encodings[0] for name, encodings in found.items() if all(other == encodings[0] for other in encodings)}
 
 

@@ -36,6 +36,10 @@ class IntegerEvaluation(Training):
         self._programs = Programs()
         super()._simulate(args, kwargs, folding, known)
 
+    def _fall_back(self, formats: Mapping[str, str]) -> None:
+        self._programs = Programs()  # marks in them stand where operations ran in integers
+        super()._fall_back(formats)
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's forward, simulated; on integers within `integer`. Raises NoEncodingError before calibration."""
         if not (self._on_integers and self._switch.on):

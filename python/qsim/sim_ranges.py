@@ -60,7 +60,11 @@ class RangeChoice(Simulation):
         called = self._called()
         with self._switch.turned(True, falls_back=False), sharded_around(self):
             noted = observe(
-                self.model, quantizers, watched, iterate(data, max_batches, progress, "calibrate"), lambda batch: run(called, batch)
+                self.model,
+                quantizers,
+                watched,
+                iterate(data, max_batches, progress, "QuantSim.calibrate"),
+                lambda batch: run(called, batch),
             )
         if noted.batches == 0:
             raise CalibrationError("QuantSim: calibrate got no batch. Is the iterator used up, or the data set empty?")

@@ -49,7 +49,9 @@ class Training(RangeChoice):
         run = self._forward_batch if forward is None else forward
         called = self._called()
         with sharded_around(self):
-            return reestimate(self.model, iterate(data, max_batches, progress, "reestimate_batch_norms"), lambda batch: run(called, batch))
+            return reestimate(
+                self.model, iterate(data, max_batches, progress, "QuantSim.reestimate_batch_norms"), lambda batch: run(called, batch)
+            )
 
     def freeze_batch_norms(self, *patterns: str, affine: bool = False) -> None:
         """From now on the BatchNorms that match any glob normalize with their running statistics in training mode too.

@@ -74,7 +74,7 @@ class Simulation(NamedAsTheModel):
         tape, notes = record(self.model, args, kwargs)
         decided = plan(tape, self.config)
         self._planned, self._biases, self._left = decided.quantizers, decided.biases, decided.left
-        self._operations, self._posts = decided.regions.operations, decided.regions.posts
+        self._operations, self._posts, self._unplanned = decided.regions.operations, decided.regions.posts, decided.regions.unplanned
         formats = self.quantization.formats if known else {}
         self.quantization = QuantizerBank(self.model, self._planned, known, list(self._operations))
         # its broadcast of buffers before every forward would cost a sketch per activation, and overwrite what ranks observed
@@ -161,13 +161,15 @@ class Simulation(NamedAsTheModel):
     def summary(self) -> Summary:
         """What is quantized and how, what stays in float, and why. ``print(sim.summary())``."""
         notes = [
-            f"{', '.join(place.unexpected())} in '{place.path}' ran where the example inputs did not show it: in float"
-            for place in places(self.model)
-            if place.unexpected()
+            f"{', '.join(met)} in '{path}' ran where the example inputs did not show it: in float" for path, met in self._met().items()
         ]
         fallen = Counter(self.quantization.formats.values())
         notes += [f"{count} operations fall back to {format}" for format, count in fallen.items()]
         return summarize(self.model, self._planned, self._biases, self.quantizers(), self._released(), self._left, [*self._notes, *notes])
+
+    def _met(self) -> dict[str, list[str]]:
+        """Functions that ran where the recording has none, by the path of the container that called them."""
+        return {place.path: met for place in places(self.model) if (met := place.unexpected())}
 
     def _weights(self) -> dict[str, Tensor]:
         """The parameters that have a quantizer, by its key."""

@@ -12,7 +12,7 @@ import torch
 from aimet_files import AIMET, CACHE, V0_6_1, V1_0_0, V2_0_0, V2_1_0
 
 import qsim
-from qsim.files import Entry, json_text
+from qsim.files import Entry, fields, json_text
 
 OWN = {
     "format": "qsim-encodings",
@@ -84,6 +84,7 @@ def test_truncated_json(refused, content):
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "-1e999", "1" * 200, "0." + "1" * 200])
 def test_numbers_that_json_does_not_have(refused, number):
     refused(changed(V2_0_0, ("encodings", 0, "y_scale"), "number").replace('"number"', number))
+    refused(changed(V2_0_0, ("quantizer_args",), "number").replace('"number"', number))
 
 
 def test_keys_that_occur_twice(refused):
@@ -136,6 +137,12 @@ def test_files_without_end_are_read_up_to_the_limit():
 def test_number_of_values(refused, monkeypatch, text):
     monkeypatch.setattr(json_text, "MAX_VALUES", 100)
     refused('{"version": "2.0.0", "x": ' + text + "}", "more than 100 values")
+
+
+@pytest.mark.parametrize("content", [CACHE, *map(json.dumps, AIMET.values())], ids=["cache", *AIMET])
+def test_number_of_entries(refused, monkeypatch, content):
+    monkeypatch.setattr(fields, "MAX_ENTRIES", 1)
+    refused(content, "entries; expected at most 1,")
 
 
 def test_no_such_file(tmp_path):
@@ -236,7 +243,7 @@ WRONG = [
     (V2_0_0, ("encodings", 0, "output_dtype"), "int7", "'output_dtype' is 'int7'"),
     (V2_0_0, ("encodings", 0, "output_dtype"), "float16", "'output_dtype' is 'float16'"),
     (V2_0_0, ("encodings", 0, "y_scale"), ..., "has no 'y_scale'"),
-    (V2_0_0, ("encodings", 0, "y_scale"), [0.5], "axis None and scales of shape (1,)"),
+    (V2_0_0, ("encodings", 0, "y_scale"), [0.5, 0.5], "axis=None, block_size=None and scales of shape (2,)"),
     (V2_0_0, ("encodings", 0, "y_scale"), {"x": [1], "x_scale": 1.0}, "version 2.1.0"),
     (V2_0_0, ("encodings", 0, "y_scale"), -1, "'y_scale' holds -1"),
     (V2_0_0, ("encodings", 0, "y_zero_point"), 256, "expected a number from 0 to 255"),
@@ -245,14 +252,14 @@ WRONG = [
     (V2_0_0, ("encodings", 0, "y_zero_point"), "41", "'y_zero_point' holds '41'"),
     (V2_0_0, ("encodings", 3, "y_zero_point"), [0], "has the shape (1,); expected that of the scales, (2,)"),
     (V2_0_0, ("encodings", 3, "axis"), 8, "'axis' is 8"),
-    (V2_0_0, ("encodings", 3, "axis"), ..., "axis None"),
-    (V2_0_0, ("encodings", 3, "y_scale"), 0.5, "has the axis -3 and scales of shape ()"),
+    (V2_0_0, ("encodings", 3, "axis"), ..., "axis=None"),
+    (V2_0_0, ("encodings", 3, "y_scale"), 0.5, "has axis=-3, block_size=None and scales of shape ()"),
     (V2_0_0, ("encodings", 4, "y_scale"), [[0.1, 0.2], [0.3]], "lists of equal lengths"),
     (V2_0_0, ("encodings", 4, "y_scale"), [[0.1, 0.2], 0.3], "lists of equal lengths"),
     (V2_0_0, ("encodings", 4, "y_scale"), [0.1, [0.3]], "'y_scale' holds [0.3]"),
     (V2_0_0, ("encodings", 4, "y_scale"), [[[[[[[[[[1]]]]]]]]]], "at most 8 levels"),
     (V2_0_0, ("encodings", 4, "block_size"), -4, "'block_size' is -4"),
-    (V2_0_0, ("encodings", 4, "axis"), ..., "has blocks, and the axis None"),
+    (V2_0_0, ("encodings", 4, "axis"), ..., "has axis=None, block_size=4 and scales of shape (2, 2)"),
     (V2_0_0, ("encodings", 8, "per_channel_float_scale"), [[1.0, 2.0, 3.0]], "(1, 3) beside numbers of shape (2, 2)"),
     (V2_1_0, ("encodings", 10, "y_scale", "axis"), 2, "along axis 2"),
     (V2_1_0, ("encodings", 10, "y_scale", "x_scale"), [0.001, 0.002], "'x_scale' has the shape (2, 1)"),
@@ -270,10 +277,10 @@ WRONG = [
     (OWN, ("encodings", "w", "dtype"), 8, "'dtype' is 8"),
     (OWN, ("encodings", "w", "quant_max"), 128, "does not fit into int8"),
     (OWN, ("encodings", "w", "quant_max"), -128, "expected a number from -128 to -128"),
-    (OWN, ("encodings", "w", "axis"), [0, 1], "one block size for each axis"),
+    (OWN, ("encodings", "w", "axis"), [0, 1], "axis=(0, 1), block_size=None"),
     (OWN, ("encodings", "w", "axis"), [[0]], "'axis' is [[0]]"),
     (OWN, ("encodings", "w", "axis"), "0", "'axis' holds '0'"),
-    (OWN, ("encodings", "w", "block_size"), 4, "a scale for each part"),
+    (OWN, ("encodings", "w", "block_size"), [4], "block_size=(4,)"),
     (OWN, ("encodings", "w", "role"), "bias", "'role' is 'bias'"),
     (OWN, ("encodings", "w", "colour"), "red", "a field is 'colour'"),
 ]
@@ -297,6 +304,7 @@ def test_wrong_values(refused, document, at, value, words):
         ("name: \u0663f800000", ["line 3"]),
         (": 3f800000", ["the name of an entry"]),
         ("name: 3f800000: 3f800000", ["line 3", "write one scale in a line"]),
+        ("name: 3f800000other: 3f800000", ["line 3", "two values"]),
         ("name: 00000000", ["'name'", "scale 0"]),
         ("name: 7fc00000", ["'name'", "holds nan"]),
         ("name: ff800000", ["'name'", "positive and finite"]),

@@ -1,7 +1,6 @@
-"""Whatever is done to a file, reading it gives encodings or a FileFormatError, soon, and what was read can be written."""
+"""Whatever is done to a file, reading it gives encodings or a FileFormatError, and what was read can be written."""
 
 import json
-import time
 
 import torch
 from aimet_files import AIMET, CACHE
@@ -11,7 +10,7 @@ from hypothesis import strategies as st
 import qsim
 from qsim.files import FORMATS, Entry
 
-SETTINGS = settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture])
+SETTINGS = settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 ENTRIES = {
     "a": Entry(qsim.Encoding(torch.tensor(0.5), torch.tensor(3, dtype=torch.int32), -128, 127), "activation"),
     "w": Entry(qsim.Encoding(torch.tensor([[0.5, 0.25]]), torch.zeros(1, 2, dtype=torch.int32), -8, 7, 1, 4, "int4"), "parameter"),
@@ -62,13 +61,12 @@ def places(node, at=()):
 
 
 def reads_or_refuses(path):
-    started = time.process_time()
     try:
         file = qsim.load_encodings(path)
     except qsim.FileFormatError as error:
-        assert str(path) in str(error)
-        assert len(str(error)) < 2000
+        message = str(error)
     else:
+        message = f"'{path}'"
         if not any(": " in name for name in file.entries):  # which a cache is read with, but not written
             qsim.save_encodings(file, path)
             assert qsim.load_encodings(path) == file
@@ -78,7 +76,8 @@ def reads_or_refuses(path):
             except qsim.FileFormatError:
                 continue
             assert qsim.load_encodings(path).format == format
-    assert time.process_time() - started < 5  # a document of a few kB takes milliseconds; one that hangs, minutes
+    assert f"'{path}'" in message
+    assert len(message) < 2000
 
 
 @SETTINGS

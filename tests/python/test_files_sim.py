@@ -25,14 +25,16 @@ def perceptron(config=None, calibrated=True):
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_what_is_loaded_computes_the_same_bits(tmp_path, target):
-    sim = made(target)
+    sim, other = made(target), made(target, calibrated=False)
+    made(target, x=3 * X).save_encodings(tmp_path / "wrong")
     for format in FORMATS:
         if format == "tensorrt-cache" and target not in ("tensorrt", "coreml"):
             with pytest.raises(qsim.FileFormatError, match="target='tensorrt'"):
                 sim.save_encodings(tmp_path / "file", format)
             continue
         sim.save_encodings(tmp_path / "file", format)
-        other = made(target, calibrated=False)
+        other.load_encodings(tmp_path / "wrong")
+        assert other.encodings() != sim.encodings()
         assert other.load_encodings(tmp_path / "file") == ([], [])
         assert other.encodings() == sim.encodings()
         assert torch.equal(other(X), sim(X))
@@ -59,7 +61,7 @@ def test_other_grids(tmp_path, case):
     sim = perceptron(CONFIGS[case])
     for format in FORMATS[:-1]:
         if format in CANNOT.get(case, ()):
-            with pytest.raises(qsim.FileFormatError, match="entry 'fc1.weight'|entry 'input'"):
+            with pytest.raises(qsim.FileFormatError, match=r"entry 'fc1\.weight'|entry 'input'"):
                 sim.save_encodings(tmp_path / "file", format)
             continue
         sim.save_encodings(tmp_path / "file", format)
@@ -77,6 +79,19 @@ def test_unsigned_files_fit_signed_simulations(tmp_path):
     assert (unsigned.dtype, found.dtype) == ("uint8", "int8")
     assert torch.equal(unsigned.scale, found.scale)
     assert torch.equal(unsigned.min, found.min)
+
+
+def test_axes_count_from_either_end(tmp_path):
+    sim = perceptron()
+    sim.save_encodings(tmp_path / "file", "aimet-2.0.0")
+    other = perceptron(CONFIGS["negative axis"], calibrated=False)
+    other.load_encodings(tmp_path / "file")
+    assert other.encodings()["fc1.weight"].axis == -2
+    assert torch.equal(other.encodings()["fc1.weight"].scale, sim.encodings()["fc1.weight"].scale)
+    other.save_encodings(tmp_path / "file", "aimet-2.0.0")
+    assert sim.load_encodings(tmp_path / "file") == ([], [])
+    with pytest.raises(ValueError, match=r"'fc1\.weight': the file has axis=0, .* the quantizer axis=1"):
+        perceptron(qsim.int8().override("fc1", weight={"axis": 1}), calibrated=False).load_encodings(saved(sim, tmp_path))
 
 
 def test_biases_of_aimet_2_are_products_of_scales(tmp_path):
@@ -209,3 +224,12 @@ def test_a_hostile_number_of_unknown_names_does_not_take_long_to_list(tmp_path):
     qsim.save_encodings(qsim.EncodingFile({f"{'input' * 20}{i}": entry for i in range(5000)}), tmp_path / "file")
     with pytest.raises(ValueError, match="unknown to the simulation: 4900 more"):
         perceptron().load_encodings(tmp_path / "file")
+
+
+@pytest.mark.parametrize("format", ["qsim", "aimet-1.0.0", "tensorrt-cache"])
+def test_a_file_holds_all_tensors_whatever_falls_back(tmp_path, format):
+    sim = made("tensorrt")
+    before = qsim.load_encodings(saved(sim, tmp_path, format))
+    sim.fallback("layer1.0.*", to="fp16")
+    assert qsim.load_encodings(saved(sim, tmp_path, format)) == before
+    assert sim.load_encodings(tmp_path / "saved") == ([], [])

@@ -3,13 +3,21 @@
 import itertools
 import random
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import qsim.clinic.search
-from qsim.clinic.search import Budget, Evidence, Outcome, search
+from qsim.clinic.evidence import Evidence
+from qsim.clinic.search import Budget, search
+
+
+class Outcome(NamedTuple):
+    ok: bool
+    sqnr: float
+    nonfinite: int = 0
 
 
 @dataclass(frozen=True)

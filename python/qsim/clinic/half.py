@@ -16,11 +16,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from qsim.clinic.internals import STORED, Total, inside
 from qsim.graph.functions import ALIAS, TRANSPARENT, Function, name_of, route_name
 from qsim.graph.tape import version_of
 from qsim.ops.round_to_format import count_format_, round_to_format, round_to_format_, round_to_format_counted
 
 T = TypeVar("T")
+Weights = dict[int, tuple[Tensor, int, Tensor]]  # by id: the tensor, its version, and it rounded
 
 _MARK = "_qsim_precision"  # attribute of a tensor: one of the next two, or none for what is raw
 _IN_FORMAT, _WIDE = 1, 2
@@ -56,19 +58,24 @@ class HalfPrecision:
         Names of operations that stay in float32.
     counts : mapping of str to Tensor, int64 [6]
         By operation, where `FormatCounts` of its results are added; an operation without an entry is rounded and not counted.
-    weights : dict
+    weights : Weights
         Rounded parameters and buffers, filled as they are met: share one between executions of one model.
+    narrow : bool
+        Whether sums inside an operation are rounded too, as accumulators of the format's width do.
     """
 
-    def __init__(self, format: str, keep: frozenset[str], counts: Mapping[str, Tensor], weights: dict[int, tuple[Tensor, int, Tensor]]):
-        self.format, self.keep, self.counts, self.weights = format, keep, counts, weights
+    def __init__(self, format: str, keep: frozenset[str], counts: Mapping[str, Tensor], weights: Weights, *, narrow: bool = False) -> None:
+        self.format, self.keep, self.counts, self.weights, self.narrow = format, keep, counts, weights, narrow
         self._numbers: dict[float, float] = {}
 
     def operation(self, name: str, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if name in self.keep:
             return _marked(func(*args, **kwargs), _WIDE)
-        args, kwargs = self.read(func, args, kwargs)
-        return self.returned(name, func, func(*args, **kwargs), args, kwargs)
+        args, kwargs = self._read(func, args, kwargs)
+        written_out = inside(func, args, kwargs) if self.narrow or name_of(func) in STORED else None
+        if written_out is not None:
+            return self._returned(name, func, written_out(self._total(name)), (), {})
+        return self._returned(name, func, func(*args, **kwargs), args, kwargs)
 
     def passed(self, path: str, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if name_of(func) not in TRANSPARENT:  # it computes, in a branch that the recording has not seen
@@ -76,7 +83,7 @@ class HalfPrecision:
         found = {getattr(t, _MARK, None) for t in _tensors(args, kwargs)}
         precision = _WIDE if _WIDE in found else _IN_FORMAT if _IN_FORMAT in found else None
         if precision == _IN_FORMAT:
-            args, kwargs = self.read(func, args, kwargs)
+            args, kwargs = self._read(func, args, kwargs)
         out = ALIAS.get(route_name(func), func)(*args, **kwargs)
         if precision is not None:
             _marked(out, precision)
@@ -84,22 +91,26 @@ class HalfPrecision:
                 _marked(args[0], precision)
         return out
 
-    def read(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _read(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of a call, rounded where they are not in the format."""
-        if name_of(func) in _NUMBERS_ARE_OPERANDS:
-            args, kwargs = tree_map_only((int, float), self._number, (args, kwargs))
-        changed = args[0] if args and route_name(func).endswith("_") and not route_name(func).startswith("__") else None
+        name = route_name(func)
+        numbers = name_of(func) in _NUMBERS_ARE_OPERANDS
+        changed = args[0] if args and name.endswith("_") and not name.startswith("__") else None
+        given = [self._argument(value, numbers, in_place=value is changed) for value in args]
+        if name in ("__setitem__", "setitem"):
+            given[1] = args[1]  # an index
+        return tuple(given), {key: self._argument(value, numbers) for key, value in kwargs.items()}
 
-        def rounded(value: Any) -> Any:
-            if isinstance(value, Tensor):
-                return self._operand(value, in_place=value is changed)
-            if type(value) in (tuple, list) and any(isinstance(v, Tensor) for v in value):
-                return type(value)(rounded(v) for v in value)
-            return value
+    def _argument(self, value: Any, numbers: bool, *, in_place: bool = False) -> Any:
+        if isinstance(value, Tensor):
+            return self._operand(value, in_place=in_place)
+        if numbers and isinstance(value, (int, float)):
+            return self._number(value)
+        if type(value) in (tuple, list) and any(isinstance(v, Tensor) for v in value):
+            return type(value)(self._argument(v, numbers) for v in value)
+        return value
 
-        return tuple(rounded(value) for value in args), {key: rounded(value) for key, value in kwargs.items()}
-
-    def returned(self, name: str, func: Function, out: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _returned(self, name: str, func: Function, out: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What a call returned, rounded; in place where it is one of the arguments."""
         if name_of(func) in _EXACT:
             return _marked(out, _IN_FORMAT)
@@ -120,6 +131,12 @@ class HalfPrecision:
             return _marked(t, _IN_FORMAT)
 
         return rounded(out) if isinstance(out, Tensor) else tree_map_only(Tensor, rounded, out)
+
+    def _total(self, name: str) -> Total:
+        def total(added: Tensor, terms: Tensor, count: float) -> Tensor:
+            return round_to_format_counted(added, self.format, self.counts[name]) if name in self.counts else self._rounded(added)
+
+        return total
 
     def _operand(self, t: Tensor, *, in_place: bool) -> Tensor:
         if not t.is_floating_point() or t.layout is not torch.strided or getattr(t, _MARK, None) == _IN_FORMAT:
@@ -145,6 +162,11 @@ class HalfPrecision:
             near = nearest(value, self.format)
             self._numbers[value] = value if near == value else near
         return self._numbers[value]
+
+
+def is_raw(t: Tensor) -> bool:
+    """Whether a tensor is what no operation has returned: a weight, an input, a constant, or what was made of these by moving values."""
+    return not hasattr(t, _MARK)
 
 
 def nearest(value: float, format: str) -> float:

@@ -16,13 +16,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from qsim.clinic.evidence import Evidence
 
 
-class Outcome(NamedTuple):
-    """What a probe saw.
+class Verdict(Protocol):
+    """What a probe has to say of a set: `qsim.clinic.shadow.Outcome` is one.
 
     Attributes
     ----------
@@ -34,12 +36,15 @@ class Outcome(NamedTuple):
         Elements of its results that are NaN or Inf where float32 is finite.
     """
 
-    ok: bool
-    sqnr: float
-    nonfinite: int = 0
+    @property
+    def ok(self) -> bool: ...
+    @property
+    def sqnr(self) -> float: ...
+    @property
+    def nonfinite(self) -> int: ...
 
 
-Probe = Callable[[frozenset[str]], Outcome]
+V = TypeVar("V", bound=Verdict)
 
 
 @dataclass(frozen=True)
@@ -57,72 +62,14 @@ class Budget:
 
 
 @dataclass(frozen=True)
-class Evidence:
-    """What is known of the operations before the first probe.
-
-    Attributes
-    ----------
-    operations : sequence of str
-        All that can be kept, in the order in which they run.
-    readers : mapping of str to collection of str
-        Who reads the result of each, also through what only moves values.
-    leaving : collection of str
-        Those whose results leave the range of the format: who reads them must be kept too.
-    suspects : collection of str
-        Others that are likely needed: a constant or a sum inside leaves the range, a result is finite and wrong.
-    suspicion : mapping of str to float
-        The higher, the likelier needed. Decides between operations of which nothing else is known, and between equal answers.
-    """
-
-    operations: Sequence[str]
-    readers: Mapping[str, Collection[str]] = field(default_factory=dict)
-    leaving: Collection[str] = ()
-    suspects: Collection[str] = ()
-    suspicion: Mapping[str, float] = field(default_factory=dict)
-
-    def by_suspicion(self, names: Iterable[str]) -> list[str]:
-        """The most suspicious first: whose values leave the range, the other suspects, the rest; equals in the order of the model."""
-        place = {name: i for i, name in enumerate(self.operations)}
-        leaving, suspects = set(self.leaving), set(self.suspects)
-
-        def key(name: str) -> tuple[bool, bool, float, int]:
-            return name not in leaving, name not in suspects, -self.suspicion.get(name, 0.0), place[name]
-
-        return sorted(names, key=key)
-
-    def islands(self) -> list[list[str]]:
-        """Operations that have to be kept together, by what is known: those that hand on values out of range, with all who read these.
-
-        The most suspicious island first, and so within each. Chains that meet in a reader are one.
-        """
-        known = set(self.operations)
-        neighbours: dict[str, set[str]] = {name: set() for name in (*self.leaving, *self.suspects) if name in known}
-        for name in filter(known.__contains__, self.leaving):
-            for reader in filter(known.__contains__, self.readers.get(name, ())):
-                neighbours[name].add(reader)
-                neighbours.setdefault(reader, set()).add(name)
-        found: list[list[str]] = []
-        seen: set[str] = set()
-        for name in self.by_suspicion(neighbours):
-            island, left = [], [name]
-            while left:
-                if (at := left.pop()) not in seen:
-                    seen.add(at)
-                    island.append(at)
-                    left += neighbours[at]
-            found += [self.by_suspicion(island)] if island else []
-        return found
-
-
-@dataclass(frozen=True)
-class Found:
+class Found(Generic[V]):
     """What `search` returns.
 
     Attributes
     ----------
     keep : tuple of str
         In the order of the model.
-    outcome : Outcome
+    outcome : Verdict
         With these kept.
     irreducible : bool
         It is right with these kept, and was seen to be wrong with any single one of them left out.
@@ -133,13 +80,13 @@ class Found:
     """
 
     keep: tuple[str, ...]
-    outcome: Outcome
+    outcome: V
     irreducible: bool
     probes: int
     note: str = ""
 
 
-def search(evidence: Evidence, probe: Probe, budget: Budget = Budget()) -> Found:
+def search(evidence: Evidence, probe: Callable[[frozenset[str]], V], budget: Budget = Budget()) -> Found[V]:
     """A set of operations that cures when it is kept, and that loses that with any single one left out.
 
     Parameters
@@ -147,7 +94,7 @@ def search(evidence: Evidence, probe: Probe, budget: Budget = Budget()) -> Found
     evidence : Evidence
         Wrong or missing evidence costs probes, not correctness.
     probe : callable
-        ``probe(keep) -> Outcome``. Asked about each set once. It need not be monotone: sets are tried, never concluded upon.
+        ``probe(keep) -> Verdict``. Asked about each set once. It need not be monotone: sets are tried, never concluded upon.
     budget : Budget
 
     Returns
@@ -157,8 +104,9 @@ def search(evidence: Evidence, probe: Probe, budget: Budget = Budget()) -> Found
 
     Examples
     --------
+    >>> from qsim.clinic.shadow import Outcome
     >>> evidence = Evidence(["conv", "square", "mean", "fc"], readers={"square": ["mean"]}, leaving=["square"])
-    >>> found = search(evidence, lambda keep: Outcome({"square", "mean"} <= keep, 60.0))
+    >>> found = search(evidence, lambda keep: Outcome({"square", "mean"} <= keep, 60.0, 0, None))
     >>> found.keep, found.irreducible, found.probes
     (('square', 'mean'), True, 4)
     """
@@ -177,7 +125,7 @@ def search(evidence: Evidence, probe: Probe, budget: Budget = Budget()) -> Found
     return Found(tuple(name for name in evidence.operations if name in keep), asked.seen[keep], irreducible, asked.count, note)
 
 
-def _beyond(everything: Outcome) -> str:
+def _beyond(everything: Verdict) -> str:
     """Why keeping every operation is not enough."""
     broken = f"{everything.nonfinite} results are NaN or Inf"
     what = broken if everything.nonfinite else f"the results reach {everything.sqnr:.1f} only"
@@ -188,19 +136,19 @@ class _Spent(Exception):
     """The budget is."""
 
 
-class _Asked:
+class _Asked(Generic[V]):
     """The probe, asked about each set once, within the budget."""
 
-    def __init__(self, probe: Probe, budget: Budget) -> None:
+    def __init__(self, probe: Callable[[frozenset[str]], V], budget: Budget) -> None:
         self.probe, self.budget = probe, budget
-        self.seen: dict[frozenset[str], Outcome] = {}
+        self.seen: dict[frozenset[str], V] = {}
         self.began = time.monotonic()
 
     @property
     def count(self) -> int:
         return len(self.seen)
 
-    def __call__(self, keep: frozenset[str]) -> Outcome:
+    def __call__(self, keep: frozenset[str]) -> V:
         if keep not in self.seen:
             if self.budget.probes is not None and self.count >= self.budget.probes:
                 raise _Spent(f"{self.budget.probes} probes")
@@ -221,7 +169,7 @@ class _Asked:
         return min(self.seen, key=key)
 
 
-def _irreducible(evidence: Evidence, asked: _Asked) -> frozenset[str] | None:
+def _irreducible(evidence: Evidence, asked: _Asked[V]) -> frozenset[str] | None:
     """The set; None if keeping everything does not cure."""
     nothing = frozenset[str]()
     if asked(nothing).ok:
@@ -240,7 +188,7 @@ def _irreducible(evidence: Evidence, asked: _Asked) -> frozenset[str] | None:
     return _verified(evidence, asked, keep)
 
 
-def _needed(asked: _Asked, fixed: frozenset[str], units: Sequence[frozenset[str]], run: float) -> list[frozenset[str]]:
+def _needed(asked: _Asked[V], fixed: frozenset[str], units: Sequence[frozenset[str]], run: float) -> list[frozenset[str]]:
     """The units without which `fixed` and the others do not cure; with all of them it does.
 
     Parameters
@@ -265,7 +213,7 @@ def _needed(asked: _Asked, fixed: frozenset[str], units: Sequence[frozenset[str]
     return needed
 
 
-def _bisect(asked: _Asked, base: frozenset[str], units: Sequence[frozenset[str]]) -> int:
+def _bisect(asked: _Asked[V], base: frozenset[str], units: Sequence[frozenset[str]]) -> int:
     """How many of the first units cure together with `base` where one fewer does not; none do not, and all do."""
     low, high = 0, len(units)
     while high - low > 1:
@@ -274,7 +222,7 @@ def _bisect(asked: _Asked, base: frozenset[str], units: Sequence[frozenset[str]]
     return high
 
 
-def _verified(evidence: Evidence, asked: _Asked, keep: frozenset[str]) -> frozenset[str]:
+def _verified(evidence: Evidence, asked: _Asked[V], keep: frozenset[str]) -> frozenset[str]:
     """`keep`, less what it can do without after all: an operation that was needed beside others need not be so where the probe is not
     monotone."""
     while True:

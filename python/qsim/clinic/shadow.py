@@ -15,12 +15,12 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from qsim.calibration import Forward
-from qsim.clinic.half import HalfPrecision
+from qsim.clinic.half import HalfPrecision, Weights
 from qsim.clinic.subject import Subject
 from qsim.clinic.targets import Target
+from qsim.clinic.trace import LostConstant, Row, Sampling, Traced
 from qsim.deviation import Deviation
-from qsim.graph.functions import ALIAS, Function, route_name
-from qsim.ops.round_to_format import count_format_
+from qsim.format_counts import FormatCounts
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Outcome:
     ok : bool
         Finite wherever float32 is finite, and close enough to it.
     sqnr : float
-        dB of the worst output tensor over all batches; +Inf where nothing differs, -Inf where nothing could be compared.
+        dB of the worst output tensor of the worst batch; +Inf where nothing differs, -Inf where nothing could be compared.
     nonfinite : int
         Elements of the output that are NaN or Inf and finite in float32.
     first : str or None
@@ -46,6 +46,23 @@ class Outcome:
     nonfinite: int
     first: str | None
     error: str = ""
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A shadow execution in detail.
+
+    Attributes
+    ----------
+    outcome : Outcome
+    rows : dict of str to Row
+        By operation, in the order of the model.
+    constants : list of LostConstant
+    """
+
+    outcome: Outcome
+    rows: dict[str, Row]
+    constants: list[LostConstant]
 
 
 class Shadow:
@@ -81,35 +98,58 @@ class Shadow:
         self.probes, self.seconds = 0, 0.0
         self._batches, self._forward = batches, forward
         self._rows = {name: i for i, name in enumerate(subject.sites)}
-        self._weights: dict[int, tuple[Tensor, int, Tensor]] = {}
+        self._weights: Weights = {}
+        self._narrow = target.accumulator == "float16"
         self._random = torch.get_rng_state(), random.getstate()
         self._device = next((t.device for t in (*subject.model.parameters(), *subject.model.buffers())), torch.device("cpu"))
         counts = self._counts()
-        self._outputs = [self._run(batch, _Counting(self.format, counts)) for batch in batches]
-        self._nonfinite = self._broken(counts)
+        self._outputs: list[list[Tensor]] = []
+        self._nonfinite = [dict.fromkeys(counts, 0)]  # by operation, in float32, after so many batches
+        for batch in batches:
+            self._outputs.append(self._run(batch, Sampling(counts, self.format)))
+            self._nonfinite.append({name: sum(row[1:3]) for name, row in _numbers(counts).items()})
 
     def probe(self, keep: frozenset[str] = frozenset()) -> Outcome:
         """Run every batch with the operations named in `keep` in float32. Stops at the first batch whose output is broken."""
-        began = time.perf_counter()
         counts = self._counts()
-        visitor = HalfPrecision(self.format, keep, counts, self._weights)
-        deviations: dict[int, Deviation] = {}
-        nonfinite, error = 0, ""
+        return self._execute(HalfPrecision(self.format, keep, counts, self._weights, narrow=self._narrow), counts)[0]
+
+    def trace(self, keep: frozenset[str] = frozenset()) -> Trace:
+        """As `probe`, and tell how far every operation is from float32. Runs the model twice on each batch."""
+        counts = self._counts()
+        visitor = Traced(self.format, keep, counts, self._weights, narrow=self._narrow)
+        outcome, expected = self._execute(visitor, counts)
+        rows = {
+            name: Row(FormatCounts(*row), expected[name], visitor.sqnr.get(name, math.inf), visitor.flushed[name])
+            for name, row in _numbers(counts).items()
+        }
+        return Trace(outcome, rows, list(visitor.constants.values()))
+
+    def _execute(self, visitor: HalfPrecision, counts: dict[str, Tensor]) -> tuple[Outcome, dict[str, int]]:
+        """The outcome, and by operation how much of what ran is not finite in float32."""
+        began = time.perf_counter()
+        batches, nonfinite, sqnr, error = 0, 0, math.inf, ""
         for batch, expected in zip(self._batches, self._outputs, strict=True):
+            if isinstance(visitor, Traced):
+                sampling = Sampling({}, self.format)
+                self._run(batch, sampling)
+                visitor.follow(sampling.samples)
+            batches += 1
             try:
                 out = self._run(batch, visitor)
             except Exception as e:  # a model that checks its numbers, or takes indices from them
-                error = f"{type(e).__name__}: {e}"
+                error, sqnr = f"{type(e).__name__}: {e}", -math.inf
                 break
-            nonfinite += _compare(expected, out, deviations)
+            nonfinite, here = _compare(expected, out)
+            sqnr = min(sqnr, here)
             if nonfinite:
                 break
         self.probes += 1
         self.seconds += time.perf_counter() - began
-        sqnr = (
-            -math.inf if error else min((d.sqnr if d.elements > d.nonfinite else -math.inf for d in deviations.values()), default=math.inf)
-        )
-        return Outcome(not error and not nonfinite and sqnr >= self.sqnr, sqnr, nonfinite, self._first(counts), error)
+        usual = self._nonfinite[batches]
+        rounded = {name: sum(row[1:4]) for name, row in _numbers(counts).items()}  # NaN, Inf, and what overflows
+        first = next((name for name, found in rounded.items() if found > usual[name]), None)
+        return Outcome(not error and not nonfinite and sqnr >= self.sqnr, sqnr, nonfinite, first, error), usual
 
     def _run(self, batch: Any, visitor: Any) -> list[Tensor]:
         with self._same_random_numbers(), self.subject.visited(visitor):
@@ -131,45 +171,28 @@ class Shadow:
     def _counts(self) -> dict[str, Tensor]:
         return dict(zip(self._rows, torch.zeros(len(self._rows), 6, dtype=torch.int64, device=self._device).unbind(), strict=True))
 
-    def _broken(self, counts: dict[str, Tensor]) -> list[int]:
-        """By operation, how many of the results' elements are not finite before rounding."""
-        return torch.stack([*counts.values()])[:, 1:3].sum(1).tolist() if counts else []
 
-    def _first(self, counts: dict[str, Tensor]) -> str | None:
-        rounded = torch.stack([*counts.values()])[:, 1:4].sum(1).tolist() if counts else []  # NaN, Inf, and what overflows
-        more = (name for name, found, expected in zip(counts, rounded, self._nonfinite, strict=True) if found > expected)
-        return next(more, None)
+def _numbers(counts: dict[str, Tensor]) -> dict[str, list[int]]:
+    """Waits for the device once."""
+    return dict(zip(counts, torch.stack([*counts.values()]).tolist(), strict=True)) if counts else {}
 
 
-class _Counting:
-    """Runs the model as it is, and counts what its operations return."""
-
-    def __init__(self, format: str, counts: dict[str, Tensor]) -> None:
-        self._format, self._counts = format, counts
-
-    def operation(self, name: str, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        out = func(*args, **kwargs)
-        for t in tree_leaves(out):
-            if isinstance(t, Tensor) and t.is_floating_point() and t.layout is torch.strided:
-                count_format_(t, self._format, self._counts[name])
-        return out
-
-    def passed(self, path: str, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return ALIAS.get(route_name(func), func)(*args, **kwargs)
-
-
-def _compare(expected: list[Tensor], out: list[Tensor], deviations: dict[int, Deviation]) -> int:
-    """Add the outputs of a batch to the deviations by output; how many elements are broken. Other shapes are broken as a whole.
+def _compare(expected: list[Tensor], out: list[Tensor]) -> tuple[int, float]:
+    """How many elements of a batch's outputs are broken, and the SQNR of the worst one. Outputs of another shape are broken as a whole.
 
     Indices and masks are compared where there is nothing else: that a class number is another one is not a matter of degree.
     """
     floats = [i for i, t in enumerate(expected) if t.is_floating_point()]
-    broken = 0
+    broken, worst = 0, math.inf
     for i in floats or range(len(expected)):
         if i >= len(out) or out[i].shape != expected[i].shape:
             broken += expected[i].numel() or 1
             continue
-        deviation = deviations.setdefault(i, Deviation())
+        finite = expected[i].isfinite()
+        if not finite.any():  # nothing to compare with, and nothing to lose
+            continue
+        deviation = Deviation()
         deviation.add(expected[i], out[i])
-        broken += int((expected[i].isfinite() & ~out[i].isfinite()).sum())
-    return broken
+        broken += int((finite & ~out[i].isfinite()).sum())
+        worst = min(worst, -math.inf if math.isnan(deviation.sqnr) else deviation.sqnr)
+    return broken, worst

@@ -59,6 +59,8 @@ class Subject:
 
     Attributes
     ----------
+    original : nn.Module
+        The model as it was given.
     model : nn.Module
         The copy.
     folding : FoldReport
@@ -70,7 +72,7 @@ class Subject:
     """
 
     def __init__(self, model: nn.Module, example_inputs: Any, *, fold: bool = True) -> None:
-        self.model = copy.deepcopy(model).eval()
+        self.original, self.model = model, copy.deepcopy(model).eval()
         args, kwargs = call_arguments(example_inputs)
         self.folding: FoldReport = fold_batch_norms(self.model, example_inputs) if fold else FoldReport()
         self.tape: Tape
@@ -84,10 +86,14 @@ class Subject:
     def run(self, batch: Any, forward: Forward | None = None) -> Any:
         """What the model returns for a batch, as `QuantSim.calibrate` takes batches."""
         with torch.no_grad():
-            if forward is not None:
-                return forward(self.model, batch)
-            args, kwargs = to_device(arguments_of(batch, self._example), self.model)
-            return self.model(*args, **kwargs)
+            return self.call(self.model, batch, forward)
+
+    def call(self, model: nn.Module, batch: Any, forward: Forward | None = None) -> Any:
+        """What another model of the same signature returns for a batch."""
+        if forward is not None:
+            return forward(model, batch)
+        args, kwargs = to_device(arguments_of(batch, self._example), model)
+        return model(*args, **kwargs)
 
     @contextmanager
     def visited(self, visitor: Visitor) -> Iterator[None]:

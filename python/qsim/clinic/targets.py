@@ -19,6 +19,8 @@ class Target:
         What tensors, weights and constants are stored in; None: float32.
     accumulator : "float16" or "float32"
         What sums inside an operation are kept in. Sums of float16 numbers overflow in float16 although their mean would fit.
+    folds : bool
+        Whether BatchNorms become part of the layers beside them before anything runs.
     integers : bool
         Whether weights and activations become int8: what is not quantized stays in float32.
     sqnr : float
@@ -28,6 +30,7 @@ class Target:
     name: str
     format: str | None = None
     accumulator: Literal["float16", "float32"] = "float32"
+    folds: bool = True
     integers: bool = False
     sqnr: float = 20.0
 
@@ -40,8 +43,8 @@ class Target:
 TARGETS = {
     target.name: target
     for target in (
-        Target("float32"),
-        Target("bf16", "bfloat16"),
+        Target("float32", folds=False),
+        Target("bf16", "bfloat16", folds=False),
         # TensorRT and ONNX Runtime sum the products of half-precision kernels in float32 (tensor cores; CPU kernels compute in float32).
         Target("tensorrt-fp16", "float16", sqnr=30.0),
         Target("onnxruntime-fp16", "float16", sqnr=30.0),

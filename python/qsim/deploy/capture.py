@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -64,14 +65,14 @@ def capture(sim: Simulation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> P
     with unchanged(sim.model), sim._switch.turned(True, marks=True), torch.no_grad():
         sim.model.eval()
         reason: Exception | None = None
-        for attempt, wanted in _attempts(args, kwargs):
+        for (given, named), doubled, open_batch in _attempts(args, kwargs):
             try:
-                exported = _export(sim.model, *attempt)
+                exported = _export(sim.model, given, named, open_batch)
             except Exception as error:  # torch.export raises whatever its parts and the model raise
                 reason = reason or error
                 continue
             program = Program(exported, _has_dynamic_batch(exported), _batch_size(args, kwargs))
-            if program.dynamic_batch or not wanted:
+            if program.dynamic_batch or not doubled:
                 return program
     first = str(reason).strip().partition("\n")[0]
     raise CaptureError(
@@ -80,23 +81,27 @@ def capture(sim: Simulation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> P
     ) from reason
 
 
-def _attempts(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[Arguments, bool]]:
-    """Calls to trace with, and whether the trace is good only if it holds for any batch: an axis of length 1 is always traced as 1."""
+def _attempts(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[Arguments, bool, bool]]:
+    """Calls to trace with, whether their batch was doubled (a trace is good then only if it holds for any batch), and whether to leave
+    the batch open."""
     batched = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor) and t.dim() > 0]
-    if batched and all(len(t) == 1 for t in batched):
-        yield tree_map_only(Tensor, lambda t: torch.cat([t, t]) if t.dim() else t, (args, kwargs)), True
-    yield (args, kwargs), False
+    if batched and all(len(t) == 1 for t in batched):  # an axis of length 1 is always traced as 1
+        yield tree_map_only(Tensor, lambda t: torch.cat([t, t]) if t.dim() else t, (args, kwargs)), True, True
+    yield (args, kwargs), False, True
+    yield (args, kwargs), False, False  # torch.export leaves nothing open of what goes into **kwargs
 
 
-def _export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
+def _export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], open_batch: bool) -> ExportedProgram:
     size = _batch_size(args, kwargs)
 
     def shape(t: Any) -> Any:
         return {0: Dim.AUTO} if isinstance(t, Tensor) and t.dim() > 0 and len(t) == size else None
 
     arguments = inspect.signature(model.forward).bind(*args, **kwargs).arguments
-    shapes = torch.utils._pytree.tree_map(shape, dict(arguments))
-    return torch.export.export(model, args, kwargs, dynamic_shapes=shapes, strict=False)
+    shapes = torch.utils._pytree.tree_map(shape, dict(arguments)) if open_batch else None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of torch's own: flat weights of recurrent layers
+        return torch.export.export(model, args, kwargs, dynamic_shapes=shapes, strict=False)
 
 
 def _batch_size(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
@@ -106,4 +111,5 @@ def _batch_size(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
 def _has_dynamic_batch(exported: ExportedProgram) -> bool:
     inputs = set(exported.graph_signature.user_inputs)
     shapes = [node.meta["val"].shape for node in exported.graph.nodes if node.name in inputs and isinstance(node.meta.get("val"), Tensor)]
-    return any(len(shape) > 0 and isinstance(shape[0], torch.SymInt) for shape in shapes)
+    sizes = [shape[0] for shape in shapes if len(shape) > 0]
+    return any(isinstance(size, torch.SymInt) and size.node.maybe_as_int() is None for size in sizes)  # a guard may have fixed it

@@ -93,6 +93,14 @@ def is_moving(node: Node) -> bool:
     return name in _MOVING or _pads_with_zero(node, name)
 
 
+def moved_from(node: Node) -> Node | None:
+    """The tensor whose elements a moving node hands on; None for a node that computes."""
+    tensor = node.args[0] if is_moving(node) else None
+    if node.target is operator.getitem and isinstance(tensor, Node) and operation(tensor) in _MOVING:
+        tensor = tensor.args[0]  # a split's result is a list
+    return tensor if isinstance(tensor, Node) else None
+
+
 def carry_marks(graph: Graph) -> None:
     """Put the mark of an operand again behind every operation that only moves its values, or joins values of one grid.
 
@@ -113,13 +121,9 @@ def carry_marks(graph: Graph) -> None:
 
 def _carried(node: Node) -> str | None:
     """The key of the one quantizer whose grid holds all results of `node`, if it only moves values."""
-    name = operation(node)
     if is_moving(node):
-        tensor = node.args[0]
-        if node.target is operator.getitem and isinstance(tensor, Node) and operation(tensor) in _MOVING:
-            tensor = tensor.args[0]  # a split's result is a list
-        return key_of(tensor)
-    if name in _JOINING:
+        return key_of(moved_from(node))
+    if operation(node) in _JOINING:
         keys = {key_of(tensor) for tensor in node.args[0]}  # type: ignore[union-attr]
         return keys.pop() if len(keys) == 1 else None
     return None

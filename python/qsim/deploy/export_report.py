@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from qsim.stages import seconds_text
+
 if TYPE_CHECKING:
     from qsim.deploy.verify import Verification
 
@@ -29,10 +31,14 @@ class ExportReport:
         metadata, as ``qsim.names``.
     notes : list of str
         What is not as the simulation has it, or was decided on the way.
-    lint : list of str
-        A sentence for each operation that will run in float though the runtime has an integer kernel for it.
+    lint : dict of str to str
+        The operations that will run in float though the runtime has an integer kernel for them, by the names of their nodes, which begin
+        with the path of the module: why.
     verification : Verification or None
         What ONNX Runtime computes, beside the simulation.
+    fallback : dict of str to str
+        The nodes that compute in a float format because of `QuantSim.fallback`, and which. Also in the model's metadata, as
+        ``qsim.fallback``.
     """
 
     path: Path
@@ -42,13 +48,13 @@ class ExportReport:
     seconds: dict[str, float]
     names: dict[str, str] = field(repr=False)
     notes: list[str]
-    lint: list[str]
+    lint: dict[str, str]
     verification: Verification | None = None
+    fallback: dict[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        times = ", ".join(f"{stage} {seconds:.2f} s" for stage, seconds in self.seconds.items())
-        lines = [f"exported {len(self.names)} quantizers for {self.target}, opset {self.opset} ({times})"]
+        lines = [f"exported {len(self.names)} quantizers for {self.target}, opset {self.opset} ({seconds_text(self.seconds)})"]
         lines += [f"  {file}  {size:,} bytes" for file, size in self.files.items()]
-        for title, entries in (("notes", self.notes), ("runs in float", self.lint)):
+        for title, entries in (("notes", self.notes), ("in float", [f"{name}: {why}" for name, why in self.lint.items()])):
             lines += [f"{title}:", *(f"  {entry}" for entry in entries)] if entries else []
         return "\n".join([*lines, *([str(self.verification)] if self.verification is not None else [])])

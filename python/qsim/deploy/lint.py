@@ -21,8 +21,8 @@ _OPERANDS = {"Conv": 2, "ConvTranspose": 2, "Gemm": 2, "MatMul": 2}  # TensorRT:
 _ABSORBED = ("Relu", "Clip")
 
 
-def lint(model: ir.Model, target: str) -> list[str]:
-    """A sentence for each operation that will run in float though the runtime has an integer kernel for it.
+def lint(model: ir.Model, target: str) -> dict[str, str]:
+    """The operations that will run in float though the runtime has an integer kernel for them, and why.
 
     Parameters
     ----------
@@ -32,18 +32,28 @@ def lint(model: ir.Model, target: str) -> list[str]:
         Name of a `Target`.
     """
     rules, both = (_OPERANDS, False) if target == "tensorrt" else (_BOTH_SIDES, True)
-    found = []
+    found: dict[str, str] = {}
+    if not any(node.op_type == "QuantizeLinear" for node in model.graph):
+        return found  # weights alone, or float formats
     for node in model.graph:
         if node.op_type not in rules or not _is_float(node.outputs[0]):
             continue
-        reasons = [*_operands(node, rules[node.op_type]), *(_result(node) if both else ())]
-        if reasons:
-            found.append(f"{node.name} runs in float: {', and '.join(reasons)}")
+        unquantized = list(_operands(node, rules[node.op_type]))
+        read = node.inputs[: rules[node.op_type]]
+        inside = len(unquantized) == len(read)  # of a region that is left in float
+        reasons = [*unquantized, *(_result(node) if both else ())]
+        if reasons and not inside:
+            found[str(node.name)] = ", and ".join(reasons)
     return found
 
 
+def is_surrounded(node: ir.Node) -> bool:
+    """Whether all that an operation multiplies, adds, joins or averages is quantized, and its result is."""
+    return not [*_operands(node, _BOTH_SIDES.get(node.op_type, 2)), *_result(node)]
+
+
 def _is_float(value: ir.Value) -> bool:
-    return value.dtype in (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE, None)
+    return value.dtype in (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
 def _operands(node: ir.Node, count: int | None) -> Iterator[str]:

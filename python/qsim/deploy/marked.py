@@ -10,8 +10,7 @@ from torch.fx import Node
 
 from qsim.deploy.capture import Program
 from qsim.deploy.targets import Target
-from qsim.errors import CalibrationError, ExportError, NoEncodingError
-from qsim.graph.marks import BIAS, QUANTIZED
+from qsim.graph.marks import BIAS, QUANTIZED, ROUNDED
 from qsim.quantizer import Quantizer
 
 
@@ -25,10 +24,13 @@ class Marked:
         Each quantizer, in the order of the graph: whether it stands at constants (True), at activations (False), or at both.
     biases : list of (str, str, str)
         Each int32 bias: the name of its parameter, and the quantizers of the operands that are multiplied.
+    formats : set of str
+        The float formats that operations fall back to.
     """
 
     uses: dict[str, set[bool]]
     biases: list[tuple[str, str, str]]
+    formats: set[str]
 
     @classmethod
     def of(cls, program: Program) -> Marked:
@@ -44,13 +46,8 @@ class Marked:
             elif node.op == "call_function" and node.target is BIAS:
                 operand, input, weight = node.args
                 biases.append((targets.get(operand.name, operand.name), input, weight))
-        return cls(uses, biases)
-
-    def has_wide_weights(self, quantizers: Mapping[str, Quantizer]) -> bool:
-        """Whether sums of two products of uint8 and a weight may leave 16 bits, where some kernels hold them: weights of 7 bits do not."""
-        enabled = [quantizers[key] for key, constants in self.uses.items() if True in constants and quantizers[key].enabled]
-        ends = [max(-q.spec.quant_min, q.spec.quant_max) for q in enabled if not q.spec.is_float]
-        return max(ends, default=0) > 64
+        calls = [node for node in program.exported.graph.nodes if node.op == "call_function"]
+        return cls(uses, biases, {node.args[1] for node in calls if node.target is ROUNDED})
 
 
 def _varying(program: Program) -> set[Node]:
@@ -60,24 +57,6 @@ def _varying(program: Program) -> set[Node]:
         if any(operand in found for operand in node.all_input_nodes):
             found.add(node)
     return found
-
-
-def missing_encodings(quantizers: Mapping[str, Quantizer]) -> None:
-    """Raise a NoEncodingError that lists every enabled quantizer without an encoding, and why it has none."""
-    missing = {}
-    for key, quantizer in quantizers.items():
-        if quantizer.enabled and quantizer.encoding is None:
-            try:
-                quantizer.observer.check(quantizer.spec)
-                missing[key] = "it was observed, but no encoding was chosen: call sim.set_method, or calibrate again"
-            except CalibrationError as error:
-                missing[key] = str(error)
-    if missing:
-        listed = "\n".join(f"  '{key}': {reason}" for key, reason in missing.items())
-        raise NoEncodingError(
-            f"QuantSim.export: {len(missing)} of {len(quantizers)} quantizers have no encoding, and nothing was written. "
-            f"Call sim.calibrate(data) first, or leave them in float: sim.disable(pattern).\n{listed}"
-        )
 
 
 def objections(marked: Marked, quantizers: Mapping[str, Quantizer], held: Mapping[str, Tensor], target: Target) -> dict[str, list[str]]:
@@ -100,6 +79,8 @@ def objections(marked: Marked, quantizers: Mapping[str, Quantizer], held: Mappin
                 reasons.append("holds NaN or Inf, which integers cannot: mend the weight, or leave it in float")
             if reasons:
                 found[key] = reasons
+    for format in sorted(marked.formats - set(target.activations)):
+        found["sim.fallback"] = [f"operations fall back to {format}, which {target.name} does not take: use sim.fallback(..., to='fp16')"]
     if not target.bias:
         for name, input, weight in marked.biases:
             if quantizers[input].enabled and quantizers[weight].enabled:
@@ -107,11 +88,10 @@ def objections(marked: Marked, quantizers: Mapping[str, Quantizer], held: Mappin
     return found
 
 
-def refuse(found: Mapping[str, list[str]], target: Target) -> None:
-    """Raise an ExportError that lists all of `found`, if there is anything."""
-    if found:
-        listed = "\n".join(f"  '{name}': {'; '.join(reasons)}" for name, reasons in found.items())
-        raise ExportError(
-            f"QuantSim.export: {target.name} cannot express {len(found)} tensors as they are simulated, and nothing was written. "
-            f"Simulate with qsim.int8(target={target.name!r}), or change them:\n{listed}"
-        )
+def refusal(found: Mapping[str, list[str]], target: Target) -> str:
+    """What is in the way, and what to do."""
+    listed = "\n".join(f"  '{name}': {'; '.join(reasons)}" for name, reasons in found.items())
+    return (
+        f"QuantSim.export: {target.name} cannot express {len(found)} tensors as they are simulated, and nothing was written. "
+        f"Simulate with a config for this target, target={target.name!r}, or change these:\n{listed}"
+    )

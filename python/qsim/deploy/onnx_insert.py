@@ -9,6 +9,8 @@ from torch import Tensor
 
 from qsim.deploy.onnx_tensors import stored
 
+OWN = "qsim"  # in the `meta` of what is inserted
+
 
 class Insertion:
     """Adds to a graph; a name that is taken gets a number behind it."""
@@ -34,6 +36,7 @@ class Insertion:
         """The result, `name`, of a new node that stands before another."""
         node = ir.Node("", op, inputs, ir.convenience.convert_attributes(attributes), num_outputs=1)
         node.metadata_props.update(before.metadata_props)
+        node.meta[OWN] = True
         (result,) = node.outputs
         result.name, result.dtype, result.shape = self.free(name), dtype, shape
         self.graph.insert_before(before, node)
@@ -47,7 +50,7 @@ class Insertion:
             return known[1]
         value = ir.Value(name=self.free(name))
         value.const_value = stored(str(value.name), values, dtype)
-        value.dtype, value.shape = value.const_value.dtype, ir.Shape(value.const_value.shape)
+        value.dtype, value.shape = value.const_value.dtype, ir.Shape(values.shape)
         self.graph.register_initializer(value)
         self._initializers.setdefault((name, dtype), (values, value))
         return value

@@ -16,7 +16,8 @@ from qsim.blocks import along_one_axis
 from qsim.deploy.onnx_insert import Insertion
 from qsim.deploy.onnx_tensors import ONNX_TYPES
 from qsim.deploy.onnx_translate import DOMAIN
-from qsim.deploy.targets import Target, shifted
+from qsim.deploy.storages import Storages
+from qsim.deploy.targets import shifted
 from qsim.encoding import Encoding, grid_of
 from qsim.quantizer import Quantizer
 
@@ -33,9 +34,7 @@ class Lowering:
         Changed in place.
     quantizers : mapping of str to Quantizer
         By the keys of the marks. Those that are enabled have encodings, which the target takes.
-    target : Target
-    shift : bool
-        Write uint8 activations as int8, with zero points 128 lower.
+    storages : Storages
 
     Attributes
     ----------
@@ -45,8 +44,8 @@ class Lowering:
         Quantizers that are off: nothing stands for them.
     """
 
-    def __init__(self, model: ir.Model, quantizers: Mapping[str, Quantizer], target: Target, *, shift: bool) -> None:
-        self.graph, self.quantizers, self.target, self.shift = model.graph, quantizers, target, shift
+    def __init__(self, model: ir.Model, quantizers: Mapping[str, Quantizer], storages: Storages) -> None:
+        self.graph, self.quantizers, self.storages = model.graph, quantizers, storages
         self.names: dict[str, str] = {}
         self.bypassed: list[str] = []
         self._insert = Insertion(model.graph)
@@ -83,13 +82,19 @@ class Lowering:
     def _activation(self, node: ir.Node, key: str, x: ir.Value) -> ir.Value:
         spec, encoding = self.quantizers[key].spec, self.quantizers[key].encoding
         assert encoding is not None
-        storage, shape = str(self.target.storage(encoding, constant=False)), x.shape
-        own = x.dtype = node.outputs[0].dtype if x.dtype is None else x.dtype
+        storage, shape = self.storages.activations[key], x.shape
+        own = node.outputs[0].dtype if x.dtype is None else x.dtype  # the exporter notes no types inside a translation
         assert own is not None
+        x.dtype = own
         if not spec.has_scale:
-            return self._rounded(node, key, x, storage, bool(spec.saturate))
-        if storage == "uint8" and self.shift:
-            encoding, storage = shifted(encoding), "int8"
+            if spec.saturate:
+                low, high = grid_of(storage)
+                x = self._clip(node, key, x, float(low), float(high))
+            y = self._cast(node, x, ONNX_TYPES[storage], f"{key}_quantized")  # to Inf beyond the largest number
+            self.names.setdefault(key, str(y.name))
+            return self._cast(node, y, own, f"{key}_dequantized")
+        if storage == "int8" and encoding.quant_min == 0:
+            encoding = shifted(encoding)
         x = self._cast(node, x, _FLOAT, f"{key}_float")
         if not spec.is_float and (encoding.quant_min, encoding.quant_max) != grid_of(storage):
             x = self._clip(node, key, x, float(encoding.min), float(encoding.max))
@@ -100,17 +105,6 @@ class Lowering:
         self.names.setdefault(key, str(q.name))
         y = self._insert.node(node, "DequantizeLinear", [q, *grid], f"{key}_dequantized", _FLOAT, shape, **options)
         return self._cast(node, y, own, f"{key}_cast")
-
-    def _rounded(self, node: ir.Node, key: str, x: ir.Value, storage: str, saturate: bool) -> ir.Value:
-        """`x` rounded to float16 or bfloat16. A cast goes to Inf beyond the largest number."""
-        own = x.dtype
-        assert own is not None
-        if saturate:
-            low, high = grid_of(storage)
-            x = self._clip(node, key, x, float(low), float(high))
-        y = self._cast(node, x, ONNX_TYPES[storage], f"{key}_quantized")
-        self.names.setdefault(key, str(y.name))
-        return self._cast(node, y, own, f"{key}_dequantized")
 
     def _clip(self, node: ir.Node, key: str, x: ir.Value, low: float, high: float) -> ir.Value:
         """`x` within the ends of a grid that is narrower than the type that stores it."""
@@ -142,7 +136,7 @@ class Lowering:
     def _stored(self, node: ir.Node, key: str, values: Tensor, order: Order, end: str) -> ir.Value:
         quantizer, encoding = self.quantizers[key], self.quantizers[key].encoding
         assert encoding is not None
-        storage = str(self.target.storage(encoding, constant=True))
+        storage = self.storages.constants[key]
         if not quantizer.spec.has_scale:
             numbers = quantizer.quantize(values)
         else:

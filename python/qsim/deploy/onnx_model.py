@@ -9,16 +9,18 @@ from dataclasses import dataclass
 
 import onnx
 import onnx_ir as ir
+import torch
 from torch import Tensor
 from torch.utils._pytree import SequenceKey, TreeSpec, tree_flatten_with_path, tree_unflatten
 
 import qsim
-from qsim.deploy import onnx_tidy
+from qsim.deploy import onnx_tidy, opsets
 from qsim.deploy.capture import Program
 from qsim.deploy.marked import Marked
+from qsim.deploy.onnx_fallback import FallbackRegions
 from qsim.deploy.onnx_lower import Lowering
 from qsim.deploy.onnx_translate import translate
-from qsim.deploy.opsets import chosen
+from qsim.deploy.storages import Storages, storages
 from qsim.deploy.targets import Target
 from qsim.errors import ExportError
 from qsim.quantizer import Quantizer
@@ -36,11 +38,12 @@ class Options:
 
 @dataclass(frozen=True)
 class Built:
-    """A model, the tensor that each quantizer makes, and what there is to say."""
+    """A model, the tensor that each quantizer makes, what there is to say, and the formats of nodes that fall back."""
 
     model: ir.Model
     names: dict[str, str]
     notes: list[str]
+    fallback: dict[str, str]
 
 
 def build(program: Program, marked: Marked, quantizers: Mapping[str, Quantizer], target: Target, options: Options) -> Built:
@@ -63,33 +66,32 @@ def build(program: Program, marked: Marked, quantizers: Mapping[str, Quantizer],
     """
     inputs = _ends("input", options.input_names, [node.name for node in program.inputs])
     outputs = _ends("output", options.output_names, _output_names(program))
-    model = translate(program, _opset(program, marked, quantizers, target, options.opset), local=target.carries)
+    stored = storages(marked, quantizers, target)
+    model = translate(program, _opset(program, marked, quantizers, stored, options.opset), local=target.carries)
     onnx_tidy.fold(model)
     if target.carries:
-        onnx_tidy.hoist_marks(model)
+        onnx_tidy.mark_before_reshapes(model)
     _refuse_doubles(model)
-    shift = target.signed and marked.has_wide_weights(quantizers)
-    lowering = Lowering(model, quantizers, target, shift=shift)
+    regions = FallbackRegions(model)
+    regions.run()
+    lowering = Lowering(model, quantizers, stored)
     lowering.run()
     onnx_tidy.clean(model)
     onnx_tidy.name_nodes(model)
     onnx_tidy.name_ends(model, inputs, outputs)
-    fixed = program.dynamic_batch and not options.dynamic_batch
+    fixed = not (program.dynamic_batch and options.dynamic_batch)
     onnx_tidy.name_batch(model, program.example_batch if fixed else None)
-    _describe(model, target, quantizers, lowering.names)
-    return Built(model, lowering.names, _notes(program, marked, quantizers, target, lowering, shift))
+    kept = set(model.graph)
+    fallback = {str(node.name): format for node, format in regions.formats.items() if node in kept}
+    _describe(model, target, quantizers, lowering.names, fallback)
+    return Built(model, lowering.names, [*stored.notes, *_notes(program, marked, quantizers, target, lowering)], fallback)
 
 
-def _opset(program: Program, marked: Marked, quantizers: Mapping[str, Quantizer], target: Target, wanted: int | None) -> int:
-    storages: dict[str, tuple[str, bool]] = {}
-    for key, constants in marked.uses.items():
-        encoding = quantizers[key].encoding
-        if quantizers[key].enabled and encoding is not None:
-            for constant in constants:
-                storages[key] = (str(target.storage(encoding, constant)), encoding.block_size is not None)
+def _opset(program: Program, marked: Marked, quantizers: Mapping[str, Quantizer], stored: Storages, wanted: int | None) -> int:
     tensors = [node.meta.get("val") for node in program.exported.graph.nodes]
-    bfloat16 = any(isinstance(t, Tensor) and str(t.dtype) == "torch.bfloat16" for t in tensors)
-    return chosen(wanted, storages, bfloat16, onnx.defs.onnx_opset_version())
+    bfloat16 = any(isinstance(t, Tensor) and t.dtype is torch.bfloat16 for t in tensors) or "bfloat16" in marked.formats
+    blocks = [key for key in stored.constants if quantizers[key].spec.block_size is not None]
+    return opsets.chosen(wanted, list(opsets.needed(stored, blocks, bfloat16)), onnx.defs.onnx_opset_version())
 
 
 def _ends(what: str, wanted: Sequence[str] | None, own: list[str]) -> list[str]:
@@ -122,7 +124,9 @@ def _refuse_doubles(model: ir.Model) -> None:
         )
 
 
-def _describe(model: ir.Model, target: Target, quantizers: Mapping[str, Quantizer], names: Mapping[str, str]) -> None:
+def _describe(
+    model: ir.Model, target: Target, quantizers: Mapping[str, Quantizer], names: Mapping[str, str], fallback: Mapping[str, str]
+) -> None:
     encodings = {key: encoding.to_dict() for key in names if (encoding := quantizers[key].encoding) is not None}
     model.producer_name, model.producer_version = "qsim", qsim.__version__
     model.metadata_props.clear()
@@ -132,6 +136,7 @@ def _describe(model: ir.Model, target: Target, quantizers: Mapping[str, Quantize
             "qsim.target": target.name,
             "qsim.encodings": json.dumps(encodings, separators=(",", ":")),
             "qsim.names": json.dumps(dict(names), separators=(",", ":")),
+            **({"qsim.fallback": json.dumps(dict(fallback), separators=(",", ":"))} if fallback else {}),
         }
     )
 
@@ -142,18 +147,13 @@ def size_of(model: ir.Model) -> int:
     return sum(math.ceil(tensor.nbytes) for tensor in tensors if tensor is not None)
 
 
-def _notes(
-    program: Program, marked: Marked, quantizers: Mapping[str, Quantizer], target: Target, lowering: Lowering, shift: bool
-) -> list[str]:
+def _notes(program: Program, marked: Marked, quantizers: Mapping[str, Quantizer], target: Target, lowering: Lowering) -> list[str]:
     notes = [f"'{key}' is off: nothing stands for it" for key in lowering.bypassed]
-    notes += [f"'{key}' is not in the graph: the example inputs do not reach it" for key in quantizers if key not in marked.uses]
+    notes += [f"'{key}' is not in the graph: nothing that it quantizes was traced" for key in quantizers if key not in marked.uses]
     if not program.dynamic_batch:
-        notes.append("the batch size is fixed: torch.export found no trace that holds for every size")
-    unsigned = [key for key in lowering.names if False in marked.uses[key] and quantizers[key].spec.encoding_dtype == "uint8"]
-    if shift and unsigned:
         notes.append(
-            f"{len(unsigned)} uint8 activations are written as int8, 128 lower: the same values. Products of uint8 with 8-bit weights "
-            "saturate on CPUs without VNNI; with weights of 7 bits (Config.override(weight={'bits': 7})) they stay uint8"
+            f"the batch size is fixed to {program.example_batch}: something in forward makes a number of it, such as len(x); "
+            "x.shape[0] leaves it open"
         )
     reciprocal = [key for key in lowering.names if quantizers[key].spec.rounding == "reciprocal" and False in marked.uses[key]]
     if reciprocal:

@@ -10,21 +10,20 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 from onnxscript import optimizer
 
-from qsim.deploy.onnx_insert import Insertion
+from qsim.deploy.onnx_insert import OWN, Insertion
 from qsim.deploy.onnx_translate import DOMAIN, mark_key
 
 _SCOPES = "pkg.torch.onnx.name_scopes"
-_INSERTED = ("QuantizeLinear", "DequantizeLinear")
 
 
 def fold(model: ir.Model) -> None:
     """Compute what depends on nothing but constants, and drop what does nothing. Before lowering: quantized weights shall stay."""
-    optimizer.fold_constants(model)
+    optimizer.fold_constants(model, onnx_shape_inference=True)
     common.IdentityEliminationPass()(model)
     common.RemoveUnusedNodesPass()(model)
 
 
-def hoist_marks(model: ir.Model) -> None:
+def mark_before_reshapes(model: ir.Model) -> None:
     """Put a mark again before the Reshape that it stands behind, where nothing else reads the Reshape: next to what computed the tensor."""
     for node in list(model.graph):
         if (node.domain, node.op_type) != (DOMAIN, "quantized"):
@@ -38,7 +37,7 @@ def hoist_marks(model: ir.Model) -> None:
         mark = ir.Node(DOMAIN, "quantized", [made], dict(node.attributes), num_outputs=1)
         mark.metadata_props.update(node.metadata_props)
         (marked,) = mark.outputs
-        made.dtype = marked.dtype = node.outputs[0].dtype  # the exporter notes no types inside a translation
+        marked.type = node.outputs[0].type
         marked.shape = made.shape
         marked.name = f"{node.outputs[0].name}_hoisted"
         model.graph.insert_before(reshape, mark)
@@ -49,8 +48,9 @@ def clean(model: ir.Model) -> None:
     """Drop what nothing reads, and all that the exporter noted for debugging: it names files of the machine."""
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     common.RemoveUnusedNodesPass()(model)
-    common.RemoveUnusedFunctionsPass()(model)
+    common.RemoveUnusedFunctionsPass()(model)  # type: ignore[no-untyped-call]
     common.RemoveUnusedOpsetsPass()(model)
+    common.ShapeInferencePass()(model)
 
 
 def name_nodes(model: ir.Model) -> None:
@@ -60,7 +60,7 @@ def name_nodes(model: ir.Model) -> None:
     names: set[str] = set()
     for node in model.graph:
         result = node.outputs[0]
-        if node.op_type in _INSERTED or _SCOPES not in node.metadata_props:
+        if OWN in node.meta:
             node.name = result.name
             continue
         name = ".".join(filter(None, [_module(node), node.op_type]))
@@ -70,17 +70,14 @@ def name_nodes(model: ir.Model) -> None:
         names.add(chosen)
         node.name = chosen
         for value in node.outputs:
-            if id(value) not in kept and not (node.op_type in ("Cast", "Clip") and str(value.name).endswith(_KINDS)):
+            if id(value) not in kept:
                 value.name = insertion.free(f"{chosen}_output")
     common.ClearMetadataAndDocStringPass()(model)
 
 
-_KINDS = ("_quantized", "_dequantized", "_float", "_cast", "_clipped")
-
-
 def _module(node: ir.Node) -> str:
     """Path of the module whose forward called the operation."""
-    scopes = ast.literal_eval(node.metadata_props[_SCOPES])
+    scopes = ast.literal_eval(node.metadata_props.get(_SCOPES, "[]"))
     return str(scopes[-2]) if len(scopes) > 1 else ""
 
 

@@ -19,7 +19,7 @@ from onnxscript import values
 
 from qsim.deploy.capture import Program
 from qsim.errors import ExportError
-from qsim.graph.marks import BIAS, QUANTIZED
+from qsim.graph.marks import BIAS, QUANTIZED, ROUNDED
 
 DOMAIN = "qsim"
 _aten = torch.ops.aten
@@ -27,7 +27,8 @@ _FLOATS = [f"tensor({name})" for name in ("float", "double", "float16", "bfloat1
 
 
 def translate(program: Program, opset: int, *, local: bool) -> ir.Model:
-    """The program as an ONNX model, with nodes ``qsim::quantized`` (attribute `key`) and ``qsim::bias`` (`input`, `weight`) for marks.
+    """The program as an ONNX model, with nodes ``qsim::quantized`` (attribute `key`) and ``qsim::bias`` (`input`, `weight`) for marks;
+    ``qsim::rounded`` (`format`, `direction` "in" or "out") where an operation falls back.
 
     Parameters
     ----------
@@ -56,6 +57,7 @@ def translate(program: Program, opset: int, *, local: bool) -> ir.Model:
         while cause.__cause__ is not None:
             cause = cause.__cause__
         raise ExportError(f"QuantSim.export: PyTorch's ONNX exporter has no translation for this model: {cause}") from error
+    assert exported is not None
     model: ir.Model = exported.model
     return model
 
@@ -83,6 +85,7 @@ def _private(name: str, *attributes: str) -> values.Op:
 
 
 _QUANTIZED, _BIAS = _private("quantized", "key"), _private("bias", "input", "weight")
+_ROUNDED = _private("rounded", "format", "direction")
 
 
 def mark_key(value: ir.Value | None) -> str | None:
@@ -112,6 +115,11 @@ def _translations(opset: int, local: bool) -> dict[Any, Callable[..., Any]]:
     def bias(b: Any, input: str, weight: str) -> Any:
         return _BIAS(b, input=input, weight=weight)
 
+    def rounded(x: Any, format: str, enters: bool) -> Any:
+        y = _ROUNDED(x, format=format, direction="in" if enters else "out")
+        y.dtype = x.dtype
+        return y
+
     def view(x: Any, size: Sequence[Any]) -> Any:
         unknown = [i for i, length in enumerate(size) if not isinstance(length, int) or length == -1]
         if len(unknown) <= 1 and all(size[i] != 0 for i in range(len(size)) if i not in unknown):
@@ -123,10 +131,10 @@ def _translations(opset: int, local: bool) -> dict[Any, Callable[..., Any]]:
         operands = () if b is None else (b,)
         if len(x.shape) == 2:
             return op.Gemm(x, weight, *operands, transB=1)
-        known = all(isinstance(length, int) for length in x.shape[1:])
-        if local and known and len(x.shape) > 2 and mark_key(x) and mark_key(weight):
-            rows = op.Gemm(reshaped(x, [-1, x.shape[-1]]), weight, *operands, transB=1)
-            return op.Reshape(rows, ints([-1, *x.shape[1:-1], weight.shape[0]]))
+        unknown = sum(not isinstance(length, int) for length in x.shape)
+        if local and unknown <= 1 and len(x.shape) > 2 and mark_key(x) and mark_key(weight):
+            rows = op.Gemm(reshaped(x, [-1, weight.shape[1]]), weight, *operands, transB=1)
+            return op.Reshape(rows, ints([length if isinstance(length, int) else -1 for length in [*x.shape[:-1], weight.shape[0]]]))
         product = op.MatMul(x, op.Transpose(weight, perm=[1, 0]))
         return product if b is None else op.Add(product, b)
 
@@ -155,6 +163,19 @@ def _translations(opset: int, local: bool) -> dict[Any, Callable[..., Any]]:
             )
         return y if batched else op.Squeeze(y, ints([0]))
 
+    def unbind(x: Any, dim: int = 0) -> Any:
+        parts = op.Split(x, axis=dim, num_outputs=x.shape[dim], _outputs=x.shape[dim])
+        return [op.Squeeze(part, ints([dim])) for part in ([parts] if x.shape[dim] == 1 else parts)]
+
     pools = {getattr(_aten, f"adaptive_avg_pool{n}d").default: adaptive_average for n in (1, 2, 3)}
     views = dict.fromkeys((_aten.view.default, _aten._unsafe_view.default, _aten.reshape.default), view)
-    return {QUANTIZED: quantized, BIAS: bias, _aten.linear.default: linear, _aten.mean.dim: mean, **pools, **views}
+    return {
+        QUANTIZED: quantized,
+        BIAS: bias,
+        ROUNDED: rounded,
+        _aten.linear.default: linear,
+        _aten.mean.dim: mean,
+        _aten.unbind.int: unbind,
+        **pools,
+        **views,
+    }

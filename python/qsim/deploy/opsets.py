@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Sequence
 
+from qsim.deploy.storages import Storages
 from qsim.errors import ExportError
 
 # What came with which opset: DequantizeLinear of these types, blocks. The exporter's own minimum is 18; float scales and
@@ -14,35 +15,34 @@ _BLOCKS = 21
 _BFLOAT16_GRAPH = 22  # Conv, pooling and others take bfloat16
 
 
-def needed(storages: Mapping[str, tuple[str, bool]], bfloat16: bool) -> Iterator[tuple[int, str]]:
+def needed(storages: Storages, blocks: Iterable[str], bfloat16: bool) -> Iterator[tuple[int, str]]:
     """Opsets that are needed, and what for.
 
     Parameters
     ----------
-    storages : mapping of str to (str, bool)
-        For each quantizer the type that it is stored in, and whether it has blocks.
+    storages : Storages
+    blocks : iterable of str
+        Quantizers with one scale per block.
     bfloat16 : bool
         Whether the model computes in bfloat16.
     """
     yield SMALLEST, "the exporter"
-    for key, (storage, blocks) in storages.items():
+    for key, storage in [*storages.constants.items(), *storages.activations.items()]:
         if storage in _TYPES:
             yield _TYPES[storage], f"'{key}' ({storage})"
-        if blocks:
-            yield _BLOCKS, f"'{key}' (blocks)"
+    yield from ((_BLOCKS, f"'{key}' (blocks)") for key in blocks)
     if bfloat16:
         yield _BFLOAT16_GRAPH, "operations on bfloat16"
 
 
-def chosen(wanted: int | None, storages: Mapping[str, tuple[str, bool]], bfloat16: bool, largest: int) -> int:
-    """The opset to write: the smallest that holds everything, or the one that is asked for.
+def chosen(wanted: int | None, demands: Sequence[tuple[int, str]], largest: int) -> int:
+    """The opset to write: the smallest that meets all demands, or the one that is asked for.
 
     Raises
     ------
     ExportError
         `wanted` is too small, or larger than what the installed onnx knows: the message names the tensors.
     """
-    demands = list(needed(storages, bfloat16))
     smallest = max(opset for opset, _ in demands)
     if wanted is None:
         return smallest

@@ -38,10 +38,8 @@ class Target:
         Whether biases may be int32, with the scale of the products.
     carries : bool
         Whether an operation runs on integers only if a quantizer stands behind it: then operations that only move values get one too.
-    signed : bool
-        Whether its kernels are exact for int8 alone, so that uint8 is written as int8 with a zero point 128 lower: the same values.
-    bytes : bool
-        Whether its kernels multiply with bytes alone, so that a weight of 4 bits takes one each, unless it has blocks.
+    only8 : bool
+        Whether its integer kernels take 8 bits alone, and are exact for int8 alone: see `storages`.
     """
 
     name: str
@@ -52,19 +50,18 @@ class Target:
     blocks: bool = True
     bias: bool = False
     carries: bool = False
-    signed: bool = False
-    bytes: bool = False
+    only8: bool = False
 
     def storage(self, encoding: Encoding, constant: bool) -> str | None:
         """The type that holds the numbers of an encoding; None where the runtime takes none that does."""
-        offered = self.weights if constant else self.activations
-        packs = not (self.bytes and encoding.block_size is None)
-        return next((dtype for dtype in offered if _holds(dtype, encoding.dtype) and (packs or dtype not in ("int4", "uint4"))), None)
+        return next((dtype for dtype in (self.weights if constant else self.activations) if _holds(dtype, encoding.dtype)), None)
 
     def objections(self, quantizer: Quantizer, constant: bool) -> Iterator[str]:
         """Why the runtime cannot take what a quantizer makes, and what to change, a sentence each."""
         encoding, spec = quantizer.encoding, quantizer.spec
-        assert encoding is not None
+        if encoding is None:
+            yield "no encoding: calibrate with data that reach it"
+            return
         offered = self.weights if constant else self.activations
         role = "a constant" if constant else "an activation"
         if self.storage(encoding, constant) is None:
@@ -103,13 +100,12 @@ TARGETS = {
     for target in (
         Target(
             "onnxruntime",
-            activations=(*_INT8_16, *_HALVES, *_FLOAT8),
-            weights=("int4", "uint4", *_INT8_16, *_HALVES, *_FLOAT8),
+            activations=(*_INT8_16, *_HALVES),  # of float8, ONNX Runtime 1.31 makes operators that it cannot load
+            weights=("int4", "uint4", *_INT8_16, *_HALVES),
             channels=True,
             bias=True,
             carries=True,
-            signed=True,
-            bytes=True,
+            only8=True,
         ),
         Target(
             "tensorrt",

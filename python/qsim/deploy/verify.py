@@ -16,19 +16,18 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import onnxruntime
-import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from qsim.calibration import arguments_of, to_device
-from qsim.deploy.lint import lint
+from qsim.calibration import arguments_of
+from qsim.deploy.lint import is_surrounded, lint
 from qsim.table import text_table
 
 if TYPE_CHECKING:
-    from qsim.simulation import Simulation
+    from qsim.sim_export import Export
 
 Array = np.ndarray[Any, Any]
-OPTIMISED, UNOPTIMISED = "optimised", "not optimised"
+OPTIMISED, UNOPTIMISED, ON_INTEGERS = "optimised", "not optimised", "on integers"
 # As its optimiser leaves them; where an operation runs on integers it has another name.
 _IN_FLOAT = {
     "Conv",
@@ -105,9 +104,7 @@ class Verification:
         ]
         table = text_table(("compared", "output", "elements", "differ", "largest"), rows, ("elements", "differ", "largest"))
         floats = [f"{len(self.in_float)} operations run in float:", *(f"  {n}: {why}" for n, why in self.in_float.items())]
-        return "\n".join(
-            [f"ONNX Runtime {self.version}", table, *(floats if self.in_float else ["no operation runs in float that need not"])]
-        )
+        return "\n".join([f"ONNX Runtime {self.version}", table, *(floats if self.in_float else [])])
 
 
 def session(path: Path, *, optimised: bool, save: Path | None = None) -> onnxruntime.InferenceSession:
@@ -143,19 +140,22 @@ def verify(path: Path, batches: Iterable[tuple[Mapping[str, Array], Mapping[str,
     Returns
     -------
     Verification
-        The optimised graph beside the unoptimised one, and both beside each reference.
+        The optimised graph beside the unoptimised one, and both beside each reference; of a model for another runtime, which has
+        kernels of its own, the unoptimised graph alone.
     """
     model = ir.load(path)
     steps = {str(value.name): _step(value) for value in model.graph.outputs}
     result = Verification(onnxruntime.__version__)
-    with tempfile.TemporaryDirectory() as folder:
-        saved = Path(folder, "optimised.onnx")
-        sessions = {UNOPTIMISED: session(path, optimised=False), OPTIMISED: session(path, optimised=True, save=saved)}
-        if model.metadata_props.get("qsim.target", "onnxruntime") == "onnxruntime":  # others have kernels of their own
+    sessions = {UNOPTIMISED: session(path, optimised=False)}
+    if is_for_onnxruntime(onnx.load(path, load_external_data=False)):
+        with tempfile.TemporaryDirectory() as folder:
+            saved = Path(folder, "optimised.onnx")
+            sessions[OPTIMISED] = session(path, optimised=True, save=saved)
             result.in_float.update(_in_float(model, onnx.load(saved, load_external_data=False)))
     for inputs, references in batches:
         got = {name: one.run(None, dict(inputs)) for name, one in sessions.items()}
-        pairs = [(UNOPTIMISED, OPTIMISED), *((reference, name) for reference in references for name in sessions)]
+        pairs = [(UNOPTIMISED, name) for name in sessions if name != UNOPTIMISED]
+        pairs += [(reference, name) for reference in references for name in sessions if (reference, name) != (ON_INTEGERS, UNOPTIMISED)]
         for mine, other in pairs:
             outputs = result.differences.setdefault((mine, other), {name: Difference(step) for name, step in steps.items()})
             for difference, *both in zip(outputs.values(), {**got, **references}[mine], got[other], strict=True):
@@ -163,25 +163,35 @@ def verify(path: Path, batches: Iterable[tuple[Mapping[str, Array], Mapping[str,
     return result
 
 
-def verify_simulation(sim: Simulation, path: Path, batches: Iterable[Any]) -> Verification:
-    """Run ONNX Runtime and the simulation on batches as `QuantSim.calibrate` takes them, and compare what they compute."""
-    names = [value.name for value in onnx.load(path, load_external_data=False).graph.input]
+def verify_simulation(sim: Export, path: Path, batches: Iterable[Any]) -> Verification:
+    """Run ONNX Runtime and the simulation, plain and on integers, on batches as `QuantSim.calibrate` takes them, and compare."""
+    model = onnx.load(path, load_external_data=False)
+    sizes = {value.name: [d.dim_value for d in value.type.tensor_type.shape.dim] for value in model.graph.input}
+    ways = {"simulation": False, ON_INTEGERS: True} if is_for_onnxruntime(model) else {"simulation": False}
 
     def computed() -> Iterable[tuple[Mapping[str, Array], Mapping[str, Sequence[Array]]]]:
         for batch in batches:
-            args, kwargs = to_device(arguments_of(batch, sim._example), sim.model)
-            tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
-            with torch.no_grad(), sim._calibrated():
-                expected = sim.model(*args, **kwargs)
-            yield dict(zip(names, map(_array, tensors), strict=True)), {"simulation": [_array(t) for t in tree_leaves(expected)]}
+            tensors = [t for t in tree_leaves(arguments_of(batch, sim._example)) if isinstance(t, Tensor)]
+            inputs = dict(zip(sizes, map(_array, tensors), strict=True))
+            _refuse_other_sizes(path, sizes, inputs)
+            yield inputs, {name: [_array(t) for t in tree_leaves(sim.evaluate(batch, integer=way))] for name, way in ways.items()}
 
-    training = {module: module.training for module in sim.model.modules()}
-    sim.model.eval()
-    try:
-        return verify(path, computed())
-    finally:
-        for module, was in training.items():
-            module.training = was
+    return verify(path, computed())
+
+
+def is_for_onnxruntime(model: onnx.ModelProto) -> bool:
+    """Whether a model was written for ONNX Runtime, or for nobody in particular: other runtimes have kernels of their own."""
+    target = next((entry.value for entry in model.metadata_props if entry.key == "qsim.target"), "onnxruntime")
+    return bool(target == "onnxruntime")
+
+
+def _refuse_other_sizes(path: Path, sizes: Mapping[str, list[int]], inputs: Mapping[str, Array]) -> None:
+    """0 stands for a size that is left open."""
+    for name, expected in sizes.items():
+        got = inputs[name].shape
+        if len(got) != len(expected) or any(size not in (0, n) for size, n in zip(expected, got, strict=True)):
+            shown = ", ".join(str(size) if size else "any" for size in expected)
+            raise ValueError(f"verify: got a batch whose {name!r} has shape {tuple(got)}; {path.name} takes ({shown})")
 
 
 def _array(t: Tensor) -> Array:
@@ -206,12 +216,15 @@ def _step(output: ir.Value) -> float | None:
 
 def _in_float(model: ir.Model, optimised: onnx.ModelProto) -> dict[str, str]:
     """Nodes of `model` that the optimised graph computes in float: why."""
-    reasons = dict(sentence.split(" runs in float: ", 1) for sentence in lint(model, "onnxruntime"))
-    floats = {node.name: node for node in model.graph if node.outputs[0].dtype in (ir.DataType.FLOAT, None) and node.op_type in _IN_FLOAT}
+    reasons = lint(model, "onnxruntime")
+    floats = {str(node.name): node for node in model.graph if node.op_type in _IN_FLOAT and node.outputs[0].dtype is ir.DataType.FLOAT}
     found = {}
     for node in optimised.graph.node:
-        if node.op_type in _IN_FLOAT:
-            origin = max((str(name) for name in floats if str(name) in node.name), key=len, default=None)
-            if origin is not None:
-                found[origin] = reasons.get(origin, "ONNX Runtime has no integer kernel for it")
+        if node.op_type not in _IN_FLOAT:
+            continue
+        origin = max((name for name in floats if name in node.name), key=len, default="")
+        if origin in reasons:
+            found[origin] = reasons[origin]
+        elif origin in floats and is_surrounded(floats[origin]):
+            found[origin] = "ONNX Runtime has no integer kernel for it"
     return found

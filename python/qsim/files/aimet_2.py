@@ -20,7 +20,7 @@ from torch import Tensor
 from qsim.encoding import Encoding, grid_of
 from qsim.files.encoding_file import Entry, Source
 from qsim.files.expressible import check_grid, check_one_axis, encoding_of, leave_out
-from qsim.files.fields import MAX_DIMS, Fields, array, is_integer, is_number, make_encoding, positive
+from qsim.files.fields import MAX_DIMS, Fields, array, check_layout, is_integer, is_number, make_encoding, positive
 from qsim.files.place import Place
 
 _INTEGERS = ("int2", "uint2", "int4", "uint4", "int8", "uint8", "int16", "uint16", "int32")
@@ -37,10 +37,9 @@ def read_entry(value: Any, role: str | None, place: Place, format: str) -> Entry
     axis = fields.integer("axis", -MAX_DIMS, MAX_DIMS - 1) if "axis" in fields else None
     size = fields.integer("block_size", 1, _MAX_BLOCK) if "block_size" in fields else None
     scale = _scale(fields, format)
-    if size is not None and (axis is None or scale.dim() < 2):
-        raise place.error(f"has blocks, and the axis {axis} with scales of shape {tuple(scale.shape)}; expected an axis, and nested lists")
-    if size is None and scale.dim() != (axis is not None):
-        raise place.error(f"has the axis {axis} and scales of shape {tuple(scale.shape)}; expected one number, or an axis and a list")
+    if axis is None and size is None and scale.shape == (1,):  # as ONNX, which takes one number in a list too
+        scale = scale.reshape(())
+    check_layout(place, scale, axis, size)
     if dtype in _FOREIGN:
         return Entry(None, role, note=f"{dtype}, for which qsim has no grid", source=source)
     zero_point = _zero_point(fields, scale)
@@ -104,11 +103,12 @@ def _zero_point(fields: Fields, scale: Tensor) -> Tensor | None:
     shape, elements = array(
         fields.get("y_zero_point"), fields.place, what, lambda v: is_number(v) and -legal <= v < legal, "numbers of int32"
     )
-    if shape not in ((), tuple(scale.shape)):
+    if shape and shape != (tuple(scale.shape) or (1,)):
         raise fields.place.error(f"{what} has the shape {shape}; expected that of the scales, {tuple(scale.shape)}")
     if not all(is_integer(element) for element in elements):
         return None
-    return torch.tensor([int(element) for element in elements], dtype=torch.int32).reshape(shape).expand(scale.shape).clone()
+    numbers = torch.tensor([int(element) for element in elements], dtype=torch.int32)
+    return numbers.reshape(scale.shape) if len(numbers) == scale.numel() else numbers.expand(scale.numel()).reshape(scale.shape)
 
 
 def write_entry(name: str, entry: Entry, place: Place) -> dict[str, Any]:

@@ -2,9 +2,9 @@
 
 Beside ``<module>.<parameter>`` a state dict has ``<module>._COREML_/<parameter>/`` and ``compression_type`` (``[3]``: quantization),
 ``quantization_n_bits``, ``quantization_scale`` and ``zero_point``, and once ``_COREML_/metadata_version``. Scales have as many dimensions
-as the parameter; where they are shorter, a block is the quotient of the lengths. The converter divides, rounds and adds the zero point
-itself; integers are unsigned where neither they nor zero points are negative. So symmetric weights have signed integers and no zero
-point here, others unsigned ones. Published in Core ML Tools' guide, "Compression info protocol", version 1.
+as the parameter; where they are shorter, a block is the quotient of the lengths. The converter divides, rounds, adds the zero point and
+clips by itself; it takes unsigned integers where neither these nor zero points are negative. Without zero point a grid is symmetric and
+signed. Published in Core ML Tools' guide, "Compression info protocol", version 1.
 """
 
 from __future__ import annotations
@@ -68,32 +68,47 @@ def with_coreml_hints(state_dict: Mapping[str, Tensor], file: EncodingFile) -> d
             raise place.error(f"is no tensor of the state dict (close to it: {close}); expected the name of a parameter")
         module, _, parameter = name.rpartition(".")
         prefix = f"{module}.{_MARK}{parameter}/" if module else f"{_MARK}{parameter}/"
-        fields = _hint(encoding_of(name, entry, place), state_dict[name].shape, place)
+        fields = _hint(encoding_of(name, entry, place), state_dict[name], place)
         hints.update({prefix + field: value for field, value in fields.items()})
     return {**state_dict, **hints}
 
 
-def _hint(encoding: Encoding, shape: torch.Size, place: Place) -> dict[str, Tensor]:
+def _hint(encoding: Encoding, weight: Tensor, place: Place) -> dict[str, Tensor]:
     bits = bits_of(encoding)
     if "float" in encoding.dtype or bits not in _BITS:
         raise place.error(f"is {encoding.dtype}; Core ML has integers of 4 and 8 bits")
     check_grid(encoding, place)
     parts = list(encoding.scale.shape)
     if encoding.block_size is None:
-        parts = [1] * len(shape)
+        parts = [1] * weight.dim()
         if isinstance(encoding.axis, int):
             parts[encoding.axis] = encoding.scale.numel()
-    if len(parts) != len(shape) or any(n % part for n, part in zip(shape, parts, strict=False)):
-        raise _unfit(encoding.scale.shape, shape, place)
+    if len(parts) != weight.dim() or any(n % part for n, part in zip(weight.shape, parts, strict=True)):
+        raise _unfit(encoding.scale.shape, weight.shape, place)
+    scale = encoding.scale.float().reshape(parts)
+    zero_point = _zero_point(encoding.zero_point.reshape(parts) - encoding.quant_min, scale, weight, 1 << (bits - 1))
     fields = {
         "compression_type": torch.tensor([_QUANTIZATION]),
         "quantization_n_bits": torch.tensor(bits),
-        "quantization_scale": encoding.scale.float().reshape(parts),
+        "quantization_scale": scale,
     }
-    unsigned = encoding.zero_point - encoding.quant_min
-    if bool((unsigned != 1 << (bits - 1)).any()):
-        fields["zero_point"] = unsigned.to(torch.uint8).reshape(parts)
-    return fields
+    return fields if zero_point is None else {**fields, "zero_point": zero_point}
+
+
+def _zero_point(above: Tensor, scale: Tensor, weight: Tensor, half: int) -> Tensor | None:
+    """Zero points, `above` the lowest integer, of the type for which the converter clips where the grid ends; None for symmetric ones."""
+    signed = above - half
+    numbers = (weight.detach() / _spread(scale, weight.shape)).round() + _spread(signed, weight.shape)
+    taken_as_unsigned = bool((numbers >= 0).all()) and bool((signed >= 0).all())
+    if taken_as_unsigned and bool((numbers >= half).any()):  # beyond the end of the signed grid: not clipped there
+        return above.to(torch.uint8)
+    return signed.to(torch.int8) if bool(signed.any()) else None
+
+
+def _spread(values: Tensor, shape: torch.Size) -> Tensor:
+    for axis, n in enumerate(shape):
+        values = values.repeat_interleave(n // values.shape[axis], axis)
+    return values
 
 
 def _unfit(scales: torch.Size, shape: torch.Size, place: Place) -> FileFormatError:
@@ -136,10 +151,11 @@ def _read(fields: dict[str, Tensor], parameter: Tensor | None, place: Place) -> 
         raise place.wanted("'quantization_n_bits'", bits.flatten().tolist(), "4 or 8")
     if scale.dim() != parameter.dim() or any(part == 0 or n % part for n, part in zip(parameter.shape, scale.shape, strict=True)):
         raise _unfit(scale.shape, parameter.shape, place)
-    dtype = f"uint{int(bits)}" if "zero_point" in fields else f"int{int(bits)}"
-    zero_point = fields.get("zero_point", torch.zeros_like(scale))
-    if zero_point.shape != scale.shape or zero_point.is_floating_point() != ("zero_point" not in fields):
+    zero_point = fields.get("zero_point", torch.zeros_like(scale, dtype=torch.int8))
+    if zero_point.shape != scale.shape or zero_point.is_floating_point():
         raise place.error(f"has a zero point of {zero_point.dtype}, {tuple(zero_point.shape)}; expected integers, one for each scale")
+    signed = zero_point.dtype == torch.int8 or bool((zero_point < 0).any())
+    dtype = f"{'' if signed else 'u'}int{int(bits)}"
     axis, size, shape = _parts(tuple(parameter.shape), tuple(scale.shape))
     return make_encoding(place, scale.float().reshape(shape), zero_point.to(torch.int32).reshape(shape), *grid_of(dtype), axis, size, dtype)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from qsim.files import aimet_0_6_1, aimet_1_0_0, aimet_2, qsim_json
 from qsim.files.encoding_file import EncodingFile, Entry, role_of
-from qsim.files.fields import Fields, checked_name
+from qsim.files.fields import Fields, check_count, checked_name
 from qsim.files.place import Place
 
 _BY_ROLE = {"activation_encodings": "activation", "param_encodings": "parameter"}
@@ -82,6 +82,8 @@ def read(document: Fields) -> EncodingFile:
 
 
 def _items(section: Any, title: str, layout: Layout, place: Place) -> Iterable[tuple[Any, Any]]:
+    if isinstance(section, list | dict):
+        check_count(len(section), place)
     if layout.listed and isinstance(section, list):
         return [(Fields(value, place).get("name"), value) for value in section]
     if not layout.listed and isinstance(section, dict):

@@ -14,6 +14,7 @@ from qsim.files.place import Place, shown
 MAX_DIMS = 8
 MAX_NAME = 4096
 MAX_BITS = 32
+MAX_ENTRIES = 1 << 17  # a kilobyte each
 _INT32 = torch.iinfo(torch.int32)
 
 
@@ -86,6 +87,30 @@ def make_encoding(
         return Encoding(scale, zero_point.to(torch.int32), quant_min, quant_max, *layout, **options)
     except (ValueError, TypeError) as error:
         raise place.error(str(error)) from None
+
+
+def check_count(count: int, place: Place) -> None:
+    """Refuse more entries than any model has tensors."""
+    if count > MAX_ENTRIES:
+        raise place.error(f"has {count} entries; expected at most {MAX_ENTRIES}, the encodings of one model")
+
+
+def check_layout(place: Place, scale: Tensor, axis: int | tuple[int, ...] | None, size: int | tuple[int, ...] | None) -> None:
+    """Refuse axes and blocks that scales of this shape do not have."""
+    axes, sizes = ([] if part is None else [part] if isinstance(part, int) else list(part) for part in (axis, size))
+    dims = scale.dim()
+    if not axes:
+        fits = not dims and not sizes
+    elif not sizes:
+        fits = dims == 1 and isinstance(axis, int)
+    else:
+        inside = all(-dims <= a < dims for a in axes) and len({a % dims for a in axes}) == len(axes)
+        fits = inside and len(axes) == len(sizes) and isinstance(axis, int) == isinstance(size, int)
+    if not fits:
+        raise place.error(
+            f"has axis={axis}, block_size={size} and scales of shape {tuple(scale.shape)}; expected one scale; or an axis and a list; "
+            "or an axis, a block size and nested lists"
+        )
 
 
 class Fields:

@@ -16,7 +16,7 @@ import torch
 
 from qsim.files.encoding_file import Entry
 from qsim.files.expressible import encoding_of
-from qsim.files.fields import MAX_DIMS, Fields, array, is_integer, make_encoding, scales
+from qsim.files.fields import MAX_DIMS, Fields, array, check_layout, is_integer, make_encoding, scales
 from qsim.files.place import Place
 
 FORMAT = "qsim"
@@ -36,11 +36,12 @@ def read_entry(value: Any, role: str | None, place: Place) -> Entry:
     given = "layout_given" not in fields or fields.choice("layout_given", (True, False))
     scale = scales(fields.get("scale"), place, "'scale'", _PRECISIONS[fields.choice("scale_dtype", _PRECISIONS)])
     axis, size = _axes(fields, "axis", -MAX_DIMS, MAX_DIMS - 1), _axes(fields, "block_size", 1, 1 << 31)
-    if _count(axis) != _count(size):
-        raise place.error(f"has axis={axis} and block_size={size}; expected one block size for each axis")
-    several = axis is not None
-    if several != (scale.dim() > 0) or (given and several and (size is None) != (scale.dim() == 1)) or (size is not None and not several):
-        raise place.error(f"has axis={axis}, block_size={size} and scales of shape {tuple(scale.shape)}; expected a scale for each part")
+    if given:
+        check_layout(place, scale, axis, size)
+    elif scale.dim() != (axis is not None) or isinstance(axis, tuple) or isinstance(size, tuple):
+        raise place.error(
+            f"has no layout, axis={axis} and scales of shape {tuple(scale.shape)}; expected one scale, or an axis and a flat list"
+        )
     dtype = fields.get("dtype")
     if not isinstance(dtype, str) or len(dtype) > 16:
         raise place.wanted("'dtype'", dtype, 'a string such as "int8"')
@@ -56,10 +57,6 @@ def _axes(fields: Fields, name: str, low: int, high: int) -> int | tuple[int, ..
     if len(shape) > 1 or len(elements) > MAX_DIMS:
         raise fields.place.wanted(repr(name), value, f"an integer, or a list of at most {MAX_DIMS}")
     return int(elements[0]) if not shape else tuple(int(element) for element in elements)
-
-
-def _count(axes: int | tuple[int, ...] | None) -> int:
-    return len(axes) if isinstance(axes, tuple) else 0
 
 
 def write_entry(name: str, entry: Entry, place: Place) -> dict[str, Any]:

@@ -60,8 +60,10 @@ def _write(name: str, entry: Entry, place: Place, types: Any) -> list[dict[str, 
     if encoding.block_size is not None:
         raise place.error(f"has blocks; ONNX Runtime's quantizer has one scale for the tensor or for each channel: {leave_out(name)}")
     common = {"quant_type": types[_TYPES[encoding.dtype]], **({} if encoding.axis is None else {"axis": encoding.axis})}
-    numbers = zip(encoding.scale.flatten().tolist(), encoding.zero_point.flatten().tolist(), strict=True)
-    return [{**common, "scale": scale, "zero_point": zero_point} for scale, zero_point in numbers]
+    # Arrays without dimensions, of a type that NumPy has: what the quantizer itself computes.
+    scales = encoding.scale.float().reshape(-1, 1).numpy(force=True)
+    zero_points = encoding.zero_point.reshape(-1, 1).numpy(force=True).astype(encoding.dtype.replace("int4", "int8"))
+    return [{**common, "scale": s.reshape(()), "zero_point": z.reshape(())} for s, z in zip(scales, zero_points, strict=True)]
 
 
 def from_tensor_quant_overrides(overrides: Mapping[str, list[dict[str, Any]]]) -> EncodingFile:

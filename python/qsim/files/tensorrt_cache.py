@@ -5,7 +5,7 @@ hexadecimal digits of a big-endian float32. Grids are int8 and symmetric. There 
 values. TensorRT refuses a cache whose first line is of another version; `EncodingFile.version` is what is written there.
 
 A name ends at ``": "``, so a name that contains it cannot be told from its value, and is refused in writing. In reading the last ``": "``
-counts, unless what comes before it ends like a line of its own.
+counts, unless another one has a value behind it too, as where a line break was lost.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ import torch
 from qsim.encoding import Encoding
 from qsim.files.encoding_file import EncodingFile, Entry, role_of
 from qsim.files.expressible import check_grid, encoding_of, leave_out
-from qsim.files.fields import checked_name, make_encoding, positive
+from qsim.files.fields import check_count, checked_name, make_encoding, positive
 from qsim.files.place import Place, shown
 
 FORMAT = "tensorrt-cache"
 VERSION, CALIBRATOR = "8501", "EntropyCalibration2"
 _HEADER = re.compile(r"TRT-([0-9A-Za-z.]{1,16})-([0-9A-Za-z_]{1,64})")
 _VALUE = re.compile(r"[0-9a-fA-F]{8}")
+_INSIDE = re.compile(r": [0-9a-fA-F]{8}")
 
 
 def is_cache(text: str) -> bool:
@@ -32,6 +33,7 @@ def is_cache(text: str) -> bool:
 
 
 def read(text: str, place: Place) -> EncodingFile:
+    check_count(text.count("\n"), place)
     first, *lines = [line.removesuffix("\r") for line in text.split("\n")]
     header = _HEADER.fullmatch(first)
     if header is None:
@@ -50,8 +52,8 @@ def _split(line: str, number: int, place: Place) -> tuple[str, float]:
     name, separator, digits = line.rpartition(": ")
     if not separator or not _VALUE.fullmatch(digits):
         raise place.wanted(f"line {number}", line, "'name: hhhhhhhh' with eight hexadecimal digits. Is the file complete?")
-    if _VALUE.fullmatch(name.rpartition(": ")[2]) and ": " in name:
-        raise place.error(f"line {number} is {shown(line)}: the name ends at the first or at the second ': '; write one scale in a line")
+    if _INSIDE.search(name):
+        raise place.error(f"line {number} is {shown(line)}, with two values: the name may end at either ': '; write one scale in a line")
     return checked_name(name, place), struct.unpack(">f", bytes.fromhex(digits))[0]
 
 
@@ -64,7 +66,7 @@ def _encoding(scale: float, place: Place) -> Encoding:
 
 def write(file: EncodingFile, place: Place) -> bytes:
     own = file.format == FORMAT
-    version, calibrator = (file.version, file.extra.get("calibrator")) if own else (VERSION, CALIBRATOR)
+    version, calibrator = (file.version, file.extra.get("calibrator", CALIBRATOR)) if own else (VERSION, CALIBRATOR)
     header = f"TRT-{version}-{calibrator}"
     if not _HEADER.fullmatch(header):
         raise place.wanted("the first line", header, "TRT-<version>-<calibrator>: give EncodingFile a version of digits")

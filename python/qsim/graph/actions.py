@@ -144,13 +144,22 @@ class Neighbours:
         return self.operation in formats or beside or any(maker in formats for maker in makers)
 
 
+class Unplanned(NamedTuple):
+    """An operand that no grid holds, of an operation that the plan has run in integers; `names`: by which a `LeftFloat` may tell why."""
+
+    operation: str
+    names: tuple[str, ...]
+
+
 @dataclass(frozen=True)
 class Regions:
-    """What falls back, and what a fallback asks: operations by name, the neighbours of each site, the posts of inputs."""
+    """What falls back, and what a fallback asks: operations by name, the neighbours of each site, the posts of inputs; and operands of
+    operations in integers that are in float."""
 
     operations: dict[str, Operation] = field(default_factory=dict)
     neighbours: dict[Site, Neighbours] = field(default_factory=dict)
     inputs: dict[InputSlot, Post] = field(default_factory=dict)
+    unplanned: list[Unplanned] = field(default_factory=list)
 
     @property
     def posts(self) -> list[Post]:
@@ -170,7 +179,7 @@ class Plan:
     inputs: dict[InputSlot, str]
     left: list[LeftFloat]
     notes: list[str]
-    regions: Regions
+    regions: Regions = field(default_factory=Regions)
 
     @property
     def biases(self) -> list[PlannedBias]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from qsim.graph.routes import Site, build_routes
@@ -20,6 +20,8 @@ class Dataflow:
     tape : Tape
     chains : sequence of sequence of str
         Operations that run as one: see `qsim.Profile`.
+    apart : callable
+        Of an operation and the one that reads it: whether something keeps them from running as one.
 
     Attributes
     ----------
@@ -37,18 +39,19 @@ class Dataflow:
         What overrides may ask about.
     """
 
-    def __init__(self, tape: Tape, chains: Sequence[Sequence[str]]) -> None:
+    def __init__(self, tape: Tape, chains: Sequence[Sequence[str]], apart: Callable[[SiteInfo, SiteInfo], bool]) -> None:
         self.tape = tape
         self.routes, self.site_of = build_routes(tape)
         self.sites = list(dict.fromkeys(self.site_of.values()))
         self._constant = self._constant_steps()
+        self.infos = self._infos()
+        self._apart = apart
         self.divisors: set[Site] = set()
         self._handing_on: set[Site] = set()  # parts of what must not be zero that are zero where their operand is
         self.absorbed = self._absorbed([[frozenset(entry.split("|")) for entry in chain] for chain in chains])
         self._find_inner()
         self.chains = self._chains()
         self.returned = {self.site_of[origin.source] for origin in tape.results if origin.kind in ("step", "stale")}
-        self.infos = self._infos()
 
     def _constant_steps(self) -> dict[Step, str]:
         """Steps that compute on constants alone: "const", or "random" if random numbers are among them.
@@ -101,6 +104,8 @@ class Dataflow:
                 continue
             run = [site]
             while len(run) < longest and (reader := self._handed_to(run[-1])) is not None and reader not in run:
+                if self._apart(self.infos[run[-1]], self.infos[reader]):
+                    break
                 run.append(reader)
             length = max((len(chain) for chain in chains if _fits(run, chain)), default=1)
             found.update(pairwise(run[:length]))

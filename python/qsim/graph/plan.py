@@ -11,19 +11,18 @@ from dataclasses import replace
 
 from qsim.config import Config
 from qsim.graph.actions import Actions, LeftFloat, Plan, PlannedBias, PlannedQuantizer, Use
-from qsim.graph.dataflow import Dataflow
 from qsim.graph.notes import objections, unused_overrides
-from qsim.graph.placement import Placement
 from qsim.graph.regions import find_regions
 from qsim.graph.routes import Site
 from qsim.graph.rules import is_bias, stays_float, weight_axes
 from qsim.graph.sharing import Made, made
+from qsim.graph.specs import Specs
 from qsim.graph.stand_ins import stand_ins
 from qsim.graph.tape import InputSlot, Origin, Slot, Tape
-from qsim.override import SiteInfo
 from qsim.spec import TensorSpec
 
 _BY_CONFIG = "left in float by the config"
+_READ_IN_FLOAT = "read by what the config leaves in float: rounded where others read it"
 _UNSEEN = "Dynamo does not hand {} to function modes"
 _TRAINING = "runs in training only"
 _MASK = "a mask: holds -Inf or the lowest finite number"
@@ -52,8 +51,8 @@ def plan(tape: Tape, config: Config) -> Plan:
 class _Planner:
     def __init__(self, tape: Tape, config: Config) -> None:
         self.tape, self.config = tape, config
-        self.flow = Dataflow(tape, config.profile.chains)
-        self.placement = Placement(self.flow, config.profile)
+        self.specs = Specs(tape, config)
+        self.flow, self.placement = self.specs.flow, self.specs.placement
         self.chains = self.flow.chains
         self.actions: dict[Site, Actions] = defaultdict(Actions)
         self.quantizers: dict[str, PlannedQuantizer] = {}
@@ -78,11 +77,13 @@ class _Planner:
                 self._joined(site)
                 if site in self.chains:
                     self._output(site)
+        for slot in self.specs.uncast:
+            self._leave(self.specs.input_key(slot), "input", _READ_IN_FLOAT)
         for site, key in stand_ins(self.flow, self.grids).items():
             self.actions[site].outputs[0] = key
             self.left.pop(LeftFloat(site.name, site.op, _TRAINING))
         self._name_members()
-        infos = [*self.flow.infos.values(), *(self._input_info(slot) for slot in self.tape.inputs)]
+        infos = [*self.flow.infos.values(), *(self.specs.input_info(slot) for slot in self.tape.inputs)]
         notes = [*self.notes, *unused_overrides(self.config, infos), *objections(self.config, self.quantizers)]
         notes = list(dict.fromkeys(notes))
         regions = find_regions(self.flow, self.placement, self.actions, self.quantizers, self.grids, self.inputs)
@@ -111,14 +112,6 @@ class _Planner:
             spec = replace(spec, method="minmax")  # nothing runs
         self.quantizers.setdefault(key, PlannedQuantizer(key, role, spec, op, parameter, known, reader))
 
-    def _spec(self, site: Site, role: str) -> TensorSpec | None:
-        return self.config.spec_of(self.flow.infos[site], role)
-
-    def _chain_spec(self, chain: list[Site]) -> TensorSpec | None:
-        """An override that names any operation of the chain applies to the chain's result, the last operation's first."""
-        specs = [self._spec(site, "activation") for site in reversed(chain)]
-        return next((spec for spec in specs if spec != self.config.activation), self.config.activation)
-
     # Operands.
 
     def _operand(self, site: Site, slot: Slot, origins: list[Origin]) -> None:
@@ -130,9 +123,10 @@ class _Planner:
             return
         if self.config.profile.model_input:
             for origin in origins:
-                if origin.kind == "input" and not self._is_unreplaced(origin):
+                if origin.kind == "input" and origin.source not in self.specs.uncast and not self._is_unreplaced(origin):
                     self._input(origin.source)
-        asked = self.placement.reads(site, slot) and "random" not in kinds and not any(map(self._is_quantized, origins))
+        asked = self.placement.reads(site, slot) and not any(map(self._is_quantized, origins))
+        asked = (asked or self.specs.is_cast(site, origins)) and "random" not in kinds
         if kinds & {"step", "input", "random"} and not asked:
             if any(origin.kind == "stale" and self._is_made(origin) for origin in origins):
                 self._leave(name, site.op, "changed in place in some of its calls")
@@ -172,9 +166,9 @@ class _Planner:
         return self._is_unreplaced(origin) or (origin.kind == "step" and self.flow.site_of[origin.source] in self.flow.divisors)
 
     def _input(self, slot: InputSlot) -> None:
-        key = self._input_key(slot)
+        key = self.specs.input_key(slot)
         shared = self._shared(("input", slot))
-        spec = self.config.spec_of(self._input_info(slot), "activation")
+        spec = self.specs.of_input(slot)
         if spec is None:
             self._leave(key, "input", _BY_CONFIG)
         elif shared is not None:
@@ -183,19 +177,11 @@ class _Planner:
             self.inputs[slot] = self._add_input(slot, spec)
 
     def _add_input(self, slot: InputSlot, spec: TensorSpec) -> str:
-        key = self._input_key(slot)
+        key = self.specs.input_key(slot)
         if key in self.quantizers and self.quantizers[key].role != "input":  # a parameter of that name
             key = f"input[{slot}]"
         self._add(key, "input", spec, "input")
         return key
-
-    def _input_info(self, slot: InputSlot) -> SiteInfo:
-        return SiteInfo(self._input_key(slot), "input", is_first=True)
-
-    def _input_key(self, slot: InputSlot) -> str:
-        if len(self.tape.inputs) == 1:
-            return "input"
-        return slot if isinstance(slot, str) else f"input[{slot}]" if isinstance(slot, int) else f"input{list(slot)}"
 
     def _constant(self, site: Site, slot: Slot, origins: list[Origin]) -> None:
         parameter = origins[0].source if len(origins) == 1 and origins[0].direct and isinstance(origins[0].source, str) else None
@@ -204,7 +190,7 @@ class _Planner:
         name = parameter or (f"{site.name}.weight" if axes else f"{site.name}.input[{slot}]")
         if is_bias(site.op, slot, dims):
             return
-        spec = self._spec(site, "weight" if axes else "activation")
+        spec = self.specs.of(site, "weight" if axes else "activation")
         if reason := stays_float(site.kind, dims) or self.placement.constant_reason(site, role) or (_BY_CONFIG if spec is None else None):
             self._leave(name, site.op, reason)
             return
@@ -231,9 +217,9 @@ class _Planner:
         tensor = site.tensors(slot)
         source = origins[0] if len(origins) == 1 and origins[0].direct else None
         key = f"{site.name}.input[{slot}]"
-        spec = self._spec(site, "activation")
+        spec = self.specs.of(site, "activation")
         if spec is not None and source is not None and source.kind == "input":
-            spec = self.config.spec_of(self._input_info(source.source), "activation")
+            spec = self.specs.of_input(source.source)
         if spec is None:
             self._leave(key, site.op, _BY_CONFIG)
             return
@@ -264,7 +250,7 @@ class _Planner:
         producer = producers.pop() if len(producers) == 1 else None
         chain = [site] if producer is None else self.chains.get(producer, [site])
         key = f"{chain[0].name}.output" if chain != [site] else f"{site.name}.input[{slot}]"
-        spec = self._chain_spec(chain)
+        spec = self.specs.of_chain(chain)
         if spec is None:
             self._leave(key, chain[0].op, _BY_CONFIG)
             return
@@ -282,7 +268,7 @@ class _Planner:
 
     def _name_of(self, sources: set[Made], otherwise: str) -> str:
         """Whose result a tensor is."""
-        names = {self.chains.get(at, [at])[0].name if isinstance(at, Site) else self._input_key(i) for at, i in sources}
+        names = {self.chains.get(at, [at])[0].name if isinstance(at, Site) else self.specs.input_key(i) for at, i in sources}
         return names.pop() if len(names) == 1 else otherwise
 
     # Biases.
@@ -341,7 +327,7 @@ class _Planner:
             if site in self.flow.returned:
                 self._leave(site.name, site.op, _DIVISOR)
             return
-        spec = self._chain_spec(chain)
+        spec = self.specs.of_chain(chain)
         if spec is None:
             self._leave(chain[0].name, chain[0].op, _BY_CONFIG)
             return
@@ -375,7 +361,7 @@ class _Planner:
         return None if shared is None or self._shared_spec(shared) is None else shared
 
     def _shared_spec(self, shared: Site) -> TensorSpec | None:
-        return self._chain_spec(self.chains.get(shared, [shared]))
+        return self.specs.of_chain(self.chains.get(shared, [shared]))
 
     def _join(self, shared: Site, name: str, own: TensorSpec) -> str:
         """The key of the quantizer that several tensors share, `name` among them, by the operation that takes them together."""

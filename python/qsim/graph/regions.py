@@ -6,9 +6,9 @@ that does not is still quantized. `Post.deciders` says, for every place where a 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 
-from qsim.graph.actions import Actions, Neighbours, Operation, PlannedQuantizer, Post, Regions
+from qsim.graph.actions import Actions, Neighbours, Operation, PlannedQuantizer, Post, Regions, Unplanned
 from qsim.graph.dataflow import Dataflow
 from qsim.graph.placement import Placement
 from qsim.graph.routes import Site
@@ -35,7 +35,8 @@ def find_regions(
     """
     finder = _Finder(flow, placement, actions, quantizers, grids)
     neighbours = {site: finder.neighbours(site) for site in finder.name_of}
-    return Regions(finder.operations, neighbours, {slot: finder.input(slot, key) for slot, key in inputs.items()})
+    unplanned = [found for site in finder.name_of for found in finder.unplanned(site, inputs)]
+    return Regions(finder.operations, neighbours, {slot: finder.input(slot, key) for slot, key in inputs.items()}, unplanned)
 
 
 class _Finder:
@@ -111,6 +112,34 @@ class _Finder:
             {i: Post(key, name, self._deciders(site, i)) for i, key in actions.outputs.items()},
             {i: Post(key, name, reading) for i, key in joined.items() if (reading := self._quantized(self._readers(site, i)))},
         )
+
+    def unplanned(self, site: Site, inputs: Container[InputSlot]) -> list[Unplanned]:
+        name, planned = self.name_of[site], self._at(site).operands
+        if site.training_only or not self.operations[name].quantized:
+            return []
+        found = []
+        for slot, origins in site.operands().items():
+            data = [origin for origin in origins if self.flow.kind(origin) in ("step", "stale", "input")]
+            inside = all(self._is_inside(origin, name) for origin in data)
+            if data and slot not in planned and not inside and not any(self._has_grid(origin, inputs) for origin in data):
+                makers = [maker for origin in data for maker in self._names_of(origin)]
+                found.append(Unplanned(name, (f"{site.name}.input[{slot}]", *dict.fromkeys(makers))))
+        return found
+
+    def _is_inside(self, origin: Origin, name: str) -> bool:
+        """Whether an origin is a result of the operation of that name itself."""
+        return origin.kind != "input" and self.name_of.get(self.flow.site_of[origin.source]) == name
+
+    def _has_grid(self, origin: Origin, inputs: Container[InputSlot]) -> bool:
+        if origin.kind == "input":
+            return origin.source in inputs
+        return (self.flow.site_of[origin.source], origin.output) in self.grids
+
+    def _names_of(self, origin: Origin) -> list[str]:
+        if origin.kind == "input":
+            return ["input", f"input[{origin.source}]", str(origin.source)]
+        site = self.flow.site_of[origin.source]
+        return [self.flow.chains.get(site, [site])[0].name, site.name]
 
     def _is_data(self, key: str) -> bool:
         return self.quantizers[key].role in ("activation", "input")

@@ -11,6 +11,7 @@ from torch.fx import Graph, GraphModule, Node
 from qsim.deploy.capture import Program
 from qsim.deploy.hoist import hoist_marks
 from qsim.deploy.marked import Marked
+from qsim.deploy.storages import storages
 from qsim.deploy.targets import TARGETS, shifted
 from qsim.encoding import Encoding
 from qsim.graph.marks import BIAS, QUANTIZED
@@ -18,8 +19,6 @@ from qsim.integer.biases import made_integer
 from qsim.integer.launch import Operators
 from qsim.integer.regions import Kernel, classify
 from qsim.quantizer import Quantizer
-
-_TARGET = TARGETS["onnxruntime"]
 
 
 class Prepared:
@@ -71,9 +70,6 @@ def stored_inputs(program: Program) -> list[tuple[str, str]]:
 
 
 def _as_stored(encodings: dict[str, Encoding], marked: Marked, quantizers: Mapping[str, Quantizer]) -> dict[str, Encoding]:
-    """Encodings of activations as an exported model has them: unsigned ones are shifted where its kernels want them signed."""
-    if not (_TARGET.signed and marked.has_wide_weights(quantizers)):
-        return encodings
-    activations = {key for key, constants in marked.uses.items() if False in constants}
-    wanted = {key for key, e in encodings.items() if key in activations and _TARGET.storage(e, constant=False) == "uint8"}
-    return {key: shifted(e) if key in wanted else e for key, e in encodings.items()}
+    """Encodings of activations as an exported model has them: unsigned ones are shifted where they are stored as int8."""
+    stored = storages(marked, quantizers, TARGETS["onnxruntime"]).activations
+    return {key: shifted(e) if e.quant_min == 0 and stored.get(key) == "int8" else e for key, e in encodings.items()}

@@ -16,6 +16,7 @@ from qsim.table import decibel, percent
 
 if TYPE_CHECKING:
     from qsim.calibration import CalibrationReport
+    from qsim.clinic.diagnosis import Diagnosis
     from qsim.comparison import Comparison
     from qsim.sensitivity import Sensitivity
 
@@ -76,6 +77,37 @@ def comparison_page(comparison: Comparison) -> Page:
     note = "Local: the float tensor beside itself quantized. Accumulated: with everything before it quantized too. Higher dB is closer."
     body = tiles(facts) + problems(comparison.notes) + f"<section>{chart}{legend}</section>" + table("Tensors", note, columns, lines)
     return Page("Comparison with float", "How far each tensor is from what the float model computes", body)
+
+
+def diagnosis_page(diagnosis: Diagnosis) -> Page:
+    """What the doctor found, worst first."""
+    columns = [Column("where", wide=True), Column("code"), Column("severity"), *(Column(head, wide=True) for head in ("what", "evidence"))]
+    columns += [Column("fix", wide=True)]
+    lines = []
+    for finding in diagnosis.findings:
+        numbers = ", ".join(f"{key} {_short(value)}" for key, value in finding.evidence.items())
+        cells = [
+            Cell(markup=name(finding.place, finding.source), value=finding.place),
+            Cell(finding.code),
+            Cell(finding.severity, bad=finding.severity == "error"),
+            Cell(finding.title),
+            Cell(numbers),
+            Cell(finding.fix),
+        ]
+        lines.append(Line(cells, f"{finding.code} {finding.severity} {finding.place} {finding.title}"))
+    facts: list[Fact] = [("target", diagnosis.target), ("batches", str(diagnosis.batches)), ("probes", str(diagnosis.probes))]
+    if not math.isnan(diagnosis.sqnr):
+        facts.append(("SQNR of the output", f"{decibel(diagnosis.sqnr)} dB"))
+    stages = ", ".join(f"{stage} {seconds:.2f}" for stage, seconds in diagnosis.seconds.items())
+    facts.append(("seconds", f"{sum(diagnosis.seconds.values()):.2f}", stages))
+    body = table("Findings", "Errors first, then warnings; each in the order of the model.", columns, lines)
+    return Page("Diagnosis", f"What {diagnosis.target} makes of the model", tiles(facts) + problems(diagnosis.notes) + body)
+
+
+def _short(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def sensitivity_page(sensitivity: Sensitivity) -> Page:

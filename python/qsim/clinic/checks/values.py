@@ -1,0 +1,96 @@
+"""float32: where NaN and Inf begin, in the data, the parameters or an operation, and ranges that float32 cannot hold."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from qsim.clinic.examination import Examination
+from qsim.clinic.finding import Finding, Severity
+
+_FLOAT32 = torch.finfo(torch.float32).max
+_SHOWN = 8  # operations of a chain that are named
+
+
+def nonfinite_data(exam: Examination) -> list[Finding]:
+    """QS002: NaN or Inf in the batches."""
+    found = exam.survey.inputs
+    if not found:
+        return []
+    evidence = {"elements": sum(found.values()), "batches": len(found), "first batch": next(iter(found))}
+    return [Finding("QS002", "error", "", "", evidence, "Clean the data first: torch.nan_to_num, or leave these samples out.")]
+
+
+def nonfinite_parameters(exam: Examination) -> list[Finding]:
+    """QS003: NaN or Inf in parameters and buffers. A buffer of -Inf is a mask."""
+    findings = []
+    parameters = {name for name, _ in exam.model.named_parameters()}
+    for name, t in (*exam.model.named_parameters(), *exam.model.named_buffers()):
+        if t.is_floating_point() and t.numel():
+            nans, infs = int(t.isnan().sum()), int(t.isinf().sum())
+            masks = 0 if name in parameters else int(t.isneginf().sum())
+            if nans or infs > masks:
+                evidence = {"tensor": name, "nans": nans, "infs": infs, "elements": t.numel()}
+                fix = (
+                    f"Restore '{name}' from a checkpoint from before it broke, and train with qsim.clip_grad_norm_, which skips such steps."
+                )
+                findings.append(Finding("QS003", "error", name.rpartition(".")[0], "", evidence, fix))
+    return findings
+
+
+def births(exam: Examination) -> list[Finding]:
+    """QS001: operations that make NaN or Inf of finite numbers, those alone that no other one led to."""
+    survey, flow = exam.survey, exam.flow
+    findings: list[Finding] = []
+    explained: set[str] = set()
+    named: set[str] = set()
+    for birth in survey.births:
+        harmless = not survey.outputs and not birth.nans  # as log(0) in front of a softmax is
+        led_to = birth.batch in survey.inputs and not birth.finite
+        if birth.name in explained | named or harmless or led_to:
+            continue
+        named.add(birth.name)
+        chain = flow.downstream(birth.name, lambda name: exam.seen(name).nonfinite > 0) if birth.name in flow.order else []
+        explained |= set(chain)
+        evidence: dict[str, Any] = {"nans": birth.nans, "infs": birth.infs, "batch": birth.batch, "operands": birth.shown}
+        if chain:
+            evidence["chain"] = chain
+        severity: Severity = "error" if survey.outputs else "warning"
+        findings.append(exam.finding("QS001", severity, birth.name, evidence, _cure(exam.seen(birth.name).op)))
+    return findings
+
+
+def _cure(op: str) -> str:
+    """What usually helps, by the function."""
+    if op in ("div", "truediv", "reciprocal", "rsqrt", "rdiv", "rtruediv", "true_divide", "divide"):
+        return "Keep the divisor away from zero: add an epsilon to it, or clamp it from below."
+    if op in ("log", "log2", "log10", "log1p", "sqrt", "pow"):
+        return "Clamp the operand into the function's domain first."
+    if op in ("exp", "exp2", "expm1", "sinh", "cosh", "softplus", "logsumexp"):
+        return "Subtract the largest operand first, as torch.softmax does, or clamp it from above."
+    if op in ("softmax", "log_softmax", "scaled_dot_product_attention"):
+        return "No row may be masked throughout: leave one entry of it, or fill the mask with a large finite number."
+    return "Scale the operands down, or clamp them, so that the result stays finite."
+
+
+def widths(exam: Examination) -> list[Finding]:
+    """QS005: finite tensors whose range is wider than float32: the scale of an integer grid over it would be Inf."""
+    wide = {name for name, seen in exam.survey.operations.items() if seen.highest > seen.lowest and seen.highest - seen.lowest > _FLOAT32}
+    findings = []
+    for name in (n for n in exam.survey.operations if n in wide):
+        if not any(producer in wide for producer in exam.flow.producers.get(name, ())):
+            seen = exam.seen(name)
+            evidence = {"lowest": seen.lowest, "highest": seen.highest, "limit": _FLOAT32}
+            fix = "Fill masks with a smaller number, such as -1e4: a range like this has no scale in float32."
+            findings.append(exam.finding("QS005", "warning", name, evidence, fix))
+    return findings
+
+
+def unobserved(exam: Examination) -> list[Finding]:
+    """QS006: operations of the recorded model that none of the batches reached."""
+    missing = [name for name, site in exam.subject.sites.items() if not site.training_only and name not in exam.survey.operations]
+    if not missing:
+        return []
+    evidence = {"operations": len(missing), "first": ", ".join(missing[:_SHOWN])}
+    return [exam.finding("QS006", "warning", missing[0], evidence, "Give data that takes this branch too, or nothing is known of it.")]

@@ -1,0 +1,136 @@
+"""What the doctor says: findings, what to keep in float32, and how long it took to know."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from qsim.clinic.finding import SEVERITIES, Finding
+from qsim.stages import seconds_text
+from qsim.table import decibel, text_table
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """The result of `qsim.doctor`. ``print(diagnosis)`` shows it.
+
+    Attributes
+    ----------
+    findings : tuple of Finding
+        Errors first, then warnings; each in the order of the model.
+    target : str
+    sqnr : float
+        dB of the output on the target beside float32, with nothing kept; NaN for targets without a float format.
+    batches : int
+        Batches that the model was examined on.
+    probes : int
+        Executions in half precision.
+    seconds : mapping of str to float
+        By stage.
+    notes : tuple of str
+        What could not be seen, or was left out.
+    """
+
+    findings: tuple[Finding, ...]
+    target: str
+    sqnr: float = math.nan
+    batches: int = 0
+    probes: int = 0
+    seconds: Mapping[str, float] = field(default_factory=dict, compare=False)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def healthy(self) -> bool:
+        """Whether nothing was found but what is worth knowing."""
+        return all(finding.severity == "info" for finding in self.findings)
+
+    def __str__(self) -> str:
+        lines = [self._head()]
+        if self.findings:
+            rows = [[f.code, f.severity, f.place, f.title, _numbers(f)] for f in self.findings]
+            lines.append(text_table(("code", "severity", "where", "what", "evidence"), rows))
+            lines += [line for f in self.findings for line in _cure(f)]
+        lines += [f"note: {note}" for note in self.notes]
+        return "\n".join(lines)
+
+    def _head(self) -> str:
+        counts = {severity: sum(f.severity == severity for f in self.findings) for severity in SEVERITIES}
+        found = (
+            ", ".join(f"{n} {severity}{'s' * (n != 1 and severity != 'info')}" for severity, n in counts.items() if n) or "nothing found"
+        )
+        output = "" if math.isnan(self.sqnr) else f", output {decibel(self.sqnr)} dB from float32"
+        return f"{self.target}: {found}{output} ({self.batches} batches, {self.probes} probes; {seconds_text(self.seconds)})"
+
+    def to_json(self) -> str:
+        """Everything as JSON text. Numbers that JSON has not are the strings "inf", "-inf" and "nan"."""
+        findings = [
+            {
+                "code": f.code,
+                "title": f.title,
+                "severity": f.severity,
+                "module": f.module,
+                "op": f.op,
+                "source": f.source,
+                "evidence": dict(f.evidence),
+                "fix": f.fix,
+            }
+            for f in self.findings
+        ]
+        whole = {
+            "target": self.target,
+            "sqnr": self.sqnr,
+            "batches": self.batches,
+            "probes": self.probes,
+            "seconds": dict(self.seconds),
+            "notes": list(self.notes),
+            "findings": findings,
+        }
+        return json.dumps(_plain(whole), indent=2, allow_nan=False)
+
+    def to_html(self, path: str | PathLike[str]) -> None:
+        """Write one HTML page that needs no network.
+
+        Parameters
+        ----------
+        path : path-like
+            Such as "diagnosis.html"; an existing file is replaced.
+        """
+        from qsim.report.pages import diagnosis_page
+
+        target = Path(path)
+        unfinished = target.with_name(f".{target.name}.{os.getpid()}")
+        diagnosis_page(self).write(unfinished)
+        os.replace(unfinished, target)
+
+
+def ordered(findings: Sequence[Finding], order: Mapping[str, int]) -> tuple[Finding, ...]:
+    """Worst first, then in the order of the model; what is about no operation before that."""
+    return tuple(sorted(findings, key=lambda f: (SEVERITIES.index(f.severity), order.get(f.op, len(order) if f.op else -1))))
+
+
+def _numbers(finding: Finding) -> str:
+    shown = {name: value for name, value in finding.evidence.items() if name != "chain"}
+    return ", ".join(f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}" for name, value in shown.items())
+
+
+def _cure(finding: Finding) -> list[str]:
+    chain = finding.evidence.get("chain")
+    lines = [f"{finding.code} {finding.place}"]
+    lines += [f"  at {finding.source}"] if finding.source else []
+    lines += [f"  chain: {', '.join(chain)}"] if chain else []
+    return [*lines, f"  fix: {finding.fix}"]
+
+
+def _plain(value: Any) -> Any:
+    """`value` in what JSON has."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_plain(entry) for entry in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,144 @@
+"""The same weights simulated for another target, with ranges from what was observed for the first one.
+
+Both simulations are traced. Without their marks the graphs are the same, node by node, so the tensor that a new quantizer stands at is
+found among those that the old ones stand at.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Mapping
+from operator import attrgetter
+from typing import TYPE_CHECKING, TypeVar
+
+from torch.fx import Node
+
+from qsim.deploy.capture import Program, capture
+from qsim.deploy.carry import key_of, moved_from
+from qsim.encoding import Encoding
+from qsim.errors import CalibrationError
+from qsim.graph.actions import PlannedQuantizer
+from qsim.graph.attach import detach
+from qsim.graph.marks import BIAS, QUANTIZED
+from qsim.observer import encoding_of_range
+from qsim.profile import Profile
+from qsim.quantizer import Quantizer
+from qsim.running_observer import RunningObserver
+from qsim.spec import TensorSpec
+
+if TYPE_CHECKING:
+    from qsim.sim_ranges import RangeChoice
+
+
+Sim = TypeVar("Sim", bound="RangeChoice")
+
+
+def retarget(sim: Sim, target: str | Profile) -> Sim:
+    """`QuantSim.retarget` documents it."""
+    model = copy.deepcopy(sim.model).eval()
+    detach(model)
+    args, kwargs = sim._inputs
+    made = type(sim)(model, args or kwargs, dataclasses.replace(sim.config, target=target), inplace=True)
+    made._folds = sim._folds + made._folds
+    sources = _sources(capture(sim, args, kwargs), capture(made, args, kwargs))
+    old, new = sim.quantizers(), made.quantizers()
+    unseen = []
+    for key, planned in made._planned.items():
+        if planned.parameter is not None:
+            _take_weight(new[key], planned, sim)
+        elif planned.range is None:
+            found = [old[name] for name in sources.get(key, ())]
+            if not _take_activation(new[key], found):
+                unseen.append(key)
+        else:
+            new[key].enabled = all(old[name].enabled for name in sources.get(key, ()))
+    if unseen:
+        name = made.config.profile.name
+        raise CalibrationError(
+            f"QuantSim.retarget: {name!r} quantizes {len(unseen)} tensors that this simulation never observed: "
+            f"{', '.join(map(repr, unseen))}. Calibrate a simulation for that target: a config with target={name!r}."
+        )
+    made._fit_biases(made._biases)
+    return made
+
+
+def _take_weight(quantizer: Quantizer, planned: PlannedQuantizer, sim: RangeChoice) -> None:
+    """The encoding that the same parameter has, if it fits, which keeps trained and raised scales; otherwise one from its values."""
+    for key, other in sim._planned.items():
+        if other.parameter == planned.parameter:
+            quantizer.enabled = sim.quantizers()[key].enabled
+            if (encoding := _kept(sim.quantizers()[key], quantizer.spec)) is not None:
+                quantizer.set_encoding(encoding)
+                return
+    if quantizer.spec.has_scale:
+        quantizer.compute_encoding_from(attrgetter(str(planned.parameter))(sim.model).detach())
+
+
+def _take_activation(quantizer: Quantizer, sources: list[Quantizer]) -> bool:
+    """An encoding from what several quantizers observed; False if that is nothing."""
+    spec = quantizer.spec
+    quantizer.enabled = not sources or any(source.enabled for source in sources)
+    if not sources:
+        return not spec.has_scale
+    known = [encoding for source in sources if (encoding := source.encoding) is not None]
+    seen = [source for source in sources if source.counts.elements]
+    mergeable = [s for s in seen if not isinstance(s.observer, RunningObserver) and s.observer.axis == spec.axis]
+    if not isinstance(quantizer.observer, RunningObserver):
+        for source in mergeable:
+            quantizer.merge(source)
+    if not spec.has_scale:
+        return True
+    if len(sources) == 1 and (kept := _kept(sources[0], spec)) is not None:
+        quantizer.set_encoding(kept)
+    elif len(mergeable) == len(sources) and not isinstance(quantizer.observer, RunningObserver):
+        quantizer.compute_encoding()
+    elif len(known) == len(sources) and spec.axis is None:  # nothing but ranges is known: of a state dict, or that follow the batches
+        low, high = (min(e.min.min() for e in known), max(e.max.max() for e in known))
+        quantizer.set_encoding(encoding_of_range(low.float(), high.float(), spec))
+    else:
+        return False
+    return True
+
+
+def _kept(source: Quantizer, spec: TensorSpec) -> Encoding | None:
+    """The encoding of `source`, if a quantizer with `spec` could have chosen it."""
+    encoding, own = source.encoding, source.spec
+    grids = [(s.quant_min, s.quant_max, s.axis, s.block_size, s.encoding_dtype, s.symmetric) for s in (own, spec)]
+    return encoding if grids[0] == grids[1] else None
+
+
+def _sources(old: Program, new: Program) -> Mapping[str, dict[str, None]]:
+    """For each quantizer of `new`, those of `old` at the same tensors, or at tensors that these are moved from."""
+    places, wanted = _places(old), _places(new)
+    return {key: {name: None for place in tensors for name in _at(place, places)} for key, tensors in wanted.items()}
+
+
+def _at(place: tuple[int, int], places: Mapping[str, set[tuple[int, int]]]) -> list[str]:
+    exact = [key for key, tensors in places.items() if place in tensors]
+    return exact or [key for key, tensors in places.items() if any(base == place[1] for _, base in tensors)]
+
+
+def _places(program: Program) -> dict[str, set[tuple[int, int]]]:
+    """For each quantizer the tensors that it stands at, and those that they are moved from: by their positions among all but marks."""
+    unmarked = [node for node in program.exported.graph.nodes if not _is_mark(node)]
+    position = {node: i for i, node in enumerate(unmarked)}
+    found: dict[str, set[tuple[int, int]]] = {}
+    for node in program.exported.graph.nodes:
+        if (key := key_of(node)) is not None:
+            tensor = _behind_marks(node)
+            base = tensor
+            while (moved := moved_from(base)) is not None:
+                base = _behind_marks(moved)
+            found.setdefault(key, set()).add((position[tensor], position[base]))
+    return found
+
+
+def _is_mark(node: Node) -> bool:
+    return node.op == "call_function" and node.target in (QUANTIZED, BIAS)
+
+
+def _behind_marks(node: Node) -> Node:
+    while _is_mark(node):
+        node = node.args[0]  # type: ignore[assignment]
+    return node

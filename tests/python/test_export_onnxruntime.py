@@ -1,0 +1,94 @@
+"""What ONNX Runtime computes from an exported model is what the simulation says."""
+
+import numpy as np
+import pytest
+import torch
+from exported import NETWORKS, computed, expected, exported, optimised_types, session, simulated
+
+import qsim
+
+FLOAT_BIAS = qsim.int8(target="onnxruntime").to_json().replace('"bias": null', '"bias": false')
+CONFIGS = {
+    "int8": qsim.int8(target="onnxruntime"),
+    "float bias": qsim.Config.from_json(FLOAT_BIAS),
+}
+PRODUCTS = ("Conv", "FusedConv", "Gemm", "FusedGemm", "MatMul", "FusedMatMul")
+OTHERS = ("Add", "Mul", "Concat", "AveragePool", "GlobalAveragePool", "MaxPool")
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_no_output_differs_without_optimisation(name, config):
+    path, _ = exported(name, CONFIGS[config])
+    inputs = NETWORKS[name][1](NETWORKS[name][2])
+    mine, theirs = expected(simulated(name, CONFIGS[config]), inputs), computed(path, inputs)
+    assert sum(x.size for x in mine) >= 10_000
+    for x, y in zip(mine, theirs, strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+@pytest.mark.parametrize("name", ["vision", "perceptron"])
+def test_optimised_differs_by_a_step_at_most_and_hardly_ever(name):
+    path, _ = exported(name, CONFIGS["int8"])
+    sim, inputs = simulated(name, CONFIGS["int8"]), NETWORKS[name][1](NETWORKS[name][2])
+    keys = {"vision": ["mix.output", "head.output"], "perceptron": ["down.output"]}[name]
+    for key, x, y in zip(keys, expected(sim, inputs), computed(path, inputs, optimised=True), strict=True):
+        steps = np.abs(np.rint(x / sim.encodings()[key].scale.item()) - np.rint(y / sim.encodings()[key].scale.item()))
+        assert steps.max() <= 1
+        assert (steps > 0).mean() < 1e-3
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_products_run_on_integers(name, tmp_path):
+    path, _ = exported(name, CONFIGS["int8"])
+    types = optimised_types(path, tmp_path)
+    floating = [op for op in types if op in PRODUCTS]
+    assert any(op.startswith(("QLinear", "QGemm")) for op in types)
+    assert len(floating) <= (1 if name == "recurrent" else 0)  # the first hidden state is zeros that nothing quantizes
+
+
+@pytest.mark.parametrize("name", ["vision", "perceptron"])
+def test_all_of_a_convolutional_network_runs_on_integers(name, tmp_path):
+    path, report = exported(name, CONFIGS["int8"])
+    types = optimised_types(path, tmp_path)
+    assert not set(types) & {*PRODUCTS, *OTHERS}
+    assert types.count("QuantizeLinear") == (2 if name == "vision" else 1)  # the input, and what a transposed convolution makes
+    assert not report.lint
+
+
+def test_any_batch_size_runs():
+    path, _ = exported("vision", CONFIGS["int8"])
+    image = NETWORKS["vision"][1](5)
+    whole = computed(path, image)
+    for i in range(5):
+        for x, y in zip(whole, computed(path, image[i : i + 1]), strict=True):
+            np.testing.assert_array_equal(x[i : i + 1], y)
+    assert [end.shape for end in session(path).get_inputs()] == [["batch", 3, 8, 8]]
+
+
+def test_unsigned_activations_are_written_as_signed_ones_unless_weights_have_seven_bits():
+    unsigned = qsim.Config(activation=qsim.TensorSpec(signed=False), target="onnxruntime")
+    seven = qsim.Config(qsim.TensorSpec(bits=7, symmetric=True, axis=0), qsim.TensorSpec(signed=False), target="onnxruntime")
+    x = NETWORKS["perceptron"][1](500)
+    for config, kind in ((unsigned, "int8"), (seven, "uint8")):
+        path, report = exported("perceptron", config)
+        assert computed_type(path, report.names["up.output"]) == kind
+        for optimised in (False, True):
+            np.testing.assert_array_equal(expected(simulated("perceptron", config), x)[0], computed(path, x, optimised=optimised)[0])
+        assert any("128 lower" in note for note in report.notes) == (kind == "int8")
+
+
+def computed_type(path, name):
+    import onnx
+
+    model = onnx.shape_inference.infer_shapes(onnx.load(path))
+    kind = next(value.type.tensor_type.elem_type for value in model.graph.value_info if value.name == name)
+    return onnx.helper.tensor_dtype_to_np_dtype(kind).name
+
+
+def test_a_default_simulation_runs_too():
+    config = qsim.int8()
+    path, report = exported("perceptron", config)
+    assert report.target == "onnxruntime"
+    x = torch.randn(500, 16)
+    np.testing.assert_array_equal(expected(simulated("perceptron", config), x)[0], computed(path, x)[0])
