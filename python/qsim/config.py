@@ -1,16 +1,20 @@
 from __future__ import annotations
 
 import dataclasses
+import glob
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from qsim.override import ROLES, Change, Override, SiteInfo
 from qsim.profile import PROFILES, Profile
 from qsim.spec import TensorSpec, check_keys
+
+if TYPE_CHECKING:
+    from qsim.clinic.plan import Plan
 
 BATCH_NORM_POLICIES = ("fold", "keep", "freeze")
 INT8_WEIGHT = TensorSpec(symmetric=True, axis=0, method="minmax")
@@ -137,6 +141,26 @@ class Config:
                 raise ValueError(f"Config.override: {role}={change!r} decides every field; got {', '.join(changes)} too")
         added = Override(pattern, op_type, position=position, **roles)
         return dataclasses.replace(self, overrides=(*self.overrides, added))
+
+    def with_plan(self, plan: Plan) -> Config:
+        """A config that leaves in float what a plan keeps: the simulation shows the cured model.
+
+        In float16 and bfloat16 the kept operations read and return float32, and what reads their results rounds them.
+
+        Parameters
+        ----------
+        plan : Plan
+            From ``qsim.doctor(...).plan`` or `QuantSim.float_plan`.
+
+        Returns
+        -------
+        Config
+            With an override for each name in `plan.keep`, which wins over the earlier ones.
+        """
+        config = self
+        for name in plan.keep:
+            config = config.override(glob.escape(name), off=True)
+        return config
 
     def spec_for(self, site: str, op_type: str | None, role: str) -> TensorSpec | None:
         """How to quantize a tensor, with all overrides resolved.

@@ -71,16 +71,15 @@ class Files(Training):
         >>> print(open(path).read().splitlines()[1])
         images: 3c010204
         """
+        if self._missing():
+            raise self._no_encoding()
         named = self._named(names)
         entries: dict[str, Entry] = {}
         for key, quantizer in self.quantizers().items():
             encoding = quantizer.encoding
-            if encoding is None:
-                if quantizer.enabled:
-                    raise self._no_encoding()
+            if encoding is None:  # off, or nothing in integers needs it
                 continue
-            role = "parameter" if self._planned[key].role in ("weight", "constant") else "activation"
-            entry = Entry(encoding, role)
+            entry = Entry(encoding, "parameter" if self._is_parameter(key) else "activation")
             if entries.setdefault(named[key], entry) != entry:
                 raise ValueError(f"QuantSim: two quantizers are called {named[key]!r}, '{key}' is the second; expected names of their own")
         if format.startswith("aimet-2"):
@@ -126,7 +125,7 @@ class Files(Training):
                 except ValueError as error:
                     unfit.append(f"'{key}': {error}")
         cache = file.format == "tensorrt-cache"
-        expected = [key for key, q in quantizers.items() if q.enabled and q.spec.has_scale and not (cache and key in weights)]
+        expected = [key for key, q in quantizers.items() if q.enabled and q.spec.has_scale and not (cache and self._is_parameter(key))]
         missing = [key for key in expected if named[key] not in file.entries]
         biases = {named[bias.parameter] for bias in self._biases}
         used = {named[key] for key in quantizers}
@@ -140,6 +139,9 @@ class Files(Training):
         for key, encoding in chosen.items():
             quantizers[key].set_encoding(encoding)
         return LoadedEncodings(missing, unknown)
+
+    def _is_parameter(self, key: str) -> bool:
+        return self._planned[key].role in ("weight", "constant")
 
     def _named(self, names: Mapping[str, str] | None) -> dict[str, str]:
         """What a file calls each quantizer and each bias."""

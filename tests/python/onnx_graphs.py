@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,7 +10,10 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnxruntime
+import torch
 from onnx import TensorProto, helper, numpy_helper
+
+from qsim.encoding import Encoding
 
 TYPES = {"int8": TensorProto.INT8, "uint8": TensorProto.UINT8, "int4": TensorProto.INT4, "int32": TensorProto.INT32}
 DTYPES = {"int8": np.int8, "uint8": np.uint8, "int32": np.int32}
@@ -75,6 +79,15 @@ class GraphBuilder:
         """A constant that is stored as integers."""
         return self.dequantize(self.constant(q, grid.dtype), grid)
 
+    def run(self, outputs: dict[str, int], feed: dict[str, np.ndarray], kernel: str) -> np.ndarray:
+        """The first output, by the optimised graph, which must have one node of the operator `kernel` and no other that computes."""
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "optimised.onnx"
+            running = self.session(outputs, save=file)
+            computing = {op: count for op, count in kernels(file).items() if op not in ("Transpose", "Reshape")}
+        assert computing == {kernel: 1}, computing
+        return running.run(None, feed)[0]
+
     def session(self, outputs: dict[str, int], optimize: bool = True, save: Path | None = None) -> onnxruntime.InferenceSession:
         """Outputs by name, with their element types."""
         ends = [helper.make_tensor_value_info(name, dtype, None) for name, dtype in outputs.items()]
@@ -99,3 +112,25 @@ def session(model: bytes | str, optimize: bool = True, save: Path | None = None)
 def kernels(saved: Path) -> Counter[str]:
     """How often each operator is in the graph that `session` wrote."""
     return Counter(node.op_type for node in onnx.load(saved).graph.node)
+
+
+RANGES = {"int8": (-128, 127), "uint8": (0, 255)}
+
+
+def encoding(grid: Grid) -> Encoding:
+    """The grid as qsim has it."""
+    scale = torch.tensor(np.asarray(grid.scale, np.float32))
+    zero_point = torch.full(scale.shape, int(grid.zero_point), dtype=torch.int32)
+    return Encoding(scale, zero_point, *RANGES[grid.dtype], axis=grid.axis if scale.dim() else None, dtype=grid.dtype)
+
+
+def random_grid(rng: np.random.Generator, dtype: str, scale: float) -> Grid:
+    """With any zero point."""
+    low, high = RANGES[dtype]
+    return Grid(np.float32(scale), int(rng.integers(low, high + 1)), dtype)
+
+
+def integers(rng: np.random.Generator, dtype: str, shape: object) -> np.ndarray:
+    """Any integers of a type."""
+    low, high = RANGES[dtype]
+    return rng.integers(low, high + 1, shape).astype(DTYPES[dtype])

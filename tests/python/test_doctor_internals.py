@@ -42,6 +42,12 @@ CALLS = [
 ]
 
 WITHOUT_SUMS = [
+    (torch.mean, (), {"dim": -1, "out": None}),
+    (F.scaled_dot_product_attention, (torch.linspace(-1, 1, 840).reshape(4, 6, 5, 7),) * 2, {}),
+    (F.scaled_dot_product_attention, (torch.linspace(-1, 1, 840).reshape(4, 6, 5, 7),) * 2, {"is_causal": True, "scale": 0.5}),
+    (F.scaled_dot_product_attention, (torch.ones(4, 6, 3, 7), torch.rand(4, 6, 3, 2), torch.randn(5, 3)), {}),
+    (F.scaled_dot_product_attention, (torch.ones(4, 6, 3, 7), torch.rand(4, 6, 3, 2), torch.eye(5, 3) > 0), {}),
+    (F.scaled_dot_product_attention, (torch.ones(4, 2, 3, 7), torch.rand(4, 2, 3, 2)), {"enable_gqa": True}),
     (F.instance_norm, (B, W, W, B, False), {}),
     (Tensor.norm, (float("inf"), -1), {}),
 ]
@@ -54,7 +60,7 @@ def kept(added: Tensor, terms: Tensor, count: float) -> Tensor:
 @pytest.mark.parametrize(("func", "args", "kwargs"), CALLS + WITHOUT_SUMS)
 def test_is_what_torch_computes(func, args, kwargs):
     x = torch.randn(4, 6, 5, 7, generator=torch.Generator().manual_seed(1))
-    out = inside(func)(kept, x, *args, **kwargs)
+    out = inside(func, (x, *args), kwargs)(kept)
     torch.testing.assert_close(out, func(x, *args, **kwargs))
 
 
@@ -68,14 +74,15 @@ def test_shows_its_sums(func, args, kwargs):
         seen.append((float(added.abs().max()), float(terms.abs().max() * count)))
         return added * torch.inf
 
-    out = inside(func)(overflowing, x, *args, **kwargs)
+    out = inside(func, (x, *args), kwargs)(overflowing)
     assert seen
     assert not torch.equal(out, func(x, *args, **kwargs))
     assert all(largest <= bound * 1.001 for largest, bound in seen)
 
 
 def test_knows_no_other_operations():
-    assert inside(torch.relu) is None
+    assert inside(torch.relu, (torch.ones(2),), {}) is None
+    assert inside(torch.mean, (torch.ones(2),), {"axis": 0}) is None
     assert partial_sums(torch.relu, (torch.ones(2),), {}) is None
 
 

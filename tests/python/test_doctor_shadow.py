@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from qsim.clinic.half import HalfPrecision
 from qsim.clinic.shadow import Shadow
 from qsim.clinic.subject import Subject
 from qsim.clinic.targets import TARGETS
@@ -54,6 +55,37 @@ def test_rounds_operands_weights_and_results(target, dtype):
     noise = (model(x) - expected).square().sum()
     outcome = shadow(model, x, target=target).probe()
     assert outcome.sqnr == pytest.approx(10 * math.log10(model(x).square().sum() / noise), abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, y: x + y * 3.25,
+        lambda x, y: (x / (y.abs() + 0.125)).sqrt(),
+        lambda x, y: (x.exp() - 2**-10).log().tanh(),
+        lambda x, y: torch.cat([x, y.sigmoid()]).transpose(0, 1)[1:] * x.mean(),
+        lambda x, y: torch.where(x > 1, x * 3e4, torch.inf) - y.clamp(-0.25, 6e4),
+        lambda x, y: F.gelu(x).reshape(-1, 2).sum(-1).add_(y.flatten()[:128]).relu_(),
+        lambda x, y: (x.softmax(-1) * 2**-16).masked_fill(y > 1, 2**-20),
+    ],
+)
+def test_is_torch_in_half_precision_operation_by_operation(function):
+    """On the CPU torch computes on float16 tensors in float32, numbers among the arguments unrounded, and rounds the result."""
+
+    class Calls(nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return function(x, y)
+
+    torch.manual_seed(0)
+    x, y = torch.rand(16, 16) * 3, torch.randn(16, 16)
+    subject = Subject(Calls(), (x, y))
+    with subject.visited(HalfPrecision("float16", frozenset(), {}, {})):
+        out = subject.run((x, y))
+    expected = function(x.half(), y.half())
+    assert out.dtype == torch.float32
+    assert torch.equal(out, half(out))
+    torch.testing.assert_close(out.half(), expected, rtol=2**-9, atol=2**-23)
+    assert torch.equal(out.isfinite(), expected.isfinite())
 
 
 def test_a_kept_operation_reads_and_returns_float32():

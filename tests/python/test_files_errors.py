@@ -12,7 +12,7 @@ import torch
 from aimet_files import AIMET, CACHE, V0_6_1, V1_0_0, V2_0_0, V2_1_0
 
 import qsim
-from qsim.files import Entry, json_text
+from qsim.files import Entry, fields, json_text
 
 OWN = {
     "format": "qsim-encodings",
@@ -84,6 +84,7 @@ def test_truncated_json(refused, content):
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "-1e999", "1" * 200, "0." + "1" * 200])
 def test_numbers_that_json_does_not_have(refused, number):
     refused(changed(V2_0_0, ("encodings", 0, "y_scale"), "number").replace('"number"', number))
+    refused(changed(V2_0_0, ("quantizer_args",), "number").replace('"number"', number))
 
 
 def test_keys_that_occur_twice(refused):
@@ -136,6 +137,12 @@ def test_files_without_end_are_read_up_to_the_limit():
 def test_number_of_values(refused, monkeypatch, text):
     monkeypatch.setattr(json_text, "MAX_VALUES", 100)
     refused('{"version": "2.0.0", "x": ' + text + "}", "more than 100 values")
+
+
+@pytest.mark.parametrize("content", [CACHE, *map(json.dumps, AIMET.values())], ids=["cache", *AIMET])
+def test_number_of_entries(refused, monkeypatch, content):
+    monkeypatch.setattr(fields, "MAX_ENTRIES", 1)
+    refused(content, "entries; expected at most 1,")
 
 
 def test_no_such_file(tmp_path):

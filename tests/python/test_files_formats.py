@@ -74,6 +74,21 @@ def test_grids_of_1_0_0_begin_at_offset_times_scale(loaded):
             torch.testing.assert_close(found.max.reshape(-1), torch.tensor([(o + 2 ** value["bw"] - 1) * s for o, s in pairs]))
 
 
+def test_unsigned_32_bits_are_read_as_signed(loaded):
+    value = {
+        "dtype": "int",
+        "bitwidth": 32,
+        "is_symmetric": "False",
+        "scale": 0.5,
+        "offset": -(2**32 - 1),
+        "min": -0.5 * (2**32 - 1),
+        "max": 0.0,
+    }
+    found = loaded({"version": "0.6.1", "activation_encodings": {"a": [value]}}).encodings["a"]
+    assert found == encoding(0.5, 2**31 - 1, "int32")
+    assert (found.min.item(), found.max.item()) == (torch.tensor(value["min"]).item(), 0.0)
+
+
 def test_reads_1_0_0(loaded):
     file = loaded(V1_0_0)
     assert file.encodings["tanh"] == encoding(0.001, 0, "int16")
@@ -178,6 +193,15 @@ def test_writing_the_same_format_loses_nothing(tmp_path, content):
     second = (tmp_path / "second").read_text()
     assert second == content if isinstance(content, str) else json.loads(second) == content
     assert qsim.load_encodings(tmp_path / "second") == first
+
+
+def test_0_6_1_has_the_ends_of_the_grid(tmp_path):
+    for made in (encoding(0.25, 3), encoding([0.5, 0.125], [-128, 127], axis=0), encoding(0.5, 0, narrow=True), encoding(2.0, 9, "uint4")):
+        qsim.save_encodings(qsim.EncodingFile({"a": Entry(made, "parameter")}), tmp_path / "file", "aimet-0.6.1")
+        channels = json.loads((tmp_path / "file").read_text())["param_encodings"]["a"]
+        assert [channel["min"] for channel in channels] == made.min.reshape(-1).tolist()
+        assert [channel["max"] for channel in channels] == made.max.reshape(-1).tolist()
+        assert {channel["is_symmetric"] for channel in channels} == {str(made.symmetric)}
 
 
 def test_a_changed_encoding_is_written_and_not_what_was_read(tmp_path):

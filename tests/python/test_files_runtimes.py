@@ -141,11 +141,13 @@ LAYOUTS = {
 }
 
 
+@pytest.mark.parametrize("weight", [torch.randn(6, 4, 3, 3), torch.rand(6, 4, 3, 3) * 9], ids=["both signs", "positive, clipped"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize(("dtype", "zero_point"), [("int8", 0), ("int4", 0), ("uint8", 17), ("int8", -100), ("uint4", 8)])
-def test_core_ml_makes_the_same_weights(layout, dtype, zero_point):
+@pytest.mark.parametrize(
+    ("dtype", "zero_point"), [("int8", 0), ("int4", 0), ("uint8", 17), ("int8", -100), ("uint4", 8), ("uint8", 0), ("int8", 100)]
+)
+def test_core_ml_makes_the_same_weights(layout, dtype, zero_point, weight):
     scale, axis, size = LAYOUTS[layout]
-    weight = torch.randn(6, 4, 3, 3)
     file = qsim.EncodingFile({"conv.weight": entry(scale, zero_point, dtype, axis, size), "conv.output": entry(1.0, role="activation")})
     state = {"conv.weight": weight, "conv.bias": torch.zeros(6)}
     with_hints = with_coreml_hints(state, file)

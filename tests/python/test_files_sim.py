@@ -81,6 +81,19 @@ def test_unsigned_files_fit_signed_simulations(tmp_path):
     assert torch.equal(unsigned.min, found.min)
 
 
+def test_axes_count_from_either_end(tmp_path):
+    sim = perceptron()
+    sim.save_encodings(tmp_path / "file", "aimet-2.0.0")
+    other = perceptron(CONFIGS["negative axis"], calibrated=False)
+    other.load_encodings(tmp_path / "file")
+    assert other.encodings()["fc1.weight"].axis == -2
+    assert torch.equal(other.encodings()["fc1.weight"].scale, sim.encodings()["fc1.weight"].scale)
+    other.save_encodings(tmp_path / "file", "aimet-2.0.0")
+    assert sim.load_encodings(tmp_path / "file") == ([], [])
+    with pytest.raises(ValueError, match=r"'fc1\.weight': the file has axis=0, .* the quantizer axis=1"):
+        perceptron(qsim.int8().override("fc1", weight={"axis": 1}), calibrated=False).load_encodings(saved(sim, tmp_path))
+
+
 def test_biases_of_aimet_2_are_products_of_scales(tmp_path):
     sim = perceptron()
     sim.save_encodings(tmp_path / "file", "aimet-2.0.0", names={"fc1.bias": "B", "fc1.weight": "W"})
@@ -211,3 +224,12 @@ def test_a_hostile_number_of_unknown_names_does_not_take_long_to_list(tmp_path):
     qsim.save_encodings(qsim.EncodingFile({f"{'input' * 20}{i}": entry for i in range(5000)}), tmp_path / "file")
     with pytest.raises(ValueError, match="unknown to the simulation: 4900 more"):
         perceptron().load_encodings(tmp_path / "file")
+
+
+@pytest.mark.parametrize("format", ["qsim", "aimet-1.0.0", "tensorrt-cache"])
+def test_a_file_holds_all_tensors_whatever_falls_back(tmp_path, format):
+    sim = made("tensorrt")
+    before = qsim.load_encodings(saved(sim, tmp_path, format))
+    sim.fallback("layer1.0.*", to="fp16")
+    assert qsim.load_encodings(saved(sim, tmp_path, format)) == before
+    assert sim.load_encodings(tmp_path / "saved") == ([], [])

@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from qsim.graph.routes import Site
-from qsim.graph.tape import Tape
-
 
 @dataclass(frozen=True)
 class Evidence:
@@ -65,22 +62,3 @@ class Evidence:
                     left += neighbours[at]
             found += [self.by_suspicion(island)] if island else []
         return found
-
-
-def readers(tape: Tape, sites: Mapping[str, Site]) -> dict[str, list[str]]:
-    """Names of the operations that read any result of each, through what only moves values too: `Evidence.readers`.
-
-    Parameters
-    ----------
-    tape : Tape
-    sites : mapping of str to Site
-        Operations by name, as `qsim.clinic.subject.Subject` has them.
-    """
-    name_of = {step: name for name, site in sites.items() for step in site.steps}
-
-    def of(site: Site) -> Iterable[str]:
-        for step in site.steps:
-            for i in range(step.outputs):
-                yield from (name_of[reader.step] for reader in tape.readers(step, i) if reader.step in name_of)
-
-    return {name: list(dict.fromkeys(of(site))) for name, site in sites.items()}

@@ -30,7 +30,7 @@ class Examination:
     subject : Subject
     target : Target
     batches : sequence
-        The first batches of the data: those that can be run again.
+        Those of the data that were kept and can be run again.
     forward, loss : callable or None
     survey : Survey
     flow : Flow

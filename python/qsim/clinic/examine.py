@@ -26,7 +26,7 @@ from qsim.clinic.targets import Target, target_named
 from qsim.graph.snapshot import unchanged
 from qsim.stages import Stages
 
-_KEPT = 8  # batches that are run again and again in half precision; the others are surveyed in float32
+_KEPT = 8  # batches at most that are run again and again in half precision; the others are surveyed in float32
 
 
 def doctor(
@@ -104,10 +104,9 @@ def doctor(
     with unchanged(model):
         with stages.stage("record"):
             subject = Subject(model, example_of(model, first, forward), fold=chosen.folds)
-        kept: list[Any] = []
         with stages.stage("survey"):
-            found = survey(subject, chosen, _keeping(first, batches, kept), forward)
-        exam = Examination(subject, chosen, kept, forward, loss, found, Flow(subject), ends=ends, probes=probes)
+            found = survey(subject, chosen, chain([first], batches), forward, keep=_KEPT)
+        exam = Examination(subject, chosen, list(found.kept.values()), forward, loss, found, Flow(subject), ends=ends, probes=probes)
         with stages.stage("checks"):
             findings = _run_checks(exam, data, sqnr)
         if save_input is not None and found.births:
@@ -133,14 +132,6 @@ def _limited(batches: Iterator[Any], ends: float) -> Iterator[Any]:
             return
 
 
-def _keeping(first: Any, batches: Iterator[Any], kept: list[Any]) -> Iterator[Any]:
-    """All batches; the first few of them are `kept`."""
-    for batch in chain([first], batches):
-        if len(kept) < _KEPT:
-            kept.append(batch)
-        yield batch
-
-
 def _run_checks(exam: Examination, data: Iterable[Any], sqnr: float | None) -> list[Finding]:
     findings = [finding for check in FLOAT for finding in check(exam)]
     if exam.target.format is not None:
@@ -148,26 +139,27 @@ def _run_checks(exam: Examination, data: Iterable[Any], sqnr: float | None) -> l
             exam.notes.append("the output is not finite in float32: half precision is compared where it is")
         exam.shadow = Shadow(exam.subject, exam.target, exam.batches, exam.forward, sqnr=sqnr)
         for check in (*HALF, *(NARROW if exam.target.accumulator == exam.target.format else ())):
-            findings += _not_explained(check(exam), findings)
+            findings += _not_explained(exam, check(exam), findings)
     deployed = exam.batches if isinstance(data, Iterator) else data  # an iterator is used up
     return findings + [finding for deploys in DEPLOYMENT for finding in deploys(exam.subject, deployed, exam.target)]
 
 
-def _not_explained(new: list[Finding], known: list[Finding]) -> list[Finding]:
-    """Without what is a consequence of an error that is known, or says the same of the same operation."""
+def _not_explained(exam: Examination, new: list[Finding], known: list[Finding]) -> list[Finding]:
+    """Without what is a consequence of an error that is known, or leads to it, or says the same of the same operation."""
     errors = [finding for finding in known if finding.severity == "error"]
     explained = {link for finding in errors for link in (finding.op, *finding.evidence.get("chain", ()))}
+    explained |= {producer for finding in errors for producer in exam.flow.producers.get(finding.op, ())}
     return [finding for finding in new if finding.severity == "error" or finding.op not in explained]
 
 
 def _save_reproduction(exam: Examination, path: str | PathLike[str]) -> None:
     """Write the smallest input for the first operation that makes NaN or Inf, if its batch was kept."""
     birth = exam.survey.births[0]
-    if birth.batch >= len(exam.batches):
+    if birth.batch not in exam.survey.kept:
         exam.notes.append(f"the input that breaks '{birth.name}' was not saved: it is in batch {birth.batch}, which is not kept")
         return
 
     def fails(batch: Any) -> bool:
         return any(found.name == birth.name for found in survey(exam.subject, exam.target, [batch], exam.forward).births)
 
-    save(smallest(exam.batches[birth.batch], fails), path)
+    save(smallest(exam.survey.kept[birth.batch], fails), path)

@@ -6,6 +6,8 @@ float16 accumulators returns; one that looks gives the largest sum. With the ide
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,9 +24,22 @@ Inside = Callable[..., Any]
 Axes = int | Sequence[int] | None
 
 
-def inside(func: Function) -> Inside | None:
-    """`func` written out, called as ``inside(func)(total, *args, **kwargs)``; None if it has no sums of its own."""
-    return _WRITTEN_OUT.get(name_of(func))
+def inside(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[Total], Any] | None:
+    """A call written out, to be given a `total`; None if it has no sums of its own, or gives arguments that are not known here."""
+    written_out = _WRITTEN_OUT.get(name_of(func))
+    if written_out is None:
+        return None
+    given = {key: value for key, value in kwargs.items() if value is not None}  # torch itself passes out=None on
+    try:
+        _signature(written_out).bind(None, *args, **given)
+    except TypeError:
+        return None
+    return lambda total: written_out(total, *args, **given)
+
+
+@functools.cache
+def _signature(written_out: Inside) -> inspect.Signature:
+    return inspect.signature(written_out)
 
 
 def _sum(total: Total, x: Tensor, dim: Axes, keepdim: bool = True) -> tuple[Tensor, float]:
@@ -159,6 +174,29 @@ def _normalize(total: Total, input: Tensor, p: float = 2.0, dim: int = 1, eps: f
     return input / _norm(total, input, p, dim, True).clamp_min(eps)
 
 
+def _attention(
+    total: Total,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    if enable_gqa:
+        key, value = (t.repeat_interleave(query.shape[-3] // t.shape[-3], -3) for t in (key, value))
+    factor = math.sqrt(1 / math.sqrt(query.shape[-1]) if scale is None else scale)  # of both, as the ONNX exporter divides it up
+    scores = total((query * factor) @ (key * factor).transpose(-1, -2), query, float(query.shape[-1]))
+    if is_causal:
+        scores = scores.masked_fill(~torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril(), -math.inf)
+    if attn_mask is not None:
+        scores = scores.masked_fill(~attn_mask, -math.inf) if attn_mask.dtype == torch.bool else scores + attn_mask
+    weights = scores.softmax(-1).masked_fill((scores == -math.inf).all(-1, keepdim=True), 0.0)  # a row that is masked throughout is zero
+    return weights @ value
+
+
 def _pool(dims: int) -> Inside:
     pool: Callable[..., Tensor] = (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)[dims - 1]
 
@@ -181,7 +219,11 @@ def _adaptive_pool(dims: int) -> Inside:
     return written_out
 
 
+# Operations of which engines store what is inside as a tensor, unless a kernel of theirs fits: whatever the accumulators are.
+STORED = frozenset({"scaled_dot_product_attention"})
+
 _WRITTEN_OUT: dict[str, Inside] = {
+    "scaled_dot_product_attention": _attention,
     "mean": _mean,
     "sum": _summed,
     "cumsum": _running,
@@ -208,6 +250,8 @@ def partial_sums(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], 
     cancel it may be far more.
     """
     name = name_of(func)
+    if any(isinstance(value, Tensor) and not value.numel() for value in args):
+        return None
     if name in ("linear", "conv1d", "conv2d", "conv3d"):
         x, weight = (args[i] if len(args) > i else kwargs[key] for i, key in enumerate(("input", "weight")))
         axis, groups = (-1, 1) if name == "linear" else (1, args[6] if len(args) > 6 else kwargs.get("groups", 1))

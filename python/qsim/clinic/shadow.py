@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 from qsim.calibration import Forward
 from qsim.clinic.half import HalfPrecision, Weights
@@ -21,6 +21,7 @@ from qsim.clinic.targets import Target
 from qsim.clinic.trace import LostConstant, Row, Sampling, Traced
 from qsim.deviation import Deviation
 from qsim.format_counts import FormatCounts
+from qsim.graph.record import tensors_in
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Outcome:
     ok : bool
         Finite wherever float32 is finite, and close enough to it.
     sqnr : float
-        dB of the worst output tensor over all batches; +Inf where nothing differs, -Inf where nothing could be compared.
+        dB of the worst output tensor of the worst batch; +Inf where nothing differs, -Inf where nothing could be compared.
     nonfinite : int
         Elements of the output that are NaN or Inf and finite in float32.
     first : str or None
@@ -112,15 +113,15 @@ class Shadow:
     def probe(self, keep: frozenset[str] = frozenset()) -> Outcome:
         """Run every batch with the operations named in `keep` in float32. Stops at the first batch whose output is broken."""
         counts = self._counts()
-        return self._execute(HalfPrecision(self.format, keep, counts, self._weights, narrow=self._narrow), counts)[0]
+        return self._execute(HalfPrecision(self.format, keep, counts, self._weights, self.subject.folded, narrow=self._narrow), counts)[0]
 
     def trace(self, keep: frozenset[str] = frozenset()) -> Trace:
         """As `probe`, and tell how far every operation is from float32. Runs the model twice on each batch."""
         counts = self._counts()
-        visitor = Traced(self.format, keep, counts, self._weights, narrow=self._narrow)
+        visitor = Traced(self.format, keep, counts, self._weights, self.subject.folded, narrow=self._narrow)
         outcome, expected = self._execute(visitor, counts)
         rows = {
-            name: Row(FormatCounts(*row), expected[name], visitor.deviations.get(name, Deviation()))
+            name: Row(FormatCounts(*row), expected[name], visitor.sqnr.get(name, math.inf), visitor.flushed[name])
             for name, row in _numbers(counts).items()
         }
         return Trace(outcome, rows, list(visitor.constants.values()))
@@ -128,8 +129,7 @@ class Shadow:
     def _execute(self, visitor: HalfPrecision, counts: dict[str, Tensor]) -> tuple[Outcome, dict[str, int]]:
         """The outcome, and by operation how much of what ran is not finite in float32."""
         began = time.perf_counter()
-        deviations: dict[int, Deviation] = {}
-        batches, nonfinite, error = 0, 0, ""
+        batches, nonfinite, sqnr, error = 0, 0, math.inf, ""
         for batch, expected in zip(self._batches, self._outputs, strict=True):
             if isinstance(visitor, Traced):
                 sampling = Sampling({}, self.format)
@@ -139,16 +139,15 @@ class Shadow:
             try:
                 out = self._run(batch, visitor)
             except Exception as e:  # a model that checks its numbers, or takes indices from them
-                error = f"{type(e).__name__}: {e}"
+                error, sqnr = f"{type(e).__name__}: {e}", -math.inf
                 break
-            nonfinite += _compare(expected, out, deviations)
+            nonfinite, here = _compare(expected, out)
+            sqnr = min(sqnr, here)
             if nonfinite:
                 break
         self.probes += 1
         self.seconds += time.perf_counter() - began
         usual = self._nonfinite[batches]
-        compared = (d.sqnr if d.elements > d.nonfinite else -math.inf for d in deviations.values() if d.elements)
-        sqnr = -math.inf if error else min(compared, default=math.inf)
         rounded = {name: sum(row[1:4]) for name, row in _numbers(counts).items()}  # NaN, Inf, and what overflows
         first = next((name for name, found in rounded.items() if found > usual[name]), None)
         return Outcome(not error and not nonfinite and sqnr >= self.sqnr, sqnr, nonfinite, first, error), usual
@@ -156,7 +155,7 @@ class Shadow:
     def _run(self, batch: Any, visitor: Any) -> list[Tensor]:
         with self._same_random_numbers(), self.subject.visited(visitor):
             out = self.subject.run(tree_map_only(Tensor, torch.clone, batch), self._forward)
-        return [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
+        return list(tensors_in(out))
 
     @contextmanager
     def _same_random_numbers(self) -> Iterator[None]:
@@ -179,20 +178,22 @@ def _numbers(counts: dict[str, Tensor]) -> dict[str, list[int]]:
     return dict(zip(counts, torch.stack([*counts.values()]).tolist(), strict=True)) if counts else {}
 
 
-def _compare(expected: list[Tensor], out: list[Tensor], deviations: dict[int, Deviation]) -> int:
-    """Add the outputs of a batch to the deviations by output; how many elements are broken. Other shapes are broken as a whole.
+def _compare(expected: list[Tensor], out: list[Tensor]) -> tuple[int, float]:
+    """How many elements of a batch's outputs are broken, and the SQNR of the worst one. Outputs of another shape are broken as a whole.
 
     Indices and masks are compared where there is nothing else: that a class number is another one is not a matter of degree.
     """
     floats = [i for i, t in enumerate(expected) if t.is_floating_point()]
-    broken = 0
+    broken, worst = 0, math.inf
     for i in floats or range(len(expected)):
         if i >= len(out) or out[i].shape != expected[i].shape:
             broken += expected[i].numel() or 1
             continue
-        if not expected[i].isfinite().any():  # nothing to compare with, and nothing to lose
+        finite = expected[i].isfinite()
+        if not finite.any():  # nothing to compare with, and nothing to lose
             continue
-        deviation = deviations.setdefault(i, Deviation())
+        deviation = Deviation()
         deviation.add(expected[i], out[i])
-        broken += int((expected[i].isfinite() & ~out[i].isfinite()).sum())
-    return broken
+        broken += int((finite & ~out[i].isfinite()).sum())
+        worst = min(worst, -math.inf if math.isnan(deviation.sqnr) else deviation.sqnr)
+    return broken, worst

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from qsim.calibration import Forward
-from qsim.clinic.internals import inside, partial_sums
+from qsim.clinic.internals import STORED, inside, partial_sums
 from qsim.clinic.source import Place, calling_line
 from qsim.clinic.subject import Subject
 from qsim.clinic.targets import Target
+from qsim.clinic.trace import floats
 from qsim.format_counts import FormatCounts
 from qsim.graph.functions import ALIAS, TRANSPARENT, Function, name_of, route_name
 from qsim.ops.observe import observe_range_
@@ -92,28 +92,43 @@ class Survey:
         Inf of finite numbers; in the order in which they did.
     inputs : dict of int to int
         NaN and Inf in the data, by batch.
+    largest_input : float
+        Largest finite magnitude in the data.
     outputs : int
         NaN and Inf in what the model returned.
     batches : int
+    kept : dict of int to Any
+        Batches that can be looked at again, by number: the first ones, and those in which something new broke.
     """
 
     operations: dict[str, Seen] = field(default_factory=dict)
     births: list[Birth] = field(default_factory=list)
     inputs: dict[int, int] = field(default_factory=dict)
+    largest_input: float = 0.0
     outputs: int = 0
     batches: int = 0
+    kept: dict[int, Any] = field(default_factory=dict)
 
 
-def survey(subject: Subject, target: Target, batches: Iterable[Any], forward: Forward | None = None) -> Survey:
-    """Run the model on every batch in float32 and look at every operation. Memory: a batch, and some numbers for each operation."""
+def survey(subject: Subject, target: Target, batches: Iterable[Any], forward: Forward | None = None, *, keep: int = 0) -> Survey:
+    """Run the model on every batch in float32 and look at every operation.
+
+    Memory: `keep` batches, and some numbers for each operation. Half of what is kept are the first batches, the other half is for later
+    ones in which an operation overflows, or makes NaN or Inf, that did not before.
+    """
     found = Survey()
-    looking = _Looking(found, target)
+    looking = _Looking(found, target, subject.folded)
     for batch in batches:
-        broken = sum(_nonfinite(t) for t in _floats(batch))
+        given = floats(batch)
+        broken = sum(_nonfinite(t) for t in given)
+        largest = [t.abs().where(t.isfinite(), 0.0).amax().item() for t in given if t.numel()]
+        found.largest_input = max([found.largest_input, *largest])
         if broken:
             found.inputs[found.batches] = broken
         with subject.visited(looking):
-            found.outputs += sum(_nonfinite(t) for t in _floats(subject.run(batch, forward)))
+            found.outputs += sum(_nonfinite(t) for t in floats(subject.run(batch, forward)))
+        if looking.has_news() or len(found.kept) < keep // 2:
+            found.kept |= {found.batches: batch} if len(found.kept) < keep else {}
         found.batches += 1
     looking.conclude()
     return found
@@ -134,17 +149,18 @@ class _Tally:
 class _Looking:
     """The visitor of a survey."""
 
-    def __init__(self, found: Survey, target: Target) -> None:
-        self._found, self._target = found, target
+    def __init__(self, found: Survey, target: Target, folded: frozenset[str]) -> None:
+        self._found, self._target, self._folded = found, target, folded
         self._tallies: dict[str, _Tally] = {}
+        self._broken = 0
 
     def operation(self, name: str, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         written = any(key == "inplace" and value for key, value in kwargs.items()) or route_name(func).endswith("_")
         before = _described(args, kwargs) if written else None
-        if self._target.accumulator == "float16":
+        if self._target.accumulator == "float16" or name_of(func) in STORED:
             self._look_inside(name, func, args, kwargs)
         out = func(*args, **kwargs)
-        results = _floats(out)
+        results = floats(out)
         if not results:
             return out
         tally = self._tally(name, func, results[0].device)
@@ -179,33 +195,41 @@ class _Looking:
             tally.sums = torch.fmax(tally.sums, found)
             return added
 
-        if (written_out := inside(func)) is not None:
-            written_out(total, *args, **kwargs)
+        if torch._C._functorch.maybe_current_level() is not None:  # sums of wrappers leave no numbers
+            return
+        if (written_out := inside(func, args, kwargs)) is not None:
+            written_out(total)
         elif (partial := partial_sums(func, args, kwargs)) is not None:
             tally = self._tally(name, func, partial.device)
             tally.sums[2] = torch.fmax(tally.sums[2], partial)
 
     def _born(self, name: str, out: Any, operands: dict[str, _Operand]) -> None:
-        results = _floats(out)
+        results = floats(out)
         nans, infs = (sum(int(flags(t).sum()) for t in results) for flags in (torch.isnan, torch.isinf))
         given_nans, given_infs = any(o.nan for o in operands.values()), any(o.inf for o in operands.values())
         if (nans and not given_nans) or (infs and not given_nans and not given_infs):
             shown = ", ".join(f"{slot}: {operand.range}" for slot, operand in operands.items())
             self._found.births.append(Birth(name, self._found.batches, nans, infs, not given_infs, shown))
 
+    def has_news(self) -> bool:
+        """Whether more operations overflow, or have made NaN or Inf, than when it was asked last."""
+        before = self._broken
+        counts = [tally.counts[1:4].sum() for tally in self._tallies.values()]
+        self._broken = int(torch.stack(counts).count_nonzero()) if counts else 0
+        return self._broken > before
+
     def conclude(self) -> None:
         """Put the numbers into the survey."""
         for name, tally in self._tallies.items():
             seen = self._found.operations[name]
             seen.counts = FormatCounts(*tally.counts.tolist())
+            if name in self._folded:  # a constant, and never a number of the format before it is read
+                seen.counts = replace(seen.counts, overflows=0, underflows=0, subnormals=0)
+                continue
             seen.lowest, seen.highest = (end.item() for end in tally.range)
             noise, signal = tally.squares.tolist()
             seen.sqnr = math.inf if noise == 0 else 10 * math.log10(signal / noise) if signal else -math.inf
             seen.largest_sum, seen.largest_terms, seen.largest_partial = tally.sums.tolist()
-
-
-def _floats(tree: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.layout is torch.strided]
 
 
 def _nonfinite(t: Tensor) -> int:
@@ -222,7 +246,7 @@ def _described(args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, _Operan
     """The operands of a call, by slot."""
     described = {}
     for slot, value in (*((str(i), v) for i, v in enumerate(args)), *kwargs.items()):
-        for t in _floats(value):
+        for t in floats(value):
             if t.numel():
                 low, high = (end.item() for end in t.aminmax())
                 described[slot] = _Operand(f"[{low:.4g}, {high:.4g}]", bool(t.isnan().any()), bool(t.isinf().any()))

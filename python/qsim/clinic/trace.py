@@ -10,16 +10,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
-from qsim.clinic.half import HalfPrecision, Weights, is_raw
+from qsim.clinic.half import HalfPrecision, Weights, is_raw, is_wrapper
 from qsim.clinic.source import Place, calling_line
 from qsim.deviation import Deviation
 from qsim.format_counts import FormatCounts
 from qsim.graph.functions import ALIAS, Function, name_of, route_name
+from qsim.graph.record import tensors_in
 from qsim.ops.round_to_format import count_format_
 
 _SAMPLED = 4096  # elements of a result that are compared; NaN and Inf are counted in all of them
+_FAR = 2.0**-20  # from zero: a float16 has four bits there
 _HELD = "_qsim_constants"  # attribute of a tensor: the lost constants that a function which only moves values put into it
 
 Samples = dict[tuple[str, int], list[Tensor]]
@@ -64,23 +65,22 @@ class Row:
         Of its results, before rounding. Without overflows where it was kept.
     nonfinite : int
         NaN and Inf in its float32 results.
-    deviation : Deviation
-        From float32, with everything before it in the shadow too; on a sample of the elements.
+    sqnr : float
+        dB from float32 of what is finite in both, with everything before it in the shadow too; of the worst batch, on a sample of the
+        elements. +Inf where nothing is finite.
+    flushed : int
+        Elements of the sample that are zero and in float32 far from it, as the reciprocal of Inf is.
     """
 
     counts: FormatCounts
     nonfinite: int
-    deviation: Deviation
+    sqnr: float
+    flushed: int
 
     @property
     def excess(self) -> int:
         """NaN and Inf that float32 does not have."""
         return self.counts.nans + self.counts.infs + self.counts.overflows - self.nonfinite
-
-    @property
-    def sqnr(self) -> float:
-        """dB of what is finite in both; +Inf where nothing is, or where both are zero."""
-        return math.inf if math.isnan(self.deviation.sqnr) else self.deviation.sqnr
 
 
 class Sampling:
@@ -106,10 +106,13 @@ class Sampling:
 class Traced(HalfPrecision):
     """Half precision that notes which constants it loses, and compares every result with a sample of the float32 one."""
 
-    def __init__(self, format: str, keep: frozenset[str], counts: Mapping[str, Tensor], weights: Weights, *, narrow: bool) -> None:
-        super().__init__(format, keep, counts, weights, narrow=narrow)
+    def __init__(
+        self, format: str, keep: frozenset[str], counts: Mapping[str, Tensor], weights: Weights, folded: frozenset[str], *, narrow: bool
+    ) -> None:
+        super().__init__(format, keep, counts, weights, folded, narrow=narrow)
         self.samples: Samples = {}
-        self.deviations: dict[str, Deviation] = {}
+        self.sqnr: dict[str, float] = {}
+        self.flushed = Counter[str]()
         self.constants: dict[tuple[str, float], LostConstant] = {}
         self._lost_here: list[LostConstant] = []
         self._now: tuple[str, Function] = "", torch.add
@@ -137,7 +140,10 @@ class Traced(HalfPrecision):
         for reference, t in zip(expected, results, strict=False):
             sample = _sample(t)
             if sample.shape == reference.shape:
-                self.deviations.setdefault(name, Deviation()).add(reference, sample)
+                deviation = Deviation()
+                deviation.add(reference, sample)
+                self.sqnr[name] = min(self.sqnr.get(name, math.inf), math.inf if math.isnan(deviation.sqnr) else deviation.sqnr)
+                self.flushed[name] += int(((sample == 0) & (reference.abs() > _FAR)).sum())
         return out
 
     def passed(self, path: str, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -145,7 +151,7 @@ class Traced(HalfPrecision):
         held = _held((args, kwargs))
         out = super().passed(path, func, args, kwargs)
         held += self._lost_here
-        for t in floats(out) if held else []:
+        for t in floats(args[0] if out is None else out) if held else []:  # x[...] = y returns nothing
             setattr(t, _HELD, held)
         return out
 
@@ -157,7 +163,7 @@ class Traced(HalfPrecision):
 
     def _operand(self, t: Tensor, *, in_place: bool) -> Tensor:
         rounded = super()._operand(t, in_place=in_place)
-        if rounded is not t and is_raw(t):
+        if rounded is not t and is_raw(t) and not is_wrapper(t):
             lost = t[t.isfinite() & ~rounded.isfinite()]
             if lost.numel():
                 worst = lost[lost.abs().argmax()].item()
@@ -171,8 +177,8 @@ class Traced(HalfPrecision):
 
 
 def floats(tree: Any) -> list[Tensor]:
-    """The floating-point tensors, dense ones, in nested tuples, lists and dicts."""
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.layout is torch.strided]
+    """The floating-point tensors in nested tuples, lists, dicts and objects: dense ones, and no wrappers as `torch.vmap` makes them."""
+    return [t for t in tensors_in(tree) if t.is_floating_point() and t.layout is torch.strided and not is_wrapper(t)]
 
 
 def _sample(t: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
 from torch.fx import Node
 from torch.fx.node import map_arg
 
-from qsim.graph.marks import BIAS, QUANTIZED
+from qsim.graph.marks import BIAS, QUANTIZED, ROUNDED
 
 
 def fold_marked(exported: ExportedProgram) -> None:
@@ -38,7 +38,7 @@ def _evaluate(node: Node, known: dict[Node, Tensor]) -> Any:
     """The value of a node that no input of the model reaches; None for others."""
     if node in known:
         return known[node]
-    if node.op != "call_function" or node.target in (QUANTIZED, BIAS) or not node.all_input_nodes:
+    if node.op != "call_function" or node.target in (QUANTIZED, BIAS, ROUNDED) or not node.all_input_nodes:
         return None
     if any(_evaluate(operand, known) is None for operand in node.all_input_nodes):
         return None

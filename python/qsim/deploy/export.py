@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from qsim.deploy.borders import borders
 from qsim.deploy.capture import Program, capture
 from qsim.deploy.carry import carry_marks
 from qsim.deploy.constants import fold_marked
@@ -14,7 +15,9 @@ from qsim.deploy.export_report import ExportReport
 from qsim.deploy.hoist import hoist_marks
 from qsim.deploy.marked import Marked, objections, refusal
 from qsim.deploy.targets import Target
+from qsim.deploy.tensorrt import commands
 from qsim.errors import ExportError
+from qsim.files.atomic import write_atomically
 from qsim.sharding import sharded_modules
 from qsim.stages import Stages
 
@@ -48,7 +51,7 @@ class Tracing:
     def __init__(self, sim: Export, target: Target) -> None:
         if sharded_modules(sim):
             raise ExportError("QuantSim.export: fully_shard holds the weights; load the state into a simulation that is not sharded")
-        sim.borders().check()
+        borders(sim).check()
         self.sim, self.target = sim, target
         self.program: Program = capture(sim, *sim._inputs)
         fold_marked(self.program.exported)
@@ -77,10 +80,15 @@ def export(
     if traced.objections:
         raise ExportError(refusal(traced.objections, target))
     with seconds.stage("translate"):
-        built = onnx_model.build(traced.program, traced.marked, sim.quantizers(), target, options)
+        released = sim._released()
+        quantizers = {key: quantizer for key, quantizer in sim.quantizers().items() if key not in released}
+        built = onnx_model.build(traced.program, traced.marked, quantizers, target, options)
     with seconds.stage("write"):
         large = onnx_model.size_of(built.model) > onnx_file.LARGE
         files = onnx_file.write(built.model, file, external_data=large if external_data is None else external_data)
+        if built.fallback and target.name == "tensorrt":
+            files.append(file.with_name(f"{file.name}.trtexec"))
+            write_atomically(files[-1], commands(file.name, built.fallback).encode())
     verification = None
     if verify is not None:
         from qsim.deploy.verify import verify_simulation
@@ -90,4 +98,5 @@ def export(
     sizes = {written: written.stat().st_size for written in files}
     linted = lint.lint(built.model, target.name)
     opset = built.model.opset_imports[""]
-    return ExportReport(file, target.name, opset, sizes, dict(seconds), built.names, [*notes, *built.notes], linted, verification)
+    notes = [*notes, *built.notes]
+    return ExportReport(file, target.name, opset, sizes, dict(seconds), built.names, notes, linted, verification, built.fallback)

@@ -36,6 +36,9 @@ class ExportReport:
         with the path of the module: why.
     verification : Verification or None
         What ONNX Runtime computes, beside the simulation.
+    fallback : dict of str to str
+        The nodes that compute in a float format because of `QuantSim.fallback`, and which. Also in the model's metadata, as
+        ``qsim.fallback``.
     """
 
     path: Path
@@ -47,6 +50,7 @@ class ExportReport:
     notes: list[str]
     lint: dict[str, str]
     verification: Verification | None = None
+    fallback: dict[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         lines = [f"exported {len(self.names)} quantizers for {self.target}, opset {self.opset} ({seconds_text(self.seconds)})"]

@@ -10,7 +10,7 @@ from torch.fx import Node
 
 from qsim.deploy.capture import Program
 from qsim.deploy.targets import Target
-from qsim.graph.marks import BIAS, QUANTIZED
+from qsim.graph.marks import BIAS, QUANTIZED, ROUNDED
 from qsim.quantizer import Quantizer
 
 
@@ -24,10 +24,13 @@ class Marked:
         Each quantizer, in the order of the graph: whether it stands at constants (True), at activations (False), or at both.
     biases : list of (str, str, str)
         Each int32 bias: the name of its parameter, and the quantizers of the operands that are multiplied.
+    formats : set of str
+        The float formats that operations fall back to.
     """
 
     uses: dict[str, set[bool]]
     biases: list[tuple[str, str, str]]
+    formats: set[str]
 
     @classmethod
     def of(cls, program: Program) -> Marked:
@@ -43,7 +46,8 @@ class Marked:
             elif node.op == "call_function" and node.target is BIAS:
                 operand, input, weight = node.args
                 biases.append((targets.get(operand.name, operand.name), input, weight))
-        return cls(uses, biases)
+        calls = [node for node in program.exported.graph.nodes if node.op == "call_function"]
+        return cls(uses, biases, {node.args[1] for node in calls if node.target is ROUNDED})
 
 
 def _varying(program: Program) -> set[Node]:
@@ -75,6 +79,8 @@ def objections(marked: Marked, quantizers: Mapping[str, Quantizer], held: Mappin
                 reasons.append("holds NaN or Inf, which integers cannot: mend the weight, or leave it in float")
             if reasons:
                 found[key] = reasons
+    for format in sorted(marked.formats - set(target.activations)):
+        found["sim.fallback"] = [f"operations fall back to {format}, which {target.name} does not take: use sim.fallback(..., to='fp16')"]
     if not target.bias:
         for name, input, weight in marked.biases:
             if quantizers[input].enabled and quantizers[weight].enabled:

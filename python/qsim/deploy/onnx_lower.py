@@ -55,7 +55,7 @@ class Lowering:
         """Replace every mark."""
         for node in list(self.graph):
             if node.domain == DOMAIN:
-                value = {"quantized": self._quantized, "bias": self._bias, "rounded": self._fallen}[node.op_type](node)
+                value = self._bias(node) if node.op_type == "bias" else self._quantized(node)
                 node.outputs[0].replace_all_uses_with(value, replace_graph_outputs=True)
                 self.graph.remove(node, safe=True)
 
@@ -105,20 +105,6 @@ class Lowering:
         self.names.setdefault(key, str(q.name))
         y = self._insert.node(node, "DequantizeLinear", [q, *grid], f"{key}_dequantized", _FLOAT, shape, **options)
         return self._cast(node, y, own, f"{key}_cast")
-
-    def _fallen(self, node: ir.Node) -> ir.Value:
-        """What goes into, or comes out of, an operation that falls back to a float format."""
-        x, format = node.inputs[0], node.attributes["format"].as_string()
-        assert x is not None
-        own = node.outputs[0].dtype if x.dtype is None else x.dtype
-        assert own is not None
-        known = (x, format)
-        if known not in self._made:
-            name = f"{x.name}_{format}"
-            constant = x.const_value is not None
-            y = self._insert.initializer(name, as_tensor(x), format) if constant else self._cast(node, x, ONNX_TYPES[format], name)
-            self._made[known] = self._cast(node, y, own, f"{name}_cast")
-        return self._made[known]
 
     def _clip(self, node: ir.Node, key: str, x: ir.Value, low: float, high: float) -> ir.Value:
         """`x` within the ends of a grid that is narrower than the type that stores it."""

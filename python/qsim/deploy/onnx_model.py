@@ -17,6 +17,7 @@ import qsim
 from qsim.deploy import onnx_tidy, opsets
 from qsim.deploy.capture import Program
 from qsim.deploy.marked import Marked
+from qsim.deploy.onnx_fallback import FallbackRegions
 from qsim.deploy.onnx_lower import Lowering
 from qsim.deploy.onnx_translate import translate
 from qsim.deploy.storages import Storages, storages
@@ -37,11 +38,12 @@ class Options:
 
 @dataclass(frozen=True)
 class Built:
-    """A model, the tensor that each quantizer makes, and what there is to say."""
+    """A model, the tensor that each quantizer makes, what there is to say, and the formats of nodes that fall back."""
 
     model: ir.Model
     names: dict[str, str]
     notes: list[str]
+    fallback: dict[str, str]
 
 
 def build(program: Program, marked: Marked, quantizers: Mapping[str, Quantizer], target: Target, options: Options) -> Built:
@@ -65,11 +67,13 @@ def build(program: Program, marked: Marked, quantizers: Mapping[str, Quantizer],
     inputs = _ends("input", options.input_names, [node.name for node in program.inputs])
     outputs = _ends("output", options.output_names, _output_names(program))
     stored = storages(marked, quantizers, target)
-    model = translate(program, _opset(program, quantizers, stored, options.opset), local=target.carries)
+    model = translate(program, _opset(program, marked, quantizers, stored, options.opset), local=target.carries)
     onnx_tidy.fold(model)
     if target.carries:
         onnx_tidy.mark_before_reshapes(model)
     _refuse_doubles(model)
+    regions = FallbackRegions(model)
+    regions.run()
     lowering = Lowering(model, quantizers, stored)
     lowering.run()
     onnx_tidy.clean(model)
@@ -77,13 +81,15 @@ def build(program: Program, marked: Marked, quantizers: Mapping[str, Quantizer],
     onnx_tidy.name_ends(model, inputs, outputs)
     fixed = not (program.dynamic_batch and options.dynamic_batch)
     onnx_tidy.name_batch(model, program.example_batch if fixed else None)
-    _describe(model, target, quantizers, lowering.names)
-    return Built(model, lowering.names, [*stored.notes, *_notes(program, marked, quantizers, target, lowering)])
+    kept = set(model.graph)
+    fallback = {str(node.name): format for node, format in regions.formats.items() if node in kept}
+    _describe(model, target, quantizers, lowering.names, fallback)
+    return Built(model, lowering.names, [*stored.notes, *_notes(program, marked, quantizers, target, lowering)], fallback)
 
 
-def _opset(program: Program, quantizers: Mapping[str, Quantizer], stored: Storages, wanted: int | None) -> int:
+def _opset(program: Program, marked: Marked, quantizers: Mapping[str, Quantizer], stored: Storages, wanted: int | None) -> int:
     tensors = [node.meta.get("val") for node in program.exported.graph.nodes]
-    bfloat16 = any(isinstance(t, Tensor) and t.dtype is torch.bfloat16 for t in tensors)
+    bfloat16 = any(isinstance(t, Tensor) and t.dtype is torch.bfloat16 for t in tensors) or "bfloat16" in marked.formats
     blocks = [key for key in stored.constants if quantizers[key].spec.block_size is not None]
     return opsets.chosen(wanted, list(opsets.needed(stored, blocks, bfloat16)), onnx.defs.onnx_opset_version())
 
@@ -118,7 +124,9 @@ def _refuse_doubles(model: ir.Model) -> None:
         )
 
 
-def _describe(model: ir.Model, target: Target, quantizers: Mapping[str, Quantizer], names: Mapping[str, str]) -> None:
+def _describe(
+    model: ir.Model, target: Target, quantizers: Mapping[str, Quantizer], names: Mapping[str, str], fallback: Mapping[str, str]
+) -> None:
     encodings = {key: encoding.to_dict() for key in names if (encoding := quantizers[key].encoding) is not None}
     model.producer_name, model.producer_version = "qsim", qsim.__version__
     model.metadata_props.clear()
@@ -128,6 +136,7 @@ def _describe(model: ir.Model, target: Target, quantizers: Mapping[str, Quantize
             "qsim.target": target.name,
             "qsim.encodings": json.dumps(encodings, separators=(",", ":")),
             "qsim.names": json.dumps(dict(names), separators=(",", ":")),
+            **({"qsim.fallback": json.dumps(dict(fallback), separators=(",", ":"))} if fallback else {}),
         }
     )
 

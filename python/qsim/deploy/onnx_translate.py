@@ -27,8 +27,8 @@ _FLOATS = [f"tensor({name})" for name in ("float", "double", "float16", "bfloat1
 
 
 def translate(program: Program, opset: int, *, local: bool) -> ir.Model:
-    """The program as an ONNX model, with nodes of the domain "qsim" for marks: ``quantized`` (attribute `key`), ``bias`` (`input`,
-    `weight`) and ``rounded`` (`format`).
+    """The program as an ONNX model, with nodes ``qsim::quantized`` (attribute `key`) and ``qsim::bias`` (`input`, `weight`) for marks;
+    ``qsim::rounded`` (`format`, `direction` "in" or "out") where an operation falls back.
 
     Parameters
     ----------
@@ -84,7 +84,8 @@ def _private(name: str, *attributes: str) -> values.Op:
     return values.Op(values.Opset(DOMAIN, 1), name, described)
 
 
-_QUANTIZED, _BIAS, _ROUNDED = _private("quantized", "key"), _private("bias", "input", "weight"), _private("rounded", "format")
+_QUANTIZED, _BIAS = _private("quantized", "key"), _private("bias", "input", "weight")
+_ROUNDED = _private("rounded", "format", "direction")
 
 
 def mark_key(value: ir.Value | None) -> str | None:
@@ -115,7 +116,9 @@ def _translations(opset: int, local: bool) -> dict[Any, Callable[..., Any]]:
         return _BIAS(b, input=input, weight=weight)
 
     def rounded(x: Any, format: str, enters: bool) -> Any:
-        return _ROUNDED(x, format=format)
+        y = _ROUNDED(x, format=format, direction="in" if enters else "out")
+        y.dtype = x.dtype
+        return y
 
     def view(x: Any, size: Sequence[Any]) -> Any:
         unknown = [i for i, length in enumerate(size) if not isinstance(length, int) or length == -1]

@@ -86,7 +86,7 @@ def _hint(encoding: Encoding, weight: Tensor, place: Place) -> dict[str, Tensor]
     if len(parts) != weight.dim() or any(n % part for n, part in zip(weight.shape, parts, strict=True)):
         raise _unfit(encoding.scale.shape, weight.shape, place)
     scale = encoding.scale.float().reshape(parts)
-    zero_point = _zero_point(encoding.zero_point.reshape(parts) - encoding.quant_min, scale, weight, 1 << (bits - 1), place)
+    zero_point = _zero_point(encoding.zero_point.reshape(parts) - encoding.quant_min, scale, weight, 1 << (bits - 1))
     fields = {
         "compression_type": torch.tensor([_QUANTIZATION]),
         "quantization_n_bits": torch.tensor(bits),
@@ -95,19 +95,14 @@ def _hint(encoding: Encoding, weight: Tensor, place: Place) -> dict[str, Tensor]
     return fields if zero_point is None else {**fields, "zero_point": zero_point}
 
 
-def _zero_point(above: Tensor, scale: Tensor, weight: Tensor, half: int, place: Place) -> Tensor | None:
+def _zero_point(above: Tensor, scale: Tensor, weight: Tensor, half: int) -> Tensor | None:
     """Zero points, `above` the lowest integer, of the type for which the converter clips where the grid ends; None for symmetric ones."""
-    for dtype, lowest in ((torch.int8, -half), (torch.uint8, 0)):
-        zero_point = above + lowest
-        numbers = (weight.detach() / _spread(scale, weight.shape)).round() + _spread(zero_point, weight.shape)
-        unsigned = bool((numbers >= 0).all()) and bool((zero_point >= 0).all())
-        taken = 0 if unsigned else -half
-        if torch.equal(numbers.clip(taken, taken + 2 * half - 1), numbers.clip(lowest, lowest + 2 * half - 1)):
-            return zero_point.to(dtype) if bool(zero_point.any()) else None
-    raise place.error(
-        "has values beyond its grid, which Core ML would take for another type of integers; expected values that the grid holds: "
-        "quantize the parameter first"
-    )
+    signed = above - half
+    numbers = (weight.detach() / _spread(scale, weight.shape)).round() + _spread(signed, weight.shape)
+    taken_as_unsigned = bool((numbers >= 0).all()) and bool((signed >= 0).all())
+    if taken_as_unsigned and bool((numbers >= half).any()):  # beyond the end of the signed grid: not clipped there
+        return above.to(torch.uint8)
+    return signed.to(torch.int8) if bool(signed.any()) else None
 
 
 def _spread(values: Tensor, shape: torch.Size) -> Tensor:

@@ -26,14 +26,13 @@ def gradients(exam: Examination) -> list[Finding]:
                 given = tree_map_only(Tensor, torch.clone, batch)
                 loss(exam.subject.call(model, given, exam.forward), given).backward()
         except NonFiniteError as error:
-            first = next((event for event in error.events if event.backward), None)
-            if first is not None:
+            first = error.events[0]
+            if first.backward:
                 fix = "Keep its operand away from where the derivative is infinite: a root or a norm at 0, a division by 0."
                 evidence = {"operation": first.op, "makes": first.what, "batch": i}
                 return [Finding("QS004", "error", "" if first.module == "outside the model" else first.module, "", evidence, fix)]
-            loss_event = error.events[0]
-            if loss_event.module == "outside the model":
-                evidence = {"operation": loss_event.op, "makes": loss_event.what, "batch": i, "where": "the loss"}
+            if first.module == "outside the model":
+                evidence = {"operation": first.op, "makes": first.what, "batch": i, "where": "the loss"}
                 fix = "Use a loss that takes logits, or clamp what it takes the logarithm of."
                 return [Finding("QS001", "error", "", "", evidence, fix)]
     return []

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from qsim.clinic.checks.constants import is_data, lost_here, lost_nearby
 from qsim.clinic.examination import Examination
 from qsim.clinic.finding import Finding
 from qsim.clinic.shadow import Trace
+from qsim.clinic.trace import Row
 
 _ROUNDS = 12  # each one finds all culprits that no other one stands before, and what the survey knows of those behind
 
@@ -31,8 +33,11 @@ def culprits(exam: Examination) -> list[Finding]:
             return list(found.values())
         kept = len(keep)
         for name in _culprits(exam, trace):
-            if name in keep:  # it stays broken because of what it reads: take that in
-                keep |= {*exam.flow.producers[name]}
+            if name in keep:  # it stays broken because of what it reads: take in one operation more on each way to it
+                more = _one_more(exam, name, keep)
+                keep |= more
+                if name in found:
+                    found[name] = _with_more(exam, found[name], more)
             elif name not in found:
                 finding = _finding(exam, trace, name)
                 found[name] = finding
@@ -47,15 +52,43 @@ def culprits(exam: Examination) -> list[Finding]:
     return list(found.values())
 
 
+def _with_more(exam: Examination, finding: Finding, more: set[str]) -> Finding:
+    """The finding with more operations in its chain."""
+    chain = sorted({*finding.evidence.get("chain", ()), *more}, key=exam.flow.order.__getitem__)
+    return replace(finding, evidence={**finding.evidence, "chain": chain})
+
+
+def _one_more(exam: Examination, name: str, keep: set[str]) -> set[str]:
+    """What is read by an operation, and by those that lead to it and are kept, and is not kept itself."""
+    found: set[str] = set()
+    left, met = [name], {name}
+    while left:
+        for producer in exam.flow.producers[left.pop()]:
+            if producer not in keep:
+                found.add(producer)
+            elif producer not in met:
+                met.add(producer)
+                left.append(producer)
+    return found
+
+
 def _culprits(exam: Examination, trace: Trace) -> list[str]:
     flow, rows = exam.flow, trace.rows
     assert exam.shadow is not None
     bound = exam.shadow.sqnr
     bad = {name for name, row in rows.items() if row.excess > 0 or row.sqnr < bound}
-    led = _leading_out(exam, bad)
-    begin = [name for name in flow.order if name in led and bad.isdisjoint(flow.producers[name])]
+    suspects = bad | {name for name, row in rows.items() if row.flushed}
+    led = _leading_out(exam, suspects) & bad
+    begin = [name for name in flow.order if name in led and _begins(exam, rows[name], name, bad, suspects)]
+    if not begin:
+        begin = [name for name in flow.order if name in led and bad.isdisjoint(flow.producers[name])]
     behind = [name for name in flow.order if name in led and name not in begin and _overflows_first(exam, name)]
     return begin + [name for name in behind if not is_mask(exam, name)]
+
+
+def _begins(exam: Examination, row: Row, name: str, bad: set[str], suspects: set[str]) -> bool:
+    """Whether a result is broken although what it is computed from is not: not even in a few elements, unless they overflow just here."""
+    return (bad if row.counts.overflows else suspects).isdisjoint(exam.flow.producers[name])
 
 
 def _leading_out(exam: Examination, bad: set[str]) -> set[str]:

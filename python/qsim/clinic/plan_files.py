@@ -1,0 +1,115 @@
+"""The files of a plan, for the tools that build engines."""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import re
+import shlex
+import tempfile
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from qsim.clinic.coreml import selector_source
+from qsim.clinic.plan import HALF
+from qsim.errors import ExportError
+
+if TYPE_CHECKING:
+    from qsim.clinic.plan import Plan
+
+_FLAGS = {"float16": "fp16", "bfloat16": "bf16", "float8_e4m3fn": "fp8", "int8": "int8", "int4": "int4"}  # of trtexec
+
+
+def write(plan: Plan, folder: str | PathLike[str], model: str | PathLike[str] | None = None) -> list[Path]:
+    """Write a plan, and what each tool takes that can be told to keep operations in float32.
+
+    ======================== ===================================================================================================
+    file                     for
+    ======================== ===================================================================================================
+    plan.json                `Plan.from_json`
+    coreml_op_selector.py    ``coremltools.transform.FP16ComputePrecision(op_selector=...)``; half precision only
+    modelopt.json            NVIDIA ModelOpt: ``quant_cfg`` has entries for ``modelopt.torch.quantization.quantize``. With a model:
+                             ``nodes_to_exclude`` for ``modelopt.onnx.autocast.convert_to_mixed_precision`` and
+                             ``modelopt.onnx.quantization.quantize``, which take regular expressions
+    node_block_list.json     ``onnxconverter_common.float16.convert_float_to_float16(model, node_block_list=...)``, and
+                             ``nodes_to_exclude`` of ``onnxruntime.quantization.quantize_static``
+    trtexec.txt              TensorRT up to 10.16: the command line with ``--layerPrecisions`` and ``--layerOutputTypes``; not for int16
+    <model>.fp16.onnx        TensorRT 10 and 11, ``--stronglyTyped``: the model with Cast; half precision only
+    ======================== ===================================================================================================
+
+    Parameters
+    ----------
+    plan : Plan
+    folder : path-like
+        Made if it is not there. Files of these names are replaced.
+    model : path-like, optional
+        The model as float32 ONNX. Without it, the last three files, which name nodes, are not written.
+
+    Returns
+    -------
+    list of Path
+        What was written.
+
+    Raises
+    ------
+    ExportError
+        The model lacks something that the plan keeps, or cannot be divided. Nothing was written then.
+    """
+    files: dict[str, str | bytes] = {"plan.json": plan.to_json() + "\n"}
+    if plan.format in HALF:
+        files["coreml_op_selector.py"] = selector_source(plan)
+    modelopt: dict[str, Any] = {"quant_cfg": [{"quantizer_name": f"{glob.escape(name)}.*", "enable": False} for name in plan.keep]}
+    if model is not None:
+        model = Path(model)
+        nodes = list(dict.fromkeys(node for found in plan.nodes(model).values() for node in found))
+        modelopt["nodes_to_exclude"] = [f"^{re.escape(node)}$" for node in nodes]
+        files["node_block_list.json"] = _json(nodes)
+        if plan.format in _FLAGS:
+            files["trtexec.txt"] = trtexec_text(plan, model, nodes)
+        if plan.format in HALF:
+            files[f"{model.stem}.{_FLAGS[plan.format]}.onnx"] = _cast(plan, model, nodes)
+    files["modelopt.json"] = _json(modelopt)
+    return _written(Path(folder), files)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, indent=1) + "\n"
+
+
+def trtexec_text(plan: Plan, model: Path, nodes: list[str]) -> str:
+    """The command line of trtexec that builds `model` with the precision of `nodes` pinned."""
+    from qsim.deploy.tensorrt import precision_flags
+
+    rest = f"--{_FLAGS[plan.format]}"
+    flags = [flag for flag in precision_flags(dict.fromkeys(nodes, "float32")) if flag != rest]
+    return shlex.join(["trtexec", f"--onnx={model.name}", f"--saveEngine={model.stem}.engine", rest, *flags]) + "\n"
+
+
+def _cast(plan: Plan, path: Path, nodes: list[str]) -> bytes:
+    """The model with Cast, as a file."""
+    import onnx
+    import onnx_ir as ir
+
+    from qsim.deploy.onnx_half import to_half
+
+    model = ir.load(path)
+    to_half(model, nodes, plan.format)
+    try:
+        made = ir.to_proto(model)
+        onnx.checker.check_model(made, full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, ValueError) as error:
+        raise ExportError(f"Plan.write: the model with Cast is not valid ONNX: {error}") from error
+    return bytes(made.SerializeToString())
+
+
+def _written(folder: Path, files: dict[str, str | bytes]) -> list[Path]:
+    """Write all files beside their places, then put them there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".plan.", dir=folder) as beside:
+        for name, content in files.items():
+            (Path(beside) / name).write_bytes(content.encode() if isinstance(content, str) else content)
+        for name in files:
+            os.replace(Path(beside) / name, folder / name)
+    return [folder / name for name in files]
