@@ -60,15 +60,29 @@ class HalfPrecision:
         By operation, where `FormatCounts` of its results are added; an operation without an entry is rounded and not counted.
     weights : Weights
         Rounded parameters and buffers, filled as they are met: share one between executions of one model.
+    folded : frozenset of str
+        Operations whose results are constants: raw, like weights.
     narrow : bool
         Whether sums inside an operation are rounded too, as accumulators of the format's width do.
     """
 
-    def __init__(self, format: str, keep: frozenset[str], counts: Mapping[str, Tensor], weights: Weights, *, narrow: bool = False) -> None:
+    def __init__(
+        self,
+        format: str,
+        keep: frozenset[str],
+        counts: Mapping[str, Tensor],
+        weights: Weights,
+        folded: frozenset[str] = frozenset(),
+        *,
+        narrow: bool = False,
+    ) -> None:
         self.format, self.keep, self.counts, self.weights, self.narrow = format, keep, counts, weights, narrow
+        self.folded = folded
         self._numbers: dict[float, float] = {}
 
     def operation(self, name: str, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if name in self.folded:
+            return func(*args, **kwargs)
         if name in self.keep:
             return _marked(func(*args, **kwargs), _WIDE)
         args, kwargs = self._read(func, args, kwargs)
@@ -120,11 +134,11 @@ class HalfPrecision:
         def rounded(t: Tensor) -> Tensor:
             if not t.is_floating_point() or t.layout is not torch.strided:
                 return t
-            if id(t) in given:
+            if id(t) in given and not is_wrapper(t):
                 if counts is not None:
                     count_format_(t, self.format, counts)
                 t = round_to_format_(t, self.format)
-            elif counts is None or torch._C._functorch.is_functorch_wrapped_tensor(t):
+            elif counts is None or is_wrapper(t):
                 t = self._rounded(t)
             else:
                 t = round_to_format_counted(t, self.format, counts)
@@ -151,7 +165,7 @@ class HalfPrecision:
         return found[2]
 
     def _rounded(self, t: Tensor) -> Tensor:
-        if torch._C._functorch.is_functorch_wrapped_tensor(t):  # under vmap or jvp, which know the casts alone
+        if is_wrapper(t):  # under vmap or jvp, which know the casts alone
             return _marked(t.to(_DTYPES[self.format]).to(t.dtype), _IN_FORMAT)
         return _marked(round_to_format(t, self.format), _IN_FORMAT)
 
@@ -167,6 +181,12 @@ class HalfPrecision:
 def is_raw(t: Tensor) -> bool:
     """Whether a tensor is what no operation has returned: a weight, an input, a constant, or what was made of these by moving values."""
     return not hasattr(t, _MARK)
+
+
+def is_wrapper(t: Tensor) -> bool:
+    """Whether a tensor is one inside `torch.vmap`, `torch.func.grad` or the like."""
+    wrapper: bool = torch._C._functorch.is_functorch_wrapped_tensor(t)
+    return wrapper
 
 
 def nearest(value: float, format: str) -> float:
