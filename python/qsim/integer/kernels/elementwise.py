@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from qsim.encoding import Encoding
 from qsim.integer.kernels.fma import fma
 from qsim.integer.kernels.quantized import Quantized, saturated
+
+_PAIRS = 1 << 16  # of integers of eight bits
 
 
 def add(a: Quantized, b: Quantized, y: Encoding) -> Quantized:
@@ -18,16 +21,26 @@ def add(a: Quantized, b: Quantized, y: Encoding) -> Quantized:
     """
     if _is_repeated(a.integers, b.integers):
         a, b = b, a
+    if max(a.integers.numel(), b.integers.numel()) <= _PAIRS:
+        return _added(a, b, y)
+    every = [torch.arange(q.encoding.quant_min, q.encoding.quant_max + 1, device=q.integers.device) for q in (a, b)]
+    sums = _added(Quantized(every[0][:, None], a.encoding), Quantized(every[1], b.encoding), y).integers
+    first, second = (q.integers.int() - q.encoding.quant_min for q in (a, b))
+    pairs = first * sums.shape[1] + second
+    return Quantized(sums.flatten().index_select(0, pairs.flatten()).view(pairs.shape), y)
+
+
+def _added(a: Quantized, b: Quantized, y: Encoding) -> Quantized:
     ratio_a, ratio_b = (q.encoding.scale.float() / y.scale.float() for q in (a, b))
     zero_a, zero_b = (q.encoding.zero_point.float() for q in (a, b))
     fixed = y.zero_point.float() - fma(ratio_a, zero_a, ratio_b * zero_b)
-    return saturated(fma(a.integers.float(), ratio_a, fma(b.integers.float(), ratio_b, fixed)).round(), y)
+    return saturated(fma(a.integers.float(), ratio_a, fma(b.integers.float(), ratio_b, fixed)).round_(), y)
 
 
 def mul(a: Quantized, b: Quantized, y: Encoding) -> Quantized:
     """QLinearMul of operands that broadcast: ``clip(rint((a - z_a) * (b - z_b) * (s_a * s_b / s_y) + z_y))``, each step in float32."""
     ratio = a.encoding.scale.float() * b.encoding.scale.float() / y.scale.float()
-    return saturated((a.centered * b.centered * ratio + y.zero_point.float()).round(), y)
+    return saturated((a.centered * b.centered).mul_(ratio).add_(y.zero_point.float()).round_(), y)
 
 
 def _is_repeated(a: Tensor, b: Tensor) -> bool:

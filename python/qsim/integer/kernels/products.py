@@ -128,7 +128,7 @@ def matmul(a: Quantized, b: Quantized, y: Encoding | None) -> Quantized | Tensor
 
 def requantized(total: Tensor, products: Tensor, y: Encoding) -> Quantized:
     """Sums of products with the scale `products` on the grid of the result: ``clip(rint(float32(acc) * (products / s_y)) + z_y)``."""
-    return saturated((total.float() * (products / y.scale.float())).round() + y.zero_point, y)
+    return saturated((total.float() * (products / y.scale.float())).round_().add_(y.zero_point), y)
 
 
 def _products(x: Encoding, weight: Encoding) -> Tensor:

@@ -54,7 +54,7 @@ def quantize(x: Tensor, encoding: Encoding) -> Quantized:
 
 
 def saturated(rounded: Tensor, encoding: Encoding) -> Quantized:
-    """Whole numbers in a floating-point tensor, zero point included, clipped to the grid and stored as `quantize` stores them."""
+    """Whole numbers in a floating-point tensor, which is overwritten, zero point included: clipped and stored as `quantize` stores them."""
     low, high = encoding.quant_min, encoding.quant_max
     storage = next(t for t in _STORAGE if torch.iinfo(t).min <= low and high <= torch.iinfo(t).max)
-    return Quantized(rounded.clamp(low, high).to(storage), encoding)
+    return Quantized(rounded.clamp_(low, high).to(storage), encoding)
