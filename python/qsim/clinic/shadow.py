@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 
 from qsim.calibration import Forward
 from qsim.clinic.half import HalfPrecision, Weights
@@ -154,7 +153,7 @@ class Shadow:
 
     def _run(self, batch: Any, visitor: Any) -> list[Tensor]:
         with self._same_random_numbers(), self.subject.visited(visitor):
-            out = self.subject.run(tree_map_only(Tensor, torch.clone, batch), self._forward)
+            out = self.subject.run(batch, self._forward)
         return list(tensors_in(out))
 
     @contextmanager

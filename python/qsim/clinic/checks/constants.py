@@ -56,6 +56,8 @@ def lost_here(exam: Examination, constant: LostConstant, severity: Severity, sho
     assert numbers is not None
     chain = _between(exam, constant, shows) if shows else []
     evidence: dict[str, Any] = {"constant": constant.value, "becomes": constant.becomes}
+    if constant.parameter:
+        evidence["parameter"] = _name(exam, constant)
     if math.isinf(constant.becomes):
         evidence["limit"] = exam.limit
         safe = -1e4 if constant.value < 0 else numbers.largest
@@ -69,6 +71,14 @@ def lost_here(exam: Examination, constant: LostConstant, severity: Severity, sho
         evidence["chain"] = chain
     code = "QS012" if math.isinf(constant.becomes) else "QS013"
     return exam.finding(code, severity, constant.op, evidence, fix, constant.source)
+
+
+def _name(exam: Examination, constant: LostConstant) -> str:
+    """Which of the parameters that an operation reads holds the constant."""
+    site = exam.subject.sites.get(constant.op)
+    names = set(site.steps[0].constants.values()) if site is not None else set()
+    holding = [name for name, p in exam.subject.model.named_parameters() if name in names and bool((p == constant.value).any())]
+    return ", ".join(holding)
 
 
 def _between(exam: Examination, constant: LostConstant, shows: str) -> list[str]:
