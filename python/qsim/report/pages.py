@@ -212,9 +212,9 @@ def _quantizer(row: Row) -> Line:
     cells = [
         Cell(markup=name(row.key, f"{row.role} · {row.op}"), value=row.key),
         Cell(markup=drawing.histogram(row), value=math.nan if observed is None else observed[1] - observed[0]),
-        Cell(row.grid),
+        Cell(row.grid, below=f"computed in {row.fallback}" if row.fallback else ""),
         Cell(row.scale_text, math.nan if row.scale is None else row.scale[1]),
-        Cell(row.range, math.nan if width is None else width, below=seen, bad=not row.calibrated),
+        Cell(row.range, math.nan if width is None else width, below=seen, bad=not row.calibrated and not row.fallback),
         Cell(percent(row.clipped), math.nan if row.clipped is None else row.clipped, bad=(row.clipped or 0) >= CLIPPED),
         _count_cell(row.nonfinite),
     ]
