@@ -5,6 +5,7 @@ from qsim._library import cpu_capability
 from qsim.batch_norm import FoldReport, fold_batch_norms
 from qsim.calibration import CalibrationReport
 from qsim.clinic import Diagnosis, Finding, doctor
+from qsim.clinic.plan import Plan
 from qsim.clip_grad import ClipReport, clip_grad_norm_
 from qsim.comparison import Comparison
 from qsim.config import Config
@@ -15,11 +16,14 @@ from qsim.errors import AccumulatorError, CalibrationError, CaptureError, Export
 from qsim.fallback import FallbackReport
 from qsim.files import EncodingFile, load_encodings, save_encodings
 from qsim.format_counts import FormatCounter, FormatCounts
+from qsim.numeric_log_file import NumericLog, read_numeric_log
+from qsim.numeric_logger import numeric_log
 from qsim.observer import Counts, Observer
 from qsim.ops import round_to_format
 from qsim.override import Override, SiteInfo
 from qsim.presets import bf16, fp8, fp16, int4, int8, int16, w4a8
 from qsim.profile import Profile
+from qsim.progressive import Progressive
 from qsim.quantizer import Quantizer
 from qsim.schedule import Schedule
 from qsim.sensitivity import Sensitivity
@@ -54,9 +58,12 @@ __all__ = [
     "FormatCounts",
     "NoEncodingError",
     "NonFiniteError",
+    "NumericLog",
     "Observer",
     "Override",
+    "Plan",
     "Profile",
+    "Progressive",
     "QuantSim",
     "Quantizer",
     "Schedule",
@@ -76,7 +83,9 @@ __all__ = [
     "int8",
     "int16",
     "load_encodings",
+    "numeric_log",
     "ops",
+    "read_numeric_log",
     "reference",
     "round_to_format",
     "save_encodings",

@@ -109,7 +109,7 @@ def report_of(operations: Mapping[str, Operation], posts: Sequence[Post], format
     fallen = [FallenOperation(name, operations[name].op, formats[name], operations[name].members) for name in operations if name in formats]
     needed = {post.key for post in posts if post.is_integer(formats)}
     released = [key for key in dict.fromkeys(post.key for post in posts) if key not in needed]
-    borders = [post.key for post in posts if post.is_integer(formats) and any(name in formats for name in (post.operation, *post.deciders))]
+    borders = [post.key for post in posts if post.is_integer(formats) and any(name in formats for name in post.neighbours)]
     hidden = [member for found in fallen for member in operations[found.name].hidden]
     notes = [f"'{name}' cannot be seen by function modes: what it takes and gives is rounded where others read it" for name in hidden]
     return FallbackReport(fallen, released, list(dict.fromkeys(borders)), notes)

@@ -141,7 +141,7 @@ def measure(sim: QuantSim, data: Any, metric: Metric, *, higher_is_better: bool,
         )
     quantizers = {key: quantizer for key, quantizer in sim.quantizers().items() if quantizer.enabled}
     operations = {key: sim._planned[key].operation for key in quantizers}
-    members = _members(operations, groups)
+    members = members_of(operations, groups)
 
     def score(name: str, on: Collection[str]) -> float:
         if name not in file.scores:
@@ -158,7 +158,7 @@ def measure(sim: QuantSim, data: Any, metric: Metric, *, higher_is_better: bool,
     return Sensitivity(scores, *whole, higher_is_better)
 
 
-def _members(operations: Mapping[str, str], groups: str) -> dict[str, list[str]]:
+def members_of(operations: Mapping[str, str], groups: str) -> dict[str, list[str]]:
     """Keys of quantizers by group; `operations` are theirs by key."""
     if groups not in GROUPS:
         raise ValueError(f"QuantSim.sensitivity: got groups={groups!r}; expected one of {', '.join(map(repr, GROUPS))}")

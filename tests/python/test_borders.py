@@ -110,7 +110,7 @@ def test_nothing_calibrated_is_one_sentence():
     sim = qsim.QuantSim(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)), torch.randn(1, 4), qsim.int8())
     with pytest.raises(qsim.CalibrationError, match="no batch"):
         sim.calibrate([], progress=False)
-    expected = "QuantSim: none of the 5 tensors that need a scale has one: no batch was calibrated. Call sim.calibrate(data)."
+    expected = "QuantSim: no batch was calibrated, and 5 of 5 tensors need it for a scale. Call sim.calibrate(data)."
     with pytest.raises(qsim.NoEncodingError) as raised:
         sim.borders().check()
     assert str(raised.value) == expected

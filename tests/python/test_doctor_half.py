@@ -253,6 +253,21 @@ def test_a_mask_that_is_assigned():
     assert (finding.code, finding.severity, finding.op) == ("QS012", "error", "__setitem__")
 
 
+def test_what_is_computed_from_constants_alone_is_folded():
+    class Positions(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            angles = torch.arange(x.shape[1])[:, None] * torch.linspace(1.0, 0.01, x.shape[2])
+            return x + angles.sin()
+
+    class Times(nn.Module):
+        def forward(self, x: Tensor, t: Tensor) -> Tensor:
+            return x + (t[:, None] * torch.linspace(1.0, 0.01, x.shape[2])).sin()
+
+    x = torch.randn(1, 5000, 16)
+    assert not examine(Positions(), x).findings
+    assert codes(examine(Times(), (x, torch.arange(5000.0)))) == [("QS016", "sin")]
+
+
 def test_one_row_of_many_that_overflows():
     x = torch.randn(512, 64)
     x[100] *= 400

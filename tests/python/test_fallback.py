@@ -55,13 +55,11 @@ class ByHand:
         return x if self.dtype is None else x.to(self.dtype).float()
 
     def conv(self, x: Tensor, name: str, falls: bool, input: str) -> Tensor:
-        module, encodings = self.sim.model.get_submodule(name), self.encodings
+        module = self.sim.model.get_submodule(name)
         if falls:
             weight, bias = self.half(module.weight), self.half(module.bias)
             return self.half(F.conv2d(self.half(x), weight, bias, padding=module.padding))
-        scale = (encodings[input].scale * encodings[f"{name}.weight"].scale).double()
-        bias = ((module.bias.double() / scale).round() * scale).float()
-        return F.conv2d(x, self.grid(module.weight, f"{name}.weight"), bias, padding=module.padding)
+        return F.conv2d(x, self.grid(module.weight, f"{name}.weight"), _bias(self, name, input), padding=module.padding)
 
 
 @pytest.mark.parametrize("format", ["float16", "bfloat16", "float32"])
@@ -111,6 +109,24 @@ def test_the_last_operation_and_a_weight_that_two_operations_share():
     assert report.released == ["linear_2.output"]  # the table's grid is that of the first layer
 
 
+def test_a_concatenation_with_one_scale_on_a_target_that_quantizes_operands():
+    sim = calibrated(config=qsim.int8(target="tensorrt"))
+    report = sim.fallback("cat")
+    by = ByHand(sim)
+    pieces = {name: sim.model.get_submodule(name) for name in ("stem", "left", "right", "head")}
+
+    def conv(x: Tensor, name: str) -> Tensor:  # biases in float, results too
+        return F.conv2d(x, by.grid(pieces[name].weight, f"{name}.weight"), pieces[name].bias, padding=pieces[name].padding)
+
+    x = F.relu(conv(by.grid(X, "input"), "stem"))
+    read = by.grid(x, "cat.input")
+    y = by.grid(F.relu(conv(read, "left")), "add.input[0]") + conv(read, "right")
+    joined = by.half(torch.cat([by.half(y), by.half(x)], 1))  # no longer quantized before, but after it
+    torch.testing.assert_close(sim(X), conv(by.grid(joined, "cat.input"), "head"), rtol=0, atol=0)
+    assert (report.released, report.borders) == ([], ["cat.input"])
+    assert sim.fallback(["cat", "left", "right", "head"]).released == ["cat.input", "left.weight", "right.weight", "head.weight"]
+
+
 def test_everything_in_float32_is_the_float_model():
     sim = calibrated(seeded(ConvNet), x=torch.randn(4, 1, 12, 12))
     x = torch.randn(4, 1, 12, 12)
@@ -118,6 +134,72 @@ def test_everything_in_float32_is_the_float_model():
     with sim.float():
         expected = sim(x)
     assert torch.equal(sim(x), expected)
+
+
+class Written(nn.Module):
+    """Results that are read by other names: of a function that no mode sees under Dynamo, and of one that works in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = (nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.hardswish(self.a(x))
+        z = self.b(y)
+        z.mul_(y)
+        return self.c(z)
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(4, 6, batch_first=True, bidirectional=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.lstm(x)[0]
+
+
+@pytest.mark.parametrize(
+    ("model", "x"),
+    [
+        (Written, torch.randn(6, 4)),
+        (Recurrent, torch.randn(3, 5, 4)),
+        (lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), torch.randn(2, 5, 8)),
+    ],
+)
+def test_models_of_other_kinds(model, x):
+    torch.manual_seed(0)
+    sim = calibrated(model().eval(), x=x)
+    quantized = sim(x)
+    with sim.float():
+        expected = sim(x)
+    sim.fallback("*", "float32")
+    torch.testing.assert_close(sim(x), expected, rtol=1e-5, atol=1e-6)  # a transformer runs as one function in float
+    sim.fallback("*")
+    half = sim(x)
+    assert 0 < (half - expected).abs().max() < (quantized - expected).abs().max() / 8
+    sim.train()
+    sim(x).square().sum().backward()
+    assert all(p.grad.isfinite().all() for p in sim.model.parameters())
+
+
+def test_what_is_quantized_where_it_is_read_is_rounded_before():
+    torch.manual_seed(0)
+    x = torch.randn(64, 4)
+    sim = calibrated(Written().eval(), x=x)
+    report = sim.fallback("a")
+    by, model = ByHand(sim), sim.model
+    y = by.half(F.hardswish(by.half(F.linear(by.half(x), by.half(model.a.weight), by.half(model.a.bias)))))
+    y = by.grid(y, "a.output")
+    z = by.grid(F.linear(y, by.grid(model.b.weight, "b.weight"), _bias(by, "b", "a.output")), "b.output")
+    z = by.grid(z * y, "mul.output")
+    torch.testing.assert_close(sim(x), by.grid(F.linear(z, by.grid(model.c.weight, "c.weight"), _bias(by, "c", "mul.output")), "c.output"))
+    assert "hardswish" in report.notes[0]
+
+
+def _bias(by: ByHand, name: str, input: str) -> Tensor:
+    scale = (by.encodings[input].scale * by.encodings[f"{name}.weight"].scale).double()
+    return ((by.sim.model.get_submodule(name).bias.double() / scale).round() * scale).float()
 
 
 def test_everything_in_float16_rounds_each_operation():

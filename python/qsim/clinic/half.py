@@ -8,9 +8,10 @@ keeps that: it runs in float32 if one of its operands is wide, in the format if 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -48,6 +49,33 @@ _EXACT = _table("relu relu6 neg abs absolute cat concat stack hstack vstack dsta
 _DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
+class Habits(NamedTuple):
+    """What matters of a function here."""
+
+    transparent: bool
+    numbers: bool  # whether numbers among its arguments are tensors for an engine
+    exact: bool
+    stores: bool  # as `qsim.clinic.internals.STORED`
+    writes: bool  # into its first argument
+    indexes: bool  # whether its second argument is an index
+    alias: Function | None
+
+
+@functools.lru_cache(maxsize=4096)
+def habits_of(func: Function) -> Habits:
+    name, route = name_of(func), route_name(func)
+    indexes = route in ("__setitem__", "setitem")
+    return Habits(
+        name in TRANSPARENT,
+        name in _NUMBERS_ARE_OPERANDS,
+        name in _EXACT,
+        name in STORED,
+        indexes or (route.endswith("_") and not route.startswith("__")),
+        indexes,
+        ALIAS.get(route),
+    )
+
+
 class HalfPrecision:
     """Visits a model, rounds what is not kept, and counts per operation what rounding does.
 
@@ -60,46 +88,67 @@ class HalfPrecision:
         By operation, where `FormatCounts` of its results are added; an operation without an entry is rounded and not counted.
     weights : Weights
         Rounded parameters and buffers, filled as they are met: share one between executions of one model.
+    folded : frozenset of str
+        Operations whose results are constants: raw, like weights.
     narrow : bool
         Whether sums inside an operation are rounded too, as accumulators of the format's width do.
     """
 
-    def __init__(self, format: str, keep: frozenset[str], counts: Mapping[str, Tensor], weights: Weights, *, narrow: bool = False) -> None:
+    def __init__(
+        self,
+        format: str,
+        keep: frozenset[str],
+        counts: Mapping[str, Tensor],
+        weights: Weights,
+        folded: frozenset[str] = frozenset(),
+        *,
+        narrow: bool = False,
+    ) -> None:
         self.format, self.keep, self.counts, self.weights, self.narrow = format, keep, counts, weights, narrow
+        self.folded = folded
         self._numbers: dict[float, float] = {}
 
     def operation(self, name: str, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if name in self.folded:
+            return func(*args, **kwargs)
         if name in self.keep:
             return _marked(func(*args, **kwargs), _WIDE)
-        args, kwargs = self._read(func, args, kwargs)
-        written_out = inside(func, args, kwargs) if self.narrow or name_of(func) in STORED else None
-        if written_out is not None:
-            return self._returned(name, func, written_out(self._total(name)), (), {})
-        return self._returned(name, func, func(*args, **kwargs), args, kwargs)
+        habits = habits_of(func)
+        args, kwargs = self._read(habits, args, kwargs)
+        written_out = inside(func, args, kwargs) if self.narrow or habits.stores else None
+        out = func(*args, **kwargs) if written_out is None else written_out(self._total(name))
+        if habits.exact:
+            return _marked(out, _IN_FORMAT)
+        counts = self.counts.get(name)
+        if isinstance(out, Tensor):
+            return self._result(out, counts, args)
+        return tree_map_only(Tensor, lambda t: self._result(t, counts, args), out)
 
     def passed(self, path: str, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if name_of(func) not in TRANSPARENT:  # it computes, in a branch that the recording has not seen
+        habits = habits_of(func)
+        if not habits.transparent:  # it computes, in a branch that the recording has not seen
             return self.operation(".".join(filter(None, (path, name_of(func)))), func, args, kwargs)
         found = {getattr(t, _MARK, None) for t in _tensors(args, kwargs)}
         precision = _WIDE if _WIDE in found else _IN_FORMAT if _IN_FORMAT in found else None
         if precision == _IN_FORMAT:
-            args, kwargs = self._read(func, args, kwargs)
-        out = ALIAS.get(route_name(func), func)(*args, **kwargs)
+            args, kwargs = self._read(habits, args, kwargs)
+        out = (habits.alias or func)(*args, **kwargs)
         if precision is not None:
             _marked(out, precision)
-            if func.__name__ in ("__setitem__", "copy_", "fill_"):  # the one that is written to
+            if habits.writes:
                 _marked(args[0], precision)
         return out
 
-    def _read(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _read(self, habits: Habits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of a call, rounded where they are not in the format."""
-        name = route_name(func)
-        numbers = name_of(func) in _NUMBERS_ARE_OPERANDS
-        changed = args[0] if args and name.endswith("_") and not name.startswith("__") else None
-        given = [self._argument(value, numbers, in_place=value is changed) for value in args]
-        if name in ("__setitem__", "setitem"):
-            given[1] = args[1]  # an index
-        return tuple(given), {key: self._argument(value, numbers) for key, value in kwargs.items()}
+        written = args[0] if args and (habits.writes or kwargs.get("inplace")) else None
+        given = [
+            value if getattr(value, _MARK, None) == _IN_FORMAT else self._argument(value, habits.numbers, in_place=value is written)
+            for value in args
+        ]
+        if habits.indexes:
+            given[1] = args[1]
+        return tuple(given), {key: self._argument(value, habits.numbers) for key, value in kwargs.items()}
 
     def _argument(self, value: Any, numbers: bool, *, in_place: bool = False) -> Any:
         if isinstance(value, Tensor):
@@ -110,27 +159,18 @@ class HalfPrecision:
             return type(value)(self._argument(v, numbers) for v in value)
         return value
 
-    def _returned(self, name: str, func: Function, out: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _result(self, t: Tensor, counts: Tensor | None, args: tuple[Any, ...]) -> Tensor:
         """What a call returned, rounded; in place where it is one of the arguments."""
-        if name_of(func) in _EXACT:
-            return _marked(out, _IN_FORMAT)
-        counts = self.counts.get(name)
-        given = {id(t) for t in _tensors(args, kwargs)}
-
-        def rounded(t: Tensor) -> Tensor:
-            if not t.is_floating_point() or t.layout is not torch.strided:
-                return t
-            if id(t) in given:
-                if counts is not None:
-                    count_format_(t, self.format, counts)
-                t = round_to_format_(t, self.format)
-            elif counts is None or torch._C._functorch.is_functorch_wrapped_tensor(t):
-                t = self._rounded(t)
-            else:
-                t = round_to_format_counted(t, self.format, counts)
-            return _marked(t, _IN_FORMAT)
-
-        return rounded(out) if isinstance(out, Tensor) else tree_map_only(Tensor, rounded, out)
+        if not t.is_floating_point() or t.layout is not torch.strided:
+            return t
+        if counts is None or is_wrapper(t):
+            return self._rounded(t)
+        if any(t is value for value in args):
+            count_format_(t, self.format, counts)
+            return _marked(round_to_format_(t, self.format), _IN_FORMAT)
+        t = round_to_format_counted(t, self.format, counts)
+        setattr(t, _MARK, _IN_FORMAT)
+        return t
 
     def _total(self, name: str) -> Total:
         def total(added: Tensor, terms: Tensor, count: float) -> Tensor:
@@ -151,7 +191,7 @@ class HalfPrecision:
         return found[2]
 
     def _rounded(self, t: Tensor) -> Tensor:
-        if torch._C._functorch.is_functorch_wrapped_tensor(t):  # under vmap or jvp, which know the casts alone
+        if is_wrapper(t):  # under vmap or jvp, which know the casts alone
             return _marked(t.to(_DTYPES[self.format]).to(t.dtype), _IN_FORMAT)
         return _marked(round_to_format(t, self.format), _IN_FORMAT)
 
@@ -167,6 +207,12 @@ class HalfPrecision:
 def is_raw(t: Tensor) -> bool:
     """Whether a tensor is what no operation has returned: a weight, an input, a constant, or what was made of these by moving values."""
     return not hasattr(t, _MARK)
+
+
+def is_wrapper(t: Tensor) -> bool:
+    """Whether a tensor is one inside `torch.vmap`, `torch.func.grad` or the like."""
+    wrapper: bool = torch._C._functorch.is_functorch_wrapped_tensor(t)
+    return wrapper
 
 
 def nearest(value: float, format: str) -> float:

@@ -192,7 +192,7 @@ def _attention(
     if is_causal:
         scores = scores.masked_fill(~torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril(), -math.inf)
     if attn_mask is not None:
-        scores = scores.masked_fill(~attn_mask, -math.inf) if attn_mask.dtype == torch.bool else total(scores + attn_mask, scores, 2.0)
+        scores = scores.masked_fill(~attn_mask, -math.inf) if attn_mask.dtype == torch.bool else scores + attn_mask
     weights = scores.softmax(-1).masked_fill((scores == -math.inf).all(-1, keepdim=True), 0.0)  # a row that is masked throughout is zero
     return weights @ value
 
@@ -250,6 +250,8 @@ def partial_sums(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], 
     cancel it may be far more.
     """
     name = name_of(func)
+    if any(isinstance(value, Tensor) and not value.numel() for value in args):
+        return None
     if name in ("linear", "conv1d", "conv2d", "conv3d"):
         x, weight = (args[i] if len(args) > i else kwargs[key] for i, key in enumerate(("input", "weight")))
         axis, groups = (-1, 1) if name == "linear" else (1, args[6] if len(args) > 6 else kwargs.get("groups", 1))

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from qsim.clinic.subject import Subject
 
 _VERSION = "qsim-plan-1"
-FORMATS = ("float16", "bfloat16", "int8")
+HALF = ("float16", "bfloat16")
+FORMATS = (*HALF, "int16", "int8", "int4", "float8_e4m3fn", "float8_e5m2")
 
 
 class Ordinal(NamedTuple):
@@ -35,8 +36,8 @@ class Plan:
     ----------
     keep : tuple of str
         Names as overrides of `qsim.Config` match them: ``layer1.0.conv1`` for a module, ``layer1.0.add`` for an operation inside one.
-    format : "float16", "bfloat16" or "int8"
-        What the rest runs in.
+    format : str
+        What the rest runs in: "float16", "bfloat16", "int8" ...
     target : str
         What the plan was made for: "tensorrt-fp16".
     irreducible : bool

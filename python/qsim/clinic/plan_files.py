@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qsim.clinic.coreml import selector_source
+from qsim.clinic.plan import HALF
 from qsim.errors import ExportError
 
 if TYPE_CHECKING:
     from qsim.clinic.plan import Plan
 
-_SHORT = {"float16": "fp16", "bfloat16": "bf16", "int8": "int8"}
+_FLAGS = {"float16": "fp16", "bfloat16": "bf16", "float8_e4m3fn": "fp8", "int8": "int8", "int4": "int4"}  # of trtexec
 
 
 def write(plan: Plan, folder: str | PathLike[str], model: str | PathLike[str] | None = None) -> list[Path]:
@@ -34,7 +35,7 @@ def write(plan: Plan, folder: str | PathLike[str], model: str | PathLike[str] | 
                              ``modelopt.onnx.quantization.quantize``, which take regular expressions
     node_block_list.json     ``onnxconverter_common.float16.convert_float_to_float16(model, node_block_list=...)``, and
                              ``nodes_to_exclude`` of ``onnxruntime.quantization.quantize_static``
-    trtexec.txt              TensorRT up to 10.16: the command line with ``--layerPrecisions`` and ``--layerOutputTypes``
+    trtexec.txt              TensorRT up to 10.16: the command line with ``--layerPrecisions`` and ``--layerOutputTypes``; not for int16
     <model>.fp16.onnx        TensorRT 10 and 11, ``--stronglyTyped``: the model with Cast; half precision only
     ======================== ===================================================================================================
 
@@ -57,7 +58,7 @@ def write(plan: Plan, folder: str | PathLike[str], model: str | PathLike[str] | 
         The model lacks something that the plan keeps, or cannot be divided. Nothing was written then.
     """
     files: dict[str, str | bytes] = {"plan.json": plan.to_json() + "\n"}
-    if plan.format != "int8":
+    if plan.format in HALF:
         files["coreml_op_selector.py"] = selector_source(plan)
     modelopt: dict[str, Any] = {"quant_cfg": [{"quantizer_name": f"{glob.escape(name)}.*", "enable": False} for name in plan.keep]}
     if model is not None:
@@ -65,9 +66,10 @@ def write(plan: Plan, folder: str | PathLike[str], model: str | PathLike[str] | 
         nodes = list(dict.fromkeys(node for found in plan.nodes(model).values() for node in found))
         modelopt["nodes_to_exclude"] = [f"^{re.escape(node)}$" for node in nodes]
         files["node_block_list.json"] = _json(nodes)
-        files["trtexec.txt"] = trtexec_text(plan, model, nodes)
-        if plan.format != "int8":
-            files[f"{model.stem}.{_SHORT[plan.format]}.onnx"] = _cast(plan, model, nodes)
+        if plan.format in _FLAGS:
+            files["trtexec.txt"] = trtexec_text(plan, model, nodes)
+        if plan.format in HALF:
+            files[f"{model.stem}.{_FLAGS[plan.format]}.onnx"] = _cast(plan, model, nodes)
     files["modelopt.json"] = _json(modelopt)
     return _written(Path(folder), files)
 
@@ -80,7 +82,7 @@ def trtexec_text(plan: Plan, model: Path, nodes: list[str]) -> str:
     """The command line of trtexec that builds `model` with the precision of `nodes` pinned."""
     from qsim.deploy.tensorrt import precision_flags
 
-    rest = f"--{_SHORT[plan.format]}"
+    rest = f"--{_FLAGS[plan.format]}"
     flags = [flag for flag in precision_flags(dict.fromkeys(nodes, "float32")) if flag != rest]
     return shlex.join(["trtexec", f"--onnx={model.name}", f"--saveEngine={model.stem}.engine", rest, *flags]) + "\n"
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 from qsim.calibration import Forward
 from qsim.clinic.half import HalfPrecision, Weights
@@ -21,6 +21,7 @@ from qsim.clinic.targets import Target
 from qsim.clinic.trace import LostConstant, Row, Sampling, Traced
 from qsim.deviation import Deviation
 from qsim.format_counts import FormatCounts
+from qsim.graph.record import tensors_in
 
 
 @dataclass(frozen=True)
@@ -112,12 +113,12 @@ class Shadow:
     def probe(self, keep: frozenset[str] = frozenset()) -> Outcome:
         """Run every batch with the operations named in `keep` in float32. Stops at the first batch whose output is broken."""
         counts = self._counts()
-        return self._execute(HalfPrecision(self.format, keep, counts, self._weights, narrow=self._narrow), counts)[0]
+        return self._execute(HalfPrecision(self.format, keep, counts, self._weights, self.subject.folded, narrow=self._narrow), counts)[0]
 
     def trace(self, keep: frozenset[str] = frozenset()) -> Trace:
         """As `probe`, and tell how far every operation is from float32. Runs the model twice on each batch."""
         counts = self._counts()
-        visitor = Traced(self.format, keep, counts, self._weights, narrow=self._narrow)
+        visitor = Traced(self.format, keep, counts, self._weights, self.subject.folded, narrow=self._narrow)
         outcome, expected = self._execute(visitor, counts)
         rows = {
             name: Row(FormatCounts(*row), expected[name], visitor.sqnr.get(name, math.inf), visitor.flushed[name])
@@ -154,7 +155,7 @@ class Shadow:
     def _run(self, batch: Any, visitor: Any) -> list[Tensor]:
         with self._same_random_numbers(), self.subject.visited(visitor):
             out = self.subject.run(tree_map_only(Tensor, torch.clone, batch), self._forward)
-        return [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
+        return list(tensors_in(out))
 
     @contextmanager
     def _same_random_numbers(self) -> Iterator[None]:

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_map_only
 
 from qsim.batch_norm import FoldReport, fold_batch_norms
 from qsim.calibration import Forward, arguments_of, to_device
+from qsim.clinic.folding import candidates, unmoved
 from qsim.graph.actions import Plan, Regions
 from qsim.graph.attach import attach
 from qsim.graph.execute import LocalMode, Switch
@@ -67,6 +68,8 @@ class Subject:
     tape : Tape
     sites : dict of str to Site
         All operations by name, in the order in which they first ran.
+    folded : frozenset of str
+        Operations on constants alone: their results are constants of the model, made in float32 whatever it runs in.
     notes : list of str
         What the recording could not see.
     """
@@ -82,11 +85,30 @@ class Subject:
         self._example = tree_map_only(Tensor, lambda _: None, (args, kwargs))
         self._switch = _VisitedSwitch()
         self.notes += attach(self.model, Plan(routes, {}, {}, {}, [], [], Regions()), {}, {}, self._switch)
+        self._attributes = [(vars(m), dict(vars(m))) for m in self.model.modules() if not isinstance(m, torch.jit.ScriptModule)]
+        self.folded = unmoved(candidates(self.tape, self.sites), self._run_visited, to_device((args, kwargs), self.model))
 
     def run(self, batch: Any, forward: Forward | None = None) -> Any:
         """What the model returns for a batch, as `QuantSim.calibrate` takes batches."""
-        with torch.no_grad():
+        with self._eager():
             return self.call(self.model, batch, forward)
+
+    def _run_visited(self, visitor: Visitor, arguments: Any) -> None:
+        with self.visited(visitor), torch.random.fork_rng(), self._eager():
+            args, kwargs = tree_map_only(Tensor, torch.clone, arguments)
+            self.model(*args, **kwargs)
+
+    @contextmanager
+    def _eager(self) -> Iterator[None]:
+        """Without gradients, compiled parts as the Python they were made from. What a forward assigns to modules, such as tables that the
+        first call makes, is undone: each call is to be what was recorded."""
+        try:
+            with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+                yield
+        finally:
+            for attributes, before in self._attributes:
+                attributes.clear()
+                attributes.update(before)
 
     def call(self, model: nn.Module, batch: Any, forward: Forward | None = None) -> Any:
         """What another model of the same signature returns for a batch."""

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from qsim.calibration import Forward
 from qsim.clinic.internals import STORED, inside, partial_sums
 from qsim.clinic.source import Place, calling_line
 from qsim.clinic.subject import Subject
 from qsim.clinic.targets import Target
+from qsim.clinic.trace import floats
 from qsim.format_counts import FormatCounts
 from qsim.graph.functions import ALIAS, TRANSPARENT, Function, name_of, route_name
 from qsim.ops.observe import observe_range_
@@ -117,16 +117,16 @@ def survey(subject: Subject, target: Target, batches: Iterable[Any], forward: Fo
     ones in which an operation overflows, or makes NaN or Inf, that did not before.
     """
     found = Survey()
-    looking = _Looking(found, target)
+    looking = _Looking(found, target, subject.folded)
     for batch in batches:
-        given = _floats(batch)
+        given = floats(batch)
         broken = sum(_nonfinite(t) for t in given)
         largest = [t.abs().where(t.isfinite(), 0.0).amax().item() for t in given if t.numel()]
         found.largest_input = max([found.largest_input, *largest])
         if broken:
             found.inputs[found.batches] = broken
         with subject.visited(looking):
-            found.outputs += sum(_nonfinite(t) for t in _floats(subject.run(batch, forward)))
+            found.outputs += sum(_nonfinite(t) for t in floats(subject.run(batch, forward)))
         if looking.has_news() or len(found.kept) < keep // 2:
             found.kept |= {found.batches: batch} if len(found.kept) < keep else {}
         found.batches += 1
@@ -149,8 +149,8 @@ class _Tally:
 class _Looking:
     """The visitor of a survey."""
 
-    def __init__(self, found: Survey, target: Target) -> None:
-        self._found, self._target = found, target
+    def __init__(self, found: Survey, target: Target, folded: frozenset[str]) -> None:
+        self._found, self._target, self._folded = found, target, folded
         self._tallies: dict[str, _Tally] = {}
         self._broken = 0
 
@@ -160,7 +160,7 @@ class _Looking:
         if self._target.accumulator == "float16" or name_of(func) in STORED:
             self._look_inside(name, func, args, kwargs)
         out = func(*args, **kwargs)
-        results = _floats(out)
+        results = floats(out)
         if not results:
             return out
         tally = self._tally(name, func, results[0].device)
@@ -195,6 +195,8 @@ class _Looking:
             tally.sums = torch.fmax(tally.sums, found)
             return added
 
+        if torch._C._functorch.maybe_current_level() is not None:  # sums of wrappers leave no numbers
+            return
         if (written_out := inside(func, args, kwargs)) is not None:
             written_out(total)
         elif (partial := partial_sums(func, args, kwargs)) is not None:
@@ -202,7 +204,7 @@ class _Looking:
             tally.sums[2] = torch.fmax(tally.sums[2], partial)
 
     def _born(self, name: str, out: Any, operands: dict[str, _Operand]) -> None:
-        results = _floats(out)
+        results = floats(out)
         nans, infs = (sum(int(flags(t).sum()) for t in results) for flags in (torch.isnan, torch.isinf))
         given_nans, given_infs = any(o.nan for o in operands.values()), any(o.inf for o in operands.values())
         if (nans and not given_nans) or (infs and not given_nans and not given_infs):
@@ -221,14 +223,13 @@ class _Looking:
         for name, tally in self._tallies.items():
             seen = self._found.operations[name]
             seen.counts = FormatCounts(*tally.counts.tolist())
+            if name in self._folded:  # a constant, and never a number of the format before it is read
+                seen.counts = replace(seen.counts, overflows=0, underflows=0, subnormals=0)
+                continue
             seen.lowest, seen.highest = (end.item() for end in tally.range)
             noise, signal = tally.squares.tolist()
             seen.sqnr = math.inf if noise == 0 else 10 * math.log10(signal / noise) if signal else -math.inf
             seen.largest_sum, seen.largest_terms, seen.largest_partial = tally.sums.tolist()
-
-
-def _floats(tree: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.layout is torch.strided]
 
 
 def _nonfinite(t: Tensor) -> int:
@@ -245,7 +246,7 @@ def _described(args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, _Operan
     """The operands of a call, by slot."""
     described = {}
     for slot, value in (*((str(i), v) for i, v in enumerate(args)), *kwargs.items()):
-        for t in _floats(value):
+        for t in floats(value):
             if t.numel():
                 low, high = (end.item() for end in t.aminmax())
                 described[slot] = _Operand(f"[{low:.4g}, {high:.4g}]", bool(t.isnan().any()), bool(t.isinf().any()))

@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
-from qsim.clinic.half import HalfPrecision, Weights, is_raw
+from qsim.clinic.half import HalfPrecision, Weights, is_raw, is_wrapper
 from qsim.clinic.source import Place, calling_line
 from qsim.deviation import Deviation
 from qsim.format_counts import FormatCounts
 from qsim.graph.functions import ALIAS, Function, name_of, route_name
+from qsim.graph.record import tensors_in
 from qsim.ops.round_to_format import count_format_
 
 _SAMPLED = 4096  # elements of a result that are compared; NaN and Inf are counted in all of them
@@ -106,8 +106,10 @@ class Sampling:
 class Traced(HalfPrecision):
     """Half precision that notes which constants it loses, and compares every result with a sample of the float32 one."""
 
-    def __init__(self, format: str, keep: frozenset[str], counts: Mapping[str, Tensor], weights: Weights, *, narrow: bool) -> None:
-        super().__init__(format, keep, counts, weights, narrow=narrow)
+    def __init__(
+        self, format: str, keep: frozenset[str], counts: Mapping[str, Tensor], weights: Weights, folded: frozenset[str], *, narrow: bool
+    ) -> None:
+        super().__init__(format, keep, counts, weights, folded, narrow=narrow)
         self.samples: Samples = {}
         self.sqnr: dict[str, float] = {}
         self.flushed = Counter[str]()
@@ -161,7 +163,7 @@ class Traced(HalfPrecision):
 
     def _operand(self, t: Tensor, *, in_place: bool) -> Tensor:
         rounded = super()._operand(t, in_place=in_place)
-        if rounded is not t and is_raw(t):
+        if rounded is not t and is_raw(t) and not is_wrapper(t):
             lost = t[t.isfinite() & ~rounded.isfinite()]
             if lost.numel():
                 worst = lost[lost.abs().argmax()].item()
@@ -175,8 +177,8 @@ class Traced(HalfPrecision):
 
 
 def floats(tree: Any) -> list[Tensor]:
-    """The floating-point tensors, dense ones, in nested tuples, lists and dicts."""
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.layout is torch.strided]
+    """The floating-point tensors in nested tuples, lists, dicts and objects: dense ones, and no wrappers as `torch.vmap` makes them."""
+    return [t for t in tensors_in(tree) if t.is_floating_point() and t.layout is torch.strided and not is_wrapper(t)]
 
 
 def _sample(t: Tensor) -> Tensor:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import onnx_ir as ir
 
-# What ONNX Runtime and OpenVINO compute on integers where quantizers stand on both sides, and which of its operands must be quantized.
-_BOTH_SIDES = {
+# ONNX Runtime: what it computes on integers where DequantizeLinear and QuantizeLinear stand right at it, and how many of its operands
+# must be quantized.
+_NEXT_TO_IT = {
     "Conv": 2,
     "Gemm": 2,
     "MatMul": 2,
@@ -17,7 +18,9 @@ _BOTH_SIDES = {
     "AveragePool": 1,
     "GlobalAveragePool": 1,
 }
-_OPERANDS = {"Conv": 2, "ConvTranspose": 2, "Gemm": 2, "MatMul": 2}  # TensorRT: the operands decide
+# Other compilers move quantizers over what only moves values, and take results as they are.
+_OPERANDS = {"Conv": 2, "ConvTranspose": 2, "Gemm": 2, "MatMul": 2}
+_MOVING = ("Concat", "MaxPool", "Reshape", "Transpose", "Slice", "Split", "Squeeze", "Unsqueeze", "Expand", "Gather")
 _ABSORBED = ("Relu", "Clip")
 
 
@@ -31,17 +34,18 @@ def lint(model: ir.Model, target: str) -> dict[str, str]:
     target : str
         Name of a `Target`.
     """
-    rules, both = (_OPERANDS, False) if target == "tensorrt" else (_BOTH_SIDES, True)
+    local = target == "onnxruntime"
+    rules: Mapping[str, int | None] = _NEXT_TO_IT if local else _OPERANDS
     found: dict[str, str] = {}
     if not any(node.op_type == "QuantizeLinear" for node in model.graph):
         return found  # weights alone, or float formats
     for node in model.graph:
         if node.op_type not in rules or not _is_float(node.outputs[0]):
             continue
-        unquantized = list(_operands(node, rules[node.op_type]))
+        unquantized = list(_operands(node, rules[node.op_type], local))
         read = node.inputs[: rules[node.op_type]]
         inside = len(unquantized) == len(read)  # of a region that is left in float
-        reasons = [*unquantized, *(_result(node) if both else ())]
+        reasons = [*unquantized, *(_result(node) if local else ())]
         if reasons and not inside:
             found[str(node.name)] = ", and ".join(reasons)
     return found
@@ -49,19 +53,27 @@ def lint(model: ir.Model, target: str) -> dict[str, str]:
 
 def is_surrounded(node: ir.Node) -> bool:
     """Whether all that an operation multiplies, adds, joins or averages is quantized, and its result is."""
-    return not [*_operands(node, _BOTH_SIDES.get(node.op_type, 2)), *_result(node)]
+    return not [*_operands(node, _NEXT_TO_IT.get(node.op_type, 2), True), *_result(node)]
 
 
 def _is_float(value: ir.Value) -> bool:
     return value.dtype in (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
-def _operands(node: ir.Node, count: int | None) -> Iterator[str]:
+def _operands(node: ir.Node, count: int | None, local: bool) -> Iterator[str]:
     for index, value in enumerate(node.inputs[:count]):
-        producer = None if value is None else value.producer()
-        if value is not None and (producer is None or producer.op_type != "DequantizeLinear"):
+        if value is not None and not _is_quantized(value, local):
+            producer = value.producer()
             made = f"made by {producer.name}" if producer is not None else "a constant" if value.const_value is not None else "an input"
             yield f"operand {index} ({made}) is not quantized"
+
+
+def _is_quantized(value: ir.Value, local: bool) -> bool:
+    producer = value.producer()
+    if producer is None or producer.op_type == "DequantizeLinear":
+        return producer is not None
+    moved = producer.inputs if producer.op_type == "Concat" else producer.inputs[:1]
+    return not local and producer.op_type in _MOVING and all(x is not None and _is_quantized(x, local) for x in moved)
 
 
 def _result(node: ir.Node) -> Iterator[str]:

@@ -148,8 +148,11 @@ def size_of(model: ir.Model) -> int:
 
 
 def _notes(program: Program, marked: Marked, quantizers: Mapping[str, Quantizer], target: Target, lowering: Lowering) -> list[str]:
-    notes = [f"'{key}' is off: nothing stands for it" for key in lowering.bypassed]
-    notes += [f"'{key}' is not in the graph: nothing that it quantizes was traced" for key in quantizers if key not in marked.uses]
+    notes = []
+    absent = [key for key in quantizers if key not in marked.uses]
+    for keys, why in ((lowering.bypassed, "switched off"), (absent, "not in the traced graph: fallen back, or for training alone")):
+        if keys:
+            notes.append(f"nothing stands for {len(keys)} quantizers, {why}: {', '.join(keys)}")
     if not program.dynamic_batch:
         notes.append(
             f"the batch size is fixed to {program.example_batch}: something in forward makes a number of it, such as len(x); "

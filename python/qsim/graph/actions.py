@@ -85,12 +85,13 @@ class Actions:
 class Post(NamedTuple):
     """A place where a quantizer stands: at an operand or result of `operation` ("input": at an input of the model).
 
-    It quantizes to integers as long as one of `deciders`, names of operations, runs in integers.
+    It quantizes to integers as long as one of `deciders`, names of operations, runs in integers. `neighbours` make or read the tensor.
     """
 
     key: str
     operation: str
     deciders: tuple[str, ...]
+    neighbours: tuple[str, ...]
 
     def is_integer(self, formats: Container[str]) -> bool:
         """Whether it does while the operations in `formats` fall back."""
@@ -163,9 +164,9 @@ class Regions:
 
     @property
     def posts(self) -> list[Post]:
-        """All places where quantizers stand."""
-        found = [post for around in self.neighbours.values() for posts in (around.reads, around.results) for post in posts.values()]
-        return [*self.inputs.values(), *found]
+        """All places where quantizers stand, or will if operations fall back."""
+        found = [each for around in self.neighbours.values() for each in (around.reads, around.results, around.joined)]
+        return [*self.inputs.values(), *(post for posts in found for post in posts.values())]
 
 
 @dataclass

@@ -96,7 +96,7 @@ def record(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> t
             with _plain_eager(), unchanged(model), _recording(model, _Pass(tape, run), report):
                 given = tree_map_only(Tensor, torch.clone, (args, kwargs))
                 out = model.train(mode == "training")(*given[0], **given[1])
-                tape.results |= {o for t in _tensors_in(out) for o in tape.origins(t)}
+                tape.results |= {o for t in tensors_in(out) for o in tape.origins(t)}
                 kept = tree_leaves([value for m in model.modules() for name, value in vars(m).items() if not name.startswith("_")])
                 tape.reads |= {o for t in kept if isinstance(t, Tensor) for o in tape.origins(t) if isinstance(o.source, Step)}
         except Exception as e:
@@ -124,7 +124,7 @@ def _blind_spots(model: nn.Module) -> list[str]:
     ]
 
 
-def _tensors_in(value: Any) -> Iterator[Tensor]:
+def tensors_in(value: Any) -> Iterator[Tensor]:
     """The tensors of a result: in tuples, lists and dicts, and in the attributes of objects such as dataclasses and distributions."""
     seen: set[int] = set()
     left = [value]

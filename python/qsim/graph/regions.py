@@ -96,21 +96,25 @@ class _Finder:
             for site in self.name_of
             if any(o.kind == "input" and o.source == slot for origins in site.operands().values() for o in origins)
         ]
-        return Post(key, "input", self._integer(reading))
+        return Post(key, "input", self._integer(reading), tuple(reading))
 
     def neighbours(self, site: Site) -> Neighbours:
         name, operands, actions = self.name_of[site], site.operands(), self._at(site)
         makers = {slot: self._makers(operands[slot]) if self._is_data(use.key) else () for slot, use in actions.operands.items()}
         joined = {i: key for i, key in self._grids_of(site).items() if i not in actions.outputs}
+        readers = {i: self._readers(site, i) for i in range(site.outputs)}
         return Neighbours(
             name,
             tuple(operands),
             frozenset(slot for step in site.steps for slot in step.changed),
             site.outputs,
-            {slot: Post(use.key, name, (name, *self._integer(makers[slot]))) for slot, use in actions.operands.items()},
+            {
+                slot: Post(use.key, name, (name, *self._integer(makers[slot])), (name, *self._makers(operands[slot], wanted=False)))
+                for slot, use in actions.operands.items()
+            },
             makers,
-            {i: Post(key, name, self._deciders(site, i)) for i, key in actions.outputs.items()},
-            {i: Post(key, name, reading) for i, key in joined.items() if (reading := self._quantized(self._readers(site, i)))},
+            {i: Post(key, name, self._deciders(site, i), (name, *readers[i])) for i, key in actions.outputs.items()},
+            {i: Post(key, name, reading, (name, *readers[i])) for i, key in joined.items() if (reading := self._quantized(readers[i]))},
         )
 
     def unplanned(self, site: Site, inputs: Container[InputSlot]) -> list[Unplanned]:
@@ -144,10 +148,11 @@ class _Finder:
     def _is_data(self, key: str) -> bool:
         return self.quantizers[key].role in ("activation", "input")
 
-    def _makers(self, origins: Iterable[Origin]) -> tuple[str, ...]:
-        """The operations whose result, which the target wants quantized, is quantized only where it is read."""
+    def _makers(self, origins: Iterable[Origin], *, wanted: bool = True) -> tuple[str, ...]:
+        """The operations that make an operand; those alone whose result the target wants quantized, if `wanted`."""
         sites = [self.flow.site_of[origin.source] for origin in origins if origin.kind in ("step", "stale")]
-        return tuple(dict.fromkeys(self.name_of[site] for site in sites if site in self.name_of and self.placement.makes(site)))
+        found = [site for site in sites if site in self.name_of and (self.placement.makes(site) or not wanted)]
+        return tuple(dict.fromkeys(self.name_of[site] for site in found))
 
     def _deciders(self, site: Site, output: int) -> tuple[str, ...]:
         readers = self._readers(site, output)

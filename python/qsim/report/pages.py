@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from qsim.calibration import CalibrationReport
     from qsim.clinic.diagnosis import Diagnosis
     from qsim.comparison import Comparison
+    from qsim.progressive import Progressive
     from qsim.sensitivity import Sensitivity
 
 _HISTOGRAMS = (
@@ -139,6 +140,48 @@ def sensitivity_page(sensitivity: Sensitivity) -> Page:
     return Page("Sensitivity", "What each quantizer costs by itself", tiles(facts) + table("Groups", note, columns, lines))
 
 
+def progressive_page(progressive: Progressive) -> Page:
+    """The metric while operations join, in their order."""
+    worst, steps = progressive.breaks, progressive.steps
+    columns = [Column("step", number=True, ascending=True), Column("joined", wide=True)]
+    columns += [
+        Column("metric", number=True, ascending=progressive.higher_is_better),
+        Column("drop", number=True),
+        Column("lost", number=True),
+    ]
+    most = max([*(_finite(abs(step.drop)) for step in steps), 1e-30])
+    lines = [
+        Line(
+            [
+                Cell(str(i), i),
+                Cell(markup=name(step.operation, ", ".join(step.keys)), value=step.operation),
+                Cell(f"{step.value:.6g}", step.value),
+                Cell(markup=f"{step.drop:.3g}" + drawing.bar(_finite(step.drop) / most, bad=True), value=step.drop),
+                Cell(f"{step.lost:.3g}", step.lost),
+            ],
+            step.operation,
+        )
+        for i, step in enumerate(steps, 1)
+    ]
+    values = [progressive.baseline, *(step.value for step in steps)]
+    known = [value for value in values if math.isfinite(value)]
+    low, high = min(known, default=0.0), max(known, default=1.0)
+    width = 1.1 * (high - low) or 1.0
+    chart = drawing.lines({"accumulated": [(value - low) / width + 0.04 for value in values]}, 1.0)
+    legend = f"<small>The metric from float (left) to the last operation, {low:.6g} to {high:.6g}</small>"
+    facts: list[Fact] = [
+        ("float", f"{progressive.baseline:.6g}"),
+        ("joined", str(len(steps))),
+        ("left in float", str(len(progressive.left))),
+    ]
+    if worst is not None:
+        facts.append(("largest drop", f"{worst.drop:.3g}", worst.operation))
+    better = "higher" if progressive.higher_is_better else "lower"
+    note = f"The metric, {better} is better, with one operation more quantized in each line; lost beside float."
+    body = tiles(facts) + problems([progressive.note] if progressive.note else []) + f"<section>{chart}{legend}</section>"
+    return Page("Progressive quantization", "Where accuracy breaks", body + table("Operations", note, columns, lines))
+
+
 def _facts(summary: Summary) -> list[Fact]:
     quantizers = [row for row in summary.rows if row.role != "bias"]
     return [
@@ -169,9 +212,9 @@ def _quantizer(row: Row) -> Line:
     cells = [
         Cell(markup=name(row.key, f"{row.role} · {row.op}"), value=row.key),
         Cell(markup=drawing.histogram(row), value=math.nan if observed is None else observed[1] - observed[0]),
-        Cell(row.grid),
+        Cell(row.grid, below=f"computed in {row.fallback}" if row.fallback else ""),
         Cell(row.scale_text, math.nan if row.scale is None else row.scale[1]),
-        Cell(row.range, math.nan if width is None else width, below=seen, bad=not row.calibrated),
+        Cell(row.range, math.nan if width is None else width, below=seen, bad=not row.calibrated and not row.fallback),
         Cell(percent(row.clipped), math.nan if row.clipped is None else row.clipped, bad=(row.clipped or 0) >= CLIPPED),
         _count_cell(row.nonfinite),
     ]

@@ -12,6 +12,7 @@ from qsim.clinic.trace import LostConstant
 
 _CLOSE = 2.0  # a bound is in play where the values come within this factor of the format's limit
 _HOPS = 2  # x / (x.var() + eps).sqrt(): the division breaks, two operations after the epsilon is lost
+_MASKS = 1e30  # from here on a number is no quantity, even in the data
 _BOUNDS = frozenset({"clamp", "clip", "clamp_min", "clamp_max", "maximum", "minimum", "hardtanh", "nan_to_num", "threshold"})
 
 
@@ -30,9 +31,7 @@ def constants(exam: Examination) -> list[Finding]:
 
 def is_data(exam: Examination, constant: LostConstant) -> bool:
     """Whether what overflowed is what the model was given, not a constant."""
-    site = exam.subject.sites.get(constant.op)
-    origins = [o for found in site.operands().values() for o in found] if site is not None and constant.raw else []
-    return abs(constant.value) <= exam.survey.largest_input and any(o.kind == "input" for o in origins)
+    return constant.raw and not constant.parameter and abs(constant.value) <= min(exam.survey.largest_input, _MASKS)
 
 
 def _guards_small_values(exam: Examination, constant: LostConstant) -> bool:

@@ -89,7 +89,11 @@ def widths(exam: Examination) -> list[Finding]:
 
 def unobserved(exam: Examination) -> list[Finding]:
     """QS006: operations of the recorded model that none of the batches reached."""
-    missing = [name for name, site in exam.subject.sites.items() if not site.training_only and name not in exam.survey.operations]
+    missing = [
+        name
+        for name, site in exam.subject.sites.items()
+        if not site.training_only and not site.steps[0].transformed and name not in exam.survey.operations
+    ]
     if not missing:
         return []
     evidence = {"operations": len(missing), "first": ", ".join(missing[:_SHOWN])}
