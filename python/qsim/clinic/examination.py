@@ -18,6 +18,7 @@ from qsim.clinic.shadow import Shadow, Trace
 from qsim.clinic.subject import Subject
 from qsim.clinic.survey import Seen, Survey
 from qsim.clinic.targets import Target
+from qsim.float_format import FLOAT_FORMATS, FloatFormat
 
 Loss = Callable[[Any, Any], Any]
 
@@ -81,6 +82,18 @@ class Examination:
     def limit(self) -> float:
         """The format's largest number."""
         return math.inf if self.target.numbers is None else self.target.numbers.largest
+
+    @property
+    def half(self) -> Shadow:
+        """The shadow, for checks of half precision."""
+        if self.shadow is None:
+            raise ValueError(f"target {self.target.name!r} has no float format: there is nothing to check in half precision")
+        return self.shadow
+
+    @property
+    def numbers(self) -> FloatFormat:
+        """The numbers of the format, for checks of half precision."""
+        return FLOAT_FORMATS[self.half.format]
 
     def seen(self, name: str) -> Seen:
         """What the survey saw of an operation; nothing, if it has not run there."""

@@ -13,6 +13,7 @@ from torch import nn
 
 from qsim.calibration import Forward, iterate
 from qsim.clinic.checks import BATCH_NORM, FLOAT, HALF, INTEGERS, NARROW
+from qsim.clinic.cure import cure
 from qsim.clinic.diagnosis import Diagnosis, ordered
 from qsim.clinic.examination import Examination, Loss
 from qsim.clinic.example import example_of
@@ -94,10 +95,12 @@ def doctor(
     >>> diagnosis = doctor(Norm(), [400 * torch.ones(4, 64)], target="tensorrt-fp16", progress=False)
     >>> [(finding.code, finding.op) for finding in diagnosis.findings]
     [('QS010', 'pow')]
+    >>> diagnosis.plan.keep
+    ('pow', 'mean', 'add', 'sqrt')
     """
     ends = math.inf if seconds is None else time.perf_counter() + seconds
     chosen = target_named(target)
-    stages = Stages("record", "survey", "checks")
+    stages = Stages("record", "survey", "checks", "plan")
     batches = _limited(iterate(data, max_batches, progress, "qsim.doctor"), ends)
     first = next(batches, None)
     if first is None:
@@ -122,6 +125,8 @@ def doctor(
                 exam.evaluation = ranges_of(subject, iterate(evaluation, max_batches, progress, "qsim.doctor"), forward)
         with stages.stage("checks"):
             findings = _run_checks(exam, sqnr)
+        with stages.stage("plan"):
+            plan = cure(exam, findings)
         if save_input is not None and found.births:
             with stages.stage("reproduction"):
                 _save_reproduction(exam, save_input)
@@ -134,6 +139,7 @@ def doctor(
         shadow.probes if shadow is not None else 0,
         dict(stages),
         (*subject.notes, *exam.notes),
+        plan,
     )
 
 

@@ -94,8 +94,8 @@ class Survey:
         NaN and Inf in the data, by batch.
     largest_input : float
         Largest finite magnitude in the data.
-    outputs : int
-        NaN and Inf in what the model returned.
+    outputs, output_nans : int
+        NaN and Inf in what the model returned, and the NaN among them.
     batches : int
     kept : dict of int to Any
         Batches that can be looked at again, by number: the first ones, and those in which something new broke.
@@ -106,6 +106,7 @@ class Survey:
     inputs: dict[int, int] = field(default_factory=dict)
     largest_input: float = 0.0
     outputs: int = 0
+    output_nans: int = 0
     batches: int = 0
     kept: dict[int, Any] = field(default_factory=dict)
 
@@ -130,13 +131,15 @@ def survey(
     visitor = looking if within is None else within(looking)
     for batch in batches:
         given = floats(batch)
-        broken = sum(_nonfinite(t) for t in given)
+        broken = sum(_nonfinite(t) for t in given if not _is_mask(t))
         largest = [t.abs().where(t.isfinite(), 0.0).amax().item() for t in given if t.numel()]
         found.largest_input = max([found.largest_input, *largest])
         if broken:
             found.inputs[found.batches] = broken
         with subject.visited(visitor):
-            found.outputs += sum(_nonfinite(t) for t in floats(subject.run(batch, forward)))
+            results = floats(subject.run(batch, forward))
+        found.outputs += sum(_nonfinite(t) for t in results)
+        found.output_nans += sum(int(t.isnan().sum()) for t in results)
         if looking.has_news() or len(found.kept) < keep // 2:
             found.kept |= {found.batches: batch} if len(found.kept) < keep else {}
         found.batches += 1
@@ -244,6 +247,11 @@ class _Looking:
 
 def _nonfinite(t: Tensor) -> int:
     return t.numel() - int(t.isfinite().sum())
+
+
+def _is_mask(t: Tensor) -> bool:
+    """Whether a tensor holds -Inf, and zero everywhere else: it is added to scores."""
+    return bool((t.isneginf() | (t == 0)).all())
 
 
 class _Operand(NamedTuple):
