@@ -44,6 +44,19 @@ def test_int16_needs_opset_21(tmp_path):
     assert (np.abs(steps) > 0.5).mean() < 0.02
 
 
+def test_biases_that_onnxruntime_makes_overflow_are_told(tmp_path):
+    path = tmp_path / "model.onnx"
+    for scale, overflows in ((1.0, False), (1e4, True)):
+        model = Layers()
+        with torch.no_grad():
+            model[0].bias.mul_(scale)
+        sim = calibrated(qsim.int16(target="onnxruntime"), model)
+        report = sim.export(path)
+        assert any("biases of 0.Gemm int32, where they overflow" in note for note in report.notes) == overflows
+        apart = np.abs(computed(path, X, optimised=True)[0] - computed(path, X)[0]).max()
+        assert (apart > 10 * sim.encodings()["2.output"].scale.item()) == overflows  # the optimiser does so, and to none else
+
+
 @pytest.mark.parametrize("signed", [True, False])
 def test_blocks_of_four_bits(signed, tmp_path):
     weight = qsim.TensorSpec(bits=4, symmetric=signed, signed=signed, axis=1, block_size=8)

@@ -16,6 +16,7 @@ from torch.utils._pytree import SequenceKey, TreeSpec, tree_flatten_with_path, t
 import qsim
 from qsim.deploy import onnx_tidy, opsets
 from qsim.deploy.capture import Program
+from qsim.deploy.lint import overflowing_biases
 from qsim.deploy.marked import Marked
 from qsim.deploy.onnx_fallback import FallbackRegions
 from qsim.deploy.onnx_lower import Lowering
@@ -84,7 +85,8 @@ def build(program: Program, marked: Marked, quantizers: Mapping[str, Quantizer],
     kept = set(model.graph)
     fallback = {str(node.name): format for node, format in regions.formats.items() if node in kept}
     _describe(model, target, quantizers, lowering.names, fallback)
-    return Built(model, lowering.names, [*stored.notes, *_notes(program, marked, quantizers, target, lowering)], fallback)
+    notes = [*stored.notes, *_notes(program, marked, quantizers, target, lowering), *(_biases(model) if target.only8 else ())]
+    return Built(model, lowering.names, notes, fallback)
 
 
 def _opset(program: Program, marked: Marked, quantizers: Mapping[str, Quantizer], stored: Storages, wanted: int | None) -> int:
@@ -164,3 +166,13 @@ def _notes(program: Program, marked: Marked, quantizers: Mapping[str, Quantizer]
     if target.name == "onnxruntime":
         notes.append('open sessions with options.add_session_config_entry("session.qdqisint8allowed", "1"): int8 becomes uint8 without it')
     return notes
+
+
+def _biases(model: ir.Model) -> list[str]:
+    names = overflowing_biases(model)
+    if not names:
+        return []
+    return [
+        f"ONNX Runtime's optimiser makes the biases of {', '.join(names)} int32, where they overflow: "
+        'InferenceSession(..., disabled_optimizers=["WeightBiasQuantization"]) leaves them in float'
+    ]
