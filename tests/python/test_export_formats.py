@@ -155,6 +155,19 @@ def test_models_of_half_precision(dtype, opset, tmp_path):
         np.testing.assert_array_equal(expected(sim, x)[0], computed(path, x)[0])
 
 
+def test_activations_per_channel_stay_where_their_axis_is(tmp_path):
+    def forward(self, x):
+        return self.fc(x.transpose(1, 2)).transpose(1, 2).flatten(1)
+
+    x = torch.randn(64, 16, 5) * torch.arange(1.0, 17.0)[:, None]
+    config = qsim.int8(target="onnxruntime").override("input", activation={"axis": 1, "method": "minmax"})
+    config = config.override("fc", activation={"axis": 2, "method": "minmax"})
+    sim, path = calibrated(config, Forward(forward, fc=nn.Linear(16, 6)), x), tmp_path / "model.onnx"
+    sim.export(path)
+    assert {sim.encodings()[key].scale.shape for key in ("input", "fc.output")} == {(16,), (6,)}
+    np.testing.assert_array_equal(computed(path, x)[0], expected(sim, x)[0])
+
+
 def test_float64_is_refused(tmp_path):
     sim = calibrated(qsim.int8(target="onnxruntime"), x=X.double())
     with pytest.raises(qsim.ExportError, match=r"is float64, which ONNX does not quantize.*model.float\(\)"):

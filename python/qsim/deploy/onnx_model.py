@@ -17,7 +17,7 @@ import qsim
 from qsim.deploy import onnx_tidy, opsets
 from qsim.deploy.capture import Program
 from qsim.deploy.lint import overflowing_biases
-from qsim.deploy.marked import Marked
+from qsim.deploy.marked import Marked, per_channel
 from qsim.deploy.onnx_fallback import FallbackRegions
 from qsim.deploy.onnx_lower import Lowering
 from qsim.deploy.onnx_translate import translate
@@ -68,10 +68,11 @@ def build(program: Program, marked: Marked, quantizers: Mapping[str, Quantizer],
     inputs = _ends("input", options.input_names, [node.name for node in program.inputs])
     outputs = _ends("output", options.output_names, _output_names(program))
     stored = storages(marked, quantizers, target)
-    model = translate(program, _opset(program, marked, quantizers, stored, options.opset), local=target.carries)
+    movable = set(quantizers) - per_channel(quantizers) if target.carries else set()
+    model = translate(program, _opset(program, marked, quantizers, stored, options.opset), movable=movable)
     onnx_tidy.fold(model)
     if target.carries:
-        onnx_tidy.mark_before_reshapes(model)
+        onnx_tidy.mark_before_reshapes(model, movable)
     _refuse_doubles(model)
     regions = FallbackRegions(model)
     regions.run()
