@@ -165,6 +165,7 @@ def test_activations_per_channel_stay_where_their_axis_is(tmp_path):
     sim, path = calibrated(config, Forward(forward, fc=nn.Linear(16, 6)), x), tmp_path / "model.onnx"
     sim.export(path)
     assert {sim.encodings()[key].scale.shape for key in ("input", "fc.output")} == {(16,), (6,)}
+    np.testing.assert_allclose(sim.evaluate(x, integer=True).numpy(), expected(sim, x)[0], atol=1e-5)
     np.testing.assert_array_equal(computed(path, x)[0], expected(sim, x)[0])
 
 
