@@ -13,6 +13,7 @@ from torch import nn
 from qsim.calibration import Forward
 from qsim.clinic.finding import Finding, Severity
 from qsim.clinic.flow import Flow
+from qsim.clinic.ranges import Ranges
 from qsim.clinic.shadow import Shadow, Trace
 from qsim.clinic.subject import Subject
 from qsim.clinic.survey import Seen, Survey
@@ -45,6 +46,8 @@ class Examination:
         How many executions in half precision may be spent.
     notes : list of str
         What could not be done.
+    ranges, evaluation : Ranges or None
+        Of the data, and of the evaluation data if there is any; None for targets without integers.
     """
 
     subject: Subject
@@ -59,6 +62,8 @@ class Examination:
     ends: float = math.inf
     probes: int | None = None
     notes: list[str] = field(default_factory=list)
+    ranges: Ranges | None = None
+    evaluation: Ranges | None = None
 
     def may_probe(self) -> bool:
         """Whether another execution in half precision fits into the budget; notes it, if not."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from qsim.calibration import Forward
 from qsim.clinic.internals import STORED, inside, partial_sums
 from qsim.clinic.source import Place, calling_line
-from qsim.clinic.subject import Subject
+from qsim.clinic.subject import Subject, Visitor
 from qsim.clinic.targets import Target
 from qsim.clinic.trace import floats
 from qsim.format_counts import FormatCounts
@@ -111,14 +111,24 @@ class Survey:
     kept: dict[int, Any] = field(default_factory=dict)
 
 
-def survey(subject: Subject, target: Target, batches: Iterable[Any], forward: Forward | None = None, *, keep: int = 0) -> Survey:
+def survey(
+    subject: Subject,
+    target: Target,
+    batches: Iterable[Any],
+    forward: Forward | None = None,
+    *,
+    keep: int = 0,
+    within: Callable[[Visitor], Visitor] | None = None,
+) -> Survey:
     """Run the model on every batch in float32 and look at every operation.
 
     Memory: `keep` batches, and some numbers for each operation. Half of what is kept are the first batches, the other half is for later
-    ones in which an operation overflows, or makes NaN or Inf, that did not before.
+    ones in which an operation overflows, or makes NaN or Inf, that did not before. `within` makes the visitor that looks too, and calls
+    the one it is given.
     """
     found = Survey()
     looking = _Looking(found, target, subject.folded)
+    visitor = looking if within is None else within(looking)
     for batch in batches:
         given = floats(batch)
         broken = sum(_nonfinite(t) for t in given if not _is_mask(t))
@@ -126,7 +136,7 @@ def survey(subject: Subject, target: Target, batches: Iterable[Any], forward: Fo
         found.largest_input = max([found.largest_input, *largest])
         if broken:
             found.inputs[found.batches] = broken
-        with subject.visited(looking):
+        with subject.visited(visitor):
             results = floats(subject.run(batch, forward))
         found.outputs += sum(_nonfinite(t) for t in results)
         found.output_nans += sum(int(t.isnan().sum()) for t in results)
