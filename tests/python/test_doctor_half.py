@@ -270,6 +270,12 @@ def test_an_overflow_is_no_excuse_for_what_follows():
     assert found.findings[0].evidence["chain"][0] == "1.add"
 
 
+def test_nan_that_comes_by_way_of_what_is_not_recorded():
+    """Nothing tells where an array came from: what reads it seems to read a constant."""
+    model = nn.Sequential(Calls(lambda x: torch.from_numpy((x * x / (x * x).mean()).numpy())), nn.Linear(16, 4), nn.Linear(4, 4))
+    assert {op for _, op in codes(examine(model, wave * 400))} == {"0.mul", "0.mul_2"}
+
+
 def test_the_data_is_left_alone():
     x = wave.clone()
     found = examine(lambda x: x.mul_(500).pow_(2).mean(-1).sqrt_(), x)
