@@ -106,6 +106,19 @@ def test_data_that_is_not_finite_is_blamed_on_the_data():
     assert (finding.code, finding.evidence["elements"], finding.evidence["first batch"]) == ("QS002", 1, 1)
 
 
+def test_a_mask_of_minus_infinity_is_good_data():
+    attention = Calls(lambda scores, mask: (scores + mask).softmax(-1))
+    mask = torch.zeros(4, 4).masked_fill(torch.ones(4, 4).triu(1) > 0, -torch.inf)
+    assert not examine(attention, (torch.randn(2, 4, 4), mask)).findings
+    assert codes(examine(attention, (torch.randn(2, 4, 4).log(), mask)))[0][0] == "QS002"
+
+
+def test_nan_that_no_operation_is_seen_to_make():
+    scripted = nn.Sequential(nn.ReLU(), torch.jit.trace(Calls(lambda x: (x - 1).sqrt()), torch.ones(2)))
+    (finding,) = examine(scripted.eval(), torch.zeros(2)).findings
+    assert (finding.code, finding.op, finding.evidence["where"]) == ("QS001", "", "the output")
+
+
 def test_parameters_and_buffers():
     model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)).eval()
     assert not examine(model, torch.randn(4, 8)).findings

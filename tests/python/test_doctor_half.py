@@ -253,6 +253,38 @@ def test_a_mask_that_is_assigned():
     assert (finding.code, finding.severity, finding.op) == ("QS012", "error", "__setitem__")
 
 
+def test_an_overflow_is_no_excuse_for_what_follows():
+    """The next layers read NaN by way of a ReLU, which rounds nothing."""
+
+    class Block(nn.Module):
+        def __init__(self, scale: float) -> None:
+            super().__init__()
+            self.wide, self.narrow = nn.Linear(32, 64, bias=False), nn.Linear(64, 32, bias=False)
+            self.narrow.weight.data *= scale
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.narrow(self.wide(F.layer_norm(x, (32,))).relu())
+
+    found = examine(nn.Sequential(Block(1.0), Block(3e5), Block(1.0), nn.LayerNorm(32)), torch.randn(2, 4, 32))
+    assert codes(found) == [("QS010", "1.narrow")]
+    assert found.findings[0].evidence["chain"][0] == "1.add"
+
+
+def test_the_data_is_left_alone():
+    x = wave.clone()
+    found = examine(lambda x: x.mul_(500).pow_(2).mean(-1).sqrt_(), x)
+    assert codes(found) == [("QS010", "pow")]
+    assert torch.equal(x, wave)
+
+
+def test_a_weight_that_folding_makes_too_large():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, eps=1e-12)).eval()
+    assert not examine(model, torch.randn(1, 3, 8, 8)).findings
+    model[1].running_var.fill_(1e-12)
+    found = examine(model, torch.randn(1, 3, 8, 8)).findings[0]
+    assert (found.code, found.op, found.evidence["parameter"]) == ("QS012", "0", "0.weight")
+
+
 def test_what_is_computed_from_constants_alone_is_folded():
     class Positions(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

@@ -159,14 +159,6 @@ def test_what_is_off_leaves_no_trace_but_a_note(tmp_path):
     np.testing.assert_allclose(computed(path, X)[0], expected(sim, X)[0], atol=1e-5)
 
 
-def test_what_falls_back_is_cast(tmp_path):
-    sim, path = calibrated(qsim.int8(target="tensorrt")), tmp_path / "model.onnx"
-    sim.fallback("2")
-    sim.export(path)
-    assert types(path)["2.weight_float16"] == TensorProto.FLOAT16
-    np.testing.assert_array_equal(computed(path, X)[0], expected(sim, X)[0])
-
-
 def test_a_shared_weight_is_stored_once(tmp_path):
     layer = nn.Linear(16, 16)
     sim, path = calibrated(qsim.int8(target="onnxruntime"), nn.Sequential(layer, nn.ReLU(), layer)), tmp_path / "model.onnx"

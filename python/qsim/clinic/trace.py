@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qsim.clinic.half import HalfPrecision, Weights, is_raw, is_wrapper
+from qsim.clinic.half import HalfPrecision, Weights, habits_of, is_raw, is_wrapper
 from qsim.clinic.source import Place, calling_line
 from qsim.deviation import Deviation
 from qsim.format_counts import FormatCounts
@@ -62,7 +62,7 @@ class Row:
     Attributes
     ----------
     counts : FormatCounts
-        Of its results, before rounding. Without overflows where it was kept.
+        Of its results, before rounding; NaN and Inf alone where they are not rounded.
     nonfinite : int
         NaN and Inf in its float32 results.
     sqnr : float
@@ -130,7 +130,7 @@ class Traced(HalfPrecision):
         for constant in self._lost_here:
             constant.readers.add(name)
         results = floats(out)
-        if name in self.keep and name in self.counts:
+        if name in self.counts and (name in self.keep or habits_of(func).exact):  # the others are counted when they are rounded
             for t in results:
                 seen = torch.zeros_like(self.counts[name])
                 count_format_(t, self.format, seen)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from html import escape
 from typing import TYPE_CHECKING
 
 from qsim.deviation import Deviation
@@ -102,6 +103,9 @@ def diagnosis_page(diagnosis: Diagnosis) -> Page:
     stages = ", ".join(f"{stage} {seconds:.2f}" for stage, seconds in diagnosis.seconds.items())
     facts.append(("seconds", f"{sum(diagnosis.seconds.values()):.2f}", stages))
     body = table("Findings", "Errors first, then warnings; each in the order of the model.", columns, lines)
+    if diagnosis.plan is not None and diagnosis.plan.keep:
+        kept = [Line([Cell(markup=name(each, ""), value=each)], each) for each in diagnosis.plan.keep]
+        body += table("Plan", escape(str(diagnosis.plan).splitlines()[0]), [Column("keep in float32", wide=True)], kept)
     return Page("Diagnosis", f"What {diagnosis.target} makes of the model", tiles(facts) + problems(diagnosis.notes) + body)
 
 
