@@ -335,6 +335,6 @@ def test_healthy_networks(target):
         nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4)
     )
     encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 4, 64, batch_first=True), 2, enable_nested_tensor=False)
-    assert not examine(convolutional.eval(), torch.randn(2, 3, 24, 24), target=target).findings
-    assert not examine(encoder.eval(), torch.randn(2, 10, 32), target=target).findings
-    assert not examine(nn.LSTM(8, 16, batch_first=True).eval(), torch.randn(2, 5, 8), target=target).findings
+    assert examine(convolutional.eval(), torch.randn(2, 3, 24, 24), target=target).healthy
+    assert examine(encoder.eval(), torch.randn(2, 10, 32), target=target).healthy
+    assert examine(nn.LSTM(8, 16, batch_first=True).eval(), torch.randn(2, 5, 8), target=target).healthy
