@@ -113,6 +113,17 @@ def test_it_keeps_trained_scales_and_what_is_off_and_changes_nothing():
     assert got.model.up.weight is not sim.model.up.weight
 
 
+def test_it_keeps_what_falls_back():
+    sim = qsim.QuantSim(seeded(NETWORKS["perceptron"][0]), torch.randn(2, 16))
+    sim.calibrate([torch.randn(64, 16)], progress=False)
+    encodings = sim.retarget("tensorrt").encodings()
+    sim.fallback("down")
+    got = sim.retarget("tensorrt")
+    assert got.quantization.formats == {"down": "float16"}
+    assert got.encodings() == encodings
+    assert sim.quantization.formats == {"down": "float16"}
+
+
 def test_shared_scales_span_all_that_is_joined():
     model = Forward(lambda self, x: torch.cat([self.a(x), 3 * self.b(x)], 1), a=nn.Conv2d(3, 4, 1), b=nn.Conv2d(3, 2, 1))
     sim = qsim.QuantSim(model.eval(), torch.randn(2, 3, 8, 8))
