@@ -288,6 +288,7 @@ def test_a_weight_that_folding_makes_too_large():
     model = trained(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, eps=1e-12)))
     assert not examine(model, torch.randn(1, 3, 8, 8)).findings
     model[1].running_var.fill_(1e-12)
+    model[1].weight.data.fill_(1.0)
     found = [f for f in examine(model, torch.randn(1, 3, 8, 8)).findings if f.code == "QS012"]
     assert [(f.severity, f.op, f.evidence["parameter"]) for f in found] == [("error", "0", "0.weight")]
 
