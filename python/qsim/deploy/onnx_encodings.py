@@ -21,7 +21,8 @@ from qsim.files.qsim_json import read_entry
 
 _QUANTIZERS = ("QuantizeLinear", "DequantizeLinear")
 _NAMES = {kind: name for name, kind in ONNX_TYPES.items()}
-_SUFFIX = "_quantized"  # of constants that are stored as integers, in our models and in ONNX Runtime's
+_STORED = "_quantized"  # what our exports and ONNX Runtime's quantizer append to the name of a constant stored as integers
+_LEAVING = "_QuantizeLinear_Input"  # and the latter to that of an output of the model, before it is quantized
 
 
 def read_onnx_encodings(path: str | PathLike[str], *, tensor_names: bool = False) -> EncodingFile:
@@ -108,8 +109,7 @@ def _entry(node: ir.Node, place: Place) -> tuple[str, Entry] | None:
         return None
     constant = x.const_value is not None
     name = checked_name(x.name, place)
-    if constant and node.op_type == "DequantizeLinear":
-        name = name.removesuffix(_SUFFIX) or name
+    name = name.removesuffix(_STORED if constant and node.op_type == "DequantizeLinear" else _LEAVING) or name
     role = "parameter" if constant else "activation"
     place = place.at(name)
     if node.domain not in ("", "com.microsoft"):
