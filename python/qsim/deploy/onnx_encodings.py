@@ -10,7 +10,7 @@ import torch
 from onnx_ir.passes import common
 from torch import Tensor
 
-from qsim.deploy.onnx_open import open_model
+from qsim.deploy.onnx_open import damage_told, open_model
 from qsim.deploy.onnx_tensors import ONNX_TYPES
 from qsim.encoding import Encoding, grid_of
 from qsim.files import EncodingFile, Entry
@@ -21,7 +21,8 @@ from qsim.files.qsim_json import read_entry
 
 _QUANTIZERS = ("QuantizeLinear", "DequantizeLinear")
 _NAMES = {kind: name for name, kind in ONNX_TYPES.items()}
-_SUFFIX = "_quantized"  # of constants that are stored as integers, in our models and in ONNX Runtime's
+_STORED = "_quantized"  # what our exports and ONNX Runtime's quantizer append to the name of a constant stored as integers
+_LEAVING = "_QuantizeLinear_Input"  # and the latter to that of an output of the model, before it is quantized
 
 
 def read_onnx_encodings(path: str | PathLike[str], *, tensor_names: bool = False) -> EncodingFile:
@@ -66,6 +67,11 @@ def read_onnx_encodings(path: str | PathLike[str], *, tensor_names: bool = False
 
 def encodings_of(model: ir.Model, place: Place, *, tensor_names: bool = False) -> EncodingFile:
     """`read_onnx_encodings` of a model in memory. Its constants become initializers."""
+    with damage_told(place):
+        return _found(model, place, tensor_names)
+
+
+def _found(model: ir.Model, place: Place, tensor_names: bool) -> EncodingFile:
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     opset = str(model.opset_imports.get("", ""))
     text = model.metadata_props.get("qsim.encodings")
@@ -108,8 +114,7 @@ def _entry(node: ir.Node, place: Place) -> tuple[str, Entry] | None:
         return None
     constant = x.const_value is not None
     name = checked_name(x.name, place)
-    if constant and node.op_type == "DequantizeLinear":
-        name = name.removesuffix(_SUFFIX) or name
+    name = name.removesuffix(_STORED if constant and node.op_type == "DequantizeLinear" else _LEAVING) or name
     role = "parameter" if constant else "activation"
     place = place.at(name)
     if node.domain not in ("", "com.microsoft"):
@@ -138,8 +143,8 @@ def _dtype(node: ir.Node, x: ir.Value, zero_point: ir.Value | None) -> str | Non
 
 
 def _encoding(node: ir.Node, scale: ir.Value, zero_point: ir.Value | None, dtype: str, x: ir.Value, place: Place) -> Encoding:
-    steps = positive(_values(scale, place).double(), place, "the scale")
-    zeros = torch.zeros(steps.shape, dtype=torch.int64) if zero_point is None else _values(zero_point, place).double().long()
+    steps = positive(_values(scale).double(), place, "the scale")
+    zeros = torch.zeros(steps.shape, dtype=torch.int64) if zero_point is None else _values(zero_point).double().long()
     if zeros.numel() != steps.numel():
         raise place.error(f"has {zeros.numel()} zero points and {steps.numel()} scales; expected as many")
     along, size = _integer(node, "axis", 1), _integer(node, "block_size", 0) or None
@@ -151,13 +156,10 @@ def _encoding(node: ir.Node, scale: ir.Value, zero_point: ir.Value | None, dtype
     return make_encoding(place, steps, zeros.reshape(steps.shape), *grid_of(dtype), *layout, dtype)
 
 
-def _values(value: ir.Value, place: Place) -> Tensor:
+def _values(value: ir.Value) -> Tensor:
     held = value.const_value
     assert held is not None
-    try:
-        return torch.from_numpy(held.numpy().astype("float64"))
-    except (OSError, ValueError, TypeError) as error:
-        raise place.error(f"its parameter {value.name!r} cannot be read: {error}") from None
+    return torch.from_numpy(held.numpy().astype("float64"))
 
 
 def _integer(node: ir.Node, name: str, default: int) -> int:

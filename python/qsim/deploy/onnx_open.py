@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from os import PathLike
 from pathlib import Path
@@ -10,6 +11,7 @@ import onnx
 import onnx_ir as ir
 from google.protobuf.message import DecodeError
 
+from qsim.errors import FileFormatError
 from qsim.files.place import Place
 
 MAX_BYTES = (1 << 31) - 1  # what protocol buffers hold
@@ -48,12 +50,21 @@ def open_model(path: str | PathLike[str]) -> ir.Model:
 
 def as_ir(proto: onnx.ModelProto, path: str | PathLike[str]) -> ir.Model:
     """A model of `open_proto` as IR."""
-    try:
+    with damage_told(Place(str(path))):
         model = ir.from_proto(proto)
-    except Exception as error:  # whatever the parser meets in a damaged graph
-        raise Place(str(path)).error(f"is no valid ONNX model: {first_line(error)}") from None
     ir.external_data.set_base_dir(model.graph, Path(path).parent)
     return model
+
+
+@contextlib.contextmanager
+def damage_told(place: Place) -> Iterator[None]:
+    """What is raised within, reading a graph that says other things than ONNX allows, becomes an error that names the file."""
+    try:
+        yield
+    except FileFormatError:
+        raise
+    except Exception as error:  # attributes of another type, names that are no text, tensors that lack bytes: whatever the IR meets
+        raise place.error(f"is no valid ONNX model ({type(error).__name__}: {first_line(error)})") from error
 
 
 def _elsewhere(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
