@@ -152,6 +152,15 @@ def read_numeric_log(path: str | PathLike[str]) -> NumericLog:
     FileNotFoundError
     """
     path = Path(path)
+    try:
+        return _read(path)
+    except (KeyError, IndexError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"read_numeric_log: '{path}' holds a line that numeric_log does not write ({type(error).__name__}: {error})"
+        ) from None
+
+
+def _read(path: Path) -> NumericLog:
     found = NumericLog()
     older = _older_half(path)
     order: list[str] = []

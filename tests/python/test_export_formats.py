@@ -44,6 +44,19 @@ def test_int16_needs_opset_21(tmp_path):
     assert (np.abs(steps) > 0.5).mean() < 0.02
 
 
+def test_biases_that_onnxruntime_makes_overflow_are_told(tmp_path):
+    path = tmp_path / "model.onnx"
+    for scale, overflows in ((1.0, False), (1e4, True)):
+        model = Layers()
+        with torch.no_grad():
+            model[0].bias.mul_(scale)
+        sim = calibrated(qsim.int16(target="onnxruntime"), model)
+        report = sim.export(path)
+        assert any("biases of 0.Gemm int32, where they overflow" in note for note in report.notes) == overflows
+        apart = np.abs(computed(path, X, optimised=True)[0] - computed(path, X)[0]).max()
+        assert (apart > 10 * sim.encodings()["2.output"].scale.item()) == overflows  # the optimiser does so, and to none else
+
+
 @pytest.mark.parametrize("signed", [True, False])
 def test_blocks_of_four_bits(signed, tmp_path):
     weight = qsim.TensorSpec(bits=4, symmetric=signed, signed=signed, axis=1, block_size=8)
@@ -140,6 +153,20 @@ def test_models_of_half_precision(dtype, opset, tmp_path):
     assert sim.export(path).opset == opset
     if dtype is torch.float16:  # NumPy has no bfloat16
         np.testing.assert_array_equal(expected(sim, x)[0], computed(path, x)[0])
+
+
+def test_activations_per_channel_stay_where_their_axis_is(tmp_path):
+    def forward(self, x):
+        return self.fc(x.transpose(1, 2)).transpose(1, 2).flatten(1)
+
+    x = torch.randn(64, 16, 5) * torch.arange(1.0, 17.0)[:, None]
+    config = qsim.int8(target="onnxruntime").override("input", activation={"axis": 1, "method": "minmax"})
+    config = config.override("fc", activation={"axis": 2, "method": "minmax"})
+    sim, path = calibrated(config, Forward(forward, fc=nn.Linear(16, 6)), x), tmp_path / "model.onnx"
+    sim.export(path)
+    assert {sim.encodings()[key].scale.shape for key in ("input", "fc.output")} == {(16,), (6,)}
+    np.testing.assert_allclose(sim.evaluate(x, integer=True).numpy(), expected(sim, x)[0], atol=1e-5)
+    np.testing.assert_array_equal(computed(path, x)[0], expected(sim, x)[0])
 
 
 def test_float64_is_refused(tmp_path):

@@ -266,7 +266,7 @@ def test_casts_between_what_onnx_lets_be_half_and_what_not():
 
 def test_the_files(plan, exported, tmp_path):
     written = plan.write(tmp_path / "new", exported)
-    names = ["plan.json", "coreml_op_selector.py", "node_block_list.json", "trtexec.txt", "model.fp16.onnx", "modelopt.json"]
+    names = ["plan.json", "coreml_op_selector.py", "node_block_list.json", "trtexec.txt", "modelopt.json", "model.fp16.onnx"]
     assert [path.name for path in written] == names
     assert sorted(path.name for path in (tmp_path / "new").iterdir()) == sorted(names)
     assert Plan.from_json((tmp_path / "new" / "plan.json").read_text()) == plan
@@ -280,6 +280,7 @@ def test_the_files(plan, exported, tmp_path):
     assert flags["--precisionConstraints"] == "obey"
     assert flags["--layerPrecisions"] == flags["--layerOutputTypes"] == ",".join(f"{name}:fp32" for name in nodes)
     modelopt = json.loads((tmp_path / "new" / "modelopt.json").read_text())
+    assert modelopt["quant_cfg"] == []  # no module among what is kept
     every = [node.name for node in onnx.load(exported).graph.node]
     assert [name for name in every if any(re.match(pattern, name) for pattern in modelopt["nodes_to_exclude"])] == sorted(
         nodes, key=every.index

@@ -163,7 +163,7 @@ class HalfPrecision:
         """What a call returned, rounded; in place where it is one of the arguments."""
         if not t.is_floating_point() or t.layout is not torch.strided:
             return t
-        if counts is None or is_wrapper(t):
+        if counts is None or is_wrapper(t) or counts.device != t.device:
             return self._rounded(t)
         if any(t is value for value in args):
             count_format_(t, self.format, counts)

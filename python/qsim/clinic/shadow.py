@@ -120,7 +120,7 @@ class Shadow:
         visitor = Traced(self.format, keep, counts, self._weights, self.subject.folded, narrow=self._narrow)
         outcome, expected = self._execute(visitor, counts)
         rows = {
-            name: Row(FormatCounts(*row), expected[name], visitor.sqnr.get(name, math.inf), visitor.flushed[name])
+            name: Row(FormatCounts(*row), expected[name], visitor.sqnr.get(name, math.inf), visitor.flushed[name], name in visitor.fed)
             for name, row in _numbers(counts).items()
         }
         return Trace(outcome, rows, list(visitor.constants.values()))

@@ -70,12 +70,15 @@ class Row:
         elements. +Inf where nothing is finite.
     flushed : int
         Elements of the sample that are zero and in float32 far from it, as the reciprocal of Inf is.
+    fed : bool
+        Whether it was given NaN, be it by something that is no operation of the recording.
     """
 
     counts: FormatCounts
     nonfinite: int
     sqnr: float
     flushed: int
+    fed: bool
 
     @property
     def excess(self) -> int:
@@ -113,6 +116,7 @@ class Traced(HalfPrecision):
         self.samples: Samples = {}
         self.sqnr: dict[str, float] = {}
         self.flushed = Counter[str]()
+        self.fed: set[str] = set()
         self.constants: dict[tuple[str, float], LostConstant] = {}
         self._lost_here: list[LostConstant] = []
         self._now: tuple[str, Function] = "", torch.add
@@ -126,6 +130,8 @@ class Traced(HalfPrecision):
         for constant in _held((args, kwargs)):
             constant.readers.add(name)
         self._now, self._lost_here = (name, func), []
+        if name not in self.fed and any(bool(t.isnan().any()) for t in floats((args, kwargs))):
+            self.fed.add(name)
         out = super().operation(name, func, args, kwargs)
         for constant in self._lost_here:
             constant.readers.add(name)

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 from qsim.calibration import arguments_of
 from qsim.deploy.lint import is_surrounded, lint
-from qsim.table import text_table
+from qsim.table import decibel, text_table
 
 if TYPE_CHECKING:
     from qsim.sim_export import Export
@@ -57,16 +57,30 @@ class Difference:
         Largest difference: in steps of the grid, or absolute.
     step : float or None
         The scale of the output; None where it is not quantized.
+    signal, noise : float
+        Sums of squares: of the first computation, and of the difference.
     """
 
     step: float | None
     elements: int = 0
     mismatching: int = 0
     largest: float = 0.0
+    signal: float = 0.0
+    noise: float = 0.0
+
+    @property
+    def sqnr(self) -> float:
+        """Of the second computation beside the first, in dB; Inf where they agree, NaN where one of them is not finite."""
+        if self.noise == 0:
+            return math.inf
+        return 10 * math.log10(self.signal / self.noise) if self.signal > 0 and math.isfinite(self.noise) else math.nan
 
     def add(self, mine: Array, other: Array) -> None:
         """Compare another batch."""
         both = [x.astype(np.float64) for x in (mine, other)]
+        with np.errstate(invalid="ignore", over="ignore"):
+            self.signal += float(np.square(both[0]).sum())
+            self.noise += float(np.square(both[0] - both[1]).sum())
         if self.step is not None:
             both = [np.rint(x / self.step) for x in both]
         apart = ~((both[0] == both[1]) | (np.isnan(both[0]) & np.isnan(both[1])))
@@ -98,11 +112,20 @@ class Verification:
 
     def __str__(self) -> str:
         rows = [
-            (f"{mine} / {other}", name, f"{d.elements:,}", f"{d.mismatching:,}", f"{d.largest:g}{'' if d.step is None else ' steps'}")
+            (
+                f"{mine} / {other}",
+                name,
+                f"{d.elements:,}",
+                f"{d.mismatching:,}",
+                f"{d.largest:g}{'' if d.step is None else ' steps'}",
+                decibel(d.sqnr),
+            )
             for (mine, other), outputs in self.differences.items()
             for name, d in outputs.items()
         ]
-        table = text_table(("compared", "output", "elements", "differ", "largest"), rows, ("elements", "differ", "largest"))
+        table = text_table(
+            ("compared", "output", "elements", "differ", "largest", "SQNR dB"), rows, ("elements", "differ", "largest", "SQNR dB")
+        )
         floats = [f"{len(self.in_float)} operations run in float:", *(f"  {n}: {why}" for n, why in self.in_float.items())]
         return "\n".join([f"ONNX Runtime {self.version}", table, *(floats if self.in_float else [])])
 

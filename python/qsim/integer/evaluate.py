@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 from qsim import ops
 from qsim.deploy.capture import Program
 from qsim.deploy.carry import carry_marks
+from qsim.deploy.marked import per_channel
 from qsim.errors import AccumulatorError
 from qsim.float_format import FLOAT_FORMATS
 from qsim.graph.frugal import Stamp
@@ -47,7 +48,7 @@ class Evaluation:
     """
 
     def __init__(self, program: Program, quantizers: Mapping[str, Quantizer], model: nn.Module) -> None:
-        carry_marks(program.exported.graph)
+        carry_marks(program.exported.graph, per_channel(quantizers))
         self.program, self.quantizers, self.model = program, quantizers, model
         self._paths = [path for _, path in stored_inputs(program)]
         self._kept: tuple[Stamp, list[Any], Prepared] | None = None  # replaced as a whole: threads share it

@@ -68,12 +68,15 @@ def _one_more(exam: Examination, name: str, keep: set[str]) -> set[str]:
 
 
 def _culprits(exam: Examination, trace: Trace) -> list[str]:
+    """Broken operations that read nothing broken, and those behind them that overflow by their float32 values, whatever they read here."""
     flow, rows = exam.flow, trace.rows
     bound = exam.half.sqnr
     bad = {name for name, row in rows.items() if row.excess > 0 or row.sqnr < bound}
     suspects = bad | {name for name, row in rows.items() if row.flushed}
     led = _leading_out(exam, suspects) & bad
-    begin = [name for name in flow.order if name in led and _begins(exam, rows[name], name, bad, suspects)]
+    begin: list[str] = []
+    for among in (led, bad):  # all that is broken, if what leads out begins with something that was given NaN
+        begin = begin or [name for name in flow.order if name in among and _begins(exam, rows[name], name, bad, suspects)]
     if not begin:
         begin = [name for name in flow.order if name in led and bad.isdisjoint(flow.producers[name])]
     behind = [name for name in flow.order if name in led and name not in begin and _overflows_first(exam, name)]
@@ -82,6 +85,8 @@ def _culprits(exam: Examination, trace: Trace) -> list[str]:
 
 def _begins(exam: Examination, row: Row, name: str, bad: set[str], suspects: set[str]) -> bool:
     """Whether a result is broken although what it is computed from is not: not even in a few elements, unless they overflow just here."""
+    if row.fed and not row.counts.overflows:
+        return False
     return (bad if row.counts.overflows else suspects).isdisjoint(exam.flow.producers[name])
 
 

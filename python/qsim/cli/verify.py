@@ -1,0 +1,125 @@
+"""Run a Q/DQ model in ONNX Runtime on batches, with all of its optimisations and with none, and compare; and beside a float model. Tells
+which operations did not become integer kernels, and why. Exits with 1 if results differ by more than --tolerance steps, or are further
+from the reference than --sqnr."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from qsim.cli.arrays import batches, read_npz
+from qsim.cli.failure import Failure
+from qsim.files.place import Place
+
+if TYPE_CHECKING:
+    from qsim.cli.arrays import Array
+    from qsim.deploy.verify import Verification
+
+HELP = "run a Q/DQ model in ONNX Runtime and compare"
+_REFERENCE = "reference"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", type=Path, metavar="MODEL.onnx")
+    parser.add_argument(
+        "--data", type=Path, nargs="+", required=True, metavar="BATCH.npz", help="one array for each input, by its name or in order"
+    )
+    parser.add_argument("--batch-size", type=int, metavar="N", help="cut the arrays into batches (default: a file is one batch)")
+    parser.add_argument("--reference", type=Path, metavar="FLOAT.onnx", help="a model with the same inputs and outputs to compare with")
+    parser.add_argument(
+        "--tolerance", type=float, default=0.0, metavar="STEPS", help="difference of the two graphs that is fine (default: 0)"
+    )
+    parser.add_argument("--sqnr", type=float, metavar="DB", help="what the outputs must keep beside the reference")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def run(options: argparse.Namespace) -> int:
+    if options.sqnr is not None and options.reference is None:
+        raise Failure("--sqnr compares with a reference; expected --reference FLOAT.onnx")
+    from qsim.deploy.onnx_open import open_proto
+    from qsim.deploy.verify import verify
+
+    for path in filter(None, (options.model, options.reference)):
+        open_proto(path)  # bounds and tensors outside the folder, before anything else opens it
+    result = verify(options.model, _runs(options))
+    print(json.dumps(_fields(result), indent=1, allow_nan=False) if options.json else result)
+    if not result.differences and not options.json:
+        print("nothing was compared: the model is for a runtime that is not here; give --reference")
+    return int(_failed(result, options))
+
+
+def _runs(options: argparse.Namespace) -> Iterator[tuple[Mapping[str, Array], Mapping[str, Sequence[Array]]]]:
+    from qsim.deploy.verify import session
+
+    taken = session(options.model, optimised=False)
+    reference = None if options.reference is None else session(options.reference, optimised=True)
+    if reference is not None and len(reference.get_outputs()) != len(taken.get_outputs()):
+        raise Failure(f"the reference has {len(reference.get_outputs())} outputs, the model {len(taken.get_outputs())}; expected as many")
+    for path in options.data:
+        place = Place(str(path))
+        for batch in batches(read_npz(path), options.batch_size, place):
+            inputs = _inputs(taken.get_inputs(), batch, place)
+            if reference is None:
+                yield inputs, {}
+                continue
+            renamed = dict(zip([value.name for value in reference.get_inputs()], inputs.values(), strict=True))
+            yield inputs, {_REFERENCE: reference.run(None, renamed)}
+
+
+def _inputs(wanted: Sequence[Any], arrays: Mapping[str, Array], place: Place) -> dict[str, Array]:
+    """The arrays by the names of inputs, checked for what these take."""
+    names = [value.name for value in wanted]
+    if len(arrays) != len(names) or (set(arrays) != set(names) and any(name in names for name in arrays)):
+        raise place.error(f"holds the arrays {', '.join(arrays)}; the model takes {', '.join(names)}")
+    found = {name: arrays[name] for name in names} if set(arrays) == set(names) else dict(zip(names, arrays.values(), strict=True))
+    for value in wanted:
+        got = found[value.name]
+        fits = len(got.shape) == len(value.shape) and all(
+            n == m or not isinstance(m, int) for n, m in zip(got.shape, value.shape, strict=True)
+        )
+        if not fits or got.dtype.name != _dtype(value.type):
+            shape = ", ".join(str(n) for n in value.shape)
+            raise place.at(value.name).error(f"is {got.dtype} of the shape {got.shape}; the model takes {_dtype(value.type)} of ({shape})")
+    return found
+
+
+def _dtype(kind: str) -> str:
+    """What NumPy calls "tensor(float)"."""
+    name = kind.removeprefix("tensor(").removesuffix(")")
+    return {"float": "float32", "double": "float64"}.get(name, name)
+
+
+def _failed(result: Verification, options: argparse.Namespace) -> bool:
+    for (mine, _), outputs in result.differences.items():
+        for difference in outputs.values():
+            if mine != _REFERENCE and difference.mismatching and difference.largest > options.tolerance:
+                return True
+            if mine == _REFERENCE and options.sqnr is not None and not difference.sqnr >= options.sqnr:
+                return True
+    return False
+
+
+def _fields(result: Verification) -> dict[str, Any]:
+    compared = [
+        {
+            "compared": [mine, other],
+            "output": name,
+            "elements": d.elements,
+            "mismatching": d.mismatching,
+            "largest": _number(d.largest),
+            "step": d.step,
+            "sqnr": _number(d.sqnr),
+        }
+        for (mine, other), outputs in result.differences.items()
+        for name, d in outputs.items()
+    ]
+    return {"onnxruntime": result.version, "differences": compared, "in_float": result.in_float}
+
+
+def _number(value: float) -> float | str:
+    """JSON has neither NaN nor Inf."""
+    return value if math.isfinite(value) else str(value)
