@@ -9,8 +9,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := $(shell git ls-files pyproject.toml CMakeLists.txt cmake csrc kernels python tools 2>/dev/null)
 NVCC := $(shell command -v nvcc || ls /usr/local/cuda*/bin/nvcc 2>/dev/null | tail -n 1)
-# Two workers: more only compete for the memory bandwidth that the kernels use.
-PYTEST := PYTHONPATH=python $(BIN)/python -m pytest -n 2
+# Two workers: more only compete for the memory bandwidth that the kernels use. One thread each: more spin while they wait for a core.
+PYTEST := OMP_NUM_THREADS=1 PYTHONPATH=python $(BIN)/python -m pytest -n 2
 
 .PHONY: demo test lint build test-cpp test-python audit sanitize fuzz bench format clean
 

@@ -117,7 +117,8 @@ class Config:
         pattern, op_type, position
             Which sites: a glob for names or a function of a `SiteInfo`, a glob for operations, "first" or "last". See `Override`.
         off : bool
-            Leave weights and activations of these sites in float.
+            Leave weights and activations of these sites in float. Beside half precision they read and return float32, and what reads
+            their results rounds them.
         **changes
             `weight` and `activation` as in `Override`; every other name is a field of `TensorSpec`, changed for both.
 

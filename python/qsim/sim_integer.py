@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves
 from qsim.batch_norm import FoldReport
 from qsim.deploy.capture import capture
 from qsim.integer.evaluate import Evaluation
+from qsim.integer.regions import Kernel
 from qsim.quantizer import Quantizer
 from qsim.sharding import sharded_modules
 from qsim.sim_training import Training
@@ -57,7 +58,7 @@ class IntegerEvaluation(Training):
         Convolutions, linear layers, matrix products, additions, multiplications, pooling, concatenation, sigmoid and softmax between
         quantizers are computed as the runtime's fused kernels do: sums in int32, then one multiplication in float32. The plain
         simulation is what the runtime computes without optimisations: within one step of that. Which operations have a
-        kernel, and why others do not: `qsim.integer.regions.classify` and docs/integer.md.
+        kernel, and why others do not: `kernels`. docs/integer.md says what is exact.
 
         The model is traced with `torch.export` at its first call with inputs of new shapes, the batch apart where it may vary, so
         hooks do not run. Only in eval mode, and without gradients. Calls raise AccumulatorError where a sum leaves int32.
@@ -89,6 +90,28 @@ class IntegerEvaluation(Training):
                 yield
             finally:
                 self._on_integers = was
+
+    def kernels(self) -> list[Kernel]:
+        """How ONNX Runtime runs each operation of the model: the integer kernel that takes it, or why none does.
+
+        Raises
+        ------
+        NoEncodingError
+            Before calibration.
+        CaptureError
+            The model cannot be traced.
+
+        Examples
+        --------
+        >>> from torch import nn
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2), nn.Tanh())
+        >>> sim = qsim.QuantSim(model, torch.randn(1, 4), qsim.int8(target="onnxruntime"))
+        >>> report = sim.calibrate([torch.randn(32, 4)], progress=False)
+        >>> [kernel.kernel or kernel.reason for kernel in sim.kernels()]
+        ['QGemm', 'QGemm', "'3' runs in float: ONNX Runtime has no integer kernel for Tanh"]
+        """
+        with self._calibrated():
+            return self._evaluation(*self._inputs).prepared.kernels
 
     def evaluate(self, batch: Any, *, integer: bool = False) -> Any:
         """What the model returns for a batch, in eval mode and without gradients.

@@ -126,7 +126,7 @@ def test_keywords_without_names_of_their_own_fix_the_batch():
 
 
 def test_tracing_changes_nothing():
-    sim = calibrated(seeded(ConvNet).train(), torch.randn(2, 1, 12, 12))
+    sim = calibrated(seeded(ConvNet), torch.randn(2, 1, 12, 12))
     sim.train()
     before = {name: t.clone() for name, t in sim.state_dict().items()}
     capture(sim, *sim._inputs)

@@ -106,8 +106,23 @@ def test_data_that_is_not_finite_is_blamed_on_the_data():
     assert (finding.code, finding.evidence["elements"], finding.evidence["first batch"]) == ("QS002", 1, 1)
 
 
+def test_a_mask_of_minus_infinity_is_good_data():
+    attention = Calls(lambda scores, mask: (scores + mask).softmax(-1))
+    mask = torch.zeros(4, 4).masked_fill(torch.ones(4, 4).triu(1) > 0, -torch.inf)
+    assert not examine(attention, (torch.randn(2, 4, 4), mask)).findings
+    assert codes(examine(attention, (torch.randn(2, 4, 4).log(), mask)))[0][0] == "QS002"
+
+
+def test_nan_that_no_operation_is_seen_to_make():
+    scripted = nn.Sequential(nn.ReLU(), torch.jit.trace(Calls(lambda x: (x - 1).sqrt()), torch.ones(2)))
+    (finding,) = examine(scripted.eval(), torch.zeros(2)).findings
+    assert (finding.code, finding.op, finding.evidence["where"]) == ("QS001", "", "the output")
+
+
 def test_parameters_and_buffers():
     model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)).eval()
+    model[1].num_batches_tracked += 1
+    model[1].running_var.fill_(0.5)
     assert not examine(model, torch.randn(4, 8)).findings
     model[0].weight.data[0, 0] = torch.nan
     model[1].running_var[3] = torch.inf
@@ -162,11 +177,11 @@ def test_a_loss_that_breaks():
 def test_training_mode_is_a_finding_and_left_as_it_was():
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU())
     before = {name: t.clone() for name, t in model.state_dict().items()}
-    (finding,) = examine(model, torch.randn(2, 3, 8, 8)).findings
+    finding = examine(model, torch.randn(2, 3, 8, 8)).findings[0]
     assert (finding.code, finding.module) == ("QS020", "1")
     assert model.training
     assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
-    assert not examine(model.eval(), torch.randn(2, 3, 8, 8)).findings
+    assert examine(model.eval(), torch.randn(2, 3, 8, 8)).healthy
 
 
 @pytest.mark.parametrize("form", ["tensor", "with target", "nested", "dict", "loader", "forward"])

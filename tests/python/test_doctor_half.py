@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from models import trained
 from torch import Tensor, nn
 
 import qsim
@@ -253,6 +254,45 @@ def test_a_mask_that_is_assigned():
     assert (finding.code, finding.severity, finding.op) == ("QS012", "error", "__setitem__")
 
 
+def test_an_overflow_is_no_excuse_for_what_follows():
+    """The next layers read NaN by way of a ReLU, which rounds nothing."""
+
+    class Block(nn.Module):
+        def __init__(self, scale: float) -> None:
+            super().__init__()
+            self.wide, self.narrow = nn.Linear(32, 64, bias=False), nn.Linear(64, 32, bias=False)
+            self.narrow.weight.data *= scale
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.narrow(self.wide(F.layer_norm(x, (32,))).relu())
+
+    found = examine(nn.Sequential(Block(1.0), Block(3e5), Block(1.0), nn.LayerNorm(32)), torch.randn(2, 4, 32))
+    assert codes(found) == [("QS010", "1.narrow")]
+    assert found.findings[0].evidence["chain"][0] == "1.add"
+
+
+def test_nan_that_comes_by_way_of_what_is_not_recorded():
+    """Nothing tells where an array came from: what reads it seems to read a constant."""
+    model = nn.Sequential(Calls(lambda x: torch.from_numpy((x * x / (x * x).mean()).numpy())), nn.Linear(16, 4), nn.Linear(4, 4))
+    assert {op for _, op in codes(examine(model, wave * 400))} == {"0.mul", "0.mul_2"}
+
+
+def test_the_data_is_left_alone():
+    x = wave.clone()
+    found = examine(lambda x: x.mul_(500).pow_(2).mean(-1).sqrt_(), x)
+    assert codes(found) == [("QS010", "pow")]
+    assert torch.equal(x, wave)
+
+
+def test_a_weight_that_folding_makes_too_large():
+    model = trained(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, eps=1e-12)))
+    assert not examine(model, torch.randn(1, 3, 8, 8)).findings
+    model[1].running_var.fill_(1e-12)
+    model[1].weight.data.fill_(1.0)
+    found = [f for f in examine(model, torch.randn(1, 3, 8, 8)).findings if f.code == "QS012"]
+    assert [(f.severity, f.op, f.evidence["parameter"]) for f in found] == [("error", "0", "0.weight")]
+
+
 def test_what_is_computed_from_constants_alone_is_folded():
     class Positions(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -297,6 +337,6 @@ def test_healthy_networks(target):
         nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4)
     )
     encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 4, 64, batch_first=True), 2, enable_nested_tensor=False)
-    assert not examine(convolutional.eval(), torch.randn(2, 3, 24, 24), target=target).findings
-    assert not examine(encoder.eval(), torch.randn(2, 10, 32), target=target).findings
-    assert not examine(nn.LSTM(8, 16, batch_first=True).eval(), torch.randn(2, 5, 8), target=target).findings
+    assert examine(convolutional.eval(), torch.randn(2, 3, 24, 24), target=target).healthy
+    assert examine(encoder.eval(), torch.randn(2, 10, 32), target=target).healthy
+    assert examine(nn.LSTM(8, 16, batch_first=True).eval(), torch.randn(2, 5, 8), target=target).healthy

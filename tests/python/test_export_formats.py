@@ -44,6 +44,19 @@ def test_int16_needs_opset_21(tmp_path):
     assert (np.abs(steps) > 0.5).mean() < 0.02
 
 
+def test_biases_that_onnxruntime_makes_overflow_are_told(tmp_path):
+    path = tmp_path / "model.onnx"
+    for scale, overflows in ((1.0, False), (1e4, True)):
+        model = Layers()
+        with torch.no_grad():
+            model[0].bias.mul_(scale)
+        sim = calibrated(qsim.int16(target="onnxruntime"), model)
+        report = sim.export(path)
+        assert any("biases of 0.Gemm int32, where they overflow" in note for note in report.notes) == overflows
+        apart = np.abs(computed(path, X, optimised=True)[0] - computed(path, X)[0]).max()
+        assert (apart > 10 * sim.encodings()["2.output"].scale.item()) == overflows  # the optimiser does so, and to none else
+
+
 @pytest.mark.parametrize("signed", [True, False])
 def test_blocks_of_four_bits(signed, tmp_path):
     weight = qsim.TensorSpec(bits=4, symmetric=signed, signed=signed, axis=1, block_size=8)
@@ -142,6 +155,20 @@ def test_models_of_half_precision(dtype, opset, tmp_path):
         np.testing.assert_array_equal(expected(sim, x)[0], computed(path, x)[0])
 
 
+def test_activations_per_channel_stay_where_their_axis_is(tmp_path):
+    def forward(self, x):
+        return self.fc(x.transpose(1, 2)).transpose(1, 2).flatten(1)
+
+    x = torch.randn(64, 16, 5) * torch.arange(1.0, 17.0)[:, None]
+    config = qsim.int8(target="onnxruntime").override("input", activation={"axis": 1, "method": "minmax"})
+    config = config.override("fc", activation={"axis": 2, "method": "minmax"})
+    sim, path = calibrated(config, Forward(forward, fc=nn.Linear(16, 6)), x), tmp_path / "model.onnx"
+    sim.export(path)
+    assert {sim.encodings()[key].scale.shape for key in ("input", "fc.output")} == {(16,), (6,)}
+    np.testing.assert_allclose(sim.evaluate(x, integer=True).numpy(), expected(sim, x)[0], atol=1e-5)
+    np.testing.assert_array_equal(computed(path, x)[0], expected(sim, x)[0])
+
+
 def test_float64_is_refused(tmp_path):
     sim = calibrated(qsim.int8(target="onnxruntime"), x=X.double())
     with pytest.raises(qsim.ExportError, match=r"is float64, which ONNX does not quantize.*model.float\(\)"):
@@ -157,14 +184,6 @@ def test_what_is_off_leaves_no_trace_but_a_note(tmp_path):
     assert not {"0.output", "2.weight"} & set(report.names)
     assert {name: "goes unquantized" in why for name, why in report.lint.items()} == {"0.Gemm": True}
     np.testing.assert_allclose(computed(path, X)[0], expected(sim, X)[0], atol=1e-5)
-
-
-def test_what_falls_back_is_cast(tmp_path):
-    sim, path = calibrated(qsim.int8(target="tensorrt")), tmp_path / "model.onnx"
-    sim.fallback("2")
-    sim.export(path)
-    assert types(path)["2.weight_float16"] == TensorProto.FLOAT16
-    np.testing.assert_array_equal(computed(path, X)[0], expected(sim, X)[0])
 
 
 def test_a_shared_weight_is_stored_once(tmp_path):

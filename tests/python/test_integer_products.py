@@ -7,7 +7,7 @@ from onnx import TensorProto
 from onnx_graphs import TYPES, GraphBuilder, Grid, encoding, integers, kernels, random_grid
 
 from qsim.integer.kernels import products
-from qsim.integer.kernels.exact import AccumulatorOverflow, Weight, sums
+from qsim.integer.kernels.exact import AccumulatorOverflow, Addend, Weight, sums
 from qsim.integer.kernels.products import Bias, Operator
 from qsim.integer.kernels.quantized import Quantized
 
@@ -166,9 +166,9 @@ def test_overflow_is_an_error():
     x, weight = torch.full((1, 2), 255.0), Weight.of(torch.full((2, 3), 127.0), [0])
     bias = torch.tensor([2.0**31 - 2 * 255 * 127, 0.0, 0.0], dtype=torch.float64)
     with pytest.raises(AccumulatorOverflow) as raised:
-        sums(x, 255.0, weight, torch.matmul, bias)
+        sums(x, 255.0, weight, torch.matmul, Addend.of(bias))
     assert raised.value.largest == 2.0**31
-    assert sums(x, 255.0, weight, torch.matmul, bias - 1).max() == 2**31 - 1
+    assert sums(x, 255.0, weight, torch.matmul, Addend.of(bias - 1)).max() == 2**31 - 1
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8"])

@@ -114,7 +114,31 @@ def test_the_plan_of_an_examination_uses_the_survey(model):
     short = cure(exam)
     assert (short.keep, short.irreducible) == (KEPT, False)
     exam.probes = shadow.probes
-    assert cure(exam) is None
+    spent = cure(exam)
+    assert (spent.keep, spent.irreducible, spent.note) == ((), False, "the budget was spent before the search")
+
+
+def test_the_plan_of_a_diagnosis(model):
+    diagnosis = qsim.doctor(model, [X], target="onnxruntime-fp16", progress=False)
+    assert diagnosis.plan.keep == KEPT
+    assert (diagnosis.plan.format, diagnosis.plan.target) == ("float16", "onnxruntime-fp16")
+    assert "plan: keep 3 operations in float32" in str(diagnosis)
+    assert json.loads(diagnosis.to_json())["plan"]["keep"] == list(KEPT)
+    assert Plan.from_json(json.dumps(json.loads(diagnosis.to_json())["plan"])) == diagnosis.plan
+    healthy = qsim.doctor(model, [X * 0.01], target="tensorrt-fp16", progress=False)
+    assert (healthy.plan.keep, healthy.plan.irreducible) == ((), True)
+    assert "plan: " not in str(healthy)
+    assert qsim.doctor(model, [X], target="float32", progress=False).plan == Plan((), "float32", "float32", irreducible=True)
+    integers = qsim.doctor(model, [X], target="tensorrt-int8", progress=False).plan
+    assert (integers.keep, integers.format) == ((), "int8")
+    assert "QuantSim.float_plan" in integers.note
+
+
+def test_the_page_of_a_diagnosis_has_the_plan(model, tmp_path):
+    qsim.doctor(model, [X], target="tensorrt-fp16", progress=False).to_html(tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text()
+    assert "keep 3 operations in float32" in text
+    assert "block.<wbr>cumsum" in text
 
 
 def test_json(plan):
@@ -138,7 +162,7 @@ def test_what_a_plan_says():
     assert "not shown to be irreducible (spent)" in str(Plan(("a",), "float16", note="spent"))
     with pytest.raises(TypeError, match="expected a tuple of names"):
         Plan("block.mul", "float16")
-    with pytest.raises(ValueError, match="expected one of 'float16'"):
+    with pytest.raises(ValueError, match="expected one of 'float32'"):
         Plan(("a",), "fp16")
 
 
@@ -242,7 +266,7 @@ def test_casts_between_what_onnx_lets_be_half_and_what_not():
 
 def test_the_files(plan, exported, tmp_path):
     written = plan.write(tmp_path / "new", exported)
-    names = ["plan.json", "coreml_op_selector.py", "node_block_list.json", "trtexec.txt", "model.fp16.onnx", "modelopt.json"]
+    names = ["plan.json", "coreml_op_selector.py", "node_block_list.json", "trtexec.txt", "modelopt.json", "model.fp16.onnx"]
     assert [path.name for path in written] == names
     assert sorted(path.name for path in (tmp_path / "new").iterdir()) == sorted(names)
     assert Plan.from_json((tmp_path / "new" / "plan.json").read_text()) == plan
@@ -256,6 +280,7 @@ def test_the_files(plan, exported, tmp_path):
     assert flags["--precisionConstraints"] == "obey"
     assert flags["--layerPrecisions"] == flags["--layerOutputTypes"] == ",".join(f"{name}:fp32" for name in nodes)
     modelopt = json.loads((tmp_path / "new" / "modelopt.json").read_text())
+    assert modelopt["quant_cfg"] == []  # no module among what is kept
     every = [node.name for node in onnx.load(exported).graph.node]
     assert [name for name in every if any(re.match(pattern, name) for pattern in modelopt["nodes_to_exclude"])] == sorted(
         nodes, key=every.index

@@ -2,36 +2,41 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable
 
 from qsim.clinic.evidence import Evidence
 from qsim.clinic.examination import Examination
+from qsim.clinic.finding import Finding
 from qsim.clinic.plan import Plan
 from qsim.clinic.search import Budget, search
 
 
-def cure(exam: Examination, named: Iterable[str] = ()) -> Plan | None:
-    """Search for a plan, within what is left of the examination's budget.
+def cure(exam: Examination, findings: Iterable[Finding] = ()) -> Plan:
+    """The plan for an examined model; searched for within what is left of the examination's budget.
 
     Parameters
     ----------
     exam : Examination
-    named : iterable of str
-        Operations that findings name, as culprits or in the chain of one.
-
-    Returns
-    -------
-    Plan or None
-        None for a target without a float format, or where nothing is left of the budget.
+    findings : iterable of Finding
+        What they name as errors, or as part of a chain, is suspected.
     """
-    shadow, format = exam.shadow, exam.target.format
-    if shadow is None or format is None or not exam.may_probe():
-        return None
+    shadow, target = exam.shadow, exam.target
+    if target.integers:
+        return Plan((), "int8", target.name, note="which layers integers ruin is asked of a calibrated simulation: QuantSim.float_plan")
+    if shadow is None:
+        return Plan((), "float32", target.name, irreducible=True)
+    if exam.traces and exam.traces[0].outcome.ok:
+        return Plan((), shadow.format, target.name, irreducible=True, sqnr=exam.traces[0].outcome.sqnr)
+    if not exam.may_probe():
+        return Plan((), shadow.format, target.name, note="the budget was spent before the search")
+    errors = [finding for finding in findings if finding.severity == "error"]
+    named = [name for finding in errors for name in (finding.op, *finding.evidence.get("chain", ()))]
     probes = None if exam.probes is None else exam.probes - shadow.probes
-    seconds = exam.ends - time.perf_counter()
-    found = search(evidence_of(exam, named), shadow.probe, Budget(probes, None if seconds == float("inf") else seconds))
-    return Plan.of(found, exam.subject, format=format, target=exam.target.name)
+    seconds = None if math.isinf(exam.ends) else exam.ends - time.perf_counter()
+    found = search(evidence_of(exam, named), shadow.probe, Budget(probes, seconds))
+    return Plan.of(found, exam.subject, format=shadow.format, target=target.name)
 
 
 def evidence_of(exam: Examination, named: Iterable[str] = ()) -> Evidence:

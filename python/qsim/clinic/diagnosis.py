@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from qsim.clinic.finding import SEVERITIES, Finding
+from qsim.clinic.plan import Plan
 from qsim.stages import seconds_text
 from qsim.table import decibel, text_table
 
@@ -35,6 +36,8 @@ class Diagnosis:
         By stage.
     notes : tuple of str
         What could not be seen, or was left out.
+    plan : Plan or None
+        What to keep in float32, for `Config.with_plan` and deployment files; None where nothing was run.
     """
 
     findings: tuple[Finding, ...]
@@ -44,6 +47,7 @@ class Diagnosis:
     probes: int = 0
     seconds: Mapping[str, float] = field(default_factory=dict, compare=False)
     notes: tuple[str, ...] = ()
+    plan: Plan | None = None
 
     @property
     def healthy(self) -> bool:
@@ -56,6 +60,8 @@ class Diagnosis:
             rows = [[f.code, f.severity, f.place, f.title, _numbers(f)] for f in self.findings]
             lines.append(text_table(("code", "severity", "where", "what", "evidence"), rows))
             lines += [line for f in self.findings for line in _cure(f)]
+        if self.plan is not None and (self.plan.keep or (self.plan.note and not self.healthy)):
+            lines.append(f"plan: {self.plan}")
         lines += [f"note: {note}" for note in self.notes]
         return "\n".join(lines)
 
@@ -90,6 +96,7 @@ class Diagnosis:
             "seconds": dict(self.seconds),
             "notes": list(self.notes),
             "findings": findings,
+            "plan": None if self.plan is None else json.loads(self.plan.to_json()),
         }
         return json.dumps(_plain(whole), indent=2, allow_nan=False)
 

@@ -13,10 +13,12 @@ from torch import nn
 from qsim.calibration import Forward
 from qsim.clinic.finding import Finding, Severity
 from qsim.clinic.flow import Flow
+from qsim.clinic.ranges import Ranges
 from qsim.clinic.shadow import Shadow, Trace
 from qsim.clinic.subject import Subject
 from qsim.clinic.survey import Seen, Survey
 from qsim.clinic.targets import Target
+from qsim.float_format import FLOAT_FORMATS, FloatFormat
 
 Loss = Callable[[Any, Any], Any]
 
@@ -44,6 +46,8 @@ class Examination:
         How many executions in half precision may be spent.
     notes : list of str
         What could not be done.
+    ranges, evaluation : Ranges or None
+        Of the data, and of the evaluation data if there is any; None for targets without integers.
     """
 
     subject: Subject
@@ -58,6 +62,8 @@ class Examination:
     ends: float = math.inf
     probes: int | None = None
     notes: list[str] = field(default_factory=list)
+    ranges: Ranges | None = None
+    evaluation: Ranges | None = None
 
     def may_probe(self) -> bool:
         """Whether another execution in half precision fits into the budget; notes it, if not."""
@@ -76,6 +82,18 @@ class Examination:
     def limit(self) -> float:
         """The format's largest number."""
         return math.inf if self.target.numbers is None else self.target.numbers.largest
+
+    @property
+    def half(self) -> Shadow:
+        """The shadow, for checks of half precision."""
+        if self.shadow is None:
+            raise ValueError(f"target {self.target.name!r} has no float format: there is nothing to check in half precision")
+        return self.shadow
+
+    @property
+    def numbers(self) -> FloatFormat:
+        """The numbers of the format, for checks of half precision."""
+        return FLOAT_FORMATS[self.half.format]
 
     def seen(self, name: str) -> Seen:
         """What the survey saw of an operation; nothing, if it has not run there."""

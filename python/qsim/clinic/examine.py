@@ -12,12 +12,14 @@ from typing import Any
 from torch import nn
 
 from qsim.calibration import Forward, iterate
-from qsim.clinic.checks import DEPLOYMENT, FLOAT, HALF, NARROW
+from qsim.clinic.checks import BATCH_NORM, FLOAT, HALF, INTEGERS, NARROW
+from qsim.clinic.cure import cure
 from qsim.clinic.diagnosis import Diagnosis, ordered
 from qsim.clinic.examination import Examination, Loss
 from qsim.clinic.example import example_of
 from qsim.clinic.finding import Finding
 from qsim.clinic.flow import Flow
+from qsim.clinic.ranges import Ranges, ranges_of
 from qsim.clinic.reproduction import save, smallest
 from qsim.clinic.shadow import Shadow
 from qsim.clinic.subject import Subject
@@ -34,6 +36,7 @@ def doctor(
     data: Iterable[Any],
     target: str | Target = "float32",
     *,
+    evaluation: Iterable[Any] | None = None,
     forward: Forward | None = None,
     loss: Loss | None = None,
     max_batches: int | None = None,
@@ -55,6 +58,8 @@ def doctor(
     target : str
         "float32", "bf16", "tensorrt-fp16", "onnxruntime-fp16", "coreml-fp16" (which is taken to add up in float16 too),
         "tensorrt-int8", "onnxruntime-int8" or "openvino-int8".
+    evaluation : iterable of batches, optional
+        Data as the model will meet it, for integer targets: calibration data of another scale is reported.
     forward : callable, optional
         ``forward(model, batch)``, for models that need more than the batch as arguments.
     loss : callable, optional
@@ -90,10 +95,12 @@ def doctor(
     >>> diagnosis = doctor(Norm(), [400 * torch.ones(4, 64)], target="tensorrt-fp16", progress=False)
     >>> [(finding.code, finding.op) for finding in diagnosis.findings]
     [('QS010', 'pow')]
+    >>> diagnosis.plan.keep
+    ('pow', 'mean', 'add', 'sqrt')
     """
     ends = math.inf if seconds is None else time.perf_counter() + seconds
     chosen = target_named(target)
-    stages = Stages("record", "survey", "checks")
+    stages = Stages("record", "survey", "checks", "plan")
     batches = _limited(iterate(data, max_batches, progress, "qsim.doctor"), ends)
     first = next(batches, None)
     if first is None:
@@ -105,10 +112,21 @@ def doctor(
         with stages.stage("record"):
             subject = Subject(model, example_of(model, first, forward), fold=chosen.folds)
         with stages.stage("survey"):
-            found = survey(subject, chosen, chain([first], batches), forward, keep=_KEPT)
+            ranges = Ranges() if chosen.integers else None
+            given = chain([first], batches)
+            if ranges is None:
+                found = survey(subject, chosen, given, forward, keep=_KEPT)
+            else:
+                found = survey(subject, chosen, ranges.batches(subject, given), forward, keep=_KEPT, within=ranges.within)
         exam = Examination(subject, chosen, list(found.kept.values()), forward, loss, found, Flow(subject), ends=ends, probes=probes)
+        exam.ranges = ranges
+        if chosen.integers and evaluation is not None:
+            with stages.stage("evaluation"):
+                exam.evaluation = ranges_of(subject, iterate(evaluation, max_batches, progress, "qsim.doctor"), forward)
         with stages.stage("checks"):
-            findings = _run_checks(exam, data, sqnr)
+            findings = _run_checks(exam, sqnr)
+        with stages.stage("plan"):
+            plan = cure(exam, findings)
         if save_input is not None and found.births:
             with stages.stage("reproduction"):
                 _save_reproduction(exam, save_input)
@@ -121,6 +139,7 @@ def doctor(
         shadow.probes if shadow is not None else 0,
         dict(stages),
         (*subject.notes, *exam.notes),
+        plan,
     )
 
 
@@ -132,16 +151,15 @@ def _limited(batches: Iterator[Any], ends: float) -> Iterator[Any]:
             return
 
 
-def _run_checks(exam: Examination, data: Iterable[Any], sqnr: float | None) -> list[Finding]:
-    findings = [finding for check in FLOAT for finding in check(exam)]
+def _run_checks(exam: Examination, sqnr: float | None) -> list[Finding]:
+    findings = [finding for check in (*FLOAT, *BATCH_NORM, *INTEGERS) for finding in check(exam)]
     if exam.target.format is not None:
         if exam.survey.outputs:
             exam.notes.append("the output is not finite in float32: half precision is compared where it is")
         exam.shadow = Shadow(exam.subject, exam.target, exam.batches, exam.forward, sqnr=sqnr)
         for check in (*HALF, *(NARROW if exam.target.accumulator == exam.target.format else ())):
             findings += _not_explained(exam, check(exam), findings)
-    deployed = exam.batches if isinstance(data, Iterator) else data  # an iterator is used up
-    return findings + [finding for deploys in DEPLOYMENT for finding in deploys(exam.subject, deployed, exam.target)]
+    return findings
 
 
 def _not_explained(exam: Examination, new: list[Finding], known: list[Finding]) -> list[Finding]:

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from qsim.calibration import Arguments, Forward, to_device
 from qsim.graph.snapshot import unchanged
@@ -33,7 +34,8 @@ def example_of(model: nn.Module, batch: Any, forward: Forward | None = None) -> 
         given = to_device((args, kwargs), model)
         try:
             with unchanged(model), torch.no_grad():
-                model.eval()(*given[0], **given[1])
+                copies = tree_map_only(Tensor, torch.clone, given)  # it may write into them
+                model.eval()(*copies[0], **copies[1])
         except Exception as e:
             errors.append(f"with {len(args)} arguments{' and ' + ', '.join(kwargs) if kwargs else ''}: {type(e).__name__}: {e}")
         else:
@@ -62,9 +64,11 @@ def _candidates(model: nn.Module, batch: Any) -> Iterator[Arguments]:
 def _called_with(model: nn.Module, batch: Any, forward: Forward) -> Any:
     found: list[Arguments] = []
     with unchanged(model), torch.no_grad():
-        hook = model.register_forward_pre_hook(lambda _, args, kwargs: found.append((args, kwargs)), with_kwargs=True)
+        hook = model.register_forward_pre_hook(
+            lambda _, args, kwargs: found.append(tree_map_only(Tensor, torch.clone, (args, kwargs))), with_kwargs=True
+        )
         try:
-            forward(model.eval(), batch)
+            forward(model.eval(), tree_map_only(Tensor, torch.clone, batch))
         finally:
             hook.remove()
     if not found:

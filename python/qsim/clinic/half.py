@@ -8,9 +8,10 @@ keeps that: it runs in float32 if one of its operands is wide, in the format if 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -46,6 +47,33 @@ _NUMBERS_ARE_OPERANDS = _table(
 _EXACT = _table("relu relu6 neg abs absolute cat concat stack hstack vstack dstack maximum minimum sign floor ceil round trunc")
 
 _DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+class Habits(NamedTuple):
+    """What matters of a function here."""
+
+    transparent: bool
+    numbers: bool  # whether numbers among its arguments are tensors for an engine
+    exact: bool
+    stores: bool  # as `qsim.clinic.internals.STORED`
+    writes: bool  # into its first argument
+    indexes: bool  # whether its second argument is an index
+    alias: Function | None
+
+
+@functools.lru_cache(maxsize=4096)
+def habits_of(func: Function) -> Habits:
+    name, route = name_of(func), route_name(func)
+    indexes = route in ("__setitem__", "setitem")
+    return Habits(
+        name in TRANSPARENT,
+        name in _NUMBERS_ARE_OPERANDS,
+        name in _EXACT,
+        name in STORED,
+        indexes or (route.endswith("_") and not route.startswith("__")),
+        indexes,
+        ALIAS.get(route),
+    )
 
 
 class HalfPrecision:
@@ -85,35 +113,42 @@ class HalfPrecision:
             return func(*args, **kwargs)
         if name in self.keep:
             return _marked(func(*args, **kwargs), _WIDE)
-        args, kwargs = self._read(func, args, kwargs)
-        written_out = inside(func, args, kwargs) if self.narrow or name_of(func) in STORED else None
-        if written_out is not None:
-            return self._returned(name, func, written_out(self._total(name)), (), {})
-        return self._returned(name, func, func(*args, **kwargs), args, kwargs)
+        habits = habits_of(func)
+        args, kwargs = self._read(habits, args, kwargs)
+        written_out = inside(func, args, kwargs) if self.narrow or habits.stores else None
+        out = func(*args, **kwargs) if written_out is None else written_out(self._total(name))
+        if habits.exact:
+            return _marked(out, _IN_FORMAT)
+        counts = self.counts.get(name)
+        if isinstance(out, Tensor):
+            return self._result(out, counts, args)
+        return tree_map_only(Tensor, lambda t: self._result(t, counts, args), out)
 
     def passed(self, path: str, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if name_of(func) not in TRANSPARENT:  # it computes, in a branch that the recording has not seen
+        habits = habits_of(func)
+        if not habits.transparent:  # it computes, in a branch that the recording has not seen
             return self.operation(".".join(filter(None, (path, name_of(func)))), func, args, kwargs)
         found = {getattr(t, _MARK, None) for t in _tensors(args, kwargs)}
         precision = _WIDE if _WIDE in found else _IN_FORMAT if _IN_FORMAT in found else None
         if precision == _IN_FORMAT:
-            args, kwargs = self._read(func, args, kwargs)
-        out = ALIAS.get(route_name(func), func)(*args, **kwargs)
+            args, kwargs = self._read(habits, args, kwargs)
+        out = (habits.alias or func)(*args, **kwargs)
         if precision is not None:
             _marked(out, precision)
-            if func.__name__ in ("__setitem__", "copy_", "fill_"):  # the one that is written to
+            if habits.writes:
                 _marked(args[0], precision)
         return out
 
-    def _read(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _read(self, habits: Habits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of a call, rounded where they are not in the format."""
-        name = route_name(func)
-        numbers = name_of(func) in _NUMBERS_ARE_OPERANDS
-        changed = args[0] if args and name.endswith("_") and not name.startswith("__") else None
-        given = [self._argument(value, numbers, in_place=value is changed) for value in args]
-        if name in ("__setitem__", "setitem"):
-            given[1] = args[1]  # an index
-        return tuple(given), {key: self._argument(value, numbers) for key, value in kwargs.items()}
+        written = args[0] if args and (habits.writes or kwargs.get("inplace")) else None
+        given = [
+            value if getattr(value, _MARK, None) == _IN_FORMAT else self._argument(value, habits.numbers, in_place=value is written)
+            for value in args
+        ]
+        if habits.indexes:
+            given[1] = args[1]
+        return tuple(given), {key: self._argument(value, habits.numbers) for key, value in kwargs.items()}
 
     def _argument(self, value: Any, numbers: bool, *, in_place: bool = False) -> Any:
         if isinstance(value, Tensor):
@@ -124,27 +159,18 @@ class HalfPrecision:
             return type(value)(self._argument(v, numbers) for v in value)
         return value
 
-    def _returned(self, name: str, func: Function, out: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _result(self, t: Tensor, counts: Tensor | None, args: tuple[Any, ...]) -> Tensor:
         """What a call returned, rounded; in place where it is one of the arguments."""
-        if name_of(func) in _EXACT:
-            return _marked(out, _IN_FORMAT)
-        counts = self.counts.get(name)
-        given = {id(t) for t in _tensors(args, kwargs)}
-
-        def rounded(t: Tensor) -> Tensor:
-            if not t.is_floating_point() or t.layout is not torch.strided:
-                return t
-            if id(t) in given and not is_wrapper(t):
-                if counts is not None:
-                    count_format_(t, self.format, counts)
-                t = round_to_format_(t, self.format)
-            elif counts is None or is_wrapper(t):
-                t = self._rounded(t)
-            else:
-                t = round_to_format_counted(t, self.format, counts)
-            return _marked(t, _IN_FORMAT)
-
-        return rounded(out) if isinstance(out, Tensor) else tree_map_only(Tensor, rounded, out)
+        if not t.is_floating_point() or t.layout is not torch.strided:
+            return t
+        if counts is None or is_wrapper(t) or counts.device != t.device:
+            return self._rounded(t)
+        if any(t is value for value in args):
+            count_format_(t, self.format, counts)
+            return _marked(round_to_format_(t, self.format), _IN_FORMAT)
+        t = round_to_format_counted(t, self.format, counts)
+        setattr(t, _MARK, _IN_FORMAT)
+        return t
 
     def _total(self, name: str) -> Total:
         def total(added: Tensor, terms: Tensor, count: float) -> Tensor:

@@ -57,7 +57,10 @@ def find(model: str | PathLike[str], plan: Plan) -> dict[str, list[str]]:
     ExportError
         No node tells its module, or an operation is not in the model.
     """
-    import onnx
+    try:
+        import onnx
+    except ImportError as error:
+        raise ImportError(f"Plan.nodes needs {error.name}: pip install qsim[onnx]") from error
 
     graph = onnx.load(model, load_external_data=False).graph
     nodes = list(_computing(graph))

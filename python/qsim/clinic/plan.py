@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from os import PathLike
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 _VERSION = "qsim-plan-1"
 HALF = ("float16", "bfloat16")
-FORMATS = (*HALF, "int16", "int8", "int4", "float8_e4m3fn", "float8_e5m2")
+FORMATS = ("float32", *HALF, "int16", "int8", "int4", "float8_e4m3fn", "float8_e5m2")
 
 
 class Ordinal(NamedTuple):
@@ -101,14 +102,14 @@ class Plan:
             return head
         proved = "irreducible: wrong with any one of them left out" if self.irreducible else f"not shown to be irreducible ({self.note})"
         many = f"{len(self.keep)} operation{'s' if len(self.keep) > 1 else ''}"
-        reached = "" if self.sqnr is None else f", reaching {self.sqnr:.4g}"
+        reached = "" if self.sqnr is None or math.isinf(self.sqnr) else f", reaching {self.sqnr:.4g}"
         head = f"keep {many} in float32, the rest in {self.format}{reached}; {proved}; {self.probes} probes"
         return "\n".join([head, *(f"  {name}" for name in self.keep)])
 
     def to_json(self) -> str:
         """The plan as JSON text; lossless."""
         fields = {"version": _VERSION, **{field.name: getattr(self, field.name) for field in dataclasses.fields(self)}}
-        sqnr = None if self.sqnr is None else self.sqnr if self.sqnr - self.sqnr == 0 else repr(self.sqnr)  # JSON has neither NaN nor Inf
+        sqnr = repr(self.sqnr) if self.sqnr is not None and not math.isfinite(self.sqnr) else self.sqnr  # JSON has neither NaN nor Inf
         return json.dumps({**fields, "sqnr": sqnr, "ordinals": dict(self.ordinals), "folded": dict(self.folded)}, indent=1)
 
     @classmethod

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from qsim.clinic.coreml import selector_source
 from qsim.clinic.plan import HALF
-from qsim.errors import ExportError
 
 if TYPE_CHECKING:
     from qsim.clinic.plan import Plan
@@ -35,9 +34,13 @@ def write(plan: Plan, folder: str | PathLike[str], model: str | PathLike[str] | 
                              ``modelopt.onnx.quantization.quantize``, which take regular expressions
     node_block_list.json     ``onnxconverter_common.float16.convert_float_to_float16(model, node_block_list=...)``, and
                              ``nodes_to_exclude`` of ``onnxruntime.quantization.quantize_static``
-    trtexec.txt              TensorRT up to 10.16: the command line with ``--layerPrecisions`` and ``--layerOutputTypes``; not for int16
+    trtexec.txt              TensorRT up to 10.16: the command line with ``--layerPrecisions``; not for int16
     <model>.fp16.onnx        TensorRT 10 and 11, ``--stronglyTyped``: the model with Cast; half precision only
     ======================== ===================================================================================================
+
+    Sources: the guides "AutoCast (ONNX)" and "Quantization Configuration (quant_cfg)" of NVIDIA's Model-Optimizer (patterns of `fnmatch`
+    for names of quantizers, regular expressions for names of nodes); "Create Float16 and Mixed Precision Models" of onnxruntime.ai;
+    ``trtexec --help`` of TensorRT 10; coremltools' guide "Typed Execution".
 
     Parameters
     ----------
@@ -57,10 +60,12 @@ def write(plan: Plan, folder: str | PathLike[str], model: str | PathLike[str] | 
     ExportError
         The model lacks something that the plan keeps, or cannot be divided. Nothing was written then.
     """
-    files: dict[str, str | bytes] = {"plan.json": plan.to_json() + "\n"}
+    files = {"plan.json": plan.to_json() + "\n"}
     if plan.format in HALF:
         files["coreml_op_selector.py"] = selector_source(plan)
-    modelopt: dict[str, Any] = {"quant_cfg": [{"quantizer_name": f"{glob.escape(name)}.*", "enable": False} for name in plan.keep]}
+    modules = [name for name in plan.keep if name not in plan.ordinals]
+    modelopt: dict[str, Any] = {"quant_cfg": [{"quantizer_name": f"{glob.escape(name)}.*", "enable": False} for name in modules]}
+    folder, made = Path(folder), list[Path]()
     if model is not None:
         model = Path(model)
         nodes = list(dict.fromkeys(node for found in plan.nodes(model).values() for node in found))
@@ -69,9 +74,9 @@ def write(plan: Plan, folder: str | PathLike[str], model: str | PathLike[str] | 
         if plan.format in _FLAGS:
             files["trtexec.txt"] = trtexec_text(plan, model, nodes)
         if plan.format in HALF:
-            files[f"{model.stem}.{_FLAGS[plan.format]}.onnx"] = _cast(plan, model, nodes)
+            made = _with_casts(plan, model, nodes, folder)
     files["modelopt.json"] = _json(modelopt)
-    return _written(Path(folder), files)
+    return [*_written(folder, files), *made]
 
 
 def _json(value: Any) -> str:
@@ -87,29 +92,26 @@ def trtexec_text(plan: Plan, model: Path, nodes: list[str]) -> str:
     return shlex.join(["trtexec", f"--onnx={model.name}", f"--saveEngine={model.stem}.engine", rest, *flags]) + "\n"
 
 
-def _cast(plan: Plan, path: Path, nodes: list[str]) -> bytes:
-    """The model with Cast, as a file."""
-    import onnx
+def _with_casts(plan: Plan, path: Path, nodes: list[str], folder: Path) -> list[Path]:
+    """Write the model with Cast."""
     import onnx_ir as ir
 
+    from qsim.deploy import onnx_file
     from qsim.deploy.onnx_half import to_half
 
     model = ir.load(path)
     to_half(model, nodes, plan.format)
-    try:
-        made = ir.to_proto(model)
-        onnx.checker.check_model(made, full_check=True)
-    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, ValueError) as error:
-        raise ExportError(f"Plan.write: the model with Cast is not valid ONNX: {error}") from error
-    return bytes(made.SerializeToString())
+    size = sum(value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value is not None)
+    folder.mkdir(parents=True, exist_ok=True)
+    return onnx_file.write(model, folder / f"{path.stem}.{_FLAGS[plan.format]}.onnx", external_data=size > onnx_file.LARGE)
 
 
-def _written(folder: Path, files: dict[str, str | bytes]) -> list[Path]:
+def _written(folder: Path, files: dict[str, str]) -> list[Path]:
     """Write all files beside their places, then put them there."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".plan.", dir=folder) as beside:
-        for name, content in files.items():
-            (Path(beside) / name).write_bytes(content.encode() if isinstance(content, str) else content)
+        for name, text in files.items():
+            (Path(beside) / name).write_text(text, encoding="utf-8", newline="\n")
         for name in files:
             os.replace(Path(beside) / name, folder / name)
     return [folder / name for name in files]

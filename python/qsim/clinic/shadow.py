@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 
 from qsim.calibration import Forward
 from qsim.clinic.half import HalfPrecision, Weights
@@ -101,7 +100,7 @@ class Shadow:
         self._rows = {name: i for i, name in enumerate(subject.sites)}
         self._weights: Weights = {}
         self._narrow = target.accumulator == "float16"
-        self._random = torch.get_rng_state(), random.getstate()
+        self._random = random.getstate()
         self._device = next((t.device for t in (*subject.model.parameters(), *subject.model.buffers())), torch.device("cpu"))
         counts = self._counts()
         self._outputs: list[list[Tensor]] = []
@@ -121,7 +120,7 @@ class Shadow:
         visitor = Traced(self.format, keep, counts, self._weights, self.subject.folded, narrow=self._narrow)
         outcome, expected = self._execute(visitor, counts)
         rows = {
-            name: Row(FormatCounts(*row), expected[name], visitor.sqnr.get(name, math.inf), visitor.flushed[name])
+            name: Row(FormatCounts(*row), expected[name], visitor.sqnr.get(name, math.inf), visitor.flushed[name], name in visitor.fed)
             for name, row in _numbers(counts).items()
         }
         return Trace(outcome, rows, list(visitor.constants.values()))
@@ -154,16 +153,16 @@ class Shadow:
 
     def _run(self, batch: Any, visitor: Any) -> list[Tensor]:
         with self._same_random_numbers(), self.subject.visited(visitor):
-            out = self.subject.run(tree_map_only(Tensor, torch.clone, batch), self._forward)
+            out = self.subject.run(batch, self._forward)
         return list(tensors_in(out))
 
     @contextmanager
     def _same_random_numbers(self) -> Iterator[None]:
-        """Every execution draws the numbers that the first one drew."""
+        """Every execution draws the numbers that the first one drew, on all devices."""
         before = random.getstate()
         with torch.random.fork_rng():
-            torch.set_rng_state(self._random[0])
-            random.setstate(self._random[1])
+            torch.manual_seed(0)
+            random.setstate(self._random)
             try:
                 yield
             finally:

@@ -89,9 +89,9 @@ class Subject:
         self.folded = unmoved(candidates(self.tape, self.sites), self._run_visited, to_device((args, kwargs), self.model))
 
     def run(self, batch: Any, forward: Forward | None = None) -> Any:
-        """What the model returns for a batch, as `QuantSim.calibrate` takes batches."""
+        """What the model returns for a batch, as `QuantSim.calibrate` takes batches. It gets a copy, which it may write into."""
         with self._eager():
-            return self.call(self.model, batch, forward)
+            return self.call(self.model, tree_map_only(Tensor, torch.clone, batch), forward)
 
     def _run_visited(self, visitor: Visitor, arguments: Any) -> None:
         with self.visited(visitor), torch.random.fork_rng(), self._eager():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from qsim.calibration import Forward
 from qsim.clinic.internals import STORED, inside, partial_sums
 from qsim.clinic.source import Place, calling_line
-from qsim.clinic.subject import Subject
+from qsim.clinic.subject import Subject, Visitor
 from qsim.clinic.targets import Target
 from qsim.clinic.trace import floats
 from qsim.format_counts import FormatCounts
@@ -94,8 +94,8 @@ class Survey:
         NaN and Inf in the data, by batch.
     largest_input : float
         Largest finite magnitude in the data.
-    outputs : int
-        NaN and Inf in what the model returned.
+    outputs, output_nans : int
+        NaN and Inf in what the model returned, and the NaN among them.
     batches : int
     kept : dict of int to Any
         Batches that can be looked at again, by number: the first ones, and those in which something new broke.
@@ -106,27 +106,40 @@ class Survey:
     inputs: dict[int, int] = field(default_factory=dict)
     largest_input: float = 0.0
     outputs: int = 0
+    output_nans: int = 0
     batches: int = 0
     kept: dict[int, Any] = field(default_factory=dict)
 
 
-def survey(subject: Subject, target: Target, batches: Iterable[Any], forward: Forward | None = None, *, keep: int = 0) -> Survey:
+def survey(
+    subject: Subject,
+    target: Target,
+    batches: Iterable[Any],
+    forward: Forward | None = None,
+    *,
+    keep: int = 0,
+    within: Callable[[Visitor], Visitor] | None = None,
+) -> Survey:
     """Run the model on every batch in float32 and look at every operation.
 
     Memory: `keep` batches, and some numbers for each operation. Half of what is kept are the first batches, the other half is for later
-    ones in which an operation overflows, or makes NaN or Inf, that did not before.
+    ones in which an operation overflows, or makes NaN or Inf, that did not before. `within` makes the visitor that looks too, and calls
+    the one it is given.
     """
     found = Survey()
     looking = _Looking(found, target, subject.folded)
+    visitor = looking if within is None else within(looking)
     for batch in batches:
         given = floats(batch)
-        broken = sum(_nonfinite(t) for t in given)
+        broken = sum(_nonfinite(t) for t in given if not _is_mask(t))
         largest = [t.abs().where(t.isfinite(), 0.0).amax().item() for t in given if t.numel()]
         found.largest_input = max([found.largest_input, *largest])
         if broken:
             found.inputs[found.batches] = broken
-        with subject.visited(looking):
-            found.outputs += sum(_nonfinite(t) for t in floats(subject.run(batch, forward)))
+        with subject.visited(visitor):
+            results = floats(subject.run(batch, forward))
+        found.outputs += sum(_nonfinite(t) for t in results)
+        found.output_nans += sum(int(t.isnan().sum()) for t in results)
         if looking.has_news() or len(found.kept) < keep // 2:
             found.kept |= {found.batches: batch} if len(found.kept) < keep else {}
         found.batches += 1
@@ -234,6 +247,11 @@ class _Looking:
 
 def _nonfinite(t: Tensor) -> int:
     return t.numel() - int(t.isfinite().sum())
+
+
+def _is_mask(t: Tensor) -> bool:
+    """Whether a tensor holds -Inf, and zero everywhere else: it is added to scores."""
+    return bool((t.isneginf() | (t == 0)).all())
 
 
 class _Operand(NamedTuple):

@@ -23,6 +23,10 @@ class Target:
         Whether BatchNorms become part of the layers beside them before anything runs.
     integers : bool
         Whether weights and activations become int8: what is not quantized stays in float32.
+    per_channel : bool
+        Whether integer weights have one scale per output channel, not one for the whole tensor.
+    int32_bias : bool
+        Whether biases are int32 with the scale of the products that they are added to; else they stay in float32.
     sqnr : float
         dB that the output keeps at least when nothing is wrong: what several dozen roundings to the format cost, and a margin.
     """
@@ -32,6 +36,8 @@ class Target:
     accumulator: Literal["float16", "float32"] = "float32"
     folds: bool = True
     integers: bool = False
+    per_channel: bool = True
+    int32_bias: bool = False
     sqnr: float = 20.0
 
     @property
@@ -51,7 +57,7 @@ TARGETS = {
         # The Neural Engine keeps sums in float16, as far as anybody outside can tell: coremltools' guide to typed execution.
         Target("coreml-fp16", "float16", accumulator="float16", sqnr=30.0),
         Target("tensorrt-int8", integers=True),
-        Target("onnxruntime-int8", integers=True),
+        Target("onnxruntime-int8", integers=True, int32_bias=True),
         Target("openvino-int8", integers=True),
     )
 }

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qsim.clinic.half import HalfPrecision, Weights, is_raw, is_wrapper
+from qsim.clinic.half import HalfPrecision, Weights, habits_of, is_raw, is_wrapper
 from qsim.clinic.source import Place, calling_line
 from qsim.deviation import Deviation
 from qsim.format_counts import FormatCounts
@@ -62,7 +62,7 @@ class Row:
     Attributes
     ----------
     counts : FormatCounts
-        Of its results, before rounding. Without overflows where it was kept.
+        Of its results, before rounding; NaN and Inf alone where they are not rounded.
     nonfinite : int
         NaN and Inf in its float32 results.
     sqnr : float
@@ -70,12 +70,15 @@ class Row:
         elements. +Inf where nothing is finite.
     flushed : int
         Elements of the sample that are zero and in float32 far from it, as the reciprocal of Inf is.
+    fed : bool
+        Whether it was given NaN, be it by something that is no operation of the recording.
     """
 
     counts: FormatCounts
     nonfinite: int
     sqnr: float
     flushed: int
+    fed: bool
 
     @property
     def excess(self) -> int:
@@ -113,6 +116,7 @@ class Traced(HalfPrecision):
         self.samples: Samples = {}
         self.sqnr: dict[str, float] = {}
         self.flushed = Counter[str]()
+        self.fed: set[str] = set()
         self.constants: dict[tuple[str, float], LostConstant] = {}
         self._lost_here: list[LostConstant] = []
         self._now: tuple[str, Function] = "", torch.add
@@ -126,11 +130,13 @@ class Traced(HalfPrecision):
         for constant in _held((args, kwargs)):
             constant.readers.add(name)
         self._now, self._lost_here = (name, func), []
+        if name not in self.fed and any(bool(t.isnan().any()) for t in floats((args, kwargs))):
+            self.fed.add(name)
         out = super().operation(name, func, args, kwargs)
         for constant in self._lost_here:
             constant.readers.add(name)
         results = floats(out)
-        if name in self.keep and name in self.counts:
+        if name in self.counts and (name in self.keep or habits_of(func).exact):  # the others are counted when they are rounded
             for t in results:
                 seen = torch.zeros_like(self.counts[name])
                 count_format_(t, self.format, seen)

@@ -73,7 +73,9 @@ class Borders:
 
     def _what_is_missing(self) -> str:
         if not self.calibrated:
-            return f"none of the {self.checked} tensors that need a scale has one: no batch was calibrated. Call sim.calibrate(data)."
+            return (
+                f"no batch was calibrated, and {len(self.missing)} of {self.checked} tensors need it for a scale. Call sim.calibrate(data)."
+            )
         lines = [f"\n  {_line(found)}" for found in self.missing[:_SHOWN]]
         more = f"\n  and {len(self.missing) - _SHOWN} more: see sim.borders().missing" if len(self.missing) > _SHOWN else ""
         head = f"no scale for {len(self.missing)} of {self.checked} tensors that operations in integers make or read."
@@ -103,7 +105,8 @@ def borders(sim: Simulation) -> Borders:
     for post in sim._posts:
         if post.is_integer(formats):
             needing.setdefault(post.key, []).extend(name for name in post.deciders if name not in formats)
-    calibrated = any(quantizers[key].encoding is not None for key in needing if quantizers[key].spec.has_scale and _has_choice(sim, key))
+    chosen = [quantizers[key] for key in needing if quantizers[key].spec.has_scale and sim._planned[key].range is None]
+    calibrated = any(quantizer.encoding is not None or quantizer.counts.elements for quantizer in chosen)
     missing, floats = [], []
     for key, names in needing.items():
         quantizer, operations = quantizers[key], tuple(dict.fromkeys(names))
@@ -116,11 +119,6 @@ def borders(sim: Simulation) -> Borders:
             missing.append(OpenTensor(key, operations, reason, _cure(quantizer, operations)))
     floats += _unplanned(sim, formats)
     return Borders(len(needing), missing, floats, calibrated)
-
-
-def _has_choice(sim: Simulation, key: str) -> bool:
-    """Whether its encoding is chosen from data, and not known from the start."""
-    return sim._planned[key].range is None
 
 
 def _described(operation: Operation) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -101,8 +102,10 @@ def moved_from(node: Node) -> Node | None:
     return tensor if isinstance(tensor, Node) else None
 
 
-def carry_marks(graph: Graph) -> None:
+def carry_marks(graph: Graph, fixed: Collection[str] = ()) -> None:
     """Put the mark of an operand again behind every operation that only moves its values, or joins values of one grid.
+
+    Those in `fixed` stay where they are: with one scale per channel a tensor whose axes are moved has another grid.
 
     A quantizer applied twice changes nothing, so neither does this; but afterwards a look at the neighbours of an operation tells
     whether it runs on integers.
@@ -110,7 +113,7 @@ def carry_marks(graph: Graph) -> None:
     for node in graph.nodes:
         key = _carried(node)
         readers = [user for user in node.users if user.target is not QUANTIZED]
-        if key is None or not readers or not isinstance(node.meta.get("val"), Tensor):
+        if key is None or key in fixed or not readers or not isinstance(node.meta.get("val"), Tensor):
             continue
         with graph.inserting_after(node):
             mark = graph.call_function(QUANTIZED, (node, key))

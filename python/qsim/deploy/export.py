@@ -13,7 +13,7 @@ from qsim.deploy.carry import carry_marks
 from qsim.deploy.constants import fold_marked
 from qsim.deploy.export_report import ExportReport
 from qsim.deploy.hoist import hoist_marks
-from qsim.deploy.marked import Marked, objections, refusal
+from qsim.deploy.marked import Marked, objections, per_channel, refusal
 from qsim.deploy.targets import Target
 from qsim.deploy.tensorrt import commands
 from qsim.errors import ExportError
@@ -56,7 +56,7 @@ class Tracing:
         self.program: Program = capture(sim, *sim._inputs)
         fold_marked(self.program.exported)
         if target.carries:
-            carry_marks(self.program.exported.graph)
+            carry_marks(self.program.exported.graph, per_channel(sim.quantizers()))
             hoist_marks(self.program.exported.graph, sim.encodings())
             self.program.exported.graph_module.recompile()
         self.marked = Marked.of(self.program)

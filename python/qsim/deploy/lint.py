@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 
 # ONNX Runtime: what it computes on integers where DequantizeLinear and QuantizeLinear stand right at it, and how many of its operands
@@ -54,6 +56,32 @@ def lint(model: ir.Model, target: str) -> dict[str, str]:
 def is_surrounded(node: ir.Node) -> bool:
     """Whether all that an operation multiplies, adds, joins or averages is quantized, and its result is."""
     return not [*_operands(node, _NEXT_TO_IT.get(node.op_type, 2), True), *_result(node)]
+
+
+def overflowing_biases(model: ir.Model) -> list[str]:
+    """Names of operations whose float bias ONNX Runtime's optimiser makes int32 though it does not fit: it saturates there.
+
+    The scale is that of the products, as for biases that are simulated in int32; with 16 bits it is fine enough for that.
+    (``WeightBiasQuantization``, onnxruntime 1.31.)
+    """
+    found = []
+    for node in model.graph:
+        if node.op_type in ("Conv", "ConvTranspose", "Gemm") and len(node.inputs) == 3:
+            (x, weight), bias = map(_scales, node.inputs[:2]), None if node.inputs[2] is None else node.inputs[2].const_value
+            if bias is not None and x.size * weight.size > 0:
+                steps = (x * weight).ravel()
+                steps = steps if steps.size in (1, bias.size) else steps.min()  # in groups
+                if bool((abs(bias.numpy()) > 2**31 * steps).any()):
+                    found.append(str(node.name))
+    return found
+
+
+def _scales(value: ir.Value | None) -> Any:
+    """The scales of a tensor on an integer grid, as a float64 array; an empty one for others."""
+    producer = None if value is None else value.producer()
+    scale = producer.inputs[1] if producer is not None and producer.op_type == "DequantizeLinear" else None
+    held = None if scale is None else scale.const_value
+    return np.empty(0) if held is None else held.numpy().astype(np.float64)
 
 
 def _is_float(value: ir.Value) -> bool:

@@ -20,7 +20,7 @@ class Marked:
 
     Attributes
     ----------
-    storages : dict of str to set of bool
+    uses : dict of str to set of bool
         Each quantizer, in the order of the graph: whether it stands at constants (True), at activations (False), or at both.
     biases : list of (str, str, str)
         Each int32 bias: the name of its parameter, and the quantizers of the operands that are multiplied.
@@ -57,6 +57,11 @@ def _varying(program: Program) -> set[Node]:
         if any(operand in found for operand in node.all_input_nodes):
             found.add(node)
     return found
+
+
+def per_channel(quantizers: Mapping[str, Quantizer]) -> set[str]:
+    """Quantizers that mean certain axes of the tensors they stand at."""
+    return {key for key, quantizer in quantizers.items() if quantizer.spec.axis is not None}
 
 
 def objections(marked: Marked, quantizers: Mapping[str, Quantizer], held: Mapping[str, Tensor], target: Target) -> dict[str, list[str]]:

@@ -129,7 +129,8 @@ class Lowering:
         if known not in self._made:
             own, end = x.dtype, "" if order is None else "_transposed"
             assert own is not None
-            value = self._stored(node, key, as_tensor(x), order, end)
+            values = as_tensor(x).to(self.quantizers[key].scale.device)
+            value = self._stored(node, key, values, order, end)
             self._made[known] = self._cast(node, value, own, f"{key}_cast{end}")
         return self._made[known]
 
@@ -166,7 +167,7 @@ class Lowering:
             return b
         known = (b, input, weight)
         if known not in self._made:
-            values = as_tensor(b)
+            values = as_tensor(b).to(quantizer.weight.scale.device)
             q = self._insert.initializer(f"{b.name}_quantized", quantizer.integers(values), "int32")
             scale = self._insert.initializer(f"{b.name}_scale", quantizer.scale(len(values)), "float32")
             y = self._insert.node(node, "DequantizeLinear", [q, scale], f"{b.name}_dequantized", _FLOAT, b.shape, axis=0)
@@ -178,7 +179,7 @@ def as_tensor(value: ir.Value) -> Tensor:
     """The parameter or constant that an initializer holds."""
     held = value.const_value
     raw = getattr(held, "raw", held)
-    return raw.detach().cpu() if isinstance(raw, Tensor) else torch.from_numpy(held.numpy())  # type: ignore[union-attr]
+    return raw.detach() if isinstance(raw, Tensor) else torch.from_numpy(held.numpy())  # type: ignore[union-attr]
 
 
 def _numbers(quantizer: Quantizer, values: Tensor, encoding: Encoding) -> Tensor:
@@ -188,7 +189,7 @@ def _numbers(quantizer: Quantizer, values: Tensor, encoding: Encoding) -> Tensor
         grid = (scale, encoding.zero_point, encoding.quant_min, encoding.quant_max)
         rounding = quantizer.spec.rounding
         return ops.quantize(values, *grid, axis=encoding.axis, block_size=encoding.block_size, rounding=rounding)
-    ones = torch.ones(values.shape, dtype=torch.int8)
+    ones = torch.ones_like(values, dtype=torch.int8)
     steps = ops.dequantize(ones, encoding.scale, encoding.zero_point, axis=encoding.axis, block_size=encoding.block_size)
     return ops.round_to_format(quantizer.quantize(values).float() / steps, encoding.dtype)
 

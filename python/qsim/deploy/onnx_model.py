@@ -16,7 +16,8 @@ from torch.utils._pytree import SequenceKey, TreeSpec, tree_flatten_with_path, t
 import qsim
 from qsim.deploy import onnx_tidy, opsets
 from qsim.deploy.capture import Program
-from qsim.deploy.marked import Marked
+from qsim.deploy.lint import overflowing_biases
+from qsim.deploy.marked import Marked, per_channel
 from qsim.deploy.onnx_fallback import FallbackRegions
 from qsim.deploy.onnx_lower import Lowering
 from qsim.deploy.onnx_translate import translate
@@ -67,10 +68,11 @@ def build(program: Program, marked: Marked, quantizers: Mapping[str, Quantizer],
     inputs = _ends("input", options.input_names, [node.name for node in program.inputs])
     outputs = _ends("output", options.output_names, _output_names(program))
     stored = storages(marked, quantizers, target)
-    model = translate(program, _opset(program, marked, quantizers, stored, options.opset), local=target.carries)
+    movable = set(quantizers) - per_channel(quantizers) if target.carries else set()
+    model = translate(program, _opset(program, marked, quantizers, stored, options.opset), movable=movable)
     onnx_tidy.fold(model)
     if target.carries:
-        onnx_tidy.mark_before_reshapes(model)
+        onnx_tidy.mark_before_reshapes(model, movable)
     _refuse_doubles(model)
     regions = FallbackRegions(model)
     regions.run()
@@ -84,7 +86,8 @@ def build(program: Program, marked: Marked, quantizers: Mapping[str, Quantizer],
     kept = set(model.graph)
     fallback = {str(node.name): format for node, format in regions.formats.items() if node in kept}
     _describe(model, target, quantizers, lowering.names, fallback)
-    return Built(model, lowering.names, [*stored.notes, *_notes(program, marked, quantizers, target, lowering)], fallback)
+    notes = [*stored.notes, *_notes(program, marked, quantizers, target, lowering), *(_biases(model) if target.only8 else ())]
+    return Built(model, lowering.names, notes, fallback)
 
 
 def _opset(program: Program, marked: Marked, quantizers: Mapping[str, Quantizer], stored: Storages, wanted: int | None) -> int:
@@ -164,3 +167,13 @@ def _notes(program: Program, marked: Marked, quantizers: Mapping[str, Quantizer]
     if target.name == "onnxruntime":
         notes.append('open sessions with options.add_session_config_entry("session.qdqisint8allowed", "1"): int8 becomes uint8 without it')
     return notes
+
+
+def _biases(model: ir.Model) -> list[str]:
+    names = overflowing_biases(model)
+    if not names:
+        return []
+    return [
+        f"ONNX Runtime's optimiser makes the biases of {', '.join(names)} int32, where they overflow: "
+        'InferenceSession(..., disabled_optimizers=["WeightBiasQuantization"]) leaves them in float'
+    ]

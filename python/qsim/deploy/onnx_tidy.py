@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import onnx_ir as ir
 from onnx_ir.passes import common
@@ -23,10 +23,10 @@ def fold(model: ir.Model) -> None:
     common.RemoveUnusedNodesPass()(model)
 
 
-def mark_before_reshapes(model: ir.Model) -> None:
+def mark_before_reshapes(model: ir.Model, movable: Collection[str]) -> None:
     """Put a mark again before the Reshape that it stands behind, where nothing else reads the Reshape: next to what computed the tensor."""
     for node in list(model.graph):
-        if (node.domain, node.op_type) != (DOMAIN, "quantized"):
+        if mark_key(node.outputs[0]) not in movable:
             continue
         reshape = node.inputs[0].producer() if node.inputs[0] is not None else None
         if reshape is None or reshape.op_type != "Reshape" or len(reshape.outputs[0].uses()) > 1 or reshape.outputs[0].is_graph_output():

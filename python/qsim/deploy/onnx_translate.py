@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import onnx
@@ -26,7 +26,7 @@ _aten = torch.ops.aten
 _FLOATS = [f"tensor({name})" for name in ("float", "double", "float16", "bfloat16")]
 
 
-def translate(program: Program, opset: int, *, local: bool) -> ir.Model:
+def translate(program: Program, opset: int, *, movable: Collection[str]) -> ir.Model:
     """The program as an ONNX model, with nodes ``qsim::quantized`` (attribute `key`) and ``qsim::bias`` (`input`, `weight`) for marks;
     ``qsim::rounded`` (`format`, `direction` "in" or "out") where an operation falls back.
 
@@ -34,8 +34,9 @@ def translate(program: Program, opset: int, *, local: bool) -> ir.Model:
     ----------
     program : Program
     opset : int
-    local : bool
-        Write operations so that marks stand next to them, where integer kernels look for them.
+    movable : collection of str
+        Quantizers whose marks may be put again behind a Reshape, so that they stand right beside operations, where integer kernels look
+        for them.
 
     Raises
     ------
@@ -50,7 +51,7 @@ def translate(program: Program, opset: int, *, local: bool) -> ir.Model:
                 opset_version=opset,
                 optimize=False,  # it deletes the addition of an eps below 1e-8
                 verbose=False,
-                custom_translation_table=_translations(opset, local),
+                custom_translation_table=_translations(opset, movable),
             )
     except torch.onnx.OnnxExporterError as error:
         cause: BaseException = error
@@ -94,18 +95,17 @@ def mark_key(value: ir.Value | None) -> str | None:
     return node.attributes["key"].as_string() if node is not None and (node.domain, node.op_type) == (DOMAIN, "quantized") else None
 
 
-def _translations(opset: int, local: bool) -> dict[Any, Callable[..., Any]]:
+def _translations(opset: int, movable: Collection[str]) -> dict[Any, Callable[..., Any]]:
     op = values.Opset("", opset)
 
     def ints(numbers: Sequence[int]) -> Any:
         return op.Constant(value_ints=list(numbers))
 
     def reshaped(x: Any, sizes: Sequence[int]) -> Any:
-        """`x` in another shape, marked as `x` is."""
+        """`x`, which has a mark, in another shape, with that mark."""
         y = op.Reshape(x, ints(sizes))
-        key = mark_key(x) if local else None
         y.dtype = x.dtype
-        return y if key is None else quantized(y, key)
+        return quantized(y, str(mark_key(x)))
 
     def quantized(x: Any, key: str) -> Any:
         y = _QUANTIZED(x, key=key)
@@ -132,7 +132,7 @@ def _translations(opset: int, local: bool) -> dict[Any, Callable[..., Any]]:
         if len(x.shape) == 2:
             return op.Gemm(x, weight, *operands, transB=1)
         unknown = sum(not isinstance(length, int) for length in x.shape)
-        if local and unknown <= 1 and len(x.shape) > 2 and mark_key(x) and mark_key(weight):
+        if mark_key(x) in movable and unknown <= 1 and len(x.shape) > 2 and mark_key(weight):
             rows = op.Gemm(reshaped(x, [-1, weight.shape[1]]), weight, *operands, transB=1)
             return op.Reshape(rows, ints([length if isinstance(length, int) else -1 for length in [*x.shape[:-1], weight.shape[0]]]))
         product = op.MatMul(x, op.Transpose(weight, perm=[1, 0]))

@@ -36,13 +36,14 @@ Sim = TypeVar("Sim", bound="RangeChoice")
 
 def retarget(sim: Sim, target: str | Profile) -> Sim:
     """`QuantSim.retarget` documents it."""
-    model = copy.deepcopy(sim.model).eval()
-    detach(model)
-    args, kwargs = sim._inputs
-    made = type(sim)(model, args or kwargs, dataclasses.replace(sim.config, target=target), inplace=True)
+    twin, (args, kwargs) = copy.deepcopy(sim).eval(), sim._inputs
+    twin._fall_back({})
+    before = capture(twin, args, kwargs)
+    detach(twin.model)
+    made = type(sim)(twin.model, args or kwargs, dataclasses.replace(sim.config, target=target), inplace=True)
     made._folds = sim._folds + made._folds
-    sources = _sources(capture(sim, args, kwargs), capture(made, args, kwargs))
-    old, new = sim.quantizers(), made.quantizers()
+    sources = _sources(before, capture(made, args, kwargs))
+    old, new = twin.quantizers(), made.quantizers()
     unseen = []
     for key, planned in made._planned.items():
         if planned.parameter is not None:
@@ -60,6 +61,7 @@ def retarget(sim: Sim, target: str | Profile) -> Sim:
             f"{', '.join(map(repr, unseen))}. Calibrate a simulation for that target: a config with target={name!r}."
         )
     made._fit_biases(made._biases)
+    made._fall_back({name: format for name, format in sim.quantization.formats.items() if name in made._operations})
     return made
 
 

@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 from qsim import ops
 from qsim.deploy.capture import Program
 from qsim.deploy.carry import carry_marks
+from qsim.deploy.marked import per_channel
 from qsim.errors import AccumulatorError
 from qsim.float_format import FLOAT_FORMATS
 from qsim.graph.frugal import Stamp
@@ -47,7 +48,7 @@ class Evaluation:
     """
 
     def __init__(self, program: Program, quantizers: Mapping[str, Quantizer], model: nn.Module) -> None:
-        carry_marks(program.exported.graph)
+        carry_marks(program.exported.graph, per_channel(quantizers))
         self.program, self.quantizers, self.model = program, quantizers, model
         self._paths = [path for _, path in stored_inputs(program)]
         self._kept: tuple[Stamp, list[Any], Prepared] | None = None  # replaced as a whole: threads share it
@@ -60,7 +61,7 @@ class Evaluation:
         settings = [quantizer.settings for quantizer in self.quantizers.values()]
         if self._kept is not None and self._kept[1] == settings and self._kept[0].matches(*tensors):
             return self._kept[2]
-        prepared = Prepared(self.program, self.quantizers)
+        prepared = Prepared(self.program, self.quantizers, lambda path: attrgetter(path)(self.model))
         self._kept = Stamp(*tensors), settings, prepared
         return prepared
 
@@ -143,13 +144,11 @@ class _Run(Interpreter):
         return super().call_function(target, args, kwargs)
 
     def _marked(self, x: Any, key: str) -> Any:
-        encoding = self._of.encodings.get(key)
+        encoding = self._of.encodings[key]
         if isinstance(x, Quantized):
             if encoding is x.encoding:
                 return x
             x = x.dequantized()
-        if encoding is None:
-            return x
         if x.dtype is not torch.float32:
             raise TypeError(f"QuantSim.integer: '{key}' is {x.dtype}; integer kernels work with float32: simulate model.float()")
         if encoding.dtype in FLOAT_FORMATS:
@@ -157,5 +156,4 @@ class _Run(Interpreter):
         return quantize(x, encoding)
 
     def _bias(self, b: Tensor, input: str, weight: str) -> Any:
-        grids = [self._of.encodings.get(key) for key in (input, weight)]
-        return b if None in grids else Bias.simulated(b, *grids)  # type: ignore[arg-type]
+        return Bias.simulated(b, self._of.encodings[input], self._of.encodings[weight])

@@ -30,6 +30,12 @@ def module(node: Node) -> str:
     return str(list(stack.values())[-1][0]) if stack else ""
 
 
+def is_leaf(node: Node) -> bool:
+    """Whether a node is all that a module of torch.nn does."""
+    stack = node.meta.get("nn_module_stack") or {"": ("", "")}
+    return str(list(stack.values())[-1][1]).startswith("torch.nn.modules.")
+
+
 def shape(node: Node) -> tuple[Any, ...]:
     """Of the tensor that a node makes; sizes that vary are symbols."""
     return tuple(node.meta["val"].shape)

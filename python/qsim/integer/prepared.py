@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from torch import Tensor
 from torch.export.graph_signature import InputKind
 from torch.fx import Graph, GraphModule, Node
 
@@ -15,9 +16,9 @@ from qsim.deploy.storages import storages
 from qsim.deploy.targets import TARGETS, shifted
 from qsim.encoding import Encoding
 from qsim.graph.marks import BIAS, QUANTIZED
-from qsim.integer.biases import made_integer
 from qsim.integer.launch import Operators
 from qsim.integer.regions import Kernel, classify
+from qsim.integer.unasked import bias_made_integers, weights_made_integers
 from qsim.quantizer import Quantizer
 
 
@@ -30,6 +31,8 @@ class Prepared:
         With carried marks; its graph is copied.
     quantizers : mapping of str to Quantizer
         All that the marks name.
+    parameter : callable
+        The parameter or buffer at a path in the model.
 
     Attributes
     ----------
@@ -45,22 +48,33 @@ class Prepared:
         What runs add: constants of operations, and what is behind `constants`.
     """
 
-    def __init__(self, program: Program, quantizers: Mapping[str, Quantizer]) -> None:
+    def __init__(self, program: Program, quantizers: Mapping[str, Quantizer], parameter: Callable[[str], Tensor]) -> None:
         found = {key: quantizer.encoding for key, quantizer in quantizers.items() if quantizer.enabled}
         self.encodings = _as_stored({key: e for key, e in found.items() if e is not None}, Marked.of(program), quantizers)
         graph = Graph()
         graph.output(graph.graph_copy(program.exported.graph, {}))
+        _bypass(graph, self.encodings)
         hoist_marks(graph, self.encodings)
+        stored = dict(stored_inputs(program))
+        parameters = {node: parameter(stored[node.name]) for node in graph.nodes if node.name in stored}
+        self.encodings |= weights_made_integers(graph, self.encodings, parameters)
         self.module = GraphModule(program.exported.graph_module, graph)
         self.kernels: list[Kernel] = classify(self.module.graph, self.encodings)
         floats = [kernel.node for kernel in self.kernels if kernel.kernel is None]
-        biases = {node: made_integer(node, self.encodings) for node in floats}
+        biases = {node: bias_made_integers(node, self.encodings) for node in floats}
         self.biases = {node: name for node, name in biases.items() if name is not None}
-        stored = {path for path, _ in stored_inputs(program)}
         marks = [node for node in self.module.graph.nodes if node.op == "call_function" and node.target in (QUANTIZED, BIAS)]
         self.constants = {node for node in marks if node.args[0].target in stored}
         self.operators: Operators = {}
         self.marked: dict[Node, Any] = {}
+
+
+def _bypass(graph: Graph, encodings: Mapping[str, Encoding]) -> None:
+    """Take out the marks of quantizers that are off."""
+    for mark in list(graph.nodes):
+        if mark.op == "call_function" and mark.target in (QUANTIZED, BIAS) and not all(key in encodings for key in mark.args[1:]):
+            mark.replace_all_uses_with(mark.args[0])
+            graph.erase_node(mark)
 
 
 def stored_inputs(program: Program) -> list[tuple[str, str]]:

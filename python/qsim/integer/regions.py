@@ -19,7 +19,7 @@ from qsim.encoding import Encoding
 from qsim.float_format import FLOAT_FORMATS
 from qsim.graph.marks import BIAS, QUANTIZED, ROUNDED
 from qsim.graph.onnx_types import onnx_type
-from qsim.integer.nodes import arguments, function, is_float, module, shape
+from qsim.integer.nodes import arguments, function, is_float, is_leaf, module, shape
 
 Encodings = Mapping[str, Encoding]
 
@@ -68,9 +68,10 @@ def classify(graph: Graph, encodings: Encodings) -> list[Kernel]:
     Parameters
     ----------
     graph : Graph
-        A traced simulation, with carried marks (`qsim.deploy.carry`), and those in front of rectifiers (`qsim.deploy.hoist`).
+        A traced simulation, with carried marks (`qsim.deploy.carry`), and those in front of rectifiers (`qsim.deploy.hoist`), without
+        marks of quantizers that are off.
     encodings : mapping of str to Encoding
-        Of the quantizers that are enabled, by key. Integers of up to eight bits are stored as int8 or uint8.
+        Of all marks, by key. Integers of up to eight bits are stored as int8 or uint8.
 
     Returns
     -------
@@ -87,7 +88,7 @@ def _computes(node: Node) -> bool:
 
 
 def _classified(node: Node, encodings: Encodings) -> Kernel:
-    op, name = onnx_type(function(node)), _name(node)
+    op, name = onnx_type(function(node)), _name(node) if limits_of(node) is None else _place(node)
     try:
         rule = _RULES.get(function(node))
         if rule is None:
@@ -105,8 +106,12 @@ def _name(node: Node) -> str:
         reader = next(iter(reader.users))
         if (key := key_of(reader)) is not None:
             return key.rpartition(".")[0] or key
-    path = module(node)
-    return path if path.rpartition(".")[2] == function(node) else ".".join(filter(None, (path, function(node))))
+    return _place(node)
+
+
+def _place(node: Node) -> str:
+    """The module of an operation, and the function unless the module is that."""
+    return module(node) if is_leaf(node) else ".".join(filter(None, (module(node), function(node))))
 
 
 # What is read, and what is made.
@@ -122,21 +127,25 @@ def _operand(value: object, encodings: Encodings, position: str) -> Encoding:
 
 
 def _integers(key: str, encodings: Encodings) -> Encoding:
-    if (encoding := encodings.get(key)) is None:
-        raise _Float(f"'{key}' is off")
+    encoding = encodings[key]
     if encoding.dtype in FLOAT_FORMATS or max(-encoding.quant_min, encoding.quant_max) > 255:
         raise _Float(f"'{key}' is {encoding.dtype}; integer kernels take at most 8 bits")
     return encoding
 
 
 def _activation(value: object, encodings: Encodings, position: str = "input") -> Encoding:
-    """The grid of an activation: all integers of int8 or uint8, with one scale."""
-    return _whole(str(key_of(value)), _operand(value, encodings, position))
+    """The grid of an activation, with one scale."""
+    return _single(str(key_of(value)), _operand(value, encodings, position))
+
+
+def _single(key: str, encoding: Encoding) -> Encoding:
+    if encoding.axis is not None:
+        raise _Float(f"'{key}' has a scale for each channel; integer kernels take activations with one")
+    return encoding
 
 
 def _whole(key: str, encoding: Encoding) -> Encoding:
-    if encoding.axis is not None:
-        raise _Float(f"'{key}' has a scale for each channel; integer kernels take activations with one")
+    """The grid of a result: all integers of int8 or uint8."""
     if (encoding.quant_min, encoding.quant_max) not in ((-128, 127), (0, 255)):
         raise _Float(f"'{key}' uses [{encoding.quant_min}, {encoding.quant_max}]; integer kernels clip to all of int8 or uint8")
     return encoding
@@ -171,7 +180,7 @@ def _end(node: Node, encodings: Encodings, x: Encoding) -> _End:
     end = _quantized_at(node, encodings)
     if end.key is None:
         raise _Float(f"its result is read by {_readers(node)}, not quantized")
-    y = _whole(end.key, _integers(end.key, encodings))
+    y = _whole(end.key, _single(end.key, _integers(end.key, encodings)))
     if (y.quant_min < 0) != (x.quant_min < 0):
         raise _Float(f"its input and its result, '{end.key}', are not both signed or both unsigned")
     return end
@@ -195,7 +204,7 @@ def _quantized_at(node: Node, encodings: Encodings) -> _End:
 
 def _readers(node: Node) -> str:
     names = [f"'{_name(user)}'" if user.op == "call_function" else "the caller of the model" for user in node.users if key_of(user) is None]
-    return " and ".join(names) or "an operation behind a quantizer that is off"
+    return " and ".join(names)
 
 
 def limits_of(node: Node) -> tuple[float, float] | None:

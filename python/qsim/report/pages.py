@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from html import escape
 from typing import TYPE_CHECKING
 
 from qsim.deviation import Deviation
@@ -102,6 +103,9 @@ def diagnosis_page(diagnosis: Diagnosis) -> Page:
     stages = ", ".join(f"{stage} {seconds:.2f}" for stage, seconds in diagnosis.seconds.items())
     facts.append(("seconds", f"{sum(diagnosis.seconds.values()):.2f}", stages))
     body = table("Findings", "Errors first, then warnings; each in the order of the model.", columns, lines)
+    if diagnosis.plan is not None and diagnosis.plan.keep:
+        kept = [Line([Cell(markup=name(each, ""), value=each)], each) for each in diagnosis.plan.keep]
+        body += table("Plan", escape(str(diagnosis.plan).splitlines()[0]), [Column("keep in float32", wide=True)], kept)
     return Page("Diagnosis", f"What {diagnosis.target} makes of the model", tiles(facts) + problems(diagnosis.notes) + body)
 
 
@@ -212,9 +216,9 @@ def _quantizer(row: Row) -> Line:
     cells = [
         Cell(markup=name(row.key, f"{row.role} · {row.op}"), value=row.key),
         Cell(markup=drawing.histogram(row), value=math.nan if observed is None else observed[1] - observed[0]),
-        Cell(row.grid),
+        Cell(row.grid, below=f"computed in {row.fallback}" if row.fallback else ""),
         Cell(row.scale_text, math.nan if row.scale is None else row.scale[1]),
-        Cell(row.range, math.nan if width is None else width, below=seen, bad=not row.calibrated),
+        Cell(row.range, math.nan if width is None else width, below=seen, bad=not row.calibrated and not row.fallback),
         Cell(percent(row.clipped), math.nan if row.clipped is None else row.clipped, bad=(row.clipped or 0) >= CLIPPED),
         _count_cell(row.nonfinite),
     ]

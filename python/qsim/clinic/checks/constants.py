@@ -36,8 +36,8 @@ def is_data(exam: Examination, constant: LostConstant) -> bool:
 
 def _guards_small_values(exam: Examination, constant: LostConstant) -> bool:
     """Whether an epsilon that becomes zero is added to, or bounds, values that come near it."""
-    seen, numbers = exam.survey.operations.get(constant.op), exam.target.numbers
-    return seen is not None and numbers is not None and 0 <= seen.lowest < numbers.smallest_normal and seen.highest > 0
+    seen = exam.survey.operations.get(constant.op)
+    return seen is not None and 0 <= seen.lowest < exam.numbers.smallest_normal and seen.highest > 0
 
 
 def lost_nearby(exam: Examination, trace: Trace, name: str, *, broken: bool) -> list[LostConstant]:
@@ -52,10 +52,11 @@ def lost_nearby(exam: Examination, trace: Trace, name: str, *, broken: bool) -> 
 
 def lost_here(exam: Examination, constant: LostConstant, severity: Severity, shows: str = "") -> Finding:
     """The finding on a constant; `shows`: the operation whose result is broken because of it."""
-    numbers = exam.target.numbers
-    assert numbers is not None
+    numbers = exam.numbers
     chain = _between(exam, constant, shows) if shows else []
     evidence: dict[str, Any] = {"constant": constant.value, "becomes": constant.becomes}
+    if constant.parameter:
+        evidence["parameter"] = _name(exam, constant)
     if math.isinf(constant.becomes):
         evidence["limit"] = exam.limit
         safe = -1e4 if constant.value < 0 else numbers.largest
@@ -69,6 +70,14 @@ def lost_here(exam: Examination, constant: LostConstant, severity: Severity, sho
         evidence["chain"] = chain
     code = "QS012" if math.isinf(constant.becomes) else "QS013"
     return exam.finding(code, severity, constant.op, evidence, fix, constant.source)
+
+
+def _name(exam: Examination, constant: LostConstant) -> str:
+    """Which of the parameters that an operation reads holds the constant."""
+    site = exam.subject.sites.get(constant.op)
+    names = set(site.steps[0].constants.values()) if site is not None else set()
+    holding = [name for name, p in exam.subject.model.named_parameters() if name in names and bool((p == constant.value).any())]
+    return ", ".join(holding)
 
 
 def _between(exam: Examination, constant: LostConstant, shows: str) -> list[str]:

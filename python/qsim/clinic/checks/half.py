@@ -22,12 +22,10 @@ def culprits(exam: Examination) -> list[Finding]:
     the output may be) although nothing that it reads is. Its chain is what must stay in float32 with it: everything that hands its
     values on until they are back in range. The chain is then kept, and the next culprit looked for.
     """
-    shadow = exam.shadow
-    assert shadow is not None
     keep: set[str] = set()
     found: dict[str, Finding] = {}
     for _ in range(_ROUNDS):
-        trace = shadow.trace(frozenset(keep))
+        trace = exam.half.trace(frozenset(keep))
         exam.traces.append(trace)
         if trace.outcome.ok:
             return list(found.values())
@@ -42,13 +40,10 @@ def culprits(exam: Examination) -> list[Finding]:
                 finding = _finding(exam, trace, name)
                 found[name] = finding
                 keep |= {name, finding.op, *finding.evidence.get("chain", ())}
-        if len(keep) == kept or not exam.may_probe():
+        if len(keep) == kept:  # nothing more to keep, and it is still wrong
+            return [*found.values(), _unexplained(exam, trace)]
+        if not exam.may_probe():
             break
-    outcome = exam.traces[-1].outcome
-    if not found:
-        found[""] = _unexplained(exam, exam.traces[0])
-    elif not outcome.ok:
-        return [*found.values(), _unexplained(exam, exam.traces[-1])]
     return list(found.values())
 
 
@@ -73,13 +68,15 @@ def _one_more(exam: Examination, name: str, keep: set[str]) -> set[str]:
 
 
 def _culprits(exam: Examination, trace: Trace) -> list[str]:
+    """Broken operations that read nothing broken, and those behind them that overflow by their float32 values, whatever they read here."""
     flow, rows = exam.flow, trace.rows
-    assert exam.shadow is not None
-    bound = exam.shadow.sqnr
+    bound = exam.half.sqnr
     bad = {name for name, row in rows.items() if row.excess > 0 or row.sqnr < bound}
     suspects = bad | {name for name, row in rows.items() if row.flushed}
     led = _leading_out(exam, suspects) & bad
-    begin = [name for name in flow.order if name in led and _begins(exam, rows[name], name, bad, suspects)]
+    begin: list[str] = []
+    for among in (led, bad):  # all that is broken, if what leads out begins with something that was given NaN
+        begin = begin or [name for name in flow.order if name in among and _begins(exam, rows[name], name, bad, suspects)]
     if not begin:
         begin = [name for name in flow.order if name in led and bad.isdisjoint(flow.producers[name])]
     behind = [name for name in flow.order if name in led and name not in begin and _overflows_first(exam, name)]
@@ -88,6 +85,8 @@ def _culprits(exam: Examination, trace: Trace) -> list[str]:
 
 def _begins(exam: Examination, row: Row, name: str, bad: set[str], suspects: set[str]) -> bool:
     """Whether a result is broken although what it is computed from is not: not even in a few elements, unless they overflow just here."""
+    if row.fed and not row.counts.overflows:
+        return False
     return (bad if row.counts.overflows else suspects).isdisjoint(exam.flow.producers[name])
 
 
@@ -123,7 +122,7 @@ def chain_of(exam: Examination, name: str) -> list[str]:
 
     def hands_on(reader: str) -> bool:
         seen = exam.seen(reader)
-        return seen.counts.overflows > 0 or (exam.shadow is not None and seen.sqnr < exam.shadow.sqnr)
+        return seen.counts.overflows > 0 or seen.sqnr < exam.half.sqnr
 
     return exam.flow.downstream(name, hands_on)
 
@@ -147,12 +146,11 @@ def _finding(exam: Examination, trace: Trace, name: str) -> Finding:
             return _underflow(exam, vanished, [name, *chain])
         evidence |= {"overflowed": max(row.counts.overflows, seen.counts.overflows), "elements": row.counts.elements}
         return exam.finding("QS010", "error", name, _with(evidence, chain), keep_fix(name, chain))
-    assert exam.shadow is not None
-    if seen.counts.underflows and seen.sqnr < exam.shadow.sqnr:
+    if seen.counts.underflows and seen.sqnr < exam.half.sqnr:
         return _underflow(exam, name, chain)
     if vanished := _vanished(exam, name):
         return _underflow(exam, vanished, [name, *chain])
-    evidence |= {"sqnr": row.sqnr, "bound": exam.shadow.sqnr}
+    evidence |= {"sqnr": row.sqnr, "bound": exam.half.sqnr}
     fix = f"{keep_fix(name, chain)} Few bits are left of a small difference between large numbers: subtract what they share first."
     return exam.finding("QS016", "error", name, _with(evidence, chain), fix)
 
@@ -163,18 +161,16 @@ def _vanished(exam: Examination, name: str) -> str | None:
 
 
 def _underflow(exam: Examination, name: str, chain: list[str]) -> Finding:
-    seen, numbers = exam.seen(name), exam.target.numbers
-    assert numbers is not None
+    seen = exam.seen(name)
     counts = {"underflowed": seen.counts.underflows, "subnormal": seen.counts.subnormals, "elements": seen.counts.elements}
-    evidence = {**counts, "largest": seen.largest, "smallest normal": numbers.smallest_normal}
+    evidence = {**counts, "largest": seen.largest, "smallest normal": exam.numbers.smallest_normal}
     fix = f"{keep_fix(name, chain)} Or scale the values up where they are made."
     return exam.finding("QS014", "error", name, _with(evidence, chain), fix)
 
 
 def _unexplained(exam: Examination, trace: Trace) -> Finding:
     outcome = trace.outcome
-    assert exam.shadow is not None
-    evidence: dict[str, Any] = {"sqnr": outcome.sqnr, "bound": exam.shadow.sqnr, "nonfinite": outcome.nonfinite}
+    evidence: dict[str, Any] = {"sqnr": outcome.sqnr, "bound": exam.half.sqnr, "nonfinite": outcome.nonfinite}
     if outcome.error:
         evidence["error"] = outcome.error
     fix = "The output is not what float32 gives, and no single operation accounts for it: keep the operations of the plan in float32."

@@ -27,9 +27,7 @@ def stagnating_sums(exam: Examination) -> list[Finding]:
     In float16 that is from 2048 times the number added: eps, the step at 1, is 2^-10, and half a step is lost. The mean magnitude stands
     for the numbers added.
     """
-    numbers = exam.target.numbers
-    assert numbers is not None
-    most = 2 / numbers.eps
+    most = 2 / exam.numbers.eps
     findings = []
     for name, seen in exam.survey.operations.items():
         if seen.largest_terms > most and seen.largest_sum <= exam.limit:

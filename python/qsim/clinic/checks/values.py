@@ -58,6 +58,9 @@ def births(exam: Examination) -> list[Finding]:
             evidence["chain"] = chain
         severity: Severity = "error" if survey.outputs else "warning"
         findings.append(exam.finding("QS001", severity, birth.name, evidence, _cure(exam.seen(birth.name).op)))
+    if survey.output_nans and not survey.births and not survey.inputs and not nonfinite_parameters(exam):
+        fix = "Look where no operation is seen: scripted modules, extensions, autograd functions of your own."
+        findings.append(Finding("QS001", "error", "", "", {"nans": survey.output_nans, "where": "the output"}, fix))
     return findings
 
 

@@ -47,7 +47,27 @@ class Weight:
         return cls(values, float(values.double().abs().sum(list(summed)).max()) if values.numel() else 0.0)
 
 
-def sums(x: Tensor, limit: float, weight: Weight, product: Callable[[Tensor, Tensor], Tensor], bias: Tensor | None = None) -> Tensor:
+@dataclass(frozen=True)
+class Addend:
+    """What is added to each sum.
+
+    Attributes
+    ----------
+    values : Tensor, float64
+        Whole numbers.
+    reach : float
+        The largest magnitude.
+    """
+
+    values: Tensor
+    reach: float
+
+    @classmethod
+    def of(cls, values: Tensor) -> Addend:
+        return cls(values, float(values.abs().max()) if values.numel() else 0.0)
+
+
+def sums(x: Tensor, limit: float, weight: Weight, product: Callable[[Tensor, Tensor], Tensor], bias: Addend | None = None) -> Tensor:
     """``product(x, weight) + bias``, exact.
 
     Parameters
@@ -57,8 +77,8 @@ def sums(x: Tensor, limit: float, weight: Weight, product: Callable[[Tensor, Ten
     weight : Weight
     product : callable
         Linear in both operands; computes in their dtype.
-    bias : Tensor, float64, optional
-        Whole numbers, in a shape that broadcasts with the product.
+    bias : Addend, optional
+        In a shape that broadcasts with the product.
 
     Returns
     -------
@@ -78,8 +98,8 @@ def sums(x: Tensor, limit: float, weight: Weight, product: Callable[[Tensor, Ten
         high = (x / _SPLIT).floor()
         total = product(high, weight.values).double() * _SPLIT + product(x - high * _SPLIT, weight.values)
     if bias is not None:
-        total = total.double() + bias
-        largest += float(bias.abs().max()) if bias.numel() else 0.0
+        largest += bias.reach
+        total = total + (bias.values.float() if total.dtype is torch.float32 and largest < _FLOAT32 else bias.values)
     if largest > INT32_MAX and total.numel() and (found := float(total.abs().max())) > INT32_MAX:
         raise AccumulatorOverflow(found)
     return total

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from qsim.encoding import Encoding
-from qsim.integer.kernels.exact import INT32_MAX, Weight, convolution, sums
+from qsim.integer.kernels.exact import INT32_MAX, Addend, Weight, convolution, sums
 from qsim.integer.kernels.quantized import Quantized, saturated
 
 
@@ -62,18 +62,20 @@ class Operator:
     weight : Weight
     encoding : Encoding
         Of the weight.
-    bias : Bias, optional
+    bias : Addend, optional
+        One for each output channel.
     """
 
     weight: Weight
     encoding: Encoding
-    bias: Bias | None = None
+    bias: Addend | None = None
 
     @classmethod
     def of(cls, weight: Quantized, bias: Bias | None = None, *, channels: int = 0) -> Operator:
         """Of a convolution, or a product with a matrix; `channels` is the axis of the output channels of `weight`."""
         values = weight.centered
-        return cls(Weight.of(values, [i for i in range(values.dim()) if i != channels % values.dim()]), weight.encoding, bias)
+        summed = [i for i in range(values.dim()) if i != channels % values.dim()]
+        return cls(Weight.of(values, summed), weight.encoding, None if bias is None else Addend.of(bias.integers))
 
 
 def conv(
@@ -101,7 +103,7 @@ def conv(
         return convolution(a, b, stride, padding, dilation, groups)
 
     dims = (-1,) + (1,) * (x.integers.dim() - 2)
-    bias = None if operator.bias is None else operator.bias.integers.reshape(dims)
+    bias = operator.bias and Addend(operator.bias.values.reshape(dims), operator.bias.reach)
     total = sums(x.centered, _limit(x), operator.weight, product, bias)
     scale = _products(x.encoding, operator.encoding)
     return requantized(total, scale.reshape(dims) if scale.dim() else scale, y)
@@ -112,8 +114,7 @@ def gemm(x: Quantized, operator: Operator, y: Encoding | None, *, product: Calla
 
     Without `y`, also MatMulIntegerToFloat, the result is float32: ``float32(acc) * (s_x * s_w)``.
     """
-    bias = None if operator.bias is None else operator.bias.integers
-    total = sums(x.centered, _limit(x), operator.weight, product, bias)
+    total = sums(x.centered, _limit(x), operator.weight, product, operator.bias)
     scale = _products(x.encoding, operator.encoding)
     return total.float() * scale if y is None else requantized(total, scale, y)
 

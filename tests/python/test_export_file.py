@@ -1,0 +1,207 @@
+"""The file itself: names, metadata, sizes, what is written when, and errors before anything is."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import onnx
+import onnx.checker
+import pytest
+import torch
+from exported import NETWORKS, computed, expected, exported, simulated
+from models import Forward
+from torch import nn
+
+import qsim
+
+CONFIG = qsim.int8(target="onnxruntime")
+
+
+class Named(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(6, 6)
+
+    def forward(self, left, right):
+        return {"sum": self.fc(left) + right, "parts": (self.fc(right), left * right)}
+
+
+def calibrated(model: nn.Module, *inputs: torch.Tensor, **options) -> qsim.QuantSim:
+    torch.manual_seed(0)
+    sim = qsim.QuantSim(model.eval(), inputs, CONFIG, **options)
+    sim.calibrate([inputs], progress=False)
+    return sim
+
+
+def named() -> qsim.QuantSim:
+    return calibrated(Named(), torch.randn(8, 6), torch.randn(8, 6))
+
+
+def ends(path):
+    graph = onnx.load(path).graph
+    return [end.name for end in graph.input], [end.name for end in graph.output]
+
+
+def test_inputs_and_outputs_have_the_names_of_the_model(tmp_path):
+    sim, path = named(), tmp_path / "model.onnx"
+    sim.export(path)
+    assert ends(path) == (["left", "right"], ["sum", "parts_0", "parts_1"])
+    left, right = torch.randn(32, 6), torch.randn(32, 6)
+    mine = sim(left, right)
+    for x, y in zip([mine["sum"], *mine["parts"]], computed(path, left, right), strict=True):
+        np.testing.assert_array_equal(x.detach().numpy(), y)
+
+
+def test_names_can_be_given(tmp_path):
+    sim, path = named(), tmp_path / "model.onnx"
+    report = sim.export(path, input_names=["a", "b"], output_names=["x", "fc.output_quantized", "z"])
+    assert ends(path) == (["a", "b"], ["x", "fc.output_quantized", "z"])
+    assert report.names["fc.weight"] == "fc.weight_quantized"
+    for names in (["a"], ["a", "a"]):
+        with pytest.raises(qsim.ExportError, match=r"input_names=.*expected 2 different names, for left, right"):
+            sim.export(path, input_names=names)
+
+
+def test_every_quantizer_maps_to_a_tensor_and_its_encoding_comes_along():
+    path, report = exported("vision", CONFIG)
+    sim, model = simulated("vision", CONFIG), onnx.load(path)
+    held = {entry.key: entry.value for entry in model.metadata_props}
+    tensors = {name for node in model.graph.node for name in node.output} | {tensor.name for tensor in model.graph.initializer}
+    assert set(report.names) == set(sim.quantizers())
+    assert json.loads(held["qsim.names"]) == report.names
+    assert set(report.names.values()) <= tensors
+    assert len(set(report.names.values())) == len(report.names)
+    encodings = {key: qsim.Encoding.from_dict(fields) for key, fields in json.loads(held["qsim.encodings"]).items()}
+    assert encodings == sim.encodings()
+    assert (held["qsim.target"], held["qsim.version"], model.producer_name) == ("onnxruntime", qsim.__version__, "qsim")
+
+
+def test_nodes_are_named_by_modules_and_nothing_of_this_machine_is_told():
+    path, _ = exported("vision", CONFIG)
+    model = onnx.load(path)
+    names = [node.name for node in model.graph.node]
+    assert len(set(names)) == len(names)
+    assert {"stem.Conv", "depthwise.Conv", "up.ConvTranspose", "squeeze.Gemm", "head.Gemm"} <= set(names)
+    raw = path.read_bytes()
+    assert os.getcwd().encode() not in raw
+    assert b".py" not in raw
+
+
+def test_the_batch_can_be_fixed(tmp_path):
+    sim, path = named(), tmp_path / "model.onnx"
+    sim.export(path, dynamic_batch=False)
+    shapes = [[d.dim_value for d in end.type.tensor_type.shape.dim] for end in onnx.load(path).graph.input]
+    assert shapes == [[8, 6], [8, 6]]
+    sim.export(path)
+    assert [end.type.tensor_type.shape.dim[0].dim_param for end in onnx.load(path).graph.input] == ["batch", "batch"]
+
+
+def test_a_fixed_batch_is_told(tmp_path):
+    sim = calibrated(Forward(lambda self, x: self.fc(x) * float(len(x)), fc=nn.Linear(4, 2)), torch.randn(3, 4))
+    report = sim.export(tmp_path / "model.onnx")
+    assert any("batch size is fixed to 3" in note for note in report.notes)
+    with pytest.raises(ValueError, match=r"got a batch whose 'args_0' has shape \(5, 4\); model.onnx takes \(3, 4\)"):
+        sim.export(tmp_path / "model.onnx", verify=[torch.randn(5, 4)])
+
+
+def test_external_data(tmp_path):
+    sim, path = named(), tmp_path / "model.onnx"
+    report = sim.export(path, external_data=True)
+    assert sorted(file.name for file in tmp_path.iterdir()) == sorted(file.name for file in report.files)
+    assert {file.name for file in report.files} == {"model.onnx", "model.onnx.data"}
+    assert all(file.stat().st_size == size for file, size in report.files.items())
+    left, right = torch.randn(32, 6), torch.randn(32, 6)
+    np.testing.assert_array_equal(sim(left, right)["sum"].detach().numpy(), computed(path, left, right)[0])
+
+
+def test_a_failed_export_leaves_what_was_there(tmp_path, monkeypatch):
+    sim, path = named(), tmp_path / "model.onnx"
+    path.write_text("old")
+
+    def refuses(*args, **kwargs):
+        raise onnx.checker.ValidationError("not today")
+
+    monkeypatch.setattr(onnx.checker, "check_model", refuses)
+    for external in (False, True):
+        with pytest.raises(qsim.ExportError, match=r"onnx.checker refuses the model, and nothing was written: not today"):
+            sim.export(path, external_data=external)
+    assert [file.name for file in tmp_path.iterdir()] == ["model.onnx"]
+    assert path.read_text() == "old"
+    monkeypatch.undo()
+    sim.export(path)
+    assert onnx.load(path).producer_name == "qsim"
+
+
+def test_errors_come_before_anything_is_written(tmp_path):
+    sim = named()
+    with pytest.raises(FileNotFoundError, match=r"there is no folder .*nowhere"):
+        sim.export(tmp_path / "nowhere" / "model.onnx")
+    with pytest.raises(IsADirectoryError, match="is a folder"):
+        sim.export(tmp_path)
+    with pytest.raises(ValueError, match="got target='tflite'; expected one of 'onnxruntime', 'tensorrt', 'openvino', 'coreml'"):
+        sim.export(tmp_path / "model.onnx", "tflite")
+    with pytest.raises(qsim.ExportError, match="got opset=99; the installed onnx knows opsets up to"):
+        sim.export(tmp_path / "model.onnx", opset=99)
+    with pytest.raises(qsim.ExportError, match="got opset=13, and the exporter needs 19"):
+        sim.export(tmp_path / "model.onnx", opset=13)
+    fresh = qsim.QuantSim(Named().eval(), (torch.randn(8, 6), torch.randn(8, 6)), CONFIG)
+    with pytest.raises(qsim.NoEncodingError, match="no batch was calibrated"):
+        fresh.export(tmp_path / "model.onnx")
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_unobserved_tensor_is_named(tmp_path):
+    sim = named()
+    sim.quantizers()["fc.output"].reset()
+    sim.quantizers()["fc.output"].scale.fill_(torch.nan)
+    sim.quantizers()["fc.output"]._has_encoding = False
+    with pytest.raises(qsim.NoEncodingError, match=r"'fc.output'"):
+        sim.export(tmp_path / "model.onnx")
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_the_exporter_cannot_translate_is_an_error_with_its_reason(tmp_path):
+    sim = calibrated(Forward(lambda self, x: torch.linalg.eigvalsh(x @ x.transpose(1, 2))), torch.randn(4, 3, 3))
+    with pytest.raises(qsim.ExportError, match=r"no translation for this model: .*linalg_eigh"):
+        sim.export(tmp_path / "model.onnx")
+    assert not list(tmp_path.iterdir())
+
+
+def test_pooling_to_sizes_that_do_not_divide_says_so(tmp_path):
+    sim = calibrated(nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(4)), torch.randn(2, 3, 9, 9))
+    with pytest.raises(qsim.ExportError, match=r"adaptive average pooling from \[7, 7\] to \[4, 4\]"):
+        sim.export(tmp_path / "model.onnx")
+
+
+def test_a_model_in_training_mode_is_written_in_eval_mode_and_stays(tmp_path):
+    sim, path = simulated("vision", CONFIG), tmp_path / "model.onnx"
+    x = NETWORKS["vision"][1](4)
+    mine = expected(sim, x)
+    before = {name: t.clone() for name, t in sim.state_dict().items()}
+    sim.train()
+    try:
+        sim.export(path, verify=[x])
+        assert sim.training
+        assert sim.model.dropout.training
+    finally:
+        sim.eval()
+    np.testing.assert_array_equal(computed(path, x)[0], mine[0])
+    assert all(torch.equal(t, before[name]) for name, t in sim.state_dict().items())
+
+
+def test_without_onnx_one_error_says_what_to_install():
+    code = """
+import sys
+sys.modules["onnxscript"] = None
+import torch, qsim
+sim = qsim.QuantSim(torch.nn.Linear(2, 2).eval(), torch.randn(2, 2))
+sim.calibrate([torch.randn(4, 2)], progress=False)
+try:
+    sim.export("model.onnx")
+except ImportError as error:
+    print(error)
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert "pip install qsim[onnx]" in ran.stdout, ran.stderr
