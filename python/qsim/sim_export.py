@@ -30,7 +30,7 @@ class Export(IntegerEvaluation, SelectiveFallback):
         target: str | None = None,
         *,
         opset: int | None = None,
-        verify: Iterable[Any] | None = None,
+        verify: Iterable[Any] | bool = False,
         dynamic_batch: bool = True,
         input_names: Sequence[str] | None = None,
         output_names: Sequence[str] | None = None,
@@ -51,8 +51,9 @@ class Export(IntegerEvaluation, SelectiveFallback):
             ``sim.retarget(target)``, with a warning.
         opset : int, optional
             By default the smallest that holds what is used: 19; 21 for 16 and 4 bits and for blocks; 22 for models in bfloat16.
-        verify : iterable of batches, optional
-            Run ONNX Runtime on them and compare with the simulation: see `ExportReport.verification`. Batches as `calibrate` takes them.
+        verify : bool or iterable of batches
+            Run ONNX Runtime on them and compare with the simulation: see `ExportReport.verification`. Batches as `calibrate` takes them;
+            True takes the example inputs.
         dynamic_batch : bool
             Leave the size of the batch open, where the model allows it. False fixes that of the example inputs.
         input_names, output_names : sequence of str, optional
@@ -85,7 +86,9 @@ class Export(IntegerEvaluation, SelectiveFallback):
             with seconds.stage("retarget"):
                 traced = Tracing(self._retargeted(traced, notes), wanted)
         options = Options(opset, dynamic_batch, input_names, output_names)
-        return export(traced, file, options, external_data=external_data, verify=verify, seconds=seconds, notes=notes)
+        args, kwargs = self._inputs
+        batches = verify if not isinstance(verify, bool) else [kwargs or args] if verify else None
+        return export(traced, file, options, external_data=external_data, verify=batches, seconds=seconds, notes=notes)
 
     def _retargeted(self, traced: Tracing, notes: list[str]) -> Self:
         """This simulation for the target of `traced`, which cannot express it as it is."""

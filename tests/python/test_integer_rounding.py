@@ -21,8 +21,16 @@ def test_bias_in_float_becomes_integers_in_the_runtime(network, tmp_path):
 
 
 @pytest.mark.parametrize("network", BARS)
-def test_without_optimisations_the_runtime_computes_the_plain_simulation(network, tmp_path):
+@pytest.mark.parametrize("exact", [True, False], ids=["sums that float32 holds", "any scales"])
+def test_without_optimisations_the_runtime_computes_the_plain_simulation(network, exact, tmp_path):
     sim, x = simulated(network, "bias in float")
+    if exact:
+        with_ties(sim)
+        for name, bias in sim.model.named_parameters():
+            if name.endswith("bias"):
+                bias.data = (bias * 64).round() / 64
+        sim.eval()  # writes through .data are not noticed
     expected, _ = by_runtime(sim, x, tmp_path, optimize=False)
     wrong, compared = differing(sim.evaluate(x), expected)
-    assert (wrong, compared >= 10_000) == (0, True)
+    assert compared >= 10_000
+    assert wrong <= (0 if exact else compared // 2000)  # sums in float32 are rounded in an order that differs from CPU to CPU

@@ -174,6 +174,8 @@ class Traced(HalfPrecision):
             if lost.numel():
                 worst = lost[lost.abs().argmax()].item()
                 self._lose(worst, math.copysign(math.inf, worst), t)
+            elif t.numel() == 1 and t.count_nonzero() and not rounded.count_nonzero():  # an epsilon that is a tensor
+                self._lose(t.item(), 0.0, t)
         return rounded
 
     def _lose(self, value: float, becomes: float, t: Tensor | None = None) -> None:
