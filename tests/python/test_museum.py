@@ -9,12 +9,15 @@ from functools import cache
 import pytest
 import torch
 from museum import EXHIBITS
+from museum.exhibit import noise
+from museum.norms import LayerNorm
+from torch import Tensor, nn
 
 import qsim
 from qsim.clinic.shadow import Shadow
 from qsim.clinic.subject import Subject
 from qsim.clinic.targets import TARGETS
-from qsim.deviation import Deviation
+from qsim.report.deviation import Deviation
 
 HALF = [name for name, exhibit in EXHIBITS.items() if TARGETS[exhibit.target].format is not None]
 
@@ -72,3 +75,32 @@ def test_every_exhibit_cites_a_report():
     reports = [re.findall(r"https://github.com/[\w.-]+/[\w.-]+/(?:issues|pull)/\d+", e.make.__doc__) for e in EXHIBITS.values()]
     assert all(reports)
     assert len({report[0] for report in reports}) == len(EXHIBITS)
+
+
+class Layers(nn.Module):
+    """Rotations and limits that keep the scale; the blocks in `faults` are norms that are written out, on values of 700."""
+
+    def __init__(self, faults: tuple[int, ...], blocks: int) -> None:
+        super().__init__()
+        self.blocks, self.faults = nn.ModuleList(), faults
+        for i in range(blocks):
+            self.blocks.append(LayerNorm(16) if i in faults else nn.Linear(16, 16) if i % 2 else nn.Hardtanh(-8, 8))
+            if isinstance(self.blocks[i], nn.Linear):
+                nn.init.orthogonal_(self.blocks[i].weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for i, block in enumerate(self.blocks):
+            x = block(x * 700.0 if i in self.faults else x)
+        return x
+
+
+@pytest.mark.parametrize("faults", [(20, 150, 300), (5, 10, 370), (100, 101, 102)])
+def test_three_culprits_among_412_operations(faults):
+    torch.manual_seed(0)
+    model, data = Layers(faults, 412 - 27).eval(), [noise(4, 16)]  # a norm is nine operations, one of them a multiplication by 700
+    assert len(Subject(model, data[0]).sites) == 412
+    diagnosis = qsim.doctor(model, data, "tensorrt-fp16", progress=False)
+    culprits = [finding.op for finding in diagnosis.findings if finding.severity == "error"]
+    assert culprits == [f"blocks.{i}.pow" for i in faults]
+    assert diagnosis.plan.irreducible
+    assert diagnosis.probes <= 40
