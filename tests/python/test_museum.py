@@ -17,7 +17,7 @@ import qsim
 from qsim.clinic.shadow import Shadow
 from qsim.clinic.subject import Subject
 from qsim.clinic.targets import TARGETS
-from qsim.deviation import Deviation
+from qsim.report.deviation import Deviation
 
 HALF = [name for name, exhibit in EXHIBITS.items() if TARGETS[exhibit.target].format is not None]
 
