@@ -30,11 +30,13 @@ def constants(exam: Examination) -> list[Finding]:
 
 
 def is_data(exam: Examination, constant: LostConstant) -> bool:
-    """Whether what overflowed is what the model was given, not a constant."""
-    site = exam.subject.sites.get(constant.op)
-    if site is not None and not any(o.kind == "input" for step in site.steps for found in step.operands.values() for o in found):
+    """Whether what was lost is what the model was given, not a constant: by its size, and an epsilon by where it came from."""
+    if not constant.raw or constant.parameter:
         return False
-    return constant.raw and not constant.parameter and abs(constant.value) <= min(exam.survey.largest_input, _MASKS)
+    if constant.becomes == 0:
+        site = exam.subject.sites.get(constant.op)
+        return site is not None and any(o.kind == "input" for step in site.steps for found in step.operands.values() for o in found)
+    return abs(constant.value) <= min(exam.survey.largest_input, _MASKS)
 
 
 def _guards_small_values(exam: Examination, constant: LostConstant) -> bool:

@@ -130,7 +130,7 @@ def chain_of(exam: Examination, name: str) -> list[str]:
 def _finding(exam: Examination, trace: Trace, name: str) -> Finding:
     row, seen = trace.rows[name], exam.seen(name)
     for constant in trace.constants:
-        if constant.op == name and is_data(exam, constant):
+        if constant.op == name and constant.becomes and is_data(exam, constant):
             evidence: dict[str, Any] = {"input": constant.value, "limit": exam.limit}
             return exam.finding("QS010", "error", name, evidence, "Scale the data into the format's range before it reaches the model.")
     sums = seen.largest_sum > exam.limit and seen.counts.overflows == 0
