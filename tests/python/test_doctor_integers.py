@@ -213,6 +213,20 @@ def test_concatenations():
     assert not examine(head(2.0), X).findings
 
 
+def test_a_class_token_is_worth_knowing():
+    class Tokens(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.token = nn.Parameter(0.01 * noise(1, 1, 8))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.cat([self.token.expand(len(x), -1, -1), x.tanh()], 1)
+
+    diagnosis = examine(Tokens(), noise(32, 4, 8))
+    assert found(diagnosis, least="info") == [("QS032", "cat")]
+    assert diagnosis.healthy
+
+
 def test_evaluation_data_of_another_scale():
     model, images = nn.Conv2d(3, 4, 3), noise(32, 3, 8, 8).sigmoid()
     assert not examine(model, images, evaluation=[images.flip(0)]).findings

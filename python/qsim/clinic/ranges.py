@@ -54,8 +54,6 @@ class Ranges:
         By batch: the range of each operation's results by its name, and of what the model was given under "".
     operands : dict of (str, int) to Span
         Over all batches, of the first operand of products and of each operand of a concatenation.
-    parameters : set of (str, int)
-        Those of the operands that are parameters.
     products : dict of str to Product
     squares : list of (float, int)
         By batch: sum of squares of what the model was given, and number of elements.
@@ -65,7 +63,6 @@ class Ranges:
 
     spans: list[dict[str, Span]] = field(default_factory=list)
     operands: dict[tuple[str, int], Span] = field(default_factory=dict)
-    parameters: set[tuple[str, int]] = field(default_factory=set)
     products: dict[str, Product] = field(default_factory=dict)
     squares: list[tuple[float, int]] = field(default_factory=list)
     samples: int = 0
@@ -141,8 +138,6 @@ class _Noting:
         for i, t in enumerate(operands):
             if isinstance(t, Tensor) and t.is_floating_point():
                 self._ranges.operands[name, i] = self._ranges.operands.get((name, i), Span()).union(span_of(t))
-                if isinstance(t, torch.nn.Parameter):
-                    self._ranges.parameters.add((name, i))
 
 
 def ranges_of(subject: Subject, batches: Iterable[Any], forward: Forward | None = None) -> Ranges:

@@ -60,7 +60,7 @@ def overflowing_biases(exam: Examination) -> list[Finding]:
 def uneven_joins(exam: Examination) -> list[Finding]:
     """QS032: inputs of a concatenation whose range is a sixteenth of the whole or less: the common grid leaves them 4 bits.
 
-    Info for a parameter among them, such as a class token: it is part of the model, and no data changes what it gets.
+    Info where that one is a constant of the model, such as a class token: training has met it beside the others, and no data changes it.
     """
     ranges, findings = _ranges(exam), []
     joins: dict[str, dict[int, Span]] = {}
@@ -76,8 +76,14 @@ def uneven_joins(exam: Examination) -> list[Finding]:
         if lost >= _LOST:
             evidence: dict[str, Any] = {"bits lost": lost, "input": i, "width": narrow.width, "width of all": whole.width}
             fix = "Bring the inputs to one scale before they are joined, or leave the concatenation, and what it joins, in float."
-            findings.append(exam.finding("QS032", "info" if (name, i) in ranges.parameters else "warning", name, evidence, fix))
+            findings.append(exam.finding("QS032", "info" if _is_constant(exam, name, i) else "warning", name, evidence, fix))
     return findings
+
+
+def _is_constant(exam: Examination, name: str, i: int) -> bool:
+    site = exam.subject.sites.get(name)
+    origins = frozenset() if site is None else site.steps[0].operands.get((0, i), frozenset())
+    return bool(origins) and all(origin.kind == "const" for origin in origins)
 
 
 def _ranges(exam: Examination) -> Ranges:
