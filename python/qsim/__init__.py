@@ -2,35 +2,35 @@
 
 from qsim import ops, reference
 from qsim._library import cpu_capability
-from qsim.batch_norm import FoldReport, fold_batch_norms
-from qsim.calibration import CalibrationReport
 from qsim.clinic import Diagnosis, Finding, doctor
 from qsim.clinic.plan import Plan
-from qsim.clip_grad import ClipReport, clip_grad_norm_
-from qsim.comparison import Comparison
 from qsim.config import Config
 from qsim.deploy.borders import Borders
 from qsim.deploy.export_report import ExportReport
 from qsim.encoding import Encoding
 from qsim.errors import AccumulatorError, CalibrationError, CaptureError, ExportError, FileFormatError, NoEncodingError
-from qsim.fallback import FallbackReport
 from qsim.files import EncodingFile, load_encodings, save_encodings
-from qsim.format_counts import FormatCounter, FormatCounts
-from qsim.numeric_log_file import NumericLog, read_numeric_log
-from qsim.numeric_logger import numeric_log
-from qsim.observer import Counts, Observer
 from qsim.ops import round_to_format
 from qsim.override import Override, SiteInfo
 from qsim.presets import bf16, fp8, fp16, int4, int8, int16, w4a8
 from qsim.profile import Profile
-from qsim.progressive import Progressive
-from qsim.quantizer import Quantizer
-from qsim.schedule import Schedule
-from qsim.sensitivity import Sensitivity
-from qsim.sim import QuantSim
+from qsim.quantizers.format_counts import FormatCounter, FormatCounts
+from qsim.quantizers.observer import Counts, Observer
+from qsim.quantizers.quantizer import Quantizer
+from qsim.report.comparison import Comparison
+from qsim.report.numeric_log_file import NumericLog, read_numeric_log
+from qsim.report.numeric_logger import numeric_log
+from qsim.report.progressive import Progressive
+from qsim.report.sensitivity import Sensitivity
+from qsim.report.summary import Summary
+from qsim.sim.calibration import CalibrationReport
+from qsim.sim.fallback_report import FallbackReport
+from qsim.sim.quantsim import QuantSim
 from qsim.spec import TensorSpec
-from qsim.summary import Summary
-from qsim.watch import Event, NonFiniteError, Watch
+from qsim.training.batch_norm import FoldReport, fold_batch_norms
+from qsim.training.clip_grad import ClipReport, clip_grad_norm_
+from qsim.training.schedule import Schedule
+from qsim.training.watch import Event, NonFiniteError, Watch
 
 __version__ = "0.1.0"
 

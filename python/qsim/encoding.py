@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qsim.float_format import FLOAT_FORMATS
+from qsim.quantizers.float_format import FLOAT_FORMATS
 
 
 def grid_of(dtype: str) -> tuple[int, int]:

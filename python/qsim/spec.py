@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from qsim.blocks import Axes, block_lengths, ranges_shape
-from qsim.float_format import FLOAT_FORMATS
+from qsim.quantizers.blocks import Axes, block_lengths, ranges_shape
+from qsim.quantizers.float_format import FLOAT_FORMATS
 
 METHODS = ("minmax", "percentile", "mse", "tf_enhanced", "entropy", "ema")
 DTYPES = ("int", *FLOAT_FORMATS)

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.fx import Interpreter
 
 import qsim
-from qsim.bias import BiasQuantizer
 from qsim.deploy.capture import Program, capture
 from qsim.deploy.carry import carry_marks, key_of
 from qsim.deploy.constants import fold_marked
 from qsim.graph.marks import BIAS, QUANTIZED
+from qsim.quantizers.bias import BiasQuantizer
 
 TARGETS = ["default", "onnxruntime", "tensorrt"]
 

@@ -36,6 +36,16 @@ def test_files_that_are_not_there(capsys, tmp_path):
     assert "directory" in refused(capsys, "inspect", tmp_path)
 
 
+def test_packages_that_are_not_installed(capsys, tmp_path, monkeypatch):
+    (tmp_path / "m.onnx").write_bytes(b"")
+    (tmp_path / "old.cache").write_text("TRT-8501-EntropyCalibration2\ninput: 3c010204\n")
+    for name in [name for name in sys.modules if name.startswith(("qsim.deploy.onnx", "onnx"))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    assert "pip install qsim[onnx]" in refused(capsys, "inspect", tmp_path / "m.onnx")
+    assert "input" in fine(capsys, "inspect", tmp_path / "old.cache")  # needs none of them
+
+
 def test_a_traceback_on_request(capsys, tmp_path):
     with pytest.raises(FileNotFoundError):
         run(capsys, "--traceback", "inspect", tmp_path / "nothing")

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from levels import LEVELS, assert_same_output
 
 import qsim
-from qsim.clip_grad import _clip
+from qsim.training.clip_grad import _clip
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
 NORMS = [2.0, 1.0, math.inf, 0.5, 3.0]

@@ -12,7 +12,7 @@ from models import ConvNet, Forward, Perceptron, seeded
 from torch import nn
 
 import qsim
-from qsim.deviation import Deviation, float_tensors
+from qsim.report.deviation import Deviation, float_tensors
 
 X = torch.randn(8, 1, 12, 12, generator=torch.Generator().manual_seed(1))
 ROWS = torch.linspace(-2, 2, 32 * 6).reshape(32, 6).sin()

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCKS = [(path, block) for path in DOCUMENTS for block in re.findall(r"```python\n(.*?)```", path.read_text(), re.S)]
 
 

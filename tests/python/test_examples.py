@@ -11,6 +11,7 @@ ROOT = Path(__file__).parents[2]
 EXAMPLES = {
     "digits_qat.py": (["--epochs", "1", "--qat-epochs", "1"], "ranges that moved"),
     "vit_digits.py": (["--epochs", "1", "--qat-epochs", "1"], "most sensitive at 4 bits"),
+    "deploy_onnxruntime.py": (["--epochs", "1", "--width", "8", "--runs", "2"], "0 of 4500 integers differ"),
     "nafnet_denoise.py": (["--steps", "4", "--qat-steps", "2"], "overflow float16"),
 }
 

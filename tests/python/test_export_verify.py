@@ -156,3 +156,9 @@ def test_export_retargets_where_it_has_to_and_says_so(tmp_path):
     assert plain.target == "onnxruntime"
     assert "retarget" not in str(plain)
     assert path.exists()
+
+
+def test_verify_alone_takes_the_example_inputs(tmp_path):
+    report = simulated("perceptron", CONFIG).export(tmp_path / "model.onnx", verify=True)
+    assert report.verification.differences["simulation", "not optimised"]["output"].elements == 2 * 24
+    assert simulated("perceptron", CONFIG).export(tmp_path / "model.onnx").verification is None

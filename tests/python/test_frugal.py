@@ -13,7 +13,7 @@ from models import Forward, Perceptron, seeded
 from torch import Tensor, nn
 
 import qsim
-from qsim.quantizer import Quantizer
+from qsim.quantizers.quantizer import Quantizer
 
 
 @pytest.fixture

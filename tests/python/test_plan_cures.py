@@ -10,7 +10,7 @@ import qsim
 from qsim.clinic.shadow import Shadow
 from qsim.clinic.subject import Subject
 from qsim.clinic.targets import TARGETS
-from qsim.deviation import Deviation
+from qsim.report.deviation import Deviation
 
 
 def checked(model, data, target):

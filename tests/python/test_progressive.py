@@ -9,7 +9,7 @@ from models import ConvNet, Perceptron, seeded
 from test_report_pages import Reader
 
 import qsim
-from qsim.deviation import Deviation
+from qsim.report.deviation import Deviation
 from qsim.report.pages import progressive_page
 
 X = torch.randn(8, 1, 12, 12, generator=torch.Generator().manual_seed(1))
@@ -115,7 +115,7 @@ def test_a_metric_that_becomes_nan_is_where_it_breaks(sim):
 
 def test_it_stops_when_the_time_is_over(sim, monkeypatch):
     clock = itertools.count()
-    monkeypatch.setattr("qsim.progressive.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("qsim.report.progressive.time.monotonic", lambda: next(clock))
     found = sim.progressive([X], loss, "forward", higher_is_better=False, seconds=4, progress=False)
     assert len(found.steps) == 3
     assert found.left == list(operations(sim))[3:]

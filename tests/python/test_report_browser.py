@@ -6,9 +6,9 @@ from browser import CHROMIUM, Browser
 from torch import nn
 
 import qsim
+from qsim.quantizers.sketch import Distribution
 from qsim.report.pages import summary_page
-from qsim.sketch import Distribution
-from qsim.summary import Row
+from qsim.report.summary import Row
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: the pages were not looked at (apt install chromium)")
 

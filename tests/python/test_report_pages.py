@@ -12,10 +12,10 @@ from models import ConvNet, seeded
 from torch import nn
 
 import qsim
+from qsim.quantizers.sketch import Distribution
 from qsim.report.drawing import histogram
 from qsim.report.pages import calibration_page, comparison_page, sensitivity_page, summary_page
-from qsim.sketch import Distribution
-from qsim.summary import Row
+from qsim.report.summary import Row
 
 X = torch.randn(4, 1, 12, 12, generator=torch.Generator().manual_seed(1))
 

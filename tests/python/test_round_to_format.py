@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from levels import LEVELS, assert_same_output
 
 from qsim import reference
-from qsim.float_format import FLOAT_FORMATS
 from qsim.ops import count_format_, round_to_format, round_to_format_, round_to_format_counted
+from qsim.quantizers.float_format import FLOAT_FORMATS
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 

@@ -11,8 +11,8 @@ from levels import LEVELS, assert_same_output
 from test_round_to_format import adversarial, same_bits
 
 from qsim import reference
-from qsim.float_format import FLOAT_FORMATS
 from qsim.ops import count_format_, round_to_format, round_to_format_, round_to_format_counted
+from qsim.quantizers.float_format import FLOAT_FORMATS
 from qsim.spec import range_shape
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]

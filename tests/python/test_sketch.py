@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import qsim
-from qsim.sketch import Distribution
+from qsim.quantizers.sketch import Distribution
 
 
 def observed(x):

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qsim import TensorSpec
-from qsim.float_format import FLOAT_FORMATS
+from qsim.quantizers.float_format import FLOAT_FORMATS
 from qsim.spec import METHODS, range_shape
 
 

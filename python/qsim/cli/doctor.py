@@ -38,10 +38,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--save-input", type=Path, metavar="FILE.pt", help="where the smallest input that makes NaN or Inf is written")
     parser.add_argument("--json", action="store_true", help="print the diagnosis as JSON")
     parser.add_argument("--html", type=Path, metavar="FILE.html", help="write the diagnosis as a page too")
+    parser.add_argument("--plan", type=Path, metavar="FOLDER", help="write what to keep in float32, as tools that build engines take it")
+    parser.add_argument("--onnx", type=Path, metavar="FLOAT.onnx", help="the exported model, for the files of --plan that name its nodes")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
 
 
 def run(options: argparse.Namespace) -> int:
+    if options.onnx is not None and options.plan is None:
+        raise Failure("--onnx is for the files of a plan; expected --plan FOLDER beside it")
+    if options.plan is not None and TARGETS[options.target].format is None:
+        raise Failure(
+            f"--plan says what half precision needs in float32, and {options.target!r} runs nothing in it; choose another --target"
+        )
     model, example = _built(options.build)
     if options.data is None and example is None:
         raise Failure(f"nothing to run the model on: give --data, or let {options.build} return (model, example_inputs)")
@@ -58,6 +66,8 @@ def run(options: argparse.Namespace) -> int:
     )
     if options.html is not None:
         diagnosis.to_html(options.html)
+    if options.plan is not None and diagnosis.plan is not None:
+        diagnosis.plan.write(options.plan, options.onnx)
     print(diagnosis.to_json() if options.json else diagnosis)
     return int(any(finding.severity == "error" for finding in diagnosis.findings))
 

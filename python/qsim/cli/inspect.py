@@ -16,7 +16,7 @@ from qsim.cli.reading import kind_of
 from qsim.deploy.targets import TARGETS
 from qsim.files import Entry, load_encodings
 from qsim.files.place import Place
-from qsim.numeric_log_file import NumericLog, read_numeric_log
+from qsim.report.numeric_log_file import NumericLog, read_numeric_log
 from qsim.table import text_table
 
 HELP = "show encodings, calibration caches, Q/DQ models and numeric logs"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -44,6 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     0
     """
     options = argparse.Namespace(traceback=False)
+    logging.getLogger("onnx_ir").setLevel(logging.ERROR)  # it warns about damaged models, which end in an error anyway
     try:
         _parser().parse_args(arguments, options)
         code = options.run(options)

@@ -33,5 +33,4 @@ CODES = {
     "QS033": "calibration data differs in scale from evaluation data",
     "QS034": "too few batches",
     "QS035": "the range still grows in the last batch",
-    "QS036": "quantization costs much accuracy here",
 }

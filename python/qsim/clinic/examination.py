@@ -10,7 +10,6 @@ from typing import Any
 
 from torch import nn
 
-from qsim.calibration import Forward
 from qsim.clinic.finding import Finding, Severity
 from qsim.clinic.flow import Flow
 from qsim.clinic.ranges import Ranges
@@ -18,7 +17,8 @@ from qsim.clinic.shadow import Shadow, Trace
 from qsim.clinic.subject import Subject
 from qsim.clinic.survey import Seen, Survey
 from qsim.clinic.targets import Target
-from qsim.float_format import FLOAT_FORMATS, FloatFormat
+from qsim.quantizers.float_format import FLOAT_FORMATS, FloatFormat
+from qsim.sim.calibration import Forward
 
 Loss = Callable[[Any, Any], Any]
 

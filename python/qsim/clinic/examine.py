@@ -11,7 +11,6 @@ from typing import Any
 
 from torch import nn
 
-from qsim.calibration import Forward, iterate
 from qsim.clinic.checks import BATCH_NORM, FLOAT, HALF, INTEGERS, NARROW
 from qsim.clinic.cure import cure
 from qsim.clinic.diagnosis import Diagnosis, ordered
@@ -26,6 +25,7 @@ from qsim.clinic.subject import Subject
 from qsim.clinic.survey import survey
 from qsim.clinic.targets import Target, target_named
 from qsim.graph.snapshot import unchanged
+from qsim.sim.calibration import Forward, iterate
 from qsim.stages import Stages
 
 _KEPT = 8  # batches at most that are run again and again in half precision; the others are surveyed in float32

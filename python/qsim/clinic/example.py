@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from qsim.calibration import Arguments, Forward, to_device
 from qsim.graph.snapshot import unchanged
+from qsim.sim.calibration import Arguments, Forward, to_device
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 

@@ -197,6 +197,10 @@ def _attention(
     return weights @ value
 
 
+def _logsumexp(total: Total, input: Tensor, dim: Axes, keepdim: bool = False) -> Tensor:
+    return _sum(total, input.exp(), dim, keepdim)[0].log()  # the Neural Engine does not subtract the largest first: apple/coremltools#2690
+
+
 def _pool(dims: int) -> Inside:
     pool: Callable[..., Tensor] = (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)[dims - 1]
 
@@ -238,6 +242,7 @@ _WRITTEN_OUT: dict[str, Inside] = {
     "linalg_vector_norm": _norm,
     "vector_norm": _norm,
     "normalize": _normalize,
+    "logsumexp": _logsumexp,
     **{f"avg_pool{dims}d": _pool(dims) for dims in (1, 2, 3)},
     **{f"adaptive_avg_pool{dims}d": _adaptive_pool(dims) for dims in (1, 2, 3)},
 }

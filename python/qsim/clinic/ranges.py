@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from qsim.calibration import Forward
 from qsim.clinic.subject import Subject, Visitor
 from qsim.clinic.trace import floats
 from qsim.graph.functions import ALIAS, BIAS, WEIGHT, Function, name_of, route_name
 from qsim.ops.observe import observe_range_
+from qsim.sim.calibration import Forward
 
 _JOINS = frozenset({"cat", "concat", "concatenate", "stack", "hstack", "vstack", "dstack"})
 _PRODUCTS = frozenset(kind for kind in BIAS if kind in WEIGHT and WEIGHT[kind][0] == 1)

@@ -13,14 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qsim.calibration import Forward
 from qsim.clinic.half import HalfPrecision, Weights
 from qsim.clinic.subject import Subject
 from qsim.clinic.targets import Target
 from qsim.clinic.trace import LostConstant, Row, Sampling, Traced
-from qsim.deviation import Deviation
-from qsim.format_counts import FormatCounts
 from qsim.graph.record import tensors_in
+from qsim.quantizers.format_counts import FormatCounts
+from qsim.report.deviation import Deviation
+from qsim.sim.calibration import Forward
 
 
 @dataclass(frozen=True)

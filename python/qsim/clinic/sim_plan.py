@@ -12,12 +12,12 @@ from qsim.clinic.evidence import Evidence
 from qsim.clinic.plan import Plan
 from qsim.clinic.search import Budget, search
 from qsim.graph.snapshot import unchanged
-from qsim.sensitivity import Metric, Sensitivity, members_of
-from qsim.sharding import sharded_around
+from qsim.report.sensitivity import Metric, Sensitivity, members_of
+from qsim.sim.sharding import sharded_around
 
 if TYPE_CHECKING:
     from qsim.config import Config
-    from qsim.sim import QuantSim
+    from qsim.sim.quantsim import QuantSim
 
 
 class Reached(NamedTuple):

@@ -11,8 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from qsim.batch_norm import FoldReport, fold_batch_norms
-from qsim.calibration import Forward, arguments_of, to_device
 from qsim.clinic.folding import candidates, unmoved
 from qsim.graph.actions import Plan, Regions
 from qsim.graph.attach import attach
@@ -21,6 +19,8 @@ from qsim.graph.functions import Function
 from qsim.graph.record import call_arguments, record
 from qsim.graph.routes import Site, build_routes
 from qsim.graph.tape import Tape
+from qsim.sim.calibration import Forward, arguments_of, to_device
+from qsim.training.batch_norm import FoldReport, fold_batch_norms
 
 
 class Visitor(Protocol):

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from qsim.clinic.half import HalfPrecision, Weights, habits_of, is_raw, is_wrapper
 from qsim.clinic.source import Place, calling_line
-from qsim.deviation import Deviation
-from qsim.format_counts import FormatCounts
 from qsim.graph.functions import ALIAS, Function, name_of, route_name
 from qsim.graph.record import tensors_in
 from qsim.ops.round_to_format import count_format_
+from qsim.quantizers.format_counts import FormatCounts
+from qsim.report.deviation import Deviation
 
 _SAMPLED = 4096  # elements of a result that are compared; NaN and Inf are counted in all of them
 _FAR = 2.0**-20  # from zero: a float16 has four bits there
@@ -174,6 +174,8 @@ class Traced(HalfPrecision):
             if lost.numel():
                 worst = lost[lost.abs().argmax()].item()
                 self._lose(worst, math.copysign(math.inf, worst), t)
+            elif t.numel() == 1 and t.count_nonzero() and not rounded.count_nonzero():  # an epsilon that is a tensor
+                self._lose(t.item(), 0.0, t)
         return rounded
 
     def _lose(self, value: float, becomes: float, t: Tensor | None = None) -> None:

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 from qsim.errors import NoEncodingError
 from qsim.graph.actions import Operation
 from qsim.graph.onnx_types import onnx_type
-from qsim.quantizer import Quantizer
+from qsim.quantizers.quantizer import Quantizer
 
 if TYPE_CHECKING:
-    from qsim.simulation import Simulation
+    from qsim.sim.simulation import Simulation
 
 _SHOWN = 20  # more tensors without a scale than these are counted
 

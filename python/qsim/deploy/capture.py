@@ -17,7 +17,7 @@ from qsim.errors import CaptureError
 from qsim.graph.snapshot import unchanged
 
 if TYPE_CHECKING:
-    from qsim.simulation import Simulation
+    from qsim.sim.simulation import Simulation
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 

@@ -18,12 +18,12 @@ from qsim.deploy.targets import Target
 from qsim.deploy.tensorrt import commands
 from qsim.errors import ExportError
 from qsim.files.atomic import write_atomically
-from qsim.sharding import sharded_modules
+from qsim.sim.sharding import sharded_modules
 from qsim.stages import Stages
 
 if TYPE_CHECKING:
     from qsim.deploy.onnx_model import Options
-    from qsim.sim_export import Export
+    from qsim.sim.export import Export
 
 
 def checked_path(path: str | os.PathLike[str]) -> Path:

@@ -11,7 +11,7 @@ from torch.fx import Node
 from qsim.deploy.capture import Program
 from qsim.deploy.targets import Target
 from qsim.graph.marks import BIAS, QUANTIZED, ROUNDED
-from qsim.quantizer import Quantizer
+from qsim.quantizers.quantizer import Quantizer
 
 
 @dataclass(frozen=True)

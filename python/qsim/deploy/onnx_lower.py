@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 from qsim import ops
-from qsim.bias import BiasQuantizer
-from qsim.blocks import along_one_axis
 from qsim.deploy.onnx_insert import Insertion
 from qsim.deploy.onnx_tensors import ONNX_TYPES
 from qsim.deploy.onnx_translate import DOMAIN
 from qsim.deploy.storages import Storages
 from qsim.deploy.targets import shifted
 from qsim.encoding import Encoding, grid_of
-from qsim.quantizer import Quantizer
+from qsim.quantizers.bias import BiasQuantizer
+from qsim.quantizers.blocks import along_one_axis
+from qsim.quantizers.quantizer import Quantizer
 
 _FLOAT = ir.DataType.FLOAT
 Order = tuple[int, ...] | None

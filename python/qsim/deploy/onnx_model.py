@@ -24,7 +24,7 @@ from qsim.deploy.onnx_translate import translate
 from qsim.deploy.storages import Storages, storages
 from qsim.deploy.targets import Target
 from qsim.errors import ExportError
-from qsim.quantizer import Quantizer
+from qsim.quantizers.quantizer import Quantizer
 
 
 @dataclass(frozen=True)

@@ -21,14 +21,14 @@ from qsim.errors import CalibrationError
 from qsim.graph.actions import PlannedQuantizer
 from qsim.graph.attach import detach
 from qsim.graph.marks import BIAS, QUANTIZED
-from qsim.observer import encoding_of_range
 from qsim.profile import Profile
-from qsim.quantizer import Quantizer
-from qsim.running_observer import RunningObserver
+from qsim.quantizers.observer import encoding_of_range
+from qsim.quantizers.quantizer import Quantizer
+from qsim.quantizers.running_observer import RunningObserver
 from qsim.spec import TensorSpec
 
 if TYPE_CHECKING:
-    from qsim.sim_ranges import RangeChoice
+    from qsim.sim.ranges import RangeChoice
 
 
 Sim = TypeVar("Sim", bound="RangeChoice")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from qsim.deploy.marked import Marked
 from qsim.deploy.targets import Target
-from qsim.quantizer import Quantizer
+from qsim.quantizers.quantizer import Quantizer
 
 _FOUR_BITS = {"int4": "int8", "uint4": "uint8"}
 

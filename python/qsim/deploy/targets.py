@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import torch
 
 from qsim.encoding import Encoding
-from qsim.float_format import FLOAT_FORMATS
 from qsim.profile import Profile
-from qsim.quantizer import Quantizer
+from qsim.quantizers.float_format import FLOAT_FORMATS
+from qsim.quantizers.quantizer import Quantizer
 
 _HALVES = ("float16", "bfloat16")
 _FLOAT8 = ("float8_e4m3fn", "float8_e5m2")

@@ -19,12 +19,12 @@ import onnxruntime
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from qsim.calibration import arguments_of
 from qsim.deploy.lint import is_surrounded, lint
+from qsim.sim.calibration import arguments_of
 from qsim.table import decibel, text_table
 
 if TYPE_CHECKING:
-    from qsim.sim_export import Export
+    from qsim.sim.export import Export
 
 Array = np.ndarray[Any, Any]
 OPTIMISED, UNOPTIMISED, ON_INTEGERS = "optimised", "not optimised", "on integers"

@@ -11,7 +11,7 @@ import dataclasses
 
 from qsim.encoding import Encoding
 from qsim.files.encoding_file import UNQUANTIZED, Entry
-from qsim.quantizer import Quantizer
+from qsim.quantizers.quantizer import Quantizer
 from qsim.spec import TensorSpec
 
 

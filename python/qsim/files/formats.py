@@ -12,7 +12,7 @@ from qsim.files.encoding_file import UNQUANTIZED, EncodingFile, Entry
 from qsim.files.fields import Fields, checked_name
 from qsim.files.json_text import MAX_BYTES, dump, parse, read_text
 from qsim.files.place import Place, shown
-from qsim.float_format import FLOAT_FORMATS
+from qsim.quantizers.float_format import FLOAT_FORMATS
 
 FORMATS = (*documents.LAYOUTS, tensorrt_cache.FORMAT)
 _NAMES_FLOATS = ("aimet-0.6.1", "aimet-1.0.0", "qsim")

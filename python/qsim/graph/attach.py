@@ -15,7 +15,7 @@ from qsim.graph.frugal import Kept
 from qsim.graph.record import containers, leaves, subclass
 from qsim.graph.routes import Site
 from qsim.graph.savings import Saving
-from qsim.quantizer import Quantizer
+from qsim.quantizers.quantizer import Quantizer
 
 _PLACE = "_qsim_place"  # in a container's __dict__: a registered child would run when a Sequential does
 

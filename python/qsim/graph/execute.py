@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch._ops import HigherOrderOperator
 from torch.overrides import TorchFunctionMode
 
-from qsim.bias import BiasQuantizer
 from qsim.graph.actions import Actions, Plan
 from qsim.graph.frugal import FrugalMaker, InPlace, Kept, Rectifier, is_plain_eager, is_watched
 from qsim.graph.functions import ALIAS, COMPOSITE, CONSTRUCTORS, RANDOM, SAME, TRANSPARENT, Function, name_of
@@ -26,7 +25,8 @@ from qsim.graph.marks import BiasMark, Mark
 from qsim.graph.routes import Site
 from qsim.graph.savings import Saving
 from qsim.graph.tape import InputSlot, Slot
-from qsim.quantizer import Quantizer
+from qsim.quantizers.bias import BiasQuantizer
+from qsim.quantizers.quantizer import Quantizer
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 Quantize = Callable[[Tensor], Tensor]

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules.module import _has_any_global_hook
 
-from qsim.bias import BiasQuantizer
 from qsim.graph.lowered import LiveMaker, Lowered, Quantize
 from qsim.graph.savings import Saving
-from qsim.quantizer import Quantizer
+from qsim.quantizers.bias import BiasQuantizer
+from qsim.quantizers.quantizer import Quantizer
 
 _TYPES = (Tensor, nn.Parameter)
 _CUDA = torch.version.cuda is not None or torch.version.hip is not None

@@ -14,7 +14,7 @@ from qsim import ops
 from qsim.graph.actions import Actions, Neighbours
 from qsim.graph.marks import Mark, RoundingMark
 from qsim.graph.tape import Slot
-from qsim.quantizer import Quantizer
+from qsim.quantizers.quantizer import Quantizer
 
 Quantize = Callable[[Tensor], Tensor]
 Operands = tuple[tuple[Slot, Quantize], ...]

@@ -18,7 +18,6 @@ from qsim.deploy.capture import Program
 from qsim.deploy.carry import carry_marks
 from qsim.deploy.marked import per_channel
 from qsim.errors import AccumulatorError
-from qsim.float_format import FLOAT_FORMATS
 from qsim.graph.frugal import Stamp
 from qsim.graph.marks import BIAS, QUANTIZED, ROUNDED
 from qsim.integer.kernels.exact import AccumulatorOverflow
@@ -28,7 +27,8 @@ from qsim.integer.launch import Launcher
 from qsim.integer.nodes import arguments
 from qsim.integer.prepared import Prepared, stored_inputs
 from qsim.integer.regions import Kernel
-from qsim.quantizer import Quantizer
+from qsim.quantizers.float_format import FLOAT_FORMATS
+from qsim.quantizers.quantizer import Quantizer
 
 
 class Evaluation:

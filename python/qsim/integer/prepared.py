@@ -19,7 +19,7 @@ from qsim.graph.marks import BIAS, QUANTIZED
 from qsim.integer.launch import Operators
 from qsim.integer.regions import Kernel, classify
 from qsim.integer.unasked import bias_made_integers, weights_made_integers
-from qsim.quantizer import Quantizer
+from qsim.quantizers.quantizer import Quantizer
 
 
 class Prepared:

@@ -16,10 +16,10 @@ from torch.fx import Graph, Node
 
 from qsim.deploy.carry import is_moving, key_of
 from qsim.encoding import Encoding
-from qsim.float_format import FLOAT_FORMATS
 from qsim.graph.marks import BIAS, QUANTIZED, ROUNDED
 from qsim.graph.onnx_types import onnx_type
 from qsim.integer.nodes import arguments, function, is_float, is_leaf, module, shape
+from qsim.quantizers.float_format import FLOAT_FORMATS
 
 Encodings = Mapping[str, Encoding]
 

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from qsim.float_format import FLOAT_FORMATS, FloatFormat
+from qsim.quantizers.float_format import FLOAT_FORMATS, FloatFormat
 from qsim.reference.blocks import Axes, per_element
 
 # Integer type of the same width, and its exponent bits, for each dtype that arithmetic is done in.

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from html import escape
 
-from qsim.sketch import even_edges
-from qsim.summary import Row
+from qsim.quantizers.sketch import even_edges
+from qsim.report.summary import Row
 from qsim.table import percent
 
 _BINS, _STEP, _HEIGHT = 80, 4, 48  # 80 bars, 4 units wide

@@ -7,20 +7,20 @@ from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
-from qsim.deviation import Deviation
 from qsim.graph.actions import LeftFloat
 from qsim.report import drawing
+from qsim.report.deviation import Deviation
 from qsim.report.markup import Cell, Column, Fact, Line, name, problems, table, tiles
 from qsim.report.page import Page
-from qsim.summary import CLIPPED, Row, Summary
+from qsim.report.summary import CLIPPED, Row, Summary
 from qsim.table import decibel, percent
 
 if TYPE_CHECKING:
-    from qsim.calibration import CalibrationReport
     from qsim.clinic.diagnosis import Diagnosis
-    from qsim.comparison import Comparison
-    from qsim.progressive import Progressive
-    from qsim.sensitivity import Sensitivity
+    from qsim.report.comparison import Comparison
+    from qsim.report.progressive import Progressive
+    from qsim.report.sensitivity import Sensitivity
+    from qsim.sim.calibration import CalibrationReport
 
 _HISTOGRAMS = (
     'Histograms: the logarithm of the count over the value, <span class="key in"></span>within the grid and <span class="key out"></span>'

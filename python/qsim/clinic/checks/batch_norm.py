@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from qsim.batch_norm import normalization
 from qsim.clinic.examination import Examination
 from qsim.clinic.finding import Finding, Severity
 from qsim.graph.batch_norm import NotFoldable
 from qsim.graph.snapshot import unchanged
+from qsim.training.batch_norm import normalization
 
-_FOUR = 4.0  # variances that differ by this differ in scale by 2: a bit of an integer grid
+_UNLIKE = 16.0  # times the variance 1 that is recorded: four times the scale
 _OFF = 1e-3  # of the layer's largest weight: a channel that training has switched off, as weight decay does
 _BITS = 16.0  # four bits: half of an int8 grid
 
@@ -24,11 +24,12 @@ _BITS = 16.0  # four bits: half of an int8 grid
 def never_updated(exam: Examination) -> list[Finding]:
     """QS021: running_mean 0 and running_var 1 exactly, as BatchNorm is made; training moves both in its first step.
 
-    A warning where weight or bias are trained, so that the statistics were lost, and where the data says something else: the variance in
-    the median channel differs by a factor of 4, which is a scale of 2, or the mean by a standard deviation. Else worth knowing: with
-    num_batches_tracked 0 and other statistics, these came from elsewhere.
+    A warning where the rest of the model is trained (weight or bias are, or other BatchNorms have statistics), so that these were lost,
+    and where the data in the median channel is four times as large as they say or more. Else worth knowing: a model that was never
+    trained is no fault of its own, and statistics with num_batches_tracked 0 came from elsewhere.
     """
     findings = []
+    others = any(not _as_made(bn) for _, bn in _norms(exam))
     fresh = {path: bn for path, bn in _norms(exam) if _untracked(bn) or _as_made(bn)}
     measured = _measured(exam, fresh) if fresh else {}
     for path, bn in fresh.items():
@@ -37,11 +38,11 @@ def never_updated(exam: Examination) -> list[Finding]:
         severity: Severity = "info"
         if _as_made(bn):
             evidence |= {"running_mean": 0.0, "running_var": 1.0}
-            severity = "warning" if _trained(bn) else "info"
+            severity = "warning" if others or _trained(bn) else "info"
             if path in measured:
                 mean, var = measured[path]
                 evidence |= {"mean of the data": mean, "variance of the data": var}
-                severity = "warning" if not 1 / _FOUR < var < _FOUR or mean * mean > var else severity
+                severity = "warning" if var + mean * mean >= _UNLIKE else severity
         fix = "Load a checkpoint with its buffers (running_mean, running_var), or run the model in training mode on data first."
         findings.append(Finding("QS021", severity, path, "", evidence, fix))
     return findings

@@ -31,6 +31,9 @@ def constants(exam: Examination) -> list[Finding]:
 
 def is_data(exam: Examination, constant: LostConstant) -> bool:
     """Whether what overflowed is what the model was given, not a constant."""
+    site = exam.subject.sites.get(constant.op)
+    if site is not None and not any(o.kind == "input" for step in site.steps for found in step.operands.values() for o in found):
+        return False
     return constant.raw and not constant.parameter and abs(constant.value) <= min(exam.survey.largest_input, _MASKS)
 
 

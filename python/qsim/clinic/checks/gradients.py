@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_map_only
 from qsim.clinic.examination import Examination
 from qsim.clinic.finding import Finding
 from qsim.graph.snapshot import unchanged
-from qsim.watch import NonFiniteError, Watch
+from qsim.training.watch import NonFiniteError, Watch
 
 
 def gradients(exam: Examination) -> list[Finding]:

@@ -133,16 +133,18 @@ def _finding(exam: Examination, trace: Trace, name: str) -> Finding:
         if constant.op == name and is_data(exam, constant):
             evidence: dict[str, Any] = {"input": constant.value, "limit": exam.limit}
             return exam.finding("QS010", "error", name, evidence, "Scale the data into the format's range before it reaches the model.")
+    sums = seen.largest_sum > exam.limit and seen.counts.overflows == 0
     if row.counts.overflows == 0 or seen.counts.overflows == 0:  # else the numbers themselves are too large
         for constant in lost_nearby(exam, trace, name, broken=row.excess > 0):
-            return lost_here(exam, constant, "error", name)
+            if constant.becomes or not sums:  # no epsilon matters beside a sum that overflows
+                return lost_here(exam, constant, "error", name)
     chain = chain_of(exam, name)
     evidence = {"largest": seen.largest, "limit": exam.limit}
-    if seen.largest_sum > exam.limit and seen.counts.overflows == 0:
+    if sums:
         evidence |= {"largest sum": seen.largest_sum, "accumulator": exam.target.accumulator}
         return exam.finding("QS011", "error", name, _with(evidence, chain), keep_fix(name, chain))
-    if row.excess > 0:
-        if row.counts.overflows == 0 and (vanished := _vanished(exam, name)):
+    if row.excess > 0 or seen.counts.overflows:  # going by float32 it overflows, once what it reads is right
+        if row.counts.overflows == seen.counts.overflows == 0 and (vanished := _vanished(exam, name)):
             return _underflow(exam, vanished, [name, *chain])
         evidence |= {"overflowed": max(row.counts.overflows, seen.counts.overflows), "elements": row.counts.elements}
         return exam.finding("QS010", "error", name, _with(evidence, chain), keep_fix(name, chain))

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qsim.bias import bias_scale
 from qsim.clinic.examination import Examination
 from qsim.clinic.finding import Finding
 from qsim.clinic.ranges import Ranges, Span
 from qsim.ops.choose_qparams import choose_qparams
+from qsim.quantizers.bias import bias_scale
 
 _INT32 = torch.iinfo(torch.int32).max
 _LOST = 4.0  # bits of 8: what is left is an int4 grid, and int4 without care costs most networks their accuracy

@@ -29,7 +29,7 @@ class Bias:
 
     @classmethod
     def simulated(cls, bias: Tensor, input: Encoding, weight: Encoding) -> Bias:
-        """As the simulation and the exported model have it (`qsim.bias`): divided in float64."""
+        """As the simulation and the exported model have it (`qsim.quantizers.bias`): divided in float64."""
         scale = _product_scale(bias, input, weight)
         return cls(_int32(bias.double() / scale.double()), scale)
 

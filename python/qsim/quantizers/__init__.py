@@ -1,0 +1,1 @@
+"""Quantizers, observers and what they are made of, usable alone."""

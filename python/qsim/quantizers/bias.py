@@ -1,0 +1,70 @@
+"""Biases as integer kernels hold them: int32 with the scale of the products that they are added to (docs/numerics.md, section 6)."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from qsim.quantizers.quantizer import Quantizer
+
+_INT32 = torch.iinfo(torch.int32)
+
+
+def bias_scale(input: Tensor, weight: Tensor, elements: int) -> Tensor:
+    """The scales of a bias with so many elements, from those of the operands that are multiplied."""
+    scale = (input * weight).reshape(-1)
+    if scale.numel() != elements:  # per tensor; or a transposed convolution in groups: its weight's channels once per group
+        scale = scale.repeat(elements // scale.numel())
+    return scale
+
+
+class BiasQuantizer:
+    """Quantizes a bias to int32 with scale ``input.scale * weight.scale`` and zero point 0; differentiable (straight-through).
+
+    Parameters
+    ----------
+    input, weight : Quantizer
+        Of the operands that are multiplied: per tensor, and per tensor or output channel. While either is off, the bias is in float.
+    """
+
+    observing = False  # has nothing to observe: its scale is that of others
+
+    def __init__(self, input: Quantizer, weight: Quantizer) -> None:
+        self.input, self.weight = input, weight
+
+    @property
+    def enabled(self) -> bool:
+        """Whether biases are quantized: both operands are."""
+        return self.input.enabled and self.weight.enabled
+
+    def scale(self, channels: int) -> Tensor:
+        """The scale of each element of a bias, float32 of shape ``[channels]``."""
+        return bias_scale(self.input.grid_scale.detach(), self.weight.grid_scale.detach(), channels)
+
+    def integers(self, bias: Tensor) -> Tensor:
+        """What is stored for a bias of shape ``[C]``: int32."""
+        steps = bias.detach().double() / self.scale(bias.numel()).double()
+        return steps.round().clamp(_INT32.min, _INT32.max).to(torch.int32)
+
+    def __call__(self, bias: Tensor) -> Tensor:
+        if not self.enabled:
+            return bias
+        scale = self.scale(bias.numel())
+        zero_point = torch.zeros_like(scale, dtype=torch.int32)
+        # float64: in float32 an int32 grid is not exact
+        y: Tensor = torch.ops.qsim.fake_quantize(bias.double(), scale.double(), zero_point, _INT32.min, _INT32.max, axis=0)
+        return y.to(bias.dtype)
+
+    def fit(self, bias: Tensor) -> int:
+        """Raise the weight's scale where `bias` would not fit into int32, as ONNX Runtime's quantizer does. Returns how many scales."""
+        weight, input = self.weight.encoding, self.input.encoding
+        if weight is None or input is None:
+            return 0
+        needed = (bias.detach().abs().nan_to_num(0.0, 0.0).double() / _INT32.max / input.scale).float()
+        needed = needed.reshape(-1, weight.scale.numel()).amax(0).reshape(weight.scale.shape) if weight.scale.dim() else needed.max()
+        raised = int((needed > weight.scale).sum())
+        if raised:
+            self.weight.set_encoding(dataclasses.replace(weight, scale=torch.maximum(weight.scale, needed)))
+        return raised

@@ -1,0 +1,161 @@
+"""The state of a quantizer: its grid, and the switches that say what is done with it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from qsim.encoding import Encoding
+from qsim.quantizers.state import UNKNOWN, RangeState
+from qsim.sim.sharding import sharded_as, whole
+from qsim.spec import TensorSpec
+
+_SMALLEST_SCALE = torch.finfo(torch.float32).tiny
+
+
+def positive(learned: Tensor) -> Tensor:
+    return learned.abs().clamp_min(_SMALLEST_SCALE)
+
+
+class Encoded(RangeState):
+    """The part of `qsim.Quantizer` that holds an encoding, switches and a spec, and gives account of them; it computes nothing."""
+
+    _shape_key = "scale"
+    scale: Tensor
+    zero_point: Tensor
+
+    def __init__(self, spec: TensorSpec, shape: Sequence[int] | None, name: str) -> None:
+        super().__init__(spec.axis, spec.block_size, shape)
+        self.name = name
+        self._spec = spec
+        self._running = spec.is_running
+        self._enabled, self._observing = True, self._running
+        self._turns = 0  # how often `train` was called
+        if self._running:
+            self.register_buffer("_observing_here", torch.tensor(True), persistent=False)
+            self.register_buffer("_enabled_here", torch.tensor(True), persistent=False)
+        self._grid = (spec.quant_min, spec.quant_max)
+        self.register_buffer("grid", torch.tensor(self._identity))
+        self._allocate(UNKNOWN if self._shape is None else self._shape)
+
+    def _allocate(self, shape: tuple[int, ...], on: torch.device | None = None) -> None:
+        scale = torch.full(shape, torch.nan if self._spec.has_scale else 1.0, dtype=torch.float32, device=on)
+        if self._spec.learnable:
+            self.scale = nn.Parameter(scale)
+        else:
+            self.register_buffer("scale", scale)
+        self.register_buffer("zero_point", torch.zeros(shape, dtype=torch.int32, device=on))
+        self._has_encoding = not self._spec.has_scale
+
+    @property
+    def spec(self) -> TensorSpec:
+        """How the tensor is quantized, with the range method last used."""
+        return self._spec
+
+    @property
+    def enabled(self) -> bool:
+        """Whether `forward` quantizes."""
+        return self._enabled
+
+    @enabled.setter
+    def enabled(self, on: bool) -> None:
+        self._enabled = on
+        self._switch_device()
+
+    @property
+    def observing(self) -> bool:
+        """Whether `forward` observes; a running range: whether it does in training mode."""
+        return self._observing
+
+    @observing.setter
+    def observing(self, on: bool) -> None:
+        self._observing = on
+        self._switch_device()
+
+    def _switch_device(self) -> None:
+        if self._running:
+            self._buffers["_observing_here"].fill_(self._observing)
+            self._buffers["_enabled_here"].fill_(self._enabled)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether `forward` quantizes, and neither observes nor follows a running range: with an encoding that it does not change."""
+        return self._enabled and not (self.training if self._running else self._observing)
+
+    @property
+    def grid_tensors(self) -> tuple[Tensor, Tensor]:
+        """`scale` and `zero_point`, without the detour of `nn.Module` attributes."""
+        scale = self._buffers.get("scale")
+        return self.scale if scale is None else scale, self._buffers["zero_point"]
+
+    @property
+    def settings(self) -> tuple[TensorSpec, bool, int]:
+        """What besides the encoding decides on the result; other ones after `train` and `eval` too."""
+        return self._spec, self._enabled, self._turns
+
+    def train(self, mode: bool = True) -> Encoded:
+        super().train(mode)
+        self._turns += 1
+        if not mode:
+            self._look_for_encoding()
+        return self
+
+    def _look_for_encoding(self) -> bool:
+        """Whether there is an encoding. That of a running range appears on the device, unnoticed by the host."""
+        if self._running and not self._has_encoding and not self.scale.is_meta:
+            self._has_encoding = self.scale.numel() > 0 and not bool(self.scale.isnan().any())
+        return self._has_encoding
+
+    @property
+    def grid_scale(self) -> Tensor:
+        """The positive scale that quantizes, of `scale`'s shape: `scale` itself unless it is learned."""
+        return positive(self.scale) if self._spec.learnable else self.scale
+
+    @property
+    def encoding(self) -> Encoding | None:
+        """The encoding in use, as new tensors; None while there is none."""
+        if not self._look_for_encoding():
+            return None
+        spec = self._spec
+        scale = whole(self.grid_scale.detach()).clone()
+        return Encoding(scale, self.zero_point.clone(), *self._grid, spec.axis, spec.block_size, spec.encoding_dtype)
+
+    def _hold(self, encoding: Encoding) -> None:
+        if self._shape is None:
+            self._adopt(tuple(encoding.scale.shape))
+        with torch.no_grad():  # in place: optimizers and compiled graphs keep their references
+            self.scale.copy_(sharded_as(self.scale, encoding.scale))
+            self.zero_point.copy_(encoding.zero_point)
+        self._has_encoding = True
+
+    @property
+    def _identity(self) -> list[float]:
+        """What `grid` holds. Every grid, of integers or of a float format, has ends that no other has."""
+        axes, blocks = (() if value is None else (value,) if isinstance(value, int) else value for value in (self.axis, self.block_size))
+        return [float(number) for number in (*self._grid, *axes, *blocks)]
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        grid = state_dict.get(prefix + "grid")
+        if grid is not None and not grid.is_meta and (found := grid.tolist()) != self._identity:
+            error_messages: list[str] = args[-1]
+            error_messages.append(
+                f"{self._title}: the state is of another spec: its {prefix}grid (smallest, largest, axes, block sizes) is {found}, "
+                f"and this quantizer's is {self._identity}."
+            )
+            return
+        super()._load_from_state_dict(state_dict, prefix, *args)
+        self._switch_device()  # they are in no state dict, and memory that a state is loaded into may be fresh
+        if prefix + "scale" not in state_dict or self.scale.is_meta:
+            return
+        self._has_encoding = self.scale.numel() > 0 and not bool(self.scale.isnan().any())
+
+    @property
+    def _title(self) -> str:
+        return f"qsim: {self.name!r}" if self.name else "qsim: the quantizer"
+
+    def extra_repr(self) -> str:
+        state = "" if self._has_encoding else ", no encoding"
+        return f"{self._spec.encoding_dtype}, axis={self.axis}, method={self._spec.method!r}{state}"

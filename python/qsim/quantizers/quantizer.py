@@ -1,0 +1,325 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qsim import ops
+from qsim.encoding import Encoding
+from qsim.errors import CalibrationError, NoEncodingError
+from qsim.quantizers.blocks import is_tiled
+from qsim.quantizers.encoded import Encoded, positive
+from qsim.quantizers.format_counts import FormatCounter, FormatCounts
+from qsim.quantizers.observer import Counts, Observer, with_method
+from qsim.quantizers.running_observer import RunningObserver
+from qsim.quantizers.weights import encode_weights
+from qsim.spec import TensorSpec, range_shape
+
+_fake_quantize = torch.ops.qsim.fake_quantize.default  # the documented functions, without their calls
+_fake_quantize_ = torch.ops.qsim.fake_quantize_.default
+_observe_fake_quantize = torch.ops.qsim.observe_fake_quantize.default
+
+
+def _options(spec: TensorSpec) -> dict[str, Any]:
+    """Those options of fake_quantize that are not its defaults: parsing the others costs a third of a small call."""
+    options = {"axis": spec.axis, "block_size": spec.block_size, "rounding": None if spec.rounding == "divide" else spec.rounding}
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _gradient_factor(elements: int, scales: int, spec: TensorSpec) -> float:
+    return 1.0 / math.sqrt(max(elements, 1) / scales * spec.quant_max)
+
+
+class Quantizer(Encoded):
+    """Simulates the quantization of one tensor, and observes what its encoding is chosen from.
+
+    Parameters
+    ----------
+    spec : TensorSpec
+        How to quantize.
+    shape : sequence of int, optional
+        Shape of the tensors to come: makes the state's shape known from construction, as `Observer` explains.
+    name : str
+        What errors call it.
+
+    Attributes
+    ----------
+    enabled : bool
+        Quantize in ``forward``; True from the start.
+    observing : bool
+        Observe in ``forward``, before quantizing; False from the start. With ``method="ema"`` True from the start: the running
+        range follows the batches, and the encoding the range, in training mode alone, as the statistics of BatchNorm do.
+    observer : Observer
+    format_counter : FormatCounter or None
+        Counts, while observing, what rounding to float16 or bfloat16 does; None for what has a scale, which is not known then.
+    scale : Tensor, float32, shape ``()``, ``[C]`` or one per block
+        NaN: no encoding yet. A Parameter where the spec says learnable; float16 and bfloat16 have none to choose and hold 1.
+    zero_point : Tensor, int32, shape of `scale`
+    grid : Tensor, float32
+        Smallest and largest number of the grid, then its axes and block sizes: so that a state dict loads where it fits alone.
+
+    Examples
+    --------
+    >>> quantizer = Quantizer(TensorSpec(bits=4, method="minmax"), name="fc.output")
+    >>> quantizer.observing, quantizer.enabled = True, False
+    >>> _ = quantizer(torch.linspace(-1, 2, 100))
+    >>> encoding = quantizer.compute_encoding()
+    >>> quantizer.observing, quantizer.enabled = False, True
+    >>> quantizer(torch.tensor([0.33, 5.0]))
+    tensor([0.4000, 2.0000])
+
+    Notes
+    -----
+    A learned scale and its negative are the same grid: what quantizes is ``|scale|`` (at least the smallest normal float32), so
+    an optimizer step across zero is harmless and the gradient is that of the function computed. It is scaled as in Esser et al.
+    2020, "Learned Step Size Quantization", section 2.2: by ``1 / sqrt(n * quant_max)`` for n elements to a scale.
+
+    With ``method="ema"`` both switches also live on the device, where one operator reads them in training mode: turning them
+    neither waits for the device nor recompiles, and holds for CUDA graphs that were captured before.
+    """
+
+    def __init__(self, spec: TensorSpec, shape: Sequence[int] | None = None, name: str = "") -> None:
+        super().__init__(spec, shape, name)
+        granularity = (spec.axis, spec.block_size, shape, name)
+        self.observer = RunningObserver(spec.averaging, *granularity) if self._running else Observer(*granularity)
+        self.format_counter = None if spec.has_scale else FormatCounter(spec.dtype)
+        self.merged: list[Tensor] | None = None  # `additive` as the last QuantSim.synchronize gave it to all ranks
+        self._options = _options(spec)
+
+    def forward(self, x: Tensor, *, in_place: bool = False, fallback: str | None = None) -> Tensor:
+        """Observe and quantize as the switches say.
+
+        Parameters
+        ----------
+        x : Tensor, float16/bfloat16/float32/float64, on the quantizer's device
+        in_place : bool
+            Whether `x` may be overwritten: half of the memory traffic where that is possible. Not with a running range in training
+            mode, nor with a scale that is being learned, whose gradient needs `x`.
+        fallback : str, optional
+            "float16" or "bfloat16": round to this format instead of the grid, which needs no encoding; "float32": do not round either.
+
+        Returns
+        -------
+        Tensor, shape and dtype of `x`
+            `x` itself when overwritten, or not enabled (then with a running range in training mode a copy). Differentiable in `x`
+            (straight-through), and in a learnable scale.
+
+        Raises
+        ------
+        NoEncodingError
+            Enabled, but nothing has chosen an encoding yet. A running range in training mode gives NaN instead, until a batch
+            has a finite value.
+        """
+        if self._running:
+            if self.training:
+                y = self._follow(x)
+                return y if fallback is None else self.quantize(x, fallback=fallback)
+        elif self._observing:
+            self.observe(x)
+        return self.quantize(x, in_place=in_place, fallback=fallback)
+
+    def _follow(self, x: Tensor) -> Tensor:
+        """Observe and quantize with a running range."""
+        spec, mine, seen = self._spec, self._buffers, self.observer
+        if self._shape is None:
+            self._adopt(range_shape(x.shape, spec.axis, spec.block_size))
+        if seen._shape is None:
+            seen._adopt(range_shape(x.shape, spec.axis, spec.block_size))
+        ranges = seen._buffers["lowest"], seen._buffers["highest"], seen._buffers["counters"]
+        y: Tensor = _observe_fake_quantize(
+            x,
+            mine["_observing_here"],
+            mine["_enabled_here"],
+            *ranges,
+            mine["scale"],
+            mine["zero_point"],
+            *self._grid,
+            averaging=spec.averaging,
+            symmetric=spec.symmetric,
+            min_scale=spec.min_scale,
+            **self._options,
+        )
+        return y
+
+    def quantize(self, x: Tensor, *, in_place: bool = False, fallback: str | None = None) -> Tensor:
+        """Quantize as `forward` does, without observing: for a tensor that is read, and observed, elsewhere too."""
+        if not self._enabled:
+            return x
+        if fallback is not None:
+            return x if fallback == "float32" else (ops.round_to_format_ if in_place else ops.round_to_format)(x, fallback)
+        if not self._has_encoding and not (self._running and self.training) and not self._look_for_encoding():
+            raise NoEncodingError(
+                f"{self._title} has no encoding. Calibrate first (observing = True, run data, compute_encoding()), "
+                "load a calibrated state dict, or set enabled = False."
+            )
+        if self._spec.is_float:
+            return self._round(x, in_place)
+        state = self._buffers
+        if self._spec.learnable:
+            learned = self.scale
+            in_place = in_place and not (learned.requires_grad and torch.is_grad_enabled())
+            factor = _gradient_factor(x.numel(), learned.numel(), self._spec)
+            scale, options = positive(learned), {**self._options, "grad_factor": factor}
+        else:
+            scale, options = state["scale"], self._options
+        if x.dtype is torch.float64:
+            scale = scale.double()
+        if is_tiled(self.axis, self.block_size):
+            quantize = ops.fake_quantize_ if in_place else ops.fake_quantize
+        else:
+            quantize = _fake_quantize_ if in_place else _fake_quantize
+        y: Tensor = quantize(x, scale, state["zero_point"], *self._grid, **options)
+        return y
+
+    def _round(self, x: Tensor, in_place: bool) -> Tensor:
+        """Quantize to a float format."""
+        spec, rounded = self._spec, ops.round_to_format_ if in_place else ops.round_to_format
+        if not spec.has_scale:
+            return rounded(x, spec.dtype, saturate=spec.saturate)
+        scale = self.scale.double() if x.dtype is torch.float64 else self.scale
+        return rounded(x, spec.dtype, saturate=spec.saturate, scale=scale, axis=spec.axis, block_size=spec.block_size)
+
+    def observe(self, x: Tensor) -> None:
+        """Observe as `forward` does, without quantizing."""
+        for sample in _samples(x):
+            self.observer.forward(sample)
+            if self.format_counter is not None:
+                self.format_counter.forward(sample)
+
+    def set_encoding(self, encoding: Encoding) -> None:
+        """Quantize with this encoding from now on. A running range goes on from what it spans.
+
+        Parameters
+        ----------
+        encoding : Encoding
+            With the grid, axis, block size and dtype of the spec; on any device.
+        """
+        spec = self._spec
+        got = (encoding.quant_min, encoding.quant_max, encoding.axis, encoding.block_size, encoding.dtype)
+        expected = (*self._grid, spec.axis, spec.block_size, spec.encoding_dtype)
+        if got != expected:
+            raise ValueError(
+                f"{self._title}: the encoding has (quant_min, quant_max, axis, block_size, dtype) = {got}; its spec wants {expected}. "
+                "Make the quantizer with a spec that fits."
+            )
+        shape = tuple(encoding.scale.shape)
+        if self._shape not in (None, shape):
+            raise ValueError(f"{self._title}: the encoding has scales of shape {shape}; expected {self._shape}")
+        self._hold(encoding)
+        if isinstance(self.observer, RunningObserver):
+            self.observer.start_from(encoding)
+
+    def compute_encoding(self, method: str | None = None, *, percentile: float | None = None, gamma: float | None = None) -> Encoding:
+        """Choose the encoding from what was observed, and use it from now on.
+
+        Parameters
+        ----------
+        method, percentile, gamma : optional
+            In place of the spec's, and kept in it.
+
+        Returns
+        -------
+        Encoding
+
+        Raises
+        ------
+        CalibrationError
+            As `Observer.encoding`. The encoding in use before stays.
+        """
+        spec = with_method(self._spec, method, percentile=percentile, gamma=gamma)
+        return self._use(spec, self.observer.encoding(spec) if spec.has_scale else None)
+
+    def compute_encoding_from(
+        self, weight: Tensor, method: str | None = None, *, percentile: float | None = None, gamma: float | None = None
+    ) -> Encoding:
+        """Choose the encoding from a tensor that is at hand, such as a weight, and use it from now on.
+
+        The range is searched on the data itself, per tensor, channel or block, so every method is possible. The observer is
+        reset and sees the tensor, so that `counts`, `min` and `max` describe it.
+
+        Parameters
+        ----------
+        weight : Tensor, float16/bfloat16/float32/float64, on the quantizer's device
+            NaN and Inf are left out, or raise if ``spec.nonfinite == "raise"``.
+        method, percentile, gamma : optional
+            In place of the spec's, and kept in it.
+
+        Returns
+        -------
+        Encoding
+
+        Raises
+        ------
+        CalibrationError
+            The tensor, or a channel or block of it, has no finite value. The encoding in use before stays.
+        """
+        spec = with_method(self._spec, method, percentile=percentile, gamma=gamma)
+        (found,) = encode_weights([self], [weight], [spec])
+        if isinstance(found, CalibrationError):
+            raise found
+        return found
+
+    def _use(self, spec: TensorSpec, chosen: Encoding | None) -> Encoding:
+        """Take over a spec that differs in its range method only, and the encoding that it chose (None: there is none to choose)."""
+        if chosen is not None:
+            self._hold(chosen)
+        self._spec = spec
+        encoding = self.encoding
+        assert encoding is not None
+        return encoding
+
+    @property
+    def counts(self) -> Counts:
+        """What was observed, in numbers. Waits for the device."""
+        return self.observer.counts
+
+    @property
+    def format_counts(self) -> FormatCounts | None:
+        """What rounding to float16 or bfloat16 does to what was observed; None for other formats. Waits for the device."""
+        return None if self.format_counter is None else self.format_counter.counts
+
+    @property
+    def min(self) -> Tensor:
+        """Smallest finite value observed: see `Observer.min`."""
+        return self.observer.min
+
+    @property
+    def max(self) -> Tensor:
+        """Largest finite value observed: see `Observer.max`."""
+        return self.observer.max
+
+    @property
+    def additive(self) -> list[Tensor]:
+        """The counters that observing adds to, int64: what was observed together is their sum."""
+        counters = [self.observer.counters, *([self.observer.sketch] if self.observer._sketched else [])]
+        return counters if self.format_counter is None else [*counters, self.format_counter.counters]
+
+    def reset(self) -> None:
+        """Forget what was observed. The encoding in use stays."""
+        self.merged = None
+        self.observer.reset()
+        if self.format_counter is not None:
+            self.format_counter.reset()
+
+    def merge(self, other: Quantizer) -> None:
+        """Add what another quantizer observed: see `Observer.merge`. The encoding in use stays."""
+        self.observer.merge(other.observer)
+        if self.format_counter is not None and other.format_counter is not None:
+            self.format_counter.merge(other.format_counter)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        self.merged = None
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def _samples(x: Tensor) -> Iterator[Tensor]:
+    """`x`, or what it stands for inside `torch.vmap` and `torch.func.grad`, where it is a wrapper: each sample of a batch."""
+    if torch.compiler.is_compiling() or not torch._C._functorch.is_functorch_wrapped_tensor(x):
+        yield x
+        return
+    inner = torch._C._functorch.get_unwrapped(x)
+    for sample in inner.unbind(torch._C._functorch.maybe_get_bdim(x)) if torch._C._functorch.is_batchedtensor(x) else (inner,):
+        yield from _samples(sample)

@@ -1,0 +1,213 @@
+"""Comparing every tensor of the simulation with its float counterpart, in bounded memory."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from operator import attrgetter
+from os import PathLike
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from qsim.graph.actions import PlannedQuantizer
+from qsim.graph.snapshot import unchanged
+from qsim.quantizers.quantizer import Quantizer
+from qsim.report.deviation import Deviation, float_tensors
+from qsim.sim.hooks import hooked
+from qsim.sim.sharding import sharded_around, whole
+from qsim.table import decibel, text_table
+
+if TYPE_CHECKING:
+    from qsim.sim.quantsim import QuantSim
+
+_Call = tuple[str, int]  # a quantizer's key, and which of its calls: modules may be used repeatedly
+
+
+@dataclass(frozen=True)
+class TensorError:
+    """How far one tensor of the simulation is from float.
+
+    Attributes
+    ----------
+    key, role, op : str
+        The quantizer's, as in `Summary`.
+    local : Deviation
+        What this quantizer alone does: the float model's tensor, quantized, beside itself.
+    accumulated : Deviation
+        The simulation's tensor, with everything upstream quantized, beside the float model's. Of a weight, the same as `local`.
+    """
+
+    key: str
+    role: str
+    op: str
+    local: Deviation
+    accumulated: Deviation
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What `QuantSim.compare` returns; ``print`` shows the tensors, those that quantization hurts most by themselves first.
+
+    Attributes
+    ----------
+    rows : list of TensorError
+        In the order of the model.
+    output : Deviation
+        What the model returns, simulated beside float: all floating-point tensors in it.
+    notes : list of str
+        Tensors that could not be compared, and why.
+    """
+
+    rows: list[TensorError]
+    output: Deviation
+    notes: list[str] = field(default_factory=list)
+
+    def __getitem__(self, key: str) -> TensorError:
+        """The row of a quantizer."""
+        found = next((row for row in self.rows if row.key == key), None)
+        if found is None:
+            raise KeyError(f"Comparison: no quantizer {key!r} was compared; see comparison.rows")
+        return found
+
+    def worst(self, by: str = "local") -> list[TensorError]:
+        """The rows, smallest SQNR first, those without one before all.
+
+        Parameters
+        ----------
+        by : "local" or "accumulated"
+        """
+        if by not in ("local", "accumulated"):
+            raise ValueError(f"Comparison.worst: got by={by!r}; expected 'local' or 'accumulated'")
+        ratios = {row.key: getattr(row, by).sqnr for row in self.rows}
+        return sorted(self.rows, key=lambda row: (not math.isnan(ratios[row.key]), ratios[row.key]))
+
+    def __str__(self) -> str:
+        head = ("quantizer", "role", "operation", "local dB", "accumulated dB", "local max", "accumulated max", "NaN, Inf")
+        rows = [
+            (
+                *(row.key, row.role, row.op, decibel(row.local.sqnr), decibel(row.accumulated.sqnr)),
+                *(f"{row.local.max_error:.3g}", f"{row.accumulated.max_error:.3g}", str(row.accumulated.nonfinite or "")),
+            )
+            for row in self.worst()
+        ]
+        output = f"{len(rows)} tensors; SQNR of the output {decibel(self.output.sqnr)} dB, largest error {self.output.max_error:.3g}"
+        return "\n".join([output, text_table(head, rows, head[3:]), *(f"note: {note}" for note in self.notes)])
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write it as one HTML page that needs no network, as `Summary.save` does."""
+        from qsim.report.pages import comparison_page
+
+        comparison_page(self).write(path)
+
+
+def compare(sim: QuantSim, planned: Mapping[str, PlannedQuantizer], run: Callable[[], Any], memory: int) -> Comparison:
+    """Run the model in float and simulated, over and over, each time comparing as many tensors as fit into `memory`.
+
+    The first pass of each pair stores float tensors until they fill `memory`, the second compares and drops them; the next pair goes on
+    behind. At least one tensor fits always. Most models need one pair, others about ``bytes of all tensors / memory`` pairs.
+
+    Parameters
+    ----------
+    sim : QuantSim
+        With every enabled quantizer calibrated.
+    planned : mapping of str to PlannedQuantizer
+        Of its quantizers, by key.
+    run : callable
+        Runs the model on the batch.
+    memory : int
+        Bytes.
+    """
+    return _Walk(sim, planned, run).compare(memory)
+
+
+class _Walk:
+    def __init__(self, sim: QuantSim, planned: Mapping[str, PlannedQuantizer], run: Callable[[], Any]) -> None:
+        self.sim, self.run = sim, run
+        self.quantizers, self.released = sim.quantizers(), sim._released()
+        self.rows = {key: TensorError(key, plan.role, plan.op, Deviation(), Deviation()) for key, plan in planned.items()}
+        self.weights = {key: whole(attrgetter(plan.parameter)(sim.model)) for key, plan in planned.items() if plan.parameter}
+        self.activations = [quantizer for key, quantizer in self.quantizers.items() if key not in self.weights]
+        self.met: dict[_Call, bool] = {}  # calls of the float model, and whether the simulation made them too
+
+    def compare(self, memory: int) -> Comparison:
+        with torch.no_grad():
+            for key, weight in self.weights.items():
+                quantized = self.quantizers[key].quantize(weight, fallback=self.released.get(key))
+                self.rows[key].local.add(weight, quantized)
+                self.rows[key].accumulated.add(weight, quantized)
+            complete = False
+            while not complete:
+                stored, complete, expected = self._float_pass(memory)
+                self.met |= dict.fromkeys(stored, False)
+                result = self._simulated_pass(stored)
+        output = Deviation()
+        for x, y in zip(float_tensors(expected), float_tensors(result), strict=False):
+            if x.shape == y.shape:
+                output.add(x, y)
+        lost = dict.fromkeys(key for (key, _), met in self.met.items() if not met)
+        notes = [f"'{key}' could not be compared in all its calls: the simulation took another path, or other shapes" for key in lost]
+        compared = self.weights.keys() | {key for key, _ in self.met}
+        return Comparison([row for key, row in self.rows.items() if key in compared], output, notes)
+
+    def _float_pass(self, memory: int) -> tuple[dict[_Call, Tensor], bool, Any]:
+        """Tensors of the float model that were not met before, as many as fit; whether these are all; what the model returns."""
+        stored: dict[_Call, Tensor] = {}
+        room, full = memory, False
+        enabled = {key for key, quantizer in self.quantizers.items() if quantizer.enabled}
+
+        number = _Numbered(self.quantizers)
+
+        def look(quantizer: Quantizer, args: tuple[Tensor, ...]) -> None:
+            nonlocal room, full
+            call, x = number(quantizer), args[0]
+            if call in self.met or full:
+                return
+            room -= x.numel() * x.element_size()
+            if stored and room < 0:
+                full = True
+                return
+            stored[call] = x.clone()  # a statement in place may change it
+            quantizer.enabled = call[0] in enabled
+            self.rows[call[0]].local.add(x, quantizer.quantize(x, fallback=self.released.get(call[0])))
+            quantizer.enabled = False
+
+        in_float = self.sim._switch.turned(True, falls_back=False)
+        with unchanged(self.sim), sharded_around(self.sim), hooked(self.activations, before=look), in_float:
+            self.sim.eval()
+            for quantizer in self.quantizers.values():
+                quantizer.enabled = False
+            expected = self.run()
+        return stored, not full, expected
+
+    def _simulated_pass(self, stored: dict[_Call, Tensor]) -> Any:
+        """Compare with what is stored, and drop it. Returns what the model returns."""
+
+        number = _Numbered(self.quantizers)
+
+        def look(quantizer: Quantizer, _: object, y: Tensor) -> None:
+            call = number(quantizer)
+            expected = stored.pop(call, None)
+            if expected is not None and expected.shape == y.shape:
+                self.met[call] = True
+                self.rows[call[0]].accumulated.add(expected, y)
+
+        with unchanged(self.sim), sharded_around(self.sim), hooked(self.activations, after=look):
+            self.sim.eval()
+            return self.run()
+
+
+class _Numbered:
+    """Adds to a hook's quantizer which of its calls it is: (key, 1), (key, 2) ..."""
+
+    def __init__(self, quantizers: Mapping[str, Quantizer]) -> None:
+        self._keys = {id(quantizer): key for key, quantizer in quantizers.items()}
+        self._calls: Counter[str] = Counter()
+
+    def __call__(self, quantizer: Quantizer) -> _Call:
+        key = self._keys[id(quantizer)]
+        self._calls[key] += 1
+        return key, self._calls[key]

@@ -1,0 +1,1 @@
+"""What training needs: BatchNorm, gradients, groups of parameters, schedules, the watch."""

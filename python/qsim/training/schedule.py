@@ -1,0 +1,65 @@
+"""When quantization begins and ranges and statistics come to rest in training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from qsim.training.running_statistics import batch_norms
+
+if TYPE_CHECKING:
+    from qsim.sim.training import Training
+
+
+class Schedule:
+    """Switches of a simulation by step of training; `QuantSim.schedule` makes one.
+
+    What is on is decided by the number of steps alone, so loading a state dict leaves the switches as they were when it was saved.
+
+    Attributes
+    ----------
+    steps : int
+        How often `step` was called.
+    """
+
+    def __init__(
+        self, sim: Training, quantize_from: int | Mapping[str, int], observe_until: int | None, freeze_batch_norms_from: int | None
+    ) -> None:
+        begins = {"*": quantize_from} if isinstance(quantize_from, int) else dict(quantize_from)
+        for name, step in {**begins, "observe_until": observe_until, "freeze_batch_norms_from": freeze_batch_norms_from}.items():
+            if step is not None and step < 0:
+                raise ValueError(f"QuantSim.schedule: got step {step} for {name!r}; expected 0 or more")
+        if freeze_batch_norms_from is not None and not batch_norms(sim.model):
+            raise ValueError("QuantSim.schedule: freeze_batch_norms_from finds no BatchNorm; Config(batch_norm='keep') does not fold them")
+        self.steps = 0
+        self._sim = sim
+        # The last match wins. A quantizer that is off now is off because someone wanted it so.
+        self._begins = {q: step for pattern, step in begins.items() for q in sim._matching((pattern,)) if q.enabled}
+        running = [q for q in sim.quantizers().values() if q.spec.is_running and q.observing]
+        self._ends = {} if observe_until is None else dict.fromkeys(running, observe_until)
+        self._freeze = freeze_batch_norms_from
+        self._changes = {*self._begins.values(), *self._ends.values(), *([] if self._freeze is None else [self._freeze])}
+        self._apply()
+
+    def step(self) -> None:
+        """Count a step: call it after ``optimizer.step()``."""
+        self.steps += 1
+        if self.steps in self._changes:
+            self._apply()
+
+    def _apply(self) -> None:
+        for quantizer, begin in self._begins.items():
+            quantizer.enabled = self.steps >= begin
+        for quantizer, end in self._ends.items():
+            quantizer.observing = self.steps < end
+        if self._freeze is not None and self.steps >= self._freeze:
+            self._sim.freeze_batch_norms(*batch_norms(self._sim.model))  # none, if they were folded since
+
+    def state_dict(self) -> dict[str, int]:
+        """The number of steps."""
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Go on after so many steps."""
+        self.steps = state["steps"]
+        self._apply()
