@@ -29,9 +29,7 @@ class Programs(dict[Any, Evaluation]):
 class IntegerEvaluation(Training):
     """Base of `qsim.QuantSim`: evaluation on integers."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._programs, self._on_integers = Programs(), False
-        super().__init__(*args, **kwargs)
+    _on_integers = False
 
     def _simulate(self, args: tuple[Any, ...], kwargs: dict[str, Any], folding: FoldReport, known: Mapping[str, Quantizer]) -> None:
         self._programs = Programs()
