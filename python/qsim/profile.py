@@ -41,7 +41,8 @@ class Profile:
     weights : tuple of str
         Multiply-accumulates whose constant operands are quantized.
     residual : tuple of str
-        Where an addition has a result of these as an operand that nothing else reads, its other operand is quantized where it is read.
+        Where an addition has a result of these as an operand that nothing else reads, their kernel adds: that result is not quantized,
+        and the other operand is quantized where it is read.
     shared : tuple of str
         Operations whose operands share one scale, which is also that of the result.
     model_input : bool
@@ -182,6 +183,7 @@ TENSORRT = Profile(
 OPENVINO = Profile(
     "openvino",
     _chains(_ACTIVATION),
+    residual=("Conv", "ConvTranspose"),
     model_output=False,
     bias=(),
     weight=_SYMMETRIC,

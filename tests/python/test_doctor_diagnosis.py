@@ -112,3 +112,18 @@ def test_codes_and_severities_are_checked():
         qsim.Finding("QS999", "error", "", "", {}, "")
     with pytest.raises(ValueError, match="severity='fatal'"):
         qsim.Finding("QS001", "fatal", "", "", {}, "")  # type: ignore[arg-type]
+
+
+def test_an_output_that_is_partly_nan_is_not_told_as_decibels():
+    class Difference(nn.Module):
+        def forward(self, x):
+            return torch.cat([x[:, :3], x[:, 3:].square() - x[:, 3:].square()], 1)  # Inf - Inf in float16
+
+    x = torch.tensor([[1.0, 2.0, 3.0, 300.0]])
+    diagnosis = qsim.doctor(Difference(), [x], target="tensorrt-fp16", progress=False)
+    assert diagnosis.nonfinite == 1
+    assert "output NaN or Inf in 1 elements (" in str(diagnosis)
+    assert json.loads(diagnosis.to_json())["nonfinite"] == 1
+    healthy = qsim.doctor(Difference(), [x / 300], target="tensorrt-fp16", progress=False)
+    assert healthy.nonfinite == 0
+    assert "NaN or Inf in" not in str(healthy)

@@ -201,6 +201,25 @@ def test_openvino_leaves_what_the_model_returns():
         assert any(entry.reason == "target 'openvino' leaves what the model returns in float" for entry in sim.summary().left)
 
 
+def test_openvino_quantizes_a_sum_and_not_what_a_convolution_hands_to_it():
+    class Sums(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.c, self.d = (nn.Conv2d(3, 3, 3, padding=1) for _ in range(4))
+
+        def forward(self, x):
+            x = torch.relu(self.a(x))  # read twice
+            x = x + self.b(x)  # handed over
+            x = torch.relu(self.c(x)) + x  # a ReLU stands between
+            return self.d(x)
+
+    sim = qsim.QuantSim(Sums(), torch.randn(1, 3, 8, 8), qsim.int8(target="openvino"))
+    results = [key for key in sim.quantizers() if key.endswith("output")]
+    assert results == ["a.output", "add.output", "c.output", "add_2.output"]
+    (left,) = (row.reason for row in sim.summary().left if row.name == "b")
+    assert "part of the operation" in left
+
+
 @pytest.mark.parametrize("target", PROFILES)
 @pytest.mark.parametrize("name", BLOCKS)
 def test_whatever_stays_in_float_has_a_reason(name, target):

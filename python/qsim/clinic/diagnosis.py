@@ -27,7 +27,7 @@ class Diagnosis:
         Errors first, then warnings; each in the order of the model.
     target : str
     sqnr : float
-        dB of the output on the target beside float32, with nothing kept; NaN for targets without a float format.
+        dB of the output on the target beside float32, with nothing kept, where it is finite; NaN for targets without a float format.
     batches : int
         Batches that the model was examined on.
     probes : int
@@ -38,6 +38,8 @@ class Diagnosis:
         What could not be seen, or was left out.
     plan : Plan or None
         What to keep in float32, for `Config.with_plan` and deployment files; None where nothing was run.
+    nonfinite : int
+        Elements of the output that are NaN or Inf on the target and finite in float32, in the first batch that has any.
     """
 
     findings: tuple[Finding, ...]
@@ -48,6 +50,7 @@ class Diagnosis:
     seconds: Mapping[str, float] = field(default_factory=dict, compare=False)
     notes: tuple[str, ...] = ()
     plan: Plan | None = None
+    nonfinite: int = 0
 
     @property
     def healthy(self) -> bool:
@@ -70,7 +73,10 @@ class Diagnosis:
         found = (
             ", ".join(f"{n} {severity}{'s' * (n != 1 and severity != 'info')}" for severity, n in counts.items() if n) or "nothing found"
         )
-        output = "" if math.isnan(self.sqnr) else f", output {decibel(self.sqnr)} dB from float32"
+        if self.nonfinite:  # an SQNR of the rest would read as if the output were usable
+            output = f", output NaN or Inf in {self.nonfinite} elements"
+        else:
+            output = "" if math.isnan(self.sqnr) else f", output {decibel(self.sqnr)} dB from float32"
         return f"{self.target}: {found}{output} ({self.batches} batches, {self.probes} probes; {seconds_text(self.seconds)})"
 
     def to_json(self) -> str:
@@ -91,6 +97,7 @@ class Diagnosis:
         whole = {
             "target": self.target,
             "sqnr": self.sqnr,
+            "nonfinite": self.nonfinite,
             "batches": self.batches,
             "probes": self.probes,
             "seconds": dict(self.seconds),

@@ -130,16 +130,17 @@ def doctor(
         if save_input is not None and found.births:
             with stages.stage("reproduction"):
                 _save_reproduction(exam, save_input)
-    shadow = exam.shadow
+    shadow, outcome = exam.shadow, exam.traces[0].outcome if exam.traces else None
     return Diagnosis(
         ordered(findings, exam.flow.order),
         chosen.name,
-        exam.traces[0].outcome.sqnr if exam.traces else math.nan,
+        math.nan if outcome is None else outcome.sqnr,
         found.batches,
         shadow.probes if shadow is not None else 0,
         dict(stages),
         (*subject.notes, *exam.notes),
         plan,
+        0 if outcome is None else outcome.nonfinite,
     )
 
 

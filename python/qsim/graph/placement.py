@@ -21,7 +21,10 @@ class Placement:
 
     def __init__(self, flow: Dataflow, profile: Profile) -> None:
         self.flow, self.profile = flow, profile
-        self._residual = {place for site in flow.sites for place in self._residual_slots(site)}
+        self._residual: set[tuple[Site, Slot]] = set()
+        self._handed_over: set[Site] = set()
+        for site in flow.sites:
+            self._note_residual(site)
         self._joined = self._joined_sites()
         sharing = [site for site in flow.sites if site in self._joined or (self._shares(site) and self.makes(site))]
         self.shared = shared_scales(flow, sharing)
@@ -30,7 +33,7 @@ class Placement:
         """Whether results of `site`, the end of a chain, are to be quantized where they are made."""
         if self.profile.model_output is True and site in self.flow.returned:
             return True
-        return selects(self.profile.outputs, site.type) and not self._is_left_outside(site)
+        return selects(self.profile.outputs, site.type) and not self._is_left_outside(site) and site not in self._handed_over
 
     def _is_left_outside(self, site: Site) -> bool:
         """Whether the profile leaves alone what the model returns, and nothing in the model reads the results of `site`."""
@@ -91,6 +94,8 @@ class Placement:
         name, profile = self.profile.name, self.profile
         if self._is_left_outside(site):
             return f"target {name!r} leaves what the model returns in float"
+        if site in self._handed_over:
+            return f"target {name!r} adds to this result before it quantizes: the addition that reads it is part of the operation"
         if site.type == "Add" and profile.residual:
             return f"target {name!r} quantizes an addition only where it takes a result of {', '.join(profile.residual)} and another"
         if selects(profile.shared, site.type):
@@ -98,13 +103,15 @@ class Placement:
         what = f"operands of {', '.join(profile.inputs)}" if profile.inputs else f"results of {', '.join(profile.outputs) or 'nothing'}"
         return f"target {name!r} computes {site.type} in float: it quantizes {what}"
 
-    def _residual_slots(self, site: Site) -> list[tuple[Site, Slot]]:
-        """The operands of an addition beside the one that a convolution hands to it alone: the kernel of that one adds them."""
+    def _note_residual(self, site: Site) -> None:
+        """Note what a convolution hands to an addition alone, whose kernel adds, and the other operands of the addition."""
         if site.type != "Add" or not self.profile.residual:
-            return []
+            return
         operands = site.operands()
         main = next((slot for slot, origins in operands.items() if self._is_handed_over(site, origins)), None)
-        return [(site, slot) for slot in operands if main is not None and slot != main]
+        if main is not None:
+            self._residual |= {(site, slot) for slot in operands if slot != main}
+            self._handed_over |= {self.flow.site_of[origin.source] for origin in operands[main]}
 
     def _is_handed_over(self, site: Site, origins: list[Origin]) -> bool:
         producers = {self.flow.site_of[origin.source] for origin in origins if origin.kind == "step"}

@@ -98,7 +98,9 @@ def diagnosis_page(diagnosis: Diagnosis) -> Page:
         ]
         lines.append(Line(cells, f"{finding.code} {finding.severity} {finding.place} {finding.title}"))
     facts: list[Fact] = [("target", diagnosis.target), ("batches", str(diagnosis.batches)), ("probes", str(diagnosis.probes))]
-    if not math.isnan(diagnosis.sqnr):
+    if diagnosis.nonfinite:
+        facts.append(("output", f"NaN or Inf in {diagnosis.nonfinite} elements"))
+    elif not math.isnan(diagnosis.sqnr):
         facts.append(("SQNR of the output", f"{decibel(diagnosis.sqnr)} dB"))
     stages = ", ".join(f"{stage} {seconds:.2f}" for stage, seconds in diagnosis.seconds.items())
     facts.append(("seconds", f"{sum(diagnosis.seconds.values()):.2f}", stages))

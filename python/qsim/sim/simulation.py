@@ -64,7 +64,7 @@ class Simulation(NamedAsTheModel):
         unfolded = {name: reason for name, reason in folding.kept.items() if policies.get(name, "fold") == "fold"}
         self._simulate(*call_arguments(example_inputs), dataclasses.replace(folding, kept=unfolded), {})
         if useless := degenerate(self.model):
-            remedy = "Load other statistics, or call sim.reestimate_batch_norms(data)"
+            remedy = "Load other statistics, or call sim.reestimate_batch_norms(data) in `with sim.float():` before calibrating"
             warnings.warn(f"QuantSim: {'; '.join(useless.values())}. {remedy}", stacklevel=2)
         self.eval()  # as the model is
         self.register_load_state_dict_post_hook(_follow_state)  # type: ignore[no-untyped-call]

@@ -14,5 +14,5 @@ def training_mode(exam: Examination) -> list[Finding]:
     if not found:
         return []
     evidence = {"modules": len(found), "first": found[0]}
-    fix = "Call model.eval() before exporting: in training mode outputs depend on the other samples of the batch."
+    fix = "Call model.eval() before preparing, folding or exporting: in training mode outputs depend on the other samples of the batch."
     return [Finding("QS020", "warning", found[0], "", evidence, fix)]

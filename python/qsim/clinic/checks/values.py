@@ -11,6 +11,9 @@ from qsim.clinic.finding import Finding, Severity
 
 _FLOAT32 = torch.finfo(torch.float32).max
 _SHOWN = 8  # operations of a chain that are named
+_AVERAGES = ("running_mean", "running_var")
+_RUN_AGAIN = "or call reset_running_stats() and run the model in training mode on clean data: one batch with NaN breaks averages for good"
+_SKIP = "and train with qsim.clip_grad_norm_, which skips such steps"
 
 
 def nonfinite_data(exam: Examination) -> list[Finding]:
@@ -32,9 +35,7 @@ def nonfinite_parameters(exam: Examination) -> list[Finding]:
             masks = 0 if name in parameters else int(t.isneginf().sum())
             if nans or infs > masks:
                 evidence = {"tensor": name, "nans": nans, "infs": infs, "elements": t.numel()}
-                fix = (
-                    f"Restore '{name}' from a checkpoint from before it broke, and train with qsim.clip_grad_norm_, which skips such steps."
-                )
+                fix = f"Restore '{name}' from a checkpoint from before it broke, {_RUN_AGAIN if name.endswith(_AVERAGES) else _SKIP}."
                 findings.append(Finding("QS003", "error", name.rpartition(".")[0], "", evidence, fix))
     return findings
 
@@ -85,7 +86,7 @@ def widths(exam: Examination) -> list[Finding]:
         if not any(producer in wide for producer in exam.flow.producers.get(name, ())):
             seen = exam.seen(name)
             evidence = {"lowest": seen.lowest, "highest": seen.highest, "limit": _FLOAT32}
-            fix = "Fill masks with a smaller number, such as -1e4: a range like this has no scale in float32."
+            fix = "Bound it, or fill masks with less: a range like this has no float32 scale; under a softmax 30 below the rest is zero."
             findings.append(exam.finding("QS005", "warning", name, evidence, fix))
     return findings
 
