@@ -98,8 +98,7 @@ class Plan:
 
     def __str__(self) -> str:
         if not self.keep:
-            head = f"nothing can be said of what to keep in float32 ({self.note})" if self.note else f"all of it can run in {self.format}"
-            return head
+            return f"none: {self.note}" if self.note else f"all of it can run in {self.format}"
         proved = "irreducible: wrong with any one of them left out" if self.irreducible else f"not shown to be irreducible ({self.note})"
         many = f"{len(self.keep)} operation{'s' if len(self.keep) > 1 else ''}"
         reached = "" if self.sqnr is None or math.isinf(self.sqnr) else f", reaching {self.sqnr:.4g}"
