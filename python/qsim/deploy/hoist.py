@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
+import torch
 from torch.fx import Graph, Node
 
-from qsim.deploy.carry import key_of, operation
+from qsim.deploy.carry import key_of
+from qsim.deploy.nodes import arguments, function
 from qsim.encoding import Encoding
 from qsim.graph.marks import QUANTIZED
-
-_CLAMPS = frozenset({"relu", "relu_", "relu6", "hardtanh", "hardtanh_", "clamp", "clamp_", "clamp_min", "clamp_max", "clip"})
 
 
 def hoist_marks(graph: Graph, encodings: Mapping[str, Encoding]) -> None:
@@ -23,10 +24,10 @@ def hoist_marks(graph: Graph, encodings: Mapping[str, Encoding]) -> None:
     for mark in list(graph.nodes):
         key = key_of(mark)
         clamp = mark.args[0] if key in encodings else None
-        if not isinstance(clamp, Node) or operation(clamp) not in _CLAMPS or len(clamp.users) > 1 or len(clamp.all_input_nodes) > 1:
+        if not isinstance(clamp, Node) or len(clamp.users) > 1 or limits_of(clamp) is None or absorbs(encodings[str(key)], clamp):
             continue
         before = clamp.args[0]
-        if not isinstance(before, Node) or key_of(before) is not None or len(before.users) > 1 or absorbs(encodings[str(key)], clamp):
+        if not isinstance(before, Node) or key_of(before) is not None or len(before.users) > 1:
             continue
         with graph.inserting_before(clamp):
             made = graph.call_function(QUANTIZED, (before, key))
@@ -34,20 +35,29 @@ def hoist_marks(graph: Graph, encodings: Mapping[str, Encoding]) -> None:
         clamp.replace_input_with(before, made)
 
 
-def limits(clamp: Node) -> tuple[float, float]:
-    """The numbers between which a rectifier's results lie; infinite where it has no such end."""
-    name, given = operation(clamp), [*clamp.args[1:], None, None]
-    low, high = clamp.kwargs.get("min", given[0]), clamp.kwargs.get("max", given[1])
-    if name.startswith("relu"):
-        low, high = 0.0, 6.0 if name == "relu6" else None
-    elif name.startswith("hardtanh"):
-        low, high = (-1.0 if low is None else low), (1.0 if high is None else high)
-    elif name == "clamp_max":
-        low, high = None, clamp.kwargs.get("max", given[0])
-    return float("-inf") if low is None else float(low), float("inf") if high is None else float(high)  # type: ignore[arg-type]
+def limits_of(node: Node) -> tuple[float, float] | None:
+    """What a rectifier clips to, infinite where it has no such end; None if the node is none, or clips to tensors."""
+    name = function(node)
+    if name == "relu":
+        return 0.0, math.inf
+    if name == "relu6":
+        return 0.0, 6.0
+    if name not in ("hardtanh", "clamp", "clamp_min", "clamp_max", "clip"):
+        return None
+    given = arguments(node)
+    low, high = given.get("min_val", given.get("min")), given.get("max_val", given.get("max"))
+    if isinstance(low, Node) or isinstance(high, Node):
+        return None
+    return -math.inf if low is None else float(low), math.inf if high is None else float(high)
 
 
 def absorbs(encoding: Encoding, clamp: Node) -> bool:
-    """Whether quantizing to a grid does what the rectifier before it does: the grid lies between its limits."""
-    low, high = limits(clamp)
-    return bool((encoding.min >= low).all()) and bool((encoding.max <= high).all())
+    """Whether quantizing to a grid of one scale does what the rectifier before it does, because it clips no more than the grid does.
+
+    A ReLU does not if the zero point is the smallest integer. So decide runtimes as well, on limits that are rounded to the grid.
+    """
+    limits = limits_of(clamp)
+    assert limits is not None
+    low, high = (torch.tensor(limit) / encoding.scale.float().cpu() for limit in limits)
+    zero_point = encoding.zero_point.cpu()
+    return bool((low.round() + zero_point <= encoding.quant_min).all()) and bool((high.round() + zero_point >= encoding.quant_max).all())

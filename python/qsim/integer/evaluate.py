@@ -17,6 +17,7 @@ from qsim import ops
 from qsim.deploy.capture import Program
 from qsim.deploy.carry import carry_marks
 from qsim.deploy.marked import per_channel
+from qsim.deploy.nodes import arguments
 from qsim.errors import AccumulatorError
 from qsim.graph.frugal import Stamp
 from qsim.graph.marks import BIAS, QUANTIZED, ROUNDED
@@ -24,7 +25,6 @@ from qsim.integer.kernels.exact import AccumulatorOverflow
 from qsim.integer.kernels.products import Bias
 from qsim.integer.kernels.quantized import Quantized, quantize
 from qsim.integer.launch import Launcher
-from qsim.integer.nodes import arguments
 from qsim.integer.prepared import Prepared, stored_inputs
 from qsim.integer.regions import Kernel
 from qsim.quantizers.float_format import FLOAT_FORMATS

@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.fx import Node
 
+from qsim.deploy.nodes import arguments, function, per_axis
 from qsim.encoding import Encoding
 from qsim.integer.kernels import activations, elementwise, pooling, products
 from qsim.integer.kernels.products import Bias, Operator
 from qsim.integer.kernels.quantized import Quantized, quantize
-from qsim.integer.nodes import arguments, function, per_axis
 
 Operators = dict[Node, Operator]
 

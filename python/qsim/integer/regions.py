@@ -7,18 +7,17 @@ core/optimizer/qdq_transformer/selectors_actions/qdq_selectors.cc.)
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-import torch
 from torch.fx import Graph, Node
 
 from qsim.deploy.carry import is_moving, key_of
+from qsim.deploy.hoist import absorbs, limits_of
+from qsim.deploy.nodes import arguments, function, is_float, is_leaf, module, shape
 from qsim.encoding import Encoding
 from qsim.graph.marks import BIAS, QUANTIZED, ROUNDED
 from qsim.graph.onnx_types import onnx_type
-from qsim.integer.nodes import arguments, function, is_float, is_leaf, module, shape
 from qsim.quantizers.float_format import FLOAT_FORMATS
 
 Encodings = Mapping[str, Encoding]
@@ -191,12 +190,12 @@ def _quantized_at(node: Node, encodings: Encodings) -> _End:
     (reader, *others) = node.users or (None,)
     if reader is None or others:
         return _End()
-    if reader.op == "call_function" and (limits := limits_of(reader)) is not None:
+    if reader.op == "call_function" and limits_of(reader) is not None:
         rectifier = reader
         (reader, *others) = rectifier.users or (None,)
         if reader is None or others or key_of(reader) not in encodings:
             raise _Float(f"the {onnx_type(function(rectifier))} behind it is not quantized")
-        _check_absorbed(onnx_type(function(rectifier)), limits, str(key_of(reader)), encodings)
+        _check_absorbed(rectifier, str(key_of(reader)), encodings)
         return _End(key_of(reader), rectifier)
     key = key_of(reader)
     return _End(key if key in encodings else None)
@@ -207,38 +206,16 @@ def _readers(node: Node) -> str:
     return " and ".join(names)
 
 
-def limits_of(node: Node) -> tuple[float, float] | None:
-    """What a rectifier clips to; None if the node is none."""
-    name = function(node)
-    if name == "relu":
-        return 0.0, math.inf
-    if name == "relu6":
-        return 0.0, 6.0
-    if name not in ("hardtanh", "clamp", "clamp_min", "clamp_max", "clip"):
-        return None
-    given = arguments(node)
-    low, high = given.get("min_val", given.get("min")), given.get("max_val", given.get("max"))
-    if isinstance(low, Node) or isinstance(high, Node):
-        return None
-    return -math.inf if low is None else float(low), math.inf if high is None else float(high)
-
-
-def _check_absorbed(op: str, limits: tuple[float, float], key: str, encodings: Encodings) -> None:
+def _check_absorbed(rectifier: Node, key: str, encodings: Encodings) -> None:
     """A ReLU is part of a kernel whose result has its zero point at the end of the grid, a Clip if it clips no more than the grid."""
-    encoding = _integers(key, encodings)
-    zero_point, ends = int(encoding.zero_point), (encoding.quant_min, encoding.quant_max)
-    if op == "Relu":
-        if zero_point != encoding.quant_min:
-            raise _Float(f"the ReLU behind it is no part of it: the zero point of '{key}' is {zero_point}, not {encoding.quant_min}")
+    encoding, limits = _integers(key, encodings), limits_of(rectifier)
+    if absorbs(encoding, rectifier):
         return
-    low, high = (float(_on_grid(limit, encoding)) for limit in limits)
-    if low > ends[0] or high < ends[1]:
-        raise _Float(f"the Clip behind it, to [{limits[0]:g}, {limits[1]:g}], clips more than the grid of '{key}'")
-
-
-def _on_grid(limit: float, encoding: Encoding) -> float:
-    steps = torch.tensor(limit) / encoding.scale.float().cpu()
-    return float(steps.round() + encoding.zero_point.cpu())
+    if function(rectifier) == "relu":
+        found = f"the zero point of '{key}' is {int(encoding.zero_point)}, not {encoding.quant_min}"
+        raise _Float(f"the ReLU behind it is no part of it: {found}")
+    assert limits is not None
+    raise _Float(f"the Clip behind it, to [{limits[0]:g}, {limits[1]:g}], clips more than the grid of '{key}'")
 
 
 # The rules: the kernel's name and where its result is quantized, or an exception that says why there is none.

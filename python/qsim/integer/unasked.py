@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.fx import Graph, Node
 
 from qsim.deploy.carry import key_of
+from qsim.deploy.hoist import limits_of
+from qsim.deploy.nodes import arguments, function, shape
 from qsim.encoding import Encoding
 from qsim.graph.marks import BIAS, QUANTIZED
-from qsim.integer.nodes import arguments, function, shape
-from qsim.integer.regions import limits_of
 
 Encodings = Mapping[str, Encoding]
 
