@@ -1,1 +1,1 @@
-"""Reports: what a simulation is and loses, measured and shown; each also as one HTML file, which loads nothing and lets nothing else run."""
+"""Reports: what a simulation is and loses; each also as one HTML file, which loads nothing and lets nothing else run."""
