@@ -20,8 +20,8 @@ from torch.overrides import TorchFunctionMode
 from qsim.graph.actions import Actions, Plan
 from qsim.graph.frugal import FrugalMaker, InPlace, Kept, Rectifier, is_plain_eager, is_watched
 from qsim.graph.functions import ALIAS, COMPOSITE, CONSTRUCTORS, RANDOM, SAME, TRANSPARENT, Function, name_of
-from qsim.graph.lowered import LiveMaker, Lowered, Maker, MarkMaker, fallen_site, site_beside
-from qsim.graph.marks import BiasMark, Mark
+from qsim.graph.lowered import LiveMaker, Lowered, Maker, MarkMaker, fallen_site, planned_site, site_beside
+from qsim.graph.marks import Mark
 from qsim.graph.routes import Site
 from qsim.graph.savings import Saving
 from qsim.graph.tape import InputSlot, Slot
@@ -93,7 +93,8 @@ class Place:
         self._neighbours = [plan.regions.neighbours.get(site) if site else None for site in route.sites]
         self._quantizers = quantizers
         frugal = [_frugal(*each, quantizers, kept) for each in zip(self._actions, self._savings, strict=True)]
-        self.planned = Nodes([_node(a, quantizers) for a in self._actions], frugal, [_marked(a) for a in self._actions])
+        plain, marked = ([Node(*planned_site(a, make)) for a in self._actions] for make in (LiveMaker(quantizers), MarkMaker()))
+        self.planned = Nodes(plain, frugal, marked)
         self.fallen = self.planned
         self.names = [site.name if site else "" for site in route.sites]
         self.floats = [site.first_operand if site else None for site in route.sites]
@@ -140,9 +141,9 @@ def _own_weight(path: str, plan: Plan, actions: Actions) -> tuple[Slot, Callable
 
 
 def _frugal(actions: Actions, saving: Saving, quantizers: Mapping[str, Quantizer], kept: dict[tuple[str, ...], Kept]) -> Node:
-    """As `_node`, with what may be saved there. `kept`: what all sites keep, so that those that read one parameter keep it once."""
-    node = _node(actions, quantizers)
-    operands = dict(node.operands)
+    """What stands at a site as planned, with what may be saved. `kept`: what all sites keep: those that read one parameter keep it once."""
+    planned, outputs = planned_site(actions, LiveMaker(quantizers))
+    operands, instead = dict(planned), None
     for slot in saving.kept & actions.operands.keys():
         use = actions.operands[slot]
         parameter = kept.setdefault((use.key,), Kept(quantizers[use.key]))
@@ -150,28 +151,11 @@ def _frugal(actions: Actions, saving: Saving, quantizers: Mapping[str, Quantizer
     if (bias := actions.bias) is not None and bias.slot in saving.kept:
         shared = Kept(BiasQuantizer(quantizers[bias.input], quantizers[bias.weight]))
         operands[bias.slot] = kept.setdefault((bias.parameter, bias.input, bias.weight), shared)
-    outputs, instead = node.outputs, None
     if saving.fresh:
         outputs = tuple((index, InPlace(quantizers[key], saving.unread)) for index, key in actions.outputs.items())
     if saving.rectifier is not None:
         instead = Rectifier(quantizers[actions.outputs[0]], saving)
     return Node(tuple(operands.items()), outputs, instead)
-
-
-def _node(actions: Actions, quantizers: Mapping[str, Quantizer]) -> Node:
-    operands: list[tuple[Slot, Quantize]] = [
-        (slot, quantizers[use.key] if use.observes else quantizers[use.key].quantize) for slot, use in actions.operands.items()
-    ]
-    if (bias := actions.bias) is not None:
-        operands.append((bias.slot, BiasQuantizer(quantizers[bias.input], quantizers[bias.weight])))
-    return Node(tuple(operands), tuple((index, quantizers[key]) for index, key in actions.outputs.items()))
-
-
-def _marked(actions: Actions) -> Node:
-    operands: list[tuple[Slot, Quantize]] = [(slot, Mark(use.key)) for slot, use in actions.operands.items()]
-    if (bias := actions.bias) is not None:
-        operands.append((bias.slot, BiasMark(bias.input, bias.weight)))
-    return Node(tuple(operands), tuple((index, Mark(key)) for index, key in actions.outputs.items()))
 
 
 Paths = list[tuple[tuple[Any, ...], Quantize]]

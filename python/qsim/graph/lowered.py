@@ -11,9 +11,10 @@ from typing import TypeVar
 from torch import Tensor
 
 from qsim import ops
-from qsim.graph.actions import Actions, Neighbours
-from qsim.graph.marks import Mark, RoundingMark
+from qsim.graph.actions import Actions, Neighbours, PlannedBias
+from qsim.graph.marks import BiasMark, Mark, RoundingMark
 from qsim.graph.tape import Slot
+from qsim.quantizers.bias import BiasQuantizer
 from qsim.quantizers.quantizer import Quantizer
 
 Quantize = Callable[[Tensor], Tensor]
@@ -66,6 +67,10 @@ class LiveMaker:
         """Where a quantizer quantizes."""
         return self.quantizers[key] if observes else self.quantizers[key].quantize
 
+    def bias(self, bias: PlannedBias) -> Quantize:
+        """Where a bias is quantized with the scale of products."""
+        return BiasQuantizer(self.quantizers[bias.input], self.quantizers[bias.weight])
+
     def lowered(self, key: str, observes: bool, format: str, *, enters: bool) -> Quantize | None:
         """Where it rounds to `format` instead: an operand (`enters`) or a result."""
         lowered = Lowered(self.quantizers[key], format)
@@ -82,6 +87,9 @@ class MarkMaker:
     def quantized(self, key: str, observes: bool) -> Quantize:
         return Mark(key)
 
+    def bias(self, bias: PlannedBias) -> Quantize:
+        return BiasMark(bias.input, bias.weight)
+
     def lowered(self, key: str, observes: bool, format: str, *, enters: bool) -> Quantize | None:
         return self.rounded(format, enters=enters)
 
@@ -90,6 +98,14 @@ class MarkMaker:
 
 
 Maker = LiveMaker | MarkMaker
+
+
+def planned_site(actions: Actions, make: Maker) -> tuple[Operands, Outputs]:
+    """What stands at the operands and the results of a site that does as planned."""
+    operands: list[tuple[Slot, Quantize]] = [(slot, make.quantized(use.key, use.observes)) for slot, use in actions.operands.items()]
+    if (bias := actions.bias) is not None:
+        operands.append((bias.slot, make.bias(bias)))
+    return tuple(operands), tuple((index, make.quantized(key, True)) for index, key in actions.outputs.items())
 
 
 def fallen_site(actions: Actions, around: Neighbours, formats: Mapping[str, str], make: Maker) -> tuple[Operands, Outputs]:
