@@ -167,9 +167,10 @@ def test_with_everything_kept_it_is_the_model():
 
 
 def test_a_compiled_model_is_examined_as_what_it_was_made_from():
-    model = torch.compile(nn.Sequential(nn.Linear(4, 4), nn.Sigmoid()), backend="eager")
-    found = qsim.doctor(model, [torch.randn(2, 4) * 1e6], target="tensorrt-fp16", progress=False)
-    assert [finding.code for finding in found.findings] == ["QS010"]
+    model = nn.Sequential(nn.Linear(4, 4), nn.Sigmoid())
+    nn.init.constant_(model[0].weight, 1000.0)
+    found = qsim.doctor(torch.compile(model, backend="eager"), [torch.full((2, 4), 100.0)], target="tensorrt-fp16", progress=False)
+    assert [(finding.code, finding.op) for finding in found.findings] == [("QS010", "_orig_mod.0")]
 
 
 def test_what_cannot_be_seen_is_a_note():
