@@ -160,15 +160,11 @@ class Recurrent(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("model", "x"),
-    [
-        (Written, torch.randn(6, 4)),
-        (Recurrent, torch.randn(3, 5, 4)),
-        (lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), torch.randn(2, 5, 8)),
-    ],
+    ("model", "shape"),
+    [(Written, (64, 4)), (Recurrent, (16, 5, 4)), (lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), (16, 5, 8))],
 )
-def test_models_of_other_kinds(model, x):
-    torch.manual_seed(0)
+def test_models_of_other_kinds(model, shape):
+    x = torch.randn(shape)
     sim = calibrated(model().eval(), x=x)
     quantized = sim(x)
     with sim.float():
@@ -177,7 +173,7 @@ def test_models_of_other_kinds(model, x):
     torch.testing.assert_close(sim(x), expected, rtol=1e-5, atol=1e-6)  # a transformer runs as one function in float
     sim.fallback("*")
     half = sim(x)
-    assert 0 < (half - expected).abs().max() < (quantized - expected).abs().max() / 8
+    assert 0 < (half - expected).square().mean() < (quantized - expected).square().mean() / 16
     sim.train()
     sim(x).square().sum().backward()
     assert all(p.grad.isfinite().all() for p in sim.model.parameters())
