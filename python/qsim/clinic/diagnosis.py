@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
 from qsim.clinic.finding import SEVERITIES, Finding
@@ -117,10 +115,7 @@ class Diagnosis:
         """
         from qsim.report.pages import diagnosis_page
 
-        target = Path(path)
-        unfinished = target.with_name(f".{target.name}.{os.getpid()}")
-        diagnosis_page(self).write(unfinished)
-        os.replace(unfinished, target)
+        diagnosis_page(self).write(path)
 
 
 def ordered(findings: Sequence[Finding], order: Mapping[str, int]) -> tuple[Finding, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import io
 from collections.abc import Callable
 from os import PathLike
 from pathlib import Path
@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
+
+from qsim.files.atomic import write_atomically
 
 Fails = Callable[[Any], bool]
 _RUNS = 64  # executions spent on zeros
@@ -77,7 +79,6 @@ def _tried(batch: Any, fails: Fails) -> bool:
 
 def save(batch: Any, path: str | PathLike[str]) -> None:
     """Write tensors so that ``torch.load(path, weights_only=True)`` reads them."""
-    target = Path(path)
-    unfinished = target.with_name(f".{target.name}.{os.getpid()}")
-    torch.save(tree_map_only(Tensor, lambda t: t.detach().cpu(), batch), unfinished)
-    os.replace(unfinished, target)
+    held = io.BytesIO()
+    torch.save(tree_map_only(Tensor, lambda t: t.detach().cpu(), batch), held)
+    write_atomically(Path(path), held.getvalue())

@@ -10,6 +10,8 @@ from os import PathLike
 from pathlib import Path
 from string import Template
 
+from qsim.files.atomic import write_atomically
+
 _HERE = Path(__file__).parent
 
 
@@ -42,8 +44,8 @@ class Page:
         )
 
     def write(self, path: str | PathLike[str]) -> None:
-        """Write the document to a file."""
-        Path(path).write_text(self.html(), encoding="utf-8", newline="\n")
+        """Write the document to a file, whole or not at all."""
+        write_atomically(Path(path), self.html().encode())
 
 
 def _digest(text: str) -> str:
