@@ -80,7 +80,7 @@ class Transformer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.patches(x).flatten(2).transpose(1, 2)
-        x = torch.cat([self.token.expand(len(x), -1, -1), x], 1)
+        x = torch.cat([self.token.expand(x.shape[0], -1, -1), x], 1)
         q, k, v = self.qkv(self.norm1(x)).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
         weights = F.softmax(q @ k.transpose(-1, -2) * 0.5, -1)
         x = x + self.proj((weights @ v).transpose(1, 2).flatten(2))

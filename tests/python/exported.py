@@ -9,6 +9,7 @@ import onnx
 import onnxruntime
 import torch
 import torch.nn.functional as F
+from blocks import Transformer
 from models import seeded
 from torch import Tensor, nn
 
@@ -46,26 +47,6 @@ class Perceptron(nn.Module):
         return self.down(F.relu(self.up(x)))
 
 
-class Attention(nn.Module):
-    """Attention with two heads and a perceptron, each behind a LayerNorm and added to its input; tokens with a class token."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.patches = nn.Conv2d(3, 8, 4, stride=4)
-        self.token = nn.Parameter(torch.randn(1, 1, 8))
-        self.norm1, self.norm2 = nn.LayerNorm(8), nn.LayerNorm(8)
-        self.qkv, self.proj = nn.Linear(8, 24), nn.Linear(8, 8)
-        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.patches(x).flatten(2).transpose(1, 2)
-        x = torch.cat([self.token.expand(x.shape[0], -1, -1), x], 1)
-        q, k, v = self.qkv(self.norm1(x)).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
-        weights = F.softmax(q @ k.transpose(-1, -2) * 0.5, -1)
-        x = x + self.proj((weights @ v).transpose(1, 2).flatten(2))
-        return x + self.down(F.gelu(self.up(self.norm2(x))))
-
-
 class Recurrent(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -91,7 +72,7 @@ def tokens(n: int) -> Tensor:
 NETWORKS = {
     "vision": (Vision, images, 20),
     "perceptron": (Perceptron, vectors, 420),
-    "attention": (Attention, images, 260),
+    "attention": (Transformer, images, 260),
     "recurrent": (Recurrent, tokens, 340),
 }
 

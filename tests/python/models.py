@@ -30,6 +30,17 @@ class Forward(nn.Module):
         return self.run(self, *args, **kwargs)
 
 
+class Calls(nn.Module):
+    """A model that is one expression."""
+
+    def __init__(self, function) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: Tensor) -> Tensor:
+        return self.function(*args)
+
+
 def trained(model: nn.Module, dtype: torch.dtype = torch.float32) -> nn.Module:
     """In eval mode, with statistics and affine parameters (of both signs) as a training could leave them."""
     for m in model.modules():

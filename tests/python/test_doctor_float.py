@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from models import Calls
 from torch import Tensor, nn
 
 import qsim
@@ -16,15 +17,6 @@ def examine(model, *batches, target="float32", **options):
 
 def codes(diagnosis):
     return [(finding.code, finding.op) for finding in diagnosis.findings]
-
-
-class Calls(nn.Module):
-    def __init__(self, function) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args: Tensor) -> Tensor:
-        return self.function(*args)
 
 
 class Ratio(nn.Module):

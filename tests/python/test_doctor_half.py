@@ -8,23 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from models import trained
+from models import Calls, trained
 from torch import Tensor, nn
 
 import qsim
 
 LOWEST = torch.finfo(torch.float32).min
-
-
-class Calls(nn.Module):
-    """A model that is one expression."""
-
-    def __init__(self, function) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args: Tensor) -> Tensor:
-        return self.function(*args)
 
 
 def examine(model, *batches, target="tensorrt-fp16", **options):

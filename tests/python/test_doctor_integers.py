@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 import torch
+from models import Calls
 from torch import Tensor, nn
 
 import qsim
@@ -16,15 +17,6 @@ INT8 = "onnxruntime-int8"
 
 def noise(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
-class Calls(nn.Module):
-    def __init__(self, function) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args: Tensor) -> Tensor:
-        return self.function(*args)
 
 
 def examine(model, *batches, target=INT8, **options):

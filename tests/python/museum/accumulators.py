@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import torch
+from models import Calls
 from torch import nn
 
-from museum.exhibit import COREML, Calls, Case, exhibit, noise
+from museum.exhibit import COREML, Case, exhibit, noise
 
 
 @exhibit("QS011", "logsumexp", COREML)

@@ -46,16 +46,5 @@ def exhibit(code: str, op: str, target: str = FP16) -> Callable[[Callable[[], Ca
     return register
 
 
-class Calls(nn.Module):
-    """A model that is one expression."""
-
-    def __init__(self, function: Callable[..., Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args: Tensor) -> Tensor:
-        return self.function(*args)
-
-
 def noise(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import torch
+from models import Calls
 from torch import Tensor, nn
 
-from museum.exhibit import INT8, Calls, Case, exhibit, noise
+from museum.exhibit import INT8, Case, exhibit, noise
 
 
 @exhibit("QS001", "1.div", INT8)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import torch
+from models import Calls
 from torch import Tensor, nn
 
-from museum.exhibit import Calls, Case, exhibit, noise
+from museum.exhibit import Case, exhibit, noise
 
 
 class Head(nn.Module):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 
 import torch
+from models import Calls
 from torch import Tensor, nn
 
-from museum.exhibit import INT8, Calls, Case, exhibit, noise
+from museum.exhibit import INT8, Case, exhibit, noise
 from qsim.clinic.targets import TARGETS
 
 X = noise(32, 3, 8, 8)

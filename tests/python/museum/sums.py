@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import torch
+from models import Calls
 from torch import Tensor
 
-from museum.exhibit import Calls, Case, exhibit, noise
+from museum.exhibit import Case, exhibit, noise
 
 
 @exhibit("QS010", "cumsum_2")
