@@ -1,7 +1,7 @@
 # make demo    set everything up in .venv, install qsim, run the main example
 # make test    set everything up, then lint, build, and run all tests (C++, Python, CUDA compile check where nvcc is)
 # make bench   the benchmarks: ratios in one process, out/bench.json and its plot; five minutes
-# make fuzz    a million inputs for each libFuzzer target; FUZZ_INPUTS=... for another number
+# make fuzz    a million inputs for each libFuzzer target, a million calls of operators (FUZZ_INPUTS=...), 20,000 programs (FUZZ_PROGRAMS=...)
 # Wants python3 (3.10 or newer), g++ and make; the rest is installed into .venv.
 PYTHON ?= python3
 QSIM_TORCH ?= torch==2.13.0
@@ -12,12 +12,12 @@ NVCC := $(shell command -v nvcc || ls /usr/local/cuda*/bin/nvcc 2>/dev/null | ta
 # Two workers: more only compete for the memory bandwidth that the kernels use. One thread each: more spin while they wait for a core.
 PYTEST := OMP_NUM_THREADS=1 PYTHONPATH=python $(BIN)/python -m pytest -n 2
 
-.PHONY: demo test lint build test-cpp test-python audit sanitize fuzz bench format clean
+.PHONY: demo test lint build test-cpp test-python audit compile-cuda sanitize fuzz bench format clean
 
 demo: $(VENV)/installed
 	$(BIN)/python examples/digits_qat.py --output out
 
-test: lint test-cpp audit sanitize test-python
+test: lint test-cpp audit compile-cuda sanitize test-python
 
 lint: build  # the type checker wants the generated _build_info.py
 	$(BIN)/ruff check .
@@ -34,14 +34,21 @@ test-cpp: build
 
 audit: build
 	scripts/audit_levels.sh build/dev
+	scripts/audit_exports.sh build/dev/csrc/libqsim_ops*.so
 	$(if $(NVCC),scripts/audit_cuda_symbols.sh build/dev/csrc/libqsim_ops_cuda.so,@echo "skipped: no nvcc, CUDA sources not compiled")
+
+# The build compiles for the architectures that are tuned; these are the oldest and the newest. All: scripts/compile_cuda.sh
+compile-cuda:
+	$(if $(NVCC),NVCC=$(NVCC) scripts/compile_cuda.sh 75 120,@echo "skipped: no nvcc, CUDA sources not compiled")
 
 sanitize: build
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/sanitize.sh
 
-fuzz: $(VENV)/tools
+fuzz: build
 	scripts/require_clang.sh
+	OMP_NUM_THREADS=1 PYTHONPATH=python:. $(BIN)/python -m tests.fuzz.programs --as-it-is --jobs 2 --count $(or $(FUZZ_PROGRAMS),20000)
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/fuzz.sh $(or $(FUZZ_INPUTS),1000000)
+	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/fuzz_operators.sh $(or $(FUZZ_INPUTS),1000000)
 
 test-python: build
 	$(PYTEST)

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <tuple>
 
+#include "described.h"
 #include "qsim/choose_qparams.h"
 
 namespace qsim {
@@ -18,15 +19,19 @@ inline QuantGrid quant_grid(std::int64_t quant_min, std::int64_t quant_max, bool
   return {static_cast<std::int32_t>(quant_min), static_cast<std::int32_t>(quant_max), symmetric};
 }
 
+inline void check_min_scale(double min_scale) {
+  TORCH_CHECK_VALUE(min_scale >= 0, "qsim::choose_qparams: min_scale is ", min_scale, "; expected 0 or more");
+}
+
 inline std::tuple<at::Tensor, at::Tensor> empty_qparams(const at::Tensor& min, const at::Tensor& max) {
+  const at::ScalarType type = min.scalar_type();
+  TORCH_CHECK_TYPE(type == max.scalar_type() && (type == at::kFloat || type == at::kDouble),
+                   "qsim::choose_qparams: min is ", described(type), " and max ", described(max.scalar_type()),
+                   "; expected both float32 or both float64");
   TORCH_CHECK_VALUE(min.sizes() == max.sizes(), "qsim::choose_qparams: min has shape ", min.sizes(), " and max ",
                     max.sizes(), "; expected the same shape");
-  TORCH_CHECK_TYPE(
-      min.scalar_type() == max.scalar_type() && (min.scalar_type() == at::kFloat || min.scalar_type() == at::kDouble),
-      "qsim::choose_qparams: min is ", min.scalar_type(), " and max ", max.scalar_type(),
-      "; expected both float32 or both float64");
   TORCH_CHECK_VALUE(min.device() == max.device(), "qsim::choose_qparams: min is on ", min.device(), " and max on ",
-                    max.device());
+                    max.device(), "; expected one device");
   const auto contiguous = at::MemoryFormat::Contiguous;
   return {at::empty_like(min, min.options(), contiguous),
           at::empty_like(min, min.options().dtype(at::kInt), contiguous)};

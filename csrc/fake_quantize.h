@@ -6,12 +6,15 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <c10/core/ScalarType.h>
+#include <c10/core/SymIntArrayRef.h>
 
 #include <cstdint>
 #include <optional>
 #include <string_view>
 
+#include "described.h"
 #include "element.h"
+#include "memory.h"
 #include "qsim/fake_quantize.h"
 
 namespace qsim {
@@ -49,11 +52,11 @@ inline void check_devices(const char* op, const at::Tensor& x, const at::Tensor&
 inline void check_tensors(const char* op, const at::Tensor& x, const at::Tensor& scale, const at::Tensor& zero_point) {
   const at::ScalarType type = x.scalar_type(), expected = type == at::kDouble ? at::kDouble : at::kFloat;
   TORCH_CHECK_TYPE(type == at::kFloat || type == at::kDouble || type == at::kHalf || type == at::kBFloat16, op,
-                   ": x is ", type, "; expected float16, bfloat16, float32 or float64");
-  TORCH_CHECK_TYPE(scale.scalar_type() == expected, op, ": scale is ", scale.scalar_type(), "; expected ", expected,
-                   " for x of ", type);
+                   ": x is ", described(type), "; expected float16, bfloat16, float32 or float64");
+  TORCH_CHECK_TYPE(scale.scalar_type() == expected, op, ": scale is ", described(scale.scalar_type()), "; expected ",
+                   expected, " for x of ", type);
   TORCH_CHECK_TYPE(zero_point.scalar_type() == at::kInt || zero_point.scalar_type() == expected, op, ": zero_point is ",
-                   zero_point.scalar_type(), "; expected Int, or ", expected, " when it is learned");
+                   described(zero_point.scalar_type()), "; expected Int, or ", expected, " when it is learned");
   check_devices(op, x, scale, zero_point);
 }
 
@@ -82,7 +85,7 @@ inline void check_shapes(const char* op, const at::Tensor& x, const at::Tensor& 
   bool matches = scale.dim() == x.dim();
   for (std::int64_t i = 0; matches && i < x.dim(); ++i) {
     const c10::SymInt length = x.sym_size(i);
-    matches = scale.sym_size(i) == (i == axis ? (length + (block - 1)) / block : length);
+    matches = scale.sym_size(i) == (i == axis ? blocks_in(length, block) : length);
   }
   TORCH_CHECK_VALUE(matches, op, ": scale has shape ", scale.sym_sizes(), "; expected the shape of x, ", x.sym_sizes(),
                     ", with ceil(", x.sym_size(axis), " / ", block, ") along axis ", axis);
@@ -101,26 +104,42 @@ inline FakeQuantizeOptions check_fake_quantize(const at::Tensor& x, const at::Te
   return options;
 }
 
+inline bool same_kind(const at::Tensor& a, const at::Tensor& b) {
+  return a.scalar_type() == b.scalar_type() && a.sym_sizes() == b.sym_sizes() && a.device() == b.device();
+}
+
 inline void check_out(const char* op, const at::Tensor& x, const at::Tensor& out) {
-  TORCH_CHECK_VALUE(
-      out.sym_sizes() == x.sym_sizes() && out.scalar_type() == x.scalar_type() && out.device() == x.device(), op,
-      ": out is ", out.scalar_type(), " of shape ", out.sym_sizes(), " on ", out.device(), "; expected ",
-      x.scalar_type(), " of shape ", x.sym_sizes(), " on ", x.device(), ", as x");
+  TORCH_CHECK_VALUE(same_kind(out, x), op, ": out is ", described(out), "; expected ", described(x), ", as x");
 }
 
 inline void check_grad(const at::Tensor& grad, const at::Tensor& x) {
-  TORCH_CHECK_VALUE(
-      grad.sym_sizes() == x.sym_sizes() && grad.scalar_type() == x.scalar_type() && grad.device() == x.device(),
-      "qsim::fake_quantize backward: grad is ", grad.scalar_type(), " of shape ", grad.sym_sizes(), " on ",
-      grad.device(), "; expected ", x.scalar_type(), " of shape ", x.sym_sizes(), " on ", x.device());
+  TORCH_CHECK_VALUE(same_kind(grad, x), "qsim::fake_quantize backward: grad is ", described(grad), "; expected ",
+                    described(x), ", as x");
 }
 
-inline void check_mask(const at::Tensor& grad, const at::Tensor& mask) {
+// Symbolic sizes and strides are not asked: that would guard on them, and the kernel that runs checks again.
+inline bool may_fill_memory(c10::SymIntArrayRef sizes, c10::SymIntArrayRef strides) {
+  const auto known_sizes = c10::asIntArrayRefSlowOpt(sizes), known_strides = c10::asIntArrayRefSlowOpt(strides);
+  return known_sizes && known_strides ? fills_memory(*known_sizes, *known_strides) : sizes.size() == strides.size();
+}
+
+// strides: those of y, where the caller knows them.
+inline void check_mask(const at::Tensor& grad, const at::Tensor& mask, at::OptionalSymIntArrayRef strides) {
+  const char* op = "qsim::fake_quantize_mask_backward";
+  const at::ScalarType type = grad.scalar_type();
+  TORCH_CHECK_TYPE(type == at::kFloat || type == at::kDouble || type == at::kHalf || type == at::kBFloat16, op,
+                   ": grad is ", described(grad), "; expected float16, bfloat16, float32 or float64");
   TORCH_CHECK_VALUE(mask.scalar_type() == at::kByte && mask.dim() == 1 && mask.device() == grad.device() &&
                         mask.sym_numel() == (grad.sym_numel() + 7) / 8,
-                    "qsim::fake_quantize_mask_backward: mask is ", mask.scalar_type(), " of shape ", mask.sym_sizes(),
-                    " on ", mask.device(), "; expected uint8 with one bit per element of grad with shape ",
-                    grad.sym_sizes(), " on ", grad.device());
+                    op, ": mask is ", described(mask), "; expected Byte of shape [", (grad.sym_numel() + 7) / 8,
+                    "] on ", grad.device(), ", one bit per element of grad with shape ", grad.sym_sizes());
+  TORCH_CHECK_VALUE(!strides || may_fill_memory(grad.sym_sizes(), *strides), op, ": strides are ", *strides,
+                    "; expected those of a dense tensor of shape ", grad.sym_sizes(),
+                    ", in whose memory the mask was made");
+}
+
+inline void check_mask(const at::Tensor& grad, const at::Tensor& mask, at::OptionalIntArrayRef strides) {
+  check_mask(grad, mask, strides ? at::OptionalSymIntArrayRef(c10::fromIntArrayRefSlow(*strides)) : std::nullopt);
 }
 
 inline at::Tensor empty_mask(const at::Tensor& x) {

@@ -12,6 +12,7 @@
 
 #include "elementwise.h"
 #include "fake_quantize.h"
+#include "memory.h"
 
 namespace qsim {
 
@@ -27,6 +28,11 @@ struct FakeQuantizeOperators {
     };
   }
 
+  static void check_result(const Tensor& x, const Tensor& result, const Tensor& scale, const Tensor& zero_point) {
+    const NamedTensor written{x.is_same(result) ? "x" : "out", result};
+    check_memory("qsim::fake_quantize", {written}, {{"scale", scale}, {"zero_point", zero_point}});
+  }
+
   static Tensor plain(const Tensor& x, const Tensor& scale, const Tensor& zero_point, std::int64_t quant_min,
                       std::int64_t quant_max, Axis axis, Axis block_size, std::string_view rounding, double) {
     const auto options = check_fake_quantize(x, scale, zero_point, quant_min, quant_max, axis, block_size, rounding);
@@ -38,6 +44,7 @@ struct FakeQuantizeOperators {
                      Tensor& result) {
     const auto options = check_fake_quantize(x, scale, zero_point, quant_min, quant_max, axis, block_size, rounding);
     check_out("qsim::fake_quantize", x, result);
+    check_result(x, result, scale, zero_point);
     into(x, result, Device::empty, runner(Tensor(), scale, zero_point, options));
     return result;
   }
@@ -59,6 +66,7 @@ struct FakeQuantizeOperators {
   static Tensor with_mask_in_place(Tensor& x, const Tensor& scale, const Tensor& zero_point, std::int64_t quant_min,
                                    std::int64_t quant_max, Axis axis, Axis block_size, std::string_view rounding) {
     const auto options = check_fake_quantize(x, scale, zero_point, quant_min, quant_max, axis, block_size, rounding);
+    check_result(x, x, scale, zero_point);
     const Tensor mask = empty_mask(x);
     into(x, x, Device::empty, runner(mask, scale, zero_point, options));
     return mask;

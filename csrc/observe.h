@@ -3,10 +3,13 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 
+#include "described.h"
 #include "element.h"
+#include "memory.h"
 #include "qsim/finite_range.h"
 #include "qsim/observe.h"
 
@@ -15,7 +18,8 @@ namespace qsim {
 // Called with sizes that may be symbolic.
 inline void check_state(const at::Tensor& x, const char* name, const at::Tensor& state, at::ScalarType dtype,
                         c10::SymIntArrayRef shape) {
-  TORCH_CHECK_TYPE(state.scalar_type() == dtype, "qsim: ", name, " is ", state.scalar_type(), "; expected ", dtype);
+  TORCH_CHECK_TYPE(state.scalar_type() == dtype, "qsim: ", name, " is ", described(state.scalar_type()), "; expected ",
+                   dtype);
   TORCH_CHECK_VALUE(state.sym_sizes() == shape, "qsim: ", name, " has shape ", state.sym_sizes(), "; expected ", shape,
                     " for x of shape ", x.sym_sizes());
   TORCH_CHECK_VALUE(state.is_contiguous(), "qsim: ", name,
@@ -37,7 +41,7 @@ inline void check_range_state(const at::Tensor& x, const at::Tensor& lowest, con
     const auto sizes = x.sym_sizes();
     if (block_size) {
       shape.assign(sizes.begin(), sizes.end());
-      shape[a] = (sizes[a] + (*block_size - 1)) / *block_size;
+      shape[a] = blocks_in(sizes[a], *block_size);
     } else {
       shape.push_back(sizes[a]);
     }
@@ -47,9 +51,22 @@ inline void check_range_state(const at::Tensor& x, const at::Tensor& lowest, con
   check_state(x, "counts", counts, at::kLong, c10::SymInt(4));
 }
 
-inline void check_sketch(const at::Tensor& x, const at::Tensor& sketch, const at::Tensor& low_bits) {
+inline void check_observe_range(const at::Tensor& x, const at::Tensor& lowest, const at::Tensor& highest,
+                                const at::Tensor& counts, std::optional<std::int64_t> axis,
+                                std::optional<std::int64_t> block_size) {
+  check_range_state(x, lowest, highest, counts, axis, block_size);
+  check_memory("qsim::observe_range_", {{"lowest", lowest}, {"highest", highest}, {"counts", counts}}, {{"x", x}});
+}
+
+inline void check_observe(const at::Tensor& x, const at::Tensor& lowest, const at::Tensor& highest,
+                          const at::Tensor& counts, const at::Tensor& sketch, const at::Tensor& low_bits) {
+  check_range_state(x, lowest, highest, counts, {}, {});
   check_state(x, "sketch", sketch, at::kLong, c10::SymInt(kSketchBins));
   check_state(x, "low_bits", low_bits, at::kInt, {});
+  check_memory(
+      "qsim::observe_",
+      {{"lowest", lowest}, {"highest", highest}, {"counts", counts}, {"sketch", sketch}, {"low_bits", low_bits}},
+      {{"x", x}});
 }
 
 // x in memory order is [outer, ranges, inner]; with `block`, the middle axis is cut into blocks and each inner position
@@ -71,7 +88,7 @@ inline RangeLayout range_layout(const at::Tensor& x, std::optional<std::int64_t>
   }
   const std::int64_t inner = c10::multiply_integers(x.sizes().begin() + a + 1, x.sizes().end());
   if (inner == 1 && size % *block_size == 0) return {1, x.numel() / *block_size, *block_size};
-  return {x.numel() / (size * inner), size, inner, *block_size};
+  return {x.numel() / (size * inner), size, inner, std::min(*block_size, size)};
 }
 
 }  // namespace qsim

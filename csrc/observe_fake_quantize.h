@@ -9,6 +9,7 @@
 
 #include "choose_qparams.h"
 #include "fake_quantize.h"
+#include "memory.h"
 #include "observe.h"
 #include "qsim/observe_fake_quantize.h"
 
@@ -30,6 +31,10 @@ struct RunningCall {
     check_state(x, "zero_point", zero_point, at::kInt, lowest.sym_sizes());
     check_switch("observing", observing);
     check_switch("quantizing", quantizing);
+    check_memory(
+        "qsim::observe_fake_quantize",
+        {{"lowest", lowest}, {"highest", highest}, {"counts", counts}, {"scale", scale}, {"zero_point", zero_point}},
+        {{"x", x}, {"observing", observing}, {"quantizing", quantizing}});
     TORCH_CHECK_VALUE(averaging >= 0 && averaging <= 1, "qsim::observe_fake_quantize: averaging is ", averaging,
                       "; expected 0 .. 1, the weight of a batch");
     TORCH_CHECK_VALUE(min_scale >= 0, "qsim::observe_fake_quantize: min_scale is ", min_scale, "; expected 0 or more");
@@ -51,7 +56,8 @@ struct RunningCall {
  private:
   void check_switch(const char* name, const at::Tensor& on) const {
     TORCH_CHECK_TYPE(on.scalar_type() == at::kBool || on.scalar_type() == at::kByte,
-                     "qsim::observe_fake_quantize: ", name, " is ", on.scalar_type(), "; expected bool or uint8");
+                     "qsim::observe_fake_quantize: ", name, " is ", described(on.scalar_type()),
+                     "; expected bool or uint8");
     TORCH_CHECK_VALUE(on.sym_numel() == 1 && on.device() == x.device(), "qsim::observe_fake_quantize: ", name,
                       " has shape ", on.sym_sizes(), " on ", on.device(), "; expected one element on x's ", x.device());
   }

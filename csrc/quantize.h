@@ -48,7 +48,7 @@ inline at::ScalarType storage_type(std::int64_t quant_min, std::int64_t quant_ma
 }
 
 inline void check_integer_zero_point(const char* op, const at::Tensor& zero_point) {
-  TORCH_CHECK_TYPE(zero_point.scalar_type() == at::kInt, op, ": zero_point is ", zero_point.scalar_type(),
+  TORCH_CHECK_TYPE(zero_point.scalar_type() == at::kInt, op, ": zero_point is ", described(zero_point.scalar_type()),
                    "; expected Int: a learned zero point is rounded before its integers are stored");
 }
 
@@ -65,9 +65,9 @@ inline FakeQuantizeOptions check_dequantize(const at::Tensor& q, const at::Tenso
                                             std::optional<std::int64_t> axis, std::optional<std::int64_t> block_size) {
   const char* op = "qsim::dequantize";
   const auto integers = integer_type(q.scalar_type());
-  TORCH_CHECK_TYPE(integers, op, ": q is ", q.scalar_type(), "; expected int8, uint8, int16 or uint16");
+  TORCH_CHECK_TYPE(integers, op, ": q is ", described(q.scalar_type()), "; expected int8, uint8, int16 or uint16");
   TORCH_CHECK_TYPE(scale.scalar_type() == at::kFloat || scale.scalar_type() == at::kDouble, op, ": scale is ",
-                   scale.scalar_type(), "; expected float32 or float64");
+                   described(scale.scalar_type()), "; expected float32 or float64");
   check_integer_zero_point(op, zero_point);
   check_devices(op, q, scale, zero_point);
   if (axis) axis = wrapped_axis(q, *axis);

@@ -9,6 +9,7 @@
 
 #include "element.h"
 #include "fake_quantize.h"
+#include "memory.h"
 #include "observe.h"
 #include "qsim/round_to_format.h"
 
@@ -55,6 +56,8 @@ inline RoundToFormatOptions check_counted(const at::Tensor& x, std::string_view 
                                           const OptionalTensor& scale, OptionalInt axis, OptionalInt block_size) {
   check_state(x, "counts", counts, at::kLong, c10::SymInt(6));
   if (squares) check_state(x, "squares", *squares, at::kDouble, c10::SymInt(2));
+  check_memory("qsim::count_format_", {{"counts", counts}, {"squares", squares.value_or(at::Tensor())}},
+               {{"x", x}, {"scale", scale.value_or(at::Tensor())}});
   return check_round_to_format(x, format, saturate, scale, axis, block_size);
 }
 

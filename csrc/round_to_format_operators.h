@@ -14,6 +14,7 @@
 
 #include "elementwise.h"
 #include "fake_quantize_layout.h"
+#include "memory.h"
 #include "round_to_format.h"
 
 namespace qsim {
@@ -27,6 +28,11 @@ struct RoundToFormatOperators {
     return [mask, &options](const Tensor& x, const Tensor& y) { Device::round(x, y, mask, options); };
   }
 
+  static void check_result(const Tensor& x, const Tensor& result, const OptionalTensor& scale) {
+    const NamedTensor written{x.is_same(result) ? "x" : "out", result};
+    check_memory("qsim::round_to_format", {written}, {{"scale", scale.value_or(Tensor())}});
+  }
+
   static Tensor plain(const Tensor& x, std::string_view format, Saturate saturate, const OptionalTensor& scale,
                       OptionalInt axis, OptionalInt block_size) {
     const auto options = check_round_to_format(x, format, saturate, scale, axis, block_size);
@@ -37,6 +43,7 @@ struct RoundToFormatOperators {
                      OptionalInt axis, OptionalInt block_size, Tensor& result) {
     const auto options = check_round_to_format(x, format, saturate, scale, axis, block_size);
     check_out("qsim::round_to_format", x, result);
+    check_result(x, result, scale);
     into(x, result, Device::empty, runner(Tensor(), options));
     return result;
   }
@@ -56,6 +63,7 @@ struct RoundToFormatOperators {
   static Tensor with_mask_in_place(Tensor& x, std::string_view format, Saturate saturate, const OptionalTensor& scale,
                                    OptionalInt axis, OptionalInt block_size) {
     const auto options = check_round_to_format(x, format, saturate, scale, axis, block_size);
+    check_result(x, x, scale);
     const Tensor mask = empty_mask(x);
     into(x, x, Device::empty, runner(mask, options));
     return mask;

@@ -37,22 +37,22 @@ inline RangeSearch range_search(std::int64_t quant_min, std::int64_t quant_max, 
 inline std::tuple<at::Tensor, at::Tensor> empty_ranges(const at::Tensor& lowest, const at::Tensor& highest,
                                                        const at::Tensor& sketch,
                                                        const std::optional<at::Tensor>& low_bits) {
+  TORCH_CHECK_TYPE(
+      lowest.scalar_type() == at::kFloat && highest.scalar_type() == at::kFloat && sketch.scalar_type() == at::kLong,
+      "qsim::search_range: lowest is ", described(lowest.scalar_type()), ", highest ", described(highest.scalar_type()),
+      " and sketch ", described(sketch.scalar_type()), "; expected float32, float32 and int64");
   TORCH_CHECK_VALUE(lowest.dim() <= 1 && lowest.sizes() == highest.sizes(), "qsim::search_range: lowest has shape ",
                     lowest.sizes(), " and highest ", highest.sizes(), "; expected both [] or both [T]");
   TORCH_CHECK_VALUE(sketch.dim() == lowest.dim() + 1 && sketch.size(-1) == kSketchBins &&
                         (lowest.dim() == 0 || sketch.size(0) == lowest.size(0)),
                     "qsim::search_range: sketch has shape ", sketch.sizes(), "; expected lowest's shape ",
                     lowest.sizes(), " and ", kSketchBins, " bins");
-  TORCH_CHECK_TYPE(
-      lowest.scalar_type() == at::kFloat && highest.scalar_type() == at::kFloat && sketch.scalar_type() == at::kLong,
-      "qsim::search_range: lowest is ", lowest.scalar_type(), ", highest ", highest.scalar_type(), " and sketch ",
-      sketch.scalar_type(), "; expected float32, float32 and int64");
   TORCH_CHECK_VALUE(lowest.device() == highest.device() && lowest.device() == sketch.device(),
                     "qsim::search_range: lowest is on ", lowest.device(), ", highest on ", highest.device(),
                     " and sketch on ", sketch.device(), "; expected one device");
   if (low_bits) {
-    TORCH_CHECK_TYPE(low_bits->scalar_type() == at::kInt, "qsim::search_range: low_bits is ", low_bits->scalar_type(),
-                     "; expected int32");
+    TORCH_CHECK_TYPE(low_bits->scalar_type() == at::kInt, "qsim::search_range: low_bits is ",
+                     described(low_bits->scalar_type()), "; expected int32");
     TORCH_CHECK_VALUE(low_bits->sizes() == lowest.sizes() && low_bits->device() == lowest.device(),
                       "qsim::search_range: low_bits has shape ", low_bits->sizes(), " on ", low_bits->device(),
                       "; expected lowest's shape ", lowest.sizes(), " on ", lowest.device());

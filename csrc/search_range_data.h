@@ -19,8 +19,7 @@ namespace qsim {
 // The ranges' shape: [] for the whole tensor, [C] along an axis, x's with ceil(n / block_size) there for blocks.
 inline std::vector<std::int64_t> data_range_shape(const at::Tensor& x, std::optional<std::int64_t> axis,
                                                   std::optional<std::int64_t> block_size) {
-  TORCH_CHECK_TYPE(c10::isFloatingType(x.scalar_type()) && x.element_size() >= 2, "qsim::search_range_data: x is ",
-                   x.scalar_type(), "; expected float16, bfloat16, float32 or float64");
+  element_of(x);
   TORCH_CHECK_VALUE(axis || !block_size, "qsim::search_range_data: block_size ", block_size.value_or(0),
                     " needs the axis that the blocks lie along");
   if (!axis) return {};
@@ -29,7 +28,7 @@ inline std::vector<std::int64_t> data_range_shape(const at::Tensor& x, std::opti
   if (!block_size) return {x.size(dim)};
   TORCH_CHECK_VALUE(*block_size > 0, "qsim::search_range_data: block_size is ", *block_size, "; expected at least 1");
   std::vector<std::int64_t> shape = x.sizes().vec();
-  shape[dim] = (shape[dim] + *block_size - 1) / *block_size;
+  shape[dim] = blocks_in(shape[dim], *block_size);
   return shape;
 }
 

@@ -3,6 +3,6 @@
 # with PYTHONPATH=python. Arguments go to cmake, e.g. -DQSIM_CUDA=CHECK. Wants an environment with torch on PATH.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-cmake -S . -B build/dev -G Ninja -DQSIM_BUILD_TESTS=ON "-DPython_EXECUTABLE=$(command -v python)" "$@" >/dev/null
+cmake -S . -B build/dev -G Ninja -DQSIM_BUILD_TESTS=ON -DQSIM_WARNINGS_ARE_ERRORS=ON "-DPython_EXECUTABLE=$(command -v python)" "$@" >/dev/null
 cmake --build build/dev
 cmake --install build/dev --prefix python >/dev/null

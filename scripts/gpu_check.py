@@ -56,7 +56,9 @@ def found_nvcc() -> str | None:
 
 
 def has_catch2() -> bool:
-    return any(Path(prefix, "include/catch2/catch.hpp").exists() for prefix in ("/usr", "/usr/local"))
+    """Its CMake package: the header alone would have CMake download the rest."""
+    folders = ("lib/cmake", "lib64/cmake", "share", "share/cmake")
+    return any(Path(prefix, folder, "Catch2/Catch2Config.cmake").exists() for prefix in ("/usr", "/usr/local") for folder in folders)
 
 
 def device() -> tuple[dict[str, object], str | None]:
@@ -92,13 +94,15 @@ def plan(facts: dict[str, object], out: Path) -> list[tuple[str, list[str] | str
     configure = ["cmake", "-S", ".", "-B", str(BUILD), *generator, "-DQSIM_CUDA=ON", f"-DQSIM_BUILD_TESTS={'ON' if catch2 else 'OFF'}"]
     configure += [f"-DPython_EXECUTABLE={python}", f"-DCMAKE_CUDA_COMPILER={facts['nvcc']}"]
     configure += [f"-DCMAKE_CUDA_ARCHITECTURES={str(facts['capability']).replace('.', '')}"]
+    build = ["cmake", "--build", str(BUILD), "--parallel", str(os.cpu_count() or 2), "--target"]
     pytest = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "addopts="]
     sanitizer = shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path=str(Path(str(facts["nvcc"])).parent))
     steps: list[tuple[str, list[str] | str, float]] = [
         ("configure", configure, 60),
-        ("build", ["cmake", "--build", str(BUILD), "--parallel", str(os.cpu_count() or 2)], 240),
+        ("build", [*build, "qsim_ops", "qsim_ops_cuda"], 240),
         ("install", ["cmake", "--install", str(BUILD), "--prefix", "python"], 20),
-        ("tests: kernels", ["ctest", "--test-dir", str(BUILD), "--output-on-failure", "-R", "device"] if catch2 else "no Catch2", 60),
+        ("build: tests of kernels", [*build, "device_tests"] if catch2 else "no Catch2", 120),
+        ("tests: kernels", ["ctest", "--test-dir", str(BUILD), "--output-on-failure", "-R", "device$"] if catch2 else "no Catch2", 60),
         ("tests: operators", [*pytest, "tests/python/test_cuda.py"], 180),
         ("tests: streams and graphs", [*pytest, "tests/python/test_cuda_streams.py"], 90),
     ]

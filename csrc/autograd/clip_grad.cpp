@@ -39,18 +39,22 @@ void check_no_graph(at::TensorList grads) {
 Sums clip_grad_versioned(at::TensorList grads, double max_norm, double norm_type, std::string_view nonfinite) {
   static const auto op = operation<decltype(clip_grad_versioned)>("qsim::clip_grad_");
   check_no_graph(grads);
-  bump_versions(grads);
+  check_versions(grads);
   const at::AutoDispatchBelowADInplaceOrView below;
-  return op.call(grads, max_norm, norm_type, nonfinite);
+  Sums sums = op.call(grads, max_norm, norm_type, nonfinite);
+  bump_versions(grads);
+  return sums;
 }
 
 at::Tensor scale_grad_versioned(at::TensorList grads, const at::Tensor& powers, const at::Tensor& counts,
                                 double max_norm, double norm_type, std::string_view nonfinite) {
   static const auto op = operation<decltype(scale_grad_versioned)>("qsim::scale_grad_");
   check_no_graph(grads);
-  bump_versions(grads);
+  check_versions(grads);
   const at::AutoDispatchBelowADInplaceOrView below;
-  return op.call(grads, powers, counts, max_norm, norm_type, nonfinite);
+  at::Tensor norm = op.call(grads, powers, counts, max_norm, norm_type, nonfinite);
+  bump_versions(grads);
+  return norm;
 }
 
 }  // namespace

@@ -8,6 +8,9 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
+#include "autograd/mask_layout.h"
+#include "autograd/version.h"
+
 namespace qsim {
 namespace {
 
@@ -109,6 +112,7 @@ Saved what_to_save(const Tensor& x, const Tensor& scale, const Tensor& zero_poin
   return x.is_leaf() ? kElements : kMask;
 }
 
+// y: laid out as the mask's bits are.
 void save_mask(AutogradContext* ctx, const Tensor& mask, const Tensor& y) {
   ctx->saved_data["saved"] = static_cast<std::int64_t>(kMask);
   ctx->saved_data["strides"] = y.sym_strides();
@@ -175,7 +179,7 @@ class FakeQuantizeInPlace : public torch::autograd::Function<FakeQuantizeInPlace
       save_elements(ctx, kElementsToLearn, x.clone(), scale, zero_point, options);
       forward_(x, scale, zero_point, options);
     } else {
-      save_mask(ctx, with_mask_(x, scale, zero_point, options), x);
+      save_mask(ctx, with_mask_(x, scale, zero_point, options), mask_layout(x));
     }
     return x;
   }
@@ -306,8 +310,8 @@ TORCH_LIBRARY_IMPL(qsim, Autograd, m) {
 }
 
 TORCH_LIBRARY_IMPL(qsim, ADInplaceOrView, m) {  // version counters, also in inference mode
-  m.impl("fake_quantize.out", torch::autograd::autogradNotImplementedInplaceOrViewFallback());
-  m.impl("fake_quantize_", torch::autograd::autogradNotImplementedInplaceOrViewFallback());
-  m.impl("fake_quantize_with_mask_", torch::autograd::autogradNotImplementedInplaceOrViewFallback());
+  m.impl("fake_quantize.out", torch::CppFunction::makeFromBoxedFunction<&versioned>());
+  m.impl("fake_quantize_", torch::CppFunction::makeFromBoxedFunction<&versioned>());
+  m.impl("fake_quantize_with_mask_", torch::CppFunction::makeFromBoxedFunction<&versioned>());
 }
 }  // namespace qsim

@@ -11,11 +11,12 @@ void observe_versioned(const at::Tensor& x, const at::Tensor& lowest, const at::
                        const at::Tensor& counts, const at::Tensor& sketch, const at::Tensor& low_bits) {
   static const auto op =
       c10::Dispatcher::singleton().findSchemaOrThrow("qsim::observe_", "").typed<decltype(observe_versioned)>();
+  check_versions(lowest, highest, counts, sketch, low_bits);
   {
     const at::AutoDispatchBelowADInplaceOrView below;
     op.call(x, lowest, highest, counts, sketch, low_bits);
   }
-  bump_versions({lowest, highest, counts, sketch, low_bits});
+  bump_versions(lowest, highest, counts, sketch, low_bits);
 }
 
 }  // namespace

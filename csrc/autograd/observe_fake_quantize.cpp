@@ -64,8 +64,9 @@ Tensor differentiable(const RunningCall& call) {
 // Every kernel below writes the state, so its tensors get new versions.
 template <class Result>
 Result versioned(const char* name, const RunningCall& call) {
+  check_versions(call.lowest, call.highest, call.counts, call.scale, call.zero_point);
   Result result = dispatch<at::AutoDispatchBelowADInplaceOrView, Result>(name, call);
-  bump_versions({call.lowest, call.highest, call.counts, call.scale, call.zero_point});
+  bump_versions(call.lowest, call.highest, call.counts, call.scale, call.zero_point);
   return result;
 }
 

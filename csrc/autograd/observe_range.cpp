@@ -13,11 +13,12 @@ void observe_range_versioned(const at::Tensor& x, const at::Tensor& lowest, cons
   static const auto op = c10::Dispatcher::singleton()
                              .findSchemaOrThrow("qsim::observe_range_", "")
                              .typed<decltype(observe_range_versioned)>();
+  check_versions(lowest, highest, counts);
   {
     const at::AutoDispatchBelowADInplaceOrView below;
     op.call(x, lowest, highest, counts, axis, block_size);
   }
-  bump_versions({lowest, highest, counts});
+  bump_versions(lowest, highest, counts);
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 
 #include <string>
 
+#include "autograd/mask_layout.h"
 #include "autograd/version.h"
 
 namespace qsim {
@@ -79,7 +80,7 @@ class RoundToFormatInPlace : public torch::autograd::Function<RoundToFormatInPla
     static const auto call = op<WithMaskInPlace>("qsim::round_to_format_with_mask_");
     const at::AutoDispatchBelowAutograd guard;
     ctx->mark_dirty({x});
-    save_mask(ctx, call.call(x, format, saturate, scale, axis, block_size), x);
+    save_mask(ctx, call.call(x, format, saturate, scale, axis, block_size), mask_layout(x));
     return x;
   }
 
@@ -147,15 +148,21 @@ Tensor counted_autograd(c10::DispatchKeySet keys, const Tensor& x, std::string_v
                          block_size);
 }
 
+void check_state(const Tensor& counts, const OptionalTensor& squares) {
+  check_version(counts);
+  if (squares) check_version(*squares);
+}
+
 void bump_state(const Tensor& counts, const OptionalTensor& squares) {
-  bump_versions({counts});
-  if (squares) bump_versions({*squares});
+  bump_version(counts);
+  if (squares) bump_version(*squares);
 }
 
 Tensor counted_versioned(c10::DispatchKeySet keys, const Tensor& x, std::string_view format, const Tensor& counts,
                          const OptionalTensor& squares, Saturate saturate, const OptionalTensor& scale,
                          OptionalInt axis, OptionalInt block_size) {
   static const auto call = op<Counted>("qsim::round_to_format_counted");
+  check_state(counts, squares);
   const at::AutoDispatchBelowADInplaceOrView below;
   const Tensor y = call.redispatch(keys & c10::after_ADInplaceOrView_keyset, x, format, counts, squares, saturate,
                                    scale, axis, block_size);
@@ -167,6 +174,7 @@ void count_versioned(c10::DispatchKeySet keys, const Tensor& x, std::string_view
                      const OptionalTensor& squares, Saturate saturate, const OptionalTensor& scale, OptionalInt axis,
                      OptionalInt block_size) {
   static const auto call = op<Count>("qsim::count_format_");
+  check_state(counts, squares);
   const at::AutoDispatchBelowADInplaceOrView below;
   call.redispatch(keys & c10::after_ADInplaceOrView_keyset, x, format, counts, squares, saturate, scale, axis,
                   block_size);
@@ -186,9 +194,9 @@ TORCH_LIBRARY_IMPL(qsim, Autograd, m) {
 }
 
 TORCH_LIBRARY_IMPL(qsim, ADInplaceOrView, m) {  // version counters, also in inference mode
-  m.impl("round_to_format.out", torch::autograd::autogradNotImplementedInplaceOrViewFallback());
-  m.impl("round_to_format_", torch::autograd::autogradNotImplementedInplaceOrViewFallback());
-  m.impl("round_to_format_with_mask_", torch::autograd::autogradNotImplementedInplaceOrViewFallback());
+  m.impl("round_to_format.out", torch::CppFunction::makeFromBoxedFunction<&versioned>());
+  m.impl("round_to_format_", torch::CppFunction::makeFromBoxedFunction<&versioned>());
+  m.impl("round_to_format_with_mask_", torch::CppFunction::makeFromBoxedFunction<&versioned>());
   m.impl("round_to_format_counted", counted_versioned);
   m.impl("count_format_", count_versioned);
 }

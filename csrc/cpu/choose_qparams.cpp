@@ -2,13 +2,17 @@
 
 #include <torch/library.h>
 
+#include "cpu/subnormals.h"
+
 namespace qsim {
 namespace {
 
 std::tuple<at::Tensor, at::Tensor> choose_qparams_cpu(const at::Tensor& min, const at::Tensor& max,
                                                       std::int64_t quant_min, std::int64_t quant_max, bool symmetric,
                                                       double min_scale) {
+  const KeepSubnormals guard;
   const QuantGrid grid = quant_grid(quant_min, quant_max, symmetric);
+  check_min_scale(min_scale);
   auto [scale, zero_point] = empty_qparams(min, max);
   const at::Tensor low = min.contiguous(), high = max.contiguous();
   const auto& kernels = cpu::choose_qparams_kernels();

@@ -1,15 +1,18 @@
 #include "clip_grad.h"
 
-#include <ATen/Parallel.h>
+#include <c10/util/MaybeOwned.h>
 #include <torch/library.h>
 
 #include <algorithm>
 #include <vector>
 
 #include "cpu/observe_state.h"
+#include "cpu/subnormals.h"
 
 namespace qsim {
 namespace {
+
+using DenseGrads = std::vector<c10::MaybeOwned<at::Tensor>>;
 
 struct Chunk {
   std::size_t grad;
@@ -19,14 +22,16 @@ struct Chunk {
 };
 
 // The gradients in pieces of kGradChunk, in order. `data` is written only by callers that own it.
-std::vector<Chunk> chunks_of(const std::vector<at::Tensor>& grads) {
+std::vector<Chunk> chunks_of(const DenseGrads& grads) {
   std::vector<Chunk> chunks;
+  chunks.reserve(grads.size());
   for (std::size_t g = 0; g < grads.size(); ++g) {
-    const std::int64_t n = grads[g].numel();
-    char* data = static_cast<char*>(grads[g].data_ptr());
+    const at::Tensor& grad = *grads[g];
+    const std::int64_t n = grad.numel();
+    char* data = static_cast<char*>(grad.data_ptr());
+    const int element = static_cast<int>(element_of(grad));
     for (std::int64_t i = 0; i < n; i += kGradChunk) {
-      chunks.push_back(
-          {g, data + i * grads[g].element_size(), std::min(kGradChunk, n - i), static_cast<int>(element_of(grads[g]))});
+      chunks.push_back({g, data + i * grad.element_size(), std::min(kGradChunk, n - i), element});
     }
   }
   return chunks;
@@ -37,20 +42,25 @@ void for_each(const std::vector<Chunk>& chunks, const F& f) {
   std::int64_t elements = 0;
   for (const Chunk& chunk : chunks) elements += chunk.elements;
   const auto n = static_cast<std::int64_t>(chunks.size());
-  at::parallel_for(0, n, elements > kGrain ? 1 : n, [&](std::int64_t begin, std::int64_t end) {
+  parallel_for(0, n, elements > kGrain ? 1 : n, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i) f(chunks[i], i);
   });
 }
 
-std::vector<at::Tensor> dense_grads(at::TensorList grads) {
-  std::vector<at::Tensor> found;
-  for (const at::Tensor& grad : grads) found.push_back(dense(grad));
+DenseGrads dense_grads(at::TensorList grads) {
+  DenseGrads found;
+  found.reserve(grads.size());
+  for (const at::Tensor& grad : grads) {
+    const bool is_dense = grad.is_non_overlapping_and_dense();
+    found.push_back(is_dense ? DenseGrads::value_type::borrowed(grad) : DenseGrads::value_type::owned(dense(grad)));
+  }
   return found;
 }
 
 std::tuple<at::Tensor, at::Tensor> grad_power_sum_cpu(at::TensorList grads, double norm_type) {
+  const KeepSubnormals guard;
   check_grads(grads, norm_type);
-  const std::vector<at::Tensor> sources = dense_grads(grads);
+  const DenseGrads sources = dense_grads(grads);
   const std::vector<Chunk> chunks = chunks_of(sources);
   const auto& kernels = cpu::clip_grad_kernels();
   std::vector<GradSum> sums(chunks.size());
@@ -88,6 +98,7 @@ GradSum joint(const at::Tensor& powers, const at::Tensor& counts, double norm_ty
 
 at::Tensor scale_grad_cpu(at::TensorList grads, const at::Tensor& powers, const at::Tensor& counts, double max_norm,
                           double norm_type, std::string_view nonfinite) {
+  const KeepSubnormals guard;
   check_grads(grads, norm_type);
   check_scaling(grads, powers, counts, max_norm);
   const GradScaling scaling = grad_scaling(joint(powers, counts, norm_type), norm_type, max_norm, policy_of(nonfinite));
@@ -100,14 +111,14 @@ at::Tensor scale_grad_cpu(at::TensorList grads, const at::Tensor& powers, const 
   if (scaling.action == GradScaling::clear) {
     for (const at::Tensor& grad : grads) grad.zero_();
   } else if (scaling.action != GradScaling::keep) {
-    const std::vector<at::Tensor> targets = dense_grads(grads);
+    const DenseGrads targets = dense_grads(grads);
     const auto& kernels = cpu::clip_grad_kernels();
     for_each(chunks_of(targets), [&](const Chunk& chunk, std::int64_t) {
       kernels.scale[chunk.element](chunk.data, chunk.elements, scaling.coefficient,
                                    scaling.action == GradScaling::scale_finite);
     });
     for (std::size_t g = 0; g < grads.size(); ++g) {
-      if (!targets[g].is_same(grads[g])) grads[g].copy_(targets[g]);
+      if (!targets[g]->is_same(grads[g])) grads[g].copy_(*targets[g]);
     }
   }
   return norm;

@@ -43,6 +43,7 @@ struct Cpu {
   static void run(const Tensor& x, const Tensor& y, const Tensor& mask, const Tensor& scale, const Tensor& zero_point,
                   const FakeQuantizeOptions& options) {
     if (x.numel() == 0) return;
+    const KeepSubnormals guard;
     if (mask.defined()) {
       run_with_mask(x, y, mask, scale, zero_point, options);
     } else {

@@ -15,7 +15,7 @@ using at::Tensor;
 using Axis = std::optional<std::int64_t>;
 
 Tensor mask_backward_cpu(const Tensor& grad, const Tensor& mask, at::OptionalIntArrayRef strides) {
-  check_mask(grad, mask);
+  check_mask(grad, mask, strides);
   const Tensor from = strides ? with_strides(grad, *strides) : dense(grad), bits = mask.contiguous();
   const Tensor dx = empty_result(from);
   const auto& kernels = cpu::fake_quantize_backward_kernels();
@@ -41,6 +41,7 @@ Tensor mask_backward_cpu(const Tensor& grad, const Tensor& mask, at::OptionalInt
 Tensor backward_cpu(const Tensor& grad, const Tensor& x, const Tensor& scale, const Tensor& zero_point,
                     std::int64_t quant_min, std::int64_t quant_max, Axis axis, Axis block_size,
                     std::string_view rounding) {
+  const KeepSubnormals guard;
   const auto options = check_fake_quantize(x, scale, zero_point, quant_min, quant_max, axis, block_size, rounding);
   check_grad(grad, x);
   const Tensor from = dense(x), gradient = with_strides(grad, from.strides()), dx = empty_result(from);
@@ -79,7 +80,7 @@ void sum_slices(std::int64_t parameters, std::int64_t segments, std::int64_t wid
   const std::int64_t count = segments * slices.per_segment, grain = std::max<std::int64_t>(1, kGrain / slices.length);
   if (slices.per_segment == 1 && parameters == segments * width) {  // the table repeats no parameter
     const std::int64_t batch = std::max<std::int64_t>(1, 512 / width);
-    at::parallel_for(0, count, grain, [&](std::int64_t begin, std::int64_t end) {
+    parallel_for(0, count, grain, [&](std::int64_t begin, std::int64_t end) {
       const SumBuffer buffer(batch * width, learns_zero_point);
       for (std::int64_t stop; begin < end; begin = stop) {
         stop = std::min(end, begin + batch);
@@ -90,8 +91,8 @@ void sum_slices(std::int64_t parameters, std::int64_t segments, std::int64_t wid
     return;
   }
   const SumBuffer buffer(count * width, learns_zero_point);
-  at::parallel_for(0, count, grain,
-                   [&](std::int64_t begin, std::int64_t end) { learn(begin, end, buffer.sums().from(begin * width)); });
+  parallel_for(0, count, grain,
+               [&](std::int64_t begin, std::int64_t end) { learn(begin, end, buffer.sums().from(begin * width)); });
   fold(buffer.sums(), 0, parameters);
 }
 
@@ -99,6 +100,7 @@ std::tuple<Tensor, Tensor, Tensor> learnable_backward_cpu(const Tensor& grad, co
                                                           const Tensor& zero_point, std::int64_t quant_min,
                                                           std::int64_t quant_max, Axis axis, Axis block_size,
                                                           std::string_view rounding, double grad_factor) {
+  const KeepSubnormals guard;
   const auto options = check_fake_quantize(x, scale, zero_point, quant_min, quant_max, axis, block_size, rounding);
   check_grad(grad, x);
   const Tensor from = dense(x), gradient = with_strides(grad, from.strides()), dx = empty_result(from);

@@ -1,11 +1,11 @@
 // The grids of a call as the CPU kernels read them, the choice of the kernel by dtype, and the split over threads.
 #pragma once
 
-#include <ATen/Parallel.h>
 #include <c10/util/SmallVector.h>
 
 #include <numeric>
 
+#include "cpu/subnormals.h"
 #include "fake_quantize_layout.h"
 
 namespace qsim {
@@ -158,8 +158,8 @@ class GridTable {
 template <class Run>
 void in_parallel(std::int64_t n, Run run) {
   constexpr std::int64_t kStep = 2048, kGrain = 16;
-  at::parallel_for(0, (n + kStep - 1) / kStep, kGrain,
-                   [&](std::int64_t begin, std::int64_t end) { run(begin * kStep, std::min(end * kStep, n)); });
+  parallel_for(0, (n + kStep - 1) / kStep, kGrain,
+               [&](std::int64_t begin, std::int64_t end) { run(begin * kStep, std::min(end * kStep, n)); });
 }
 
 }  // namespace qsim

@@ -1,6 +1,5 @@
 #include "observe.h"
 
-#include <ATen/Parallel.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -8,6 +7,7 @@
 #include <mutex>
 
 #include "cpu/observe_state.h"
+#include "cpu/subnormals.h"
 
 namespace qsim {
 namespace {
@@ -22,8 +22,8 @@ cpu::SketchScratch& scratch_of_this_thread() {
 
 void observe_cpu(const at::Tensor& x, const at::Tensor& lowest, const at::Tensor& highest, const at::Tensor& counts,
                  const at::Tensor& sketch, const at::Tensor& low_bits) {
-  check_range_state(x, lowest, highest, counts, {}, {});
-  check_sketch(x, sketch, low_bits);
+  const KeepSubnormals guard;
+  check_observe(x, lowest, highest, counts, sketch, low_bits);
   const at::Tensor source = dense(x);
   const std::int64_t n = source.numel();
   const auto& kernels = cpu::observe_kernels();
@@ -33,7 +33,7 @@ void observe_cpu(const at::Tensor& x, const at::Tensor& lowest, const at::Tensor
   FiniteRange range;
   NonFinite found;
   std::mutex merging;
-  at::parallel_for(0, n, 2 * kGrain, [&](std::int64_t begin, std::int64_t end) {
+  parallel_for(0, n, 2 * kGrain, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; i += cpu::SketchScratch::kMost) {
       const std::int64_t length = std::min(cpu::SketchScratch::kMost, end - i);
       const char* part = data + i * source.element_size();

@@ -4,10 +4,14 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/clone.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/full_like.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <tuple>
+
+#include "cpu/subnormals.h"
 
 namespace qsim {
 namespace {
@@ -40,10 +44,20 @@ bool begin(const RunningCall& call) {
   return *byte_of(call.quantizing) != 0;
 }
 
+// As RunningCall::grid_scale, but in this thread, which keeps subnormals.
+Tensor grid_scale(const RunningCall& call) {
+  if (call.x.scalar_type() != at::kDouble) return call.scale;
+  const Tensor wide = at::empty_like(call.scale, call.scale.options().dtype(at::kDouble));
+  const auto* from = call.scale.const_data_ptr<float>();
+  std::copy(from, from + wide.numel(), wide.mutable_data_ptr<double>());
+  return wide;
+}
+
 Tensor plain(const RunningCall& call) {
   static const auto forward = op<Forward>("qsim::fake_quantize");
+  const KeepSubnormals guard;
   if (!begin(call)) return at::clone(call.x);
-  return forward.call(call.x, call.grid_scale(), call.zero_point, call.quant_min, call.quant_max, call.axis,
+  return forward.call(call.x, grid_scale(call), call.zero_point, call.quant_min, call.quant_max, call.axis,
                       call.block_size, call.rounding, 1.0);
 }
 
@@ -56,8 +70,9 @@ Tensor full_mask(const Tensor& x) {
 
 std::tuple<Tensor, Tensor> with_mask(const RunningCall& call) {
   static const auto forward = op<WithMask>("qsim::fake_quantize_with_mask");
+  const KeepSubnormals guard;
   if (!begin(call)) return {at::clone(call.x), full_mask(call.x)};
-  return forward.call(call.x, call.grid_scale(), call.zero_point, call.quant_min, call.quant_max, call.axis,
+  return forward.call(call.x, grid_scale(call), call.zero_point, call.quant_min, call.quant_max, call.axis,
                       call.block_size, call.rounding);
 }
 

@@ -1,4 +1,3 @@
-#include <ATen/Parallel.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -6,6 +5,7 @@
 #include <vector>
 
 #include "cpu/observe_state.h"
+#include "cpu/subnormals.h"
 #include "observe.h"
 
 namespace qsim {
@@ -31,7 +31,7 @@ NonFinite observe_rows(const Observation& observe, RangeLayout layout) {
   const auto [outer, ranges, inner, block] = layout;
   NonFinite total;
   std::mutex merging;
-  at::parallel_for(
+  parallel_for(
       0, outer * ranges, grain(inner), [&, outer = outer, ranges = ranges, inner = inner](auto begin, auto end) {
         NonFinite counts;
         const bool own = outer > 1;
@@ -62,24 +62,25 @@ NonFinite observe_blocks(const Observation& observe, RangeLayout layout) {
   const std::int64_t blocks = (size + block - 1) / block;
   NonFinite total;
   std::mutex merging;
-  at::parallel_for(0, outer * blocks, grain(block * inner),
-                   [&, size = size, inner = inner, block = block](auto begin, auto end) {
-                     NonFinite counts;
-                     for (std::int64_t i = begin; i < end; ++i) {
-                       const std::int64_t first = i % blocks * block, length = std::min(block, size - first);
-                       observe((i / blocks * size + first) * inner, {length, inner, 1}, observe.lowest + i * inner,
-                               observe.highest + i * inner, counts);
-                     }
-                     const std::lock_guard lock(merging);
-                     total.merge(counts);
-                   });
+  parallel_for(0, outer * blocks, grain(block * inner),
+               [&, size = size, inner = inner, block = block](auto begin, auto end) {
+                 NonFinite counts;
+                 for (std::int64_t i = begin; i < end; ++i) {
+                   const std::int64_t first = i % blocks * block, length = std::min(block, size - first);
+                   observe((i / blocks * size + first) * inner, {length, inner, 1}, observe.lowest + i * inner,
+                           observe.highest + i * inner, counts);
+                 }
+                 const std::lock_guard lock(merging);
+                 total.merge(counts);
+               });
   return total;
 }
 
 void observe_range_cpu(const at::Tensor& x, const at::Tensor& lowest, const at::Tensor& highest,
                        const at::Tensor& counts, std::optional<std::int64_t> axis,
                        std::optional<std::int64_t> block_size) {
-  check_range_state(x, lowest, highest, counts, axis, block_size);
+  const KeepSubnormals guard;
+  check_observe_range(x, lowest, highest, counts, axis, block_size);
   if (x.numel() == 0) return;
   const at::Tensor source = block_size ? x.contiguous() : dense(x);
   const RangeLayout layout = range_layout(source, axis, block_size);

@@ -14,6 +14,7 @@ using Axis = std::optional<std::int64_t>;
 Tensor quantize_cpu(const Tensor& x, const Tensor& scale, const Tensor& zero_point, std::int64_t quant_min,
                     std::int64_t quant_max, Axis axis, Axis block_size, std::string_view rounding,
                     std::optional<at::ScalarType> dtype) {
+  const KeepSubnormals guard;
   const auto options = check_quantize(x, scale, zero_point, quant_min, quant_max, axis, block_size, rounding);
   const Tensor from = dense(x), q = empty_result(from, storage_type(quant_min, quant_max, dtype));
   if (x.numel() == 0) return q;
@@ -38,6 +39,7 @@ Tensor quantize_cpu(const Tensor& x, const Tensor& scale, const Tensor& zero_poi
 
 Tensor dequantize_cpu(const Tensor& q, const Tensor& scale, const Tensor& zero_point, Axis axis, Axis block_size,
                       std::optional<at::ScalarType> dtype) {
+  const KeepSubnormals guard;
   const auto options = check_dequantize(q, scale, zero_point, axis, block_size);
   const Tensor from = dense(q), y = empty_result(from, result_type(scale, dtype));
   if (q.numel() == 0) return y;

@@ -1,5 +1,3 @@
-#include <ATen/Parallel.h>
-
 #include <algorithm>
 #include <mutex>
 #include <vector>
@@ -59,6 +57,7 @@ struct Cpu {
 
   static void round(const Tensor& x, const Tensor& y, const Tensor& mask, const RoundToFormatOptions& options) {
     if (x.numel() == 0) return;
+    const KeepSubnormals guard;
     auto* bits = mask.defined() ? mask.mutable_data_ptr<std::uint8_t>() : nullptr;
     for_type_of(x, options, [&](auto element, const auto& kernels, const auto& scales, const auto& format) {
       using T = decltype(element);
@@ -77,6 +76,7 @@ struct Cpu {
   // Sums are taken over chunks of kGrain elements and joined in order: threads change nothing.
   static void count(const Tensor& x, const Tensor& y, const Tensor& counts, const OptionalTensor& squares,
                     const RoundToFormatOptions& options) {
+    const KeepSubnormals guard;
     const std::int64_t n = x.numel(), chunks = (n + kGrain - 1) / kGrain;
     FormatCounts total;
     std::vector<SquaredSums> sums(squares ? static_cast<std::size_t>(chunks) : 0);
@@ -85,7 +85,7 @@ struct Cpu {
       using T = decltype(element);
       const T* from = data<T>(x);
       T* to = y.defined() ? mutable_data<T>(y) : nullptr;
-      at::parallel_for(0, chunks, 1, [&](std::int64_t begin, std::int64_t end) {
+      parallel_for(0, chunks, 1, [&](std::int64_t begin, std::int64_t end) {
         FormatCounts found;
         for (std::int64_t chunk = begin; chunk < end; ++chunk) {
           const std::int64_t at = chunk * kGrain;

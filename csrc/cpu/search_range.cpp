@@ -1,9 +1,10 @@
 #include "search_range.h"
 
-#include <ATen/Parallel.h>
 #include <torch/library.h>
 
 #include <memory>
+
+#include "cpu/subnormals.h"
 
 namespace qsim {
 namespace {
@@ -21,6 +22,7 @@ std::tuple<at::Tensor, at::Tensor> search_range_cpu(const at::Tensor& lowest, co
                                                     std::int64_t quant_max, bool symmetric, std::string_view method,
                                                     double percentile, double gamma,
                                                     const std::optional<at::Tensor>& low_bits) {
+  const KeepSubnormals guard;
   const RangeSearch search = range_search(quant_min, quant_max, symmetric, method, percentile, gamma);
   auto [min, max] = empty_ranges(lowest, highest, sketch, low_bits);
   const at::Tensor low = lowest.contiguous(), high = highest.contiguous(), counts = sketch.contiguous();
@@ -32,7 +34,7 @@ std::tuple<at::Tensor, at::Tensor> search_range_cpu(const at::Tensor& lowest, co
   auto* chosen_low = min.mutable_data_ptr<float>();
   auto* chosen_high = max.mutable_data_ptr<float>();
   const auto& kernels = cpu::search_range_kernels();
-  at::parallel_for(0, low.numel(), 1, [&](std::int64_t begin, std::int64_t end) {
+  parallel_for(0, low.numel(), 1, [&](std::int64_t begin, std::int64_t end) {
     void* workspace = workspace_of_this_thread();
     for (std::int64_t i = begin; i < end; ++i) {
       const auto lattice = seen_bits ? static_cast<std::uint32_t>(seen_bits[i]) : kLowBits;

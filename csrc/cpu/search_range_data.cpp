@@ -1,9 +1,10 @@
 #include "search_range_data.h"
 
-#include <ATen/Parallel.h>
 #include <torch/library.h>
 
 #include <memory>
+
+#include "cpu/subnormals.h"
 
 namespace qsim {
 namespace {
@@ -19,7 +20,7 @@ void search_all(const std::vector<DataRows>& tensors) {
     const Element element = element_of(rows.values);
     bytes = std::max(bytes, kernels.workspace_bytes(element, std::min(rows.block, rows.length), rows.search.method));
   }
-  at::parallel_for(0, first.back(), kValuesPerThread, [&](std::int64_t begin, std::int64_t end) {
+  parallel_for(0, first.back(), kValuesPerThread, [&](std::int64_t begin, std::int64_t end) {
     const std::unique_ptr<std::byte[]> workspace(new std::byte[bytes]);
     for (std::size_t t = 0; t < tensors.size(); ++t) {
       const DataRows& rows = tensors[t];
@@ -40,6 +41,7 @@ void search_all(const std::vector<DataRows>& tensors) {
 Ranges search_range_data_cpu(const at::Tensor& x, std::int64_t quant_min, std::int64_t quant_max,
                              std::optional<std::int64_t> axis, std::optional<std::int64_t> block_size, bool symmetric,
                              std::string_view method, double percentile, double gamma) {
+  const KeepSubnormals guard;
   const RangeSearch search = range_search(quant_min, quant_max, symmetric, method, percentile, gamma);
   const std::vector<DataRows> rows{data_rows(x, axis, block_size, search)};
   search_all(rows);
@@ -51,6 +53,7 @@ RangeLists search_range_weights_cpu(at::TensorList weights, at::IntArrayRef quan
                                     const c10::List<std::optional<std::int64_t>>& axis,
                                     const c10::List<std::optional<std::int64_t>>& block_size, std::string_view method,
                                     double percentile, double gamma) {
+  const KeepSubnormals guard;
   const std::vector<DataRows> rows =
       WeightSearches{weights, quant_min, quant_max, symmetric, axis, block_size, method, percentile, gamma}.rows();
   search_all(rows);

@@ -12,6 +12,7 @@ std::tuple<at::Tensor, at::Tensor> choose_qparams_cuda(const at::Tensor& min, co
                                                        std::int64_t quant_min, std::int64_t quant_max, bool symmetric,
                                                        double min_scale) {
   const QuantGrid grid = quant_grid(quant_min, quant_max, symmetric);
+  check_min_scale(min_scale);
   const c10::cuda::CUDAGuard guard(min.device());
   auto [scale, zero_point] = empty_qparams(min, max);
   const at::Tensor low = min.contiguous(), high = max.contiguous();

@@ -13,7 +13,7 @@ using at::Tensor;
 using Axis = std::optional<std::int64_t>;
 
 Tensor mask_backward_cuda(const Tensor& grad, const Tensor& mask, at::OptionalIntArrayRef strides) {
-  check_mask(grad, mask);
+  check_mask(grad, mask, strides);
   const c10::cuda::CUDAGuard guard(grad.device());
   const Tensor from = strides ? with_strides(grad, *strides) : dense(grad), bits = mask.contiguous();
   const Tensor dx = at::empty_like(from);

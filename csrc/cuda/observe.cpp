@@ -10,8 +10,7 @@ namespace {
 
 void observe_cuda(const at::Tensor& x, const at::Tensor& lowest, const at::Tensor& highest, const at::Tensor& counts,
                   const at::Tensor& sketch, const at::Tensor& low_bits) {
-  check_range_state(x, lowest, highest, counts, {}, {});
-  check_sketch(x, sketch, low_bits);
+  check_observe(x, lowest, highest, counts, sketch, low_bits);
   const c10::cuda::CUDAGuard guard(x.device());
   const at::Tensor source = dense(x);
   check_launch(cuda::observe(source.const_data_ptr(), element_of(x), source.numel(), lowest.mutable_data_ptr<float>(),

@@ -10,7 +10,7 @@ namespace {
 void observe_range_cuda(const at::Tensor& x, const at::Tensor& lowest, const at::Tensor& highest,
                         const at::Tensor& counts, std::optional<std::int64_t> axis,
                         std::optional<std::int64_t> block_size) {
-  check_range_state(x, lowest, highest, counts, axis, block_size);
+  check_observe_range(x, lowest, highest, counts, axis, block_size);
   if (x.numel() == 0) return;
   const c10::cuda::CUDAGuard guard(x.device());
   const at::Tensor source = block_size ? x.contiguous() : dense(x);

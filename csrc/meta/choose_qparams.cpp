@@ -7,8 +7,9 @@ namespace {
 
 std::tuple<at::Tensor, at::Tensor> choose_qparams_meta(const at::Tensor& min, const at::Tensor& max,
                                                        std::int64_t quant_min, std::int64_t quant_max, bool symmetric,
-                                                       double) {
+                                                       double min_scale) {
   quant_grid(quant_min, quant_max, symmetric);
+  check_min_scale(min_scale);
   return empty_qparams(min, max);
 }
 

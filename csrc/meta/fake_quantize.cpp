@@ -46,7 +46,7 @@ Tensor with_mask_inplace_meta(Tensor& x, const Tensor& scale, const Tensor& zero
 }
 
 Tensor mask_backward_meta(const Tensor& grad, const Tensor& mask, at::OptionalSymIntArrayRef strides) {
-  check_mask(grad, mask);
+  check_mask(grad, mask, strides);
   return strides ? at::empty_strided_symint(grad.sym_sizes(), *strides, grad.options()) : at::empty_like(grad);
 }
 

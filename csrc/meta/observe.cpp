@@ -7,8 +7,7 @@ namespace {
 
 void observe_meta(const at::Tensor& x, const at::Tensor& lowest, const at::Tensor& highest, const at::Tensor& counts,
                   const at::Tensor& sketch, const at::Tensor& low_bits) {
-  check_range_state(x, lowest, highest, counts, {}, {});
-  check_sketch(x, sketch, low_bits);
+  check_observe(x, lowest, highest, counts, sketch, low_bits);
 }
 
 }  // namespace

@@ -8,7 +8,7 @@ namespace {
 void observe_range_meta(const at::Tensor& x, const at::Tensor& lowest, const at::Tensor& highest,
                         const at::Tensor& counts, std::optional<std::int64_t> axis,
                         std::optional<std::int64_t> block_size) {
-  check_range_state(x, lowest, highest, counts, axis, block_size);
+  check_observe_range(x, lowest, highest, counts, axis, block_size);
 }
 
 }  // namespace

@@ -1,3 +1,4 @@
+// Scales and zero points of ranges. The bindings call it through choose_qparams_kernels().
 #include "qsim/choose_qparams.h"
 
 namespace qsim::cpu {

@@ -1,41 +1,15 @@
+// Gradient norms and their clipping. The bindings call it through clip_grad_kernels(): chunks of the gradients on any
+// thread, whose sums they join in a fixed order.
 #include "qsim/clip_grad.h"
 
 #include <cfloat>
 
-#include "float_vector.h"
+#include "vector/convert.h"
+#include "vector/sums.h"
 
 namespace qsim::cpu {
 
 namespace {
-
-typedef std::int64_t Longs __attribute__((vector_size(kVectorBytes)));
-constexpr int kDoubles = kVectorBytes / 8;
-
-// Sixteen sums side by side at every level: element i of a chunk joins sum i % 16, so that all levels add in one order.
-constexpr int kSums = 16, kVectors = kSums / kDoubles;
-
-struct Sixteen {
-  Doubles part[kVectors];
-};
-
-QSIM_INLINE Sixteen load_sixteen(const double* x) {
-  Sixteen loaded;
-  for (int j = 0; j < kVectors; ++j) loaded.part[j] = load_as<Doubles>(x + j * kDoubles);
-  return loaded;
-}
-
-QSIM_INLINE Sixteen load_sixteen(const float* x) {
-  Sixteen loaded;
-  for (int j = 0; j < kVectors; ++j) loaded.part[j] = widen(load_as<HalfFloats>(x + j * kDoubles));
-  return loaded;
-}
-
-template <class T>
-QSIM_INLINE Sixteen load_sixteen(const T* x) {
-  float floats[kSums];
-  for (int i = 0; i < kSums; i += kWidth) store(floats + i, load(x + i));
-  return load_sixteen(floats);
-}
 
 QSIM_INLINE Doubles magnitude(Doubles x) { return (Doubles)((Longs)x & 0x7fffffffffffffff); }
 
@@ -68,28 +42,22 @@ struct Powers {
 // `masked`: elements that are not finite are counted and left out.
 template <bool masked, class T, class Term>
 QSIM_INLINE GradSum sum_elements(const T* x, std::int64_t n, Term term) {
-  Doubles sums[kVectors] = {};
+  Sixteen sums;
   Longs others{};
-  const auto add = [&](Sixteen elements) __attribute__((always_inline)) {
-    for (int j = 0; j < kVectors; ++j) {
+  const auto add = [&](Sixteen elements) QSIM_INLINE_LAMBDA {
+    for (int j = 0; j < Sixteen::kRegisters; ++j) {
       Doubles e = elements.part[j];
       if constexpr (masked) {
         const Longs finite = magnitude(e) <= DBL_MAX;
         others += finite + 1;
         e = (Doubles)((Longs)e & finite);
       }
-      sums[j] = term(sums[j], e);
+      sums.part[j] = term(sums.part[j], e);
     }
   };
-  const std::int64_t whole = n - n % kSums;
-  for (std::int64_t i = 0; i < whole; i += kSums) add(load_sixteen(x + i));
-  if (whole < n) {
-    T rest[kSums] = {};  // zeros add nothing
-    std::memcpy(rest, x + whole, static_cast<std::size_t>(n - whole) * sizeof(T));
-    add(load_sixteen(rest));
-  }
+  for_each_sixteen(n, add, x);
   GradSum total;
-  for (int i = 0; i < kSums; ++i) total.power = term.join(total.power, sums[i / kDoubles][i % kDoubles]);
+  for (int i = 0; i < Sixteen::kCount; ++i) total.power = term.join(total.power, sums[i]);
   for (int i = 0; i < kDoubles; ++i) total.nonfinite += others[i];
   return total;
 }
@@ -113,23 +81,23 @@ GradSum sum(const void* x, std::int64_t n, double p) {
 }
 
 template <class T>
-QSIM_INLINE void scale_vector(T* x, float coefficient, bool finite_only) {
+QSIM_INLINE void scale_register(T* x, float coefficient, bool finite_only) {
   Floats v = load(x);
   if (finite_only) v = (Floats)((Words)v & (Words)((Floats)((Words)v & 0x7fffffff) <= FLT_MAX));
-  store(x, v * coefficient);
+  round_finite_to(x, v * coefficient);
 }
 
 template <class T>
 void scale(void* x, std::int64_t n, double coefficient, bool finite_only) {
   T* elements = static_cast<T*>(x);
   const float factor = static_cast<float>(coefficient);
-  const std::int64_t whole = n - n % kWidth;
-  for (std::int64_t i = 0; i < whole; i += kWidth) scale_vector(elements + i, factor, finite_only);
+  const std::int64_t whole = n - n % kFloats;
+  for (std::int64_t i = 0; i < whole; i += kFloats) scale_register(elements + i, factor, finite_only);
   if (whole < n) {
-    T rest[kWidth] = {};
+    T rest[kFloats] = {};
     const auto bytes = static_cast<std::size_t>(n - whole) * sizeof(T);
     std::memcpy(rest, elements + whole, bytes);
-    scale_vector(rest, factor, finite_only);
+    scale_register(rest, factor, finite_only);
     std::memcpy(elements + whole, rest, bytes);
   }
 }
@@ -146,8 +114,8 @@ void scale<double>(void* x, std::int64_t n, double coefficient, bool finite_only
 }  // namespace
 
 namespace QSIM_LEVEL {
-const ClipGradKernels clip_grad_kernels = {{sum<float>, sum<Float16>, sum<BFloat16>, sum<double>},
-                                           {scale<float>, scale<Float16>, scale<BFloat16>, scale<double>}};
-}
+const ClipGradKernels clip_grad_kernels = {by_element<SumGrad>([]<class T>() { return sum<T>; }),
+                                           by_element<ScaleGrad>([]<class T>() { return scale<T>; })};
+}  // namespace QSIM_LEVEL
 
 }  // namespace qsim::cpu

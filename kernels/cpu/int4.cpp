@@ -1,6 +1,7 @@
+// Packing of 4-bit integers. The bindings call it through int4_kernels(): even numbers of integers on any thread.
 #include "qsim/int4.h"
 
-#include "loops.h"
+#include "vector/registers.h"
 
 namespace qsim::cpu {
 
@@ -13,7 +14,7 @@ void pack(const std::uint8_t* q, std::int64_t n, std::uint8_t* packed) {
 }
 
 template <class Extend>
-QSIM_HD void unpack(const std::uint8_t* packed, std::int64_t n, std::uint8_t* q, Extend extend) {
+QSIM_INLINE void unpack(const std::uint8_t* packed, std::int64_t n, std::uint8_t* q, Extend extend) {
   QSIM_INDEPENDENT
   for (std::int64_t i = 0; i < n / 2; ++i) {
     q[2 * i] = extend(packed[i] & 15u);

@@ -1,3 +1,4 @@
+// Picks the instruction-set level once, at the first call of any kernel.
 #include "qsim/level.h"
 
 #include <cstdlib>

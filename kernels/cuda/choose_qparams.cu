@@ -1,3 +1,4 @@
+// Scales and zero points of ranges, a thread for each.
 #include "qsim/choose_qparams.h"
 
 #include "launch.cuh"
@@ -23,7 +24,6 @@ template <class T>
 cudaError_t choose_qparams(const T* low, const T* high, int n, QuantGrid grid, double min_scale, T* scale,
                            std::int32_t* zero_point, cudaStream_t stream) {
   if (n == 0) return cudaSuccess;
-  constexpr unsigned kThreads = 128;
   return launch(run<T>, {(static_cast<unsigned>(n) + kThreads - 1) / kThreads, kThreads}, stream, low, high, n, grid,
                 min_scale, scale, zero_point);
 }

@@ -1,3 +1,4 @@
+// Gradient norms and their clipping: a block for each chunk, all gradients of a table in one launch.
 #include "elements.cuh"
 #include "qsim/cuda/clip_grad.h"
 #include "range_state.cuh"
@@ -6,33 +7,14 @@ namespace qsim::cuda {
 
 namespace {
 
-constexpr int kThreads = 256;
-
-__device__ __forceinline__ bool is_finite_element(double x) { return fabs(x) <= DBL_MAX; }
-__device__ __forceinline__ bool is_finite_element(float x) { return is_finite(x); }
-
 __device__ __forceinline__ double power_of(double x, double p) {
   x = fabs(x);
   return p == 2 ? x * x : p == 1 || p == INFINITY ? x : pow(x, p);
 }
 
-// The gradient that owns this block's chunk.
-__device__ int owner(const GradTable& table) {
-  int low = 0, high = table.grads;
-  while (high - low > 1) {
-    const int middle = (low + high) / 2;
-    if (table.first_chunk[middle] <= static_cast<int>(blockIdx.x)) {
-      low = middle;
-    } else {
-      high = middle;
-    }
-  }
-  return low;
-}
-
 template <class F>
 __device__ void with_chunk(const GradTable& table, F f) {
-  const int g = owner(table);
+  const int g = owner_of(blockIdx.x, table.first_chunk, table.grads);  // this block has a chunk of that gradient
   const std::int64_t first = (blockIdx.x - table.first_chunk[g]) * kGradChunk;
   const int n = static_cast<int>(min(kGradChunk, table.size[g] - first));
   switch (static_cast<Element>(table.element[g])) {
@@ -66,16 +48,9 @@ __device__ __forceinline__ void for_each_pack(T* x, int n, F f) {
   }
 }
 
-// Of all threads of a block, in a fixed order; valid in thread 0.
+// Of all threads of a block; valid in thread 0.
 __device__ double join_block(double power, double p) {
-  __shared__ double warps[kThreads / 32];
-  for (int step = 16; step > 0; step /= 2) {
-    power = join_powers(power, __shfl_down_sync(kWholeWarp, power, step), p);
-  }
-  if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = power;
-  __syncthreads();
-  for (int warp = 1; threadIdx.x == 0 && warp < kThreads / 32; ++warp) power = join_powers(power, warps[warp], p);
-  return power;
+  return reduce_block(power, [p](double a, double b) { return join_powers(a, b, p); });
 }
 
 __global__ void sum_chunks(__grid_constant__ const GradTable table, double p, double* power, std::int64_t* nonfinite) {
@@ -86,13 +61,13 @@ __global__ void sum_chunks(__grid_constant__ const GradTable table, double p, do
 #pragma unroll
       for (int j = 0; j < pack.kSize; ++j) {
         const auto e = widened(pack.of[j]);
-        const bool finite = is_finite_element(e);
+        const bool finite = is_finite(e);
         if (finite) sum = join_powers(sum, power_of(e, p), p);
         others += !finite;
       }
     });
     if (__any_sync(kWholeWarp, others != 0)) {
-      const std::int64_t met = warp_sum(others);
+      const int met = sum_of_warp(others);
       if (threadIdx.x % 32 == 0) add(nonfinite + g, met);
     }
   });
@@ -116,10 +91,8 @@ __global__ void plan(const double* powers, const std::int64_t* counts, int n, do
     total.power = join_powers(total.power, powers[i], p);
     total.nonfinite += counts[i];
   }
-  for (int step = kGradLanes / 2; step > 0; step /= 2) {
-    total.power = join_powers(total.power, __shfl_down_sync(kWholeWarp, total.power, step), p);
-  }
-  total.nonfinite = warp_sum(total.nonfinite);
+  total.power = join_halves(total.power, [p](double a, double b) { return join_powers(a, b, p); });
+  total.nonfinite = sum_of_warp(total.nonfinite);
   if (threadIdx.x != 0) return;
   *plan = grad_scaling(total, p, max_norm, policy);
   if (wide_norm) {
@@ -138,8 +111,8 @@ __global__ void scale_chunks(__grid_constant__ const GradTable table, const Grad
       for (int j = 0; j < pack.kSize; ++j) {
         const auto e = widened(pack.of[j]);
         const auto factor = static_cast<decltype(widened(pack.of[j]))>(scaling.coefficient);
-        const bool clear = scaling.action == GradScaling::clear || !is_finite_element(e);
-        narrow(clear ? 0 : e * factor, pack.of[j]);
+        const bool clear = scaling.action == GradScaling::clear || !is_finite(e);
+        round_to(clear ? 0 : e * factor, pack.of[j]);
       }
       if (whole) {
         *reinterpret_cast<std::remove_reference_t<decltype(pack)>*>(x + i) = pack;

@@ -1,4 +1,4 @@
-// Elements of any input type as float32, sixteen bytes at a time where the address allows.
+// Elements of any input type in the type they are computed in, sixteen bytes at a time where the address allows.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -7,7 +7,7 @@
 #include <cstdint>
 
 #include "launch.cuh"
-#include "qsim/finite_range.h"
+#include "qsim/element.h"
 
 namespace qsim::cuda {
 
@@ -25,11 +25,27 @@ __device__ __forceinline__ float widened(T x) {
 template <class T>
 using computed_t = decltype(widened(T{}));
 
-// The inverse, rounded to nearest even.
-__device__ __forceinline__ void narrow(float x, float& to) { to = x; }
-__device__ __forceinline__ void narrow(double x, double& to) { to = x; }
-__device__ __forceinline__ void narrow(float x, __half& to) { to = __float2half_rn(x); }
-__device__ __forceinline__ void narrow(float x, __nv_bfloat16& to) { to = __float2bfloat16_rn(x); }
+// The inverse, rounded half to even.
+__device__ __forceinline__ void round_to(float x, float& to) { to = x; }
+__device__ __forceinline__ void round_to(double x, double& to) { to = x; }
+__device__ __forceinline__ void round_to(float x, __half& to) { to = __float2half_rn(x); }
+__device__ __forceinline__ void round_to(float x, __nv_bfloat16& to) { to = __float2bfloat16_rn(x); }
+
+// An element type as element.h names it.
+template <class T>
+struct Named {
+  using type = T;
+};
+template <>
+struct Named<__half> {
+  using type = Float16;
+};
+template <>
+struct Named<__nv_bfloat16> {
+  using type = BFloat16;
+};
+template <class T>
+using named_t = typename Named<T>::type;
 
 template <class T>
 struct alignas(16) Pack {

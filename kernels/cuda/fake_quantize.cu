@@ -1,3 +1,4 @@
+// The forward pass, with or without a mask, and the gradient of x: octets, each followed through its grids.
 #include "fake_quantize_grids.cuh"
 #include "octets.cuh"
 
@@ -19,7 +20,7 @@ __global__ void __launch_bounds__(kThreads)
       const Grid<A> grid = cursor.grid();
       const A exact = quotient_of(widened(elements[i]), grid.scale, call.rounding);
       bits |= (in_range(exact, grid) ? 1u : 0u) << i;
-      round_to(dequantize(nearest_steps(exact, grid), grid.scale), elements[i]);
+      round_quantized(dequantize(nearest_steps(exact, grid), grid.scale), elements[i]);
     };
     if (enabled) follow(cursor, count, round);
     store_octet(elements, at, count, packs, y);

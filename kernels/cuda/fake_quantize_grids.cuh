@@ -8,13 +8,13 @@
 
 namespace qsim::cuda {
 
-// Rounds to the element type. A zero result is +0.0, also where rounding to 16 bits underflows.
-__device__ __forceinline__ void round_to(float x, float& to) { to = x; }
-__device__ __forceinline__ void round_to(double x, double& to) { to = x; }
-__device__ __forceinline__ void round_to(float x, __half& to) {
+// As round_to, but a zero result is +0.0, also where rounding to 16 bits underflows.
+__device__ __forceinline__ void round_quantized(float x, float& to) { to = x; }
+__device__ __forceinline__ void round_quantized(double x, double& to) { to = x; }
+__device__ __forceinline__ void round_quantized(float x, __half& to) {
   to = __hadd(__float2half_rn(x), __half(__half_raw{0}));
 }
-__device__ __forceinline__ void round_to(float x, __nv_bfloat16& to) {
+__device__ __forceinline__ void round_quantized(float x, __nv_bfloat16& to) {
   to = __float2bfloat16_rn(x);
   if (__bfloat16_as_ushort(to) == 0x8000) to = __ushort_as_bfloat16(0);
 }

@@ -9,7 +9,7 @@ namespace qsim::cuda {
 
 namespace {
 
-constexpr int kThreads = 256, kMostColumns = 32;
+constexpr int kMostColumns = 32;
 constexpr std::int64_t kPart = 8192;  // elements that a block sums: small enough to fill a device with 2^20 of them
 
 // A segment is a matrix whose rows are runs of `run` elements of one parameter, or `width` elements of as many
@@ -59,7 +59,8 @@ __device__ __forceinline__ void store_pack(const Pack<T>& pack, int count, T* to
   }
 }
 
-// Adds what `rows` threads hold, `stride` apart, to the first of them. Called by all threads of a block.
+// Adds what `rows` threads hold, `stride` apart, to the first of them: groups of any size up to a block, decided at run
+// time, for which CUB has nothing. Called by all threads of a block.
 __device__ __forceinline__ void sum_rows(double (&sums)[2][kThreads], int row, int rows, int stride) {
   while (rows > 1) {
     const int half = (rows + 1) / 2;

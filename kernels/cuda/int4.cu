@@ -1,3 +1,4 @@
+// Packing of 4-bit integers, by octets.
 #include "qsim/int4.h"
 
 #include "octets.cuh"

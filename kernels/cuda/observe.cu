@@ -1,3 +1,4 @@
+// Counts, range and sketch in one pass: each block counts a slice in shared memory.
 #include <algorithm>
 
 #include "elements.cuh"
@@ -9,23 +10,22 @@ namespace qsim::cuda {
 
 namespace {
 
-constexpr int kThreads = 512;
-constexpr std::int64_t kElementsPerBlock = 32768;  // fewer do not pay for clearing and flushing 64 KB of counters
-constexpr std::int64_t kMostBlocks = 132 * 2;      // two fit on a multiprocessor; more would flush more
+constexpr int kSketchThreads = 512, kBlocksEach = 2;  // two fit on a multiprocessor; more would flush more
+constexpr std::int64_t kElementsPerBlock = 32768;     // fewer do not pay for clearing and flushing 64 KB of counters
 
 // Each block counts its slice (fewer than 2^31 elements) in shared memory and flushes what is not zero.
 template <class T>
-__global__ void __launch_bounds__(kThreads, 2)
+__global__ void __launch_bounds__(kSketchThreads, kBlocksEach)
     observe_slices(const T* x, std::int64_t n, std::int64_t slice, float* lowest, float* highest, std::int64_t* counts,
                    Sketch sketch) {
   auto* bins = reinterpret_cast<unsigned*>(dynamic_shared);
-  for (int bin = threadIdx.x; bin < kSketchBins; bin += kThreads) bins[bin] = 0;
+  for (int bin = threadIdx.x; bin < kSketchBins; bin += kSketchThreads) bins[bin] = 0;
   __syncthreads();
   const std::int64_t first = blockIdx.x * slice;
   FiniteRange range;
   NonFinite found;
   unsigned low_bits = 0;
-  for_each_element(x + first, static_cast<int>(min(slice, n - first)), threadIdx.x, kThreads, [&](float e) {
+  for_each_element(x + first, static_cast<int>(min(slice, n - first)), threadIdx.x, kSketchThreads, [&](float e) {
     qsim::observe(e, range, found);
     // The literal 1 and the unused result let the hardware add equal bins of a warp at once.
     if (!is_finite(e)) return;
@@ -34,8 +34,8 @@ __global__ void __launch_bounds__(kThreads, 2)
     low_bits |= bits;
   });
   __syncthreads();
-  for (int bin = threadIdx.x; bin < kSketchBins; bin += kThreads) add(sketch.counts + bin, bins[bin]);
-  range = warp_range(range);
+  for (int bin = threadIdx.x; bin < kSketchBins; bin += kSketchThreads) add(sketch.counts + bin, bins[bin]);
+  range = range_of_warp(range);
   if (threadIdx.x % 32 == 0) join(range, lowest, highest);
   join(found, counts);
   join(low_bits & kLowBits, sketch.low_bits);
@@ -47,13 +47,14 @@ __global__ void __launch_bounds__(kThreads, 2)
 cudaError_t observe(const void* x, Element element, std::int64_t n, float* lowest, float* highest, std::int64_t* counts,
                     Sketch sketch, cudaStream_t stream) {
   if (n == 0) return cudaSuccess;
-  const std::int64_t blocks = std::min(kMostBlocks, (n + kElementsPerBlock - 1) / kElementsPerBlock);
+  const std::int64_t blocks =
+      std::min(kBlocksEach * multiprocessors(), (n + kElementsPerBlock - 1) / kElementsPerBlock);
   const std::int64_t slice = ((n + blocks - 1) / blocks + 15) / 16 * 16;  // whole packs
   const auto used = static_cast<unsigned>((n + slice - 1) / slice);
   return with_element(element, [&](auto type) {
     using T = decltype(type);
-    return launch(observe_slices<T>, {used, kThreads, kSketchBins * sizeof(unsigned)}, stream, static_cast<const T*>(x),
-                  n, slice, lowest, highest, counts, sketch);
+    return launch(observe_slices<T>, {used, kSketchThreads, kSketchBins * sizeof(unsigned)}, stream,
+                  static_cast<const T*>(x), n, slice, lowest, highest, counts, sketch);
   });
 }
 

@@ -1,3 +1,4 @@
+// Running ranges: the batch's range is found by observe_range.cuh and followed in the same launch.
 #include "qsim/cuda/observe_fake_quantize.h"
 
 #include "observe_range.cuh"

@@ -1,3 +1,4 @@
+// Finite ranges of tensors, channels and blocks: found by observe_range.cuh, joined to the state.
 #include "qsim/cuda/observe_range.h"
 
 #include "observe_range.cuh"

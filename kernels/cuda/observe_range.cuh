@@ -1,6 +1,6 @@
 // The kernels that find ranges, and what may follow in the same launch. `After` says
 //   wanted()                whether to observe at all, read on the device
-//   range_of_block(r, i)    what to do with the range of block i, which one thread found
+//   range_of_block(r, i)    what to do with range i, which one thread has whole: the only call for it
 //   all_joined()            called by every thread of every block, when its ranges are in lowest and highest
 #pragma once
 
@@ -13,13 +13,9 @@ namespace qsim::cuda {
 
 namespace {
 
-constexpr int kThreads = 256, kWarps = kThreads / 32;
-constexpr std::int64_t kMostBlocks = 132 * 16;  // a wave or two on every current device; the rest comes by striding
+constexpr int kTeam = 8;                 // threads that read a range of adjacent elements
+constexpr std::int64_t kShortRow = 256;  // elements of a range that they read sooner than a warp does
 constexpr std::int64_t kShortest = 1024, kLongest = 1 << 20;  // elements of a row that one warp reads at a time
-
-unsigned blocks_for(std::int64_t items, std::int64_t items_per_block) {
-  return static_cast<unsigned>(std::min(kMostBlocks, (items + items_per_block - 1) / items_per_block));
-}
 
 __device__ __forceinline__ void count_elements(std::int64_t n, std::int64_t* counts) {
   if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) add(counts, n);
@@ -41,7 +37,7 @@ __global__ void observe_rows(const T* x, std::int64_t rows, std::int64_t ranges,
     const int n = static_cast<int>(min(static_cast<std::int64_t>(segment), inner - first));
     FiniteRange range;
     for_each_element(x + row * inner + first, n, lane, 32, [&](float e) { qsim::observe(e, range, found); });
-    range = warp_range(range);
+    range = range_of_warp(range);
     if (lane == 0) join(range, lowest + row % ranges, highest + row % ranges);
   }
   join(found, counts);
@@ -81,12 +77,51 @@ __global__ void observe_block_rows(const T* x, std::int64_t outer, std::int64_t 
   for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < ranges; i += threads) {
     const std::int64_t line = i / inner, first = line % blocks * block;
     const T* from = x + (line / blocks * size + first) * inner + i % inner;
-    const int n = static_cast<int>(min(block, size - first));
+    const std::int64_t n = min(block, size - first);
     FiniteRange range;
-    for (int j = 0; j < n; ++j) qsim::observe(as_float(from[j * inner]), range, found);
+    for (std::int64_t j = 0; j < n; ++j) qsim::observe(as_float(from[j * inner]), range, found);
     after.range_of_block(range, i);
   }
   join(found, counts);
+}
+
+// Where the elements of a range lie side by side, a team of neighbours reads them.
+template <class T, class After>
+__global__ void observe_adjacent(const T* x, std::int64_t outer, std::int64_t size, std::int64_t block,
+                                 std::int64_t* counts, After after) {
+  if (!after.wanted()) return;
+  count_elements(outer * size, counts);
+  const std::int64_t blocks = (size + block - 1) / block, ranges = outer * blocks;
+  const bool whole = blocks * block == size;  // then there is nothing to divide
+  const int rank = static_cast<int>(threadIdx.x % kTeam);
+  NonFinite found;
+  // Warps stay together: `team` is that of their first thread.
+  for (std::int64_t team = (static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x / 32 * 32) / kTeam;
+       team < ranges; team += static_cast<std::int64_t>(gridDim.x) * kThreads / kTeam) {
+    const std::int64_t i = team + threadIdx.x % 32 / kTeam;
+    FiniteRange range;
+    if (i < ranges) {
+      const std::int64_t first = whole ? 0 : i % blocks * block;
+      const T* from = x + (whole ? i * block : i / blocks * size + first);
+      const std::int64_t n = whole ? block : min(block, size - first);
+#pragma unroll 4
+      for (std::int64_t j = rank; j < n; j += kTeam) qsim::observe(as_float(from[j]), range, found);
+    }
+    range = range_of_team<kTeam>(range);
+    if (rank == 0 && i < ranges) after.range_of_block(range, i);
+  }
+  join(found, counts);
+}
+
+template <class After>
+cudaError_t launch_adjacent(const void* x, Element element, std::int64_t outer, std::int64_t size, std::int64_t block,
+                            std::int64_t* counts, After after, cudaStream_t stream) {
+  const std::int64_t ranges = outer * ((size + block - 1) / block);
+  return with_element(element, [&](auto type) {
+    using T = decltype(type);
+    return launch(observe_adjacent<T, After>, {blocks_for(ranges, kThreads / kTeam), kThreads}, stream,
+                  static_cast<const T*>(x), outer, size, block, counts, after);
+  });
 }
 
 template <class After>
@@ -95,11 +130,14 @@ cudaError_t launch_ranges(const void* x, Element element, std::int64_t outer, st
   const std::int64_t n = outer * ranges * inner;
   if (n == 0) return cudaSuccess;
   if (ranges == 1) inner = n, outer = 1;
+  if (outer == 1 && ranges > 1 && inner <= kShortRow) {
+    return launch_adjacent(x, element, 1, n, inner, counts, after, stream);
+  }
   const std::int64_t rows = outer * ranges;
   if (inner < 32 && outer > 32) {
     const std::int64_t period = ranges * inner, width = period < kThreads ? kThreads / period * period : period;
     const unsigned across = static_cast<unsigned>((width + kThreads - 1) / kThreads);
-    const std::int64_t deep = std::clamp<std::int64_t>(n / width / 32, 1, kMostBlocks);
+    const std::int64_t deep = std::clamp<std::int64_t>(n / width / 32, 1, full_grid());
     const dim3 grid(across, static_cast<unsigned>(deep));
     return with_element(element, [&](auto type) {
       using T = decltype(type);
@@ -108,7 +146,7 @@ cudaError_t launch_ranges(const void* x, Element element, std::int64_t outer, st
     });
   }
   // Segments as long as leaves work for every warp.
-  const std::int64_t fair = n / (kMostBlocks * kWarps) / kShortest * kShortest;
+  const std::int64_t fair = n / (full_grid() * kWarps) / kShortest * kShortest;
   const int segment = static_cast<int>(std::clamp(fair, kShortest, kLongest));
   const std::int64_t items = rows * ((inner + segment - 1) / segment);
   return with_element(element, [&](auto type) {
@@ -123,6 +161,7 @@ cudaError_t launch_blocks(const void* x, Element element, std::int64_t outer, st
                           std::int64_t block, std::int64_t* counts, After after, cudaStream_t stream) {
   const std::int64_t ranges = outer * ((size + block - 1) / block) * inner;
   if (ranges == 0) return cudaSuccess;
+  if (inner == 1) return launch_adjacent(x, element, outer, size, block, counts, after, stream);
   return with_element(element, [&](auto type) {
     using T = decltype(type);
     return launch(observe_block_rows<T, After>, {blocks_for(ranges, kThreads), kThreads}, stream,

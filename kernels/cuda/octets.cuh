@@ -1,20 +1,16 @@
 // Eight elements to a thread: loaded, computed and stored together.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 
 #include "launch.cuh"
 
 namespace qsim::cuda {
 
-constexpr int kThreads = 256, kOctet = 8;  // a thread takes 8 elements: one byte of a mask, 16 bytes of 16-bit elements
-constexpr std::int64_t kMostBlocks = 132 * 16;  // the rest comes by striding
+inline constexpr int kOctet = 8;  // elements of a thread: one byte of a mask, 16 bytes of 16-bit elements
+inline constexpr std::int64_t kOctetsPerBlock = kThreads * kOctet;  // elements
 
-inline LaunchShape shape_for(std::int64_t n) {
-  constexpr std::int64_t kPerBlock = kThreads * kOctet;
-  return {static_cast<unsigned>(std::min(kMostBlocks, (n + kPerBlock - 1) / kPerBlock)), kThreads};
-}
+inline LaunchShape shape_for(std::int64_t n) { return {blocks_for(n, kOctetsPerBlock), kThreads}; }
 
 // What is moved at once: 16 bytes, or an octet where that is less.
 template <class T>

@@ -1,3 +1,4 @@
+// The integers of fake-quantize stored, and read again, by octets.
 #include "qsim/cuda/quantize.h"
 
 #include "fake_quantize_grids.cuh"
@@ -39,7 +40,7 @@ __global__ void __launch_bounds__(kThreads, 3)
     follow(cursor, count, [&](int i) {
       const Grid<A> grid = cursor.grid();
       const A steps = steps_of(static_cast<A>(integers[i]), grid, static_cast<A>(call.grids.quant_min));
-      round_to(qsim::dequantize(steps, grid.scale), elements[i]);
+      round_quantized(qsim::dequantize(steps, grid.scale), elements[i]);
     });
     store_octet(elements, at, count, packs, y);
   });

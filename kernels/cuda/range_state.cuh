@@ -5,10 +5,9 @@
 #include <cstdint>
 
 #include "qsim/finite_range.h"
+#include "reduce.cuh"
 
 namespace qsim::cuda {
-
-inline constexpr unsigned kWholeWarp = 0xffffffffu;
 
 // Floats order like their bits as signed integers when positive, like their bits as unsigned integers, reversed, when
 // negative: a negative candidate wins over every positive float by being the larger unsigned integer.
@@ -38,32 +37,37 @@ __device__ __forceinline__ void add(std::int64_t* to, std::int64_t n) {
   if (n != 0) atomicAdd(reinterpret_cast<unsigned long long*>(to), static_cast<unsigned long long>(n));
 }
 
-__device__ __forceinline__ std::int64_t warp_sum(std::int64_t n) {
-  for (int step = 16; step > 0; step /= 2) n += __shfl_xor_sync(kWholeWarp, n, step);
-  return n;
-}
-
 // counts: elements, NaNs, +infs, -infs. Called by whole warps; one that met finite elements only pays a vote.
 __device__ __forceinline__ void join(NonFinite found, std::int64_t* counts) {
   if (!__any_sync(kWholeWarp, (found.nans | found.positive_infs | found.negative_infs) != 0)) return;
-  found = {warp_sum(found.nans), warp_sum(found.positive_infs), warp_sum(found.negative_infs)};
+  found = {sum_of_warp(found.nans), sum_of_warp(found.positive_infs), sum_of_warp(found.negative_infs)};
   if (threadIdx.x % 32 != 0) return;
   add(counts + 1, found.nans);
   add(counts + 2, found.positive_infs);
   add(counts + 3, found.negative_infs);
 }
 
-__device__ __forceinline__ FiniteRange warp_range(FiniteRange range) {
-  for (int step = 16; step > 0; step /= 2) {
-    range.merge({__shfl_xor_sync(kWholeWarp, range.lowest, step), __shfl_xor_sync(kWholeWarp, range.highest, step)});
+// Of a warp; valid in its first lane.
+__device__ __forceinline__ FiniteRange range_of_warp(FiniteRange range) {
+  return reduce_warp(range, [](FiniteRange a, FiniteRange b) {
+    a.merge(b);
+    return a;
+  });
+}
+
+// Of every `lanes` neighbours of a warp, a power of two; valid in the first of them. Called by whole warps.
+template <int lanes>
+__device__ __forceinline__ FiniteRange range_of_team(FiniteRange range) {
+#pragma unroll
+  for (int half = lanes / 2; half > 0; half /= 2) {
+    range.merge({__shfl_down_sync(kWholeWarp, range.lowest, half), __shfl_down_sync(kWholeWarp, range.highest, half)});
   }
   return range;
 }
 
 // Called by whole warps.
 __device__ __forceinline__ void join(unsigned bits, std::int32_t* to) {
-  for (int step = 16; step > 0; step /= 2) bits |= __shfl_xor_sync(kWholeWarp, bits, step);
-  const int all = static_cast<int>(bits);
+  const auto all = static_cast<int>(reduce_warp(bits, [](unsigned a, unsigned b) { return a | b; }));
   if (threadIdx.x % 32 == 0 && (all & ~*static_cast<volatile std::int32_t*>(to)) != 0) atomicOr(to, all);
 }
 

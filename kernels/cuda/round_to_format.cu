@@ -1,3 +1,4 @@
+// Rounding to float formats by octets: alone, with a mask, or with counts and squared sums.
 #include "qsim/cuda/round_to_format.h"
 
 #include "fake_quantize_grids.cuh"
@@ -5,24 +6,6 @@
 #include "range_state.cuh"
 
 namespace qsim::cuda {
-
-namespace {
-
-// Type of an element as the host names it.
-template <class T>
-struct Named {
-  using type = T;
-};
-template <>
-struct Named<__half> {
-  using type = Float16;
-};
-template <>
-struct Named<__nv_bfloat16> {
-  using type = BFloat16;
-};
-
-}  // namespace
 
 // The scale of each element: what GridCursor follows.
 struct ScaleSource {
@@ -68,29 +51,23 @@ __global__ void __launch_bounds__(kThreads)
       const auto scale = cursor.scale();
       const auto quotient = divided(widened(elements[i]), scale);
       bits |= (in_format(quotient, format) ? 1u : 0u) << i;
-      narrow(multiplied(round_to_format<upper_half>(quotient, format), scale), elements[i]);
+      round_to(multiplied(round_to_format<upper_half>(quotient, format), scale), elements[i]);
     });
     store_octet(elements, at, count, packs, y);
     if (mask != nullptr) mask[at / kOctet] = static_cast<std::uint8_t>(bits);
   });
 }
 
-__device__ __forceinline__ SquaredSums shuffled_down(SquaredSums sums, int step) {
-  return {__shfl_down_sync(kWholeWarp, sums.error, step), __shfl_down_sync(kWholeWarp, sums.signal, step)};
-}
-
-// Of all threads of a block, in a fixed order; valid in thread 0.
+// Of all threads of a block; valid in thread 0.
 __device__ SquaredSums sum_of_block(SquaredSums sums) {
-  __shared__ SquaredSums warps[kThreads / 32];
-  for (int step = 16; step > 0; step /= 2) sums.merge(shuffled_down(sums, step));
-  if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = sums;
-  __syncthreads();
-  for (int warp = 1; threadIdx.x == 0 && warp < kThreads / 32; ++warp) sums.merge(warps[warp]);
-  return sums;
+  return reduce_block(sums, [](SquaredSums a, SquaredSums b) {
+    a.merge(b);
+    return a;
+  });
 }
 
 __device__ __forceinline__ void add_of_warp(std::int64_t* to, std::int64_t of_thread) {
-  const unsigned sum = __reduce_add_sync(kWholeWarp, static_cast<unsigned>(of_thread));
+  const unsigned sum = sum_of_warp(static_cast<unsigned>(of_thread));
   if (threadIdx.x % 32 == 0) add(to, sum);
 }
 
@@ -112,7 +89,7 @@ __global__ void __launch_bounds__(kThreads)
       if (partial != nullptr && error - error == 0) {
         sums.merge({static_cast<double>(error) * error, static_cast<double>(e) * e});
       }
-      narrow(nearest, elements[i]);
+      round_to(nearest, elements[i]);
     });
     if (y != nullptr) store_octet(elements, at, count, packs, y);
   });
@@ -147,7 +124,7 @@ cudaError_t with_format(const RoundToFormatCall& call, F run) {
       if (is_small(call.n)) return run(type, format, upper_half, static_cast<ScaleCursor<A, unsigned>*>(nullptr));
       return run(type, format, upper_half, static_cast<ScaleCursor<A, std::int64_t>*>(nullptr));
     };
-    const auto format = call.scale == nullptr ? format_in<typename Named<T>::type>(call.format, call.saturate)
+    const auto format = call.scale == nullptr ? format_in<named_t<T>>(call.format, call.saturate)
                                               : format_in<A>(call.format, call.saturate);
     if constexpr (sizeof(A) == 4) {
       if (format.upper_half) return with_cursor(format, std::true_type{});
@@ -171,7 +148,10 @@ cudaError_t round_to_format(const RoundToFormatCall& call, const void* x, void* 
   });
 }
 
-int format_partials(std::int64_t n) { return static_cast<int>(shape_for(n).blocks.x); }
+// A partial sum per block: as many on every device, so that all of them add in one order.
+int format_partials(std::int64_t n) {
+  return static_cast<int>(std::min<std::int64_t>(2048, (n + kOctetsPerBlock - 1) / kOctetsPerBlock));
+}
 
 cudaError_t count_format(const RoundToFormatCall& call, const void* x, void* y, std::int64_t* counts, double* squares,
                          SquaredSums* partial, cudaStream_t stream) {
@@ -181,7 +161,8 @@ cudaError_t count_format(const RoundToFormatCall& call, const void* x, void* y, 
     using Cursor = std::remove_pointer_t<decltype(cursor)>;
     const T* from = static_cast<const T*>(x);
     T* to = static_cast<T*>(y);
-    return launch(count_all<decltype(upper_half)::value, Cursor, T>, shape_for(call.n), stream, format,
+    const LaunchShape shape{static_cast<unsigned>(format_partials(call.n)), kThreads};
+    return launch(count_all<decltype(upper_half)::value, Cursor, T>, shape, stream, format,
                   Scales{{call.scale}, call.layout}, from, to, call.n, all_aligned(from, to), counts,
                   squares == nullptr ? nullptr : partial);
   });

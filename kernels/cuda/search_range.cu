@@ -3,9 +3,9 @@
 #include "qsim/cuda/search_range.h"
 
 #include "launch.cuh"
-#include "qsim/entropy_range.h"
-#include "qsim/sketch_density.h"
-#include "qsim/sketch_percentile.h"
+#include "qsim/search_range/entropy.h"
+#include "qsim/search_range/percentile.h"
+#include "qsim/search_range/sketch_cost.h"
 #include "search_range_block.cuh"
 
 namespace qsim::cuda {
@@ -30,7 +30,7 @@ __device__ Range least_cost(SketchDensity& density, const SketchView& sketch, Ra
   __syncthreads();
   const RangeCandidates<float> candidates{observed, search.grid};
   Judged best;
-  for (int i = static_cast<int>(threadIdx.x); i < candidates.count(); i += kSearchThreads) {
+  for (int i = static_cast<int>(threadIdx.x); i < candidates.count(); i += kThreads) {
     const Range range = candidates.at(i);
     if (is_empty(range)) continue;
     const QuantParams<float> params = choose_qparams<float>(range.low, range.high, search.grid, 0);
@@ -45,7 +45,7 @@ __device__ Range least_divergence(EntropyHistogram& histogram, const SketchView&
   const double largest = larger(sketch.below.far, sketch.above.far);
   const std::int64_t levels = entropy_levels(observed, search.grid);
   if (levels >= kEntropyBins || !(largest > 0)) return observed;
-  for (int bin = static_cast<int>(threadIdx.x); bin <= kEntropyBins; bin += kSearchThreads) histogram.count[bin] = 0;
+  for (int bin = static_cast<int>(threadIdx.x); bin <= kEntropyBins; bin += kThreads) histogram.count[bin] = 0;
   __syncthreads();
   if (threadIdx.x == 0) add_sketch(histogram, sketch, largest);
   return clipped_at(observed, block_entropy_threshold(histogram, largest, static_cast<int>(levels)));
@@ -67,7 +67,7 @@ __device__ Range choose_range(const SketchView& sketch, Range seen, const RangeS
   return seen;
 }
 
-__global__ void __launch_bounds__(kSearchThreads)
+__global__ void __launch_bounds__(kThreads)
     run(const float* lowest, const float* highest, const std::int64_t* sketches, const std::int32_t* low_bits,
         std::int64_t count, RangeSearch search, Workspace* workspace, float* low, float* high) {
   for (std::int64_t i = blockIdx.x; i < count; i += gridDim.x) {
@@ -86,17 +86,17 @@ __global__ void __launch_bounds__(kSearchThreads)
   }
 }
 
-std::int64_t blocks_for(std::int64_t count) { return count < kSearchBlocks ? count : kSearchBlocks; }
-
 }  // namespace
 
-std::size_t search_range_workspace_bytes(std::int64_t count) { return blocks_for(count) * sizeof(Workspace); }
+std::size_t search_range_workspace_bytes(std::int64_t count) {
+  return blocks_with_workspace(count) * sizeof(Workspace);
+}
 
 cudaError_t search_range(const float* lowest, const float* highest, const std::int64_t* sketch,
                          const std::int32_t* low_bits, std::int64_t count, const RangeSearch& search, void* workspace,
                          float* low, float* high, cudaStream_t stream) {
   if (count == 0) return cudaSuccess;
-  return launch(run, {static_cast<unsigned>(blocks_for(count)), kSearchThreads}, stream, lowest, highest, sketch,
+  return launch(run, {static_cast<unsigned>(blocks_with_workspace(count)), kThreads}, stream, lowest, highest, sketch,
                 low_bits, count, search, static_cast<Workspace*>(workspace), low, high);
 }
 

@@ -1,28 +1,17 @@
 // What the blocks of both range searches do alike: agree on the cheapest candidate, find the entropy threshold.
 #pragma once
 
+#include <algorithm>
 #include <climits>
 
-#include "qsim/entropy_range.h"
 #include "qsim/search_range.h"
+#include "qsim/search_range/entropy.h"
+#include "reduce.cuh"
 
 namespace qsim::cuda {
 
-constexpr int kSearchThreads = 256;
-constexpr std::int64_t kSearchBlocks = 128;  // at most, each with its own workspace
-
-template <class Value, class Combine>
-__device__ Value block_reduce(Value mine, Combine combine) {  // the result is every thread's
-  __shared__ Value found[kSearchThreads];
-  __syncthreads();
-  found[threadIdx.x] = mine;
-  for (unsigned half = kSearchThreads / 2; half > 0; half /= 2) {
-    __syncthreads();
-    if (threadIdx.x < half) found[threadIdx.x] = combine(found[threadIdx.x], found[threadIdx.x + half]);
-  }
-  __syncthreads();
-  return found[0];
-}
+// Blocks of a search that needs memory of its own for each of them.
+inline std::int64_t blocks_with_workspace(std::int64_t searches) { return std::min(searches, multiprocessors()); }
 
 struct Judged {
   double cost = INFINITY;
@@ -36,7 +25,7 @@ struct Judged {
 
 // The first of the cheapest candidates that the threads found.
 __device__ inline Judged cheapest(Judged mine) {
-  return block_reduce(mine, [](Judged a, Judged b) {
+  return reduce_block_for_all(mine, [](Judged a, Judged b) {
     return b.cost < a.cost || (b.cost == a.cost && b.candidate < a.candidate) ? b : a;
   });
 }
@@ -46,7 +35,7 @@ __device__ inline double block_entropy_threshold(EntropyHistogram& histogram, do
   __syncthreads();
   if (threadIdx.x == 0) sum_prefixes(histogram);
   __syncthreads();
-  for (int bins = levels + static_cast<int>(threadIdx.x); bins <= kEntropyBins; bins += kSearchThreads) {
+  for (int bins = levels + static_cast<int>(threadIdx.x); bins <= kEntropyBins; bins += kThreads) {
     histogram.divergence[bins] =
         divergence(histogram, bins, levels, [&](int start, int end) { return level_term(histogram, start, end); });
   }

@@ -2,28 +2,27 @@
 // same bits come out, but for the logarithms of the entropy method.
 #include "elements.cuh"
 #include "qsim/cuda/search_range.h"
-#include "qsim/data_cost.h"
-#include "qsim/data_percentile.h"
-#include "qsim/entropy_range.h"
+#include "qsim/search_range/data_cost.h"
+#include "qsim/search_range/entropy.h"
+#include "qsim/search_range/percentile.h"
 #include "search_range_block.cuh"
 
 namespace qsim::cuda {
 
 namespace {
 
-constexpr int kWarps = kSearchThreads / 32;
-static_assert(kCostLanes == 32, "a lane of the sum is a lane of the warp");
+static_assert(kDataSums == 32, "a lane of the sum is a lane of the warp");
 
 template <class T>
 __device__ auto finite_values(const T* x, std::int64_t n) {
   using Values = FiniteValues<computed_t<T>>;
   Values mine{INFINITY, -INFINITY, 0};
-  for (std::int64_t i = threadIdx.x; i < n; i += kSearchThreads) {
+  for (std::int64_t i = threadIdx.x; i < n; i += kThreads) {
     const auto value = widened(x[i]);
     if (!is_finite(value)) continue;
     mine = {value < mine.lowest ? value : mine.lowest, value > mine.highest ? value : mine.highest, mine.count + 1};
   }
-  return block_reduce(mine, [](Values a, Values b) {
+  return reduce_block_for_all(mine, [](Values a, Values b) {
     return Values{b.lowest < a.lowest ? b.lowest : a.lowest, b.highest > a.highest ? b.highest : a.highest,
                   a.count + b.count};
   });
@@ -40,8 +39,8 @@ __device__ double warp_cost(const T* x, std::int64_t n, QuantParams<computed_t<T
     for (std::int64_t j = i + threadIdx.x % 32; j < n && j < i + kCostChunk; j += 32) {
       lane += error.of(finite_or_zero(widened(x[j])));
     }
-    for (int half = 16; half > 0; half /= 2) lane += __shfl_down_sync(~0u, lane, half);
-    sum += __shfl_sync(~0u, lane, 0);
+    using Sum = computed_t<T>;
+    sum += __shfl_sync(kWholeWarp, join_halves(lane, [](Sum a, Sum b) { return a + b; }), 0);
   }
   return sum * square;
 }
@@ -50,11 +49,11 @@ __device__ double warp_cost(const T* x, std::int64_t n, QuantParams<computed_t<T
 template <class T>
 __device__ double lattice_unit(const T* x, std::int64_t n, double at_least) {
   double unit = INFINITY;
-  for (std::int64_t i = threadIdx.x; i < n && unit >= at_least; i += kSearchThreads) {
+  for (std::int64_t i = threadIdx.x; i < n && unit >= at_least; i += kThreads) {
     const auto value = widened(x[i]);
     if (value != 0 && is_finite(value)) unit = smaller(unit, lowest_set_bit(value));
   }
-  unit = block_reduce(unit, [](double a, double b) { return smaller(a, b); });
+  unit = reduce_block_for_all(unit, [](double a, double b) { return smaller(a, b); });
   return at_least <= unit && unit < INFINITY ? unit : 0.0;
 }
 
@@ -85,9 +84,9 @@ __device__ Range least_divergence(const T* x, std::int64_t n, const FiniteValues
   const double largest = larger(-observed.low, observed.high);
   const std::int64_t levels = entropy_levels(observed, search.grid);
   if (levels >= kEntropyBins || !(largest > 0)) return observed;
-  for (int bin = static_cast<int>(threadIdx.x); bin <= kEntropyBins; bin += kSearchThreads) histogram.count[bin] = 0;
+  for (int bin = static_cast<int>(threadIdx.x); bin <= kEntropyBins; bin += kThreads) histogram.count[bin] = 0;
   __syncthreads();
-  for (std::int64_t i = threadIdx.x; i < n; i += kSearchThreads) {
+  for (std::int64_t i = threadIdx.x; i < n; i += kThreads) {
     const auto value = widened(x[i]);
     // whole numbers below 2^53: exact in any order
     if (value != 0 && is_finite(value)) atomicAdd(&histogram.count[entropy_bin(value, largest)], 1.0);
@@ -95,24 +94,40 @@ __device__ Range least_divergence(const T* x, std::int64_t n, const FiniteValues
   return clipped_at(observed, block_entropy_threshold(histogram, largest, static_cast<int>(levels)));
 }
 
+// The digit in bits [shift, shift + 8) of the key with `rank` finite ones before it, among those that begin with the
+// digits found so far; `rank` becomes its rank among those that have that digit too. A thread counts one digit.
+template <class T>
+__device__ int digit_at_rank(const T* x, std::int64_t n, std::uint64_t found, int shift, std::int64_t& rank) {
+  static_assert(kDigits == kThreads);
+  __shared__ unsigned long long counts[kDigits];
+  __shared__ std::int64_t rank_of_digit;
+  __shared__ int digit;
+  __syncthreads();
+  counts[threadIdx.x] = 0;
+  __syncthreads();
+  for (std::int64_t i = threadIdx.x; i < n; i += kThreads) {
+    const auto value = widened(x[i]);
+    const std::uint64_t key = order_key(value) >> shift;
+    if (is_finite(value) && key / kDigits == found) atomicAdd(counts + key % kDigits, 1ull);
+  }
+  __syncthreads();
+  const auto mine = static_cast<std::int64_t>(counts[threadIdx.x]), before = sum_of_threads_before(mine);
+  if (before <= rank && rank < before + mine) {
+    digit = static_cast<int>(threadIdx.x);
+    rank_of_digit = rank - before;
+  }
+  __syncthreads();
+  rank = rank_of_digit;
+  return digit;
+}
+
 template <class T>
 __device__ Range percentile_range(const T* x, std::int64_t n, std::int64_t finite, double percentile) {
-  __shared__ std::int64_t counts[256];
-  auto count_digits = [&](std::int64_t* into, std::uint64_t found, int shift) {
-    __syncthreads();
-    for (int digit = static_cast<int>(threadIdx.x); digit < 256; digit += kSearchThreads) into[digit] = 0;
-    __syncthreads();
-    for (std::int64_t i = threadIdx.x; i < n; i += kSearchThreads) {
-      const auto value = widened(x[i]);
-      const std::uint64_t key = order_key(value) >> shift;
-      if (is_finite(value) && key >> 8 == found) {
-        atomicAdd(reinterpret_cast<unsigned long long*>(into + (key & 255)), 1ull);
-      }
-    }
-    __syncthreads();
-  };
-  return data_percentile(finite, percentile,
-                         [&](std::int64_t rank) { return value_at_rank<computed_t<T>>(rank, counts, count_digits); });
+  return data_percentile(finite, percentile, [&](std::int64_t rank) {
+    return value_at_rank<computed_t<T>>(rank, [&](std::uint64_t found, int shift, std::int64_t& left) {
+      return digit_at_rank(x, n, found, shift, left);
+    });
+  });
 }
 
 template <class T>
@@ -133,23 +148,9 @@ __device__ Range choose_range(const T* x, std::int64_t n, const FiniteValues<com
   return {values.lowest, values.highest};
 }
 
-// The tensor that owns a range.
-__device__ int owner(const DataTable& table, std::int64_t range) {
-  int low = 0, high = table.tensors;
-  while (high - low > 1) {
-    const int middle = (low + high) / 2;
-    if (table.first_range[middle] <= range) {
-      low = middle;
-    } else {
-      high = middle;
-    }
-  }
-  return low;
-}
-
 template <class T>
 __device__ void store_range(const DataTable& table, std::int64_t range, Range found) {
-  const int t = owner(table, range);
+  const int t = owner_of(range, table.first_range, table.tensors);
   const std::int64_t i = range - table.first_range[t];
   static_cast<computed_t<T>*>(table.low[t])[i] = static_cast<computed_t<T>>(found.low);
   static_cast<computed_t<T>*>(table.high[t])[i] = static_cast<computed_t<T>>(found.high);
@@ -158,7 +159,7 @@ __device__ void store_range(const DataTable& table, std::int64_t range, Range fo
 template <class T>
 __device__ Range range_of(const DataTable& table, std::int64_t range, const RangeSearch& search,
                           EntropyHistogram& histogram) {
-  const int t = owner(table, range);
+  const int t = owner_of(range, table.first_range, table.tensors);
   const std::int64_t i = range - table.first_range[t], length = table.length[t], block = table.block[t];
   const std::int64_t row_blocks = (length + block - 1) / block, start = i % row_blocks * block;
   const T* x = static_cast<const T*>(table.data[t]) + i / row_blocks * length + start;
@@ -168,7 +169,7 @@ __device__ Range range_of(const DataTable& table, std::int64_t range, const Rang
 }
 
 template <class T>
-__global__ void __launch_bounds__(kSearchThreads)
+__global__ void __launch_bounds__(kThreads)
     run(__grid_constant__ const DataTable table, __grid_constant__ const RangeSearch search,
         EntropyHistogram* histograms) {
   for (std::int64_t range = blockIdx.x; range < table.first_range[table.tensors]; range += gridDim.x) {
@@ -178,15 +179,14 @@ __global__ void __launch_bounds__(kSearchThreads)
 }
 
 // Only the entropy method needs memory of its own, one histogram a block; the others fill the device.
-std::int64_t blocks_for(std::int64_t count, RangeMethod method) {
-  const std::int64_t most = method == RangeMethod::entropy ? kSearchBlocks : 65535;
-  return count < most ? count : most;
+std::int64_t blocks_of(std::int64_t count, RangeMethod method) {
+  return method == RangeMethod::entropy ? blocks_with_workspace(count) : std::min<std::int64_t>(count, 65535);
 }
 
 }  // namespace
 
 std::size_t search_range_data_workspace_bytes(std::int64_t count, RangeMethod method) {
-  return method == RangeMethod::entropy ? blocks_for(count, method) * sizeof(EntropyHistogram) : 0;
+  return method == RangeMethod::entropy ? blocks_of(count, method) * sizeof(EntropyHistogram) : 0;
 }
 
 cudaError_t search_range_data(const DataTable& table, Element element, const RangeSearch& search, void* workspace,
@@ -194,7 +194,7 @@ cudaError_t search_range_data(const DataTable& table, Element element, const Ran
   const std::int64_t count = table.first_range[table.tensors];
   if (count == 0) return cudaSuccess;
   return with_element(element, [&](auto zero) {
-    const LaunchShape shape{static_cast<unsigned>(blocks_for(count, search.method)), kSearchThreads};
+    const LaunchShape shape{static_cast<unsigned>(blocks_of(count, search.method)), kThreads};
     return launch(run<decltype(zero)>, shape, stream, table, search, static_cast<EntropyHistogram*>(workspace));
   });
 }

@@ -11,7 +11,7 @@
 
 #include "instruction_count.h"
 #include "levels.h"
-#include "qsim/half.h"
+#include "qsim/element.h"
 
 namespace vectorized {
 

@@ -12,11 +12,20 @@
 #include <type_traits>
 #include <vector>
 
+#include "qsim/element.h"
 #include "qsim/finite_range.h"
-#include "qsim/half.h"
 
 inline void require(cudaError_t status) {
   if (status != cudaSuccess) throw std::runtime_error(cudaGetErrorString(status));
+}
+
+// More elements than one grid of any kernel takes at a time, which is 16 blocks of 2048 for each multiprocessor at
+// most.
+inline std::int64_t beyond_the_grid() {
+  int device = 0, multiprocessors = 0;
+  require(cudaGetDevice(&device));
+  require(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
+  return std::int64_t{multiprocessors} * 16 * 2048 + 4099;
 }
 
 // A copy of host values on the device that begins `offset` elements behind an aligned address and ends where its memory

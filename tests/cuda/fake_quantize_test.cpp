@@ -117,7 +117,7 @@ TEMPLATE_TEST_CASE("forward, mask and gradients equal the CPU", "", float, doubl
 }
 
 TEST_CASE("more elements than a grid takes at once") {
-  const std::int64_t n = kBeyondTheGrid;
+  const std::int64_t n = beyond_the_grid();
   check_elementwise<qsim::BFloat16>({{n, n, 1, n}, n, 1}, false, Rounding::divide, 0);
 }
 

@@ -11,7 +11,7 @@ struct Case {
   std::int64_t n, parameters;
 };
 
-constexpr std::int64_t kSeveralBlocks = 3 * 2048 + 11, kBeyondTheGrid = 132 * 16 * 2048 + 4099;
+constexpr std::int64_t kSeveralBlocks = 3 * 2048 + 11;
 
 inline const std::vector<Case> kCases = {
     {{1, 1, 1, 1}, 1, 1},

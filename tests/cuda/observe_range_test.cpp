@@ -24,7 +24,8 @@ TEMPLATE_TEST_CASE("ranges equal the CPU's, batch after batch", "", float, doubl
   const std::int64_t layouts[][3] = {{1, 1, 1},    {1, 1, 15},    {1, 1, 5000},   {50000, 1, 1}, {3, 5, 200},
                                      {1, 700, 9},  {50, 3, 1},    {100, 7, 3},    {20, 64, 1},   {33, 700, 1},
                                      {17, 40, 49}, {2000, 3, 10}, {200, 2, 2},    {1, 3, 9000},  {1, 2, 1025},
-                                     {40, 300, 7}, {33, 1, 31},   {4, 1, 100003}, {100, 257, 1}, {2, 128, 1024}};
+                                     {40, 300, 7}, {33, 1, 31},   {4, 1, 100003}, {100, 257, 1}, {2, 128, 1024},
+                                     {1, 70, 200}, {1, 3000, 32}};
   for (const auto& [outer, ranges, inner] : layouts) {
     for (double any : {0.0, 0.25, 1.0}) {
       CAPTURE(outer, ranges, inner, any);
@@ -46,6 +47,8 @@ TEMPLATE_TEST_CASE("blocks along any axis", "", float, double, qsim::Float16, qs
   for (const auto& [outer, size, inner, block] : {std::array<std::int64_t, 4>{1, 1, 1, 1},
                                                   {3, 70, 1, 32},
                                                   {40, 70, 1, 32},
+                                                  {701, 96, 1, 32},
+                                                  {2, 64, 1, 3},
                                                   {2, 70, 33, 4},
                                                   {1, 9, 2000, 4},
                                                   {5, 7, 3, 100}}) {

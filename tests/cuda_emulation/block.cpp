@@ -95,7 +95,11 @@ std::string described(const Fiber& fiber) {
 class Block {
  public:
   Block(unsigned threads, const std::function<void()>& body, bool backwards)
-      : fibers_(threads), body_(body), backwards_(backwards) {}
+      : fibers_(threads), body_(body), backwards_(backwards) {
+    current = this;
+  }
+  ~Block() { current = nullptr; }
+  Block(const Block&) = delete;
 
   void run() {
     for (unsigned i = 0; i < fibers_.size(); ++i) start(fibers_[i], i);
@@ -230,7 +234,6 @@ void run_blocks(const cudaLaunchConfig_t& config, const std::function<void()>& b
   const std::uint64_t count = std::uint64_t{grid.x} * grid.y * grid.z;
   const bool backwards = order() == "descending";
   Block block(threads.x * threads.y * threads.z, body, backwards);
-  Block::current = &block;
   blockDim = threads;
   gridDim = grid;
   for (std::uint64_t i = first; i < count; i += step) {

@@ -88,14 +88,6 @@ inline int __all_sync(unsigned mask, int flag, emulation::Where where = emulatio
   return emulation::gather("__all_sync", mask, flag == 0, emulation::lane(), where).ballot == 0;
 }
 
-inline unsigned __reduce_add_sync(unsigned mask, unsigned x, emulation::Where where = emulation::Where::current()) {
-  unsigned sum = 0;
-  for (int source = 0; source < 32; ++source) {
-    if (mask >> source & 1) sum += emulation::shuffle("__reduce_add_sync", mask, x, source, where);
-  }
-  return sum;
-}
-
 // There are no caches to go past.
 template <class T>
 T __ldcg(const T* from) {

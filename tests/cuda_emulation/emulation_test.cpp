@@ -1,7 +1,11 @@
 // What the emulation promises: right results of right kernels, and a complaint about wrong ones.
+#include <algorithm>
 #include <catch2/catch.hpp>
 #include <vector>
 
+#include "cub/block/block_reduce.cuh"
+#include "cub/block/block_scan.cuh"
+#include "cub/warp/warp_reduce.cuh"
 #include "cuda_bf16.h"
 #include "cuda_fp16.h"
 #include "cuda_runtime.h"
@@ -37,6 +41,26 @@ __global__ void lanes(unsigned* to) {
   to[3 * 64 + threadIdx.x] = __shfl_sync(~0u, threadIdx.x, 5, 16);
   to[4 * 64 + threadIdx.x] = __ballot_sync(~0u, lane % 3 == 0);
   to[5 * 64 + threadIdx.x] = lane < 8 ? __any_sync(0xffu, lane == 7) : __all_sync(~0xffu, lane == 7);
+}
+
+__global__ void cub_primitives(const int* x, int* to) {
+  using Warp = cub::WarpReduce<int>;
+  using Block = cub::BlockReduce<int, 64>;
+  using Scan = cub::BlockScan<int, 64>;
+  __shared__ Warp::TempStorage warps[2];
+  __shared__ Block::TempStorage block;
+  __shared__ Scan::TempStorage scan;
+  const unsigned t = threadIdx.x;
+  const int largest = Warp(warps[t / 32]).Reduce(x[t], [](int a, int b) { return max(a, b); });
+  const int sum = Warp(warps[t / 32]).Sum(x[t]);
+  if (t % 32 == 0) to[64 + t / 32] = largest, to[66 + t / 32] = sum;
+  const int all = Block(block).Reduce(x[t], [](int a, int b) { return a + b; });
+  if (t == 0) to[68] = all;
+  Scan(scan).ExclusiveSum(x[t], to[t]);
+}
+__global__ void result_of_another_lane(int* to) {
+  __shared__ cub::WarpReduce<int>::TempStorage storage;
+  to[threadIdx.x] = cub::WarpReduce<int>(storage).Sum(1);
 }
 
 // The last block to arrive adds what all have written.
@@ -93,6 +117,26 @@ TEST_CASE("warp collectives") {
     CHECK(got[256 + i] == 0x49249249u);
     CHECK(got[320 + i] == (lane < 8));
   }
+}
+
+TEST_CASE("CUB's reductions and scans") {
+  std::vector<int> x(64), to(69);
+  for (int i = 0; i < 64; ++i) x[i] = i * 37 % 64;
+  REQUIRE(run(cub_primitives, 1, 64, 0, static_cast<const int*>(x.data()), to.data()) == cudaSuccess);
+  int before = 0, sums[2] = {}, largest[2] = {};
+  for (int i = 0; i < 64; ++i) {
+    CHECK(to[i] == before);
+    before += x[i];
+    sums[i / 32] += x[i];
+    largest[i / 32] = std::max(largest[i / 32], x[i]);
+  }
+  for (int warp : {0, 1}) CHECK((to[64 + warp] == largest[warp] && to[66 + warp] == sums[warp]));
+  CHECK(to[68] == before);
+
+  std::vector<int> each(32);
+  REQUIRE(run(result_of_another_lane, 1, 32, 0, each.data()) == cudaSuccess);
+  CHECK(each[0] == 32);
+  CHECK(each[1] != 32);  // promised to nobody else
 }
 
 TEST_CASE("the last block sees all others, and the counter resets itself") {

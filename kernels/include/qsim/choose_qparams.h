@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "qsim/half_even.h"
 #include "qsim/level.h"
 #include "qsim/portability.h"
 
@@ -38,7 +39,7 @@ QSIM_HD QuantParams<double> spread(double low, double high, QuantGrid grid, doub
   const double qmin = grid.quant_min, qmax = grid.quant_max, floor = min_scale > FLT_MIN ? min_scale : FLT_MIN;
   double scale, zero_point = 0;
   if (grid.symmetric) {
-    zero_point = rint((qmin + qmax) / 2);
+    zero_point = round_half_even((qmin + qmax) / 2);
     const double below = zero_point - qmin, above = qmax - zero_point;
     // A 2-bit grid [-2, 1] would lose half of its range to its short side: the top is clipped instead.
     const double top = 2 * above <= below ? below : above;
@@ -49,7 +50,7 @@ QSIM_HD QuantParams<double> spread(double low, double high, QuantGrid grid, doub
     scale = (high - low) / (qmax - qmin);
   }
   scale = low == high ? 1 : scale < floor ? floor : scale;
-  if (!grid.symmetric) zero_point = clamp_to(rint(qmin - low / scale), qmin, qmax);
+  if (!grid.symmetric) zero_point = clamp_to(round_half_even(qmin - low / scale), qmin, qmax);
   return {scale, static_cast<std::int32_t>(zero_point)};
 }
 

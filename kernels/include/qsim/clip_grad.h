@@ -56,12 +56,15 @@ QSIM_HD GradScaling grad_scaling(GradSum total, double p, double max_norm, NonFi
 
 namespace cpu {
 
+// Power and count of one chunk of n <= kGradChunk elements.
+using SumGrad = GradSum (*)(const void* x, std::int64_t n, double p);
+// x * coefficient, in float32 (float64 for f64), rounded once. `finite_only`: other elements become 0; else there are
+// none.
+using ScaleGrad = void (*)(void* x, std::int64_t n, double coefficient, bool finite_only);
+
 struct ClipGradKernels {
-  // Tables by Element. Power and count of one chunk of n <= kGradChunk elements.
-  GradSum (*sum[4])(const void* x, std::int64_t n, double p);
-  // x * coefficient, in float32 (float64 for f64), rounded once. `finite_only`: other elements become 0; else there are
-  // none.
-  void (*scale[4])(void* x, std::int64_t n, double coefficient, bool finite_only);
+  ByElement<SumGrad> sum;
+  ByElement<ScaleGrad> scale;
 };
 QSIM_LEVEL_TABLES(ClipGradKernels, clip_grad_kernels)
 

@@ -1,23 +1,11 @@
 // x / scale without dividing, and the last x that rounds into a grid: the same bits as the contract, for regular grids.
 #pragma once
 
-#include <cmath>
 #include <cstdint>
-#include <cstring>
 
 #include "qsim/fake_quantize.h"
 
 namespace qsim {
-
-// What has no operator: for a float, and on the CPU for a vector of them.
-template <class V>
-struct Lanes;
-template <>
-struct Lanes<float> {
-  QSIM_HD static float fused(float a, float b, float c) { return fmaf(a, b, c); }  // a * b + c, rounded once
-  QSIM_HD static float rounded(float x) { return round_half_even(x); }
-  QSIM_HD static float clamped(float x, float low, float high) { return clamp_keeping_nan(x, low, high); }
-};
 
 // Grids for which the functions below are exact: no product overflows, and none that matters underflows. Others are
 // legal; they take the functors of fake_quantize.h as they are.
@@ -30,30 +18,24 @@ QSIM_HD bool is_regular(Grid<float> grid) {  // without branches, as everything 
 // processor"). The theorem asks for a product within one ulp; here it is within 1.5, which is enough for every scale:
 // the test visits all divisors with all dividends whose quotients lie so close to a midpoint that they could go wrong.
 // Below |x| = 2^-100 the remainder underflows and the last bits may be off; such quotients round to 0 all the same.
-template <class V>
-QSIM_HD V exact_quotient(V x, V scale, V inverse) {
-  const V product = x * inverse;
-  return Lanes<V>::fused(Lanes<V>::fused(-product, scale, x), inverse, product);
+template <class N>
+QSIM_HD N exact_quotient(N x, N scale, N inverse) {
+  const N product = x * inverse;
+  return Number<N>::fused(Number<N>::fused(-product, scale, x), inverse, product);
 }
 
 // A positive float, so many floats further up.
-QSIM_HD float moved(float x, std::uint32_t ulps) {
-  std::uint32_t bits;
-  std::memcpy(&bits, &x, sizeof bits);
-  bits += ulps;
-  std::memcpy(&x, &bits, sizeof x);
-  return x;
-}
+QSIM_HD float floats_above(float x, std::int32_t count) { return number_of<float>(bits_of(x) + count); }
 
 // The largest x with rint(RN(x / scale)) <= steps, for 0 <= steps <= 2^21 and a regular scale. The tie steps + 0.5
 // rounds down if steps is even, and so does all that RN makes a tie of: what lies up to the midpoint between the tie
 // and the float above it, inclusive because the tie has an even mantissa. If steps is odd, x / scale must lie below the
 // midpoint between the tie and the float below it. Midpoint times scale has 49 bits: exact in float64.
 QSIM_HD float last_within(float steps, float scale) {
-  const std::uint32_t odd = 2 * round_half_even(steps / 2) != steps ? 1 : 0;
+  const std::int32_t odd = 2 * round_half_even(steps / 2) != steps ? 1 : 0;
   const float tie = steps + 0.5f;
-  const double limit = (double{tie} + double{moved(tie, 1 - 2 * odd)}) * 0.5 * double{scale};
-  const float nearest = static_cast<float>(limit), below = moved(nearest, -1u);
+  const double limit = (double{tie} + double{floats_above(tie, 1 - 2 * odd)}) * 0.5 * double{scale};
+  const float nearest = static_cast<float>(limit), below = floats_above(nearest, -1);
   const float least = double{nearest} >= limit ? below : nearest, most = double{nearest} > limit ? below : nearest;
   return odd ? least : most;
 }

@@ -5,11 +5,13 @@
 // as these numbers are exact in T: the bindings admit float32 grids within [-2^24, 2^24] and at most 2^24 wide.
 #pragma once
 
-#include <cmath>
 #include <cstdint>
 
-#include "qsim/half.h"
+#include "qsim/element.h"
+#include "qsim/half_even.h"
+#include "qsim/layout.h"
 #include "qsim/level.h"
+#include "qsim/number.h"
 #include "qsim/portability.h"
 
 namespace qsim {
@@ -22,16 +24,6 @@ struct Grid {
   T scale;
   T low, high;  // the ends of the grid in steps
 };
-
-QSIM_HD float round_half_even(float x) { return rintf(x); }
-QSIM_HD double round_half_even(double x) { return rint(x); }
-
-// NaN stays NaN: every comparison with it is false.
-template <class T>
-QSIM_HD T clamp_keeping_nan(T x, T low, T high) {
-  x = low > x ? low : x;
-  return high < x ? high : x;
-}
 
 // A zero point that is learned is a float: rounded and clamped to the grid. A NaN zero point makes the scale NaN, and
 // with it every result.
@@ -81,22 +73,6 @@ QSIM_HD T zero_point_term(T grad, T x, T quotient, Grid<T> grid) {
   return in_range(quotient, grid) ? T(0) : known_grad;
 }
 
-// Which elements share parameters, in memory order. Element e lies in segment (e % outer) / segment of repetition
-// e / outer; inside it, the parameters take turns every `run` elements. The last segment of a repetition may be short.
-//
-//   per tensor               {n, n, 1, n}              per channel, outermost     {n, n / C, 1, n / C}
-//   per channel, elsewhere   {n, n, C, inner}          per block                  {length * inner, block * inner,
-//   inner, 1}
-struct Layout {
-  std::int64_t outer, segment, width, run;
-};
-
-// Sums over what shares a parameter are cut into slices at fixed places: slice s of a segment covers its elements
-// [s * length, (s + 1) * length) and owns `width` partial sums of each kind. `length` holds whole rows (width * run).
-struct Slices {
-  std::int64_t length, per_segment;
-};
-
 namespace cpu {
 
 // Grids as arrays, one entry per parameter. If all of them are regular (exact_quotient.h), the kernels clamp x to
@@ -142,11 +118,7 @@ struct FakeQuantize {
                     const Layout& layout, Rounding rounding);
 };
 
-struct FakeQuantizeKernels {
-  FakeQuantize<float> f32;
-  FakeQuantize<double> f64;
-  FakeQuantize<Float16> f16;
-  FakeQuantize<BFloat16> bf16;
+struct FakeQuantizeKernels : PerElement<FakeQuantize> {
   PrepareGrids<float> prepare_f32;
   PrepareGrids<double> prepare_f64;
 };
@@ -165,11 +137,7 @@ template <class T>
 using FakeQuantizeBackward = void (*)(const T* grad, const T* x, T* dx, std::int64_t begin, std::int64_t end,
                                       Grids<arithmetic_t<T>> grids, const Layout& layout, Rounding rounding);
 
-struct FakeQuantizeBackwardKernels {
-  FakeQuantizeBackward<float> f32;
-  FakeQuantizeBackward<double> f64;
-  FakeQuantizeBackward<Float16> f16;
-  FakeQuantizeBackward<BFloat16> bf16;
+struct FakeQuantizeBackwardKernels : PerElement<FakeQuantizeBackward> {
   // dx = grad where the bit is set, +0.0 elsewhere, for elements of 2, 4 and 8 bytes; begin is a multiple of 8.
   void (*masked_16)(const std::uint16_t* grad, const std::uint8_t* mask, std::uint16_t* dx, std::int64_t begin,
                     std::int64_t end);
@@ -192,11 +160,7 @@ template <class T>
 using FoldSums = void (*)(PartialSums sums, Slices slices, std::int64_t n, std::int64_t width, std::int64_t run,
                           std::int64_t rows, const T* scale, double grad_factor, T* dscale, T* dzero_point);
 
-struct FakeQuantizeLearnableKernels {
-  FakeQuantizeLearnable<float> f32;
-  FakeQuantizeLearnable<double> f64;
-  FakeQuantizeLearnable<Float16> f16;
-  FakeQuantizeLearnable<BFloat16> bf16;
+struct FakeQuantizeLearnableKernels : PerElement<FakeQuantizeLearnable> {
   FoldSums<float> fold_f32;
   FoldSums<double> fold_f64;
 };

@@ -9,12 +9,12 @@
 #include <cmath>
 #include <cstdint>
 
+#include "qsim/element.h"
 #include "qsim/level.h"
+#include "qsim/number.h"
 #include "qsim/portability.h"
 
 namespace qsim {
-
-enum class Element { f32, f16, bf16, f64 };  // of an input; indexes the tables below
 
 struct FiniteRange {  // lowest > highest: nothing seen
   float lowest = INFINITY, highest = -INFINITY;
@@ -35,8 +35,6 @@ struct NonFinite {
   }
 };
 
-QSIM_HD bool is_finite(float x) { return fabsf(x) <= FLT_MAX; }
-
 // One element of any kind.
 QSIM_HD void observe(float x, FiniteRange& range, NonFinite& counts) {
   if (is_finite(x)) {
@@ -55,7 +53,7 @@ using ObserveRange = void (*)(const void* x, std::int64_t outer, std::int64_t ra
                               float* highest, NonFinite& counts);
 
 struct ObserveRangeKernels {
-  ObserveRange of[4];  // by Element
+  ByElement<ObserveRange> of;
 };
 QSIM_LEVEL_TABLES(ObserveRangeKernels, observe_range_kernels)
 

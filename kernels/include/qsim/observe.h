@@ -21,11 +21,15 @@ struct SketchScratch {
   static constexpr std::int64_t kMost = kCopies * 65535;  // elements between two flushes: the copies take turns
 };
 
+// Extends range, counts and sketch by n elements. For small n: each element costs a 64-bit increment.
+using ObserveDirectly = void (*)(const void* x, std::int64_t n, FiniteRange& range, NonFinite& counts, Sketch sketch);
+// The same into scratch, for at most SketchScratch::kMost elements between two flushes.
+using CountSketch = void (*)(const void* x, std::int64_t n, FiniteRange& range, NonFinite& counts,
+                             SketchScratch& scratch);
+
 struct ObserveKernels {
-  // Extends range, counts and sketch by n elements. For small n: each element costs a 64-bit increment.
-  void (*directly[4])(const void* x, std::int64_t n, FiniteRange& range, NonFinite& counts, Sketch sketch);
-  // The same into scratch, for at most SketchScratch::kMost elements between two calls of `flush`.
-  void (*count[4])(const void* x, std::int64_t n, FiniteRange& range, NonFinite& counts, SketchScratch& scratch);
+  ByElement<ObserveDirectly> directly;
+  ByElement<CountSketch> count;
   // Adds scratch to the sketch and clears it. `range` covers all that was counted.
   void (*flush)(SketchScratch& scratch, FiniteRange range, Sketch sketch);
 };

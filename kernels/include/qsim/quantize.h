@@ -42,12 +42,7 @@ struct Quantize {
                    const Layout& layout);
 };
 
-struct QuantizeKernels {
-  Quantize<float> f32;
-  Quantize<double> f64;
-  Quantize<Float16> f16;
-  Quantize<BFloat16> bf16;
-};
+struct QuantizeKernels : PerElement<Quantize> {};
 QSIM_LEVEL_TABLES(QuantizeKernels, quantize_kernels)
 
 }  // namespace cpu

@@ -7,37 +7,19 @@
 
 #include <bit>
 #include <cstdint>
-#include <cstring>
 #include <limits>
 #include <type_traits>
 
-#include "qsim/fake_quantize.h"
-#include "qsim/half.h"
+#include "qsim/element.h"
+#include "qsim/half_even.h"
+#include "qsim/layout.h"
 #include "qsim/level.h"
+#include "qsim/number.h"
 #include "qsim/portability.h"
 
 namespace qsim {
 
 enum class FloatFormat { float16, bfloat16, float8_e4m3fn, float8_e5m2 };
-
-// N is what a formula is written for: float, double, or a vector register of either. Bits are signed integers of the
-// same shape; multiply_add is for products that are exact, where it does not matter whether it rounds in between.
-template <class N>
-struct Number;
-template <>
-struct Number<float> {
-  using Bits = std::int32_t;
-  static constexpr int kMantissa = 23;
-  static QSIM_HD float multiply_add(float a, float b, float c) { return a * b + c; }
-};
-template <>
-struct Number<double> {
-  using Bits = std::int64_t;
-  static constexpr int kMantissa = 52;
-  static QSIM_HD double multiply_add(double a, double b, double c) { return a * b + c; }
-};
-template <class N>
-using bits_t = typename Number<N>::Bits;
 
 // A format as N sees it: magnitudes as bits, but for `lift` and `overflowing`.
 template <class N>
@@ -129,20 +111,6 @@ QSIM_HD N multiplied(N x, N scale) {
 }
 
 template <class N>
-QSIM_HD bits_t<N> bits_of(N x) {
-  bits_t<N> bits;
-  memcpy(&bits, &x, sizeof bits);
-  return bits;
-}
-
-template <class N>
-QSIM_HD N number_of(bits_t<N> bits) {
-  N x;
-  memcpy(&x, &bits, sizeof x);
-  return x;
-}
-
-template <class N>
 QSIM_HD bits_t<N> magnitude_of(N x, const FormatIn<N>& format) {
   return bits_of(x) & format.magnitude;
 }
@@ -153,9 +121,9 @@ QSIM_HD N round_to_format(N x, const FormatIn<N>& format) {
   using Bits = bits_t<N>;
   const Bits magnitude = magnitude_of(x, format);
   Bits rounded;
-  if constexpr (upper_half) {  // half to even; a carry out of the mantissa is the next exponent, up to that of Inf
+  if constexpr (upper_half) {
     const Bits known = magnitude < format.beyond ? magnitude : format.beyond;
-    const Bits nearest = (known + 0x7fff + (known >> 16 & 1)) & ~0xffff;
+    const Bits nearest = round_upper_half(known) & ~0xffff;
     rounded = magnitude > format.infinity ? magnitude : nearest;
   } else {
     // Adding a number whose last place is the distance between neighbours rounds to them, half to even; subtracting it
@@ -235,12 +203,7 @@ struct RoundToFormat {
                   FormatCounts& counts, SquaredSums* squares);
 };
 
-struct RoundToFormatKernels {
-  RoundToFormat<float> f32;
-  RoundToFormat<double> f64;
-  RoundToFormat<Float16> f16;
-  RoundToFormat<BFloat16> bf16;
-};
+struct RoundToFormatKernels : PerElement<RoundToFormat> {};
 QSIM_LEVEL_TABLES(RoundToFormatKernels, round_to_format_kernels)
 
 }  // namespace cpu

@@ -2,12 +2,19 @@
 //
 // A candidate is a range; its cost is that of the encoding which choose_qparams makes of it, so the range returned
 // leads to exactly the encoding that was judged. The search on a sketch and the search on the data share candidates.
+// What each method costs a candidate, or finds without any, is in search_range/:
+//
+//   mse, tf_enhanced   sketch_cost.h (with point_masses.h), data_cost.h
+//   percentile         percentile.h
+//   entropy            entropy.h
 #pragma once
 
 #include <cstddef>
 
 #include "qsim/choose_qparams.h"
 #include "qsim/finite_range.h"
+#include "qsim/half_even.h"
+#include "qsim/number.h"
 
 namespace qsim {
 
@@ -58,7 +65,8 @@ struct RangeCandidates {
 
   QSIM_HD Range shifted(int k, int i) const {
     const double n = grid_steps(grid), width = observed.high - observed.low, delta = width / n * k / (kScales - 1);
-    const double offset = i == kOffsets ? rint(observed.low / width * n) : rint(n * i / (kOffsets - 1) - n);
+    const double offset =
+        i == kOffsets ? round_half_even(observed.low / width * n) : round_half_even(n * i / (kOffsets - 1) - n);
     return {larger(observed.low, delta * offset), smaller(observed.high, delta * (offset + n))};
   }
 };
@@ -82,12 +90,9 @@ QSIM_HD bool loses_something(double cost, double mass, double scale) {
 // The largest power of two that divides x (finite, not zero): what its lowest bit is worth.
 QSIM_HD double lowest_set_bit(double x) {
   x = fabs(x);
-  std::uint64_t bits;
-  __builtin_memcpy(&bits, &x, sizeof bits);
+  const auto bits = static_cast<std::uint64_t>(bits_of(x));
   if ((bits & ((1ull << 52) - 1)) == 0) return x;
-  bits &= bits - 1;
-  double without;
-  __builtin_memcpy(&without, &bits, sizeof without);
+  const double without = number_of<double>(static_cast<std::int64_t>(bits & (bits - 1)));
   return x - without;
 }
 
@@ -111,12 +116,15 @@ struct SearchRangeKernels {
 };
 QSIM_LEVEL_TABLES(SearchRangeKernels, search_range_kernels)
 
+// The range of n values, as float64 for f64 and as float32 for the others; values that are not finite are skipped. No
+// finite one: (+Inf, -Inf).
+using SearchRangeData = void (*)(const void* x, std::int64_t n, const RangeSearch& search, void* workspace, void* low,
+                                 void* high);
+
 struct SearchRangeDataKernels {
   // What a search over up to n values of one method works in, in bytes.
   std::size_t (*workspace_bytes)(Element element, std::int64_t n, RangeMethod method);
-  // Table by Element. The range of n values, as float64 for f64 and as float32 for the others; values that are not
-  // finite are skipped. No finite one: (+Inf, -Inf).
-  void (*run[4])(const void* x, std::int64_t n, const RangeSearch& search, void* workspace, void* low, void* high);
+  ByElement<SearchRangeData> run;
 };
 QSIM_LEVEL_TABLES(SearchRangeDataKernels, search_range_data_kernels)
 

@@ -12,6 +12,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "qsim/number.h"
 #include "qsim/portability.h"
 
 namespace qsim {
@@ -29,23 +30,20 @@ struct Sketch {
   std::int32_t* low_bits;
 };
 
+QSIM_HD std::uint32_t word_of(float x) { return static_cast<std::uint32_t>(bits_of(x)); }
+QSIM_HD float float_of(std::uint32_t word) { return number_of<float>(static_cast<std::int32_t>(word)); }
+
 // Of a finite number's bits.
 QSIM_HD int sketch_bin(std::uint32_t bits) {
   return static_cast<int>(bits == kNegativeZero ? 0 : bits >> kSketchShift);
 }
 
 QSIM_HD int magnitude_bin(double magnitude) {  // within one side: magnitude >= 0
-  const float x = magnitude <= FLT_MAX ? static_cast<float>(magnitude) : INFINITY;
-  std::uint32_t bits;
-  __builtin_memcpy(&bits, &x, sizeof bits);
-  return static_cast<int>(bits >> kSketchShift);
+  return static_cast<int>(word_of(magnitude <= FLT_MAX ? static_cast<float>(magnitude) : INFINITY) >> kSketchShift);
 }
 
 QSIM_HD double sketch_edge(int bin) {  // the smallest magnitude in the bin
-  const std::uint32_t bits = static_cast<std::uint32_t>(bin) << kSketchShift;
-  float x;
-  __builtin_memcpy(&x, &bits, sizeof x);
-  return x;
+  return float_of(static_cast<std::uint32_t>(bin) << kSketchShift);
 }
 
 // One sign of a sketch whose values all have magnitudes in [near, far]; without values: far = 0.
