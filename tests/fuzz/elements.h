@@ -9,7 +9,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "qsim/half.h"
+#include "qsim/element.h"
 #include "qsim/level.h"
 
 namespace fuzz {

@@ -1,0 +1,89 @@
+"""Looks at many programs: ``python -m tests.fuzz.programs --count 20000 --seed 1``."""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+
+import torch
+
+from .case import Failure
+from .examine import examine, oracles_of
+from .generate import generate
+from .oracles import ORACLES
+from .shrink import shrink
+from .source import source
+
+_SHOWN = 3  # of each class of failures, with a small program
+Found = tuple[int, list[Failure], dict[str, str]]
+
+
+def _look(job: tuple[int, tuple[str, ...], bool]) -> Found:
+    seed, oracles, expect_warnings = job
+    torch.set_num_threads(1)
+    asked = [name for name in oracles_of(seed) if not oracles or name in oracles] if len(oracles) != 1 else list(oracles)
+    verdict = examine(generate(seed), asked, expect_warnings=expect_warnings)
+    return seed, list(verdict.failures), verdict.undecided
+
+
+def _looked(options: argparse.Namespace) -> Iterator[Found]:
+    jobs = [(seed, tuple(options.oracle or ()), options.expect_warnings) for seed in range(options.seed, options.seed + options.count)]
+    if options.jobs == 1:
+        yield from map(_look, jobs)
+        return
+    with ProcessPoolExecutor(options.jobs, get_context("spawn")) as pool:
+        yield from pool.map(_look, jobs, chunksize=8)
+
+
+def report(seed: int, failure: Failure, *, small: bool) -> str:
+    """A failure with its numbers and a program that has it; a `small` one takes a while to find."""
+    program = shrink(generate(seed), failure.oracle) if small else generate(seed)
+    lines = [f"seed {seed}, oracle {failure.oracle!r}: {failure.call}", f"  {failure.detail}"]
+    if small:
+        again = examine(program, [failure.oracle]).failures
+        lines += [f"  small: {found.detail}" for found in again]
+    replay = f"replay: PYTHONPATH=python python -m tests.fuzz.programs --seed {seed} --count 1 --oracle {failure.oracle!r}"
+    return "\n".join([*lines, source(program), replay])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz.programs", description=__doc__)
+    parser.add_argument("--count", type=int, default=1000, help="programs to look at")
+    parser.add_argument("--seed", type=int, default=None, help="of the first program; a random one by default, which is printed")
+    parser.add_argument("--oracle", action="append", choices=list(ORACLES), help="ask this one only; may be repeated")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--expect-warnings", action="store_true", help="a path that the example did not take has to be warned of")
+    parser.add_argument("--show", action="store_true", help="print the program itself, failing or not")
+    parser.add_argument("--as-it-is", action="store_true", help="do not look for smaller programs")
+    options = parser.parse_args()
+    options.seed = secrets.randbelow(2**31) if options.seed is None else options.seed
+    print(f"programs {options.seed} to {options.seed + options.count - 1}", flush=True)
+    if options.show:
+        print(source(generate(options.seed)))
+    began, titles, reasons = time.monotonic(), Counter[str](), Counter[str]()
+    for seed, failures, undecided in _looked(options):
+        reasons.update(f"{name}: {reason[:80]}" for name, reason in undecided.items())
+        for failure in failures:
+            titles[failure.title] += 1
+            if titles[failure.title] <= _SHOWN:
+                print(f"\n{report(seed, failure, small=not options.as_it_is)}", flush=True)
+            else:
+                print(f"\nseed {seed}, oracle {failure.oracle!r}: {failure.call}: {failure.detail}", flush=True)
+    seconds = time.monotonic() - began
+    print(f"\n{options.count} programs in {seconds:.0f} s ({options.count / seconds:.1f} a second); {sum(titles.values())} failures")
+    for title, count in titles.most_common():
+        print(f"{count:6}  {title}")
+    print("nothing was said of:")
+    for reason, count in reasons.most_common(25):
+        print(f"{count:6}  {reason}")
+    return 1 if titles else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

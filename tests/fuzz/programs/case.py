@@ -1,0 +1,153 @@
+"""A program with its float model, and simulations of it: what every oracle starts from."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import nn
+
+import qsim
+
+from .ir import Program
+from .loaded import Call, Loaded
+from .running import MODES, Outcome, quietly, run, same_state
+
+
+class Undecided(Exception):
+    """An oracle has nothing to say of a program."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What an oracle found: `detail` has the numbers."""
+
+    oracle: str
+    call: str
+    detail: str
+
+    @property
+    def title(self) -> str:
+        """Failures of one class have one title."""
+        return f"{self.oracle}: {self.call}"
+
+
+class Raised(Exception):
+    """qsim raised where the float model does not."""
+
+    def __init__(self, where: str, error: BaseException) -> None:
+        last = traceback.extract_tb(error.__traceback__)
+        inside = [frame for frame in last if "qsim" in frame.filename]
+        at = f" in {inside[-1].filename.rpartition('/')[2]}:{inside[-1].name}" if inside else ""
+        super().__init__(f"{where}: {type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}{at}")
+        self.error = error
+
+
+def in_float(sim: qsim.QuantSim) -> contextlib.AbstractContextManager[None]:
+    """Simulation off: `QuantSim.in_float`, which was called `float`."""
+    off: Callable[[], contextlib.AbstractContextManager[None]] = getattr(sim, "in_float", None) or sim.float
+    return off()
+
+
+class Case:
+    """Parameters
+    ----------
+    program : Program
+    loaded : Loaded
+    expect_warnings : bool
+        Whether a path that the example did not take has to be warned of.
+    """
+
+    def __init__(self, program: Program, loaded: Loaded, *, expect_warnings: bool = False) -> None:
+        self.program, self.loaded, self.expect_warnings = program, loaded, expect_warnings
+        self._outcomes: dict[tuple[str, str, torch.dtype], Outcome | Exception] = {}
+
+    @cached_property
+    def calls(self) -> list[Call]:
+        """Those that the float model can run."""
+        return [call for call in self.loaded.calls() if isinstance(self.float_outcome(call, "no_grad"), Outcome)]
+
+    def float_model(self, dtype: torch.dtype = torch.float32) -> nn.Module:
+        """The model with all its hooks."""
+        model = self.loaded.model(dtype)
+        self.loaded.hook(model)
+        return model
+
+    def float_outcome(self, call: Call, mode: str, dtype: torch.dtype = torch.float32) -> Outcome | Exception:
+        """What the float model gives, or raises."""
+        key = (call.name, mode, dtype)
+        if key not in self._outcomes:
+            model = self.float_model(dtype)
+            try:
+                with quietly():
+                    self._outcomes[key] = run(model, self.loaded, call, mode, dtype)
+            except Exception as error:
+                self._outcomes[key] = error
+        return self._outcomes[key]
+
+    def modes(self, call: Call, *, train: bool = True) -> list[str]:
+        """The modes in which the float model can run a call."""
+        found = [mode for mode in MODES if isinstance(self.float_outcome(call, mode), Outcome)]
+        return found if train else [mode for mode in found if mode != "train"]
+
+    def check(self) -> None:
+        """Raises Undecided if the float model cannot run its example."""
+        example = self.loaded.calls()[0]
+        outcome = self.float_outcome(example, "no_grad")
+        if isinstance(outcome, Exception):
+            raise Undecided(f"the float model raises {type(outcome).__name__}: {outcome}")
+        if not all(bool(t.isfinite().all()) and float(t.abs().max()) < 1e8 for t in outcome.results if t.numel()):
+            raise Undecided("the float model's results are not finite, or huge")
+
+    def simulation(
+        self, config: qsim.Config, dtype: torch.dtype = torch.float32, *, calibrated: bool = True, data: list[Call] | None = None
+    ) -> qsim.QuantSim:
+        """A calibrated simulation of the model. `data`: on these calls; by default on the recorded ones."""
+        model = self.loaded.model(dtype)
+        with quietly(), _raising("QuantSim"):
+            sim = qsim.QuantSim(model, self.loaded.example(dtype), config)
+        self.loaded.hook(sim.model)
+        if calibrated:
+            data = data or [call for call in self.calls if call.recorded][:2]
+            with quietly(), _raising("calibrate"):
+                sim.calibrate(data, forward=lambda m, call: _forward(m, self.loaded, call, dtype), progress=False)
+        return sim
+
+    def run(self, sim: nn.Module, call: Call, mode: str, dtype: torch.dtype = torch.float32, *, of: qsim.QuantSim | None = None) -> Outcome:
+        """A call of a simulation; gradients by the names of the float model."""
+        owner = (of or sim).model if isinstance(of or sim, qsim.QuantSim) else of or sim
+        with quietly() as noted, same_state(owner):
+            try:
+                outcome = run(sim, self.loaded, call, mode, dtype, of=owner)
+            except Exception as error:
+                # Quantized data may decide a branch in another way than float data, and go where the float model raises too.
+                # In training, scales that are learned make inputs need gradients.
+                others = [self.float_outcome(other, way) for other in self.loaded.calls() for way in (mode, *["grad"] * (mode == "train"))]
+                if any(type(other) is type(error) for other in others):
+                    raise Undecided(f"the float model raises {type(error).__name__} on another path") from error
+                raise Raised(f"{call.name}, {mode}", error) from error
+        self.warned = [str(w.message) for w in noted if issubclass(w.category, UserWarning)]
+        return outcome
+
+
+def _forward(model: nn.Module, loaded: Loaded, call: Call, dtype: torch.dtype) -> Any:
+    args, kwargs = loaded.arguments(call, dtype)
+    return model(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def _raising(where: str):
+    try:
+        yield
+    except Exception as error:
+        raise Raised(where, error) from error
+
+
+def kept_batch_norms(config: qsim.Config) -> qsim.Config:
+    return dataclasses.replace(config, batch_norm="keep")

@@ -1,0 +1,33 @@
+"""The oracles: each takes a case and returns a failure, or None; `Undecided` where it has nothing to say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..case import Case, Failure
+from .checkpoints import without_checkpoints
+from .compiled import compiled_is_eager
+from .copies import copies_are_equal
+from .half import half_precision_loses_the_same
+from .hand_written import as_written_by_hand
+from .hooks import hooks_change_nothing
+from .savings import savings_change_nothing
+from .simulation_off import off_is_float
+from .sixteen_bits import sixteen_bits_are_near
+from .threads import threads_do_not_meet
+
+Oracle = Callable[[Case], Failure | None]
+
+# name -> (oracle, share of the programs that it looks at)
+ORACLES: dict[str, tuple[Oracle, float]] = {
+    "off": (off_is_float, 0.35),
+    "hand-written": (as_written_by_hand, 1.0),
+    "savings": (savings_change_nothing, 0.35),
+    "16 bits": (sixteen_bits_are_near, 0.5),
+    "half": (half_precision_loses_the_same, 0.15),
+    "hooks": (hooks_change_nothing, 1.0),
+    "checkpoints": (without_checkpoints, 1.0),
+    "copies": (copies_are_equal, 0.1),
+    "threads": (threads_do_not_meet, 0.1),
+    "compiled": (compiled_is_eager, 0.05),
+}

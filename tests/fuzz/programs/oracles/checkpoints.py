@@ -1,0 +1,51 @@
+"""Recomputation changes neither results nor gradients: the simulation with checkpoints is the one without."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import qsim
+
+from ..case import Case, Failure, Undecided
+from ..ir import Block, Branch, Program, Repeat, all_statements, map_blocks
+from ..loaded import loaded
+from ..results import near, same_bits
+
+
+def without_checkpoints(case: Case) -> Failure | None:
+    ways = {getattr(s, "checkpoint", "") for s in all_statements(case.program)}
+    if not any(ways):
+        raise Undecided("no checkpoint")
+    if "segments" in ways:
+        raise Undecided("checkpoint_sequential calls layers past the module that they are in, and past its hooks")
+    sim = case.simulation(qsim.int8())
+    with loaded(_stripped(case.program)) as other:
+        plain_case = Case(case.program, other)
+        plain = plain_case.simulation(qsim.int8())
+        for call in case.calls:
+            for mode in case.modes(call, train=False):
+                found, expected = case.run(sim, call, mode), plain_case.run(plain, call, mode)
+                path = "the example's path" if call.recorded else "another path"
+                if problem := same_bits(found.results, expected.results):
+                    return Failure("checkpoints", f"{path}, {mode}", f"{call.name}: {problem}")
+                names = list(expected.gradients)
+                if problem := near([found.gradients.get(n) for n in names], [expected.gradients[n] for n in names], 1e-5):
+                    return Failure("checkpoints", f"gradients, {path}", f"{call.name}: {problem}, of {names}")
+    return None
+
+
+def _stripped(program: Program) -> Program:
+    return map_blocks(program, lambda block, _: _plain(block))
+
+
+def _plain(block: Block) -> Block:
+    found = []
+    for s in block:
+        if isinstance(s, Branch):
+            s = dataclasses.replace(s, then=_plain(s.then), other=_plain(s.other))
+        elif isinstance(s, Repeat):
+            s = dataclasses.replace(s, body=_plain(s.body))
+        elif getattr(s, "checkpoint", ""):
+            s = dataclasses.replace(s, checkpoint="")  # type: ignore[call-arg]
+        found.append(s)
+    return tuple(found)

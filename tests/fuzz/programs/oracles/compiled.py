@@ -1,0 +1,82 @@
+"""Compiled, the simulation computes what it does in eager, forward and backward, wherever the float model does."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import qsim
+
+from ..case import Case, Failure, Raised, Undecided
+from ..ir import all_statements
+from ..loaded import Call
+from ..results import near
+from ..running import Outcome, quietly, run, same_state
+from .hand_written import config_of, widths_of
+
+
+def compiled_is_eager(case: Case) -> Failure | None:
+    rng = random.Random(f"compiled {case.program.seed}")
+    backend = "aot_eager" if rng.random() < 0.2 else "eager"
+    sim = case.simulation(config_of(widths_of(case.program.seed), case.program.seed), torch.float64)
+    calls = [case.calls[0], *rng.sample(case.calls[1:], min(2, len(case.calls) - 1))]
+    jobs = [(call, rng.choice([mode for mode in case.modes(call) if mode != "train" or not _is_random(case)])) for call in calls]
+    problem = _problem(case, sim, jobs, backend, fullgraph=True)
+    if problem is None:
+        return None
+    if not _float_compiles(case, jobs, backend, fullgraph=True):
+        problem = _problem(case, sim, jobs, backend, fullgraph=False)
+        if problem is not None and not _float_compiles(case, jobs, backend, fullgraph=False):
+            raise Undecided("the float model does not compile, or computes something else then")
+    return problem
+
+
+def _is_random(case: Case) -> bool:
+    return "ropout" in str(case.program)
+
+
+def _compiled(function: Callable[..., Any], backend: str, *, fullgraph: bool) -> Any:
+    torch._dynamo.reset()
+    return torch.compile(function, backend=backend, fullgraph=fullgraph)
+
+
+def _problem(case: Case, sim: qsim.QuantSim, jobs: list[tuple[Call, str]], backend: str, *, fullgraph: bool) -> Failure | None:
+    made = _compiled(sim, backend, fullgraph=fullgraph)
+    for call, mode in jobs:
+        expected = case.run(sim, call, mode, torch.float64)
+        path = "the example's path" if call.recorded else "another path"
+        try:
+            found = case.run(made, call, mode, torch.float64, of=sim)
+        except Raised as raised:
+            allowed = any(getattr(s, "test", None) is not None and s.test.kind == "compiling" for s in all_statements(case.program))  # type: ignore[union-attr]
+            if allowed:  # a graph that holds other quantizers than the plan
+                return None
+            return Failure("compiled", f"raises, {path}", f"{call.name}, {mode}, {backend}, fullgraph={fullgraph}: {raised}")
+        if difference := near(found.results, expected.results, 1e-9):
+            return Failure("compiled", f"{path}, {mode}", f"{call.name}, {backend}, fullgraph={fullgraph}: {difference}")
+        names = list(expected.gradients)
+        if difference := near([found.gradients.get(n) for n in names], [expected.gradients[n] for n in names], 1e-6):
+            return Failure("compiled", f"gradients, {path}, {mode}", f"{call.name}, {backend}: {difference}, of {names}")
+    return None
+
+
+def _float_compiles(case: Case, jobs: list[tuple[Call, str]], backend: str, *, fullgraph: bool) -> bool:
+    model = case.float_model(torch.float64)
+    made = _compiled(model, backend, fullgraph=fullgraph)
+    for call, mode in jobs:
+        expected = case.float_outcome(call, mode, torch.float64)
+        assert isinstance(expected, Outcome)
+        try:
+            with quietly(), same_state(model):
+                found = run(made, case.loaded, call, mode, torch.float64, of=model)
+        except Exception:
+            return False
+        if near(found.results, expected.results, 1e-9):
+            return False
+        names = list(expected.gradients)
+        if near([found.gradients.get(n) for n in names], [expected.gradients[n] for n in names], 1e-6):
+            return False
+    return True

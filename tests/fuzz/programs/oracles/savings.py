@@ -1,0 +1,68 @@
+"""Savings change no bit of a result or a gradient, and nothing that the caller holds changes its values afterwards."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import random
+
+import torch
+from torch import Tensor
+
+import qsim
+
+from ..case import Case, Failure, Undecided
+from ..results import same_bits
+
+_CONFIGS = {
+    "int8": qsim.int8(),
+    "int4": qsim.int4(),
+    "symmetric": dataclasses.replace(qsim.int8(), activation=qsim.TensorSpec(symmetric=True)),
+    "fp8": qsim.fp8(),
+    "float bias": dataclasses.replace(qsim.int8(), bias=False),
+    "learnable": dataclasses.replace(qsim.int8(), activation=qsim.TensorSpec(learnable=True)),
+}
+
+
+def any_config(seed: int) -> qsim.Config:
+    rng = random.Random(f"config {seed}")
+    return _CONFIGS[rng.choices(list(_CONFIGS), [6, 1, 1, 1, 1, 1])[0]]
+
+
+def savings_change_nothing(case: Case) -> Failure | None:
+    sim = case.simulation(any_config(case.program.seed))
+    try:
+        plain = copy.deepcopy(sim)
+    except Exception as error:
+        raise Undecided(f"no copy: {error}") from error
+    plain.savings = False
+    held: list[tuple[str, Tensor, Tensor]] = []
+    for call in case.calls:
+        for mode in case.modes(call):
+            for attempt in ("first", "second"):  # what one call keeps may reach the next
+                expected, found = case.run(plain, call, mode), case.run(sim, call, mode)
+                path = "the example's path" if call.recorded else "another path"
+                if problem := same_bits(found.results, expected.results):
+                    return Failure("savings", f"{path}, {mode}", f"{call.name}, {attempt} time: {problem}")
+                names = list(expected.gradients)
+                problem = same_bits([found.gradients.get(n) for n in names], [expected.gradients[n] for n in names])
+                if problem:
+                    return Failure("savings", f"gradients, {path}, {mode}", f"{call.name}, {attempt} time: {problem}, of {names}")
+                held += [(f"{call.name}, {mode}", t, t.detach().clone()) for t in found.live]
+                changed = [where for where, t, before in held if not torch.equal(t.detach().nan_to_num(1e30), before.nan_to_num(1e30))]
+                changed += [call.name for t, before in zip(found.live, found.results, strict=False) if same_bits([t], [before])]
+                if changed:
+                    return Failure("savings", f"a held tensor changes, {path}", f"{call.name}, {mode}: of {changed[0]}")
+    return _after_writing(case, sim, plain)
+
+
+def _after_writing(case: Case, sim: qsim.QuantSim, plain: qsim.QuantSim) -> Failure | None:
+    """Parameters are written to as code for moving averages does it, past the version counter."""
+    example = case.calls[0]
+    case.run(sim, example, "no_grad")
+    for model in (sim.model, plain.model):
+        for p in model.parameters():
+            p.data.lerp_(torch.ones_like(p), 0.05)
+    expected, found = case.run(plain, example, "no_grad"), case.run(sim, example, "no_grad")
+    problem = same_bits(found.results, expected.results)
+    return Failure("savings", "parameters that were written to", problem) if problem else None
