@@ -120,10 +120,12 @@ def test_weights_in_float_become_integers_in_the_runtime(layer, tmp_path):
     sim = qsim.QuantSim(seeded(lambda: model), IMAGE, CONFIG)
     sim.calibrate([IMAGE], progress=False)
     sim.disable("layer.weight")
-    x = torch.randn(400, 4, 8, 8)
+    x = torch.randn(400, 4, 8, 8, generator=torch.Generator().manual_seed(5))
     (expected,), _ = by_runtime(sim, x, tmp_path)
     assert expected.size >= 10_000
-    assert not (sim.evaluate(x, integer=True).numpy() != expected).any()
+    different = (sim.evaluate(x, integer=True).numpy() != expected).mean()
+    # transposed convolutions have no integer kernel: their float sums may fall on either side of a rounding edge
+    assert different < 1e-4 if layer == "transposed" else different == 0
     assert (sim.evaluate(x).numpy() != expected).any()
 
 

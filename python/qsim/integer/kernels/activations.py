@@ -38,8 +38,8 @@ def softmax(x: Quantized, y: Encoding, axis: int) -> Quantized:
     """QLinearSoftmax along `axis`.
 
     Exponentials of ``s_x * (x - max)``, times a constant that keeps their sum large, are float32 and added one after the other; then
-    ``clip(rint(e * floor(1 / s_y) / sum) + z_y)``. Where ``e * floor(1 / s_y)`` leaves float32, as it may with a grid that ends far
-    below 1, an unsigned result is ``z_y``.
+    ``clip(rint(e * floor(1 / s_y) / sum) + z_y)``, the quotient in float64. (Before ONNX Runtime 1.32 it was float32, so that ties fell
+    elsewhere, and with a grid that ends far below 1 the product could leave the range.)
     """
     q = x.integers.movedim(axis, -1).double()
     scale = float(x.encoding.scale.float())
@@ -49,7 +49,5 @@ def softmax(x: Quantized, y: Encoding, axis: int) -> Quantized:
     total = torch.zeros_like(exponentials[..., 0])
     for element in exponentials.unbind(-1):
         total = total + element
-    steps = (exponentials * (1.0 / y.scale.float()).floor() / total[..., None]).round()
-    if y.quant_min == 0:
-        steps = steps.masked_fill(steps.isinf(), 0.0)
+    steps = (exponentials.double() * (1.0 / y.scale.float()).floor() / total[..., None]).round()
     return saturated(steps.movedim(-1, axis) + y.zero_point, y)
