@@ -34,6 +34,11 @@ class Profile:
     chains : tuple of tuple of str
         Operations that run as one, so that nothing is quantized between them: ``("Conv|Gemm", "Relu|Clip")``, each with its
         alternatives. A chain is met where each result has no reader but the next operation; the longest one wins.
+    half_chains : tuple of tuple of str
+        The same in half precision: chains whose engine keeps what lies between in float32. As a rule there are none: every operation
+        rounds what it returns.
+    half_accumulator : str
+        What sums inside operations are kept in where they run in half precision: "float32" or "float16".
     outputs : tuple of str
         Operations whose results are quantized where they are made.
     inputs : tuple of str
@@ -69,6 +74,8 @@ class Profile:
 
     name: str
     chains: tuple[tuple[str, ...], ...] = ()
+    half_chains: tuple[tuple[str, ...], ...] = ()
+    half_accumulator: str = "float32"
     outputs: tuple[str, ...] = ("*",)
     inputs: tuple[str, ...] = ()
     weights: tuple[str, ...] = ("*",)
@@ -84,7 +91,7 @@ class Profile:
     rules: tuple[Override, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("chains", "ranges"):
+        for name in ("chains", "half_chains", "ranges"):
             object.__setattr__(self, name, tuple(tuple(entry) for entry in getattr(self, name)))
         for name in ("outputs", "inputs", "weights", "residual", "shared", "bias", "rules"):
             value = getattr(self, name)
@@ -190,9 +197,11 @@ OPENVINO = Profile(
     activation={"signed": False},
 )
 
+# The Neural Engine keeps sums in float16, as far as anybody outside can tell: coremltools' guide to typed execution.
 COREML = Profile(
     "coreml",
     _chains(_ACTIVATION),
+    half_accumulator="float16",
     shared=("Concat",),
     ranges=_UNIT,
     bias=(),

@@ -17,6 +17,14 @@ def _same_random_numbers_whatever_ran_before() -> None:
     torch.manual_seed(0)
 
 
+@pytest.fixture
+def fresh_dynamo():
+    """Nothing compiled before the test, and nothing left behind it."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
 @pytest.fixture(scope="session")
 def ranks():
     """Two processes of torch.distributed with the gloo backend."""

@@ -114,7 +114,7 @@ def test_folding_after_training_keeps_the_integers(config, learnable):
     before = {layer: integers(sim, layer) for layer in LAYERS.values()}
     sim.disable("*.output", "input")  # an activation at the edge of a step may take the other one after any change of rounding
     expected, keys = sim(batches()[0]), list(sim.quantizers())
-    with sim.float():
+    with sim.in_float():
         in_float = sim(batches()[0])
     report = sim.fold_batch_norms()
     assert (report.folded, report.kept, report.warnings) == (LAYERS, {}, ())
@@ -122,7 +122,7 @@ def test_folding_after_training_keeps_the_integers(config, learnable):
     for layer, integer in before.items():
         assert torch.equal(integers(sim, layer), integer), layer
     torch.testing.assert_close(sim(batches()[0]), expected, rtol=1e-4, atol=1e-5)
-    with sim.float():
+    with sim.in_float():
         torch.testing.assert_close(sim(batches()[0]), in_float, rtol=1e-4, atol=1e-5)
     assert list(sim.quantizers()) == keys
     assert sim.fold_batch_norms().folded == {}
@@ -243,7 +243,7 @@ def test_reestimated_statistics_are_those_of_torch_without_simulation():
     sim = qsim.QuantSim(model, batches()[0], KEEP)
     sim.train()
     state, flags = torch.random.get_rng_state(), [m.training for m in sim.modules()]
-    with sim.float():
+    with sim.in_float():
         counted = sim.reestimate_batch_norms([*batches(), batches()[0][:3]], progress=False)
     assert counted == dict.fromkeys(LAYERS, 4)
     assert torch.equal(torch.random.get_rng_state(), state)
@@ -273,7 +273,7 @@ def test_reestimation_leaves_broken_batches_out(value):
     broken = batches()[1].clone()
     broken[2, 1, 0, 0] = value
     clean, other = (calibrated(net(), KEEP) for _ in range(2))
-    with clean.float(), other.float():
+    with clean.in_float(), other.float():
         clean.reestimate_batch_norms([batches()[0], batches()[2]], progress=False)
         assert other.reestimate_batch_norms([batches()[0], broken, batches()[2]], progress=False) == dict.fromkeys(LAYERS, 2)
     torch.testing.assert_close(other.model.state_dict(), clean.model.state_dict(), rtol=0, atol=0)
@@ -308,7 +308,7 @@ def test_degenerate_statistics_are_named_at_once_and_can_be_repaired(policy, nam
     with pytest.warns(UserWarning, match=message):
         sim = qsim.QuantSim(model, batches()[0], dataclasses.replace(qsim.int8(), batch_norm=policy))
     if name != "weight":
-        with sim.float():
+        with sim.in_float():
             sim.reestimate_batch_norms(batches(), progress=False)
         sim.calibrate(batches(), progress=False)
         assert sim(batches()[0]).isfinite().all()

@@ -190,7 +190,7 @@ def test_whole_network():
     config = qsim.Config(weight=qsim.TensorSpec(bits=8, symmetric=True, axis=(0, 1), block_size=(4, 4)))
     sim = qsim.QuantSim(seeded(Perceptron), x, config)
     sim.calibrate([x], progress=False)
-    with sim.float():
+    with sim.in_float():
         expected = sim(x)
     assert (sim(x) - expected).abs().max() < 0.1 * expected.abs().max()
     assert "4 x 4 along axis (0, 1)" in str(sim.summary())

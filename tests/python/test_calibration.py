@@ -158,14 +158,14 @@ def test_activations_flow_unquantized():
     seen = []
     sim.calibrate([ROWS], forward=lambda model, batch: seen.append(model(batch)), progress=False)
     sim.calibrate([ROWS], forward=lambda model, batch: seen.append(model(batch)), progress=False)
-    with sim.float(), torch.no_grad():
+    with sim.in_float(), torch.no_grad():
         assert torch.equal(seen[0], sim(ROWS))
     assert torch.equal(seen[0], seen[1])
 
 
 def test_calibration_inside_float_still_observes():
     sim = simulated()
-    with sim.float():
+    with sim.in_float():
         sim.calibrate([ROWS], progress=False)
     assert sim.quantizers()["input"].counts.elements == ROWS.numel()
 

@@ -10,10 +10,7 @@ from models import ConvNet, Perceptron, seeded
 
 import qsim
 
-
-@pytest.fixture(autouse=True)
-def fresh_dynamo():
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
 def outputs_and_gradients(sim: qsim.QuantSim, run, x: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
@@ -60,7 +57,7 @@ def test_encoder_layers_keep_off_their_fast_path(norm_first):
     compiled = torch.compile(sim, fullgraph=True, backend="aot_eager")
     with torch.no_grad():
         assert torch.equal(compiled(x), sim(x))
-        with sim.float():
+        with sim.in_float():
             assert torch.equal(sim(x), sim.model(x))
 
 
@@ -70,7 +67,7 @@ def test_switches_recompile():
     sim.calibrate([x], progress=False)
     compiled = torch.compile(sim, fullgraph=True, backend="aot_eager")
     assert torch.equal(compiled(x), sim(x))
-    with sim.float():
+    with sim.in_float():
         assert torch.equal(compiled(x), sim(x))
     sim.disable("fc1.*")
     assert torch.equal(compiled(x), sim(x))

@@ -53,8 +53,9 @@ def to_cuda(value):
 def on_both(call, *args, **options):
     """Results on the CPU and on the GPU, as lists on the CPU."""
     found = []
-    for given in (args, to_cuda(args)):
-        result = call(*given, **options)
+    on_gpu = {name: to_cuda(value) for name, value in options.items()}
+    for given, named in ((args, options), (to_cuda(args), on_gpu)):
+        result = call(*given, **named)
         found.append([t.cpu() for t in (result if isinstance(result, tuple) else (result,))])
     return found
 

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from qsim.clinic.internals import inside, partial_sums
+from qsim.graph.internals import inside, partial_sums
 
 W, B = torch.linspace(0.5, 1.5, 6), torch.linspace(-1, 1, 6)
 CALLS = [

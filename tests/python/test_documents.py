@@ -29,6 +29,7 @@ def surroundings() -> dict:
         "nn": nn,
         "model": model,
         "example_inputs": batches[0][0],
+        "other_inputs": torch.randn(2, 3, 16, 16),
         "loader": batches,
         "accuracy": accuracy,
         "loss_function": nn.CrossEntropyLoss(),

@@ -131,7 +131,7 @@ def test_everything_in_float32_is_the_float_model():
     sim = calibrated(seeded(ConvNet), x=torch.randn(4, 1, 12, 12))
     x = torch.randn(4, 1, 12, 12)
     assert sim.fallback("*", "float32").borders == []
-    with sim.float():
+    with sim.in_float():
         expected = sim(x)
     assert torch.equal(sim(x), expected)
 
@@ -167,7 +167,7 @@ def test_models_of_other_kinds(model, shape):
     x = torch.randn(shape)
     sim = calibrated(model().eval(), x=x)
     quantized = sim(x)
-    with sim.float():
+    with sim.in_float():
         expected = sim(x)
     sim.fallback("*", "float32")
     torch.testing.assert_close(sim(x), expected, rtol=1e-5, atol=1e-6)  # a transformer runs as one function in float

@@ -11,16 +11,16 @@ from torch import Tensor, nn
 
 import qsim
 from qsim.graph.actions import Plan
+from qsim.graph.arguments import example_calls
 from qsim.graph.plan import plan
-from qsim.graph.record import call_arguments, record
+from qsim.graph.record import record
 
 IMAGE = torch.linspace(-1, 1, 2 * 3 * 8 * 8).reshape(2, 3, 8, 8)
 ROWS = torch.linspace(-1, 1, 5 * 8).reshape(5, 8)
 
 
 def planned(model: nn.Module, example_inputs: object, config: qsim.Config | None = None) -> Plan:
-    args, kwargs = call_arguments(example_inputs)
-    tape, problems = record(model.eval(), args, kwargs)
+    tape, problems = record(model.eval(), example_calls(example_inputs))
     assert problems == []
     return plan(tape, config or qsim.int8())
 
@@ -62,7 +62,7 @@ def test_every_tensor_of_a_network_once():
 
 
 def test_a_plan_is_a_function_of_its_arguments():
-    tape, _ = record(seeded(ConvNet), (torch.randn(2, 1, 12, 12),), {})
+    tape, _ = record(seeded(ConvNet), example_calls(torch.randn(2, 1, 12, 12)))
     first, second = plan(tape, qsim.w4a8()), plan(tape, qsim.w4a8())
     assert first.quantizers == second.quantizers
     assert first.left == second.left
@@ -200,7 +200,7 @@ def test_a_result_that_disappears_from_view_is_quantized():
     def forward(module: nn.Module, x: Tensor) -> Tensor:
         return torch.vmap(torch.sin)(module.a(x))
 
-    assert keys(forward, ROWS, a=nn.Linear(8, 8)) == ["input", "a.weight", "a.output"]
+    assert keys(forward, ROWS, a=nn.Linear(8, 8)) == ["input", "a.weight", "a.output", "sin.output"]
 
 
 def test_repeated_operations_are_numbered():

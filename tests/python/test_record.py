@@ -10,11 +10,14 @@ from models import Forward
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from qsim.graph.record import Origin, Step, Tape, call_arguments, containers, record
+from qsim.graph.arguments import example_calls
+from qsim.graph.containers import containers
+from qsim.graph.record import record
+from qsim.graph.tape import Origin, Step, Tape
 
 
 def taped(forward, *args, modules=None, **kwargs) -> Tape:
-    tape, report = record(Forward(forward, **(modules or {})), args, kwargs)
+    tape, report = record(Forward(forward, **(modules or {})), [(args, kwargs)])
     assert report == []
     return tape
 
@@ -50,12 +53,12 @@ def test_reused_leaf_is_one_step_per_call():
 
 
 def test_root_may_be_a_leaf():
-    tape, report = record(nn.Conv2d(4, 2, 3), (X,), {})
+    tape, report = record(nn.Conv2d(4, 2, 3), [((X,), {})])
     assert (names(tape), report) == (["conv2d"], [])
 
 
 def test_composite_function_is_opened():
-    tape, _ = record(nn.MultiheadAttention(8, 2), (torch.randn(3, 1, 8),) * 3, {})
+    tape, _ = record(nn.MultiheadAttention(8, 2), [((torch.randn(3, 1, 8),) * 3, {})])
     assert {"linear", "softmax", "bmm"} & set(names(tape))
     assert "multi_head_attention_forward" not in names(tape)
 
@@ -80,7 +83,7 @@ def test_part_that_stays_in_eval():
     tape = taped(lambda m, x: m.frozen(x).exp(), X, modules={"frozen": Frozen(lambda m, x: x.sin())})
     flags = [(s.name, s.training, s.run) for s in tape.steps]
     assert flags == [("frozen.sin", False, 0), ("exp", False, 0), ("frozen.sin", False, 1), ("exp", True, 1)]
-    tape, _ = record(Frozen(lambda m, x: x.sin()), (X,), {})
+    tape, _ = record(Frozen(lambda m, x: x.sin()), [((X,), {})])
     assert [s.operands for s in tape.steps] == [{0: {Origin("input", 0)}}] * 2
 
 
@@ -107,7 +110,7 @@ def test_unusual_functions_are_no_obstacle(forward):
 
 
 def test_sparse_results_are_reported_and_no_operands():
-    tape, report = record(Forward(lambda m, x: (x.to_sparse() * 2).to_dense().sin()), (X,), {})
+    tape, report = record(Forward(lambda m, x: (x.to_sparse() * 2).to_dense().sin()), [((X,), {})])
     assert "sin" in names(tape)
     reason = "is not dense (sparse, or of another layout): it stays in float"
     assert report == [f"the result of '{name}' {reason}" for name in ("to_sparse", "mul")]
@@ -115,7 +118,7 @@ def test_sparse_results_are_reported_and_no_operands():
 
 def test_compiled_part_is_seen():
     compiled = torch.compile(nn.Sequential(nn.Conv2d(4, 4, 1), nn.ReLU()), fullgraph=True)
-    tape, report = record(nn.Sequential(compiled), (X,), {})
+    tape, report = record(nn.Sequential(compiled), [((X,), {})])
     assert names(tape) == ["0._orig_mod.0", "0._orig_mod.1"]
     assert report == ["'0' has a forward set on the instance: its operations are counted as its caller's"]
 
@@ -154,7 +157,7 @@ def test_inputs_are_those_the_forward_gets():
     """Pre-hooks of the model run before the place where the simulation quantizes inputs."""
     model = Forward(lambda m, x: x.relu())
     model.register_forward_pre_hook(lambda m, args: (args[0] * 2,))
-    tape, _ = record(model, (X,), {})
+    tape, _ = record(model, [((X,), {})])
     assert evaluated(tape)["relu"].operands == {0: {Origin("input", 0)}}
 
 
@@ -330,7 +333,7 @@ def test_pass_that_fails_is_dropped_and_reported():
             raise RuntimeError("not here")
         return y
 
-    tape, report = record(Forward(forward), (X,), {})
+    tape, report = record(Forward(forward), [((X,), {})])
     assert report == ["the model could not be recorded in training mode: RuntimeError: not here"]
     assert [s.run for s in tape.steps] == [0]
     assert {o.source for o in tape.results} == set(tape.steps)
@@ -338,13 +341,13 @@ def test_pass_that_fails_is_dropped_and_reported():
 
 def test_lazy_module_asks_to_be_run():
     with pytest.raises(ValueError, match=r"'fc.weight' has no shape yet: run the model once"):
-        record(Forward(lambda m, x: m.fc(x), fc=nn.LazyLinear(3)), (X,), {})
+        record(Forward(lambda m, x: m.fc(x), fc=nn.LazyLinear(3)), [((X,), {})])
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_scripted_module_is_reported():
     scripted = torch.jit.script(nn.Sequential(nn.Conv2d(4, 4, 1), nn.ReLU()))
-    tape, report = record(nn.Sequential(scripted, nn.ReLU()), (X,), {})
+    tape, report = record(nn.Sequential(scripted, nn.ReLU()), [((X,), {})])
     assert report == ["'0' is a scripted module: its operations are not seen"]
     assert names(tape) == ["1"]
 
@@ -352,7 +355,7 @@ def test_scripted_module_is_reported():
 def test_forward_on_the_instance_is_reported():
     block = Forward(lambda m, x: x)
     block.forward = lambda x: x.sin()
-    tape, report = record(nn.Sequential(block), (X,), {})
+    tape, report = record(nn.Sequential(block), [((X,), {})])
     assert report == ["'0' has a forward set on the instance: its operations are counted as its caller's"]
     assert names(tape) == ["sin"]
 
@@ -365,7 +368,7 @@ def test_class_that_takes_no_subclass_is_reported():
         def forward(self, x):
             return x.sin()
 
-    tape, report = record(nn.Sequential(Final()), (X,), {})
+    tape, report = record(nn.Sequential(Final()), [((X,), {})])
     assert report == ["'0' is counted as part of its caller: its class Final takes no subclass here (final)"]
     assert names(tape) == ["sin"]
 
@@ -378,7 +381,12 @@ def test_containers():
 
 @pytest.mark.parametrize(
     ("given", "expected"),
-    [(1, ((1,), {})), ((1, 2), ((1, 2), {})), ([1], ((1,), {})), ({"x": 1}, ((), {"x": 1}))],
+    [
+        (1, [((1,), {})]),
+        ((1, 2), [((1, 2), {})]),
+        ({"x": 1}, [((), {"x": 1})]),
+        ([1, (2, 3), {"x": 1}], [((1,), {}), ((2, 3), {}), ((), {"x": 1})]),
+    ],
 )
-def test_call_arguments(given, expected):
-    assert call_arguments(given) == expected
+def test_example_calls(given, expected):
+    assert example_calls(given) == expected

@@ -52,7 +52,7 @@ def check(model: nn.Module, inputs: tuple[Tensor, ...]) -> qsim.QuantSim:
     sim.disable("*")
     for found, theirs in zip(sim(*inputs), expected, strict=True):
         torch.testing.assert_close(found, theirs, rtol=0, atol=1e-6)
-    with sim.float():
+    with sim.in_float():
         assert all(map(torch.equal, sim(*inputs), expected))
     sim.enable("*")
     sim.calibrate([inputs], progress=False)

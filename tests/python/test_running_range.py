@@ -15,9 +15,7 @@ GRANULARITIES = [(None, None), (1, None), (-1, None), (1, 2)]
 SHAPE = (4, 5, 3)
 
 
-@pytest.fixture(autouse=True)
-def fresh_dynamo():
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
 def running(**options):

@@ -35,7 +35,7 @@ def test_before_calibration_the_forward_is_an_error():
         sim(X)
     with pytest.raises(qsim.NoEncodingError):
         sim.model(X)
-    with sim.float():
+    with sim.in_float():
         sim(X)
     sim.disable("*")
     sim(X)
@@ -69,12 +69,12 @@ def test_in_place():
 def test_float_nests_and_recovers_from_errors():
     sim = calibrated()
     simulated = sim(X)
-    with sim.float():
+    with sim.in_float():
         plain = sim(X)
-        with sim.float():
+        with sim.in_float():
             assert torch.equal(sim(X), plain)
         assert torch.equal(sim(X), plain)
-    with pytest.raises(ZeroDivisionError), sim.float():
+    with pytest.raises(ZeroDivisionError), sim.in_float():
         raise ZeroDivisionError
     assert torch.equal(sim(X), simulated)
 

@@ -123,7 +123,7 @@ def test_copies_and_pickles_trace_for_themselves(sim):
 
 def test_float_inside_is_float(sim):
     x = torch.randn(20, 6)
-    with sim.integer(), sim.float():
+    with sim.integer(), sim.in_float():
         assert torch.equal(sim(x), sim.model(x))
 
 

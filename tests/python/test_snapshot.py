@@ -44,7 +44,7 @@ def test_model_is_left_as_it_was(fails):
     seen, versions = model.seen, [p._version for p in model.parameters()]
     rng, python = torch.get_rng_state(), random.getstate()
 
-    tape, report = record(model, (x,), {})
+    tape, report = record(model, [((x,), {})])
 
     assert torch.equal(rng, torch.get_rng_state())
     assert python == random.getstate()

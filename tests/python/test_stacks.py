@@ -198,7 +198,7 @@ def test_copies(model, copied):
     twin.disable("*")
     assert not torch.equal(twin(IMAGES), expected)  # simulated by quantizers of its own
     assert torch.equal(sim(IMAGES), expected)
-    with sim.float():
+    with sim.in_float():
         assert torch.equal(sim(IMAGES), twin(IMAGES))
 
 

@@ -91,7 +91,7 @@ def test_a_float_checkpoint_loads_after_batch_norm_was_trained_and_folded():
     assert torch.equal(sim.state_dict()["stem.1.running_mean"], other.state_dict()["stem.1.running_mean"])
     assert "stem.1" in sim.fold_batch_norms().folded
     assert sim.load_state_dict(other.state_dict()) == ([], [])
-    with sim.float():
+    with sim.in_float():
         torch.testing.assert_close(sim(IMAGES), other(IMAGES), rtol=1e-4, atol=1e-4)
 
 
@@ -100,7 +100,7 @@ def test_a_simulations_state_loads_into_the_float_model():
     missing, unexpected = model.load_state_dict(sim.state_dict(), strict=False)
     assert missing == []
     assert all(key.startswith("quantization.") for key in unexpected)
-    with sim.float():
+    with sim.in_float():
         assert torch.equal(model(ROWS), sim(ROWS))
 
 

@@ -48,7 +48,7 @@ def test_off_it_is_the_model_and_on_it_trains(name, target):
     sim = qsim.QuantSim(model, X, qsim.int8(target=target))
     folded = copy.deepcopy(model)
     qsim.fold_batch_norms(folded, X)
-    with sim.float():
+    with sim.in_float():
         assert torch.equal(sim(X), folded(X))
     sim.calibrate([X], progress=False)
     assert (sim(X) - folded(X)).square().mean() < 0.01 * folded(X).var()

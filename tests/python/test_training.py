@@ -145,7 +145,7 @@ def test_schedule_switches_at_the_step():
 def test_delayed_quantization_computes_in_float_until_then():
     sim = calibrated(qsim.int4())
     schedule = sim.schedule(quantize_from=2)
-    with sim.float():
+    with sim.in_float():
         expected = sim(X)
     for step in range(3):
         assert torch.equal(sim(X), expected) == (step < 2)

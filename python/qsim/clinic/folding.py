@@ -10,9 +10,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from qsim.graph.functions import ALIAS, Function, route_name
-from qsim.graph.record import tensors_in
 from qsim.graph.routes import Site
-from qsim.graph.tape import Origin, Step, Tape
+from qsim.graph.tape import Origin, Step, Tape, tensors_in
 
 
 def candidates(tape: Tape, sites: dict[str, Site]) -> frozenset[str]:

@@ -9,7 +9,6 @@ keeps that: it runs in float32 if one of its operands is wide, in the format if 
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeVar
 
@@ -17,9 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from qsim.clinic.internals import STORED, Total, inside
 from qsim.graph.functions import ALIAS, TRANSPARENT, Function, name_of, route_name
-from qsim.graph.tape import version_of
+from qsim.graph.half import INDEXES, NUMBERS_ARE_OPERANDS, nearest
+from qsim.graph.internals import STORED, Total, inside
+from qsim.graph.tape import is_wrapper, version_of
 from qsim.ops.round_to_format import count_format_, round_to_format, round_to_format_, round_to_format_counted
 
 T = TypeVar("T")
@@ -33,16 +33,6 @@ def _table(names: str) -> frozenset[str]:
     return frozenset(names.split())
 
 
-# Operations whose numbers are tensors for an engine, and are rounded as tensors are. Others are attributes: an epsilon of a fused
-# normalization, the size of an interpolation.
-_NUMBERS_ARE_OPERANDS = _table(
-    """
-    add radd iadd sub rsub isub mul rmul imul multiply subtract div divide true_divide truediv rtruediv rdiv itruediv floor_divide
-    floordiv rfloordiv pow rpow ipow float_power remainder fmod mod clamp clamp_min clamp_max clip maximum minimum addcmul addcdiv
-    lerp where masked_fill masked_fill_ full_like new_full fill_ nan_to_num hardtanh threshold pad normalize cosine_similarity
-    hypot atan2 __setitem__ setitem index_fill index_fill_
-    """
-)
 # Operations whose result is in the format if their operands are.
 _EXACT = _table("relu relu6 neg abs absolute cat concat stack hstack vstack dstack maximum minimum sign floor ceil round trunc")
 
@@ -55,7 +45,7 @@ class Habits(NamedTuple):
     transparent: bool
     numbers: bool  # whether numbers among its arguments are tensors for an engine
     exact: bool
-    stores: bool  # as `qsim.clinic.internals.STORED`
+    stores: bool  # as `qsim.graph.internals.STORED`
     writes: bool  # into its first argument
     indexes: bool  # whether its second argument is an index
     alias: Function | None
@@ -64,10 +54,10 @@ class Habits(NamedTuple):
 @functools.lru_cache(maxsize=4096)
 def habits_of(func: Function) -> Habits:
     name, route = name_of(func), route_name(func)
-    indexes = route in ("__setitem__", "setitem")
+    indexes = route in INDEXES
     return Habits(
         name in TRANSPARENT,
-        name in _NUMBERS_ARE_OPERANDS,
+        name in NUMBERS_ARE_OPERANDS,
         name in _EXACT,
         name in STORED,
         indexes or (route.endswith("_") and not route.startswith("__")),
@@ -207,25 +197,6 @@ class HalfPrecision:
 def is_raw(t: Tensor) -> bool:
     """Whether a tensor is what no operation has returned: a weight, an input, a constant, or what was made of these by moving values."""
     return not hasattr(t, _MARK)
-
-
-def is_wrapper(t: Tensor) -> bool:
-    """Whether a tensor is one inside `torch.vmap`, `torch.func.grad` or the like."""
-    wrapper: bool = torch._C._functorch.is_functorch_wrapped_tensor(t)
-    return wrapper
-
-
-def nearest(value: float, format: str) -> float:
-    """A number rounded to a format.
-
-    Examples
-    --------
-    >>> nearest(1e6, "float16"), nearest(1e-8, "float16"), nearest(0.5, "float16")
-    (inf, 0.0, 0.5)
-    """
-    if math.isinf(value) or value == 0:
-        return value
-    return round_to_format(torch.tensor(value, dtype=torch.float64), format).item()
 
 
 def _tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:

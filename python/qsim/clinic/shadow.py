@@ -17,7 +17,7 @@ from qsim.clinic.half import HalfPrecision, Weights
 from qsim.clinic.subject import Subject
 from qsim.clinic.targets import Target
 from qsim.clinic.trace import LostConstant, Row, Sampling, Traced
-from qsim.graph.record import tensors_in
+from qsim.graph.tape import tensors_in
 from qsim.quantizers.format_counts import FormatCounts
 from qsim.report.deviation import Deviation
 from qsim.sim.calibration import Forward

@@ -13,14 +13,17 @@ from torch.utils._pytree import tree_map_only
 
 from qsim.clinic.folding import candidates, unmoved
 from qsim.graph.actions import Plan, Regions
+from qsim.graph.arguments import example_calls
 from qsim.graph.attach import attach
-from qsim.graph.execute import LocalMode, Switch
+from qsim.graph.execute import LocalMode
 from qsim.graph.functions import Function
-from qsim.graph.record import call_arguments, record
+from qsim.graph.record import record
 from qsim.graph.routes import Site, build_routes
+from qsim.graph.switch import Switch
 from qsim.graph.tape import Tape
+from qsim.graph.traced import TracedMode
 from qsim.sim.calibration import Forward, arguments_of, to_device
-from qsim.training.batch_norm import FoldReport, fold_batch_norms
+from qsim.training.batch_norm import FoldReport, fold_recorded, recorded
 
 
 class Visitor(Protocol):
@@ -35,8 +38,8 @@ class Visitor(Protocol):
 
 class _VisitedSwitch(Switch):
     def __init__(self) -> None:
-        super().__init__()
-        self.on, self.mode = False, _VisitedMode
+        super().__init__(_VisitedMode, TracedMode)
+        self.on = False
         self.visitor: Visitor | None = None
 
 
@@ -49,7 +52,7 @@ class _VisitedMode(LocalMode):
         return visitor
 
     def met(self, node: int, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return self._visitor.operation(self.place.names[node], func, args, kwargs)
+        return self._visitor.operation(self.place.sites[node][0], func, args, kwargs)
 
     def passed(self, name: str, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return self._visitor.passed(self.place.path, func, args, kwargs)
@@ -76,17 +79,17 @@ class Subject:
 
     def __init__(self, model: nn.Module, example_inputs: Any, *, fold: bool = True) -> None:
         self.original, self.model = model, copy.deepcopy(model).eval()
-        args, kwargs = call_arguments(example_inputs)
-        self.folding: FoldReport = fold_batch_norms(self.model, example_inputs) if fold else FoldReport()
+        calls = example_calls(example_inputs)
+        self.folding = fold_recorded(self.model, *recorded(self.model, example_inputs, "doctor")) if fold else FoldReport()
         self.tape: Tape
-        self.tape, self.notes = record(self.model, args, kwargs)
-        routes, site_of = build_routes(self.tape, lambda _: True)
-        self.sites: dict[str, Site] = {site.name: site for site in site_of.values()}
-        self._example = tree_map_only(Tensor, lambda _: None, (args, kwargs))
+        self.tape, self.notes = record(self.model, calls)
+        routes, site_of = build_routes(self.tape, lambda step: not (step.hook or step.moves))
+        self.sites: dict[str, Site] = {site.name: site for site in site_of.values() if not site.moves}
+        self._examples = tree_map_only(Tensor, lambda _: None, calls)
         self._switch = _VisitedSwitch()
         self.notes += attach(self.model, Plan(routes, {}, {}, {}, [], [], Regions()), {}, {}, self._switch)
         self._attributes = [(vars(m), dict(vars(m))) for m in self.model.modules() if not isinstance(m, torch.jit.ScriptModule)]
-        self.folded = unmoved(candidates(self.tape, self.sites), self._run_visited, to_device((args, kwargs), self.model))
+        self.folded = unmoved(candidates(self.tape, self.sites), self._run_visited, to_device(calls[0], self.model))
 
     def run(self, batch: Any, forward: Forward | None = None) -> Any:
         """What the model returns for a batch, as `QuantSim.calibrate` takes batches. It gets a copy, which it may write into."""
@@ -114,7 +117,7 @@ class Subject:
         """What another model of the same signature returns for a batch."""
         if forward is not None:
             return forward(model, batch)
-        args, kwargs = to_device(arguments_of(batch, self._example), model)
+        args, kwargs = to_device(arguments_of(batch, self._examples), model)
         return model(*args, **kwargs)
 
     @contextmanager

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from qsim.clinic.internals import STORED, inside, partial_sums
 from qsim.clinic.source import Place, calling_line
 from qsim.clinic.subject import Subject, Visitor
 from qsim.clinic.targets import Target
 from qsim.clinic.trace import floats
 from qsim.graph.functions import ALIAS, TRANSPARENT, Function, name_of, route_name
+from qsim.graph.internals import STORED, inside, partial_sums
 from qsim.ops.observe import observe_range_
 from qsim.ops.round_to_format import count_format_
 from qsim.quantizers.format_counts import FormatCounts

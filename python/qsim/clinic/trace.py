@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qsim.clinic.half import HalfPrecision, Weights, habits_of, is_raw, is_wrapper
+from qsim.clinic.half import HalfPrecision, Weights, habits_of, is_raw
 from qsim.clinic.source import Place, calling_line
 from qsim.graph.functions import ALIAS, Function, name_of, route_name
-from qsim.graph.record import tensors_in
+from qsim.graph.tape import is_wrapper, tensors_in
 from qsim.ops.round_to_format import count_format_
 from qsim.quantizers.format_counts import FormatCounts
 from qsim.report.deviation import Deviation

@@ -53,7 +53,7 @@ class Tracing:
             raise ExportError("QuantSim.export: fully_shard holds the weights; load the state into a simulation that is not sharded")
         borders(sim).check()
         self.sim, self.target = sim, target
-        self.program: Program = capture(sim, *sim._inputs)
+        self.program: Program = capture(sim, *sim._calls[0])
         fold_marked(self.program.exported)
         if target.carries:
             carry_marks(self.program.exported.graph, per_channel(sim.quantizers()))

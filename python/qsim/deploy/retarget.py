@@ -36,7 +36,7 @@ Sim = TypeVar("Sim", bound="RangeChoice")
 
 def retarget(sim: Sim, target: str | Profile) -> Sim:
     """`QuantSim.retarget` documents it."""
-    twin, (args, kwargs) = copy.deepcopy(sim).eval(), sim._inputs
+    twin, (args, kwargs) = copy.deepcopy(sim).eval(), sim._calls[0]
     twin._fall_back({})
     before = capture(twin, args, kwargs)
     detach(twin.model)

@@ -194,7 +194,7 @@ def verify_simulation(sim: Export, path: Path, batches: Iterable[Any]) -> Verifi
 
     def computed() -> Iterable[tuple[Mapping[str, Array], Mapping[str, Sequence[Array]]]]:
         for batch in batches:
-            tensors = [t for t in tree_leaves(arguments_of(batch, sim._example)) if isinstance(t, Tensor)]
+            tensors = [t for t in tree_leaves(arguments_of(batch, sim._examples)) if isinstance(t, Tensor)]
             inputs = dict(zip(sizes, map(_array, tensors), strict=True))
             _refuse_other_sizes(path, sizes, inputs)
             yield inputs, {name: [_array(t) for t in tree_leaves(sim.evaluate(batch, integer=way))] for name, way in ways.items()}

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Container
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
+from qsim.graph.half import Half
 from qsim.graph.routes import Route, Site
 from qsim.graph.tape import InputSlot, Slot
 from qsim.spec import TensorSpec
@@ -80,6 +82,15 @@ class Actions:
     operands: dict[Slot, Use] = field(default_factory=dict)
     outputs: dict[int, str] = field(default_factory=dict)
     bias: PlannedBias | None = None
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """What a leaf does where no example called it: the function that it calls, and what is quantized there: its weight wherever it is
+    read, its result where the plan has one quantizer for that."""
+
+    function: str
+    actions: Actions
 
 
 class Post(NamedTuple):
@@ -172,7 +183,9 @@ class Regions:
 @dataclass
 class Plan:
     """Routes of all containers by path, what happens at each site, quantizers by key, keys of quantized inputs, what stays in float,
-    what is odd about the config, and what runs as one."""
+    what is odd about the config, what runs as one, what leaves do where no example called them, by path,
+    the operation behind each of a chain that runs as one, but for the last, what runs in half precision, after which operations a
+    tensor is quantized where it is read, and which of those Dynamo hides."""
 
     routes: dict[str, Route]
     actions: dict[Site, Actions]
@@ -181,6 +194,16 @@ class Plan:
     left: list[LeftFloat]
     notes: list[str]
     regions: Regions = field(default_factory=Regions)
+    elsewhere: dict[str, Elsewhere] = field(default_factory=dict)
+    fused: dict[Site, Site] = field(default_factory=dict)
+    halves: dict[Site, Half] = field(default_factory=dict)
+    after: dict[tuple[Site, Slot], frozenset[Site]] = field(default_factory=dict)
+    hidden: frozenset[Site] = frozenset()
+
+    @cached_property
+    def weights(self) -> dict[str, str]:
+        """The keys of the quantizers of weights, by the names of the parameters."""
+        return {planned.parameter: key for key, planned in self.quantizers.items() if planned.parameter and planned.role == "weight"}
 
     @property
     def biases(self) -> list[PlannedBias]:

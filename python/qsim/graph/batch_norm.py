@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import parametrize
 
+from qsim.graph.containers import joined
 from qsim.graph.functions import BIAS, WEIGHT, name_of
 from qsim.graph.tape import Origin, Slot, Step, Tape
 
@@ -61,12 +62,12 @@ class _Graph:
 
     def __init__(self, model: nn.Module, tape: Tape) -> None:
         self.tape, self.modules = tape, dict(model.named_modules())
-        self.calls = Counter((_owner(step), step.run) for step in tape.steps)
+        self.calls = Counter((_owner(step), step.run, step.example) for step in tape.steps)
         self.names: dict[int, list[str]] = defaultdict(list)  # of the parameters and buffers at a memory address
         for path, module in self.modules.items():
             for own, t in _tensors(module):
                 if t.layout is torch.strided:  # others have no address
-                    self.names[t.data_ptr()].append(_join(path, own))
+                    self.names[t.data_ptr()].append(joined(path, own))
         self.users: dict[str, list[Step | None]] = defaultdict(list)  # of a parameter or buffer; None: the model returns it
         for step in tape.steps:
             for name in _constants(o for found in (*step.operands.values(), step.side) for o in found):
@@ -102,15 +103,16 @@ class _Graph:
 
     def _check_module(self, name: str, module: nn.Module) -> None:
         """Both partners of a fold are called once, unobserved, with parameters that nobody else uses."""
-        if not self.calls[name, 0]:
+        counts = {(run, example): count for (owner, run, example), count in self.calls.items() if owner == name}
+        if not any(run == 0 for run, _ in counts):
             raise NotFoldable(f"'{name}' is not called in eval mode with these example inputs")
-        calls = max(self.calls[name, 0], self.calls[name, 1])
+        calls = max(counts.values())
         if calls > 1:
             raise NotFoldable(f"'{name}' is called {calls} times in one forward")
         if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
             raise NotFoldable(f"'{name}' has hooks, which would see other tensors")
         for own, t in _tensors(module):
-            full = _join(name, own)
+            full = joined(name, own)
             others = [n for n in self.names[t.data_ptr()] if n != full and t.data_ptr()]
             if others:
                 raise NotFoldable(f"the {own} of '{name}' is shared with '{others[0]}'")
@@ -127,7 +129,11 @@ class _Graph:
                 if reader.step is not step:
                     raise NotFoldable(f"the output of '{layer.name}' goes to '{name}' and is also {_reading(reader.step)}")
             self._check_layer(layer, _input(step.dims), name)
-        return _agreed(name, [_producer(step) for step in steps])
+        producers = [_producer(step) for step in steps]
+        layer_path = _agreed(name, producers)
+        if any(_owner(step) == layer_path and step not in producers for step in self.tape.steps):
+            raise NotFoldable(f"'{layer_path}' also runs without '{name}' behind it")
+        return layer_path
 
     def _consumer(self, step: Step) -> Step | None:
         """The convolution or linear layer that reads a BatchNorm's output, if nothing else does."""
@@ -144,18 +150,22 @@ class _Graph:
             _check_padding(name, layer.name, self._check_layer(layer, _input(layer.dims), name))
             if not _is_result(_input(layer.operands)):
                 raise NotFoldable(f"'{layer.name}' reads '{name}' through a reshape, dropout or the like{_mode(step)}")
-        return _agreed(name, [self._consumer(step) for step in steps])
+        consumers = [self._consumer(step) for step in steps]
+        layer_path = _agreed(name, consumers)
+        if any(_owner(step) == layer_path and step not in consumers for step in self.tape.steps):
+            raise NotFoldable(f"'{layer_path}' also runs without '{name}' before it")
+        return layer_path
 
     def _check_layer(self, step: Step, dims: int, batch_norm: str) -> Layer:
         name, func = _owner(step), name_of(step.func)
-        layer = self.modules[name]
+        layer = self.modules.get(name)  # none where a recurrent layer is written out
         if not isinstance(layer, _LAYERS):
             raise NotFoldable(f"'{step.name}' beside '{batch_norm}' is a function call, not a layer that could hold the new bias")
         if not _is_torchs_own(layer, "forward") or not _is_torchs_own(layer, "_conv_forward"):
             raise NotFoldable(f"'{name}' ({type(layer).__name__}) has a forward of its own, which may use weight and bias in other ways")
         for own, slot in (("weight", WEIGHT[func][0]), ("bias", BIAS[func])):
             read = own in step.operands or slot in step.operands
-            if read and _join(name, own) not in (step.constants.get(own), step.constants.get(slot)):
+            if read and joined(name, own) not in (step.constants.get(own), step.constants.get(slot)):
                 raise NotFoldable(f"the {own} of '{name}' is computed anew in each call (a parametrization, weight_norm or the like)")
         self._check_module(name, layer)
         if dims != _DIMS[func]:
@@ -224,10 +234,6 @@ def _is_torchs_own(module: nn.Module, method: str) -> bool:
 def _tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
     """The module's own parameters and buffers."""
     return [*module.named_parameters(recurse=False, remove_duplicate=False), *module.named_buffers(recurse=False, remove_duplicate=False)]
-
-
-def _join(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name
 
 
 def _constants(origins: Iterable[Origin]) -> set[str]:

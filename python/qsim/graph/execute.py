@@ -1,226 +1,271 @@
 """Execute: every container enters a function mode of its own, made fresh for each call, that follows the plan.
 
-Fresh means no shared state: threads that share a model, and recomputation under a checkpoint, each walk their own route.
+Fresh means no shared state: threads that share a model, and recomputation under a checkpoint, each follow their own call.
 """
 
 from __future__ import annotations
 
-import contextlib
-import inspect
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
-from operator import attrgetter
-from typing import Any, NamedTuple
+import sys
+import weakref
+from types import CodeType, FrameType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._ops import HigherOrderOperator
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
-from qsim.graph.actions import Actions, Plan
-from qsim.graph.frugal import FrugalMaker, InPlace, Kept, Rectifier, is_plain_eager, is_watched
-from qsim.graph.functions import ALIAS, COMPOSITE, CONSTRUCTORS, RANDOM, SAME, TRANSPARENT, Function, name_of
-from qsim.graph.lowered import LiveMaker, Lowered, Maker, MarkMaker, fallen_site, planned_site, site_beside
-from qsim.graph.marks import Mark
-from qsim.graph.routes import Site
-from qsim.graph.savings import Saving
-from qsim.graph.tape import InputSlot, Slot
-from qsim.quantizers.bias import BiasQuantizer
-from qsim.quantizers.quantizer import Quantizer
+from qsim.graph.arguments import Arguments
+from qsim.graph.call_sites import CallSite, call_site
+from qsim.graph.containers import joined, leaves
+from qsim.graph.frugal import is_plain_eager, is_watched
+from qsim.graph.functions import ALIAS, COMPOSITE, CONSTRUCTORS, MAC, METRICS, RANDOM, TRANSPARENT, Function, name_of, route_name
+from qsim.graph.inputs import quantized
+from qsim.graph.lowered import Quantize
+from qsim.graph.ownership import dies
+from qsim.graph.place import HOOK, PASSED, QUIET, STRANGE, UNKNOWN, Place
+from qsim.graph.resume import recompute_under
+from qsim.graph.tape import Slot
+from qsim.graph.uncompiled import Uncompiled
 
-Arguments = tuple[tuple[Any, ...], dict[str, Any]]
-Quantize = Callable[[Tensor], Tensor]
-
-
-class Node(NamedTuple):
-    """What happens at one node of a route: what quantizes operands, by slot, and outputs, by index; what may take the call's place."""
-
-    operands: tuple[tuple[Slot, Quantize], ...]
-    outputs: tuple[tuple[int, Quantize], ...]
-    instead: Rectifier | None = None
+_frame_at = sys._getframe
+_names: dict[Function, str] = {}  # of functions, as keys have them; looking one up is cheaper than making it
 
 
-class Nodes(NamedTuple):
-    """The nodes of a route, thrice: what they do by the plan, with what may be saved, and with marks in place of quantizers."""
-
-    plain: list[Node]
-    frugal: list[Node]
-    marked: list[Node]
+def _name(func: Function) -> str:
+    name = _names[func] = route_name(func).strip("_")
+    return name
 
 
-class Switch:
-    """Shared by all containers of one simulation. Off: they run as they were written, without any function mode."""
+class LocalMode(TorchFunctionMode):
+    """Follows one call of one container.
 
-    def __init__(self) -> None:
-        self.on = True
-        self.saves = True
-        self.marks = False
-        self.falls_back = True
-        self.mode: type[LocalMode] = LocalMode
-
-    @contextlib.contextmanager
-    def turned(self, on: bool, *, marks: bool = False, falls_back: bool = True) -> Iterator[None]:
-        """Within the context the switch is `on`, with `qsim.graph.marks` in the places of all quantizers if `marks`; operations fall
-        back if `falls_back`."""
-        was = self.on, self.marks, self.falls_back
-        self.on, self.marks, self.falls_back = on, marks, falls_back
-        try:
-            yield
-        finally:
-            self.on, self.marks, self.falls_back = was
-
-
-class Place:
-    """What one container does: its route, and the quantizers at each node of it.
-
-    Read-only while the model runs, but for `met`: functions that the route did not expect where they came.
+    Parameters
+    ----------
+    place : Place
+    training : bool
+        The container's own flag.
+    container : nn.Module, optional
+        None in a frame.
+    counts : list of int, optional
+        How often each key was met before: where a checkpoint begins to compute again.
+    beyond : tuple of Spot
+        What lies above that which computes again.
     """
 
     def __init__(
         self,
-        path: str,
-        plan: Plan,
-        savings: Mapping[Site, Saving],
-        quantizers: Mapping[str, Quantizer],
-        kept: dict[tuple[str, ...], Kept],
-        switch: Switch,
+        place: Place,
+        training: bool,
+        container: nn.Module | None = None,
+        counts: list[int] | None = None,
+        beyond: tuple[Any, ...] = (),
     ) -> None:
-        route = plan.routes[path]
-        self.path, self.switch, self.next = path, switch, route.next
-        self.start = (0, 1 if route.next[1] else 0)
-        self._actions = [plan.actions.get(site, Actions()) if site else Actions() for site in route.sites]
-        self._savings = [savings.get(site, Saving()) if site else Saving() for site in route.sites]
-        self._neighbours = [plan.regions.neighbours.get(site) if site else None for site in route.sites]
-        self._quantizers = quantizers
-        frugal = [_frugal(*each, quantizers, kept) for each in zip(self._actions, self._savings, strict=True)]
-        plain, marked = ([Node(*planned_site(a, make)) for a in self._actions] for make in (LiveMaker(quantizers), MarkMaker()))
-        self.planned = Nodes(plain, frugal, marked)
-        self.fallen = self.planned
-        self.names = [site.name if site else "" for site in route.sites]
-        self.floats = [site.first_operand if site else None for site in route.sites]
-        self.weights = [_own_weight(path, plan, found) for found in self._actions]
-        self.unseen, self.frames = route.unseen, dict[tuple[int, int | str], Place]()
-        self.leaves: list[nn.Module] = []  # those that may have hooks which see memory that a saving overwrites later
-        self.met: set[str] = set()
+        self.place, self.training, self.container, self.beyond = place, training, container, beyond
+        self.at = -1  # the node of the last call
+        self.hints = place.no_hints if beyond else place.hints  # they know no more of the stack than there is
+        self.counts = [0] * place.width if counts is None else counts
+        self.passed_by = 0  # the calls that lead nowhere and were met, a bit for each
+        self.leaf = ""  # of the composite function that runs
+        self.handed: dict[int, Any] = {}  # results of nodes whose chain goes on
+        self.uncompiled = Uncompiled(functions_too=place.switch.calls_compiled)
+        self.trusted: tuple[int, ...] = ()  # nodes of which that is taken for granted: under a checkpoint the tensors are others
+        nodes = place.fallen if place.switch.falls_back else place.planned
+        if place.switch.marks:
+            self.nodes = nodes.marked
+        else:
+            self.nodes = nodes.frugal if place.switch.saves and is_plain_eager() else nodes.plain
+        self.plain = nodes.plain
 
-    def link(self, frames: Mapping[tuple[int, int | str], str], made: Mapping[str, Place]) -> None:
-        """Tell the place where the frames of its composite functions are."""
-        self.frames = {entered: made[path] for entered, path in frames.items()}
+    def __enter__(self) -> LocalMode:
+        if not torch.compiler.is_dynamo_compiling():  # Dynamo gives up all of a container where it would break the graph under such a mode
+            self.uncompiled.__enter__()
+            if self.uncompiled.is_behind_a_break and self.container is not None:
+                self.place.switch.tell_of_break(self.place.path)
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
 
-    def fall_back(self, formats: Mapping[str, str], kept: dict[tuple[str, ...], Kept]) -> None:
-        """From now on the operations in `formats`, by name, compute in these float formats. `kept` as in the constructor."""
-        self.fallen = Nodes(*(list(nodes) for nodes in self.planned)) if formats else self.planned
-        for at, (actions, around) in enumerate(zip(self._actions, self._neighbours, strict=True)):
-            if around is None or not around.is_concerned(formats):
-                continue
-            parameters = {actions.operands[slot].key for slot in self._savings[at].kept & actions.operands.keys()}
-            makers: list[Maker] = [LiveMaker(self._quantizers), FrugalMaker(self._quantizers, parameters, kept), MarkMaker()]
-            for nodes, make in zip(self.fallen, makers, strict=True):
-                if around.operation in formats:
-                    nodes[at] = Node(*fallen_site(actions, around, formats, make))
-                else:
-                    nodes[at] = Node(*site_beside(nodes[at].operands, nodes[at].outputs, around, formats, make))
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        if not torch.compiler.is_dynamo_compiling():
+            self.uncompiled.__exit__(*error)
 
-    def is_watched(self) -> bool:
-        """Whether hooks look at what the leaves of the container compute: they shall find it unchanged."""
-        return any(is_watched(leaf) for leaf in self.leaves)
+    def frame(self, name: str) -> LocalMode:
+        """Follows part of a composite function along a route of its own."""
+        frames = self.place.frames
+        return type(self)(frames.get(joined(self.leaf or self.place.path, name)) or frames[UNKNOWN], self.training)
 
-    def unexpected(self) -> list[str]:
-        """Functions that compute, and were called where the recording has none: they, and what follows in such a call, are in float."""
-        return sorted(self.met - self.unseen - TRANSPARENT - RANDOM)
+    def end(self) -> None:
+        """The call of the container is over."""
+        self.place.note_end(self.training, self.counts, self.passed_by)
+        if self.place.switch.unsaid and not is_inside():
+            self.place.switch.say()
 
+    def again(self, site: CallSite) -> LocalMode:
+        """The mode for what runs under a checkpoint when it runs once more, from here on."""
+        made: type[LocalMode] = self.place.switch.mode  # type: ignore[assignment]  # eager, whatever this one is
+        mode = made(self.place, self.training, self.container, list(self.counts), site.spots[site.inside :] + self.beyond)
+        mode.trusted = tuple(self.handed)
+        return mode
 
-def _own_weight(path: str, plan: Plan, actions: Actions) -> tuple[Slot, Callable[[nn.Module], Any]] | None:
-    """Where a site takes a parameter of its container as a weight, and how to get that from the container."""
-    prefix = f"{path}." if path else ""
-    for slot, use in actions.operands.items():
-        planned = plan.quantizers[use.key]
-        if planned.role == "weight" and planned.parameter is not None and planned.parameter.startswith(prefix):
-            return slot, attrgetter(planned.parameter.removeprefix(prefix))
-    return None
+    def __torch_function__(self, func: Function, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        kwargs, place = kwargs or {}, self.place
+        name = _names.get(func) or _name(func)
+        key, is_new = QUIET, False
+        if name in place.names:
+            for known, near, code, instruction, far, far_code, far_instruction, more, leaf, key in self.hints[self.at]:  # noqa: B007
+                if known != name:
+                    continue
+                frame = _frame_at(near)
+                if frame.f_code is not code or frame.f_lasti != instruction:
+                    continue
+                if leaf is not None and frame.f_locals["self"] is not leaf:
+                    continue
+                if far:
+                    frame = _frame_at(far)
+                    if frame.f_code is not far_code or frame.f_lasti != far_instruction or not all(_stands(*each) for each in more):
+                        continue
+                break
+            else:
+                key, is_new = self.find(name, _frame_at(1)), True
+        elif name in COMPOSITE or name in CONSTRUCTORS or isinstance(func, HigherOrderOperator):
+            return self.opened(name, func, args, kwargs, _frame_at(1))
+        with torch._C.DisableTorchFunction():
+            node = self.node(key, args, kwargs)
+            if node >= 0:
+                self.at = node
+                return self.met(node, func, args, kwargs)
+            weighted = place.with_weights(args, kwargs) if node == STRANGE and name in MAC else None
+            out = self.passed(name, func, *(weighted or (args, kwargs)))
+            is_new = is_new if node == key else node == STRANGE  # called more often than recorded, or with another weight
+            if (is_new or name not in place.names) and node != HOOK and not _is_quiet(func) and computes(out):
+                self.look(name, _frame_at(1), weighted is not None)
+            return out
 
+    def opened(self, name: str, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> Any:
+        """A function that is left to the modes outside, or whose inside is the model's."""
+        if name not in COMPOSITE:
+            return func(*args, **kwargs)
+        site = call_site(frame)
+        if site.checkpoint is not None and self.container is not None:
+            recompute_under(site.checkpoint, lambda: self.again(site))
+        self.leaf = site.leaf_path
+        with self:
+            return COMPOSITE[name](*args, **kwargs)
 
-def _frugal(actions: Actions, saving: Saving, quantizers: Mapping[str, Quantizer], kept: dict[tuple[str, ...], Kept]) -> Node:
-    """What stands at a site as planned, with what may be saved. `kept`: what all sites keep: those that read one parameter keep it once."""
-    planned, outputs = planned_site(actions, LiveMaker(quantizers))
-    operands, instead = dict(planned), None
-    for slot in saving.kept & actions.operands.keys():
-        use = actions.operands[slot]
-        parameter = kept.setdefault((use.key,), Kept(quantizers[use.key]))
-        operands[slot] = parameter if use.observes else parameter.unobserved
-    if (bias := actions.bias) is not None and bias.slot in saving.kept:
-        shared = Kept(BiasQuantizer(quantizers[bias.input], quantizers[bias.weight]))
-        operands[bias.slot] = kept.setdefault((bias.parameter, bias.input, bias.weight), shared)
-    if saving.fresh:
-        outputs = tuple((index, InPlace(quantizers[key], saving.unread)) for index, key in actions.outputs.items())
-    if saving.rectifier is not None:
-        instead = Rectifier(quantizers[actions.outputs[0]], saving)
-    return Node(tuple(operands.items()), outputs, instead)
+    def find(self, name: str, frame: FrameType) -> int:
+        """The key of a call that no hint tells."""
+        place, site = self.place, call_site(frame)
+        if self.is_foreign(site):
+            return QUIET
+        key = place.key_of(site, name, framed=self.container is None, beyond=self.beyond)
+        if key >= place.width:
+            place.note_strange(site, name, key)
+        if site.checkpoint is None and not self.beyond:
+            place.learn(self.at, name, site, key, frame, framed=self.container is None)
+        elif site.checkpoint is not None and self.container is not None:
+            recompute_under(site.checkpoint, lambda: self.again(site))
+        return key
 
+    def is_foreign(self, site: CallSite) -> bool:
+        """Whether a call belongs to a container inside, which was compiled by itself: its quantizers are in its graph."""
+        return site.container is not None and self.container is not None and site.container is not self.container
 
-Paths = list[tuple[tuple[Any, ...], Quantize]]
+    def node(self, key: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+        """The node that a call leads to; below 0 where there is none: `STRANGE` if the examples did not show such a call."""
+        place = self.place
+        if key < 0:
+            if key <= PASSED:
+                self.passed_by |= 1 << (PASSED - key)
+                return QUIET
+            return key
+        nodes = place.nodes_of[key]
+        if key >= place.width:
+            return nodes[0]  # type: ignore[return-value]
+        count = self.counts[key]
+        self.counts[key] = count + 1
+        if count >= len(nodes):
+            return self.more(key)
+        node = nodes[count]
+        if node is None or not _is_float(place.floats[node], args, kwargs):
+            return QUIET
+        own = place.weights[node]
+        if own is not None and self.container is not None:
+            slot, weight_of = own
+            value = args[slot] if isinstance(slot, int) and slot < len(args) else kwargs.get(str(slot))
+            if isinstance(value, nn.Parameter) and value is not weight_of(self.container):  # another branch's
+                return STRANGE
+        return node
 
+    def more(self, key: int) -> int:
+        """The node of a call that is made more often than the examples did: what its leaf does anywhere."""
+        found = self.place.beyond[key]
+        if found != STRANGE:
+            self.place.note_more(key)
+        return found
 
-class Inputs:
-    """Quantizes the inputs of the model, however the caller passes them."""
+    def met(self, node: int, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call that leads to a node."""
+        operands, outputs, instead, link, half, overwrites = self.nodes[node]
+        if link is not None and link.before is not None and not self.is_handed_on(link.before, args, kwargs):
+            outputs, instead = (), None
+            self.place.note_broken(node)
+        given_away = overwrites and dies(args, func, _frame_at(2))
+        if operands:
+            if node in self.place.after:
+                operands = self.standing(node, operands)
+            args, kwargs = _with_operands(args, kwargs, operands)
+        if instead is not None and (quantized := instead(args, kwargs, given_away)) is not None:
+            return quantized
+        out = func(*args, **kwargs) if half is None else half(func, args, kwargs)
+        if overwrites and not given_away and out is args[0]:
+            outputs = self.plain[node].outputs
+        if outputs:
+            out = _with_outputs(out, outputs)
+        if link is not None and link.goes_on and isinstance(out, Tensor):
+            self.handed[node] = self.refer(out)
+        return out
 
-    def __init__(self, cls: type[nn.Module], plan: Plan, quantizers: Mapping[str, Quantizer], switch: Switch) -> None:
-        self.names = list(inspect.signature(cls.forward).parameters)[1:]  # without self
-        paths = {slot if isinstance(slot, tuple) else (slot,): key for slot, key in plan.inputs.items()}
-        self.paths: Paths = [(path, quantizers[key]) for path, key in paths.items()]
-        self.marked: Paths = [(path, Mark(key)) for path, key in paths.items()]
-        self.posts = [plan.regions.inputs[slot] for slot in plan.inputs]
-        self.planned = self.fallen = self.paths, self.marked
-        self.switch = switch
+    def standing(self, node: int, operands: tuple[tuple[Slot, Quantize], ...]) -> tuple[tuple[Slot, Quantize], ...]:
+        """Those of the operands of a node that were made, in this call, by what makes them in the examples."""
+        after, stands = self.place.after[node], []
+        for slot, quantize in operands:
+            if slot not in after or any(self.counts[key] > ordinal for key, ordinal in after[slot]):
+                stands.append((slot, quantize))
+            else:
+                self.place.note_broken(node, f"operand {slot}")
+        return tuple(stands)
 
-    def fall_back(self, formats: Mapping[str, str], quantizers: Mapping[str, Quantizer]) -> None:
-        """From now on the operations in `formats` compute in float; what they alone read they round themselves."""
-        integer = [post.is_integer(formats) for post in self.posts]
-        if all(integer):
-            self.fallen = self.planned
+    def refer(self, t: Tensor) -> Any:
+        """What stands for a result: a reference that counts would keep savings from proving that it is nobody else's."""
+        return weakref.ref(t)
+
+    def is_same(self, reference: Any, t: Any) -> bool:
+        return reference() is t
+
+    def is_handed_on(self, before: tuple[int, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether a call takes what one of the nodes returned that come before it in its chain. Hooks may hand on something else."""
+        taken, found = args[0] if args else kwargs.get("input"), [self.handed[node] for node in before if node in self.handed]
+        if any(self.is_same(handed, taken) for handed in found) or any(node in self.trusted for node in before):
+            return True
+        return bool(found) and self.has_hooks()
+
+    def has_hooks(self) -> bool:
+        """Whether hooks look at leaves of the container."""
+        return self.container is not None and any(map(is_watched, leaves(self.container)))
+
+    def passed(self, name: str, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Any other call: one that only moves values, or that the examples did not show."""
+        return ALIAS.get(name, func)(*args, **kwargs)
+
+    def look(self, name: str, frame: FrameType, weighted: bool) -> None:
+        """Note that the examples did not show a call that computes something, whether its weight was quantized or not."""
+        site = call_site(frame)
+        if self.is_foreign(site):
             return
-        paths = [
-            (path, quantizer if as_planned else Lowered(quantizers[post.key], "float32"))
-            for (path, quantizer), post, as_planned in zip(self.paths, self.posts, integer, strict=True)
-        ]
-        self.fallen = paths, [mark for mark, as_planned in zip(self.marked, integer, strict=True) if as_planned]
-
-    def quantize(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
-        paths, marked = self.fallen if self.switch.falls_back else self.planned
-        for (slot, *path), quantizer in marked if self.switch.marks else paths:
-            slot = self._as_passed(slot, args, kwargs)
-            if isinstance(slot, int):
-                args = (*args[:slot], _replaced(args[slot], path, quantizer), *args[slot + 1 :])
-            elif slot is not None:
-                kwargs = {**kwargs, slot: _replaced(kwargs[slot], path, quantizer)}
-        return args, kwargs
-
-    def _as_passed(self, slot: InputSlot, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | str | None:
-        """Position or keyword of the argument in this call; None if it was left out."""
-        name = self.names[slot] if isinstance(slot, int) and slot < len(self.names) else slot
-        position = self.names.index(name) if name in self.names else slot
-        if isinstance(position, int) and position < len(args):
-            return position
-        return name if isinstance(name, str) and name in kwargs else None
-
-
-def _replaced(tree: Any, path: list[Any], quantizer: Quantize) -> Any:
-    """`tree` with the tensor at `path` quantized."""
-    if not path:
-        return _quantized(tree, quantizer)
-    key, *rest = path
-    if isinstance(tree, dict):
-        return {**tree, key: _replaced(tree[key], rest, quantizer)} if key in tree else tree
-    if isinstance(tree, tuple) and key in getattr(tree, "_fields", ()):  # a named tuple
-        return tree._replace(**{key: _replaced(getattr(tree, key), rest, quantizer)})  # type: ignore[attr-defined]
-    if isinstance(tree, (tuple, list)) and isinstance(key, int) and key < len(tree):
-        return type(tree)([*tree[:key], _replaced(tree[key], rest, quantizer), *tree[key + 1 :]])
-    return tree
-
-
-def _quantized(value: Any, quantize: Quantize) -> Any:
-    dense = isinstance(value, Tensor) and value.is_floating_point() and value.layout is torch.strided
-    return quantize(value) if dense else value
+        if self.place.key_of(site, name, framed=self.container is None, beyond=self.beyond) >= STRANGE:
+            self.place.note_strange(site, name, weighted=weighted)
+        self.place.names.add(name)  # from now on its place is asked for, and known
 
 
 def _with_operands(args: tuple[Any, ...], kwargs: dict[str, Any], operands: tuple[tuple[Slot, Quantize], ...]) -> Arguments:
@@ -239,13 +284,13 @@ def _with_operands(args: tuple[Any, ...], kwargs: dict[str, Any], operands: tupl
 def _quantized_entry(value: Any, index: int | None, quantize: Quantize) -> Any:
     """`value`, or its entry at `index`, quantized."""
     if index is None:
-        return _quantized(value, quantize)
-    return type(value)([*value[:index], _quantized(value[index], quantize), *value[index + 1 :]])
+        return quantized(value, quantize)
+    return type(value)([*value[:index], quantized(value[index], quantize), *value[index + 1 :]])
 
 
 def _with_outputs(out: Any, outputs: tuple[tuple[int, Quantize], ...]) -> Any:
     if isinstance(out, Tensor):
-        return _quantized(out, outputs[0][1])
+        return quantized(out, outputs[0][1])
     for index, quantize in outputs:
         out = _quantized_entry(out, index, quantize)
     return out
@@ -260,67 +305,29 @@ def _is_float(slot: Slot | None, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     return not isinstance(value, Tensor) or value.is_floating_point()
 
 
-class LocalMode(TorchFunctionMode):
-    """Follows one call of one container along its route."""
+QUIET_NAMES = TRANSPARENT | RANDOM | METRICS
+_quiet: dict[Function, bool] = {}
 
-    def __init__(self, place: Place, training: bool, container: nn.Module | None = None) -> None:
-        self.place, self.training, self.at, self.entered = place, training, place.start[training], 0
-        self.container = container
-        nodes = place.fallen if place.switch.falls_back else place.planned
-        if place.switch.marks:
-            self.nodes = nodes.marked
-        else:
-            saves = is_plain_eager() and place.switch.saves and not place.is_watched()
-            self.nodes = nodes.frugal if saves else nodes.plain
 
-    def frame(self, name: str) -> AbstractContextManager[Any]:
-        """Follows part of a composite function along a route of its own; one that was not recorded runs in float."""
-        place = self.place.frames.get((self.at, self.entered)) or self.place.frames.get((self.at, name))
-        self.entered += 1
-        return type(self)(place, self.training) if place else torch._C.DisableTorchFunction()
+def _is_quiet(func: Function) -> bool:
+    """Whether what a function returns need not be quantized, wherever it is called."""
+    known = _quiet.get(func)
+    if known is None:
+        known = _quiet[func] = name_of(func) in QUIET_NAMES
+    return known
 
-    def _is_recorded(self, node: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether a call is what was recorded: on floating-point numbers, and with the weight that was seen, not another branch's."""
-        if not _is_float(self.place.floats[node], args, kwargs):
-            return False
-        own = self.place.weights[node]
-        if own is None or self.container is None or torch.compiler.is_compiling():
-            return True
-        slot, weight_of = own
-        value = args[slot] if isinstance(slot, int) and slot < len(args) else kwargs.get(str(slot))
-        return not isinstance(value, nn.Parameter) or value is weight_of(self.container)
 
-    def __torch_function__(self, func: Function, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
-        kwargs, place = kwargs or {}, self.place
-        name = getattr(func, "__name__", "")
-        name = SAME.get(name, name)
-        node = place.next[self.at].get(name)
-        if node is None:
-            if isinstance(func, HigherOrderOperator) or name in CONSTRUCTORS:  # Dynamo hands over a whole checkpoint
-                return func(*args, **kwargs)
-            if name in COMPOSITE:
-                with self:
-                    return COMPOSITE[name](*args, **kwargs)
-        with torch._C.DisableTorchFunction():
-            if node is None or not self._is_recorded(node, args, kwargs):
-                return self.passed(name, func, args, kwargs)
-            self.at, self.entered = node, 0
-            return self.met(node, func, args, kwargs)
+def computes(out: Any) -> bool:
+    """Whether a result is one that quantizers are for: a single number is none."""
+    results = out if isinstance(out, tuple) else (out,)
+    return any(isinstance(t, Tensor) and t.is_floating_point() and t.dim() > 0 for t in results)
 
-    def passed(self, name: str, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A call that is transparent, or was not recorded here: it changes nothing of the way."""
-        out = ALIAS.get(name, func)(*args, **kwargs)
-        met = self.place.met
-        if not torch.compiler.is_compiling() and isinstance(out, Tensor) and out.is_floating_point() and name not in met:
-            met.add(name_of(func))
-        return out
 
-    def met(self, node: int, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The call that was recorded at a node of the route."""
-        operands, outputs, instead = self.nodes[node]
-        if operands:
-            args, kwargs = _with_operands(args, kwargs, operands)
-        if instead is not None and (quantized := instead(args, kwargs)) is not None:
-            return quantized
-        out = func(*args, **kwargs)
-        return _with_outputs(out, outputs) if outputs else out
+def _stands(distance: int, code: CodeType, instruction: int) -> bool:
+    frame = _frame_at(distance + 2)  # past this function and the generator that calls it
+    return frame.f_code is code and frame.f_lasti == instruction
+
+
+def is_inside() -> bool:
+    """Whether a container is called by another one."""
+    return isinstance(_get_current_function_mode(), LocalMode)  # type: ignore[no-untyped-call]

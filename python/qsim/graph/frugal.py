@@ -5,25 +5,23 @@ Each class asks, in each call, what the record could not know, and does the plai
 
 from __future__ import annotations
 
+import ctypes
 import math
 import sys
-import weakref
 from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules.module import _has_any_global_hook
 
 from qsim.graph.lowered import LiveMaker, Lowered, Quantize
-from qsim.graph.savings import Saving
+from qsim.graph.ownership import is_alone
 from qsim.quantizers.bias import BiasQuantizer
 from qsim.quantizers.quantizer import Quantizer
 
 _TYPES = (Tensor, nn.Parameter)
-_CUDA = torch.version.cuda is not None or torch.version.hip is not None
 
 
 def is_plain_eager() -> bool:
@@ -35,7 +33,7 @@ def is_plain_eager() -> bool:
         or torch._C._functorch.maybe_current_level() is not None
         or torch._C._get_tracing_state() is not None
         or _has_any_global_hook()  # type: ignore[no-untyped-call]
-        or (_CUDA and torch.cuda.is_current_stream_capturing())
+        or (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())  # type: ignore[no-untyped-call]
     )
 
 
@@ -45,26 +43,43 @@ def is_watched(module: nn.Module) -> bool:
 
 
 class Stamp:
-    """Recognizes tensors that were not written to since: the same objects, versions and memory.
+    """Recognizes tensors that were not written to since: the same objects, versions, memory, and the same numbers at sampled places.
 
-    It holds no tensor alive, and keeps nothing when it is copied or pickled. What is written through `Tensor.data` or NumPy counts
-    no version and is not noticed.
+    PyTorch counts no version of what is written through `Tensor.data`, NumPy, DLPack, shared memory, or by collectives: samples see that,
+    unless it changes a few elements of many. On a device they would have to be waited for: tensors there are never recognized.
+    It refers to no tensor (parameters with weak references could not be swapped), and keeps nothing when it is copied or pickled.
     """
 
     def __init__(self, *tensors: Tensor) -> None:
         self._storages = [StorageWeakRef(t.untyped_storage()) for t in tensors]  # type: ignore[no-untyped-call]  # keep their addresses
-        self._seen = [(weakref.ref(t), t._version, t.data_ptr(), s.cdata) for t, s in zip(tensors, self._storages, strict=True)]
+        self._seen = [(id(t), t._version, t.data_ptr(), s.cdata) for t, s in zip(tensors, self._storages, strict=True)]
+        self._places = [_places(t) for t in tensors]
+        self._samples = [None if places is None else places.tobytes() for places in self._places]
 
     def matches(self, *tensors: Tensor) -> bool:
-        if len(tensors) != len(self._seen):
+        if len(tensors) != len(self._seen) or None in self._samples:
             return False
-        for t, (ref, version, at, storage) in zip(tensors, self._seen, strict=True):
-            if ref() is not t or t._version != version or t.data_ptr() != at or t.untyped_storage()._cdata != storage:
+        for t, (known, version, at, storage) in zip(tensors, self._seen, strict=True):
+            if id(t) != known or t._version != version or t.data_ptr() != at or t.untyped_storage()._cdata != storage:
                 return False
-        return True
+        return all(p.tobytes() == sample for p, sample in zip(self._places, self._samples, strict=True))  # type: ignore[union-attr]
 
     def __reduce__(self) -> tuple[type[Stamp], tuple[()]]:
         return Stamp, ()
+
+
+_SAMPLED = 64  # so many words of a tensor are compared; all of a small one
+
+
+def _places(t: Tensor) -> memoryview | None:
+    """A view of sampled words in the memory of a tensor, which is not to be read once that is gone; None for memory that cannot be read."""
+    if t.device.type != "cpu" or t.layout is not torch.strided or torch._debug_has_internal_overlap(t) != 0:
+        return None
+    size = t.numel() * t.element_size()
+    words = memoryview((ctypes.c_char * size).from_address(t.data_ptr())).cast("B") if size else memoryview(b"")
+    if size % 4 == 0:
+        words = words.cast("I")
+    return words[:: max(len(words) // _SAMPLED, 1) | 1]  # an odd distance, which does not fall in step with rows
 
 
 class Kept:
@@ -97,7 +112,7 @@ class Kept:
             tensors += source.grid_tensors
             settings.append(source.settings)
             settled = settled and source.is_settled and not is_watched(source)
-        if not settled or (torch.is_grad_enabled() and any(t.requires_grad for t in tensors)):
+        if not (settled and value.is_cpu) or (torch.is_grad_enabled() and any(t.requires_grad for t in tensors)):
             self._kept = None
             return quantize(value)
         kept = self._kept
@@ -148,18 +163,14 @@ class InPlace:
     Parameters
     ----------
     quantizer : Quantizer
-    unread : bool
-        As in `qsim.graph.savings.Saving`.
     """
 
-    def __init__(self, quantizer: Quantizer, unread: bool) -> None:
-        self.quantizer, self.unread = quantizer, unread
+    def __init__(self, quantizer: Quantizer) -> None:
+        self.quantizer = quantizer
 
     def __call__(self, y: Tensor) -> Tensor:
         q = self.quantizer
-        # autograd rebuilds the history of a view that is written to, and its base's
-        possible = type(y) is Tensor and (not y.requires_grad or (self.unread and not y._is_view())) and not is_watched(q)
-        return q.forward(y, in_place=True) if possible else q(y)  # unwatched, `forward` is all there is to a call
+        return q.forward(y, in_place=True) if is_alone(y) and not is_watched(q) else q(y)  # unwatched, `forward` is all there is to a call
 
 
 class Rectifier:
@@ -168,45 +179,44 @@ class Rectifier:
     Parameters
     ----------
     quantizer : Quantizer
-    saving : Saving
-        With a rectifier.
+    function : str
+        "relu", "relu6" or "hardtanh".
     """
 
-    def __init__(self, quantizer: Quantizer, saving: Saving) -> None:
-        self.quantizer, self.saving = quantizer, saving
+    def __init__(self, quantizer: Quantizer, function: str) -> None:
+        self.quantizer, self.function = quantizer, function
         self._clamping: tuple[Stamp, tuple[Any, ...], bool] | None = None  # replaced as a whole: threads share it
 
-    def __reduce__(self) -> tuple[type[Rectifier], tuple[Quantizer, Saving]]:
-        return Rectifier, (self.quantizer, self.saving)
+    def __reduce__(self) -> tuple[type[Rectifier], tuple[Quantizer, str]]:
+        return Rectifier, (self.quantizer, self.function)
 
-    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
-        """The quantized result; None where the rectifier has to run."""
-        q, consumes = self.quantizer, self.saving.consumes
-        if not q.is_settled or q.axis is not None or is_watched(q):
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any], dies: bool) -> Tensor | None:
+        """The quantized result; None where the rectifier has to run. `dies`: whether nothing reads the operand again."""
+        q = self.quantizer
+        if not q.is_settled or q.axis is not None or is_watched(q) or not q.grid_tensors[0].is_cpu:  # a device would have to be waited for
             return None
-        x, low, high, overwrites = _CALLS[str(self.saving.rectifier)](*args, **kwargs)
-        if type(x) is not Tensor or (overwrites and not consumes):
+        x, low, high, overwrites = _CALLS[self.function](*args, **kwargs)
+        if type(x) is not Tensor or (overwrites and not dies):
             return None
         if x.requires_grad or torch.is_grad_enabled():
             if q.grid_tensors[0].requires_grad:
                 return None
             if x.requires_grad:
-                return self._with_gradient(x, overwrites)
-        return q.forward(x, in_place=consumes) if self._is_clamped(x, low, high) else None
+                return self._with_gradient(x) if dies else None
+        return q.forward(x, in_place=dies) if self._is_clamped(x, low, high) else None
 
-    def _with_gradient(self, x: Tensor, overwrites: bool) -> Tensor | None:
-        q, saving = self.quantizer, self.saving
-        if saving.rectifier != "relu" or q.spec.is_float:  # ReLU leaves -0.0, and so do float formats
+    def _with_gradient(self, x: Tensor) -> Tensor | None:
+        q = self.quantizer
+        if self.function != "relu" or q.spec.is_float:  # ReLU leaves -0.0, and so do float formats
             return None
-        if saving.consumes_unread and not (x.is_leaf or x._is_view() or x.retains_grad) and self._is_clamped(x, 0.0, math.inf):
-            # What ReLU passes no gradient to is made to lie out of range, so that the range's mask does for both.
-            torch.threshold_(x.detach(), 0.0, -math.inf)
-            return q.forward(x, in_place=True)
-        # ReLU's twin keeps its operand for the backward pass, not its result: that may be overwritten.
-        return None if overwrites else q.forward(F.threshold(x, 0.0, 0.0), in_place=True)
+        if x.is_leaf or x.retains_grad or not self._is_clamped(x, 0.0, math.inf):
+            return None
+        # What ReLU passes no gradient to is made to lie out of range, so that the range's mask does for both.
+        torch.threshold_(x.detach(), 0.0, -math.inf)
+        return q.forward(x, in_place=True)
 
     def _is_clamped(self, x: Tensor, low: float, high: float) -> bool:
-        """Whether quantizing alone gives, below `low` and above `high`, what it gives at these. Asks the device once per encoding."""
+        """Whether quantizing alone gives, below `low` and above `high`, what it gives at these. Asks the quantizer once per encoding."""
         q = self.quantizer
         encoding, settings = q.grid_tensors, (*q.settings, x.dtype, low, high)
         known = self._clamping

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch.overrides import get_overridable_functions, is_tensor_method_or_property
 from torch.utils._device import _device_constructors
 
+from qsim.graph.call_sites import OPENED
 from qsim.graph.recurrent import RECURRENT
 
 Function = Callable[..., Any]
@@ -66,6 +67,8 @@ _QUESTIONS = _table(
 # The result lies on the grid of the operand, or is no quantity to be quantized.
 TRANSPARENT = _LAYOUT | _SELECTION | _INSERTION | _CREATION | _CASTS | _REGULARIZATION | _QUESTIONS
 RANDOM = _table("bernoulli bernoulli_ uniform_ normal normal_ rand randn randint rand_like randn_like randint_like multinomial randperm")
+# Constructors of tensors out of values that may be data: lists, arrays, memory of other libraries.
+CONVERSIONS = _table("tensor as_tensor asarray from_numpy frombuffer from_dlpack scalar_tensor new_tensor")
 # Left to the modes outside: `torch.device(...)` is one, and gives new tensors their device.
 CONSTRUCTORS = frozenset(f.__name__ for f in _device_constructors())
 # Transparent functions that hand values out of the graph as Python numbers.
@@ -80,6 +83,16 @@ MAC = _table(
 NORM = _table("batch_norm layer_norm group_norm instance_norm rms_norm local_response_norm")
 ACT = _table("relu relu6 hardtanh hardswish hardsigmoid sigmoid tanh silu gelu mish elu selu celu leaky_relu prelu clamp softplus")
 
+# What training compares and minimises: no part of what runs on a target.
+METRICS = _table(
+    """
+    cross_entropy nll_loss nll_loss_nd gaussian_nll_loss poisson_nll_loss binary_cross_entropy binary_cross_entropy_with_logits mse_loss
+    l1_loss smooth_l1_loss huber_loss kl_div ctc_loss cosine_embedding_loss hinge_embedding_loss margin_ranking_loss multi_margin_loss
+    multilabel_margin_loss multilabel_soft_margin_loss soft_margin_loss triplet_margin_loss triplet_margin_with_distance_loss
+    linear_cross_entropy
+    """
+)
+
 _CONVOLUTIONS = [f"conv{n}d" for n in (1, 2, 3)]
 _TRANSPOSED = [f"conv_transpose{n}d" for n in (1, 2, 3)]
 # Position of a constant operand that is a weight, and its axis of output channels. As a keyword it is called `weight`.
@@ -93,6 +106,9 @@ BIAS: dict[str, int] = {**dict.fromkeys((*_CONVOLUTIONS, *_TRANSPOSED, "linear")
 
 # Strict export calls operators where eager calls methods: one name for both.
 SAME = {"truediv": "div", "itruediv": "div_", "iadd": "add_", "__iadd__": "add_", "isub": "sub_", "imul": "mul_"}
+# Dynamo names an operator's method as it is written, ``x.__radd__(y)``, where eager names what it calls.
+SAME |= {"__radd__": "add", "__rmul__": "mul", "__truediv__": "div", "__mod__": "remainder", "__isub__": "sub_", "__imul__": "mul_"}
+SAME |= {"__idiv__": "div_", "__itruediv__": "div_", "__ifloordiv__": "floor_divide_", "__imod__": "remainder_"}
 # The method is written with super(), which Dynamo cannot trace under a mode.
 ALIAS: dict[str, Function] = {"unflatten": torch.unflatten}
 
@@ -109,7 +125,8 @@ def _opened(func: Any) -> Function:
     """`func` without its own dispatch to function modes, so that a mode sees the functions inside."""
     scope = {name: value for name, value in func.__globals__.items() if name != "__name__"}
     scope |= {"has_torch_function": lambda *_: False, "_check_key_padding_mask": _check_key_padding_mask}
-    return types.FunctionType(func.__code__, scope, func.__name__, func.__defaults__, func.__closure__)
+    code = func.__code__.replace(co_name=func.__name__ + OPENED)  # call sites tell it from the original
+    return types.FunctionType(code, scope, func.__name__, func.__defaults__, func.__closure__)
 
 
 # Functions that would arrive whole although operations worth seeing are inside.

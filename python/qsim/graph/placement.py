@@ -50,11 +50,15 @@ class Placement:
         """Whether the profile names `site` among the operations that quantize what they read."""
         return selects(self.profile.inputs, site.type)
 
+    def weighs(self, op_type: str | None) -> bool:
+        """Whether weights of this type of operation are quantized."""
+        return selects(self.profile.weights, op_type or "")
+
     def constant_reason(self, site: Site, role: str) -> str | None:
         """Why a constant that `site` reads stays in float; None if it is to be quantized."""
         profile = self.profile
         if role == "weight":
-            return None if selects(profile.weights, site.type) else f"target {profile.name!r} leaves weights of {site.type} in float"
+            return None if self.weighs(site.type) else f"target {profile.name!r} leaves weights of {site.type} in float"
         if site in self._joined or selects(profile.outputs, site.type) or selects(profile.inputs, site.type):
             return None
         return f"target {profile.name!r} leaves constants of {site.type} in float"

@@ -1,81 +1,54 @@
-"""Record: run the model once in eval and once in training and note every operation with where its operands came from.
-
-A *container* is a module whose forward is Python of its own: the root, anything from outside torch.nn, anything with children.
-Its forward runs under a function mode. A `torch.nn` leaf is no container: it stays as it is, and the function it calls is an
-operation of the container above it.
-"""
+"""Record: run the model once in eval and once in training and note every operation with where its operands came from."""
 
 from __future__ import annotations
 
-import functools
-import inspect
+import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_flatten_with_path, tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
-from qsim.graph.functions import COMPOSITE, CONSTRUCTORS, RANDOM, READS, TRANSPARENT, Function, name_of, visible
+from qsim.graph.arguments import Arguments, is_dense, is_replaceable
+from qsim.graph.call_sites import LEAF, CallSite, call_site
+from qsim.graph.containers import containers, joined, leaf_paths, subclass
+from qsim.graph.functions import COMPOSITE, CONSTRUCTORS, CONVERSIONS, RANDOM, READS, TRANSPARENT, Function, name_of, route_name, visible
+from qsim.graph.half import has_inexact_numbers
+from qsim.graph.resume import driven
+from qsim.graph.routes import call_key
 from qsim.graph.snapshot import unchanged
-from qsim.graph.tape import Call, InputSlot, Origin, Reader, Slot, Step, Tape, indirect, memory_of, options, tensors, version_of
-
-__all__ = ["Call", "InputSlot", "Origin", "Reader", "Slot", "Step", "Tape", "call_arguments", "containers", "leaves", "record", "subclass"]
-
-
-def call_arguments(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """`example_inputs` as users give them (a tensor, a tuple or list of arguments, a dict of keyword arguments) as `(args, kwargs)`."""
-    if isinstance(example_inputs, dict):
-        return (), dict(example_inputs)
-    if isinstance(example_inputs, (tuple, list)):
-        return tuple(example_inputs), {}
-    return (example_inputs,), {}
-
-
-def containers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Path and module of each container. Not scripted modules, nor those with a `forward` set on the instance: their class is not used."""
-    for path, m in model.named_modules():
-        if isinstance(m, torch.jit.ScriptModule) or "forward" in vars(m) or type(m).forward is nn.Module.forward:  # as in ModuleList
-            continue
-        if path == "" or not _is_leaf(m):
-            yield path, m
+from qsim.graph.tape import (
+    Call,
+    CallKey,
+    Origin,
+    Slot,
+    Step,
+    Tape,
+    indirect,
+    memory_of,
+    options,
+    paths_in,
+    tensors,
+    tensors_in,
+    unwrapped,
+    version_of,
+)
 
 
-def leaves(container: nn.Module) -> Iterator[nn.Module]:
-    """The `torch.nn` leaves that are operations of a container, not of one inside it."""
-    for m in container.children():
-        if _is_leaf(m):
-            yield m
-        elif type(m).forward is nn.Module.forward:  # as in ModuleList
-            yield from leaves(m)
-
-
-def _is_leaf(m: nn.Module) -> bool:
-    return type(m).__module__.startswith("torch.nn.modules") and not any(True for _ in m.children())
-
-
-@functools.cache
-def subclass(mixin: type[nn.Module], cls: type[nn.Module]) -> type[nn.Module]:
-    """`cls` with the forward of `mixin` before its own; `_original` is `cls`. Cached, so that equal models have equal classes."""
-    before: types.FunctionType = mixin.forward  # type: ignore[assignment]
-    forward = types.FunctionType(before.__code__, before.__globals__, "forward", before.__defaults__, before.__closure__)
-    forward.__signature__ = inspect.signature(cls.forward)  # type: ignore[attr-defined]  # trainers and torch.export ask for it
-    names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
-    return type(cls.__name__, (mixin, cls), {**names, "_original": cls, "forward": forward})
-
-
-def record(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tape, list[str]]:
-    """Run `model` on copies of the example inputs, in eval and in training mode, without gradients, and leave it as it was.
+def record(model: nn.Module, examples: Sequence[Arguments]) -> tuple[Tape, list[str]]:
+    """Run `model` on copies of example calls, each in eval and in training mode, without gradients, and leave it as it was.
 
     Returns
     -------
     tape : Tape
-        Both passes. A pass that raised is not in it.
+        All passes. A pass that raised is not in it.
     report : list of str
         One sentence for each thing that could not be seen.
 
@@ -90,22 +63,65 @@ def record(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> t
                 f"'{name}' has no shape yet: run the model once on the example inputs, so that its lazy modules get their parameters"
             )
     tape, report = Tape(model), _blind_spots(model)
-    for run, mode in enumerate(("eval", "training")):
-        calls, steps, results, reads = len(tape.calls), len(tape.steps), set(tape.results), set(tape.reads)
-        try:
-            with _plain_eager(), unchanged(model), _recording(model, _Pass(tape, run), report):
-                given = tree_map_only(Tensor, torch.clone, (args, kwargs))
-                out = model.train(mode == "training")(*given[0], **given[1])
-                tape.results |= {o for t in tensors_in(out) for o in tape.origins(t)}
-                kept = tree_leaves([value for m in model.modules() for name, value in vars(m).items() if not name.startswith("_")])
-                tape.reads |= {o for t in kept if isinstance(t, Tensor) for o in tape.origins(t) if isinstance(o.source, Step)}
-        except Exception as e:
-            del tape.calls[calls:], tape.steps[steps:]
-            tape.results, tape.reads = results, reads
-            report.append(f"the model could not be recorded in {mode} mode: {type(e).__name__}: {e}")
-        tape.forget_tensors()
+    for number, (args, kwargs) in enumerate(examples):
+        for run, mode in enumerate(("eval", "training")):
+            before = len(tape.calls), len(tape.steps), set(tape.results), set(tape.reads)
+            try:
+                _run(model, _Pass(tape, run, number), args, kwargs, report)
+            except Exception as e:
+                del tape.calls[before[0] :], tape.steps[before[1] :]
+                tape.results, tape.reads = before[2:]
+                which = f" with example call {number}" if len(examples) > 1 else ""
+                report.append(f"the model could not be recorded in {mode} mode{which}: {type(e).__name__}: {e}")
+            tape.forget_tensors()
+    _forget_onlookers(tape)
     report += [f"the result of '{name}' is not dense (sparse, or of another layout): it stays in float" for name in tape.unusual]
     return tape, list(dict.fromkeys(report))
+
+
+def _run(model: nn.Module, current: _Pass, args: tuple[Any, ...], kwargs: dict[str, Any], report: list[str]) -> None:
+    tape = current.tape
+    with _plain_eager(), unchanged(model), _recording(model, current, report):
+        held = _Held(model)
+        given = tree_map_only(Tensor, torch.clone, (args, kwargs))
+        out = model.train(current.run == 1)(*given[0], **given[1])
+        tape.results |= {o for t in tensors_in(list(out) if isinstance(out, types.GeneratorType) else out) for o in tape.origins(t)}
+        kept = [value for m in model.modules() for name, value in vars(m).items() if not name.startswith("_")]
+        tape.reads |= {o for t in tensors_in(kept) for o in tape.origins(t) if isinstance(o.source, Step)}
+        for name, origins in held.written(model, tape).items():
+            tape.written[name] = tape.written.get(name, frozenset()) | origins
+
+
+class _Held:
+    """Parameters and buffers as they were before a pass. The statistics of normalizations are not looked at."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._before = {name: (t, version_of(t)) for name, t in self._tensors(model)}
+
+    def written(self, model: nn.Module, tape: Tape) -> dict[str, frozenset[Origin]]:
+        """Those that were written to, or replaced, since, and where what is in them now came from."""
+        now = dict(self._tensors(model))
+        changed = {name for name, (t, version) in self._before.items() if now.get(name) is not t or version_of(t) != version}
+        return {name: tape.origins(now[name]) | tape.origins_by_memory(now[name]) for name in changed & now.keys()}
+
+    @staticmethod
+    def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+        for path, m in model.named_modules():
+            if not isinstance(m, (_NormBase, torch.jit.ScriptModule)):
+                for name, t in (*m.named_parameters(recurse=False), *m.named_buffers(recurse=False)):
+                    yield joined(path, name), t
+
+
+def _forget_onlookers(tape: Tape) -> None:
+    """Take off the tape what hooks compute for themselves: a log of means is not of the model, nor does it read its tensors."""
+    wanted: set[Step] = set()
+    left = [step for step in tape.steps if not step.hook] + [o.source for o in tape.results if isinstance(o.source, Step)]
+    while left:
+        step = left.pop()
+        if step not in wanted:
+            wanted.add(step)
+            left += [o.source for o in {*step.side, *(o for found in step.operands.values() for o in found)} if isinstance(o.source, Step)]
+    tape.keep(wanted)
 
 
 @contextmanager
@@ -124,27 +140,32 @@ def _blind_spots(model: nn.Module) -> list[str]:
     ]
 
 
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    """The tensors of a result: in tuples, lists and dicts, and in the attributes of objects such as dataclasses and distributions."""
-    seen: set[int] = set()
-    left = [value]
-    while left:
-        for leaf in tree_leaves(left.pop()):
-            if isinstance(leaf, Tensor):
-                yield leaf
-            elif hasattr(leaf, "__dict__") and id(leaf) not in seen:
-                seen.add(id(leaf))
-                left.append(list(vars(leaf).values()))
-
-
 @dataclass
 class _Pass:
-    """One run of the model."""
+    """One run of the model: 0 in eval mode, 1 in training mode."""
 
     tape: Tape
     run: int
-    leaf: str = ""  # path of the leaf that runs now
+    example: int
     began: bool = False  # the root has been called
+
+
+class _Made(NamedTuple):
+    """A call of a function, and where it was made."""
+
+    func: Function
+    key: CallKey
+    ordinal: int
+    site: CallSite
+    visible: bool
+
+
+class _Given(NamedTuple):
+    """The tensors of a call by slot, where they came from, and which of them it wrote into."""
+
+    tensors: dict[Slot, Tensor]
+    origins: dict[Slot, frozenset[Origin]]
+    changed: frozenset[Slot]
 
 
 class Recorder(TorchFunctionMode):
@@ -153,29 +174,26 @@ class Recorder(TorchFunctionMode):
     def __init__(self, current: _Pass, path: str, training: bool, *, framed: bool = False) -> None:
         super().__init__()
         self.current, self.tape, self.call, self.framed = current, current.tape, Call(path, training, current.run), framed
+        self.leaf = ""  # of the composite function that runs
         self.tape.calls.append(self.call)
-
-    @property
-    def leaf(self) -> str:
-        return "" if self.framed else self.current.leaf
 
     def frame(self, name: str) -> Recorder:
         """Records part of a composite function as a call of its own."""
-        path = ".".join(filter(None, (self.leaf or self.call.path, name)))
-        self.call.frames.append((len(self.call.steps), path))
-        return Recorder(self.current, path, self.call.training, framed=True)
+        return Recorder(self.current, joined(self.leaf or self.call.path, name), self.call.training, framed=True)
 
     def __torch_function__(self, func: Function, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs, name = kwargs or {}, name_of(func)
         if name in COMPOSITE:
+            self.leaf = self._key(call_site(sys._getframe(1)), func)[1]
             with self:
                 return COMPOSITE[name](*args, **kwargs)
         if name in CONSTRUCTORS:
             out = func(*args, **kwargs)
-            if name in RANDOM:
-                self.tape.mark(out, Origin("random"))
+            if isinstance(out, Tensor) and name not in CONVERSIONS:
+                self.tape.mark(out, Origin("random") if name in RANDOM else Origin("const"))
             return out
         with torch._C.DisableTorchFunction():
+            made = self._made(func, call_site(sys._getframe(1)))
             given = dict(tensors(args, kwargs))
             origins = {slot: self.tape.origins(t) for slot, t in given.items()}
             versions = {slot: version_of(t) for slot, t in given.items()}
@@ -183,41 +201,72 @@ class Recorder(TorchFunctionMode):
             changed = frozenset(slot for slot, t in given.items() if version_of(t) != versions[slot])
             for slot in changed:
                 self.tape.rewrite(given[slot], origins[slot])
+            call = _Given(given, origins, changed)
             if name in RANDOM:
                 for t in _results(out):
                     self.tape.mark(t, Origin("random"))
             elif name in TRANSPARENT or not any(t.is_floating_point() for t in _results(out)):
-                self._flow(name, given, origins, changed, out)
+                self._flow(made, call, dict(options(args, kwargs)), out)
             else:
-                step = self._step(func, given, origins, changed)
+                step = self._step(made, call)
                 step.options = dict(options(args, kwargs))
+                step.scalar = all(t.dim() == 0 for t in _results(out))
                 out = self._mark_results(step, given, out)
             return out
 
-    def _flow(
-        self, name: str, given: dict[Slot, Tensor], origins: dict[Slot, frozenset[Origin]], changed: frozenset[Slot], out: Any
-    ) -> None:
-        """A transparent function hands on where its operands came from; constants, indices and masks only if there is nothing else."""
+    def _made(self, func: Function, site: CallSite) -> _Made:
+        """Count a call, whatever it computes: where one that does not matter is followed by one that does, as in a loop, order tells."""
+        key = self._key(site, func)
+        self.tape.calls_compiled = self.tape.calls_compiled or site.compiled
+        self.call.met[key] += 1
+        hidden = site.hidden or (func is Tensor.abs and not site.is_method_abs)
+        return _Made(func, key, self.call.met[key] - 1, site, visible(func) and not hidden and not site.hook)
+
+    def _key(self, site: CallSite, func: Function) -> CallKey:
+        return call_key(site, route_name(func).strip("_"), framed=self.framed)
+
+    def _flow(self, made: _Made, call: _Given, numbers: dict[int | str, Any], out: Any) -> None:
+        """A transparent function hands on where its operands came from; constants, indices and masks only if there is nothing else.
+
+        It is the first reader, as a rule, of what no mode can quantize where it is made: that is quantized here, while it is whole. And in
+        half precision the numbers that it puts in are rounded.
+        """
+        func, results, (given, origins, changed) = made.func, _results(out), call
+        unmet = {slot for slot, found in origins.items() if results and slot not in changed and any(origin.is_unmet for origin in found)}
+        step = None
+        if (unmet and name_of(func) not in READS) or has_inexact_numbers(func, numbers):
+            step = self._step(made, call, moves=True)
+            origins = {slot: frozenset(map(_met_here, found)) if slot in unmet else found for slot, found in origins.items()}
         floats = [found for slot, found in origins.items() if given[slot].is_floating_point()]
         flow = indirect(o for found in floats or origins.values() for o in found)
         flow = frozenset(o for o in flow if o.kind != "const") or flow
         for slot in changed:  # x[...] = y: x now comes from both
             self.tape.mark(given[slot], *indirect(origins[slot]), *flow)
-        for t in _results(out):
+        for t in results:
             if flow and not any(t is g for g in given.values()):
                 self.tape.mark(t, *flow)
-        masks = any(not (t.is_floating_point() or t.is_complex()) for t in _results(out))
-        if name in READS or (floats and masks):
+        if step is not None:
+            step.made = frozenset(filter(None, map(self.tape.identity, results)))
+        masks = any(not (t.is_floating_point() or t.is_complex()) for t in results)
+        if name_of(func) in READS or (floats and masks):
             self.tape.reads |= {o for o in flow if isinstance(o.source, Step)}
 
-    def _step(self, func: Function, given: dict[Slot, Tensor], origins: dict[Slot, frozenset[Origin]], changed: frozenset[Slot]) -> Step:
+    def _step(self, made: _Made, call: _Given, *, moves: bool = False) -> Step:
+        given, origins, changed = call
         floats = {slot: t for slot, t in given.items() if _is_data(t)}
         step = Step(
             self.call.path,
-            self.leaf,
-            func,
+            made.key[1],
+            made.func,
+            made.key,
+            made.ordinal,
+            made.site.line,
+            made.visible,
+            made.site.hook,
+            moves,
             self.call.training,
             self.call.run,
+            self.current.example,
             operands={slot: origins[slot] for slot in floats},
             side=frozenset(o for slot, found in origins.items() if slot not in floats for o in found if o.kind != "const"),
             dims={slot: t.dim() for slot, t in floats.items()},
@@ -245,13 +294,13 @@ class Recorder(TorchFunctionMode):
         """Marks a result. One that is an operand too (`x.add_(1)`) is returned under an alias, to tell the returned from the changed."""
         if not isinstance(t, Tensor) or not t.is_floating_point():
             return t
-        if t.layout is not torch.strided:
+        if not is_dense(t):
             self.tape.unusual[step.name] = None
             return t
         step.outputs = output + 1
         if _is_mask(t):
             step.masked_outputs |= {output}
-        if not visible(step.func):
+        if not step.visible:
             self.tape.mark(t, Origin("stale", step, output))
             return t
         if any(t is g for g in given.values()):
@@ -262,16 +311,24 @@ class Recorder(TorchFunctionMode):
         return t
 
 
+def _met_here(origin: Origin) -> Origin:
+    """The origin of a tensor that is quantized where it is read."""
+    return replace(origin, kind="step") if origin.is_unmet else origin
+
+
 def _is_data(t: Tensor) -> bool:
     """Whether an operand is what a quantizer takes. An empty one (a cache that is not filled yet) is no data."""
-    return t.is_floating_point() and t.layout is torch.strided and t.numel() > 0
+    return t.is_floating_point() and is_dense(t) and t.numel() > 0
 
 
 def _is_mask(t: Tensor) -> bool:
-    """Whether a tensor holds -Inf or the lowest finite number. One that cannot be compared here (sparse, meta) is taken for none."""
-    while torch._C._functorch.is_functorch_wrapped_tensor(t):  # inside vmap or jvp: a bool of the wrapper is refused
-        t = torch._C._functorch.get_unwrapped(t)
-    return t.layout is torch.strided and not t.is_meta and bool((t <= torch.finfo(t.dtype).min).any())
+    """Whether a tensor holds -Inf, the lowest finite number, or one that stands for these, such as -1e30. One that cannot be compared
+    here (sparse, meta) is taken for none."""
+    t = unwrapped(t)  # inside vmap or jvp a bool of the wrapper is refused
+    return is_dense(t) and not t.is_meta and bool((t <= max(torch.finfo(t.dtype).min, _MASKED)).any())
+
+
+_MASKED = -1e9  # no activation is as low
 
 
 def _results(out: Any) -> list[Tensor]:
@@ -286,26 +343,20 @@ class Recorded(nn.Module):
         if path == "" and not current.began:
             current.began = True
             _mark_inputs(current.tape, args, kwargs)
-        with Recorder(current, path, self.training):
-            return super().forward(*args, **kwargs)
+        recorder = Recorder(current, path, self.training)
+        with recorder:
+            out = super().forward(*args, **kwargs)
+        return driven(out, recorder) if type(out) is types.GeneratorType else out
 
 
 def _mark_inputs(tape: Tape, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """As the root's forward gets them: after its pre-hooks, where the simulation quantizes them."""
-    for keys, value in tree_flatten_with_path((args, kwargs))[0]:
-        path = tuple(next(getattr(key, a) for a in ("idx", "key", "name") if hasattr(key, a)) for key in keys[1:])
-        for inner, t in [((), value)] if isinstance(value, Tensor) else _attributes(value):
-            slot = path[0] if len(path) == 1 and not inner else (*path, *inner)
-            tape.inputs[slot] = t.dtype
-            if inner or not t.is_floating_point():
-                tape.unreplaced.add(slot)
-            tape.mark(t, Origin("input", slot))
-
-
-def _attributes(value: Any) -> list[tuple[tuple[Any, ...], Tensor]]:
-    """The tensors that an argument, a dataclass say, holds in its attributes, each with its path."""
-    leaves = tree_flatten_with_path(dict(vars(value)))[0] if hasattr(value, "__dict__") and not isinstance(value, nn.Module) else []
-    return [(tuple(getattr(key, "key", getattr(key, "idx", key)) for key in keys), t) for keys, t in leaves if isinstance(t, Tensor)]
+    for path, t in paths_in((args, kwargs)):
+        slot = path[1] if len(path) == 2 else path[1:]
+        tape.inputs.setdefault(slot, t.dtype)
+        if not (t.is_floating_point() and is_replaceable((args, kwargs), path)):
+            tape.unreplaced.add(slot)
+        tape.mark(t, Origin("input", slot))
 
 
 @contextmanager
@@ -322,15 +373,7 @@ def _recording(model: nn.Module, current: _Pass, report: list[str]) -> Iterator[
             undo.callback(setattr, m, "__class__", original)
             vars(m)["_qsim_recording"] = (current, path)
             undo.callback(vars(m).pop, "_qsim_recording")
-        for path, m in model.named_modules():
-            if path and _is_leaf(m):
-                undo.callback(m.register_forward_pre_hook(_announce(current, path)).remove)
-                undo.callback(m.register_forward_hook(_announce(current, ""), prepend=True, always_call=True).remove)
+        for leaf, path in leaf_paths(model).items():
+            vars(leaf)[LEAF] = path
+            undo.callback(vars(leaf).pop, LEAF, None)
         yield
-
-
-def _announce(current: _Pass, path: str) -> Callable[..., None]:
-    def hook(*_: Any) -> None:
-        current.leaf = path
-
-    return hook

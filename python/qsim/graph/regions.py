@@ -51,10 +51,13 @@ class _Finder:
         self.flow, self.placement, self.actions, self.quantizers, self.grids = flow, placement, actions, quantizers, grids
         units: dict[Site, list[Site]] = {}
         for site in flow.sites:
-            if not flow.is_constant(site):
+            if not (flow.is_constant(site) or site.moves):
                 units.setdefault(self._end(site), []).append(site)
         self.name_of = {site: flow.chains.get(end, [end])[0].name for end, members in units.items() for site in members}
         self.operations = {self.name_of[end]: self._operation(self.name_of[end], members) for end, members in units.items()}
+        for site in flow.sites:
+            if site.moves and (maker := self._maker_behind(site)) is not None:
+                self.name_of[site] = self.name_of[maker]
 
     def _end(self, site: Site) -> Site:
         """The last of the operations that kernels compute together with `site`."""
@@ -63,6 +66,11 @@ class _Finder:
             site = following
             passed.add(site)
         return site
+
+    def _maker_behind(self, site: Site) -> Site | None:
+        """The operation whose result is quantized where `site`, which only moves values, reads it first."""
+        origins = [origin for slot in self._at(site).operands for origin in site.operands()[slot] if origin.kind != "input"]
+        return next((maker for origin in origins if (maker := self.flow.site_of.get(origin.source)) in self.name_of), None)
 
     def _operation(self, name: str, members: list[Site]) -> Operation:
         quantized = any(self._at(site).operands or self._at(site).outputs or self._grids_of(site) for site in members)
@@ -87,7 +95,7 @@ class _Finder:
     def _readers(self, site: Site, output: int) -> list[str]:
         readers = [reader for step in site.steps for reader in self.flow.tape.readers(step, output)]
         sites = [self.flow.site_of[reader.step] for reader in readers if reader.step is not None and reader.slot is not None]
-        return [self.name_of[at] for at in sites if at in self.name_of and not at.training_only]
+        return [self.name_of[at] for at in sites if at in self.name_of and not (at.training_only or at.moves)]
 
     def input(self, slot: InputSlot, key: str) -> Post:
         """Where the quantizer of an input of the model stands."""
@@ -100,6 +108,9 @@ class _Finder:
 
     def neighbours(self, site: Site) -> Neighbours:
         name, operands, actions = self.name_of[site], site.operands(), self._at(site)
+        if (maker := self._maker_behind(site)) is not None and site.moves:
+            post = Post(next(iter(actions.operands.values())).key, name, self._deciders(maker, 0), (name, *self._readers(maker, 0)))
+            return Neighbours(name, tuple(actions.operands), frozenset(), 0, dict.fromkeys(actions.operands, post), {}, {}, {})
         makers = {slot: self._makers(operands[slot]) if self._is_data(use.key) else () for slot, use in actions.operands.items()}
         joined = {i: key for i, key in self._grids_of(site).items() if i not in actions.outputs}
         readers = {i: self._readers(site, i) for i in range(site.outputs)}
@@ -119,7 +130,7 @@ class _Finder:
 
     def unplanned(self, site: Site, inputs: Container[InputSlot]) -> list[Unplanned]:
         name, planned = self.name_of[site], self._at(site).operands
-        if site.training_only or not self.operations[name].quantized:
+        if site.training_only or site.moves or not self.operations[name].quantized:
             return []
         found = []
         for slot, origins in site.operands().items():

@@ -1,4 +1,4 @@
-"""Routes: where in a container's forward an operation stands, found again at run time by the names of the functions called so far."""
+"""Routes: which operations a container's forward has, found again at run time by the place in the program where each was called."""
 
 from __future__ import annotations
 
@@ -7,9 +7,26 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 
-from qsim.graph.functions import Function, name_of, route_name, visible
+from qsim.graph.call_sites import CallSite, is_written_out
+from qsim.graph.functions import name_of, route_name
 from qsim.graph.onnx_types import onnx_type
-from qsim.graph.tape import Origin, Slot, Step, Tape
+from qsim.graph.tape import Call, CallKey, Origin, Slot, Step, Tape
+
+
+def call_key(site: CallSite, name: str, *, framed: bool = False) -> CallKey:
+    """What tells a call from all others of its container, but for the repetitions of a loop.
+
+    Parameters
+    ----------
+    site : CallSite
+    name : str
+        Of the function, without underscores: `add` for `add_` and `__add__`.
+    framed : bool
+        Whether the call is part of a frame: the same wherever the composite function was called.
+    """
+    if framed:
+        return tuple(spot for spot in site.spots if is_written_out(spot)), "", name
+    return site.spots, site.leaf_path, name
 
 
 @dataclass(eq=False)
@@ -44,7 +61,12 @@ class Site:
     @property
     def visible(self) -> bool:
         """Whether a function mode meets the call when the model runs."""
-        return visible(self.steps[0].func)
+        return all(step.visible for step in self.steps)
+
+    @property
+    def moves(self) -> bool:
+        """Whether it computes nothing: see `Step.moves`."""
+        return self.steps[0].moves
 
     @property
     def outputs(self) -> int:
@@ -78,71 +100,91 @@ class Site:
 
 @dataclass
 class Route:
-    """The calls of one container as a trie: node, function name, next node. Node 0 starts a call in eval, node 1 one in training."""
+    """The operations of one container.
 
-    next: list[dict[str, int]] = field(default_factory=lambda: [{}, {}])
-    sites: list[Site | None] = field(default_factory=lambda: [None, None])
-    # Path of the n-th frame that is entered at a node, and of the last one of a name: a sequence may be longer than the recorded one.
-    frames: dict[tuple[int, int | str], str] = field(default_factory=dict)
-    unseen: set[str] = field(default_factory=set)  # operations that no mode meets under Dynamo, and that are met in eager all the same
+    Attributes
+    ----------
+    nodes : dict of CallKey to list of int or None
+        Where each call leads that a mode meets: to a node, for its first occurrence in a call of the container, its second, and so on.
+        None: nowhere.
+    sites : list of Site
+        The site of each node.
+    calls : dict of bool to list of Counter
+        How often what was met in each recorded call, of eval (False) and of training.
+    unmet : dict of CallKey to Site
+        Calls that were recorded, and lead nowhere: no mode meets them under Dynamo, and eager modes pass them by.
+    """
+
+    nodes: dict[CallKey, list[int | None]] = field(default_factory=dict)
+    sites: list[Site] = field(default_factory=list)
+    calls: dict[bool, list[Counter[CallKey]]] = field(default_factory=lambda: {False: [], True: []})
+    unmet: dict[CallKey, Site] = field(default_factory=dict)
+
+    def site(self, step: Step) -> Site | None:
+        """The site that a step leads to, None if there is none yet."""
+        nodes = self.nodes.get(step.key, [])
+        at = nodes[step.ordinal] if step.ordinal < len(nodes) else None
+        return None if at is None else self.sites[at]
+
+    def lead(self, step: Step, site: Site) -> None:
+        """Have a step, and all others at its place, lead to a site."""
+        nodes = self.nodes.setdefault(step.key, [])
+        nodes += [None] * (step.ordinal + 1 - len(nodes))
+        if nodes[step.ordinal] is None:
+            nodes[step.ordinal] = len(self.sites)
+            self.sites.append(site)
 
 
-def build_routes(tape: Tape, is_visible: Callable[[Function], bool] = visible) -> tuple[dict[str, Route], dict[Step, Site]]:
+def build_routes(tape: Tape, is_met: Callable[[Step], bool] = lambda step: step.visible) -> tuple[dict[str, Route], dict[Step, Site]]:
     """The route of every container by path, and the site of every step in the order in which the steps ran.
 
-    Operations that are not `is_visible` have no node: by default those that Dynamo does not show to a mode.
+    Steps that are not met have no node: by default those that Dynamo does not show to a mode, and those of hooks.
 
-    Eval and training have tries of their own, because a model may call other functions there (stochastic depth, NAFNet's pooling);
-    a training step that aligns with an eval step is the same site.
+    A call in training that no recorded call of eval made at that place, but one made at another, with the same function of the same
+    module in the same order, is the same site: a forward may have two branches that both begin with `self.conv(x)`.
     """
     routes: dict[str, Route] = defaultdict(Route)
-    unseen: dict[tuple[str, int, int], Site] = {}  # by path, node, and how many unseen steps stand between that node and this one
+    unmet: dict[tuple[str, CallKey, int], Site] = {}
     evals: dict[str, list[tuple[list[Step], list[Site]]]] = defaultdict(list)
     names, repeats = _Names(), Counter[str]()
     site_of: dict[Step, Site] = {}
     for call in tape.calls:
-        route, at, since, sites = routes[call.path], int(call.training), 0, []
-        aligned: dict[int, Site] = {}
+        route, aligned = routes[call.path], dict[int, Site]()
         if call.training and evals[call.path]:
-            aligned = _aligned(*evals[call.path][min(repeats[call.path], len(evals[call.path]) - 1)], call.steps)
+            recorded = evals[call.path][min(repeats[call.path], len(evals[call.path]) - 1)]
+            aligned = _aligned(*recorded, call.steps)
             repeats[call.path] += 1
-        passed = [at]
         for index, step in enumerate(call.steps):
-            if is_visible(step.func):
-                at, since = _follow(route, at, route_name(step.func)), 0
-                site = route.sites[at] = route.sites[at] or aligned.get(index) or names.site(step)
+            at = call.path, step.key, step.ordinal
+            site = unmet.get(at) or route.site(step) or aligned.get(index) or names.site(step)
+            if is_met(step):
+                route.lead(step, site)
             else:
-                since += 1
-                route.unseen.add(name_of(step.func))
-                site = unseen[call.path, at, since] = unseen.get((call.path, at, since)) or aligned.get(index) or names.site(step)
+                route.unmet[step.key] = site
+                unmet[at] = site
             site.steps.append(step)
-            sites.append(site)
-            passed.append(at)
             site_of[step] = site
-        entered = Counter[int]()
-        for before, frame in call.frames:
-            route.frames.setdefault((passed[before], entered[passed[before]]), frame)
-            route.frames[passed[before], frame.rpartition(".")[2]] = frame
-            entered[passed[before]] += 1
+        route.calls[call.training].append(_met(call, route))
         if not call.training:
-            evals[call.path].append((call.steps, sites))
+            evals[call.path].append((call.steps, [site_of[step] for step in call.steps]))
     return dict(routes), {step: site_of[step] for step in tape.steps}
 
 
-def _follow(route: Route, at: int, name: str) -> int:
-    """The node that `name` leads to, made if there is none."""
-    if name not in route.next[at]:
-        route.next[at][name] = len(route.next)
-        route.next.append({})
-        route.sites.append(None)
-    return route.next[at][name]
+def _met(call: Call, route: Route) -> Counter[CallKey]:
+    return Counter({key: count for key, count in call.met.items() if key in route.nodes or key in route.unmet})
 
 
 def _aligned(recorded: list[Step], sites: list[Site], steps: list[Step]) -> dict[int, Site]:
-    """Sites of an eval call for those of a training call's steps that are the same operations: the longest common runs."""
+    """Sites of an eval call for those of a training call's steps that are the same operations: the longest common runs of calls by name,
+    without what either made at a place of its own that the other has too."""
+    at = {(step.key, step.ordinal) for step in recorded}
     theirs, ours = ([(route_name(step.func), step.leaf) for step in call] for call in (recorded, steps))
     matches = SequenceMatcher(None, theirs, ours, autojunk=False).get_matching_blocks()
-    return {j + k: sites[i + k] for i, j, length in matches for k in range(length)}
+    pairs = [(i + k, j + k) for i, j, length in matches for k in range(length)]
+    taken = {(step.key, step.ordinal) for step in steps}
+    return {
+        j: sites[i] for i, j in pairs if (steps[j].key, steps[j].ordinal) not in at and (recorded[i].key, recorded[i].ordinal) not in taken
+    }
 
 
 class _Names:

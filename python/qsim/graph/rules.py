@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 from qsim.graph.functions import BIAS, WEIGHT, name_of
 from qsim.graph.tape import Slot, Step
+from qsim.spec import TensorSpec
 
 
 class WeightAxes(NamedTuple):
@@ -65,6 +67,15 @@ _DIVISORS: dict[str, tuple[Slot, ...]] = {
 }
 # operations whose result is zero only if their one operand is: `w.sum()`, `variance + eps`
 _HANDING_ON = frozenset({"sum", "mean", "add", "radd", "clamp", "clamp_min"})
+
+
+def weight_spec(spec: TensorSpec, axes: WeightAxes | None, dims: int) -> TensorSpec:
+    """A config's spec for a weight with so many dimensions, with its axes 0 and 1 (output and input channels) where the weight has them."""
+    if axes is None or dims < 2:
+        return replace(spec, axis=None, block_size=None)  # a vector is summed over: it has no output channels
+    if isinstance(spec.axis, tuple):
+        return replace(spec, axis=tuple(axes[a] % dims if a in (0, 1) else a for a in spec.axis))
+    return replace(spec, axis=axes[spec.axis] % dims) if spec.axis in (0, 1) else spec
 
 
 def is_divisor(step: Step, slot: Slot) -> bool:

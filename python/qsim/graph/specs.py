@@ -35,13 +35,18 @@ class Specs:
 
     def __init__(self, tape: Tape, config: Config) -> None:
         self._tape, self._config = tape, config
-        self.flow = Dataflow(tape, config.profile.chains, self._has_cast_between)
+        profile = config.profile
+        self.flow = Dataflow(tape, profile.chains, profile.half_chains, self._has_cast_between, self.is_half)
         self.placement = Placement(self.flow, config.profile)
         self.uncast = self._uncast_inputs()
 
     def of(self, site: Site, role: str) -> TensorSpec | None:
         """For "weight" or "activation" of an operation."""
         return self._config.spec_of(self.flow.infos[site], role)
+
+    def is_half(self, info: SiteInfo) -> bool:
+        """Whether an operation runs in half precision: everything that it reads and returns is rounded."""
+        return is_half(self._config.spec_of(info, "activation"))
 
     def of_chain(self, chain: Sequence[Site]) -> TensorSpec | None:
         """For the result of a chain: an override that names any operation of it applies, the last operation's first."""

@@ -15,7 +15,7 @@ def clip_grad_(grads: Sequence[Tensor], max_norm: float, *, norm_type: float = 2
     Parameters
     ----------
     grads : sequence of Tensor, any shapes and strides, float32, float16, bfloat16 or float64 (mixed), one device
-        At least one; changed in place.
+        At least one; changed in place, so no two may share memory.
     max_norm : float
         0 or more.
     norm_type : float

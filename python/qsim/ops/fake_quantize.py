@@ -66,7 +66,7 @@ def fake_quantize(
     grad_factor : float
         Multiplies the gradients of `scale` and `zero_point`; LSQ uses ``1 / sqrt(n * quant_max)``.
     out : Tensor, shape, dtype and device of `x`, optional
-        Receives the result; may be `x`. No gradient then.
+        Receives the result; may be `x`, or lie in its memory, but not in that of `scale` or `zero_point`. No gradient then.
 
     Returns
     -------

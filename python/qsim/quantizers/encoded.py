@@ -35,8 +35,8 @@ class Encoded(RangeState):
         self._enabled, self._observing = True, self._running
         self._turns = 0  # how often `train` was called
         if self._running:
-            self.register_buffer("_observing_here", torch.tensor(True), persistent=False)
-            self.register_buffer("_enabled_here", torch.tensor(True), persistent=False)
+            # No buffers: nothing that averages or broadcasts these has to do with switches.
+            self._observing_here, self._enabled_here = torch.tensor(True), torch.tensor(True)
         self._grid = (spec.quant_min, spec.quant_max)
         self.register_buffer("grid", torch.tensor(self._identity))
         self._allocate(UNKNOWN if self._shape is None else self._shape)
@@ -77,8 +77,15 @@ class Encoded(RangeState):
 
     def _switch_device(self) -> None:
         if self._running:
-            self._buffers["_observing_here"].fill_(self._observing)
-            self._buffers["_enabled_here"].fill_(self._enabled)
+            self._observing_here.fill_(self._observing)
+            self._enabled_here.fill_(self._enabled)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Encoded:
+        super()._apply(fn, recurse)
+        if self._running:
+            self._observing_here, self._enabled_here = (fn(t).to(torch.bool) for t in (self._observing_here, self._enabled_here))
+            self._switch_device()  # memory may be fresh
+        return self
 
     @property
     def is_settled(self) -> bool:
@@ -98,10 +105,14 @@ class Encoded(RangeState):
 
     def train(self, mode: bool = True) -> Encoded:
         super().train(mode)
-        self._turns += 1
+        self.turn()
         if not mode:
             self._look_for_encoding()
         return self
+
+    def turn(self) -> None:
+        """Have those who keep what the quantizer made of a parameter forget it: see `settings`."""
+        self._turns += 1
 
     def _look_for_encoding(self) -> bool:
         """Whether there is an encoding. That of a running range appears on the device, unnoticed by the host."""

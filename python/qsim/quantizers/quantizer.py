@@ -29,8 +29,9 @@ def _options(spec: TensorSpec) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def _gradient_factor(elements: int, scales: int, spec: TensorSpec) -> float:
-    return 1.0 / math.sqrt(max(elements, 1) / scales * spec.quant_max)
+def _gradient_factor(x: Tensor, scales: int, spec: TensorSpec, batched: bool) -> float:
+    features = x.numel() // max(x.shape[0], 1) if batched and x.dim() > 1 else x.numel()
+    return 1.0 / math.sqrt(max(features, 1) / scales * spec.quant_max)
 
 
 class Quantizer(Encoded):
@@ -47,6 +48,9 @@ class Quantizer(Encoded):
 
     Attributes
     ----------
+    batched : bool
+        Whether the first axis of the tensor counts samples, as that of an activation does; False from the start. It matters to the
+        gradient of a learned scale alone.
     enabled : bool
         Quantize in ``forward``; True from the start.
     observing : bool
@@ -75,7 +79,8 @@ class Quantizer(Encoded):
     -----
     A learned scale and its negative are the same grid: what quantizes is ``|scale|`` (at least the smallest normal float32), so
     an optimizer step across zero is harmless and the gradient is that of the function computed. It is scaled as in Esser et al.
-    2020, "Learned Step Size Quantization", section 2.2: by ``1 / sqrt(n * quant_max)`` for n elements to a scale.
+    2020, "Learned Step Size Quantization", section 2.2: by ``1 / sqrt(n * quant_max)`` for n weights, or features of one sample, to
+    a scale: how many samples are in a batch does not change how fast a scale learns.
 
     With ``method="ema"`` both switches also live on the device, where one operator reads them in training mode: turning them
     neither waits for the device nor recompiles, and holds for CUDA graphs that were captured before.
@@ -86,6 +91,7 @@ class Quantizer(Encoded):
         granularity = (spec.axis, spec.block_size, shape, name)
         self.observer = RunningObserver(spec.averaging, *granularity) if self._running else Observer(*granularity)
         self.format_counter = None if spec.has_scale else FormatCounter(spec.dtype)
+        self.batched = False
         self.merged: list[Tensor] | None = None  # `additive` as the last QuantSim.synchronize gave it to all ranks
         self._options = _options(spec)
 
@@ -131,8 +137,8 @@ class Quantizer(Encoded):
         ranges = seen._buffers["lowest"], seen._buffers["highest"], seen._buffers["counters"]
         y: Tensor = _observe_fake_quantize(
             x,
-            mine["_observing_here"],
-            mine["_enabled_here"],
+            self._observing_here,
+            self._enabled_here,
             *ranges,
             mine["scale"],
             mine["zero_point"],
@@ -161,7 +167,7 @@ class Quantizer(Encoded):
         if self._spec.learnable:
             learned = self.scale
             in_place = in_place and not (learned.requires_grad and torch.is_grad_enabled())
-            factor = _gradient_factor(x.numel(), learned.numel(), self._spec)
+            factor = _gradient_factor(x, learned.numel(), self._spec, self.batched)
             scale, options = positive(learned), {**self._options, "grad_factor": factor}
         else:
             scale, options = state["scale"], self._options

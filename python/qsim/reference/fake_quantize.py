@@ -60,8 +60,8 @@ def fake_quantize_backward(
     zero_point_terms = torch.where(known & ~inside, -gradient * wide_scale.double(), 0.0)
 
     def total(terms: Tensor) -> Tensor:
-        sums = torch.zeros(scale.numel(), dtype=torch.float64)
-        which = per_element(torch.arange(scale.numel()).reshape(scale.shape), x, axis, block_size).expand(x.shape)
+        sums = torch.zeros(scale.numel(), dtype=torch.float64, device=x.device)
+        which = per_element(torch.arange(scale.numel(), device=x.device).reshape(scale.shape), x, axis, block_size).expand(x.shape)
         return sums.index_add(0, which.reshape(-1), terms.reshape(-1)).reshape(scale.shape) * grad_factor
 
     return dx, total(scale_terms), total(zero_point_terms) * zero_point.is_floating_point()

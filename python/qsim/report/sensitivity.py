@@ -110,7 +110,7 @@ def output_sqnr(sim: QuantSim, data: Iterable[Any]) -> float:
         raise TypeError(f"QuantSim.sensitivity: got data of type {type(data).__name__}; expected an iterable of batches, or a metric")
     deviation = Deviation()
     for batch in data:
-        with sim.float():
+        with sim.in_float():
             expected = sim._forward_batch(sim, batch)
         for x, y in zip(float_tensors(expected), float_tensors(sim._forward_batch(sim, batch)), strict=True):
             deviation.add(x, y)

@@ -37,6 +37,7 @@ class QuantizerBank(nn.Module):
         for key, decided in planned.items():
             parameter: Tensor | None = attrgetter(decided.parameter)(model) if decided.parameter else None
             quantizer = known.get(key) or Quantizer(decided.spec, None if parameter is None else parameter.shape, key)
+            quantizer.batched = parameter is None
             beside = first if parameter is None else parameter
             if decided.range is not None:
                 low, high = map(torch.tensor, decided.range)

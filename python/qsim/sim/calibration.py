@@ -195,8 +195,8 @@ def _batches(data: Iterable[Any], max_batches: int | None, show: bool, title: st
     yield from progress(islice(data, max_batches), total=total, title=title.rpartition(".")[2], unit="batch", show=show)
 
 
-def arguments_of(batch: Any, example: Arguments) -> Arguments:
-    """The model's arguments out of a batch as a DataLoader gives it.
+def arguments_of(batch: Any, examples: Sequence[Arguments]) -> Arguments:
+    """The model's arguments out of a batch as a DataLoader gives it: those of the example that takes most of it.
 
     Parameters
     ----------
@@ -204,9 +204,21 @@ def arguments_of(batch: Any, example: Arguments) -> Arguments:
         A dict gives the keyword arguments that the example has. A sequence fills as many arguments as the example has, and what is
         left (targets) is ignored; when its first entry is a sequence or dict where the example has a tensor, that entry holds the
         inputs: ``((image, depth), target)``.
-    example : (tuple, dict)
-        Arguments of the example inputs; what the tensors are does not matter.
+    examples : sequence of (tuple, dict)
+        Arguments of the example calls; what the tensors are does not matter.
     """
+    found, refused = [], []
+    for example in examples:
+        try:
+            found.append(_arguments_as(batch, example))
+        except ValueError as error:
+            refused.append(error)
+    if not found:
+        raise refused[0]
+    return max(found, key=lambda arguments: len(arguments[0]) + len(arguments[1]))
+
+
+def _arguments_as(batch: Any, example: Arguments) -> Arguments:
     args, kwargs = example
     if isinstance(batch, Mapping):
         if args:
@@ -217,7 +229,7 @@ def arguments_of(batch: Any, example: Arguments) -> Arguments:
     values = tuple(batch) if isinstance(batch, (tuple, list)) else (batch,)
     wanted = list(args) or list(kwargs.values())
     if values and wanted and isinstance(values[0], _NESTS) and not isinstance(wanted[0], _NESTS):
-        return arguments_of(values[0], example)
+        return _arguments_as(values[0], example)
     if len(values) < len(wanted):
         raise _unfit(f"{len(values)} values", f"{len(wanted)}")
     return (values[: len(args)], {}) if args else ((), dict(zip(kwargs, values, strict=False)))

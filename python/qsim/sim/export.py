@@ -86,7 +86,7 @@ class Export(IntegerEvaluation, SelectiveFallback):
             with seconds.stage("retarget"):
                 traced = Tracing(self._retargeted(traced, notes), wanted)
         options = Options(opset, dynamic_batch, input_names, output_names)
-        args, kwargs = self._inputs
+        args, kwargs = self._calls[0]
         batches = verify if not isinstance(verify, bool) else [kwargs or args] if verify else None
         return export(traced, file, options, external_data=external_data, verify=batches, seconds=seconds, notes=notes)
 

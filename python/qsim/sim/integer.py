@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves
 
 from qsim.deploy.capture import capture
+from qsim.graph.arguments import Arguments
 from qsim.integer.evaluate import Evaluation
 from qsim.integer.regions import Kernel
 from qsim.quantizers.quantizer import Quantizer
@@ -31,9 +32,9 @@ class IntegerEvaluation(Training):
 
     _on_integers = False
 
-    def _simulate(self, args: tuple[Any, ...], kwargs: dict[str, Any], folding: FoldReport, known: Mapping[str, Quantizer]) -> None:
+    def _simulate(self, examples: Sequence[Arguments], folding: FoldReport, known: Mapping[str, Quantizer]) -> None:
         self._programs = Programs()
-        super()._simulate(args, kwargs, folding, known)
+        super()._simulate(examples, folding, known)
 
     def _fall_back(self, formats: Mapping[str, str]) -> None:
         self._programs = Programs()  # marks in them stand where operations ran in integers
@@ -109,7 +110,7 @@ class IntegerEvaluation(Training):
         ['QGemm', 'QGemm', "'3' runs in float: ONNX Runtime has no integer kernel for Tanh"]
         """
         with self._calibrated():
-            return self._evaluation(*self._inputs).prepared.kernels
+            return self._evaluation(*self._calls[0]).prepared.kernels
 
     def evaluate(self, batch: Any, *, integer: bool = False) -> Any:
         """What the model returns for a batch, in eval mode and without gradients.

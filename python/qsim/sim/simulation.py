@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import sys
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from operator import attrgetter
@@ -19,11 +20,16 @@ from torch.utils._pytree import tree_map_only
 from qsim.config import Config
 from qsim.encoding import Encoding
 from qsim.errors import NoEncodingError
+from qsim.graph.arguments import Arguments, example_calls
 from qsim.graph.attach import attach, fall_back, places
-from qsim.graph.execute import Switch
+from qsim.graph.containers import settle_forwards
+from qsim.graph.execute import LocalMode
+from qsim.graph.liveness import is_entered
 from qsim.graph.plan import plan
-from qsim.graph.record import call_arguments, record
+from qsim.graph.record import record
 from qsim.graph.savings import find_savings
+from qsim.graph.switch import Switch
+from qsim.graph.traced import TracedMode
 from qsim.presets import int8
 from qsim.quantizers.quantizer import Quantizer
 from qsim.report.summary import Summary, summarize
@@ -32,7 +38,7 @@ from qsim.sim.calibration import arguments_of, to_device
 from qsim.sim.distributed import rank_local
 from qsim.sim.sharding import refuse_wrapped, sharded_modules
 from qsim.sim.state_names import NamedAsTheModel
-from qsim.training.batch_norm import FoldReport, fold_batch_norms
+from qsim.training.batch_norm import FoldReport, fold_recorded, recorded
 from qsim.training.running_statistics import batch_norms, degenerate
 
 if TYPE_CHECKING:
@@ -52,40 +58,42 @@ class Simulation(NamedAsTheModel):
         refuse_wrapped(model)
         self.config = int8() if config is None else config
         self.model = model if inplace else copy.deepcopy(model)
+        settle_forwards(self.model)
         if any(module.training for module in self.model.modules()):
             _warn_of_training(self.model)
             self.model.eval()
         policies = {name: self.config.batch_norm_policy(name) for name in batch_norms(self.model)}
         kept = [name for name, policy in policies.items() if policy != "fold"]
-        folding = fold_batch_norms(self.model, example_inputs, keep=kept)
-        self._switch = Switch()
+        folding = fold_recorded(self.model, *recorded(self.model, example_inputs, "QuantSim"), kept)
+        self._switch = Switch(LocalMode, TracedMode)
         self._frozen = {name for name, policy in policies.items() if policy == "freeze"}
         self._folds = folding.folds
         unfolded = {name: reason for name, reason in folding.kept.items() if policies.get(name, "fold") == "fold"}
-        self._simulate(*call_arguments(example_inputs), dataclasses.replace(folding, kept=unfolded), {})
+        self._simulate(example_calls(example_inputs), dataclasses.replace(folding, kept=unfolded), {})
         if useless := degenerate(self.model):
-            remedy = "Load other statistics, or call sim.reestimate_batch_norms(data) in `with sim.float():` before calibrating"
+            remedy = "Load other statistics, or call sim.reestimate_batch_norms(data) in `with sim.in_float():` before calibrating"
             warnings.warn(f"QuantSim: {'; '.join(useless.values())}. {remedy}", stacklevel=2)
         self.eval()  # as the model is
         self.register_load_state_dict_post_hook(_follow_state)  # type: ignore[no-untyped-call]
 
-    def _simulate(self, args: tuple[Any, ...], kwargs: dict[str, Any], folding: FoldReport, known: Mapping[str, Quantizer]) -> None:
+    def _simulate(self, examples: Sequence[Arguments], folding: FoldReport, known: Mapping[str, Quantizer]) -> None:
         """Record, plan, attach. `known` are quantizers to go on with."""
-        tape, notes = record(self.model, args, kwargs)
+        tape, notes = record(self.model, examples)
         decided = plan(tape, self.config)
         self._planned, self._biases, self._left = decided.quantizers, decided.biases, decided.left
         self._operations, self._posts, self._unplanned = decided.regions.operations, decided.regions.posts, decided.regions.unplanned
+        self._switch.calls_compiled = tape.calls_compiled
         formats = self.quantization.formats if known else {}
         self.quantization = QuantizerBank(self.model, self._planned, known, list(self._operations))
         # its broadcast of buffers before every forward would cost a sketch per activation, and overwrite what ranks observed
         self._ddp_params_and_buffers_to_ignore = [f"quantization.{name}" for name in rank_local(dict(self.quantization.items()))]
-        notes += attach(self.model, decided, find_savings(tape, decided), self.quantization.by_key(), self._switch)
+        notes += attach(self.model, decided, find_savings(decided), self.quantization.by_key(), self._switch)
         self._followed: dict[str, str] = {}
         self._fall_back({name: format for name, format in formats.items() if name in self._operations})
         kept = [f"BatchNorm '{name}' is not folded: {reason}" for name, reason in folding.kept.items()]
         self._notes = list(dict.fromkeys([*kept, *folding.warnings, *decided.notes, *notes]))
-        self._inputs = tree_map_only(Tensor, Tensor.detach, (args, kwargs))  # to look at the model again: to fold, to trace
-        self._example = tree_map_only(Tensor, lambda _: None, (args, kwargs))
+        self._calls: list[Arguments] = tree_map_only(Tensor, Tensor.detach, list(examples))  # to look at the model again: to fold, to trace
+        self._examples: list[Arguments] = tree_map_only(Tensor, lambda _: None, list(examples))
 
     def _fall_back(self, formats: Mapping[str, str]) -> None:
         """From now on these operations, by name, compute in these float formats, all others as planned."""
@@ -126,7 +134,7 @@ class Simulation(NamedAsTheModel):
         shown = ", ".join(f"'{key}'" for key in missing[:3]) + (", ..." if len(missing) > 3 else "")
         return NoEncodingError(
             f"QuantSim: {len(missing)} of {len(self.quantizers())} quantizers have no encoding ({shown}). Call sim.calibrate(data), "
-            "load a calibrated state dict, or run the model unquantized: with sim.float()."
+            "load a calibrated state dict, or run the model unquantized: with sim.in_float()."
         )
 
     @contextlib.contextmanager
@@ -142,7 +150,7 @@ class Simulation(NamedAsTheModel):
         return self if sharded_modules(self) else self.model
 
     def _forward_batch(self, model: nn.Module, batch: Any) -> Any:
-        args, kwargs = to_device(arguments_of(batch, self._example), model)
+        args, kwargs = to_device(arguments_of(batch, self._examples), model)
         return model(*args, **kwargs)
 
     def quantizers(self) -> dict[str, Quantizer]:
@@ -160,16 +168,18 @@ class Simulation(NamedAsTheModel):
 
     def summary(self) -> Summary:
         """What is quantized and how, what stays in float, and why. ``print(sim.summary())``."""
-        notes = [
-            f"{', '.join(met)} in '{path}' ran where the example inputs did not show it: in float" for path, met in self._met().items()
-        ]
+        notes = list(self._switch.noticed)
         fallen = Counter(self.quantization.formats.values())
         notes += [f"{count} operations fall back to {format}" for format, count in fallen.items()]
         return summarize(self.model, self._planned, self._biases, self.quantizers(), self._released(), self._left, [*self._notes, *notes])
 
     def _met(self) -> dict[str, list[str]]:
-        """Functions that ran where the recording has none, by the path of the container that called them."""
-        return {place.path: met for place in places(self.model) if (met := place.unexpected())}
+        """Functions that ran where the examples did not show them, by the path of the container that called them."""
+        found: dict[str, list[str]] = {}
+        for path, function in self._switch.noticed.values():
+            if function:
+                found.setdefault(path, []).append(function)
+        return found
 
     def _weights(self) -> dict[str, Tensor]:
         """The parameters that have a quantizer, by its key."""
@@ -208,9 +218,20 @@ class Simulation(NamedAsTheModel):
             found.update({key: quantizers[key] for key in keys})
         return list(found.values())
 
-    def float(self) -> contextlib.AbstractContextManager[None]:  # type: ignore[override]
-        """``with sim.float():`` runs the model without any simulation, bit for bit as it computes in float; in all threads."""
+    def in_float(self) -> contextlib.AbstractContextManager[None]:
+        """``with sim.in_float():`` runs the model without any simulation, bit for bit as it computes in float; in all threads."""
         return self._switch.turned(False)
+
+    def float(self) -> Self:
+        """Cast to float32, as of every module.
+
+        ``with sim.float():`` is the old name of `in_float`, and goes with the next release.
+        """
+        if is_entered(sys._getframe(1)):
+            advice = "QuantSim: `with sim.float():` is now `with sim.in_float():`; sim.float() casts"
+            warnings.warn(advice, DeprecationWarning, stacklevel=2)
+            return self.in_float()  # type: ignore[return-value]
+        return super().float()
 
     @property
     def savings(self) -> bool:

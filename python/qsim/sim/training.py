@@ -28,7 +28,7 @@ class Training(RangeChoice):
     ) -> dict[str, int]:
         """Set the running statistics of all BatchNorms to what the simulated model gives them: the average over batches.
 
-        Weights and activations are quantized as the switches say (``with sim.float():`` for none). A batch with NaN or Inf where a
+        Weights and activations are quantized as the switches say (``with sim.in_float():`` for none). A batch with NaN or Inf where a
         BatchNorm reads it does not count there. Everything else is afterwards as it was: training flags, ranges, random numbers.
 
         Parameters
@@ -95,14 +95,14 @@ class Training(RangeChoice):
             return FoldReport()
         if sharded_modules(self):
             raise ValueError("QuantSim.fold_batch_norms: fully_shard holds the weights; load the state into one that is not sharded")
-        args, kwargs = to_device(self._inputs, self.model)
+        examples = [to_device(call, self.model) for call in self._calls]
         quantizers = self.quantizers()
         of_parameter = {planned.parameter: quantizers[key] for key, planned in self._planned.items()}
         detach(self.model)
         norms = batch_norms(self.model)
-        report = fold_trained(self.model, args, kwargs, of_parameter)
+        report = fold_trained(self.model, examples, of_parameter)
         self._folds += tuple((Fold(path, layer, before=False), norms[path]) for path, layer in report.folded.items())
-        self._simulate(args, kwargs, report, quantizers)
+        self._simulate(examples, report, quantizers)
         self._frozen &= set(batch_norms(self.model))
         raised = self._fit_biases([bias for bias in self._biases if bias.parameter.rpartition(".")[0] in report.folded.values()])
         return dataclasses.replace(report, warnings=(*report.warnings, *raised))

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from qsim.graph.arguments import example_calls
 from qsim.graph.batch_norm import TRANSPOSED, Fold, Layer, NotFoldable, find_folds
-from qsim.graph.record import call_arguments, record
+from qsim.graph.record import record
+from qsim.graph.tape import Tape
 
 # From here on the rounding of a float32 input, 2^-24 of it, grows to the size of the normalized signal: the result is noise.
 _LARGEST_FACTOR = 2.0**23
@@ -55,7 +57,7 @@ def fold_batch_norms(model: nn.Module, example_inputs: Any, *, keep: Collection[
         Runs on the example inputs in eval and in training mode, and is then as it was but for the folding: outputs in eval mode are
         equal to a few ulp, a folded BatchNorm is an `nn.Identity` at the same path, training flags are kept. Whatever those flags say,
         the running statistics are folded.
-    example_inputs : Tensor, tuple of arguments, or dict of keyword arguments
+    example_inputs : Tensor, tuple of arguments, dict of keyword arguments, or list of such calls
     keep : collection of str
         Paths of BatchNorms to leave as they are.
 
@@ -80,11 +82,19 @@ def fold_batch_norms(model: nn.Module, example_inputs: Any, *, keep: Collection[
     Jacob et al. 2018, "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference", section 3.2.
     Who follows whom is read from the recorded calls, not from the order of the modules.
     """
-    tape, problems = record(model, *call_arguments(example_inputs))
+    return fold_recorded(model, *recorded(model, example_inputs, "fold_batch_norms"), keep)
+
+
+def recorded(model: nn.Module, example_inputs: Any, caller: str) -> tuple[Tape, list[str]]:
+    """The recording of a model on its example inputs, and what could not be seen. Raises a ValueError if it does not run in eval mode."""
+    tape, problems = record(model, example_calls(example_inputs))
     if not any(call.run == 0 for call in tape.calls):
-        raise ValueError(
-            f"fold_batch_norms: {problems[0]}" if problems else "fold_batch_norms: the model has no forward in Python to look at"
-        )
+        raise ValueError(f"{caller}: {problems[0] if problems else 'the model has no forward in Python to look at'}")
+    return tape, problems
+
+
+def fold_recorded(model: nn.Module, tape: Tape, problems: Iterable[str], keep: Collection[str] = ()) -> FoldReport:
+    """As `fold_batch_norms`, for a model that was recorded already."""
     norms = {path: m for path, m in model.named_modules() if isinstance(m, _BatchNorm)}
     folds, kept = find_folds(model, tape)
     folded: dict[str, str] = {}
@@ -142,7 +152,8 @@ def _loaded(path: str, module: nn.Module, state: dict[str, Any]) -> nn.Module:
 
 def _warnings(norms: dict[str, _BatchNorm], folded: dict[str, str]) -> list[str]:
     training = [f"'{path}'" for path, bn in norms.items() if bn.training and path in folded]
-    untrained = [f"'{path}'" for path, bn in norms.items() if bn.num_batches_tracked is not None and not bn.num_batches_tracked.item()]
+    counts = {path: bn.num_batches_tracked for path, bn in norms.items()}
+    untrained = [f"'{path}'" for path, count in counts.items() if count is not None and not count.is_meta and not count.item()]
     found = []
     if training:
         found.append(f"in training mode, yet folded with the running statistics, as eval mode uses them: {', '.join(training)}")
@@ -175,6 +186,8 @@ def apply_fold(model: nn.Module, fold: Fold) -> Tensor:
 
 def normalization(name: str, bn: _BatchNorm) -> tuple[Tensor, Tensor, Tensor]:
     """`g = gamma / sqrt(var + eps)`, mean and beta of a BatchNorm in float64; raises NotFoldable where they mean nothing."""
+    if cast(Tensor, bn.running_mean).is_meta:
+        raise NotFoldable(f"'{name}' is on the meta device: its statistics have no values")
     mean, var = _exact(cast(Tensor, bn.running_mean)), _exact(cast(Tensor, bn.running_var))
     gamma = torch.ones_like(mean) if bn.weight is None else _exact(bn.weight)
     beta = torch.zeros_like(mean) if bn.bias is None else _exact(bn.bias)

@@ -69,7 +69,8 @@ def clip_grad_norm_(
     Parameters
     ----------
     parameters : Tensor, iterable of Tensor, or iterable of (name, Tensor)
-        Their ``.grad`` are clipped; parameters without one are left out. ``model.named_parameters()`` lets errors name them.
+        Their ``.grad`` are clipped; parameters without one are left out, and one given twice counts once.
+        ``model.named_parameters()`` lets errors name them.
         Dense gradients of any strides, float32, float16, bfloat16 or float64, on one or several devices. Where they are sharded
         (FSDP), every rank has to call, and the norm is that of the whole gradients.
     max_norm : float
@@ -132,12 +133,13 @@ def clip_grad_norm_(
 
 def _gradients(parameters: Tensor | Iterable[Tensor] | Iterable[tuple[str, Tensor]]) -> tuple[list[str], list[Tensor]]:
     """Names (or positions and shapes) and gradients of the parameters that have one."""
-    labels, grads = [], []
+    labels, grads, seen = [], [], set()
     given = [parameters] if isinstance(parameters, Tensor) else parameters
     for position, item in enumerate(cast("Iterable[Tensor | tuple[str, Tensor]]", given)):
         name, parameter = (None, item) if isinstance(item, Tensor) else item
-        if parameter.grad is None:
+        if parameter.grad is None or id(parameter) in seen:
             continue
+        seen.add(id(parameter))
         label = repr(name) if name is not None else f"parameter {position} of shape {list(parameter.shape)}"
         if parameter.grad.layout != torch.strided:
             raise TypeError(

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from qsim import ops
 from qsim.encoding import Encoding
+from qsim.graph.arguments import Arguments
 from qsim.graph.batch_norm import Fold, NotFoldable, find_folds
 from qsim.graph.record import record
 from qsim.quantizers.observer import Observer
@@ -20,7 +20,7 @@ from qsim.training.batch_norm import FoldReport, apply_fold
 _STEPS = (2.0**-20, 2.0**-16, 2.0**-12, 2.0**-8, 2.0**-4, 1.0)  # from a few ulp of a float32 to all the way
 
 
-def fold_trained(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], quantizers: Mapping[str | None, Quantizer]) -> FoldReport:
+def fold_trained(model: nn.Module, examples: Sequence[Arguments], quantizers: Mapping[str | None, Quantizer]) -> FoldReport:
     """Fold the BatchNorms behind a layer in place, and bring the quantizers of the layers' weights along.
 
     Behind a scale s for each output channel, BatchNorm's factor g turns the grid of W into that of W g with scale ``s |g|``: the integers
@@ -30,8 +30,8 @@ def fold_trained(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ----------
     model : nn.Module
         Not simulating.
-    args, kwargs
-        Example inputs.
+    examples : sequence of (tuple, dict)
+        Example calls.
     quantizers : mapping of str to Quantizer
         By the parameter that they quantize.
 
@@ -40,7 +40,7 @@ def fold_trained(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     FoldReport
         `warnings`: a sentence for each weight whose integers changed.
     """
-    tape, problems = record(model, args, kwargs)
+    tape, problems = record(model, examples)
     folds, kept = find_folds(model, tape)
     folded, notes = {}, list(problems)
     for fold in folds:

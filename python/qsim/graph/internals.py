@@ -26,7 +26,7 @@ Axes = int | Sequence[int] | None
 
 def inside(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[Total], Any] | None:
     """A call written out, to be given a `total`; None if it has no sums of its own, or gives arguments that are not known here."""
-    written_out = _WRITTEN_OUT.get(name_of(func))
+    written_out = WRITTEN_OUT.get(name_of(func))
     if written_out is None:
         return None
     given = {key: value for key, value in kwargs.items() if value is not None}  # torch itself passes out=None on
@@ -226,7 +226,7 @@ def _adaptive_pool(dims: int) -> Inside:
 # Operations of which engines store what is inside as a tensor, unless a kernel of theirs fits: whatever the accumulators are.
 STORED = frozenset({"scaled_dot_product_attention"})
 
-_WRITTEN_OUT: dict[str, Inside] = {
+WRITTEN_OUT: dict[str, Inside] = {
     "scaled_dot_product_attention": _attention,
     "mean": _mean,
     "sum": _summed,

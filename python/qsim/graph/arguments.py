@@ -1,0 +1,74 @@
+"""Arguments of a model: example calls as users give them, and tensors in nested arguments."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+def example_calls(example_inputs: Any) -> list[Arguments]:
+    """The calls that `example_inputs` stand for, each as positional and keyword arguments.
+
+    Parameters
+    ----------
+    example_inputs : Tensor, tuple, mapping, or list of these
+        One argument, positional arguments, keyword arguments; a list has one entry for each call.
+
+    Examples
+    --------
+    >>> example_calls((1, 2)), example_calls({"x": 1})
+    ([((1, 2), {})], [((), {'x': 1})])
+    >>> example_calls([1, (2, 3)])
+    [((1,), {}), ((2, 3), {})]
+    """
+    if not isinstance(example_inputs, list):
+        return [_arguments(example_inputs)]
+    if not example_inputs:
+        raise ValueError("qsim: got an empty list of example calls; expected at least one: a tensor, a tuple or a dict of arguments")
+    return [_arguments(call) for call in example_inputs]
+
+
+def _arguments(call: Any) -> Arguments:
+    if isinstance(call, Mapping):
+        return (), dict(call)
+    return (tuple(call) if isinstance(call, tuple) else (call,)), {}
+
+
+def is_dense(t: Tensor) -> bool:
+    """Whether a tensor is one block of numbers: neither sparse, nor nested, nor of another layout."""
+    return t.layout is torch.strided and not t.is_nested
+
+
+def is_replaceable(tree: Any, path: tuple[Any, ...]) -> bool:
+    """Whether the entry of `tree` at `path` can be exchanged in a copy of the containers that lead to it: no object is ever copied."""
+    for key in path:
+        if type(tree) in (dict, OrderedDict, list, tuple) or _fields(tree):
+            tree = getattr(tree, key) if _fields(tree) else tree[key]
+        else:
+            return False
+    return True
+
+
+def _fields(tree: Any) -> tuple[str, ...]:
+    """Of a named tuple."""
+    return getattr(tree, "_fields", ()) if isinstance(tree, tuple) else ()
+
+
+def replaced(tree: Any, path: list[Any], change: Callable[[Any], Any]) -> Any:
+    """A copy of `tree` with what lies at `path` changed; `tree` where nothing lies there that could be exchanged."""
+    if not path:
+        return change(tree)
+    key, *rest = path
+    if _fields(tree):
+        return tree._replace(**{key: replaced(getattr(tree, key), rest, change)}) if key in _fields(tree) else tree
+    if type(tree) in (dict, OrderedDict) and key in tree:
+        return type(tree)({**tree, key: replaced(tree[key], rest, change)})
+    if type(tree) in (tuple, list) and isinstance(key, int) and key < len(tree):
+        return type(tree)([*tree[:key], replaced(tree[key], rest, change), *tree[key + 1 :]])
+    return tree

@@ -1,0 +1,101 @@
+"""Which modules of a model are containers, and which are leaves.
+
+A *container* is a module whose forward is Python of its own: the root, anything from outside torch.nn, anything with children.
+Its forward runs under a function mode. A `torch.nn` leaf is no container: it stays as it is, and the function it calls is an
+operation of the container above it.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+
+def joined(path: str, name: str) -> str:
+    """The path of what is called `name` in the module at `path`, "" for the model itself."""
+    return f"{path}.{name}" if path else name
+
+
+def containers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Path and module of each container. Not scripted modules, nor those with a `forward` set on the instance: their class is not used."""
+    for path, m in model.named_modules():
+        if isinstance(m, torch.jit.ScriptModule) or "forward" in vars(m) or type(m).forward is nn.Module.forward:  # as in ModuleList
+            continue
+        if path == "" or not _is_leaf(m):
+            yield path, m
+
+
+def settle_forwards(model: nn.Module) -> None:
+    """Have the forward of the root's class run where one was set on the instance: of a compiled one, what was compiled."""
+    for m in model.modules():
+        if _is_compiled_forward(vars(m).get("forward"), type(m)):
+            del vars(m)["forward"]  # it would run the model that this one was copied from
+    own = vars(model).pop("forward", None)
+    if own is not None:
+        vars(model)["_qsim_forward"] = own
+        model.__class__ = _with_own_forward(type(model))  # type: ignore[assignment, arg-type]  # Module's __hash__ is annotated out of line
+
+
+def _is_compiled_forward(forward: Any, cls: type[nn.Module]) -> bool:
+    """Whether it is what `torch.compile` made of the forward of a class."""
+    if not hasattr(forward, "_torchdynamo_orig_callable"):
+        return False
+    while not isinstance(forward, types.MethodType) and hasattr(forward, "__wrapped__"):
+        forward = forward.__wrapped__
+    return isinstance(forward, types.MethodType) and forward.__func__ is cls.forward
+
+
+@functools.cache
+def _with_own_forward(cls: type[nn.Module]) -> type[nn.Module]:
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return vars(self)["_qsim_forward"](*args, **kwargs)
+
+    return type(cls.__name__, (cls,), {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "forward": forward})
+
+
+def leaves(container: nn.Module) -> Iterator[nn.Module]:
+    """The `torch.nn` leaves that are operations of a container, not of one inside it."""
+    for m in container.children():
+        if _is_leaf(m):
+            yield m
+        elif not isinstance(m, torch.jit.ScriptModule) and type(m).forward is nn.Module.forward:  # as in ModuleList
+            yield from leaves(m)
+
+
+def _is_leaf(m: nn.Module) -> bool:
+    return type(m).__module__.startswith("torch.nn.modules") and not any(True for _ in m.children())
+
+
+@functools.cache
+def subclass(mixin: type[nn.Module], cls: type[nn.Module]) -> type[nn.Module]:
+    """`cls` with the forward of `mixin` before its own; `_original` is `cls`. Cached, so that equal models have equal classes."""
+    before: types.FunctionType = mixin.forward  # type: ignore[assignment]
+    # Dynamo keeps what it knows of a code with it: each class has one of its own.
+    forward = types.FunctionType(before.__code__.replace(), before.__globals__, "forward", before.__defaults__, before.__closure__)
+    forward.__signature__ = inspect.signature(cls.forward)  # type: ignore[attr-defined]  # trainers and torch.export ask for it
+    names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
+    return type(cls.__name__, (mixin, cls), {**names, "_original": cls, "forward": forward})
+
+
+def leaf_paths(model: nn.Module) -> dict[nn.Module, str]:
+    """The `torch.nn` leaves of a model, with their paths."""
+    return {m: path for path, m in model.named_modules() if path and _is_leaf(m)}
+
+
+class ParameterOf:
+    """Gets a parameter from its container by its name there. (`operator.attrgetter` does the same, and Dynamo does not know how.)"""
+
+    def __init__(self, name: str) -> None:
+        self.path = tuple(name.split("."))
+
+    def __call__(self, container: nn.Module) -> Any:
+        found: Any = container
+        for name in self.path:
+            found = getattr(found, name)
+        return found

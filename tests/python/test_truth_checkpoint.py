@@ -1,0 +1,112 @@
+"""Recomputation gives the gradients that it gives without: of leaves, methods, lambdas and sequences, reentrant or not."""
+
+import dataclasses
+
+import pytest
+import torch
+import torch.nn.functional as F
+from by_hand import EXACT, simulated
+from torch import nn
+from torch.utils.checkpoint import checkpoint, checkpoint_sequential
+
+X = torch.linspace(-2, 2, 256, dtype=torch.float64).view(32, 8).sin()
+
+
+def plainly(function, *args, use_reentrant):
+    return function(*args)
+
+
+class Recomputed(nn.Module):
+    """Each way of recomputing once; `how` is `checkpoint`, or `plainly` in its place."""
+
+    def __init__(self, way: str, reentrant: bool, how=checkpoint) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b, self.c = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+        self.block = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.Tanh())
+        self.way, self.reentrant, self.how = way, reentrant, how
+
+    def method(self, x):
+        return torch.sigmoid(self.b(F.relu(x * 2.0))) * x
+
+    def forward(self, x):
+        y = F.relu(self.a(x))
+        how, options = self.how, {"use_reentrant": self.reentrant}
+        if self.way == "leaf":
+            y = how(self.b, y, **options)
+        elif self.way == "method":
+            y = how(self.method, y, **options)
+        elif self.way == "lambda":
+            y = how(lambda t: F.relu(self.b(t)) + t, y, **options)
+        elif self.way == "container":
+            y = how(self.block, y, **options)
+        elif self.way == "function":
+            y = how(F.hardtanh, self.b(y), **options)
+        elif self.way == "twice":
+            y = how(self.b, how(self.b, y, **options), **options)
+        elif self.way == "segments":
+            y = self.block(y) if how is plainly else checkpoint_sequential(self.block, 2, y, **options)
+        return self.c(y + 0.5)
+
+
+WAYS = ["leaf", "method", "lambda", "container", "function", "twice", "segments"]
+
+
+def gradients(sim, x, training):
+    sim.train(training)
+    sim.zero_grad()
+    x = x.clone().requires_grad_()
+    y = sim(x)
+    y.square().sum().backward()
+    return y.detach(), [x.grad, *(p.grad for p in sim.model.parameters())]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("training", [False, True])
+def test_gradients_are_those_without_recomputation(way, reentrant, training):
+    x = X * 1.5  # beyond the range too
+    recomputed = simulated(Recomputed(way, reentrant).double().eval(), X)
+    plain = simulated(Recomputed(way, reentrant, plainly).double().eval(), X)
+    y, found = gradients(recomputed, x, training)
+    expected, wanted = gradients(plain, x, training)
+    torch.testing.assert_close(y, expected, rtol=1e-12, atol=1e-12)
+    for ours, theirs in zip(found, wanted, strict=True):
+        if theirs is None or ours is None:
+            assert ours is theirs
+        else:
+            torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_gradients_are_near_those_of_the_float_model(way):
+    """At 16 bits: an oracle that is no simulation."""
+    model = Recomputed(way, True).double().eval()
+    config = dataclasses.replace(
+        EXACT, weight=dataclasses.replace(EXACT.weight, bits=16), activation=dataclasses.replace(EXACT.activation, bits=16)
+    )
+    wide = torch.cat([X * factor for factor in (-2.0, -1.0, 1.0, 1.5, 2.0)] + [X.roll(3, 1) * 2.0])
+    sim = simulated(model, wide, config=config)  # so that no value lies at the end of its range, where the gradient ends
+    _, found = gradients(sim, X, False)
+    x = X.clone().requires_grad_()
+    model.zero_grad()
+    model(x).square().sum().backward()
+    for ours, theirs in zip(found, [x.grad, *(p.grad for p in model.parameters())], strict=True):
+        if theirs is not None:
+            assert (ours - theirs).abs().max() < 0.02 * theirs.abs().max()
+
+
+@pytest.mark.parametrize("way", ["leaf", "method", "segments"])
+def test_compiled(way):
+    torch._dynamo.reset()
+    sim = simulated(Recomputed(way, False).double().eval(), X)
+    expected, wanted = gradients(sim, X, False)
+    compiled = torch.compile(sim, backend="aot_eager")
+    sim.zero_grad()
+    x = X.clone().requires_grad_()
+    y = compiled(x)
+    y.square().sum().backward()
+    torch.testing.assert_close(y.detach(), expected, rtol=1e-9, atol=1e-9)
+    for ours, theirs in zip([x.grad, *(p.grad for p in sim.model.parameters())], wanted, strict=True):
+        if theirs is not None:
+            torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)

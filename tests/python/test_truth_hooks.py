@@ -1,0 +1,183 @@
+"""What runs in hooks, callbacks and other threads is not the model's: it takes no quantizer, and none away."""
+
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+import torch.nn.functional as F
+from by_hand import linear, on_grid, simulated
+from models import Forward
+from torch import nn
+
+import qsim
+
+X = torch.linspace(-2, 2, 256, dtype=torch.float64).view(32, 8).sin()
+
+
+def multiplying(m, x, callback=None):
+    y = F.relu(m.a(x))
+    if callback is not None:
+        callback(y)
+    y = m.b(y)
+    return m.c(y * 2.0 + y * y)
+
+
+def model() -> Forward:
+    torch.manual_seed(1)
+    return Forward(multiplying, **{name: nn.Linear(8, 8).double() for name in "abc"}).eval()
+
+
+def by_hand(m: nn.Module) -> torch.Tensor:
+    """One quantizer for each result, at the end of each chain."""
+    fa = F.relu(m.a(X))
+    fb = m.b(fa)
+    y = on_grid(F.relu(linear(m.a, on_grid(X))), fa)
+    y = on_grid(linear(m.b, y), fb)
+    twice, square = on_grid(y * 2.0, fb * 2.0), on_grid(y * y, fb * fb)
+    both = on_grid(twice + square, fb * 2.0 + fb * fb)
+    return on_grid(linear(m.c, both), m.c(fb * 2.0 + fb * fb))
+
+
+def assert_by_hand(sim: qsim.QuantSim, m: nn.Module, **kwargs: object) -> None:
+    expected = by_hand(m)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.testing.assert_close(sim(X, **kwargs), expected, rtol=1e-9, atol=1e-9)
+    expected.square().sum().backward()
+    wanted = {name: p.grad.clone() for name, p in m.named_parameters()}
+    sim.zero_grad()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        sim(X, **kwargs).square().sum().backward()
+    for name, p in sim.model.named_parameters():
+        torch.testing.assert_close(p.grad, wanted[name], rtol=1e-9, atol=1e-9)
+
+
+LOG: list[torch.Tensor] = []
+
+
+def square_of_result(module, args, output):
+    LOG.append((output * output).mean())
+
+
+def square_of_argument(module, args):
+    LOG.append((args[0] * args[0] + 1.0).mean())
+
+
+def test_without_hooks():
+    m = model()
+    assert_by_hand(simulated(m, X), m)
+
+
+@pytest.mark.parametrize("name", ["a", "b", "c", ""])
+@pytest.mark.parametrize("before", [False, True])
+@pytest.mark.parametrize("early", [False, True])
+def test_a_hook_that_computes(name, before, early):
+    m = model()
+    simulated_model = m if early else None
+    if early:
+        _hook(m.get_submodule(name), before)
+    sim = simulated(m, X)
+    if simulated_model is None:
+        _hook(sim.model.get_submodule(name), before)
+    assert_by_hand(sim, model_without_hooks(m))
+
+
+def model_without_hooks(m: nn.Module) -> nn.Module:
+    plain = model()
+    plain.load_state_dict(m.state_dict())
+    return plain
+
+
+def _hook(module: nn.Module, before: bool) -> None:
+    if before:
+        module.register_forward_pre_hook(square_of_argument)
+    else:
+        module.register_forward_hook(square_of_result)
+
+
+def test_a_hook_of_all_modules():
+    m = model()
+    sim = simulated(m, X)
+    handle = nn.modules.module.register_module_forward_hook(square_of_result)
+    try:
+        found = sim(X)
+    finally:
+        handle.remove()
+    torch.testing.assert_close(found, by_hand(m), rtol=1e-9, atol=1e-9)
+
+
+def test_a_hook_of_gradients():
+    m = model()
+
+    def watched(m, x):
+        y = F.relu(m.a(x))
+        if y.requires_grad:
+            y.register_hook(lambda g: LOG.append((g * g).mean()))
+        y = m.b(y)
+        return m.c(y * 2.0 + y * y)
+
+    m.run = watched
+    assert_by_hand(simulated(m, X), model_without_hooks(m))
+
+
+@pytest.mark.parametrize("module", ["relu", "add"])
+def test_a_hook_that_looks_at_a_container(module):
+    """As tools that extract features do, on a block in the middle."""
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x):
+            return x * torch.sigmoid(self.b(F.relu(self.a(x)))) + x
+
+    sim = simulated(nn.Sequential(Block(), Block(), nn.Linear(8, 4)).double().eval(), X)
+    expected = sim(X)
+    LOG.clear()
+    sim.model[0].register_forward_hook(lambda m, i, o: LOG.append(torch.sigmoid(o * i[0] + o) if module == "add" else F.relu(o)))
+    sim.model[1].register_forward_pre_hook(lambda m, i: LOG.append(F.relu(i[0]) * 2 + i[0]))
+    assert torch.equal(sim(X), expected)
+    assert len(LOG) == 2
+
+
+def test_hooks_compute_in_float():
+    m = model()
+    sim = simulated(m, X)
+    seen = []
+    sim.model.b.register_forward_hook(lambda module, args, out: seen.append((out.detach(), (out * 0.37).detach())))
+    sim(X)
+    ((out, product),) = seen
+    assert torch.equal(product, out * 0.37)
+
+
+def test_a_callback():
+    m = model()
+    sim = simulated(m, X)
+    assert_by_hand(sim, m, callback=lambda y: LOG.append((y * y).mean() + F.relu(y * 2.0).sum()))
+
+
+def test_a_thread_that_the_model_starts():
+    m = model()
+
+    def threaded(m, x):
+        y = F.relu(m.a(x))
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(lambda: (y * y).mean()).result()
+        y = m.b(y)
+        return m.c(y * 2.0 + y * y)
+
+    m.run = threaded
+    assert_by_hand(simulated(m, X), model_without_hooks(m))
+
+
+def test_a_hook_compiled():
+    torch._dynamo.reset()
+    m = model()
+    sim = simulated(m, X)
+    noted = []
+    sim.model.b.register_forward_hook(lambda module, args, out: noted.append((out * out).mean()))
+    compiled = torch.compile(sim, backend="eager")
+    torch.testing.assert_close(compiled(X), by_hand(m), rtol=1e-9, atol=1e-9)

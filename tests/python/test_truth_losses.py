@@ -1,0 +1,153 @@
+"""Losses, metrics, and what only they read stay float."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from by_hand import linear, on_grid, simulated
+from torch import nn
+
+import qsim
+
+X = torch.randn(32, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+LABELS = torch.arange(32) % 4
+
+
+class Classifier(nn.Module):
+    """As Hugging Face's: a loss if there are labels."""
+
+    def __init__(self, loss, *, shift: bool = False) -> None:
+        super().__init__()
+        self.a, self.head, self.loss, self.shift = nn.Linear(8, 16), nn.Linear(16, 4), loss, shift
+
+    def forward(self, x, labels=None):
+        logits = self.head(F.relu(self.a(x)))
+        if labels is None:
+            return {"logits": logits}
+        scores = logits[:-1] if self.shift else logits
+        return {"loss": self.loss(scores, labels[1:] if self.shift else labels), "logits": logits}
+
+
+def negative_log_likelihood(scores, labels):
+    return F.nll_loss(F.log_softmax(scores, -1), labels)
+
+
+def module_loss(scores, labels):
+    return nn.CrossEntropyLoss(label_smoothing=0.1)(scores, labels)
+
+
+def binary(scores, labels):
+    return F.binary_cross_entropy_with_logits(scores, F.one_hot(labels, 4).to(scores.dtype))
+
+
+def squared(scores, labels):
+    return F.mse_loss(scores, F.one_hot(labels, 4).to(scores.dtype))
+
+
+def absolute(scores, labels):
+    return F.l1_loss(scores, F.one_hot(labels, 4).to(scores.dtype))
+
+
+def smooth(scores, labels):
+    return F.smooth_l1_loss(scores, F.one_hot(labels, 4).to(scores.dtype))
+
+
+def divergence(scores, labels):
+    return F.kl_div(F.log_softmax(scores, -1), F.one_hot(labels, 4).to(scores.dtype) * 0.9 + 0.025, reduction="batchmean")
+
+
+LOSSES = [F.cross_entropy, negative_log_likelihood, module_loss, binary, squared, absolute, smooth, divergence]
+
+
+def made(loss, **options) -> Classifier:
+    torch.manual_seed(0)
+    return Classifier(loss, **options).double().eval()
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("shift", [False, True])
+def test_a_loss_is_that_of_the_quantized_logits(loss, shift):
+    m = made(loss, shift=shift)
+    sim = simulated(m, X, LABELS)
+    hidden = F.relu(m.a(X))
+    y = on_grid(F.relu(linear(m.a, on_grid(X))), hidden)
+    logits = on_grid(linear(m.head, y), m.head(hidden))
+    expected = loss(logits[:-1] if shift else logits, LABELS[1:] if shift else LABELS)
+    found = sim(X, LABELS)
+    torch.testing.assert_close(found["logits"], logits, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(found["loss"], expected, rtol=1e-9, atol=1e-9)
+    expected.backward()
+    found["loss"].backward()
+    for ours, theirs in zip(sim.model.parameters(), m.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-6, atol=1e-12)
+
+
+def test_the_loss_has_no_quantizer():
+    sim = simulated(made(F.cross_entropy), X, LABELS)
+    assert not [key for key in sim.quantizers() if "loss" in key or "cross_entropy" in key]
+
+
+def test_every_batch_has_its_own_loss():
+    m = made(F.cross_entropy)
+    sim = simulated(m, X, LABELS)
+    losses = {round(float(sim(X + shift, LABELS)["loss"]), 9) for shift in (0.0, 0.1, -0.2, 0.4)}
+    assert len(losses) == 4
+
+
+def test_training_on_the_models_own_loss():
+    m = made(F.cross_entropy)
+    sim = simulated(m, X, LABELS)
+    sim.train()
+    optimizer = torch.optim.SGD(sim.parameters(), 0.5)
+    losses = []
+    for _ in range(30):
+        optimizer.zero_grad()
+        loss = sim(X, LABELS)["loss"]
+        loss.backward()
+        assert qsim.clip_grad_norm_(sim.parameters(), math.inf) > 1e-3
+        optimizer.step()
+        losses.append(float(loss))
+    assert losses[-1] < losses[0] - 0.1
+
+
+def test_targets_that_only_a_loss_reads_stay_float():
+    class Regression(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Linear(8, 4)
+
+        def forward(self, x, target):
+            y = self.a(x)
+            return F.mse_loss(y, target), y
+
+    m, target = Regression().double().eval(), torch.randn(32, 4, dtype=torch.float64)
+    sim = simulated(m, X, target)
+    y = on_grid(linear(m.a, on_grid(X)), m.a(X))
+    loss, found = sim(X, target)
+    torch.testing.assert_close(found, y, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(loss, F.mse_loss(y, target), rtol=1e-9, atol=1e-9)
+
+
+def test_a_metric_is_not_quantized():
+    class Measured(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Linear(8, 4)
+
+        def forward(self, x, labels):
+            y = self.a(x)
+            accuracy = (y.argmax(-1) == labels).to(y.dtype).mean()
+            return F.cross_entropy(y, labels), accuracy, y
+
+    m = Measured().double().eval()
+    sim = simulated(m, X, LABELS)
+    other = LABELS.roll(3)
+    _, accuracy, y = sim(X, other)
+    assert float(accuracy) == float((y.argmax(-1) == other).double().mean())
+
+
+def test_without_labels_after_an_example_with_them():
+    m = made(F.cross_entropy)
+    sim = simulated(m, X, LABELS)
+    assert torch.equal(sim(X)["logits"], sim(X, LABELS)["logits"])

@@ -1,0 +1,218 @@
+"""Paths that the example did not take: weights are quantized wherever they are read, results by their own place or not; and it warns."""
+
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from by_hand import EXACT, linear, on_grid, simulated
+from models import Forward
+from torch import nn
+
+import qsim
+
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+
+
+def layers(*names: str, factor: float = 1.0) -> dict[str, nn.Linear]:
+    made = {name: nn.Linear(8, 8).double() for name in names}
+    for layer in made.values():
+        layer.weight.data *= factor
+    return made
+
+
+def quiet(call, *args, **kwargs):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return call(*args, **kwargs)
+
+
+def close(found, expected):
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+
+
+def either(m, x, big=False):
+    y = F.relu(m.a(x))
+    return m.n2(y) if big else m.n1(y)
+
+
+def two_ways() -> Forward:
+    model = Forward(either, **layers("a", "n1", "n2"))
+    model.n2.weight.data *= 50
+    return model.eval()
+
+
+X = torch.linspace(-2, 2, 256, dtype=torch.float64).view(32, 8).sin()
+
+
+def test_the_other_layer_has_its_own_weight_and_nobody_elses_range():
+    model = two_ways()
+    sim = simulated(model, X)
+    y = on_grid(F.relu(model.a(X)))  # what calibration saw
+    x = on_grid(X)
+    y = on_grid(F.relu(linear(model.a, x)), F.relu(model.a(X)))
+    close(quiet(sim, X, big=True), linear(model.n2, y))
+    close(sim(X), on_grid(linear(model.n1, y), model.n1(F.relu(model.a(X)))))
+
+
+@pytest.mark.parametrize("big", [False, True])
+def test_compiled_as_eager(big):
+    sim = simulated(two_ways(), X)
+    compiled = torch.compile(sim, backend="eager", fullgraph=True)
+    close(quiet(compiled, X, big=big), quiet(sim, X, big=big))
+
+
+class Attention(nn.Module):
+    """As in a decoder: what is cached is put before the keys."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q_proj, self.k_proj, self.o_proj = (nn.Linear(8, 8, bias=False) for _ in range(3))
+
+    def forward(self, x, cache=None, use_cache=True):
+        q, k = self.q_proj(x), self.k_proj(x)
+        if use_cache:
+            cache = k if cache is None else torch.cat([cache, k], 1)
+            k = cache * 1.0
+        y = F.scaled_dot_product_attention(q, k, k)
+        y = self.o_proj(y)
+        return (y, cache) if use_cache else y
+
+
+def test_without_the_cache_that_the_example_had():
+    model, x = Attention().double().eval(), torch.randn(2, 5, 8, dtype=torch.float64)
+    sim = simulated(model, x)
+    q, k = model.q_proj(x), model.k_proj(x)
+    attended = F.scaled_dot_product_attention(q, k, k)
+    qx = on_grid(x)
+    qq, qk = on_grid(linear(model.q_proj, qx), q), on_grid(linear(model.k_proj, qx), k)
+    qy = on_grid(F.scaled_dot_product_attention(qq, qk, qk), attended)
+    close(quiet(sim, x, use_cache=False), on_grid(linear(model.o_proj, qy), model.o_proj(attended)))
+
+
+def leaving_early(m, x, early=False):
+    y = m.a(x)
+    if early:
+        return y
+    return m.b(F.relu(y)) + y
+
+
+def test_an_early_exit_compiled():
+    sim = simulated(Forward(leaving_early, **layers("a", "b")).eval(), X)
+    for early in (False, True):
+        compiled = torch.compile(sim, backend="eager", fullgraph=True)
+        found, expected = quiet(compiled, X, early=early), quiet(sim, X, early=early)
+        close(found, expected)
+        gradients = []
+        for result in (found, expected):
+            sim.zero_grad()
+            result.square().sum().backward()
+            gradients.append(sim.model.a.weight.grad.clone())
+        close(*gradients)
+
+
+def test_an_early_exit_by_hand():
+    model = Forward(leaving_early, **layers("a", "b")).eval()
+    sim = simulated(model, X)
+    close(quiet(sim, X, early=True), on_grid(linear(model.a, on_grid(X)), model.a(X)))
+
+
+def test_what_was_met_and_not_planned_warns_once_by_name_and_line():
+    sim = simulated(two_ways(), X)
+    with pytest.warns(UserWarning, match="n2") as noted:
+        sim(X, big=True)
+    line = either.__code__.co_firstlineno + 2
+    assert any(str(line) in str(w.message) for w in noted)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sim(X, big=True)
+
+
+def skipping(m, x, use=True):
+    y = F.relu(m.a(x))
+    if use:
+        y = m.b(y)
+    return torch.tanh(m.c(y))
+
+
+def test_what_was_planned_and_skipped_warns_once_by_name():
+    sim = simulated(Forward(skipping, **layers("a", "b", "c")).eval(), X)
+    with pytest.warns(UserWarning, match=r"\bb\b"):
+        sim(X, use=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sim(X, use=False)
+
+
+def test_a_function_that_dynamo_hides_warns_where_it_is_passed_by():
+    """Its result is quantized where it is read: on another path something else has that grid, and no mode could tell while it is traced."""
+    model = Forward(lambda m, x, squashed=True: m.b(F.sigmoid(m.a(x)) if squashed else m.a(x)), **layers("a", "b"))
+    x = torch.randn(16, 8).double()
+    sim = simulated(model, x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sim(x)
+    with pytest.warns(UserWarning, match=r"'sigmoid' \(test_truth_paths.py:\d+\) is planned, and was not reached"):
+        sim(x, False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sim(x, False)
+
+
+def test_nothing_warns_on_the_recorded_path():
+    sim = simulated(two_ways(), X)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sim(X)
+        sim.train()(X)
+
+
+def test_skipping_a_layer_by_hand():
+    """What comes after has its own place, and so its own quantizers."""
+    model = Forward(skipping, **layers("a", "b", "c")).eval()
+    sim = simulated(model, X)
+    before = F.relu(model.a(X))
+    y = on_grid(F.relu(linear(model.a, on_grid(X))), before)
+    close(quiet(sim, X, use=False), on_grid(torch.tanh(linear(model.c, y)), torch.tanh(model.c(model.b(before)))))
+
+
+def test_several_calls_are_recorded():
+    model = two_ways()
+    calls = [{"x": X}, {"x": X, "big": True}]
+    sim = qsim.QuantSim(Keywords(model), calls, EXACT)
+    sim.calibrate(calls, forward=lambda m, call: m(**call), progress=False)
+    before = F.relu(model.a(X))
+    y = on_grid(F.relu(linear(model.a, on_grid(X))), before)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        close(sim(x=X), on_grid(linear(model.n1, y), model.n1(before)))
+        close(sim(x=X, big=True), on_grid(linear(model.n2, y), model.n2(before)))
+
+
+class Keywords(nn.Module):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x, big=False):
+        return self.model(x, big=big)
+
+
+def test_more_steps_than_recorded():
+    def looped(m, x, steps=2):
+        for _ in range(steps):
+            x = torch.relu(m.a(x))
+        return m.b(x)
+
+    model = Forward(looped, **layers("a", "b")).eval()
+    sim = simulated(model, X)
+    one = F.relu(model.a(X))
+    two = F.relu(model.a(one))
+    y = on_grid(F.relu(linear(model.a, on_grid(X))), one)
+    y = on_grid(F.relu(linear(model.a, y)), two)
+    close(sim(X), on_grid(linear(model.b, y), model.b(two)))
+    third = F.relu(linear(model.a, y))
+    found = quiet(sim, X, steps=3)
+    quantized = [on_grid(linear(model.b, t), model.b(two)) for t in (third, on_grid(third, two), on_grid(third, one))]
+    # the third step has no place of its own: it is in float, or has its layer's quantizer
+    assert any(torch.allclose(found, expected, rtol=1e-9, atol=1e-9) for expected in quantized)
