@@ -11,34 +11,23 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
-import torch
-
 from .case import Failure
-from .examine import examine, oracles_of
+from .examine import Found, examine, look
 from .generate import generate
 from .oracles import ORACLES
 from .shrink import shrink
 from .source import source
 
 _SHOWN = 3  # of each class of failures, with a small program
-Found = tuple[int, list[Failure], dict[str, str]]
-
-
-def _look(job: tuple[int, tuple[str, ...], bool]) -> Found:
-    seed, oracles, expect_warnings = job
-    torch.set_num_threads(1)
-    asked = [name for name in oracles_of(seed) if not oracles or name in oracles] if len(oracles) != 1 else list(oracles)
-    verdict = examine(generate(seed), asked, expect_warnings=expect_warnings)
-    return seed, list(verdict.failures), verdict.undecided
 
 
 def _looked(options: argparse.Namespace) -> Iterator[Found]:
     jobs = [(seed, tuple(options.oracle or ()), options.expect_warnings) for seed in range(options.seed, options.seed + options.count)]
     if options.jobs == 1:
-        yield from map(_look, jobs)
+        yield from map(look, jobs)
         return
     with ProcessPoolExecutor(options.jobs, get_context("spawn")) as pool:
-        yield from pool.map(_look, jobs, chunksize=8)
+        yield from pool.map(look, jobs, chunksize=8)
 
 
 def report(seed: int, failure: Failure, *, small: bool) -> str:

@@ -15,6 +15,9 @@ from .loaded import loaded
 from .oracles import ORACLES
 
 
+Found = tuple[int, list[Failure], dict[str, str]]  # by a seed: what failed, and of what nothing was said
+
+
 @dataclass(frozen=True)
 class Verdict:
     """Of one program: what failed, and why oracles that were asked had nothing to say."""
@@ -57,3 +60,12 @@ def examine(program: Program, oracles: Iterable[str], *, expect_warnings: bool =
 def examine_seed(seed: int, *, expect_warnings: bool = False) -> Verdict:
     """The verdict on a seed: the same whenever it is asked for."""
     return examine(generate(seed), oracles_of(seed), expect_warnings=expect_warnings)
+
+
+def look(job: tuple[int, tuple[str, ...], bool]) -> Found:
+    """What processes run: on a seed, the oracles to choose from (one is asked in any case; none: all), whether warnings are expected."""
+    seed, oracles, expect_warnings = job
+    torch.set_num_threads(1)
+    asked = list(oracles) if len(oracles) == 1 else [name for name in oracles_of(seed) if not oracles or name in oracles]
+    verdict = examine(generate(seed), asked, expect_warnings=expect_warnings)
+    return seed, list(verdict.failures), verdict.undecided
