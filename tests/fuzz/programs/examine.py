@@ -14,7 +14,6 @@ from .ir import Program
 from .loaded import loaded
 from .oracles import ORACLES
 
-
 Found = tuple[int, list[Failure], dict[str, str]]  # by a seed: what failed, and of what nothing was said
 
 
