@@ -136,3 +136,22 @@ def test_sequences_do_not_depend_on_how_often_they_ran():
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
     sim.savings = False
     assert all(torch.equal(a, b) for a, b in zip(first, sequence(sim, inputs), strict=True))
+
+
+def test_a_learned_scale_at_what_is_written_to_afterwards():
+    """Its gradient is that of the values that were quantized; the float model needs none of them in its backward pass."""
+    model = Forward(lambda m, x: (x + m.state, m.state.copy_(x.detach()[0]))[0])
+    model.register_buffer("state", torch.zeros(8))
+    config = dataclasses.replace(qsim.int8(), activation=qsim.TensorSpec(learnable=True))
+    sim = qsim.QuantSim(model, torch.randn(4, 8), config)
+    sim.calibrate([torch.randn(4, 8)], progress=False)
+    x = torch.randn(4, 8)
+    held = sim.model.state.clone()
+    sim(x).sum().backward()
+    found = sim.quantizers()["add.input[1]"].scale.grad.clone()
+    sim.model.state.copy_(held)
+    again = sim(x)
+    sim.zero_grad()
+    x.zero_()  # an input that the caller fills anew
+    again.sum().backward()
+    assert torch.equal(sim.quantizers()["add.input[1]"].scale.grad, found)

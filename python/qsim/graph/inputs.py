@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from qsim.graph.actions import Plan
 from qsim.graph.arguments import Arguments, is_dense, replaced
-from qsim.graph.lowered import Lowered, Quantize
+from qsim.graph.lowered import LiveMaker, Lowered, Quantize
 from qsim.graph.marks import Mark
 from qsim.graph.tape import InputSlot
 from qsim.quantizers.quantizer import Quantizer
@@ -33,7 +33,8 @@ class Inputs:
         parameters = list(inspect.signature(cls.forward).parameters.values())[1:]  # without self
         self.positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
         paths = {slot if isinstance(slot, tuple) else (slot,): key for slot, key in plan.inputs.items()}
-        self.paths: Paths = [(path, quantizers[key]) for path, key in paths.items()]
+        make = LiveMaker(quantizers)
+        self.paths: Paths = [(path, make.quantized(key, True, enters=True)) for path, key in paths.items()]
         self.marked: Paths = [(path, Mark(key)) for path, key in paths.items()]
         self.posts = [plan.regions.inputs[slot] for slot in plan.inputs]
         self.planned = self.fallen = self.paths, self.marked

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from qsim import ops
 from qsim.graph.actions import Actions, Neighbours, PlannedBias
@@ -47,6 +48,16 @@ class Lowered:
         return self.quantizer.quantize(x, fallback=self.format)
 
 
+class OfCopy:
+    """A quantizer with a learned scale at a tensor that the program may write to later: the scale's gradient needs what it holds now."""
+
+    def __init__(self, quantize: Quantize) -> None:
+        self.quantize = quantize
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.quantize(x.clone() if torch.is_grad_enabled() and not isinstance(x, nn.Parameter) else x)
+
+
 class InTurn:
     """One after the other."""
 
@@ -63,9 +74,11 @@ class LiveMaker:
     def __init__(self, quantizers: Mapping[str, Quantizer]) -> None:
         self.quantizers = quantizers
 
-    def quantized(self, key: str, observes: bool) -> Quantize:
-        """Where a quantizer quantizes."""
-        return self.quantizers[key] if observes else self.quantizers[key].quantize
+    def quantized(self, key: str, observes: bool, *, enters: bool = False) -> Quantize:
+        """Where a quantizer quantizes an operand (`enters`) or a result."""
+        quantizer = self.quantizers[key]
+        quantize: Quantize = quantizer if observes else quantizer.quantize
+        return OfCopy(quantize) if enters and quantizer.spec.learnable else quantize
 
     def bias(self, bias: PlannedBias) -> Quantize:
         """Where a bias is quantized with the scale of products."""
@@ -84,7 +97,7 @@ class LiveMaker:
 class MarkMaker:
     """Makes what stands in a traced graph."""
 
-    def quantized(self, key: str, observes: bool) -> Quantize:
+    def quantized(self, key: str, observes: bool, *, enters: bool = False) -> Quantize:
         return Mark(key)
 
     def bias(self, bias: PlannedBias) -> Quantize:
@@ -102,7 +115,8 @@ Maker = LiveMaker | MarkMaker
 
 def planned_site(actions: Actions, make: Maker) -> tuple[Operands, Outputs]:
     """What stands at the operands and the results of a site that does as planned."""
-    operands: list[tuple[Slot, Quantize]] = [(slot, make.quantized(use.key, use.observes)) for slot, use in actions.operands.items()]
+    found = actions.operands.items()
+    operands: list[tuple[Slot, Quantize]] = [(slot, make.quantized(use.key, use.observes, enters=True)) for slot, use in found]
     if (bias := actions.bias) is not None:
         operands.append((bias.slot, make.bias(bias)))
     return tuple(operands), tuple((index, make.quantized(key, True)) for index, key in actions.outputs.items())
@@ -127,7 +141,7 @@ def fallen_site(actions: Actions, around: Neighbours, formats: Mapping[str, str]
         if use is not None and not around.reads[slot].is_integer(formats):
             operands[slot] = make.lowered(use.key, use.observes, own, enters=True)
             continue
-        quantized = None if use is None else make.quantized(use.key, use.observes)
+        quantized = None if use is None else make.quantized(use.key, use.observes, enters=True)
         operands[slot] = _in_turn(quantized, make.rounded(own, enters=True, in_place=slot in around.changed))
     outputs: dict[int, Quantize | None] = {}
     for i in range(around.outputs):
