@@ -123,7 +123,8 @@ class Interpreter:
             result = self._apply(s, scope)
             if s.target:
                 assert result is not None
-                names[s.target] = result
+            if result is not None:
+                names[s.target or s.operands[0]] = result  # `y += z` gives its name to the result
         elif isinstance(s, Run):
             module = scope.reached(s.module)
             flags = {flag: scope.flags[flag] for flag in s.flags}

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 from .dataflow import ASKED, Kind, Name, NotUnderstood, Origin, Site, Value
 from .grids import Grid, Seen, Widths, int32_bias
-from .placement import is_read_by_operations, quantized_results
+from .placement import chains, is_read_by_operations, quantized_results
 
 _LOWEST = {dtype: torch.finfo(dtype).min for dtype in (torch.float32, torch.float64)}
 
@@ -40,6 +41,7 @@ class Machine:
         self.training = False
         self.sites: dict[tuple[Any, ...], Site] = {}
         self.seen: dict[Any, Seen] = {}
+        self.before: dict[Site, set[Site]] = {}  # in chains that run as one
         self.rounded: set[Any] = set()  # sites, names of inputs, and (site, slot) of unknown operands, that have a quantizer
         self.inputs: dict[str, set[tuple[Site | None, int, Origin]]] = {}
         self.weights: set[tuple[int, int]] = set()  # parameters that were multiplied with, by id, with the axis
@@ -197,6 +199,9 @@ class Machine:
             return Value(result, frozenset(Origin(k, direct=False) for k in kinds))
         origin = Origin("site", site) if site is not None else Origin("unplanned")
         at = site or self._elsewhere(kind)
+        before = self.before.get(site, set()) if site is not None and self.mode == "simulate" else set()
+        if before and not any(o.direct and o.source in before for o in values[0].origins):
+            at = None  # a chain ends whose beginning did not run: its grid is of something else
         return Value(self._round(at, result) if at is not None else result, frozenset([origin]))
 
     # Recording and planning.
@@ -224,6 +229,9 @@ class Machine:
 
     def plan(self) -> None:
         """Decide where quantizers stand, once the example was recorded."""
+        for chain in chains(list(self.sites.values())):
+            for site, after in pairwise(chain):
+                self.before.setdefault(after, set()).add(site)
         self.rounded = set(quantized_results(list(self.sites.values())))
         self.rounded |= {name for name, readers in self.inputs.items() if is_read_by_operations(readers)}
         for site in self.sites.values():

@@ -23,7 +23,7 @@ _CHAINS: tuple[tuple[frozenset[str], ...], ...] = (
 
 def quantized_results(sites: Sequence[Site]) -> set[Site]:
     """The operations whose results are quantized: all but those inside a chain, losses, and what is computed from constants alone."""
-    inner = _inside_chains([site for site in sites if not site.is_constant])
+    inner = {site for chain in chains(sites) for site in chain[:-1]}
     ends = {site for site in sites if not (site.is_constant or site in inner or site.kind.family == "loss")}
     for site in ends:
         readers = {reader for reader, _, _ in site.readers}
@@ -34,11 +34,12 @@ def quantized_results(sites: Sequence[Site]) -> set[Site]:
     return ends
 
 
-def _inside_chains(sites: Sequence[Site]) -> set[Site]:
-    inner: set[Site] = set()
+def chains(sites: Sequence[Site]) -> list[list[Site]]:
+    """Operations that run as one: all but the last hand their results to the next alone."""
+    found: list[list[Site]] = []
     taken: set[Site] = set()
     for site in sites:
-        if site in taken:
+        if site.is_constant or site in taken:
             continue
         run = [site]
         while len(run) < 3 and (reader := _handed_to(run[-1])) is not None and reader not in run:
@@ -47,13 +48,9 @@ def _inside_chains(sites: Sequence[Site]) -> set[Site]:
             len(chain) for chain in _CHAINS if len(chain) <= len(run) and all(s.kind.type in c for s, c in zip(run, chain, strict=False))
         ]
         length = max(fitting, default=1)
-        inner.update(run[: length - 1])
+        found.append(run[:length])
         taken.update(run[1:length])
-    return inner
-
-
-def _fits(run: Sequence[Site], chain: Sequence[frozenset[str]]) -> bool:
-    return len(chain) <= len(run) and all(site.kind.type in types for site, types in zip(run, chain, strict=False))
+    return found
 
 
 def _handed_to(site: Site) -> Site | None:
