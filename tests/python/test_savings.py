@@ -44,7 +44,7 @@ def test_a_layer_keeps_its_parameters():
 def test_a_rectifier_may_overwrite_what_it_is_given():
     found = saved(lambda m, x: F.relu(m.conv(x)), conv=CONV())["relu"]
     assert found == Saving(in_place=True, rectifier="relu", overwrites=True)
-    assert saved(lambda m, x: m.conv(x).add_(x), conv=CONV())["add"] == Saving(in_place=True, overwrites=True)
+    assert saved(lambda m, x: m.conv(x).add_(x), conv=CONV())["add"] == Saving(in_place=True, changes=True, overwrites=True)
 
 
 def test_a_parameter_that_is_computed_is_not_kept():

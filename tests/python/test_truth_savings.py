@@ -233,3 +233,18 @@ def test_the_model_may_be_told_to_evaluate_instead_of_the_simulation():
             s.model[0].weight.data[101, 58] += 0.05
         sim.model.eval()
         assert torch.equal(sim(x), plain(x))
+
+
+@pytest.mark.parametrize("rectify", [lambda t: t.relu_(), torch.relu_, lambda t: F.relu(t, inplace=True)])
+@pytest.mark.parametrize("small", [False, True])
+def test_a_rectifier_in_place_whose_operand_is_read_again(rectify, small):
+    def forward(m, x):
+        y = m.conv(x)
+        z = rectify(y)
+        return m.conv2(z) + z, y
+
+    image = IMAGE[:1, :, :8] if small else IMAGE
+    sim, plain = pair(Forward(forward, conv=conv(), conv2=conv()), image)
+    with torch.no_grad():
+        assert sim(image)[1].min() == 0
+    assert_same(sim, plain, image)

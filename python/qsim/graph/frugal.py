@@ -181,14 +181,16 @@ class Rectifier:
     quantizer : Quantizer
     function : str
         "relu", "relu6" or "hardtanh".
+    changes : bool
+        It changes its operand, whatever its arguments say: ``x.relu_()``.
     """
 
-    def __init__(self, quantizer: Quantizer, function: str) -> None:
-        self.quantizer, self.function = quantizer, function
+    def __init__(self, quantizer: Quantizer, function: str, changes: bool) -> None:
+        self.quantizer, self.function, self.changes = quantizer, function, changes
         self._clamping: tuple[Stamp, tuple[Any, ...], bool] | None = None  # replaced as a whole: threads share it
 
-    def __reduce__(self) -> tuple[type[Rectifier], tuple[Quantizer, str]]:
-        return Rectifier, (self.quantizer, self.function)
+    def __reduce__(self) -> tuple[type[Rectifier], tuple[Quantizer, str, bool]]:
+        return Rectifier, (self.quantizer, self.function, self.changes)
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any], dies: bool) -> Tensor | None:
         """The quantized result; None where the rectifier has to run. `dies`: whether nothing reads the operand again."""
@@ -196,7 +198,7 @@ class Rectifier:
         if not q.is_settled or q.axis is not None or is_watched(q) or not q.grid_tensors[0].is_cpu:  # a device would have to be waited for
             return None
         x, low, high, overwrites = _CALLS[self.function](*args, **kwargs)
-        if type(x) is not Tensor or (overwrites and not dies):
+        if type(x) is not Tensor or ((overwrites or self.changes) and not dies):
             return None
         if x.requires_grad or torch.is_grad_enabled():
             if q.grid_tensors[0].requires_grad:

@@ -403,5 +403,5 @@ def _frugal(actions: Actions, saving: Saving, quantizers: Mapping[str, Quantizer
     if saving.in_place:
         outputs = tuple((index, InPlace(quantizers[key])) for index, key in actions.outputs.items())
     if saving.rectifier is not None:
-        instead = Rectifier(quantizers[actions.outputs[0]], saving.rectifier)
+        instead = Rectifier(quantizers[actions.outputs[0]], saving.rectifier, saving.changes)
     return Node(tuple(operands.items()), outputs, instead, overwrites=saving.overwrites)

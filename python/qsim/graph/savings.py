@@ -28,13 +28,16 @@ class Saving:
         The outputs may be quantized in the memory that they were computed in, if that is nobody else's.
     rectifier : str or None
         The function's name, if it may be left to a quantizer that clamps as tightly: "relu", "relu6" or "hardtanh".
+    changes : bool
+        The operation writes into its first operand.
     overwrites : bool
-        The operation writes into its first operand, or may be made to: whether somebody reads that later has to be asked before.
+        It does, or may be made to: whether somebody reads that operand later has to be asked before.
     """
 
     kept: frozenset[Slot] = frozenset()
     in_place: bool = False
     rectifier: str | None = None
+    changes: bool = False
     overwrites: bool = False
 
 
@@ -49,8 +52,8 @@ def find_savings(plan: Plan) -> dict[Site, Saving]:
             kept.add(actions.bias.slot)
         outputs = bool(actions.outputs)
         rectifier = site.op if set(actions.outputs) == {0} and site.op in RECTIFIERS else None
-        overwrites = outputs and (rectifier is not None or any(step.changed for step in site.steps))
-        saving = Saving(frozenset(kept), outputs, rectifier, overwrites)
+        changes = outputs and any(step.changed for step in site.steps)
+        saving = Saving(frozenset(kept), outputs, rectifier, changes, overwrites=changes or rectifier is not None)
         if saving != Saving():
             found[site] = saving
     return found
