@@ -44,12 +44,14 @@ class Recomputed(nn.Module):
             y = how(F.hardtanh, self.b(y), **options)
         elif self.way == "twice":
             y = how(self.b, how(self.b, y, **options), **options)
+        elif self.way == "nested":
+            y = how(lambda t: torch.tanh(self.b(how(self.b, t, **options))), y, **options)
         elif self.way == "segments":
             y = self.block(y) if how is plainly else checkpoint_sequential(self.block, 2, y, **options)
         return self.c(y + 0.5)
 
 
-WAYS = ["leaf", "method", "lambda", "container", "function", "twice", "segments"]
+WAYS = ["leaf", "method", "lambda", "container", "function", "twice", "nested", "segments"]
 
 
 def gradients(sim, x, training):

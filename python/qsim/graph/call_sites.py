@@ -12,7 +12,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from types import CodeType, FrameType
 from typing import Any, Literal, NamedTuple
@@ -70,10 +70,8 @@ class CallSite:
         Inside a function that Dynamo does not show to modes: compiled, the mode will not be asked.
     hook : bool
         In a hook of a module: not of the model.
-    checkpoint : frame or None
-        Of the call of `torch.utils.checkpoint` that the function runs in, if it does.
-    inside : int
-        How many of the spots lie inside that call.
+    checkpoints : list of frame and int
+        The calls of `torch.utils.checkpoint` that the function runs in, innermost first, each with how many of the spots lie inside it.
     asks : bool
         Whether one of the functions asks if it is being compiled.
     compiled : bool
@@ -86,8 +84,7 @@ class CallSite:
     leaf: nn.Module | None = None
     hidden: bool = False
     hook: bool = False
-    checkpoint: FrameType | None = None
-    inside: int = 0
+    checkpoints: list[tuple[FrameType, int]] = field(default_factory=list)
     asks: bool = False
     compiled: bool = False
     container: nn.Module | None = None
@@ -151,7 +148,9 @@ def _read(levels: Iterator[_Level]) -> CallSite:
             is_callee = inner is not None and kind_of_code(inner.code) != "module call"
             site.hook = site.hook or (is_callee and level.line not in _forward_lines())
         elif kind == "checkpoint":
-            site.checkpoint, site.inside = (site.checkpoint, site.inside) if site.checkpoint else (level.frame, len(spots))
+            inside = [number for _, number in site.checkpoints]
+            if level.frame is not None and len(spots) not in inside:  # a reentrant one is two functions, of which the inner one counts
+                site.checkpoints.append((level.frame, len(spots)))
         elif kind == "compiled":
             site.compiled = True
         elif kind == "base":

@@ -16,7 +16,7 @@ from torch._ops import HigherOrderOperator
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
 from qsim.graph.arguments import Arguments
-from qsim.graph.call_sites import CallSite, call_site
+from qsim.graph.call_sites import CallSite, Spot, call_site
 from qsim.graph.containers import joined, leaves
 from qsim.graph.frugal import is_plain_eager, is_watched
 from qsim.graph.functions import ALIAS, COMPOSITE, CONSTRUCTORS, MAC, METRICS, RANDOM, TRANSPARENT, Function, name_of, route_name
@@ -101,10 +101,15 @@ class LocalMode(TorchFunctionMode):
         if self.place.switch.unsaid and not is_inside():
             self.place.switch.say()
 
-    def again(self, site: CallSite) -> LocalMode:
-        """The mode for what runs under a checkpoint when it runs once more, from here on."""
+    def checkpointed(self, site: CallSite) -> None:
+        """Have the checkpoints that a call is the first in run once more as they run now, from here on."""
+        for checkpoint, inside in site.checkpoints if self.container is not None else ():
+            recompute_under(checkpoint, lambda above=site.spots[inside:]: self.again(above))  # type: ignore[misc]
+
+    def again(self, above: tuple[Spot, ...]) -> LocalMode:
+        """The mode for what runs under a checkpoint when it runs once more. `above`: where the checkpoint stands."""
         made: type[LocalMode] = self.place.switch.mode  # type: ignore[assignment]  # eager, whatever this one is
-        mode = made(self.place, self.training, self.container, list(self.counts), site.spots[site.inside :] + self.beyond)
+        mode = made(self.place, self.training, self.container, list(self.counts), above + self.beyond)
         mode.trusted = tuple(self.handed)
         return mode
 
@@ -147,8 +152,7 @@ class LocalMode(TorchFunctionMode):
         if name not in COMPOSITE:
             return func(*args, **kwargs)
         site = call_site(frame)
-        if site.checkpoint is not None and self.container is not None:
-            recompute_under(site.checkpoint, lambda: self.again(site))
+        self.checkpointed(site)
         self.leaf = site.leaf_path
         with self:
             return COMPOSITE[name](*args, **kwargs)
@@ -161,10 +165,10 @@ class LocalMode(TorchFunctionMode):
         key = place.key_of(site, name, framed=self.container is None, beyond=self.beyond)
         if key >= place.width:
             place.note_strange(site, name, key)
-        if site.checkpoint is None and not self.beyond:
+        if site.checkpoints:
+            self.checkpointed(site)
+        elif not self.beyond:
             place.learn(self.at, name, site, key, frame, framed=self.container is None)
-        elif site.checkpoint is not None and self.container is not None:
-            recompute_under(site.checkpoint, lambda: self.again(site))
         return key
 
     def is_foreign(self, site: CallSite) -> bool:
