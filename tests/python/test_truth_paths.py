@@ -176,6 +176,13 @@ def test_skipping_a_layer_by_hand():
     close(quiet(sim, X, use=False), on_grid(torch.tanh(linear(model.c, y)), torch.tanh(model.c(model.b(before)))))
 
 
+def test_a_rectifier_in_place_whose_addition_did_not_run():
+    """A chain that did not begin has no grid at its end, whoever owns the memory."""
+    sim = simulated(Forward(lambda m, x, add=True: F.relu(x + x.roll(1, 0) if add else x, inplace=True)).eval(), X)
+    with torch.no_grad():
+        close(quiet(sim, X, add=False), F.relu(on_grid(X)))
+
+
 def test_several_calls_are_recorded():
     model = two_ways()
     calls = [{"x": X}, {"x": X, "big": True}]

@@ -222,7 +222,7 @@ class LocalMode(TorchFunctionMode):
         if instead is not None and (quantized := instead(args, kwargs, given_away)) is not None:
             return quantized
         out = func(*args, **kwargs) if half is None else half(func, args, kwargs)
-        if overwrites and not given_away and out is args[0]:
+        if outputs and overwrites and not given_away and out is args[0]:
             outputs = self.plain[node].outputs
         if outputs:
             out = _with_outputs(out, outputs)
