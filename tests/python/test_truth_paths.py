@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from by_hand import EXACT, linear, on_grid, simulated
 from models import Forward
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import qsim
 
@@ -159,6 +160,14 @@ def test_a_function_that_dynamo_hides_warns_where_it_is_passed_by():
         sim(x, False)
 
 
+def test_a_function_that_dynamo_hides_and_nothing_reads_is_left_in_float():
+    def forward(m, x, squashed=False):
+        y = F.sigmoid(m.a(x))
+        return m.b(y if squashed else x)
+
+    assert "sigmoid" in [left.name for left in simulated(Forward(forward, **layers("a", "b")), X).summary().left]
+
+
 def test_nothing_warns_on_the_recorded_path():
     sim = simulated(two_ways(), X)
     with warnings.catch_warnings():
@@ -181,6 +190,42 @@ def test_a_rectifier_in_place_whose_addition_did_not_run():
     sim = simulated(Forward(lambda m, x, add=True: F.relu(x + x.roll(1, 0) if add else x, inplace=True)).eval(), X)
     with torch.no_grad():
         close(quiet(sim, X, add=False), F.relu(on_grid(X)))
+
+
+class Added(nn.Module):
+    def forward(self, x):
+        return x + x.roll(1, 0)
+
+
+class Rectified(nn.Module):
+    def forward(self, x):
+        return F.relu(x)
+
+
+@pytest.mark.parametrize("rectify", [Rectified, nn.ReLU])
+@pytest.mark.parametrize("how", ["eager", "compiled", "hooked", "checkpointed"])
+def test_a_chain_across_containers(rectify, how):
+    """Its end has a quantizer where its beginning ran, in whichever container."""
+    run = (lambda f, x: checkpoint(f, x, use_reentrant=False)) if how == "checkpointed" else lambda f, x: f(x)
+    forward = lambda m, x, add=True: run(m.act, run(m.add, x) if add else x)  # noqa: E731
+    sim = simulated(Forward(forward, add=Added(), act=rectify()).eval(), X)
+    if how == "hooked":
+        sim.model.add.register_forward_hook(lambda m, args, out: out.clone())
+    called = torch.compile(sim, fullgraph=True, backend="eager") if how == "compiled" else sim
+    x = on_grid(X)
+    close(called(X), on_grid(F.relu(x + x.roll(1, 0)), F.relu(X + X.roll(1, 0))))
+    close(quiet(called, X, add=False), F.relu(x))
+
+
+def test_what_the_example_hands_to_a_container_twice():
+    """Once an addition, once something else: nothing warns, and the one grid spans both."""
+    model = Forward(lambda m, x: m.act(m.act(x).roll(1, 0) + x), act=Rectified()).eval()
+    sim = simulated(model, X)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = sim(X)
+    x, results = on_grid(X), (F.relu(X), model(X))
+    close(found, on_grid(F.relu(on_grid(F.relu(x), *results).roll(1, 0) + x), *results))
 
 
 def test_several_calls_are_recorded():

@@ -37,6 +37,14 @@ def _name(func: Function) -> str:
     return name
 
 
+class Abroad:
+    """What containers hand to each other in one call of the model: results whose chain goes on in another container, by name."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.handed: dict[str, list[Any]] = {}
+
+
 class LocalMode(TorchFunctionMode):
     """Follows one call of one container.
 
@@ -68,6 +76,7 @@ class LocalMode(TorchFunctionMode):
         self.passed_by = 0  # the calls that lead nowhere and were met, a bit for each
         self.leaf = ""  # of the composite function that runs
         self.handed: dict[int, Any] = {}  # results of nodes whose chain goes on
+        self.abroad = Abroad(container) if place.path == "" and container is not None else None
         self.uncompiled = Uncompiled(functions_too=place.switch.calls_compiled)
         self.trusted: tuple[int, ...] = ()  # nodes of which that is taken for granted: under a checkpoint the tensors are others
         nodes = place.fallen if place.switch.falls_back else place.planned
@@ -76,6 +85,12 @@ class LocalMode(TorchFunctionMode):
         else:
             self.nodes = nodes.frugal if place.switch.saves and is_plain_eager() else nodes.plain
         self.plain = nodes.plain
+
+    def within(self, outer: Any) -> LocalMode:
+        """Called in a container whose mode, if it has one, is `outer`."""
+        if isinstance(outer, LocalMode):
+            self.abroad = outer.abroad
+        return self
 
     def __enter__(self) -> LocalMode:
         if not torch.compiler.is_dynamo_compiling():  # Dynamo gives up all of a container where it would break the graph under such a mode
@@ -93,7 +108,7 @@ class LocalMode(TorchFunctionMode):
     def frame(self, name: str) -> LocalMode:
         """Follows part of a composite function along a route of its own."""
         frames = self.place.frames
-        return type(self)(frames.get(joined(self.leaf or self.place.path, name)) or frames[UNKNOWN], self.training)
+        return type(self)(frames.get(joined(self.leaf or self.place.path, name)) or frames[UNKNOWN], self.training).within(self)
 
     def end(self) -> None:
         """The call of the container is over."""
@@ -211,7 +226,7 @@ class LocalMode(TorchFunctionMode):
     def met(self, node: int, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call that leads to a node."""
         operands, outputs, instead, link, half, overwrites = self.nodes[node]
-        if link is not None and link.before is not None and not self.is_handed_on(link.before, args, kwargs):
+        if link is not None and link.before and not self.is_handed_on(link.before, args, kwargs):
             outputs, instead = (), None
             self.place.note_broken(node)
         given_away = overwrites and dies(args, func, _frame_at(2))
@@ -226,8 +241,11 @@ class LocalMode(TorchFunctionMode):
             outputs = self.plain[node].outputs
         if outputs:
             out = _with_outputs(out, outputs)
-        if link is not None and link.goes_on and isinstance(out, Tensor):
-            self.handed[node] = self.refer(out)
+        if link is not None and isinstance(out, Tensor):
+            if link.goes_on:
+                self.handed[node] = self.refer(out)
+            if link.name and self.abroad is not None:
+                self.abroad.handed.setdefault(link.name, []).append(self.refer(out))
         return out
 
     def standing(self, node: int, operands: tuple[tuple[Slot, Quantize], ...]) -> tuple[tuple[Slot, Quantize], ...]:
@@ -247,15 +265,22 @@ class LocalMode(TorchFunctionMode):
     def is_same(self, reference: Any, t: Any) -> bool:
         return reference() is t
 
-    def is_handed_on(self, before: tuple[int, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether a call takes what one of the nodes returned that come before it in its chain. Hooks may hand on something else."""
+    def is_handed_on(self, before: tuple[int | str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether a call takes what one of the operations returned that come before it in its chain. Hooks may hand on something else."""
         taken, found = args[0] if args else kwargs.get("input"), [self.handed[node] for node in before if node in self.handed]
+        for name in before:
+            if isinstance(name, str):
+                if self.abroad is None:
+                    return True
+                found += self.abroad.handed.get(name, ())
         if any(self.is_same(handed, taken) for handed in found) or any(node in self.trusted for node in before):
             return True
-        return bool(found) and self.has_hooks()
+        return bool(found) and self.has_hooks(any(isinstance(name, str) for name in before))
 
-    def has_hooks(self) -> bool:
-        """Whether hooks look at leaves of the container."""
+    def has_hooks(self, anywhere: bool) -> bool:
+        """Whether hooks look at leaves of the container, or at any module of the model."""
+        if anywhere and self.abroad is not None:
+            return any(map(is_watched, self.abroad.model.modules()))
         return self.container is not None and any(map(is_watched, leaves(self.container)))
 
     def passed(self, name: str, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -18,6 +18,7 @@ from qsim.graph.containers import ParameterOf, joined
 from qsim.graph.frugal import FrugalMaker, InPlace, Kept, Rectifier
 from qsim.graph.functions import MAC
 from qsim.graph.half import Half
+from qsim.graph.links import Link, links_of
 from qsim.graph.lowered import LiveMaker, Maker, MarkMaker, Quantize, fallen_site, planned_site, site_beside
 from qsim.graph.marks import Mark
 from qsim.graph.routes import Route, Site, call_key
@@ -33,13 +34,6 @@ PASSED = -4  # and below: calls that lead nowhere, and whose results are quantiz
 
 
 UNKNOWN = "?"  # in place of the path of a frame that the examples did not show
-
-
-class Link(NamedTuple):
-    """A node's place in a chain, whose result is quantized at its end: what was before it there, and whether it goes on."""
-
-    before: tuple[int, ...] | None
-    goes_on: bool
 
 
 class Node(NamedTuple):
@@ -130,7 +124,7 @@ class Place:
         self._quantizers = quantizers
         frugal = [_frugal(*each, quantizers, kept) for each in zip(self._actions, self._savings, strict=True)]
         plain, marked = ([Node(*planned_site(a, make)) for a in self._actions] for make in (LiveMaker(quantizers), MarkMaker()))
-        links = _links(route, plan)
+        links = links_of(route, plan)
         halves = [*(plan.halves.get(site) for site in route.sites), *beyond]
         running = [[n._replace(link=links.get(at), half=halves[at]) for at, n in enumerate(nodes)] for nodes in (plain, frugal)]
         self.planned = Nodes(running[0], running[1], [node._replace(link=links.get(at)) for at, node in enumerate(marked)])
@@ -351,19 +345,6 @@ def _after(route: Route, plan: Plan) -> dict[int, dict[Slot, list[tuple[int, int
             for node in calls.get(site, ()):
                 found.setdefault(node, {})[slot] = [call for maker in makers for call in calls[maker].values()]
     return found
-
-
-def _links(route: Route, plan: Plan) -> dict[int, Link]:
-    """The links of chains that run as one, by node. A chain may begin in more than one way."""
-    nodes: dict[Site, list[int]] = {}
-    for at, site in enumerate(route.sites):
-        nodes.setdefault(site, []).append(at)
-    before: dict[int, list[int]] = {}
-    for site, following in plan.fused.items():
-        for at in nodes.get(following, ()) if site in nodes else ():
-            before.setdefault(at, []).extend(nodes[site])
-    goes_on = {at for found in before.values() for at in found}
-    return {at: Link(tuple(before[at]) if at in before else None, at in goes_on) for at in {*before, *goes_on}}
 
 
 def _frame_at(frame: FrameType, distance: int) -> FrameType:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import _get_current_function_mode
 
 from qsim.graph.containers import subclass
 from qsim.graph.methods import PLACE, methods
@@ -33,7 +34,7 @@ class Simulated(nn.Module):
         if inputs is not None:
             args, kwargs = inputs.quantize(args, kwargs, marks=switch.marks, falls_back=switch.falls_back)
         mode = (switch.traced_mode if torch.compiler.is_dynamo_compiling() else switch.mode)(place, self.training, self)
-        with mode:
+        with mode.within(_get_current_function_mode()):  # type: ignore[no-untyped-call]
             out = super().forward(*args, **kwargs)
         if type(out) is GeneratorType:
             return driven(out, mode)

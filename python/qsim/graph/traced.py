@@ -46,7 +46,7 @@ class TracedMode(LocalMode):
     def is_same(self, reference: Any, t: Any) -> bool:
         return reference is t
 
-    def has_hooks(self) -> bool:
+    def has_hooks(self, anywhere: bool) -> bool:
         return False
 
     def end(self) -> None:
