@@ -335,7 +335,7 @@ class _Planner:
                 self.ledger.leave(site.name, site.op, self.placement.reason(site))
             return
         if not site.visible:
-            if any(reader.step is None for reader in self.flow.readers(site)):
+            if not (steps := {reader.step for reader in self.flow.readers(site)}) or None in steps:
                 self.ledger.leave(site.name, site.op, self._unmet(site))
             return
         if site in self.flow.divisors:
