@@ -128,7 +128,9 @@ class Case:
             except Exception as error:
                 # Quantized data may decide a branch in another way than float data, and go where the float model raises too.
                 # In training, scales that are learned make inputs need gradients.
-                others = [self.float_outcome(other, way) for other in self.loaded.calls() for way in (mode, *["grad"] * (mode == "train"))]
+                others = [
+                    self.float_outcome(other, way) for other in self.loaded.calls() for way in (mode, *["train inputs"] * (mode == "train"))
+                ]
                 if any(type(other) is type(error) for other in others):
                     raise Undecided(f"the float model raises {type(error).__name__} on another path") from error
                 raise Raised(f"{call.name}, {mode}", error) from error

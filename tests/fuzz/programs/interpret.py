@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch.nn.functional as F
@@ -90,14 +90,10 @@ class Interpreter:
 
     # Modules.
 
-    def _call(self, module: nn.Module, use: str, names: list[Name], flags: Mapping[str, Any], apart: tuple[str, ...] = ()) -> Name:
+    def _call(self, module: nn.Module, use: str, names: list[Name], flags: Mapping[str, Any]) -> Name:
         if isinstance(module, nn.Sequential):
-            (x,) = names
-            with self.m.call(module, *apart):
-                for i, child in enumerate(module):
-                    with self.m.at(i):
-                        x = self._call(child, "{m}({0})", [x], {})
-            return x
+            with self.m.call(module):
+                return self._in_turn(module, *names)
         container = self.classes.get(type(module).__name__)
         if container is None:
             return run_layer(self.m, module, use, names)
@@ -110,6 +106,12 @@ class Interpreter:
                 return scope.names[left.result]
             return scope.names[container.result]
 
+    def _in_turn(self, layers: Iterable[nn.Module], x: Name) -> Name:
+        for i, layer in enumerate(layers):
+            with self.m.at(i):
+                x = self._call(layer, "{m}({0})", [x], {})
+        return x
+
     # Statements.
 
     def _block(self, block: Block, scope: _Scope) -> None:
@@ -121,19 +123,23 @@ class Interpreter:
         names = scope.names
         if isinstance(s, Apply):
             result = self._apply(s, scope)
-            if s.target:
+            if s.target or TABLE[s.operation].statement:
                 assert result is not None
-            if result is not None:
                 names[s.target or s.operands[0]] = result  # `y += z` gives its name to the result
         elif isinstance(s, Run):
             module = scope.reached(s.module)
             flags = {flag: scope.flags[flag] for flag in s.flags}
-            apart = (f"segments {s.number}",) if s.checkpoint == "segments" else ()  # of which the module's own forward knows nothing
-            names[s.target] = self._call(module, s.use, [names[name] for name in s.operands], flags, apart)
+            operands = [names[name] for name in s.operands]
+            if s.checkpoint == "segments":  # called from here, layer by layer: the module's own forward knows nothing of it
+                names[s.target] = self._in_turn(module, *operands)
+            else:
+                names[s.target] = self._call(module, s.use, operands, flags)
         elif isinstance(s, Invoke):
             names[s.target] = self._invoke(scope.helpers[s.helper], [names[name] for name in s.operands], scope)
         elif isinstance(s, Hold):
             scope.held[s.name] = names[s.source]
+            if s.how == "attribute":
+                self.m.ask(lambda t: True, names[s.source])  # who looks at the module afterwards, no recording sees
         elif isinstance(s, Take):
             names[s.target] = scope.held[s.name]
         elif isinstance(s, Branch):

@@ -232,6 +232,9 @@ class Machine:
         for chain in chains(list(self.sites.values())):
             for site, after in pairwise(chain):
                 self.before.setdefault(after, set()).add(site)
+        for after in list(self.before):
+            if not {origin.source for origin in after.operands[0]} <= self.before[after]:
+                del self.before[after]  # the example shows that it follows something else too
         self.rounded = set(quantized_results(list(self.sites.values())))
         self.rounded |= {name for name, readers in self.inputs.items() if is_read_by_operations(readers)}
         for site in self.sites.values():
@@ -311,6 +314,8 @@ class Machine:
             hidden = {o.source for o in site.operands.get(slot, ()) if o.kind == "site" and o.source.kind.hidden}
             if "unknown" in {o.kind for o in site.operands.get(slot, ())} - value.kinds:
                 raise NotUnderstood("a tensor of unknown origin is quantized where it is read, and something else is read there")
+            if {o.source for o in value.origins if o.kind == "site" and o.source.kind.hidden} - hidden:
+                raise NotUnderstood("what no function mode meets, read where the example did not")
             if hidden - {o.source for o in value.origins}:
                 raise NotUnderstood("what no function mode meets is quantized where it is read, and something else is read there")
         if "unknown" in value.kinds and site is not None:

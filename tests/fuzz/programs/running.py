@@ -31,13 +31,14 @@ def run(model: nn.Module, loaded: Loaded, call: Call, mode: str, dtype: torch.dt
     Parameters
     ----------
     mode : str
-        "no_grad": evaluation; "grad": evaluation with gradients, of the inputs too; "train": training mode with gradients.
+        "no_grad": evaluation; "grad": evaluation with gradients, of the inputs too; "train": training mode with gradients;
+        "train inputs": of the inputs too.
     of : nn.Module
         Whose parameters the gradients are of, if `model` is a wrapper or compiled.
     """
     owner = model if of is None else of
-    model.train(mode == "train")
-    owner.train(mode == "train")
+    model.train(mode.startswith("train"))
+    owner.train(mode.startswith("train"))
     torch.manual_seed(loaded.program.seed)
     given = {name: t.to(dtype).clone() if t is not None and t.is_floating_point() else t for name, t in call.tensors.items()}
     leaves = {name: t for name, t in given.items() if t is not None and t.is_floating_point()}
@@ -49,7 +50,7 @@ def run(model: nn.Module, loaded: Loaded, call: Call, mode: str, dtype: torch.dt
         return Outcome([t.detach().clone() for t in live], {}, [*live, *leaves.values()])
     owner.zero_grad()
     for t in leaves.values():
-        t.requires_grad_(mode == "grad")
+        t.requires_grad_(mode != "train")
     live = tensors_of(model(*args, **kwargs))
     results = [t.detach().clone() for t in live]
     total = sum((weighted(t) for t in live if t.requires_grad), torch.zeros((), dtype=dtype))
