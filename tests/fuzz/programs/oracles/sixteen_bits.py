@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -20,24 +23,64 @@ from ..results import sqnr, tensors_of
 from ..running import quietly, same_state
 
 _WANTED, _MARGIN = 60.0, 8.0
+_SEVERAL = (nn.MultiheadAttention, nn.RNNBase, nn.RNNCellBase, nn.TransformerEncoderLayer)  # layers of several operations
+
+_INSIDES = (F.multi_head_attention_forward, torch.lstm, torch.gru, torch.lstm_cell, torch.gru_cell, torch.rnn_tanh, torch.rnn_tanh_cell)
+_HIDDEN = 8.0  # operations in one of these, whose quantizers all calls of a layer share
 
 
 class _Rounding(TorchFunctionMode):
-    """Adds to every result what rounding to 16 bits would: how well the program is conditioned."""
+    """Adds to every result what rounding to 16 bits would: how well the program is conditioned.
+
+    Parameters
+    ----------
+    spans : dict
+        The largest value that each operation ever returned, by where it stands: all its calls share a quantizer.
+    adds : bool
+        False: only find these.
+    """
+
+    def __init__(self, spans: dict[Any, float], *, adds: bool) -> None:
+        self.spans, self.adds = spans, adds
 
     def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with torch._C.DisableTorchFunction():
-            out = func(*args, **(kwargs or {}))
-            for t in tensors_of(out):
-                wrapped = torch._C._functorch.is_functorch_wrapped_tensor(t)
-                if not wrapped and t.is_floating_point() and t.numel() > 1 and t._base is None and not isinstance(t, nn.Parameter):
-                    _add_noise(t)
+            out, at = func(*args, **(kwargs or {})), (*_place(sys._getframe(1)), func)
+            hides = func in _INSIDES and max(self._span((*at, "operand", i), t)[1] for i, t in enumerate(tensors_of(args))) > 1.1
+            for i, t in enumerate(tensors_of(out)):
+                known = isinstance(t, nn.Parameter) or (t._base is not None and func not in _INSIDES)  # by another name
+                if not (known or torch._C._functorch.is_functorch_wrapped_tensor(t)) and t.is_floating_point() and t.numel() > 1:
+                    span, _ = self._span((*at, i), t)
+                    if self.adds:
+                        _add_noise(t, span * _HIDDEN if hides else span)
             return out
 
+    def _span(self, at: Any, t: Tensor) -> tuple[float, float]:
+        """The largest value that was ever there, and how much larger it is than those of this tensor."""
+        largest = float(t.detach().abs().max()) if t.numel() else 0.0
+        span = max(largest, self.spans.get(at, 0.0))
+        if not self.adds:
+            self.spans[at] = span
+        return span, span / largest if largest else 1.0
 
-def _add_noise(t: Tensor) -> None:
+
+def _place(frame: FrameType | None) -> tuple[Any, ...]:
+    """Where a function is called: the lines up to the module's forward. A layer of several operations is one place wherever it stands."""
+    found: list[Any] = []
+    while frame is not None and not ("self" in frame.f_locals and isinstance(frame.f_locals["self"], nn.Module)):
+        found.append((frame.f_code, frame.f_lineno))
+        frame = frame.f_back
+    if frame is None:
+        return tuple(found)
+    module = frame.f_locals["self"]
+    is_single = type(module).__module__.startswith("torch.") and not isinstance(module, _SEVERAL)
+    above = _place(frame.f_back) if is_single else ()
+    return (id(module), frame.f_lineno, *found, *above)
+
+
+def _add_noise(t: Tensor, span: float) -> None:
     with torch.no_grad():
-        t.data += t.detach().abs().max() * 2.0**-16 * (torch.rand(t.shape, dtype=t.dtype) * 2 - 1)
+        t.data += span * 2.0**-16 * (torch.rand(t.shape, dtype=t.dtype) * 2 - 1)
 
 
 def sixteen_bits_are_near(case: Case) -> Failure | None:
@@ -50,7 +93,11 @@ def sixteen_bits_are_near(case: Case) -> Failure | None:
     sim = case.simulation(qsim.int16(), data=sequence)
     with same_state(sim.model):
         found = _steps(case, sim, sequence)
-    expected, noisy = _steps(case, case.float_model(), sequence), _steps(case, _perturbed(case), sequence, noise=True)
+    expected, spans = _steps(case, case.float_model(), sequence), dict[Any, float]()
+    model = _perturbed(case)
+    with same_state(model):
+        _steps(case, model, sequence, _Rounding(spans, adds=False))
+    noisy = _steps(case, model, sequence, _Rounding(spans, adds=True))
     for step, (theirs, ours, rough) in enumerate(zip(expected, found, noisy, strict=True)):
         for i, (a, b, c) in enumerate(zip(theirs, ours, rough, strict=True)):
             if a.shape != b.shape:
@@ -65,16 +112,16 @@ def sixteen_bits_are_near(case: Case) -> Failure | None:
 def _perturbed(case: Case) -> nn.Module:
     model = case.float_model()
     for p in model.parameters():
-        _add_noise(p)
+        _add_noise(p, float(p.detach().abs().max()))
     return model
 
 
-def _steps(case: Case, model: nn.Module, calls: list[Call], *, noise: bool = False) -> list[list[Tensor]]:
+def _steps(case: Case, model: nn.Module, calls: list[Call], under: _Rounding | None = None) -> list[list[Tensor]]:
     """Results of several calls, of which each finds what the one before left."""
     found = []
     model.eval()
     torch.manual_seed(case.program.seed)
-    with torch.no_grad(), quietly(), _Rounding() if noise else contextlib.nullcontext():
+    with torch.no_grad(), quietly(), under or contextlib.nullcontext():
         for call in calls:
             args, kwargs = case.loaded.arguments(call, torch.float32)
             found.append([t.clone() for t in tensors_of(model(*args, **kwargs))])
