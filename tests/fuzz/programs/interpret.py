@@ -123,8 +123,9 @@ class Interpreter:
         names = scope.names
         if isinstance(s, Apply):
             result = self._apply(s, scope)
-            if s.target or TABLE[s.operation].statement:
+            if s.target:
                 assert result is not None
+            if result is not None and (s.target or TABLE[s.operation].statement):
                 names[s.target or s.operands[0]] = result  # `y += z` gives its name to the result
         elif isinstance(s, Run):
             module = scope.reached(s.module)
