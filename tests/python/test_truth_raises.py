@@ -174,6 +174,22 @@ def test_both_names_of_what_was_changed_in_place(training, made, read):
     assert_near_float(roomy(model, X), model, X, training=training)
 
 
+@pytest.mark.parametrize("make", [F.hardswish, lambda x: F.hardswish(x.clone(), inplace=True)])
+def test_a_view_of_what_no_mode_meets_is_written_to(make):
+    """A quantized copy of it would take what is written."""
+
+    def forward(m, x):
+        y = make(x)
+        y[..., :4].mul_(0.25)
+        return y
+
+    x = torch.randn(16, 8)
+    model = Forward(forward).eval()
+    sim = qsim.QuantSim(model, x, qsim.int16())
+    sim.calibrate([x], progress=False)
+    assert decibels(sim(x), model(x)) > 60
+
+
 def test_half_with_swapped_parameters():
     before = torch.__future__.get_swap_module_params_on_conversion()
     torch.__future__.set_swap_module_params_on_conversion(True)

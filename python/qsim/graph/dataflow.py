@@ -137,6 +137,10 @@ class Dataflow:
         """Whether a result of it is written to afterwards."""
         return any((step, i) in self.tape.rewritten for step in site.steps for i in range(step.outputs))
 
+    def is_changed_by_its_view(self, site: Site) -> bool:
+        """Whether what it makes a view of is written to afterwards: a copy would hide that."""
+        return site.moves and any((step, 0) in self.tape.rewritten for step in site.steps)
+
     def is_changed_through(self, site: Site) -> bool:
         """Whether what `site` changes in place is written to again, and not read by what it returns alone: a copy would hide that."""
         if not (self.works_in_place(site) and self.is_rewritten(site)):

@@ -164,8 +164,8 @@ class _Planner:
         if self.flow.divides(site, slot) and not self._is_half(site):
             self.ledger.leave(name, site.op, _DIVISOR)
             return
-        if any(slot in step.changed for step in site.steps):  # a quantized copy would be changed in its place
-            if site not in self.flow.absorbed.values():
+        if (changed := any(slot in step.changed for step in site.steps)) or self.flow.is_changed_by_its_view(site):
+            if not changed or site not in self.flow.absorbed.values():
                 self.ledger.leave(name, site.op, "changed in place")
         elif not site.visible:
             self.ledger.leave(name, site.op, self._unmet(site))

@@ -247,6 +247,8 @@ class Recorder(TorchFunctionMode):
                 self.tape.mark(t, *flow)
         if step is not None:
             step.made = frozenset(filter(None, map(self.tape.identity, results)))
+            for memory in {memory_of(t) for t in results} & {memory_of(t) for t in given.values()}:
+                self.tape.returned[memory].add((step, 0))  # views
         masks = any(not (t.is_floating_point() or t.is_complex()) for t in results)
         if name_of(func) in READS or (floats and masks):
             self.tape.reads |= {o for o in flow if isinstance(o.source, Step)}

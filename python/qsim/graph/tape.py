@@ -198,7 +198,7 @@ class Tape:
         self.results: set[Origin] = set()
         self.reads: set[Origin] = set()
         self.rewritten: set[tuple[Step, int]] = set()
-        self.returned: dict[int | None, set[tuple[Step, int]]] = defaultdict(set)  # by steps that work in place, by memory
+        self.returned: dict[int | None, set[tuple[Step, int]]] = defaultdict(set)  # by steps in place and views, by memory
         self.written: dict[str, frozenset[Origin]] = {}
         self.unusual: dict[str, None] = {}
         self.calls_compiled = False
