@@ -8,7 +8,7 @@ from torch import nn
 
 from qsim.graph.actions import Plan
 from qsim.graph.call_sites import LEAF
-from qsim.graph.containers import containers, leaf_paths, leaves
+from qsim.graph.containers import containers, leaf_paths
 from qsim.graph.frugal import Kept
 from qsim.graph.inputs import Inputs
 from qsim.graph.methods import PLACE
@@ -30,8 +30,8 @@ def attach(model: nn.Module, plan: Plan, savings: Mapping[Site, Saving], quantiz
         vars(leaf)[LEAF] = path
     made = {path: Place(path, plan, savings, quantizers, kept, switch) for path in {*plan.routes, UNKNOWN} - found.keys()}
     for path, module in found.items():
-        own = [vars(leaf).get(LEAF, "") for leaf in leaves(module)]
-        made[path] = Place(path, plan, savings, quantizers, kept, switch, own)
+        inside = [vars(m)[LEAF] for m in module.modules() if LEAF in vars(m)]  # it may call those of containers inside
+        made[path] = Place(path, plan, savings, quantizers, kept, switch, inside)
     for place in made.values():
         place.frames = made
     for path, module in found.items():
