@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 import torch.nn.functional as F
-from by_hand import linear, on_grid, simulated
+from by_hand import decibels, linear, on_grid, simulated
 from models import Forward
 from torch import nn
 
@@ -120,6 +120,14 @@ def test_a_hook_of_gradients():
 
     m.run = watched
     assert_by_hand(simulated(m, X), model_without_hooks(m))
+
+
+def test_a_hook_that_adds_before_a_rectifier():
+    """A chain that begins in a hook: no mode meets its beginning."""
+    model = Forward(lambda m, x: m.act(x), act=nn.ReLU()).eval()
+    model.act.register_forward_pre_hook(lambda m, args: (args[0] + 0.25,))
+    x = torch.linspace(-1, 1, 64).view(8, 8)
+    assert decibels(simulated(model, x)(x), model(x)) > 40
 
 
 @pytest.mark.parametrize("module", ["relu", "add"])

@@ -52,6 +52,6 @@ def links_of(route: Route, plan: Plan) -> dict[int, Link]:
 
 
 def _follows_these_alone(following: Site, first: list[Site]) -> bool:
-    """Whether all that the examples hand to an operation comes from these."""
+    """Whether all that the examples hand to an operation comes from these, and a mode meets them: it does not in hooks."""
     taken = {origin.source for slot, origins in following.operands().items() if slot in (0, "input") for origin in origins}
-    return taken <= {step for site in first for step in site.steps}
+    return taken <= {step for site in first for step in site.steps} and all(site.visible for site in first)
