@@ -98,7 +98,7 @@ def test_gradients_are_near_those_of_the_float_model(way):
             assert (ours - theirs).abs().max() < 0.02 * theirs.abs().max()
 
 
-@pytest.mark.parametrize("way", ["leaf", "method", "segments"])
+@pytest.mark.parametrize("way", ["leaf", "method", "nested", "segments", "function", "lambda"])
 def test_compiled(way):
     torch._dynamo.reset()
     sim = simulated(Recomputed(way, False).double().eval(), X)

@@ -1,11 +1,12 @@
 """Paths that the example did not take: weights are quantized wherever they are read, results by their own place or not; and it warns."""
 
+import copy
 import warnings
 
 import pytest
 import torch
 import torch.nn.functional as F
-from by_hand import EXACT, linear, on_grid, simulated
+from by_hand import EXACT, linear, on_grid, simulated, weight_on_grid
 from models import Forward
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -215,6 +216,59 @@ def test_a_chain_across_containers(rectify, how):
     x = on_grid(X)
     close(called(X), on_grid(F.relu(x + x.roll(1, 0)), F.relu(X + X.roll(1, 0))))
     close(quiet(called, X, add=False), F.relu(x))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_chain_that_begins_under_a_checkpoint(compiled):
+    forward = lambda m, x: checkpoint(m.block, m.act(checkpoint(m.a, x, use_reentrant=False)), use_reentrant=False).relu()  # noqa: E731
+    model = Forward(forward, a=nn.Linear(8, 8).double(), act=Rectified(), block=Added()).eval()
+    sim = simulated(model, X)
+    called = torch.compile(sim, fullgraph=True, backend="eager") if compiled else sim
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        found = called(X)
+    y = on_grid(F.relu(linear(model.a, on_grid(X))), F.relu(model.a(X)))
+    close(found, on_grid(y + y.roll(1, 0), model(X)))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_part_of_a_weight_that_the_example_did_not_reach(compiled):
+    """Attention to something else reads its packed weight in parts."""
+    model = Forward(lambda m, x, y=None: x if y is None else m.m(x, y, y)[0], m=nn.MultiheadAttention(8, 2).double()).eval()
+    wanted, sim = copy.deepcopy(model), simulated(model, X)
+    for weight in (wanted.m.in_proj_weight, wanted.m.out_proj.weight):
+        weight.data = weight_on_grid(weight).data
+    called = torch.compile(sim, fullgraph=True, backend="eager") if compiled else sim
+    close(quiet(called, X, X.flip(0)), wanted(X, X.flip(0)))
+
+
+def test_a_layer_that_is_called_past_its_container():
+    """It has its own quantizers there too."""
+
+    def forward(m, x, past=False):
+        for layer in m.block if past else [m.block]:
+            x = layer(x)
+        return x
+
+    model = Forward(forward, block=nn.Sequential(*layers("a", "b").values())).eval()
+    sim = simulated(model, X)
+    assert torch.equal(sim(X), quiet(sim, X, past=True))
+
+
+@pytest.mark.parametrize("add", [False, True])
+def test_what_a_chain_that_did_not_begin_changed_in_place(add):
+    """It stays in float where it is read by its older name too."""
+
+    def forward(m, x, add=True):
+        y = x + x.roll(1, 0) if add else x.roll(1, 0)
+        y.relu_()
+        return m.a(y)
+
+    model = Forward(forward, **layers("a")).eval()
+    sim = simulated(model, X)
+    x, y = on_grid(X), F.relu(X + X.roll(1, 0))
+    y = on_grid(F.relu(x + x.roll(1, 0)), y) if add else F.relu(x.roll(1, 0))
+    close(quiet(sim, X, add=add), on_grid(linear(model.a, y), model(X)))
 
 
 def test_what_the_example_hands_to_a_container_twice():

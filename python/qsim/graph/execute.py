@@ -43,6 +43,7 @@ class Abroad:
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.handed: dict[str, list[Any]] = {}
+        self.trusts = False  # that everything was handed on: Dynamo traces checkpoints apart
 
 
 class LocalMode(TorchFunctionMode):
@@ -76,6 +77,7 @@ class LocalMode(TorchFunctionMode):
         self.passed_by = 0  # the calls that lead nowhere and were met, a bit for each
         self.leaf = ""  # of the composite function that runs
         self.handed: dict[int, Any] = {}  # results of nodes whose chain goes on
+        self.broken: list[int] = []  # nodes that end a chain that did not begin
         self.abroad = Abroad(container) if place.path == "" and container is not None else None
         self.uncompiled = Uncompiled(functions_too=place.switch.calls_compiled)
         self.trusted: tuple[int, ...] = ()  # nodes of which that is taken for granted: under a checkpoint the tensors are others
@@ -125,7 +127,7 @@ class LocalMode(TorchFunctionMode):
         """The mode for what runs under a checkpoint when it runs once more. `above`: where the checkpoint stands."""
         made: type[LocalMode] = self.place.switch.mode  # type: ignore[assignment]  # eager, whatever this one is
         mode = made(self.place, self.training, self.container, list(self.counts), above + self.beyond)
-        mode.trusted = tuple(self.handed)
+        mode.trusted, mode.broken = (*self.trusted, *self.handed), list(self.broken)
         return mode
 
     def __torch_function__(self, func: Function, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
@@ -155,7 +157,7 @@ class LocalMode(TorchFunctionMode):
             if node >= 0:
                 self.at = node
                 return self.met(node, func, args, kwargs)
-            weighted = place.with_weights(args, kwargs) if node == STRANGE and name in MAC else None
+            weighted = self.with_weights(args, kwargs) if node == STRANGE and name in MAC else None
             out = self.passed(name, func, *(weighted or (args, kwargs)))
             is_new = is_new if node == key else node == STRANGE  # called more often than recorded, or with another weight
             if (is_new or name not in place.names) and node != HOOK and not _is_quiet(func) and computes(out):
@@ -169,8 +171,17 @@ class LocalMode(TorchFunctionMode):
         site = call_site(frame)
         self.checkpointed(site)
         self.leaf = site.leaf_path
+        args, kwargs = self.reached(args, kwargs)
         with self:
             return COMPOSITE[name](*args, **kwargs)
+
+    def reached(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+        """The arguments of a composite function: with quantized weights if the examples never called it, since it reads parts of them."""
+        return (args, kwargs) if self.place.keys else self.with_weights(args, kwargs) or (args, kwargs)
+
+    def with_weights(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
+        """See `Place.with_weights`."""
+        return self.place.with_weights(args, kwargs)
 
     def find(self, name: str, frame: FrameType) -> int:
         """The key of a call that no hint tells."""
@@ -229,6 +240,7 @@ class LocalMode(TorchFunctionMode):
         if link is not None and link.before and not self.is_handed_on(link.before, args, kwargs):
             outputs, instead = (), None
             self.place.note_broken(node)
+            self.broken.append(node)
         given_away = overwrites and dies(args, func, _frame_at(2))
         if operands:
             if node in self.place.after:
@@ -252,7 +264,7 @@ class LocalMode(TorchFunctionMode):
         """Those of the operands of a node that were made, in this call, by what makes them in the examples."""
         after, stands = self.place.after[node], []
         for slot, quantize in operands:
-            if slot not in after or any(self.counts[key] > ordinal for key, ordinal in after[slot]):
+            if slot not in after or any(self.counts[key] > ordinal and made not in self.broken for key, ordinal, made in after[slot]):
                 stands.append((slot, quantize))
             else:
                 self.place.note_broken(node, f"operand {slot}")
@@ -270,7 +282,7 @@ class LocalMode(TorchFunctionMode):
         taken, found = args[0] if args else kwargs.get("input"), [self.handed[node] for node in before if node in self.handed]
         for name in before:
             if isinstance(name, str):
-                if self.abroad is None:
+                if self.abroad is None or self.abroad.trusts:
                     return True
                 found += self.abroad.handed.get(name, ())
         if any(self.is_same(handed, taken) for handed in found) or any(node in self.trusted for node in before):

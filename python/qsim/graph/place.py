@@ -332,14 +332,14 @@ def _always(keys: list[CallKey], calls: list[Counter[CallKey]]) -> list[int]:
     return [number for number, key in enumerate(keys) if calls and all(call[key] for call in calls)]
 
 
-def _after(route: Route, plan: Plan) -> dict[int, dict[Slot, list[tuple[int, int]]]]:
-    """Operands of nodes that are quantized where they are read, with the calls of the same container that make them."""
-    calls: dict[Site, dict[int, tuple[int, int]]] = {}  # by node: the number of a key, and which of its calls
+def _after(route: Route, plan: Plan) -> dict[int, dict[Slot, list[tuple[int, int, int]]]]:
+    """Operands of nodes that are quantized where they are read, with the calls of the same container that make them, and their nodes."""
+    calls: dict[Site, dict[int, tuple[int, int, int]]] = {}  # by node: the number of a key, which of its calls, and the node
     for key, nodes in enumerate(route.nodes.values()):
         for ordinal, node in enumerate(nodes):
             if node is not None:
-                calls.setdefault(route.sites[node], {})[node] = key, ordinal
-    found: dict[int, dict[Slot, list[tuple[int, int]]]] = {}
+                calls.setdefault(route.sites[node], {})[node] = key, ordinal, node
+    found: dict[int, dict[Slot, list[tuple[int, int, int]]]] = {}
     for (site, slot), makers in plan.after.items():
         if all(maker in calls for maker in makers):
             for node in calls.get(site, ()):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch._ops import HigherOrderOperator
 
+from qsim.graph.arguments import Arguments
 from qsim.graph.call_sites import traced_call_site
 from qsim.graph.containers import joined
 from qsim.graph.execute import QUIET_NAMES, LocalMode, computes
@@ -28,10 +29,10 @@ class TracedMode(LocalMode):
 
         def run(*args: Any, **kwargs: Any) -> Any:
             mode = TracedMode(self.place, self.training, self.container, list(self.counts))
-            mode.trusted = tuple(self.handed)
+            mode.trusted, mode.broken, mode.abroad = (*self.trusted, *self.handed), list(self.broken), None
             with mode:
                 out = function(*args, **kwargs)
-            traced_leave(tuple(mode.counts))
+            traced_leave(tuple(mode.counts), tuple(mode.handed))
             return out
 
         return run
@@ -55,6 +56,16 @@ class TracedMode(LocalMode):
         else:
             super().end()
 
+    def with_weights(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
+        known, given = False, [*args, *kwargs.values()]
+        if self.container is None:
+            return None
+        for weight_of, quantize in self.place.own_weights:  # no others can be told while Dynamo traces
+            weight = weight_of(self.container)
+            known = known or any(value is weight for value in given)
+            given = [quantize(value) if value is weight else value for value in given]
+        return (tuple(given[: len(args)]), dict(zip(kwargs, given[len(args) :], strict=True))) if known else None
+
     def __torch_function__(self, func: Function, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs, place = kwargs or {}, self.place
         if not torch.compiler.is_dynamo_compiling():  # behind a graph break
@@ -62,12 +73,16 @@ class TracedMode(LocalMode):
         name = getattr(func, "__name__", "")
         if name == "tag_activation_checkpoint" and self.container is not None:
             out = func(self.inside(args[0]), *args[1:], **kwargs)
-            self.counts = list(traced_left())
+            counts, handed = traced_left()
+            self.counts, self.trusted = list(counts), (*self.trusted, *handed)
+            if self.abroad is not None:
+                self.abroad.trusts = True
             return out
         if isinstance(func, HigherOrderOperator) or name in CONSTRUCTORS:
             return func(*args, **kwargs)
         if name in COMPOSITE:
             self.leaf = traced_leaf()
+            args, kwargs = self.reached(args, kwargs)
             with self:
                 return COMPOSITE[name](*args, **kwargs)
         key = traced_key(place.token, name, self.container is None)
@@ -75,16 +90,12 @@ class TracedMode(LocalMode):
             node = self.node(key, args, kwargs)
             if node >= 0:
                 return self.met(node, func, args, kwargs)
-            weighted = False
-            if node == STRANGE and name in MAC and self.container is not None:
-                for weight_of, quantize in place.own_weights:  # no others can be told while Dynamo traces
-                    weight = weight_of(self.container)
-                    weighted = weighted or any(value is weight for value in (*args, *kwargs.values()))
-                    args = tuple(quantize(value) if value is weight else value for value in args)
-                    kwargs = {slot: quantize(value) if value is weight else value for slot, value in kwargs.items()}
+            weighted = None
+            if node == STRANGE and name in MAC and (weighted := self.with_weights(args, kwargs)) is not None:
+                args, kwargs = weighted
             out = self.passed(name, func, args, kwargs)
             if node == STRANGE and computes(out):
-                traced_strange(place.token, name, weighted)
+                traced_strange(place.token, name, weighted is not None)
             return out
 
 
@@ -108,14 +119,14 @@ def traced_leaf() -> str:
     return traced_call_site().leaf_path
 
 
-_left: list[tuple[int, ...]] = []  # counts behind the checkpoint that was traced last
+_left: list[tuple[tuple[int, ...], tuple[int, ...]]] = []  # behind the checkpoint that was traced last: counts, and what it hands on
 
 
-def traced_leave(counts: tuple[int, ...]) -> None:
-    _left[:] = [counts]
+def traced_leave(counts: tuple[int, ...], handed: tuple[int, ...]) -> None:
+    _left[:] = [(counts, handed)]
 
 
-def traced_left() -> tuple[int, ...]:
+def traced_left() -> tuple[tuple[int, ...], tuple[int, ...]]:
     return _left[0]
 
 
