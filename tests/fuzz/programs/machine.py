@@ -240,6 +240,8 @@ class Machine:
         for site in self.sites.values():
             if site.changed_again and any(origin.stale for _, _, origin in site.readers):
                 raise NotUnderstood("changed in place again, and read by an older name")
+            if any(origin.stale and not origin.direct for _, _, origin in site.readers):
+                raise NotUnderstood("changed in place, and read in parts by its older name: the range is that of what is read")
             if not site.is_constant and site.kind.family != "loss":
                 self._plan_operands(site)
         self.seen = {at: Seen() for at in self.rounded}
@@ -311,12 +313,15 @@ class Machine:
         if site is None and any(o.kind == "site" and o.source.kind.hidden for o in value.origins):
             raise NotUnderstood("what no function mode meets, read on a path that the example did not take")
         if site is not None and self.mode == "simulate":
+            older = {o.source for o in value.origins if o.stale} - {o.source for o in site.operands.get(slot, ()) if o.stale}
+            if older and not (site.changes and slot == 0):
+                raise NotUnderstood("changed in place, and read by its older name where the example did not")
             hidden = {o.source for o in site.operands.get(slot, ()) if o.kind == "site" and o.source.kind.hidden}
             if "unknown" in {o.kind for o in site.operands.get(slot, ())} - value.kinds:
                 raise NotUnderstood("a tensor of unknown origin is quantized where it is read, and something else is read there")
             if {o.source for o in value.origins if o.kind == "site" and o.source.kind.hidden} - hidden:
                 raise NotUnderstood("what no function mode meets, read where the example did not")
-            if hidden - {o.source for o in value.origins}:
+            if hidden and {o.source for o in site.operands[slot]} != {o.source for o in value.origins}:
                 raise NotUnderstood("what no function mode meets is quantized where it is read, and something else is read there")
         if "unknown" in value.kinds and site is not None:
             return self._round((site, slot), tensor)
@@ -327,6 +332,8 @@ class Machine:
         if axis is not None:
             if site is None and "weight" not in value.kinds and (id(tensor), axis) not in self.weights:
                 raise NotUnderstood("a parameter of no layer, on a path that the example did not take")
+            if site is None and not tensor.is_contiguous():
+                raise NotUnderstood("a weight along other channels than its layer's, on a path that the example did not take")
             return self._on_grid(tensor, self.widths.of_weight(tensor, axis))
         if site is None:
             raise NotUnderstood("a constant on a path that the example did not take")
