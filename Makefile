@@ -23,6 +23,7 @@ lint: build  # the type checker wants the generated _build_info.py
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	PYTHONPATH=python $(BIN)/lint-imports --no-cache --no-logo
 	git ls-files '*.h' '*.cpp' '*.cu' '*.cuh' | xargs $(BIN)/clang-format --dry-run -Werror
 
 build: $(VENV)/tools

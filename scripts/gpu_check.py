@@ -103,8 +103,8 @@ def plan(facts: dict[str, object], out: Path) -> list[tuple[str, list[str] | str
         ("install", ["cmake", "--install", str(BUILD), "--prefix", "python"], 20),
         ("build: tests of kernels", [*build, "device_tests"] if catch2 else "no Catch2", 120),
         ("tests: kernels", ["ctest", "--test-dir", str(BUILD), "--output-on-failure", "-R", "device$"] if catch2 else "no Catch2", 60),
-        ("tests: operators", [*pytest, "tests/python/test_cuda.py"], 180),
-        ("tests: streams and graphs", [*pytest, "tests/python/test_cuda_streams.py"], 90),
+        ("tests: operators", [*pytest, "tests/python/ops/test_cuda.py"], 180),
+        ("tests: streams and graphs", [*pytest, "tests/python/ops/test_cuda_streams.py"], 90),
     ]
     for tool in ("memcheck", "racecheck"):
         checked = [
@@ -114,7 +114,7 @@ def plan(facts: dict[str, object], out: Path) -> list[tuple[str, list[str] | str
             "--error-exitcode",
             "9",
             *pytest,
-            "tests/python/test_cuda_streams.py",
+            "tests/python/ops/test_cuda_streams.py",
             "-k",
             "waits",
         ]  # one call of every operator

@@ -124,7 +124,7 @@ def grids(sim: qsim.QuantSim, t: Tensor) -> set[str]:
     """The quantizers, and of weights those of all their layouts, that leave `t` as it is: on whose grid it lies."""
     found = set()
     for key, quantizer in sim.quantizers().items():
-        planned = sim._planned[key]
+        planned = sim.decisions.quantizers[key]
         if planned.parameter is not None:
             weight = quantizer.quantize(sim.model.get_parameter(planned.parameter).detach())
             if t.numel() == weight.numel() and any(torch.equal(t.flatten(), w.flatten()) for w in (weight, weight.transpose(0, -1))):

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 import qsim
+from qsim.integer.programs import PROGRAMS
 
 
 def convolution(inputs: int, outputs: int, kernel: int = 3, stride: int = 1, groups: int = 1, act: type[nn.Module] = nn.ReLU) -> nn.Module:
@@ -127,7 +128,7 @@ BARS = ("convolutions", "mobile", "unet", "mlp")
 
 
 def _system(**activation: bool) -> qsim.Profile:
-    return dataclasses.replace(qsim.profile.ONNXRUNTIME, activation=activation)
+    return dataclasses.replace(qsim.config.profile.ONNXRUNTIME, activation=activation)
 
 
 SYSTEMS = {
@@ -184,7 +185,7 @@ def check_integers(sim: qsim.QuantSim, x: Tensor, folder: Path) -> int:
     wrong, compared = differing(sim.evaluate(x, integer=True), expected)
     assert compared >= 10_000
     assert wrong <= (compared // 5000 if set(kernels(ran)) & set(_ROUNDED) else 0)
-    (evaluation,) = sim._programs.values()
+    (evaluation,) = sim.derived[PROGRAMS].values()
     mine = Counter(kernel.kernel for kernel in evaluation.prepared.kernels if kernel.kernel)
     assert mine == Counter({op: count for op, count in kernels(ran).items() if op.startswith(_KERNELS)})
     return differing(sim.evaluate(x), expected)[0]

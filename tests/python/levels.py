@@ -10,8 +10,9 @@ LEVELS = ("default", "avx2", "avx512")
 
 
 def output_at(level: str, script: str) -> str:
-    """What the script prints at `level`; skips the test where this machine cannot run it. Modules of this folder can be imported."""
-    path = os.pathsep.join([os.path.dirname(__file__), os.environ.get("PYTHONPATH", "")])
+    """What the script prints at `level`; skips the test where this machine cannot run it. It may import from this folder and from `ops`."""
+    here = os.path.dirname(__file__)
+    path = os.pathsep.join([here, os.path.join(here, "ops"), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "QSIM_CPU_CAPABILITY": level, "PYTHONPATH": path}
     run = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
     if "does not support it" in run.stderr:

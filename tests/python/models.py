@@ -113,3 +113,19 @@ class Perceptron(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.fc2(F.relu(self.fc1(x)))
+
+
+class Branches(nn.Module):
+    """Two convolutions that are added, a concatenation with the input of one of them, a layer behind it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(2, 4, 3, padding=1)
+        self.left = nn.Conv2d(4, 4, 3, padding=1)
+        self.right = nn.Conv2d(4, 4, 1)
+        self.head = nn.Conv2d(8, 3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.stem(x))
+        y = F.relu(self.left(x)) + self.right(x)
+        return self.head(torch.cat([y, x], 1))

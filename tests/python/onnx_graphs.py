@@ -13,7 +13,7 @@ import onnxruntime
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
-from qsim.encoding import Encoding
+from qsim.numbers.encoding import Encoding
 
 TYPES = {"int8": TensorProto.INT8, "uint8": TensorProto.UINT8, "int4": TensorProto.INT4, "int32": TensorProto.INT32}
 DTYPES = {"int8": np.int8, "uint8": np.uint8, "int32": np.int32}

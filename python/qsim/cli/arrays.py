@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qsim.files.place import Place, shown
+from qsim.files.file_place import FilePlace, shown
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,7 +34,7 @@ def read_npz(path: Path, max_bytes: int = MAX_BYTES) -> dict[str, Array]:
     """
     import numpy as np
 
-    place = Place(str(path))
+    place = FilePlace(str(path))
     try:
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()
@@ -52,7 +52,7 @@ def read_npz(path: Path, max_bytes: int = MAX_BYTES) -> dict[str, Array]:
     return found
 
 
-def _check_bounds(members: list[zipfile.ZipInfo], place: Place, max_bytes: int) -> None:
+def _check_bounds(members: list[zipfile.ZipInfo], place: FilePlace, max_bytes: int) -> None:
     total = sum(member.file_size for member in members)
     if len(members) > MAX_ARRAYS or total > max_bytes:
         raise place.error(f"holds {len(members)} arrays with {total} bytes; expected at most {MAX_ARRAYS} and {max_bytes}")
@@ -61,7 +61,7 @@ def _check_bounds(members: list[zipfile.ZipInfo], place: Place, max_bytes: int) 
         raise place.error("holds an array twice; expected names of their own")
 
 
-def _check_header(archive: zipfile.ZipFile, member: zipfile.ZipInfo, place: Place) -> None:
+def _check_header(archive: zipfile.ZipFile, member: zipfile.ZipInfo, place: FilePlace) -> None:
     """Refuse what is not numbers, and shapes that the file has no bytes for."""
     from numpy.lib import format
 
@@ -76,7 +76,7 @@ def _check_header(archive: zipfile.ZipFile, member: zipfile.ZipInfo, place: Plac
         raise place.error(f"has the shape {shape} of {dtype}, {size} bytes, and holds {rest}. Is the file complete?")
 
 
-def batches(arrays: Mapping[str, Array], size: int | None, place: Place) -> Iterator[dict[str, Array]]:
+def batches(arrays: Mapping[str, Array], size: int | None, place: FilePlace) -> Iterator[dict[str, Array]]:
     """The arrays cut along their first axes into batches of `size`; all of them in one without a size."""
     if size is None:
         yield dict(arrays)

@@ -29,7 +29,7 @@ def run(options: argparse.Namespace) -> int:
     _check(options)
     file = read_encodings(options.input, options.tensor_names).without(*options.without)
     if options.model is not None:
-        from qsim.deploy.onnx_from_cache import onnx_from_cache
+        from qsim.onnx.from_cache import onnx_from_cache
 
         print(onnx_from_cache(file, options.model, options.output))
         return 0

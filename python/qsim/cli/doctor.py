@@ -15,11 +15,10 @@ from typing import Any
 import torch
 from torch import nn
 
-import qsim
 from qsim.cli.arrays import batches, read_npz
 from qsim.cli.failure import Failure
-from qsim.clinic import TARGETS
-from qsim.files.place import Place
+from qsim.clinic import TARGETS, doctor
+from qsim.files.file_place import FilePlace
 
 HELP = "find where NaN, Inf and lost accuracy come from (runs the package that is named)"
 
@@ -53,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
     model, example = _built(options.build)
     if options.data is None and example is None:
         raise Failure(f"nothing to run the model on: give --data, or let {options.build} return (model, example_inputs)")
-    diagnosis = qsim.doctor(
+    diagnosis = doctor(
         model,
         [example] if options.data is None else _Batches(options, model),
         options.target,
@@ -106,7 +105,7 @@ class _Batches:
 
     def __iter__(self) -> Iterator[Any]:
         for path in self._files:
-            for arrays in batches(read_npz(path), self._size, Place(str(path))):
+            for arrays in batches(read_npz(path), self._size, FilePlace(str(path))):
                 yield self._batch({name: torch.from_numpy(array) for name, array in arrays.items()})
 
     def _batch(self, tensors: Mapping[str, torch.Tensor]) -> Any:

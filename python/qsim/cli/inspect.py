@@ -12,12 +12,12 @@ from typing import Any
 
 from torch import Tensor
 
+from qsim.analysis.numeric_log_file import NumericLog, read_numeric_log
 from qsim.cli.reading import kind_of
-from qsim.deploy.targets import TARGETS
 from qsim.files import Entry, load_encodings
-from qsim.files.place import Place
-from qsim.report.numeric_log_file import NumericLog, read_numeric_log
+from qsim.files.file_place import FilePlace
 from qsim.table import text_table
+from qsim.trace.runtimes import RUNTIMES
 
 HELP = "show encodings, calibration caches, Q/DQ models and numeric logs"
 _COLUMNS = ("name", "role", "type", "scale", "zero point", "min", "max", "axis", "block")
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", type=Path, metavar="FILE")
     parser.add_argument("--json", action="store_true", help="print everything, as JSON")
     parser.add_argument("--tensor-names", action="store_true", help="of a model of qsim: name tensors, not modules")
-    parser.add_argument("--target", choices=TARGETS, help="of a model: by whose rules to say what runs in float (default: its own)")
+    parser.add_argument("--target", choices=RUNTIMES, help="of a model: by whose rules to say what runs in float (default: its own)")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -57,13 +57,13 @@ def _file(path: Path) -> tuple[dict[str, Any], Mapping[str, Entry]]:
 
 
 def _model(options: argparse.Namespace) -> tuple[dict[str, Any], Mapping[str, Entry]]:
-    from qsim.deploy.lint import lint
-    from qsim.deploy.onnx_encodings import encodings_of
-    from qsim.deploy.onnx_open import open_model
+    from qsim.onnx.encodings import encodings_of
+    from qsim.onnx.lint import lint
+    from qsim.onnx.open import open_model
 
     model = open_model(options.file)
     own = model.metadata_props.get("qsim.target")
-    file = encodings_of(model, Place(str(options.file)), tensor_names=options.tensor_names)
+    file = encodings_of(model, FilePlace(str(options.file)), tensor_names=options.tensor_names)
     for node in model.graph:
         node.name = node.name or str(node.outputs[0].name)
     facts = {
@@ -73,7 +73,7 @@ def _model(options: argparse.Namespace) -> tuple[dict[str, Any], Mapping[str, En
         "target": own or "",
         "nodes": len(model.graph),
         "encodings": len(file.entries),
-        "in_float": lint(model, options.target or (own if own in TARGETS else "onnxruntime")),
+        "in_float": lint(model, options.target or (own if own in RUNTIMES else "onnxruntime")),
     }
     return facts, file.entries
 

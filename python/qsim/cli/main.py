@@ -9,9 +9,9 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-import qsim
 from qsim.cli import convert, doctor, inspect, verify
 from qsim.cli.failure import Failure, one_line
+from qsim.version import VERSION
 
 _FAILED = 2
 _INTERRUPTED, _NOBODY_READS = 130, 141  # 128 and the signal, as shells have it
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="qsim", description="Look at, convert and check quantized models and their encodings.")
-    parser.add_argument("--version", action="version", version=f"qsim {qsim.__version__}")
+    parser.add_argument("--version", action="version", version=f"qsim {VERSION}")
     parser.add_argument("--traceback", action="store_true", help="raise errors as Python does, in place of one line")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for command in _COMMANDS:

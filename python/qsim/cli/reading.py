@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from qsim.files import EncodingFile, load_encodings
+from qsim.files.file_place import FilePlace
 from qsim.files.json_text import MAX_BYTES
-from qsim.files.place import Place
 
 _LOG = b'"qsim-numeric-log-'
 _ONNX = b"\x08"  # the first field of a model, its IR version
@@ -20,20 +20,20 @@ def kind_of(path: Path) -> str:
         return "onnx"
     if beginning.startswith(b"{") and _LOG in beginning.split(b"\n")[0]:
         if path.stat().st_size > MAX_BYTES:
-            raise Place(str(path)).error(f"has more than {MAX_BYTES} bytes; expected a numeric log of at most that")
+            raise FilePlace(str(path)).error(f"has more than {MAX_BYTES} bytes; expected a numeric log of at most that")
         return "log"
     if beginning.startswith(b"TRT-") or beginning.lstrip().startswith((b"{", b"\xef\xbb\xbf")):
         return "encodings"
-    raise Place(str(path)).wanted("the beginning", beginning[:16], "a file of encodings, a numeric log or an ONNX model")
+    raise FilePlace(str(path)).wanted("the beginning", beginning[:16], "a file of encodings, a numeric log or an ONNX model")
 
 
 def read_encodings(path: Path, tensor_names: bool) -> EncodingFile:
     """The encodings of a file, or of a Q/DQ model."""
     kind = kind_of(path)
     if kind == "log":
-        raise Place(str(path)).error("is a numeric log; expected a file of encodings or a Q/DQ model")
+        raise FilePlace(str(path)).error("is a numeric log; expected a file of encodings or a Q/DQ model")
     if kind == "encodings":
         return load_encodings(path)
-    from qsim.deploy.onnx_encodings import read_onnx_encodings
+    from qsim.onnx.encodings import read_onnx_encodings
 
     return read_onnx_encodings(path, tensor_names=tensor_names)

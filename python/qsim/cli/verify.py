@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from qsim.cli.arrays import batches, read_npz
 from qsim.cli.failure import Failure
-from qsim.files.place import Place
+from qsim.files.file_place import FilePlace
 
 if TYPE_CHECKING:
     from qsim.cli.arrays import Array
@@ -40,8 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     if options.sqnr is not None and options.reference is None:
         raise Failure("--sqnr compares with a reference; expected --reference FLOAT.onnx")
-    from qsim.deploy.onnx_open import open_proto
     from qsim.deploy.verify import verify
+    from qsim.onnx.open import open_proto
 
     for path in filter(None, (options.model, options.reference)):
         open_proto(path)  # bounds and tensors outside the folder, before anything else opens it
@@ -60,7 +60,7 @@ def _runs(options: argparse.Namespace) -> Iterator[tuple[Mapping[str, Array], Ma
     if reference is not None and len(reference.get_outputs()) != len(taken.get_outputs()):
         raise Failure(f"the reference has {len(reference.get_outputs())} outputs, the model {len(taken.get_outputs())}; expected as many")
     for path in options.data:
-        place = Place(str(path))
+        place = FilePlace(str(path))
         for batch in batches(read_npz(path), options.batch_size, place):
             inputs = _inputs(taken.get_inputs(), batch, place)
             if reference is None:
@@ -70,7 +70,7 @@ def _runs(options: argparse.Namespace) -> Iterator[tuple[Mapping[str, Array], Ma
             yield inputs, {_REFERENCE: reference.run(None, renamed)}
 
 
-def _inputs(wanted: Sequence[Any], arrays: Mapping[str, Array], place: Place) -> dict[str, Array]:
+def _inputs(wanted: Sequence[Any], arrays: Mapping[str, Array], place: FilePlace) -> dict[str, Array]:
     """The arrays by the names of inputs, checked for what these take."""
     names = [value.name for value in wanted]
     if len(arrays) != len(names) or (set(arrays) != set(names) and any(name in names for name in arrays)):

@@ -5,12 +5,16 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable
+from typing import Any
 
-from qsim.clinic.evidence import Evidence
+from qsim.analysis.evidence import Evidence
+from qsim.analysis.search import Budget, Found, search
 from qsim.clinic.examination import Examination
 from qsim.clinic.finding import Finding
-from qsim.clinic.plan import Plan
-from qsim.clinic.search import Budget, search
+from qsim.clinic.subject import Subject
+from qsim.config.float_plan import Ordinal
+from qsim.deploy.plan import Plan
+from qsim.operations.onnx_types import onnx_type
 
 
 def cure(exam: Examination, findings: Iterable[Finding] = ()) -> Plan:
@@ -36,7 +40,7 @@ def cure(exam: Examination, findings: Iterable[Finding] = ()) -> Plan:
     probes = None if exam.probes is None else exam.probes - shadow.probes
     seconds = None if math.isinf(exam.ends) else exam.ends - time.perf_counter()
     found = search(evidence_of(exam, named), shadow.probe, Budget(probes, seconds))
-    return Plan.of(found, exam.subject, format=shadow.format, target=target.name)
+    return plan_of(found, exam.subject, format=shadow.format, target=target.name)
 
 
 def evidence_of(exam: Examination, named: Iterable[str] = ()) -> Evidence:
@@ -50,3 +54,26 @@ def evidence_of(exam: Examination, named: Iterable[str] = ()) -> Evidence:
         [name for name in named if name in sites],
         {name: -exam.seen(name).sqnr for name in sites},
     )
+
+
+def plan_of(found: Found[Any], subject: Subject, *, format: str, target: str) -> Plan:
+    """What a search found, with what deployment files need to know of the model."""
+    return Plan(
+        found.keep,
+        format,
+        target,
+        found.irreducible,
+        found.probes,
+        found.outcome.sqnr,
+        found.note,
+        {name: ordinal for name, ordinal in _ordinals(subject).items() if name in found.keep},
+        {norm: layer for norm, layer in subject.folding.folded.items() if layer in found.keep},
+    )
+
+
+def _ordinals(subject: Subject) -> dict[str, Ordinal]:
+    alike: dict[tuple[str, str], list[str]] = {}
+    for name, site in subject.sites.items():
+        if not site.steps[0].leaf:
+            alike.setdefault((site.steps[0].path, onnx_type(site.op)), []).append(name)
+    return {name: Ordinal(index, len(names)) for names in alike.values() for index, name in enumerate(names)}

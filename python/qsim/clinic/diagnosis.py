@@ -6,11 +6,14 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from os import PathLike
 from typing import Any
 
 from qsim.clinic.finding import SEVERITIES, Finding
-from qsim.clinic.plan import Plan
+from qsim.deploy.plan import Plan
+from qsim.pages.markup import Cell, Column, Fact, Line, name, problems, table, tiles
+from qsim.pages.page import Page
 from qsim.stages import seconds_text
 from qsim.table import decibel, text_table
 
@@ -113,8 +116,6 @@ class Diagnosis:
         path : path-like
             Such as "diagnosis.html"; an existing file is replaced.
         """
-        from qsim.report.pages import diagnosis_page
-
         diagnosis_page(self).write(path)
 
 
@@ -143,3 +144,39 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (list, tuple, set, frozenset)):
         return [_plain(entry) for entry in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def diagnosis_page(diagnosis: Diagnosis) -> Page:
+    """What the doctor found, worst first."""
+    columns = [Column("where", wide=True), Column("code"), Column("severity"), *(Column(head, wide=True) for head in ("what", "evidence"))]
+    columns += [Column("fix", wide=True)]
+    lines = []
+    for finding in diagnosis.findings:
+        numbers = ", ".join(f"{key} {_short(value)}" for key, value in finding.evidence.items())
+        cells = [
+            Cell(markup=name(finding.place, finding.source), value=finding.place),
+            Cell(finding.code),
+            Cell(finding.severity, bad=finding.severity == "error"),
+            Cell(finding.title),
+            Cell(numbers),
+            Cell(finding.fix),
+        ]
+        lines.append(Line(cells, f"{finding.code} {finding.severity} {finding.place} {finding.title}"))
+    facts: list[Fact] = [("target", diagnosis.target), ("batches", str(diagnosis.batches)), ("probes", str(diagnosis.probes))]
+    if diagnosis.nonfinite:
+        facts.append(("output", f"NaN or Inf in {diagnosis.nonfinite} elements"))
+    elif not math.isnan(diagnosis.sqnr):
+        facts.append(("SQNR of the output", f"{decibel(diagnosis.sqnr)} dB"))
+    stages = ", ".join(f"{stage} {seconds:.2f}" for stage, seconds in diagnosis.seconds.items())
+    facts.append(("seconds", f"{sum(diagnosis.seconds.values()):.2f}", stages))
+    body = table("Findings", "Errors first, then warnings; each in the order of the model.", columns, lines)
+    if diagnosis.plan is not None and diagnosis.plan.keep:
+        kept = [Line([Cell(markup=name(each, ""), value=each)], each) for each in diagnosis.plan.keep]
+        body += table("Plan", escape(str(diagnosis.plan).splitlines()[0]), [Column("keep in float32", wide=True)], kept)
+    return Page("Diagnosis", f"What {diagnosis.target} makes of the model", tiles(facts) + problems(diagnosis.notes) + body)
+
+
+def _short(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

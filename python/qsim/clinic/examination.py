@@ -10,15 +10,15 @@ from typing import Any
 
 from torch import nn
 
+from qsim.clinic.batch_ranges import Ranges
 from qsim.clinic.finding import Finding, Severity
 from qsim.clinic.flow import Flow
-from qsim.clinic.ranges import Ranges
 from qsim.clinic.shadow import Shadow, Trace
 from qsim.clinic.subject import Subject
 from qsim.clinic.survey import Seen, Survey
 from qsim.clinic.targets import Target
-from qsim.quantizers.float_format import FLOAT_FORMATS, FloatFormat
-from qsim.sim.calibration import Forward
+from qsim.numbers.float_format import FLOAT_FORMATS, FloatFormat
+from qsim.runs.batches import Forward
 
 Loss = Callable[[Any, Any], Any]
 

@@ -11,21 +11,21 @@ from typing import Any
 
 from torch import nn
 
-from qsim.clinic.checks import BATCH_NORM, FLOAT, HALF, INTEGERS, NARROW
+from qsim.clinic.batch_ranges import Ranges, ranges_of
+from qsim.clinic.checks import BATCH_NORM_CHECKS, FLOAT_CHECKS, HALF_CHECKS, INTEGER_CHECKS, SUM_CHECKS
 from qsim.clinic.cure import cure
 from qsim.clinic.diagnosis import Diagnosis, ordered
 from qsim.clinic.examination import Examination, Loss
 from qsim.clinic.example import example_of
 from qsim.clinic.finding import Finding
 from qsim.clinic.flow import Flow
-from qsim.clinic.ranges import Ranges, ranges_of
 from qsim.clinic.reproduction import save, smallest
 from qsim.clinic.shadow import Shadow
 from qsim.clinic.subject import Subject
 from qsim.clinic.survey import survey
 from qsim.clinic.targets import Target, target_named
-from qsim.graph.snapshot import unchanged
-from qsim.sim.calibration import Forward, iterate
+from qsim.runs.batches import Forward, iterate
+from qsim.runs.snapshot import unchanged
 from qsim.stages import Stages
 
 _KEPT = 8  # batches at most that are run again and again in half precision; the others are surveyed in float32
@@ -153,12 +153,12 @@ def _limited(batches: Iterator[Any], ends: float) -> Iterator[Any]:
 
 
 def _run_checks(exam: Examination, sqnr: float | None) -> list[Finding]:
-    findings = [finding for check in (*FLOAT, *BATCH_NORM, *INTEGERS) for finding in check(exam)]
+    findings = [finding for check in (*FLOAT_CHECKS, *BATCH_NORM_CHECKS, *INTEGER_CHECKS) for finding in check(exam)]
     if exam.target.format is not None:
         if exam.survey.outputs:
             exam.notes.append("the output is not finite in float32: half precision is compared where it is")
         exam.shadow = Shadow(exam.subject, exam.target, exam.batches, exam.forward, sqnr=sqnr)
-        for check in (*HALF, *(NARROW if exam.target.accumulator == exam.target.format else ())):
+        for check in (*HALF_CHECKS, *(SUM_CHECKS if exam.target.accumulator == exam.target.format else ())):
             findings += _not_explained(exam, check(exam), findings)
     return findings
 

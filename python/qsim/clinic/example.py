@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from qsim.graph.snapshot import unchanged
-from qsim.sim.calibration import Arguments, Forward, to_device
+from qsim.runs.arguments import Arguments
+from qsim.runs.batches import Forward, to_device
+from qsim.runs.snapshot import unchanged
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 

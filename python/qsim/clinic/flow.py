@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 
 from qsim.clinic.subject import Subject
-from qsim.graph.tape import Origin
+from qsim.graph.record.tape import Origin
 
 
 class Flow:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from qsim.graph.functions import ALIAS, Function, route_name
-from qsim.graph.routes import Site
-from qsim.graph.tape import Origin, Step, Tape, tensors_in
+from qsim.graph.record.routes import Site
+from qsim.graph.record.tape import Origin, Step, Tape, tensors_in
+from qsim.operations.functions import ALIAS, Function, route_name
 
 
 def candidates(tape: Tape, sites: dict[str, Site]) -> frozenset[str]:

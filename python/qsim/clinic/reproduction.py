@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from qsim.files.atomic import write_atomically
+from qsim.atomic import write_atomically
 
 Fails = Callable[[Any], bool]
 _RUNS = 64  # executions spent on zeros

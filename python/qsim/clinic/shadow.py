@@ -13,14 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qsim.clinic.half import HalfPrecision, Weights
+from qsim.analysis.deviation import Deviation
+from qsim.clinic.half_run import HalfPrecision, Weights
 from qsim.clinic.subject import Subject
 from qsim.clinic.targets import Target
-from qsim.clinic.trace import LostConstant, Row, Sampling, Traced
-from qsim.graph.tape import tensors_in
+from qsim.clinic.trace import LostConstant, Sampling, Traced, TraceRow
+from qsim.graph.record.tape import tensors_in
 from qsim.quantizers.format_counts import FormatCounts
-from qsim.report.deviation import Deviation
-from qsim.sim.calibration import Forward
+from qsim.runs.batches import Forward
 
 
 @dataclass(frozen=True)
@@ -55,13 +55,13 @@ class Trace:
     Attributes
     ----------
     outcome : Outcome
-    rows : dict of str to Row
+    rows : dict of str to TraceRow
         By operation, in the order of the model.
     constants : list of LostConstant
     """
 
     outcome: Outcome
-    rows: dict[str, Row]
+    rows: dict[str, TraceRow]
     constants: list[LostConstant]
 
 
@@ -120,7 +120,7 @@ class Shadow:
         visitor = Traced(self.format, keep, counts, self._weights, self.subject.folded, narrow=self._narrow)
         outcome, expected = self._execute(visitor, counts)
         rows = {
-            name: Row(FormatCounts(*row), expected[name], visitor.sqnr.get(name, math.inf), visitor.flushed[name], name in visitor.fed)
+            name: TraceRow(FormatCounts(*row), expected[name], visitor.sqnr.get(name, math.inf), visitor.flushed[name], name in visitor.fed)
             for name, row in _numbers(counts).items()
         }
         return Trace(outcome, rows, list(visitor.constants.values()))

@@ -8,15 +8,12 @@ import sys
 from types import FrameType
 from typing import NamedTuple
 
-import torch
+from qsim.folders import QSIM, TORCH
 
-import qsim
-
-_OURS = tuple(os.path.dirname(os.path.abspath(package.__file__)) + os.sep for package in (torch, qsim) if package.__file__)
 _ENTRANCE = "run"  # of Subject: what called that is no part of the model
 
 
-class Place(NamedTuple):
+class SourceLine(NamedTuple):
     """A line of a file; `str` reads it."""
 
     path: str
@@ -28,13 +25,13 @@ class Place(NamedTuple):
         return f"{self.path if shown.startswith(os.pardir) else shown}:{self.line}: {text}"
 
 
-def calling_line() -> Place | None:
+def calling_line() -> SourceLine | None:
     """The innermost line on the stack that is neither torch's nor ours; None where there is none inside the model."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         path = frame.f_code.co_filename
-        if not path.startswith(_OURS) and not path.startswith("<"):
-            return Place(path, frame.f_lineno)
+        if not path.startswith((TORCH, QSIM)) and not path.startswith("<"):
+            return SourceLine(path, frame.f_lineno)
         if frame.f_code.co_name == _ENTRANCE and path.endswith("subject.py"):
             return None
         frame = frame.f_back

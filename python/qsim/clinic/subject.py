@@ -11,19 +11,19 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from qsim.batch_norm.fold import FoldReport, fold_recorded, recorded
 from qsim.clinic.folding import candidates, unmoved
-from qsim.graph.actions import Plan, Regions
-from qsim.graph.arguments import example_calls
-from qsim.graph.attach import attach
-from qsim.graph.execute import LocalMode
-from qsim.graph.functions import Function
-from qsim.graph.record import record
-from qsim.graph.routes import Site, build_routes
-from qsim.graph.switch import Switch
-from qsim.graph.tape import Tape
-from qsim.graph.traced import TracedMode
-from qsim.sim.calibration import Forward, arguments_of, to_device
-from qsim.training.batch_norm import FoldReport, fold_recorded, recorded
+from qsim.graph.execute.attach import attach
+from qsim.graph.execute.mode import LocalMode
+from qsim.graph.execute.switch import Switch
+from qsim.graph.execute.traced import TracedMode
+from qsim.graph.plan.actions import QuantizationPlan, Regions
+from qsim.graph.record.record import record
+from qsim.graph.record.routes import Site, build_routes
+from qsim.graph.record.tape import Tape
+from qsim.operations.functions import Function
+from qsim.runs.arguments import example_calls
+from qsim.runs.batches import Forward, arguments_of, to_device
 
 
 class Visitor(Protocol):
@@ -87,7 +87,7 @@ class Subject:
         self.sites: dict[str, Site] = {site.name: site for site in site_of.values() if not site.moves}
         self._examples = tree_map_only(Tensor, lambda _: None, calls)
         self._switch = _VisitedSwitch()
-        self.notes += attach(self.model, Plan(routes, {}, {}, {}, [], [], Regions()), {}, {}, self._switch)
+        self.notes += attach(self.model, QuantizationPlan(routes, {}, {}, {}, [], [], Regions()), {}, {}, self._switch)
         self._attributes = [(vars(m), dict(vars(m))) for m in self.model.modules() if not isinstance(m, torch.jit.ScriptModule)]
         self.folded = unmoved(candidates(self.tape, self.sites), self._run_visited, to_device(calls[0], self.model))
 

@@ -10,16 +10,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from qsim.clinic.source import Place, calling_line
+from qsim.clinic.source import SourceLine, calling_line
 from qsim.clinic.subject import Subject, Visitor
 from qsim.clinic.targets import Target
 from qsim.clinic.trace import floats
-from qsim.graph.functions import ALIAS, TRANSPARENT, Function, name_of, route_name
-from qsim.graph.internals import STORED, inside, partial_sums
+from qsim.numbers.sqnr import sqnr
+from qsim.operations.functions import ALIAS, TRANSPARENT, Function, name_of, route_name
+from qsim.operations.internals import STORED, inside, partial_sums
 from qsim.ops.observe import observe_range_
 from qsim.ops.round_to_format import count_format_
 from qsim.quantizers.format_counts import FormatCounts
-from qsim.sim.calibration import Forward
+from qsim.runs.batches import Forward
 
 
 @dataclass
@@ -30,7 +31,7 @@ class Seen:
     ----------
     op : str
         The function's name, without underscores.
-    source : Place or None
+    source : SourceLine or None
         The line that called it first.
     lowest, highest : float
         Finite range of its results; Inf and -Inf if there was nothing finite.
@@ -48,7 +49,7 @@ class Seen:
     """
 
     op: str
-    source: Place | None
+    source: SourceLine | None
     lowest: float = math.inf
     highest: float = -math.inf
     counts: FormatCounts = field(default_factory=FormatCounts)
@@ -241,7 +242,7 @@ class _Looking:
                 continue
             seen.lowest, seen.highest = (end.item() for end in tally.range)
             noise, signal = tally.squares.tolist()
-            seen.sqnr = math.inf if noise == 0 else 10 * math.log10(signal / noise) if signal else -math.inf
+            seen.sqnr = sqnr(signal, noise)
             seen.largest_sum, seen.largest_terms, seen.largest_partial = tally.sums.tolist()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from qsim.quantizers.float_format import FLOAT_FORMATS, FloatFormat
+from qsim.numbers.float_format import FLOAT_FORMATS, FloatFormat
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qsim.clinic.half import HalfPrecision, Weights, habits_of, is_raw
-from qsim.clinic.source import Place, calling_line
-from qsim.graph.functions import ALIAS, Function, name_of, route_name
-from qsim.graph.tape import is_wrapper, tensors_in
+from qsim.analysis.deviation import Deviation
+from qsim.clinic.half_run import HalfPrecision, Weights, habits_of, is_raw
+from qsim.clinic.source import SourceLine, calling_line
+from qsim.graph.record.tape import is_wrapper, tensors_in
+from qsim.operations.functions import ALIAS, Function, name_of, route_name
 from qsim.ops.round_to_format import count_format_
 from qsim.quantizers.format_counts import FormatCounts
-from qsim.report.deviation import Deviation
 
 _SAMPLED = 4096  # elements of a result that are compared; NaN and Inf are counted in all of them
 _FAR = 2.0**-20  # from zero: a float16 has four bits there
@@ -40,7 +40,7 @@ class LostConstant:
         The worst of a tensor of constants; `becomes` is an Inf or 0.
     raw : bool
         Whether it is a tensor, and `parameter`: whether a parameter; else it is a number among the arguments.
-    source : Place or None
+    source : SourceLine or None
     readers : set of str
         Operations that read what it was put into.
     """
@@ -51,12 +51,12 @@ class LostConstant:
     becomes: float
     raw: bool
     parameter: bool
-    source: Place | None
+    source: SourceLine | None
     readers: set[str] = field(default_factory=set)
 
 
 @dataclass
-class Row:
+class TraceRow:
     """One operation in the shadow.
 
     Attributes

@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+import warnings
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
-from qsim.deploy.borders import borders
-from qsim.deploy.capture import Program, capture
-from qsim.deploy.carry import carry_marks
-from qsim.deploy.constants import fold_marked
+from qsim.atomic import write_atomically
 from qsim.deploy.export_report import ExportReport
-from qsim.deploy.hoist import hoist_marks
-from qsim.deploy.marked import Marked, objections, per_channel, refusal
-from qsim.deploy.targets import Target
+from qsim.deploy.retarget import retarget
 from qsim.deploy.tensorrt import commands
-from qsim.errors import ExportError
-from qsim.files.atomic import write_atomically
-from qsim.sim.sharding import sharded_modules
+from qsim.errors import CalibrationError, ExportError
+from qsim.runs.sharding import sharded_modules
+from qsim.simulation.borders import borders
+from qsim.simulation.simulation import Simulation
 from qsim.stages import Stages
-
-if TYPE_CHECKING:
-    from qsim.deploy.onnx_model import Options
-    from qsim.sim.export import Export
+from qsim.trace.capture import Program, capture
+from qsim.trace.constants import fold_marked
+from qsim.trace.mark_uses import Marked, objections, per_channel, refusal
+from qsim.trace.marks_before_rectifiers import hoist_marks
+from qsim.trace.marks_behind_moves import carry_marks
+from qsim.trace.runtimes import Runtime, target_of
 
 
 def checked_path(path: str | os.PathLike[str]) -> Path:
@@ -48,44 +47,92 @@ def check_installed() -> None:
 class Tracing:
     """A simulation traced for a target, and what that cannot express."""
 
-    def __init__(self, sim: Export, target: Target) -> None:
+    def __init__(self, sim: Simulation, target: Runtime) -> None:
         if sharded_modules(sim):
             raise ExportError("QuantSim.export: fully_shard holds the weights; load the state into a simulation that is not sharded")
         borders(sim).check()
         self.sim, self.target = sim, target
-        self.program: Program = capture(sim, *sim._calls[0])
+        self.program: Program = capture(sim, *sim.calls[0])
         fold_marked(self.program.exported)
         if target.carries:
             carry_marks(self.program.exported.graph, per_channel(sim.quantizers()))
             hoist_marks(self.program.exported.graph, sim.encodings())
             self.program.exported.graph_module.recompile()
         self.marked = Marked.of(self.program)
-        self.objections = objections(self.marked, sim.quantizers(), sim._weights(), target)
+        self.objections = objections(self.marked, sim.quantizers(), sim.weights(), target)
+
+
+class Writing(NamedTuple):
+    """How `QuantSim.export` writes a model; it documents the fields."""
+
+    opset: int | None
+    dynamic_batch: bool
+    input_names: Sequence[str] | None
+    output_names: Sequence[str] | None
+    external_data: bool | None
 
 
 def export(
+    sim: Simulation, path: str | os.PathLike[str], target: str | None, writing: Writing, *, verify: Iterable[Any] | bool
+) -> ExportReport:
+    """`QuantSim.export` documents it."""
+    file, wanted = checked_path(path), target_of(target, sim.config.profile)
+    check_installed()
+    seconds, notes = Stages(), list[str]()
+    with seconds.stage("trace"):
+        traced = Tracing(sim, wanted)
+    if traced.objections and wanted.name != sim.config.profile.name:
+        with seconds.stage("retarget"):
+            traced = Tracing(_retargeted(traced, notes), wanted)
+    args, kwargs = sim.calls[0]
+    batches = verify if not isinstance(verify, bool) else [kwargs or args] if verify else None
+    return _written(traced, file, writing, verify=batches, seconds=seconds, notes=notes)
+
+
+def _retargeted(traced: Tracing, notes: list[str]) -> Simulation:
+    """The simulation for the target of `traced`, which cannot express it as it is."""
+    name, own = traced.target.name, traced.sim.config.profile.name
+    try:
+        made = retarget(traced.sim, name)
+    except CalibrationError as error:
+        raise ExportError(f"{refusal(traced.objections, traced.target)}\n{error}") from error
+    first, reasons = next(iter(traced.objections.items()))
+    notes.append(
+        f"simulated for {own!r}, written as sim.retarget({name!r}): {len(traced.objections)} tensors cannot be expressed as they are "
+        f"('{first}': {reasons[0]})"
+    )
+    warnings.warn(
+        f"QuantSim.export: the simulation was made for {own!r}, whose results {name} cannot reproduce; the file holds "
+        f"sim.retarget({name!r}), whose results differ. Evaluate that, or simulate with target={name!r}",
+        stacklevel=4,
+    )
+    return made
+
+
+def _written(
     traced: Tracing,
     file: Path,
-    options: Options,
+    writing: Writing,
     *,
-    external_data: bool | None,
     verify: Iterable[Any] | None,
     seconds: Stages,
     notes: list[str],
 ) -> ExportReport:
-    """Write a simulation that was traced. `QuantSim.export` documents the rest."""
-    from qsim.deploy import lint, onnx_file, onnx_model
+    """Write a simulation that was traced."""
+    from qsim.onnx import file as onnx_file
+    from qsim.onnx import lint
+    from qsim.onnx import model as onnx_model
 
     sim, target = traced.sim, traced.target
     if traced.objections:
         raise ExportError(refusal(traced.objections, target))
     with seconds.stage("translate"):
-        released = sim._released()
+        released = sim.released()
         quantizers = {key: quantizer for key, quantizer in sim.quantizers().items() if key not in released}
-        built = onnx_model.build(traced.program, traced.marked, quantizers, target, options)
+        built = onnx_model.build(traced.program, traced.marked, quantizers, target, onnx_model.Options(*writing[:4]))
     with seconds.stage("write"):
         large = onnx_model.size_of(built.model) > onnx_file.LARGE
-        files = onnx_file.write(built.model, file, external_data=large if external_data is None else external_data)
+        files = onnx_file.write(built.model, file, external_data=large if writing.external_data is None else writing.external_data)
         if built.fallback and target.name == "tensorrt":
             files.append(file.with_name(f"{file.name}.trtexec"))
             write_atomically(files[-1], commands(file.name, built.fallback).encode())

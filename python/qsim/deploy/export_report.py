@@ -38,7 +38,7 @@ class ExportReport:
         What ONNX Runtime computes, beside the simulation.
     fallback : dict of str to str
         The nodes that compute in a float format because of `QuantSim.fallback`, and which. Also in the model's metadata, as
-        ``qsim.sim.fallback_report``.
+        ``qsim.simulation.fallback_report``.
     """
 
     path: Path

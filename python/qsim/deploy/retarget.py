@@ -10,42 +10,40 @@ import copy
 import dataclasses
 from collections.abc import Mapping
 from operator import attrgetter
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from torch.fx import Node
 
-from qsim.deploy.capture import Program, capture
-from qsim.deploy.carry import key_of, moved_from
-from qsim.encoding import Encoding
+from qsim.config.profile import Profile
 from qsim.errors import CalibrationError
-from qsim.graph.actions import PlannedQuantizer
-from qsim.graph.attach import detach
-from qsim.graph.marks import BIAS, QUANTIZED
-from qsim.profile import Profile
+from qsim.graph.execute.attach import detach
+from qsim.graph.execute.marks import BIAS, QUANTIZED
+from qsim.graph.plan.actions import PlannedQuantizer
+from qsim.numbers.encoding import Encoding
+from qsim.numbers.spec import TensorSpec
 from qsim.quantizers.observer import encoding_of_range
 from qsim.quantizers.quantizer import Quantizer
 from qsim.quantizers.running_observer import RunningObserver
-from qsim.spec import TensorSpec
+from qsim.simulation.ranges import fit_biases
+from qsim.simulation.simulation import Simulation
+from qsim.trace.capture import Program, capture
+from qsim.trace.marks_behind_moves import key_of, moved_from
 
-if TYPE_CHECKING:
-    from qsim.sim.ranges import RangeChoice
-
-
-Sim = TypeVar("Sim", bound="RangeChoice")
+Sim = TypeVar("Sim", bound=Simulation)
 
 
 def retarget(sim: Sim, target: str | Profile) -> Sim:
     """`QuantSim.retarget` documents it."""
-    twin, (args, kwargs) = copy.deepcopy(sim).eval(), sim._calls[0]
-    twin._fall_back({})
+    twin, (args, kwargs) = copy.deepcopy(sim).eval(), sim.calls[0]
+    twin.fall_back({})
     before = capture(twin, args, kwargs)
     detach(twin.model)
     made = type(sim)(twin.model, args or kwargs, dataclasses.replace(sim.config, target=target), inplace=True)
-    made._folds = sim._folds + made._folds
+    made.folds = sim.folds + made.folds
     sources = _sources(before, capture(made, args, kwargs))
     old, new = twin.quantizers(), made.quantizers()
     unseen = []
-    for key, planned in made._planned.items():
+    for key, planned in made.decisions.quantizers.items():
         if planned.parameter is not None:
             _take_weight(new[key], planned, sim)
         elif planned.range is None:
@@ -60,14 +58,14 @@ def retarget(sim: Sim, target: str | Profile) -> Sim:
             f"QuantSim.retarget: {name!r} quantizes {len(unseen)} tensors that this simulation never observed: "
             f"{', '.join(map(repr, unseen))}. Calibrate a simulation for that target: a config with target={name!r}."
         )
-    made._fit_biases(made._biases)
-    made._fall_back({name: format for name, format in sim.quantization.formats.items() if name in made._operations})
+    fit_biases(made, made.decisions.biases)
+    made.fall_back({name: format for name, format in sim.quantization.formats.items() if name in made.decisions.operations})
     return made
 
 
-def _take_weight(quantizer: Quantizer, planned: PlannedQuantizer, sim: RangeChoice) -> None:
+def _take_weight(quantizer: Quantizer, planned: PlannedQuantizer, sim: Simulation) -> None:
     """The encoding that the same parameter has, if it fits, which keeps trained and raised scales; otherwise one from its values."""
-    for key, other in sim._planned.items():
+    for key, other in sim.decisions.quantizers.items():
         if other.parameter == planned.parameter:
             quantizer.enabled = sim.quantizers()[key].enabled
             if (encoding := _kept(sim.quantizers()[key], quantizer.spec)) is not None:

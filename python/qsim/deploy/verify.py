@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import onnx
@@ -19,12 +19,12 @@ import onnxruntime
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from qsim.deploy.lint import is_surrounded, lint
-from qsim.sim.calibration import arguments_of
+from qsim.integer.programs import evaluate
+from qsim.numbers.sqnr import sqnr
+from qsim.onnx.lint import is_surrounded, lint
+from qsim.runs.batches import arguments_of
+from qsim.simulation.simulation import Simulation
 from qsim.table import decibel, text_table
-
-if TYPE_CHECKING:
-    from qsim.sim.export import Export
 
 Array = np.ndarray[Any, Any]
 OPTIMISED, UNOPTIMISED, ON_INTEGERS = "optimised", "not optimised", "on integers"
@@ -70,10 +70,8 @@ class Difference:
 
     @property
     def sqnr(self) -> float:
-        """Of the second computation beside the first, in dB; Inf where they agree, NaN where one of them is not finite."""
-        if self.noise == 0:
-            return math.inf
-        return 10 * math.log10(self.signal / self.noise) if self.signal > 0 and math.isfinite(self.noise) else math.nan
+        """Of the second computation beside the first, in dB: see `qsim.numbers.sqnr`."""
+        return sqnr(self.signal, self.noise)
 
     def add(self, mine: Array, other: Array) -> None:
         """Compare another batch."""
@@ -186,7 +184,7 @@ def verify(path: Path, batches: Iterable[tuple[Mapping[str, Array], Mapping[str,
     return result
 
 
-def verify_simulation(sim: Export, path: Path, batches: Iterable[Any]) -> Verification:
+def verify_simulation(sim: Simulation, path: Path, batches: Iterable[Any]) -> Verification:
     """Run ONNX Runtime and the simulation, plain and on integers, on batches as `QuantSim.calibrate` takes them, and compare."""
     model = onnx.load(path, load_external_data=False)
     sizes = {value.name: [d.dim_value for d in value.type.tensor_type.shape.dim] for value in model.graph.input}
@@ -194,10 +192,10 @@ def verify_simulation(sim: Export, path: Path, batches: Iterable[Any]) -> Verifi
 
     def computed() -> Iterable[tuple[Mapping[str, Array], Mapping[str, Sequence[Array]]]]:
         for batch in batches:
-            tensors = [t for t in tree_leaves(arguments_of(batch, sim._examples)) if isinstance(t, Tensor)]
+            tensors = [t for t in tree_leaves(arguments_of(batch, sim.examples)) if isinstance(t, Tensor)]
             inputs = dict(zip(sizes, map(_array, tensors), strict=True))
             _refuse_other_sizes(path, sizes, inputs)
-            yield inputs, {name: [_array(t) for t in tree_leaves(sim.evaluate(batch, integer=way))] for name, way in ways.items()}
+            yield inputs, {name: [_array(t) for t in tree_leaves(evaluate(sim, batch, integer=way))] for name, way in ways.items()}
 
     return verify(path, computed())
 

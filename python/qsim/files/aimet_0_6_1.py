@@ -18,14 +18,14 @@ from qsim.files.aimet_grids import decoded, float_bits, float_entry, integer_enc
 from qsim.files.encoding_file import Entry, Source
 from qsim.files.expressible import bits_of
 from qsim.files.fields import MAX_BITS, Fields, positive
-from qsim.files.place import Place
+from qsim.files.file_place import FilePlace
 
 FORMAT = "aimet-0.6.1"
 BITS = range(4, MAX_BITS + 1)
 _TOLERANCE = 1e-5  # of the ends: writers compute them in float32, steps of wide grids are smaller than their rounding
 
 
-def read_entry(value: Any, role: str | None, place: Place) -> Entry:
+def read_entry(value: Any, role: str | None, place: FilePlace) -> Entry:
     if not isinstance(value, list) or not value:
         raise place.wanted("the entry", value, "a list with one object a channel")
     channels = [Fields(channel, place) for channel in value]
@@ -53,7 +53,7 @@ def read_entry(value: Any, role: str | None, place: Place) -> Entry:
     return Entry(decoded(place, scale, offset, bits, symmetric, narrow, axis), **common)
 
 
-def _missing_steps(channels: list[Fields], scale: Tensor, offset: Tensor, bits: int, place: Place) -> int:
+def _missing_steps(channels: list[Fields], scale: Tensor, offset: Tensor, bits: int, place: FilePlace) -> int:
     """By how many steps less than its width the grid reaches to its "max": 0 or 1. Both ends have to be where the grid ends."""
     if not any("min" in channel or "max" in channel for channel in channels):
         return 0
@@ -73,7 +73,7 @@ def _missing_steps(channels: list[Fields], scale: Tensor, offset: Tensor, bits: 
     return 1
 
 
-def write_entry(name: str, entry: Entry, place: Place) -> list[dict[str, Any]]:
+def write_entry(name: str, entry: Entry, place: FilePlace) -> list[dict[str, Any]]:
     width = float_bits(entry)
     if width is not None:
         return [{"bitwidth": width, "dtype": "float"}]

@@ -16,12 +16,12 @@ from typing import Any
 
 import torch
 
-from qsim.encoding import Encoding
 from qsim.files.aimet_grids import decoded, float_bits, float_entry, integer_encoding, offsets
 from qsim.files.encoding_file import Entry, Source
 from qsim.files.expressible import bits_of
 from qsim.files.fields import MAX_BITS, Fields, positive
-from qsim.files.place import Place
+from qsim.files.file_place import FilePlace
+from qsim.numbers.encoding import Encoding
 
 FORMAT = "aimet-1.0.0"
 BITS = range(2, MAX_BITS + 1)
@@ -29,7 +29,7 @@ _TYPES = ("PER_TENSOR", "PER_CHANNEL", "PER_BLOCK", "LPBQ", "VECTOR")
 _MAX_BLOCK = 1 << 31
 
 
-def read_entry(value: Any, role: str | None, place: Place) -> Entry:
+def read_entry(value: Any, role: str | None, place: FilePlace) -> Entry:
     fields = Fields(value, place)
     common: dict[str, Any] = {"role": role, "source": Source(FORMAT, value)}
     kind = fields.choice("enc_type", _TYPES)
@@ -77,7 +77,7 @@ def _expanded(fields: Fields, per_channel: torch.Tensor, bits: int, symmetric: b
     return decoded(place, scale, middle, compressed, True, axis=1, block_size=size)
 
 
-def write_entry(name: str, entry: Entry, place: Place) -> dict[str, Any]:
+def write_entry(name: str, entry: Entry, place: FilePlace) -> dict[str, Any]:
     width = float_bits(entry)
     if width is not None:
         return {"name": name, "dtype": "FLOAT", "enc_type": "PER_TENSOR", "bw": width}

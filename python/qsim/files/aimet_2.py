@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qsim.encoding import Encoding, grid_of
 from qsim.files.encoding_file import Entry, Source
 from qsim.files.expressible import check_grid, check_one_axis, encoding_of, leave_out
 from qsim.files.fields import MAX_DIMS, Fields, array, check_layout, is_integer, is_number, make_encoding, positive
-from qsim.files.place import Place
+from qsim.files.file_place import FilePlace
+from qsim.numbers.encoding import Encoding, grid_of
 
 _INTEGERS = ("int2", "uint2", "int4", "uint4", "int8", "uint8", "int16", "uint16", "int32")
 _FLOATS = {"float8e4m3fn": "float8_e4m3fn", "float8e5m2": "float8_e5m2"}
@@ -30,7 +30,7 @@ _NAMES = {**{name: name for name in _INTEGERS}, **_FLOATS}
 _MAX_BLOCK = 1 << 31
 
 
-def read_entry(value: Any, role: str | None, place: Place, format: str) -> Entry:
+def read_entry(value: Any, role: str | None, place: FilePlace, format: str) -> Entry:
     fields = Fields(value, place)
     source = Source(format, value)
     dtype = fields.choice("output_dtype", (*_NAMES, *_FOREIGN))
@@ -79,7 +79,7 @@ def _numbers(meta: Fields, name: str) -> Tensor:
     return torch.tensor([float(element) for element in elements], dtype=torch.float64).reshape(shape)
 
 
-def _spread(values: Tensor, x: Tensor, axis: int | None, size: int | None, what: str, place: Place) -> Tensor:
+def _spread(values: Tensor, x: Tensor, axis: int | None, size: int | None, what: str, place: FilePlace) -> Tensor:
     """One number for everything, a list along `axis`, or one number for each block of `size`, so that it broadcasts to `x`."""
     if axis is not None and not -x.dim() <= axis < x.dim():
         raise place.error(f"numbers of shape {tuple(x.shape)} are scaled along axis {axis}; expected one of their axes")
@@ -111,7 +111,7 @@ def _zero_point(fields: Fields, scale: Tensor) -> Tensor | None:
     return numbers.reshape(scale.shape) if len(numbers) == scale.numel() else numbers.expand(scale.numel()).reshape(scale.shape)
 
 
-def write_entry(name: str, entry: Entry, place: Place) -> dict[str, Any]:
+def write_entry(name: str, entry: Entry, place: FilePlace) -> dict[str, Any]:
     encoding = encoding_of(name, entry, place)
     _check(name, entry, encoding, place)
     fields: dict[str, Any] = {
@@ -125,7 +125,7 @@ def write_entry(name: str, entry: Entry, place: Place) -> dict[str, Any]:
     return {**fields, **{key: value for key, value in layout.items() if value is not None}}
 
 
-def _check(name: str, entry: Entry, encoding: Encoding, place: Place) -> None:
+def _check(name: str, entry: Entry, encoding: Encoding, place: FilePlace) -> None:
     if encoding.dtype not in _NAMES.values():
         advice = f"{leave_out(name)}: what has no entry stays in float" if "float" in encoding.dtype else "use format='qsim'"
         raise place.error(f"is {encoding.dtype}; this format has {', '.join(_NAMES)}: {advice}")

@@ -14,15 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qsim.encoding import Encoding, grid_of
 from qsim.files.encoding_file import UNQUANTIZED, Entry, role_of
 from qsim.files.expressible import bits_of, check_grid, check_one_axis, encoding_of
 from qsim.files.fields import MAX_BITS, make_encoding
-from qsim.files.place import Place
+from qsim.files.file_place import FilePlace
+from qsim.numbers.encoding import Encoding, grid_of
 
 
 def decoded(
-    place: Place, scale: Tensor, offset: Tensor, bits: int, symmetric: bool, narrow: bool = False, axis: int | None = None, **block: Any
+    place: FilePlace, scale: Tensor, offset: Tensor, bits: int, symmetric: bool, narrow: bool = False, axis: int | None = None, **block: Any
 ) -> Encoding:
     """The encoding of a grid of `bits`; `narrow` has one integer less."""
     signed = symmetric or bits == MAX_BITS  # a zero point of uint32 may not fit into int32
@@ -52,7 +52,7 @@ def float_bits(entry: Entry) -> int | None:
     return 16 if entry.encoding.dtype == "float16" else None
 
 
-def integer_encoding(name: str, entry: Entry, place: Place, bits: range, narrow: bool) -> Encoding:
+def integer_encoding(name: str, entry: Entry, place: FilePlace, bits: range, narrow: bool) -> Encoding:
     """The integer encoding of an entry that these formats can hold."""
     encoding = encoding_of(name, entry, place)
     if "float" in encoding.dtype:

@@ -16,12 +16,12 @@ from difflib import get_close_matches
 import torch
 from torch import Tensor
 
-from qsim.encoding import Encoding, grid_of
 from qsim.errors import FileFormatError
 from qsim.files.encoding_file import EncodingFile, Entry
 from qsim.files.expressible import bits_of, check_grid, encoding_of
 from qsim.files.fields import make_encoding
-from qsim.files.place import Place
+from qsim.files.file_place import FilePlace
+from qsim.numbers.encoding import Encoding, grid_of
 
 _MARK = "_COREML_/"
 _VERSION = _MARK + "metadata_version"
@@ -30,7 +30,7 @@ _FIELDS = ("compression_type", "quantization_n_bits", "quantization_scale", "zer
 _QUANTIZATION = 3
 _BITS = (4, 8)
 _Axes = int | tuple[int, ...] | None
-_PLACE = Place("Core ML hints")
+_PLACE = FilePlace("Core ML hints")
 
 
 def with_coreml_hints(state_dict: Mapping[str, Tensor], file: EncodingFile) -> dict[str, Tensor]:
@@ -73,7 +73,7 @@ def with_coreml_hints(state_dict: Mapping[str, Tensor], file: EncodingFile) -> d
     return {**state_dict, **hints}
 
 
-def _hint(encoding: Encoding, weight: Tensor, place: Place) -> dict[str, Tensor]:
+def _hint(encoding: Encoding, weight: Tensor, place: FilePlace) -> dict[str, Tensor]:
     bits = bits_of(encoding)
     if "float" in encoding.dtype or bits not in _BITS:
         raise place.error(f"is {encoding.dtype}; Core ML has integers of 4 and 8 bits")
@@ -111,7 +111,7 @@ def _spread(values: Tensor, shape: torch.Size) -> Tensor:
     return values
 
 
-def _unfit(scales: torch.Size, shape: torch.Size, place: Place) -> FileFormatError:
+def _unfit(scales: torch.Size, shape: torch.Size, place: FilePlace) -> FileFormatError:
     return place.error(f"has scales of shape {tuple(scales)} for a tensor of shape {tuple(shape)}; expected blocks that fill it")
 
 
@@ -137,7 +137,7 @@ def read_coreml_hints(state_dict: Mapping[str, Tensor]) -> EncodingFile:
     return EncodingFile({name: Entry(_read(fields, state_dict.get(name), _PLACE.at(name)), "parameter") for name, fields in found.items()})
 
 
-def _read(fields: dict[str, Tensor], parameter: Tensor | None, place: Place) -> Encoding:
+def _read(fields: dict[str, Tensor], parameter: Tensor | None, place: FilePlace) -> Encoding:
     if parameter is None:
         raise place.error("has hints, and there is no such parameter in the state dict; expected both")
     if unknown := fields.keys() - set(_FIELDS):

@@ -10,7 +10,7 @@ from typing import Any
 from qsim.files import aimet_0_6_1, aimet_1_0_0, aimet_2, qsim_json
 from qsim.files.encoding_file import EncodingFile, Entry, role_of
 from qsim.files.fields import Fields, check_count, checked_name
-from qsim.files.place import Place
+from qsim.files.file_place import FilePlace
 
 _BY_ROLE = {"activation_encodings": "activation", "param_encodings": "parameter"}
 _TOGETHER: dict[str, str | None] = {"encodings": None}
@@ -37,8 +37,8 @@ class Layout:
     head: Mapping[str, str]
     sections: Mapping[str, str | None]
     listed: bool
-    read: Callable[[Any, str | None, Place], Entry]
-    write: Callable[[str, Entry, Place], Any]
+    read: Callable[[Any, str | None, FilePlace], Entry]
+    write: Callable[[str, Entry, FilePlace], Any]
     accepts: tuple[str, ...]
 
 
@@ -81,7 +81,7 @@ def read(document: Fields) -> EncodingFile:
     return EncodingFile(entries, format, layout.head["version"], document.without(*layout.head, *layout.sections))
 
 
-def _items(section: Any, title: str, layout: Layout, place: Place) -> Iterable[tuple[Any, Any]]:
+def _items(section: Any, title: str, layout: Layout, place: FilePlace) -> Iterable[tuple[Any, Any]]:
     if isinstance(section, list | dict):
         check_count(len(section), place)
     if layout.listed and isinstance(section, list):
@@ -91,7 +91,7 @@ def _items(section: Any, title: str, layout: Layout, place: Place) -> Iterable[t
     raise place.wanted(repr(title), section, "a list of objects" if layout.listed else "an object with an entry a name")
 
 
-def write(file: EncodingFile, format: str, place: Place) -> dict[str, Any]:
+def write(file: EncodingFile, format: str, place: FilePlace) -> dict[str, Any]:
     """The document of a file in this format."""
     layout = LAYOUTS[format]
     if taken := file.extra.keys() & {*layout.head, *layout.sections}:
@@ -104,7 +104,7 @@ def write(file: EncodingFile, format: str, place: Place) -> dict[str, Any]:
     return {**layout.head, **sections, **file.extra}
 
 
-def _written(name: str, entry: Entry, layout: Layout, place: Place) -> Any:
+def _written(name: str, entry: Entry, layout: Layout, place: FilePlace) -> Any:
     """An entry as its file had it, if it still says the same; as the format has it otherwise."""
     source = entry.source
     if source is not None and source.format in layout.accepts:

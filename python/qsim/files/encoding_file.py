@@ -9,10 +9,10 @@ from fnmatch import fnmatchcase
 from types import MappingProxyType
 from typing import Any
 
-from qsim.encoding import Encoding
+from qsim.numbers.encoding import Encoding
 
 UNQUANTIZED = "float32: it is not quantized"
-ROLES = ("activation", "parameter")
+ENTRY_ROLES = ("activation", "parameter")
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Entry:
     source: Source | None = None
 
     def __post_init__(self) -> None:
-        if self.role not in (None, *ROLES):
+        if self.role not in (None, *ENTRY_ROLES):
             raise ValueError(f"Entry: got role={self.role!r}; expected 'activation', 'parameter' or None")
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from qsim.encoding import Encoding, grid_of
 from qsim.files.encoding_file import Entry
-from qsim.files.place import Place
+from qsim.files.file_place import FilePlace
+from qsim.numbers.encoding import Encoding, grid_of
 
 
-def encoding_of(name: str, entry: Entry, place: Place) -> Encoding:
+def encoding_of(name: str, entry: Entry, place: FilePlace) -> Encoding:
     """The encoding of an entry that has to have one."""
     if entry.encoding is None:
         raise place.error(f"is {entry.note}, which this format cannot hold; {leave_out(name)}")
@@ -24,7 +24,7 @@ def bits_of(encoding: Encoding) -> int:
     return high.bit_length() + (low < 0)
 
 
-def check_grid(encoding: Encoding, place: Place, narrow: bool = False) -> None:
+def check_grid(encoding: Encoding, place: FilePlace, narrow: bool = False) -> None:
     """The grid is all that the type holds; with `narrow`, it may lack the lowest integer."""
     low, high = grid_of(encoding.dtype)
     grid = encoding.quant_min, encoding.quant_max
@@ -35,7 +35,7 @@ def check_grid(encoding: Encoding, place: Place, narrow: bool = False) -> None:
         )
 
 
-def check_one_axis(encoding: Encoding, place: Place) -> None:
+def check_one_axis(encoding: Encoding, place: FilePlace) -> None:
     """Scales lie along one axis at most."""
     if isinstance(encoding.axis, tuple):
         raise place.error(f"has tiles along the axes {encoding.axis}; this format has blocks along one axis at most: use format='qsim'")

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qsim.encoding import Encoding
-from qsim.files.place import Place, shown
+from qsim.files.file_place import FilePlace, shown
+from qsim.numbers.encoding import Encoding
 
 MAX_DIMS = 8
 MAX_NAME = 4096
@@ -27,7 +27,7 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def checked_name(value: Any, place: Place) -> str:
+def checked_name(value: Any, place: FilePlace) -> str:
     """`value` if it can name a tensor."""
     if not isinstance(value, str) or not 0 < len(value) <= MAX_NAME:
         raise place.wanted("the name of an entry", value, f"a string of 1 to {MAX_NAME} characters")
@@ -38,7 +38,7 @@ def checked_name(value: Any, place: Place) -> str:
     return value
 
 
-def array(value: Any, place: Place, what: str, legal: Callable[[Any], bool], expected: str) -> tuple[tuple[int, ...], list[Any]]:
+def array(value: Any, place: FilePlace, what: str, legal: Callable[[Any], bool], expected: str) -> tuple[tuple[int, ...], list[Any]]:
     """Shape and elements, row by row, of a nested list; of a number by itself, ``()`` and one element."""
     shape: list[int] = []
     level = [value]
@@ -54,13 +54,13 @@ def array(value: Any, place: Place, what: str, legal: Callable[[Any], bool], exp
     return tuple(shape), level
 
 
-def scales(value: Any, place: Place, what: str, dtype: torch.dtype = torch.float32) -> Tensor:
+def scales(value: Any, place: FilePlace, what: str, dtype: torch.dtype = torch.float32) -> Tensor:
     """Positive numbers, in the nesting that they have."""
     shape, elements = array(value, place, what, is_number, "a positive finite number")
     return positive(torch.tensor([float(element) for element in elements], dtype=torch.float64), place, what, dtype).reshape(shape)
 
 
-def positive(values: Tensor, place: Place, what: str, dtype: torch.dtype = torch.float32) -> Tensor:
+def positive(values: Tensor, place: FilePlace, what: str, dtype: torch.dtype = torch.float32) -> Tensor:
     """float64 as scales of `dtype`."""
     rounded = values.to(dtype)
     wrong = ~(rounded.isfinite() & (rounded > 0))
@@ -70,14 +70,14 @@ def positive(values: Tensor, place: Place, what: str, dtype: torch.dtype = torch
     return rounded
 
 
-def integers(value: Any, place: Place, what: str, low: int = _INT32.min, high: int = _INT32.max) -> Tensor:
+def integers(value: Any, place: FilePlace, what: str, low: int = _INT32.min, high: int = _INT32.max) -> Tensor:
     """Integers from `low` to `high` as int64, in the nesting that they have."""
     shape, elements = array(value, place, what, lambda v: is_integer(v) and low <= v <= high, f"integers from {low} to {high}")
     return torch.tensor([int(element) for element in elements], dtype=torch.int64).reshape(shape)
 
 
 def make_encoding(
-    place: Place, scale: Tensor, zero_point: Tensor, quant_min: int, quant_max: int, *layout: Any, **options: Any
+    place: FilePlace, scale: Tensor, zero_point: Tensor, quant_min: int, quant_max: int, *layout: Any, **options: Any
 ) -> Encoding:
     """`Encoding`, whose objections become errors that name the entry."""
     off = (zero_point < float(quant_min)) | (zero_point > float(quant_max))
@@ -89,13 +89,13 @@ def make_encoding(
         raise place.error(str(error)) from None
 
 
-def check_count(count: int, place: Place) -> None:
+def check_count(count: int, place: FilePlace) -> None:
     """Refuse more entries than any model has tensors."""
     if count > MAX_ENTRIES:
         raise place.error(f"has {count} entries; expected at most {MAX_ENTRIES}, the encodings of one model")
 
 
-def check_layout(place: Place, scale: Tensor, axis: int | tuple[int, ...] | None, size: int | tuple[int, ...] | None) -> None:
+def check_layout(place: FilePlace, scale: Tensor, axis: int | tuple[int, ...] | None, size: int | tuple[int, ...] | None) -> None:
     """Refuse axes and blocks that scales of this shape do not have."""
     axes, sizes = ([] if part is None else [part] if isinstance(part, int) else list(part) for part in (axis, size))
     dims = scale.dim()
@@ -120,11 +120,11 @@ class Fields:
     ----------
     value : object
         What the file has; an error unless it is an object.
-    place : Place
+    place : FilePlace
         What errors begin with.
     """
 
-    def __init__(self, value: Any, place: Place) -> None:
+    def __init__(self, value: Any, place: FilePlace) -> None:
         if not isinstance(value, dict):
             raise place.error(f"is {shown(value)}; expected an object")
         self.values: Mapping[str, Any] = value

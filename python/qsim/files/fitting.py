@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from qsim.encoding import Encoding
 from qsim.files.encoding_file import UNQUANTIZED, Entry
+from qsim.numbers.encoding import Encoding
+from qsim.numbers.spec import TensorSpec
 from qsim.quantizers.quantizer import Quantizer
-from qsim.spec import TensorSpec
 
 
 def fitted(entry: Entry, quantizer: Quantizer, dims: int | None) -> Encoding:
@@ -55,7 +55,7 @@ def _with_grid(encoding: Encoding, spec: TensorSpec) -> Encoding:
 
 def _with_layout(entry: Entry, encoding: Encoding, quantizer: Quantizer, dims: int | None) -> Encoding:
     spec, shape = quantizer.spec, tuple(encoding.scale.shape)
-    expected = quantizer._shape
+    expected = quantizer.held_shape
     fits = expected in (None, shape) and encoding.block_size == spec.block_size and _same_axis(encoding.axis, spec.axis, dims)
     if not entry.layout_given and expected is not None and encoding.block_size == spec.block_size:
         fits = encoding.scale.numel() == quantizer.scale.numel()  # in the order of the tensor's own axes

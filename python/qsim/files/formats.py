@@ -6,13 +6,13 @@ from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 
+from qsim.atomic import write_atomically
 from qsim.files import documents, tensorrt_cache
-from qsim.files.atomic import write_atomically
 from qsim.files.encoding_file import UNQUANTIZED, EncodingFile, Entry
 from qsim.files.fields import Fields, checked_name
+from qsim.files.file_place import FilePlace, shown
 from qsim.files.json_text import MAX_BYTES, dump, parse, read_text
-from qsim.files.place import Place, shown
-from qsim.quantizers.float_format import FLOAT_FORMATS
+from qsim.numbers.float_format import FLOAT_FORMATS
 
 FORMATS = (*documents.LAYOUTS, tensorrt_cache.FORMAT)
 _NAMES_FLOATS = ("aimet-0.6.1", "aimet-1.0.0", "qsim")
@@ -51,7 +51,7 @@ def load_encodings(path: str | PathLike[str], *, max_bytes: int = MAX_BYTES) -> 
     >>> file.format, list(file.entries), file.entries["input"].encoding.max.item()
     ('tensorrt-cache', ['input'], 1.0)
     """
-    place = Place(str(path))
+    place = FilePlace(str(path))
     text = read_text(Path(path), place, max_bytes)
     if tensorrt_cache.is_cache(text):
         return tensorrt_cache.read(text, place)
@@ -93,7 +93,7 @@ def save_encodings(file: EncodingFile, path: str | PathLike[str], format: str | 
     format = file.format if format is None else format
     if format not in FORMATS:
         raise ValueError(f"save_encodings: got format={shown(format)}; expected one of {', '.join(FORMATS)}")
-    place = Place(str(path))
+    place = FilePlace(str(path))
     for name in file.entries:
         checked_name(name, place)
     file = replace(file, entries={name: entry for name, entry in file.entries.items() if _is_said(entry, format)})

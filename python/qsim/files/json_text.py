@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from qsim.files.place import Place, shown
+from qsim.files.file_place import FilePlace, shown
 
 MAX_BYTES = 1 << 28
 MAX_VALUES = 1 << 24  # 100 bytes each as Python objects
@@ -29,7 +29,7 @@ class _Refused(ValueError):
     """What the hooks of `json` raise."""
 
 
-def read_text(path: Path, place: Place, max_bytes: int) -> str:
+def read_text(path: Path, place: FilePlace, max_bytes: int) -> str:
     """The text of a file of at most `max_bytes`, in UTF-8 without byte order mark."""
     with path.open("rb") as stream:
         data = stream.read(max_bytes + 1)
@@ -43,7 +43,7 @@ def read_text(path: Path, place: Place, max_bytes: int) -> str:
         raise place.error(f"byte {error.start} is not UTF-8; expected a text file of encodings") from None
 
 
-def parse(text: str, place: Place) -> Any:
+def parse(text: str, place: FilePlace) -> Any:
     """What the JSON document `text` holds."""
     _check_bounds(text, place)
     try:
@@ -54,7 +54,7 @@ def parse(text: str, place: Place) -> Any:
         raise place.error(str(error)) from None
 
 
-def dump(document: Any, place: Place) -> bytes:
+def dump(document: Any, place: FilePlace) -> bytes:
     """`document` as JSON text. Floats are written so that they read back to the same bits."""
     try:
         return (json.dumps(document, indent=1, allow_nan=False) + "\n").encode()
@@ -62,7 +62,7 @@ def dump(document: Any, place: Place) -> bytes:
         raise place.error(f"JSON cannot hold what is to be written: {error}. Look at EncodingFile.extra") from None
 
 
-def _check_bounds(text: str, place: Place) -> None:
+def _check_bounds(text: str, place: FilePlace) -> None:
     unescaped = text.replace("\\\\", "").replace('\\"', "")
     values = sum(map(text.count, ",[{"))
     if values > MAX_VALUES or unescaped.count('"') > 4 * (MAX_VALUES + 1):  # a pair is two strings

@@ -17,7 +17,7 @@ import torch
 from qsim.files.encoding_file import Entry
 from qsim.files.expressible import encoding_of
 from qsim.files.fields import MAX_DIMS, Fields, array, check_layout, is_integer, make_encoding, scales
-from qsim.files.place import Place
+from qsim.files.file_place import FilePlace
 
 FORMAT = "qsim"
 MARK = "qsim-encodings"
@@ -27,7 +27,7 @@ _LARGEST = 1 << 128  # beyond bfloat16
 _FIELDS = ("role", "scale", "zero_point", "scale_dtype", "quant_min", "quant_max", "axis", "block_size", "dtype", "layout_given")
 
 
-def read_entry(value: Any, role: str | None, place: Place) -> Entry:
+def read_entry(value: Any, role: str | None, place: FilePlace) -> Entry:
     """An entry; it says itself which role it has."""
     fields = Fields(value, place)
     if unknown := list(fields.without(*_FIELDS)):
@@ -59,6 +59,6 @@ def _axes(fields: Fields, name: str, low: int, high: int) -> int | tuple[int, ..
     return int(elements[0]) if not shape else tuple(int(element) for element in elements)
 
 
-def write_entry(name: str, entry: Entry, place: Place) -> dict[str, Any]:
+def write_entry(name: str, entry: Entry, place: FilePlace) -> dict[str, Any]:
     layout = {} if entry.layout_given else {"layout_given": False}
     return {"role": entry.role, **encoding_of(name, entry, place).to_dict(), **layout}

@@ -11,14 +11,14 @@ from typing import Any
 
 import torch
 
-from qsim.encoding import grid_of
 from qsim.files.encoding_file import EncodingFile, Entry
 from qsim.files.expressible import check_grid, encoding_of, leave_out
 from qsim.files.fields import MAX_DIMS, Fields, checked_name, integers, make_encoding, scales
-from qsim.files.place import Place
+from qsim.files.file_place import FilePlace
+from qsim.numbers.encoding import grid_of
 
 _TYPES = {"int8": "QInt8", "uint8": "QUInt8", "int16": "QInt16", "uint16": "QUInt16", "int4": "QInt4", "uint4": "QUInt4"}
-_PLACE = Place("TensorQuantOverrides")
+_PLACE = FilePlace("TensorQuantOverrides")
 
 
 def _quant_types() -> Any:
@@ -52,7 +52,7 @@ def tensor_quant_overrides(file: EncodingFile) -> dict[str, list[dict[str, Any]]
     return {name: _write(name, entry, _PLACE.at(name), types) for name, entry in file.entries.items()}
 
 
-def _write(name: str, entry: Entry, place: Place, types: Any) -> list[dict[str, Any]]:
+def _write(name: str, entry: Entry, place: FilePlace, types: Any) -> list[dict[str, Any]]:
     encoding = encoding_of(name, entry, place)
     if encoding.dtype not in _TYPES:
         raise place.error(f"is {encoding.dtype}; expected one of {', '.join(_TYPES)}: {leave_out(name)}")
@@ -84,7 +84,7 @@ def from_tensor_quant_overrides(overrides: Mapping[str, list[dict[str, Any]]]) -
     return EncodingFile({checked_name(name, _PLACE): _read(value, names, _PLACE.at(name)) for name, value in overrides.items()})
 
 
-def _read(value: Any, names: Mapping[Any, str], place: Place) -> Entry:
+def _read(value: Any, names: Mapping[Any, str], place: FilePlace) -> Entry:
     if not isinstance(value, list) or not value:
         raise place.wanted("the override", value, "a list with one dict a channel")
     channels = [Fields({key: _plain(part) for key, part in Fields(channel, place).values.items()}, place) for channel in value]

@@ -15,11 +15,11 @@ import struct
 
 import torch
 
-from qsim.encoding import Encoding
 from qsim.files.encoding_file import EncodingFile, Entry, role_of
 from qsim.files.expressible import check_grid, encoding_of, leave_out
 from qsim.files.fields import check_count, checked_name, make_encoding, positive
-from qsim.files.place import Place, shown
+from qsim.files.file_place import FilePlace, shown
+from qsim.numbers.encoding import Encoding
 
 FORMAT = "tensorrt-cache"
 VERSION, CALIBRATOR = "8501", "EntropyCalibration2"
@@ -32,7 +32,7 @@ def is_cache(text: str) -> bool:
     return text.startswith("TRT-")
 
 
-def read(text: str, place: Place) -> EncodingFile:
+def read(text: str, place: FilePlace) -> EncodingFile:
     check_count(text.count("\n"), place)
     first, *lines = [line.removesuffix("\r") for line in text.split("\n")]
     header = _HEADER.fullmatch(first)
@@ -48,7 +48,7 @@ def read(text: str, place: Place) -> EncodingFile:
     return EncodingFile(entries, FORMAT, header[1], {"calibrator": header[2]})
 
 
-def _split(line: str, number: int, place: Place) -> tuple[str, float]:
+def _split(line: str, number: int, place: FilePlace) -> tuple[str, float]:
     name, separator, digits = line.rpartition(": ")
     if not separator or not _VALUE.fullmatch(digits):
         raise place.wanted(f"line {number}", line, "'name: hhhhhhhh' with eight hexadecimal digits. Is the file complete?")
@@ -57,14 +57,14 @@ def _split(line: str, number: int, place: Place) -> tuple[str, float]:
     return checked_name(name, place), struct.unpack(">f", bytes.fromhex(digits))[0]
 
 
-def _encoding(scale: float, place: Place) -> Encoding:
+def _encoding(scale: float, place: FilePlace) -> Encoding:
     if scale == 0:
         raise place.error("has scale 0: the calibration saw only zeros. Delete the line, and the tensor stays in float")
     step = positive(torch.tensor(scale, dtype=torch.float64), place, "the value")
     return make_encoding(place, step, torch.tensor(0), -128, 127)
 
 
-def write(file: EncodingFile, place: Place) -> bytes:
+def write(file: EncodingFile, place: FilePlace) -> bytes:
     own = file.format == FORMAT
     version, calibrator = (file.version, file.extra.get("calibrator", CALIBRATOR)) if own else (VERSION, CALIBRATOR)
     header = f"TRT-{version}-{calibrator}"
@@ -74,7 +74,7 @@ def write(file: EncodingFile, place: Place) -> bytes:
     return "".join([header, "\n", *(_line(name, entry, place.at(name)) for name, entry in entries.items())]).encode()
 
 
-def _line(name: str, entry: Entry, place: Place) -> str:
+def _line(name: str, entry: Entry, place: FilePlace) -> str:
     if ": " in name or any(character in name for character in "\r\n"):
         raise place.error("has ': ' or a line break in its name, where a cache ends the name; rename it, or use format='qsim'")
     encoding = encoding_of(name, entry, place)

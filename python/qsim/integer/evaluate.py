@@ -14,21 +14,21 @@ from torch.fx import Interpreter, Node
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from qsim import ops
-from qsim.deploy.capture import Program
-from qsim.deploy.carry import carry_marks
-from qsim.deploy.marked import per_channel
-from qsim.deploy.nodes import arguments
 from qsim.errors import AccumulatorError
-from qsim.graph.frugal import Stamp
-from qsim.graph.marks import BIAS, QUANTIZED, ROUNDED
+from qsim.graph.execute.marks import BIAS, QUANTIZED, ROUNDED
+from qsim.graph.execute.shortcuts import Stamp
+from qsim.integer.assignment import Kernel
+from qsim.integer.kernel_calls import Launcher
 from qsim.integer.kernels.exact import AccumulatorOverflow
 from qsim.integer.kernels.products import Bias
 from qsim.integer.kernels.quantized import Quantized, quantize
-from qsim.integer.launch import Launcher
 from qsim.integer.prepared import Prepared, stored_inputs
-from qsim.integer.regions import Kernel
-from qsim.quantizers.float_format import FLOAT_FORMATS
+from qsim.numbers.float_format import FLOAT_FORMATS
 from qsim.quantizers.quantizer import Quantizer
+from qsim.trace.capture import Program
+from qsim.trace.fx_nodes import arguments
+from qsim.trace.mark_uses import per_channel
+from qsim.trace.marks_behind_moves import carry_marks
 
 
 class Evaluation:

@@ -9,17 +9,17 @@ from torch import Tensor
 from torch.export.graph_signature import InputKind
 from torch.fx import Graph, GraphModule, Node
 
-from qsim.deploy.capture import Program
-from qsim.deploy.hoist import hoist_marks
-from qsim.deploy.marked import Marked
-from qsim.deploy.storages import storages
-from qsim.deploy.targets import TARGETS, shifted
-from qsim.encoding import Encoding
-from qsim.graph.marks import BIAS, QUANTIZED
-from qsim.integer.launch import Operators
-from qsim.integer.regions import Kernel, classify
-from qsim.integer.unasked import bias_made_integers, weights_made_integers
+from qsim.graph.execute.marks import BIAS, QUANTIZED
+from qsim.integer.assignment import Kernel, classify
+from qsim.integer.kernel_calls import Operators
+from qsim.integer.runtime_weights import bias_made_integers, weights_made_integers
+from qsim.numbers.encoding import Encoding
 from qsim.quantizers.quantizer import Quantizer
+from qsim.trace.capture import Program
+from qsim.trace.mark_uses import Marked
+from qsim.trace.marks_before_rectifiers import hoist_marks
+from qsim.trace.runtimes import RUNTIMES, shifted
+from qsim.trace.storages import storages
 
 
 class Prepared:
@@ -85,5 +85,5 @@ def stored_inputs(program: Program) -> list[tuple[str, str]]:
 
 def _as_stored(encodings: dict[str, Encoding], marked: Marked, quantizers: Mapping[str, Quantizer]) -> dict[str, Encoding]:
     """Encodings of activations as an exported model has them: unsigned ones are shifted where they are stored as int8."""
-    stored = storages(marked, quantizers, TARGETS["onnxruntime"]).activations
+    stored = storages(marked, quantizers, RUNTIMES["onnxruntime"]).activations
     return {key: shifted(e) if e.quant_min == 0 and stored.get(key) == "int8" else e for key, e in encodings.items()}

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qsim.quantizers.blocks import Axes, along_one_axis
+from qsim.numbers.blocks import Axes, along_one_axis
 
 # Bound once: looking an operator up costs as much as quantizing a thousand elements.
 _fake_quantize = torch.ops.qsim.fake_quantize.default

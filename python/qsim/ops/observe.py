@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from qsim.quantizers.blocks import Axes, block_lengths, is_tiled, join_blocks, ranges_shape
+from qsim.numbers.blocks import Axes, block_lengths, is_tiled, join_blocks, ranges_shape
 
 
 def observe_range_(x: Tensor, lowest: Tensor, highest: Tensor, counts: Tensor, axis: Axes = None, *, block_size: Axes = None) -> None:

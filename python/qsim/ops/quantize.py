@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from qsim.quantizers.blocks import Axes, along_one_axis
+from qsim.numbers.blocks import Axes, along_one_axis
 
 _quantize = torch.ops.qsim.quantize.default
 _dequantize = torch.ops.qsim.dequantize.default

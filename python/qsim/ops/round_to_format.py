@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qsim.quantizers.blocks import Axes, along_one_axis
+from qsim.numbers.blocks import Axes, along_one_axis
 
 _round_to_format = torch.ops.qsim.round_to_format.default
 _round_to_format_out = torch.ops.qsim.round_to_format.out

@@ -6,7 +6,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from qsim.quantizers.blocks import Axes, block_lengths, is_tiled, ranges_shape, tiles
+from qsim.numbers.blocks import Axes, block_lengths, is_tiled, ranges_shape, tiles
 
 _T = TypeVar("_T", int, Axes)
 

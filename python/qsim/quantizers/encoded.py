@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qsim.encoding import Encoding
+from qsim.numbers.encoding import Encoding
+from qsim.numbers.spec import TensorSpec
 from qsim.quantizers.state import UNKNOWN, RangeState
-from qsim.sim.sharding import sharded_as, whole
-from qsim.spec import TensorSpec
+from qsim.runs.sharding import sharded_as, whole
 
 _SMALLEST_SCALE = torch.finfo(torch.float32).tiny
 
@@ -39,7 +39,7 @@ class Encoded(RangeState):
             self._observing_here, self._enabled_here = torch.tensor(True), torch.tensor(True)
         self._grid = (spec.quant_min, spec.quant_max)
         self.register_buffer("grid", torch.tensor(self._identity))
-        self._allocate(UNKNOWN if self._shape is None else self._shape)
+        self._allocate(UNKNOWN if self.held_shape is None else self.held_shape)
 
     def _allocate(self, shape: tuple[int, ...], on: torch.device | None = None) -> None:
         scale = torch.full(shape, torch.nan if self._spec.has_scale else 1.0, dtype=torch.float32, device=on)
@@ -135,8 +135,8 @@ class Encoded(RangeState):
         return Encoding(scale, self.zero_point.clone(), *self._grid, spec.axis, spec.block_size, spec.encoding_dtype)
 
     def _hold(self, encoding: Encoding) -> None:
-        if self._shape is None:
-            self._adopt(tuple(encoding.scale.shape))
+        if self.held_shape is None:
+            self.adopt(tuple(encoding.scale.shape))
         with torch.no_grad():  # in place: optimizers and compiled graphs keep their references
             self.scale.copy_(sharded_as(self.scale, encoding.scale))
             self.zero_point.copy_(encoding.zero_point)

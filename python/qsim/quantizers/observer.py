@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from qsim import ops
-from qsim.encoding import Encoding
 from qsim.errors import CalibrationError
-from qsim.quantizers.blocks import Axes
+from qsim.numbers.blocks import Axes
+from qsim.numbers.encoding import Encoding
+from qsim.numbers.spec import TensorSpec, range_shape
 from qsim.quantizers.sketch import SKETCH_BINS, histogram
 from qsim.quantizers.state import UNKNOWN, RangeState
-from qsim.spec import TensorSpec, range_shape
 
 _OF_RANGE = ("minmax", "ema")  # methods that take the range as it is
 
@@ -96,13 +96,13 @@ class Observer(RangeState):
             raise ValueError("Observer: block_size needs the axis that blocks lie along; got axis=None")
         super().__init__(axis, block_size, shape)
         self.name = name
-        self._allocate(UNKNOWN if self._shape is None else self._shape)
+        self._allocate(UNKNOWN if self.held_shape is None else self.held_shape)
 
     def _allocate(self, shape: tuple[int, ...], on: torch.device | None = None) -> None:
         self.register_buffer("lowest", torch.full(shape, torch.inf, dtype=torch.float32, device=on))
         self.register_buffer("highest", torch.full(shape, -torch.inf, dtype=torch.float32, device=on))
         self.register_buffer("counters", torch.zeros(4, dtype=torch.int64, device=on))
-        if self._sketched:
+        if self.sketched:
             self.register_buffer("sketch", torch.zeros(SKETCH_BINS, dtype=torch.int64, device=on))
             self.register_buffer("low_bits", torch.zeros((), dtype=torch.int32, device=on))
 
@@ -113,8 +113,8 @@ class Observer(RangeState):
         ----------
         x : Tensor, float16/bfloat16/float32/float64, on the observer's device
         """
-        if self._shape is None:
-            self._adopt(range_shape(x.shape, self.axis, self.block_size))
+        if self.held_shape is None:
+            self.adopt(range_shape(x.shape, self.axis, self.block_size))
         state = self._buffers
         ranges = state["lowest"], state["highest"], state["counters"]
         if self.axis is None:
@@ -124,7 +124,7 @@ class Observer(RangeState):
         return x
 
     @property
-    def _sketched(self) -> bool:
+    def sketched(self) -> bool:
         """Whether there is a sketch of the distribution."""
         return self.axis is None
 
@@ -148,7 +148,7 @@ class Observer(RangeState):
         self.lowest.fill_(torch.inf)
         self.highest.fill_(-torch.inf)
         self.counters.zero_()
-        if self._sketched:
+        if self.sketched:
             self.sketch.zero_()
             self.low_bits.zero_()
 
@@ -165,12 +165,12 @@ class Observer(RangeState):
                 f"{self._title}: cannot merge an observer with axis={other.axis}, block_size={other.block_size} "
                 f"into one with axis={self.axis}, block_size={self.block_size}"
             )
-        if other._shape is None:
+        if other.held_shape is None:
             return
-        if self._shape is None:
-            self._adopt(other._shape)
-        if self._shape != other._shape:
-            raise ValueError(f"{self._title}: cannot merge ranges of shape {other._shape} into ranges of shape {self._shape}")
+        if self.held_shape is None:
+            self.adopt(other.held_shape)
+        if self.held_shape != other.held_shape:
+            raise ValueError(f"{self._title}: cannot merge ranges of shape {other.held_shape} into ranges of shape {self.held_shape}")
         device = self.lowest.device
         self.lowest.copy_(torch.minimum(self.lowest, other.lowest.to(device)))
         self.highest.copy_(torch.maximum(self.highest, other.highest.to(device)))
@@ -248,7 +248,7 @@ class Observer(RangeState):
         ValueError
             Fewer than two different finite values were observed, or there is no sketch.
         """
-        if not self._sketched:
+        if not self.sketched:
             raise ValueError(
                 f"{self._title}: a histogram needs the sketch, which is kept per tensor and not for method='ema'; this one has "
                 f"axis={self.axis}"

@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 
 from qsim import ops
-from qsim.encoding import Encoding
 from qsim.errors import CalibrationError, NoEncodingError
-from qsim.quantizers.blocks import is_tiled
+from qsim.numbers.blocks import is_tiled
+from qsim.numbers.encoding import Encoding
+from qsim.numbers.spec import TensorSpec, range_shape
 from qsim.quantizers.encoded import Encoded, positive
 from qsim.quantizers.format_counts import FormatCounter, FormatCounts
 from qsim.quantizers.observer import Counts, Observer, with_method
 from qsim.quantizers.running_observer import RunningObserver
 from qsim.quantizers.weights import encode_weights
-from qsim.spec import TensorSpec, range_shape
 
 _fake_quantize = torch.ops.qsim.fake_quantize.default  # the documented functions, without their calls
 _fake_quantize_ = torch.ops.qsim.fake_quantize_.default
@@ -130,10 +130,10 @@ class Quantizer(Encoded):
     def _follow(self, x: Tensor) -> Tensor:
         """Observe and quantize with a running range."""
         spec, mine, seen = self._spec, self._buffers, self.observer
-        if self._shape is None:
-            self._adopt(range_shape(x.shape, spec.axis, spec.block_size))
-        if seen._shape is None:
-            seen._adopt(range_shape(x.shape, spec.axis, spec.block_size))
+        if self.held_shape is None:
+            self.adopt(range_shape(x.shape, spec.axis, spec.block_size))
+        if seen.held_shape is None:
+            seen.adopt(range_shape(x.shape, spec.axis, spec.block_size))
         ranges = seen._buffers["lowest"], seen._buffers["highest"], seen._buffers["counters"]
         y: Tensor = _observe_fake_quantize(
             x,
@@ -212,8 +212,8 @@ class Quantizer(Encoded):
                 "Make the quantizer with a spec that fits."
             )
         shape = tuple(encoding.scale.shape)
-        if self._shape not in (None, shape):
-            raise ValueError(f"{self._title}: the encoding has scales of shape {shape}; expected {self._shape}")
+        if self.held_shape not in (None, shape):
+            raise ValueError(f"{self._title}: the encoding has scales of shape {shape}; expected {self.held_shape}")
         self._hold(encoding)
         if isinstance(self.observer, RunningObserver):
             self.observer.start_from(encoding)
@@ -236,7 +236,7 @@ class Quantizer(Encoded):
             As `Observer.encoding`. The encoding in use before stays.
         """
         spec = with_method(self._spec, method, percentile=percentile, gamma=gamma)
-        return self._use(spec, self.observer.encoding(spec) if spec.has_scale else None)
+        return self.use(spec, self.observer.encoding(spec) if spec.has_scale else None)
 
     def compute_encoding_from(
         self, weight: Tensor, method: str | None = None, *, percentile: float | None = None, gamma: float | None = None
@@ -268,7 +268,7 @@ class Quantizer(Encoded):
             raise found
         return found
 
-    def _use(self, spec: TensorSpec, chosen: Encoding | None) -> Encoding:
+    def use(self, spec: TensorSpec, chosen: Encoding | None) -> Encoding:
         """Take over a spec that differs in its range method only, and the encoding that it chose (None: there is none to choose)."""
         if chosen is not None:
             self._hold(chosen)
@@ -300,7 +300,7 @@ class Quantizer(Encoded):
     @property
     def additive(self) -> list[Tensor]:
         """The counters that observing adds to, int64: what was observed together is their sum."""
-        counters = [self.observer.counters, *([self.observer.sketch] if self.observer._sketched else [])]
+        counters = [self.observer.counters, *([self.observer.sketch] if self.observer.sketched else [])]
         return counters if self.format_counter is None else [*counters, self.format_counter.counters]
 
     def reset(self) -> None:

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from qsim import ops
-from qsim.encoding import Encoding
-from qsim.quantizers.blocks import Axes
+from qsim.numbers.blocks import Axes
+from qsim.numbers.encoding import Encoding
+from qsim.numbers.spec import TensorSpec, range_shape
 from qsim.quantizers.observer import Observer
-from qsim.spec import TensorSpec, range_shape
 
 
 class RunningObserver(Observer):
@@ -53,7 +53,7 @@ class RunningObserver(Observer):
         self.averaging = averaging
 
     @property
-    def _sketched(self) -> bool:
+    def sketched(self) -> bool:
         return False
 
     def forward(self, x: Tensor) -> Tensor:
@@ -63,8 +63,8 @@ class RunningObserver(Observer):
         ----------
         x : Tensor, float16/bfloat16/float32/float64, on the observer's device
         """
-        if self._shape is None:
-            self._adopt(range_shape(x.shape, self.axis, self.block_size))
+        if self.held_shape is None:
+            self.adopt(range_shape(x.shape, self.axis, self.block_size))
         switches = torch.tensor([True, False], device=x.device)
         unused = torch.empty_like(self.lowest), torch.empty_like(self.lowest, dtype=torch.int32)
         ranges = self.lowest, self.highest, self.counters
@@ -74,8 +74,8 @@ class RunningObserver(Observer):
 
     def start_from(self, encoding: Encoding) -> None:
         """Take the range that an encoding spans as the running range."""
-        if self._shape is None:
-            self._adopt(tuple(encoding.scale.shape))
+        if self.held_shape is None:
+            self.adopt(tuple(encoding.scale.shape))
         self.lowest.copy_(encoding.min)
         self.highest.copy_(encoding.max)
 

@@ -5,8 +5,8 @@ from typing import Any
 
 from torch import Tensor, device, nn
 
-from qsim.quantizers.blocks import Axes
-from qsim.spec import range_shape
+from qsim.numbers.blocks import Axes
+from qsim.numbers.spec import range_shape
 
 UNKNOWN = (0,)  # shape of a tensor whose shape is not known yet
 
@@ -33,15 +33,15 @@ class RangeState(nn.Module):
         super().__init__()
         self.axis, self.block_size = axis, block_size
         self._shape_fixed = axis is None or shape is not None
-        self._shape = range_shape(shape or (), axis, block_size) if self._shape_fixed else None
+        self.held_shape = range_shape(shape or (), axis, block_size) if self._shape_fixed else None
 
     def _allocate(self, shape: tuple[int, ...], on: device | None = None) -> None:
         """Make the tensors anew, holding nothing. The constructor of a subclass ends with it."""
         raise NotImplementedError
 
-    def _adopt(self, shape: tuple[int, ...]) -> None:
+    def adopt(self, shape: tuple[int, ...]) -> None:
         """Take `shape` as the state's shape; what the state held is dropped."""
-        self._shape = None if shape == UNKNOWN else shape
+        self.held_shape = None if shape == UNKNOWN else shape
         self._allocate(shape, getattr(self, self._shape_key).device)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
@@ -56,9 +56,9 @@ class RangeState(nn.Module):
         if key in state_dict:
             incoming = tuple(state_dict[key].shape)
             fits = len(incoming) == 1 if self.block_size is None else len(incoming) > 0
-            if fits and not self._shape_fixed and incoming != self._shape:
-                self._adopt(incoming)
-            present = UNKNOWN if self._shape is None else self._shape
+            if fits and not self._shape_fixed and incoming != self.held_shape:
+                self.adopt(incoming)
+            present = UNKNOWN if self.held_shape is None else self.held_shape
             if incoming != present:  # nn.Module would let a tensor without dimensions take the first of many
                 error_messages: list[str] = args[-1]
                 error_messages.append(f"{key} has shape {incoming}; expected {present} (axis={self.axis}, block_size={self.block_size}).")

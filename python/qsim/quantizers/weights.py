@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from qsim import ops
-from qsim.encoding import Encoding
 from qsim.errors import CalibrationError
-from qsim.quantizers.observer import encoding_of_range
-from qsim.spec import TensorSpec
-
-if TYPE_CHECKING:
-    from qsim.quantizers.quantizer import Quantizer
+from qsim.numbers.encoding import Encoding
+from qsim.numbers.spec import TensorSpec
+from qsim.quantizers.observer import Observer, encoding_of_range
 
 _Search = tuple[torch.device, str, float, float]  # what one call has in common: device, method, percentile, gamma
 
 
-def look_at(quantizer: Quantizer, weight: Tensor, spec: TensorSpec) -> CalibrationError | None:
+class OfWeight(Protocol):
+    """What is asked of the quantizer of a weight."""
+
+    @property
+    def observer(self) -> Observer: ...
+
+    def reset(self) -> None: ...
+
+    def observe(self, x: Tensor) -> None: ...
+
+    def use(self, spec: TensorSpec, chosen: Encoding | None) -> Encoding: ...
+
+
+def look_at(quantizer: OfWeight, weight: Tensor, spec: TensorSpec) -> CalibrationError | None:
     """Have the quantizer's observer see the weight and nothing else. Returns why the weight has no range, if so."""
     quantizer.observer.check_method(spec)
     quantizer.reset()
@@ -67,7 +77,7 @@ def search_encodings(weights: Sequence[Tensor], specs: Sequence[TensorSpec]) -> 
 
 
 def encode_weights(
-    quantizers: Sequence[Quantizer], weights: Sequence[Tensor], specs: Sequence[TensorSpec]
+    quantizers: Sequence[OfWeight], weights: Sequence[Tensor], specs: Sequence[TensorSpec]
 ) -> list[Encoding | CalibrationError]:
     """`Quantizer.compute_encoding_from` of several weights in one search, with specs that differ from theirs in the range method only.
 
@@ -81,5 +91,5 @@ def encode_weights(
     searched = [i for i in sound if not specs[i].is_running]
     chosen = dict(zip(searched, search_encodings([weights[i] for i in searched], [specs[i] for i in searched]), strict=True))
     chosen |= {i: quantizers[i].observer.encoding(specs[i]) for i in sound if specs[i].is_running}
-    encodings = {i: quantizers[i]._use(specs[i], chosen[i]) for i in sound}
+    encodings = {i: quantizers[i].use(specs[i], chosen[i]) for i in sound}
     return [encodings[i] if problem is None else problem for i, problem in enumerate(problems)]

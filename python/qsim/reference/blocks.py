@@ -1,12 +1,11 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import product
 
 import torch
 from torch import Tensor
 
-Axes = int | Sequence[int] | None
+from qsim.numbers.blocks import Axes
 
 
 def per_element(values: Tensor, x: Tensor, axis: Axes, block_size: Axes) -> Tensor:

@@ -3,7 +3,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from qsim.reference.blocks import Axes, per_element
+from qsim.numbers.blocks import Axes
+from qsim.reference.blocks import per_element
 
 
 def _quotient(x: Tensor, scale: Tensor, rounding: str) -> Tensor:

@@ -3,7 +3,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from qsim.reference.blocks import Axes, blocks_of
+from qsim.numbers.blocks import Axes
+from qsim.reference.blocks import blocks_of
 
 SKETCH_SHIFT, SKETCH_BINS = 18, 1 << 14
 

@@ -3,7 +3,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from qsim.reference.blocks import Axes, per_element
+from qsim.numbers.blocks import Axes
+from qsim.reference.blocks import per_element
 from qsim.reference.fake_quantize import _quotient
 
 _STORAGE = (torch.uint8, torch.int8, torch.uint16, torch.int16)

@@ -5,8 +5,9 @@ import math
 import torch
 from torch import Tensor
 
-from qsim.quantizers.float_format import FLOAT_FORMATS, FloatFormat
-from qsim.reference.blocks import Axes, per_element
+from qsim.numbers.blocks import Axes
+from qsim.numbers.float_format import FLOAT_FORMATS, FloatFormat
+from qsim.reference.blocks import per_element
 
 # Integer type of the same width, and its exponent bits, for each dtype that arithmetic is done in.
 _EXPONENT = {torch.float32: (torch.int32, 0x7F80_0000), torch.float64: (torch.int64, 0x7FF0_0000_0000_0000)}

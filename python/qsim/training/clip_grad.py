@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from qsim import ops
-from qsim.sim.sharding import is_sharded, layout_of, local, reduce_over_shards
+from qsim.runs.sharding import is_sharded, layout_of, local, reduce_over_shards
 
 _MOST_NAMED = 8
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from qsim.training.running_statistics import batch_norms
+from qsim.batch_norm.statistics import batch_norms
+from qsim.simulation.batch_norms import freeze_batch_norms
 
 if TYPE_CHECKING:
-    from qsim.sim.training import Training
+    from qsim.simulation.simulation import Simulation
 
 
 class Schedule:
@@ -23,7 +24,7 @@ class Schedule:
     """
 
     def __init__(
-        self, sim: Training, quantize_from: int | Mapping[str, int], observe_until: int | None, freeze_batch_norms_from: int | None
+        self, sim: Simulation, quantize_from: int | Mapping[str, int], observe_until: int | None, freeze_batch_norms_from: int | None
     ) -> None:
         begins = {"*": quantize_from} if isinstance(quantize_from, int) else dict(quantize_from)
         for name, step in {**begins, "observe_until": observe_until, "freeze_batch_norms_from": freeze_batch_norms_from}.items():
@@ -34,7 +35,7 @@ class Schedule:
         self.steps = 0
         self._sim = sim
         # The last match wins. A quantizer that is off now is off because someone wanted it so.
-        self._begins = {q: step for pattern, step in begins.items() for q in sim._matching((pattern,)) if q.enabled}
+        self._begins = {q: step for pattern, step in begins.items() for q in sim.matching((pattern,)) if q.enabled}
         running = [q for q in sim.quantizers().values() if q.spec.is_running and q.observing]
         self._ends = {} if observe_until is None else dict.fromkeys(running, observe_until)
         self._freeze = freeze_batch_norms_from
@@ -53,7 +54,7 @@ class Schedule:
         for quantizer, end in self._ends.items():
             quantizer.observing = self.steps < end
         if self._freeze is not None and self.steps >= self._freeze:
-            self._sim.freeze_batch_norms(*batch_norms(self._sim.model))  # none, if they were folded since
+            freeze_batch_norms(self._sim, batch_norms(self._sim.model))  # none, if they were folded since
 
     def state_dict(self) -> dict[str, int]:
         """The number of steps."""

@@ -5,24 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from qsim.clinic.checks.batch_norm import fold_gains, never_updated, not_folded, tiny_variances
-from qsim.clinic.checks.constants import constants
-from qsim.clinic.checks.data import other_scale, still_growing, too_few
-from qsim.clinic.checks.gradients import gradients
-from qsim.clinic.checks.half import culprits, harmless_overflows
-from qsim.clinic.checks.half_weights import tiny_weights
-from qsim.clinic.checks.integers import overflowing_biases, uneven_joins, wide_channels
-from qsim.clinic.checks.modes import training_mode
-from qsim.clinic.checks.patterns import patterns
+from qsim.clinic.checks.half import constants, culprits, harmless_overflows, patterns, tiny_weights
+from qsim.clinic.checks.integers import other_scale, overflowing_biases, still_growing, too_few, uneven_joins, wide_channels
 from qsim.clinic.checks.sums import overflowing_sums, stagnating_sums
-from qsim.clinic.checks.values import births, nonfinite_data, nonfinite_parameters, unobserved, widths
+from qsim.clinic.checks.values import births, gradients, nonfinite_data, nonfinite_parameters, training_mode, unobserved, widths
 from qsim.clinic.examination import Examination
 from qsim.clinic.finding import Finding
 
 Check = Callable[[Examination], list[Finding]]
 
-FLOAT: tuple[Check, ...] = (nonfinite_data, nonfinite_parameters, births, widths, unobserved, gradients, training_mode)
+FLOAT_CHECKS: tuple[Check, ...] = (nonfinite_data, nonfinite_parameters, births, widths, unobserved, gradients, training_mode)
 # For targets with a float format. The first one runs the shadow; the others add what it has not found.
-HALF: tuple[Check, ...] = (culprits, constants, harmless_overflows, tiny_weights, patterns)
-NARROW: tuple[Check, ...] = (overflowing_sums, stagnating_sums)  # for accumulators of that format
-BATCH_NORM: tuple[Check, ...] = (never_updated, tiny_variances, fold_gains, not_folded)
-INTEGERS: tuple[Check, ...] = (wide_channels, overflowing_biases, uneven_joins, other_scale, too_few, still_growing)
+HALF_CHECKS: tuple[Check, ...] = (culprits, constants, harmless_overflows, tiny_weights, patterns)
+SUM_CHECKS: tuple[Check, ...] = (overflowing_sums, stagnating_sums)  # for accumulators of that format
+BATCH_NORM_CHECKS: tuple[Check, ...] = (never_updated, tiny_variances, fold_gains, not_folded)
+INTEGER_CHECKS: tuple[Check, ...] = (wide_channels, overflowing_biases, uneven_joins, other_scale, too_few, still_growing)

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from qsim.batch_norm.fold import normalization
+from qsim.batch_norm.foldable import NotFoldable
 from qsim.clinic.examination import Examination
 from qsim.clinic.finding import Finding, Severity
-from qsim.graph.batch_norm import NotFoldable
-from qsim.graph.snapshot import unchanged
-from qsim.training.batch_norm import normalization
+from qsim.runs.snapshot import unchanged
 
 _UNLIKE = 16.0  # times the variance 1 that is recorded: four times the scale
 _OFF = 1e-3  # of the layer's largest weight: a channel that training has switched off, as weight decay does

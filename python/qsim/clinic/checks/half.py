@@ -1,16 +1,167 @@
-"""Half precision: the operations with which the output goes wrong, found by curing one after another in shadow executions."""
+"""Half precision: culprits of NaN, Inf and lost accuracy; constants and weights that the format loses; patterns that overflow early."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from qsim.clinic.checks.constants import is_data, lost_here, lost_nearby
+import torch
+
 from qsim.clinic.examination import Examination
-from qsim.clinic.finding import Finding
+from qsim.clinic.finding import Finding, Severity
 from qsim.clinic.shadow import Trace
-from qsim.clinic.trace import Row
+from qsim.clinic.trace import LostConstant, TraceRow
+from qsim.numbers.sqnr import sqnr
+from qsim.ops.round_to_format import count_format_
+
+_CLOSE = 2.0  # a bound is in play where the values come within this factor of the format's limit
+_HOPS = 2  # x / (x.var() + eps).sqrt(): the division breaks, two operations after the epsilon is lost
+_MASKS = 1e30  # from here on a number is no quantity, even in the data
+_BOUNDS = frozenset({"clamp", "clip", "clamp_min", "clamp_max", "maximum", "minimum", "hardtanh", "nan_to_num", "threshold"})
+
+
+def constants(exam: Examination) -> list[Finding]:
+    """QS012 and QS013 as warnings: lost constants that the output does not show with this data, and may with other data."""
+    findings = []
+    for constant in exam.traces[0].constants:
+        if math.isinf(constant.becomes):
+            bound = constant.func in _BOUNDS and exam.seen(constant.op).largest * _CLOSE < exam.limit
+            if not bound and not is_data(exam, constant):
+                findings.append(lost_here(exam, constant, "warning"))
+        elif _guards_small_values(exam, constant):
+            findings.append(lost_here(exam, constant, "warning"))
+    return findings
+
+
+def is_data(exam: Examination, constant: LostConstant) -> bool:
+    """Whether what was lost is what the model was given, not a constant: by its size, and an epsilon by where it came from."""
+    if not constant.raw or constant.parameter:
+        return False
+    if constant.becomes == 0:
+        site = exam.subject.sites.get(constant.op)
+        return site is not None and any(o.kind == "input" for step in site.steps for found in step.operands.values() for o in found)
+    return abs(constant.value) <= min(exam.survey.largest_input, _MASKS)
+
+
+def _guards_small_values(exam: Examination, constant: LostConstant) -> bool:
+    """Whether an epsilon that becomes zero is added to, or bounds, values that come near it."""
+    seen = exam.survey.operations.get(constant.op)
+    return seen is not None and 0 <= seen.lowest < exam.numbers.smallest_normal and seen.highest > 0
+
+
+def lost_nearby(exam: Examination, trace: Trace, name: str, *, broken: bool) -> list[LostConstant]:
+    """Lost constants that explain why a result is broken (NaN or Inf) or wrong: it reads them, or what was computed with them."""
+    near = {name}
+    for _ in range(_HOPS):
+        near |= {producer for link in near for producer in exam.flow.producers.get(link, ())}
+    found = [c for c in trace.constants if c.op == name or not near.isdisjoint({c.op, *c.readers})]
+    harmful = [c for c in found if not is_data(exam, c) and (broken or math.isinf(c.becomes) or c.op == name)]
+    return sorted(harmful, key=lambda c: (math.isfinite(c.becomes), c.op != name))
+
+
+def lost_here(exam: Examination, constant: LostConstant, severity: Severity, shows: str = "") -> Finding:
+    """The finding on a constant; `shows`: the operation whose result is broken because of it."""
+    numbers = exam.numbers
+    chain = _between(exam, constant, shows) if shows else []
+    evidence: dict[str, Any] = {"constant": constant.value, "becomes": constant.becomes}
+    if constant.parameter:
+        evidence["parameter"] = _name(exam, constant)
+    if math.isinf(constant.becomes):
+        evidence["limit"] = exam.limit
+        safe = -1e4 if constant.value < 0 else numbers.largest
+        what = "parameter" if constant.parameter else "number"
+        fix = f"Use a {what} that the format has, such as {safe:g}: {constant.value:.4g} becomes {constant.becomes:g}"
+        fix += ", and 0 times that, or a row full of it under a softmax, is NaN." if constant.value < 0 else "."
+    else:
+        evidence["smallest"] = numbers.smallest_normal
+        fix = f"Use at least {numbers.smallest_normal:.2g}, or keep the operation in float32: {constant.value:.4g} becomes 0."
+    if chain:
+        evidence["chain"] = chain
+    code = "QS012" if math.isinf(constant.becomes) else "QS013"
+    return exam.finding(code, severity, constant.op, evidence, fix, constant.source)
+
+
+def _name(exam: Examination, constant: LostConstant) -> str:
+    """Which of the parameters that an operation reads holds the constant."""
+    site = exam.subject.sites.get(constant.op)
+    names = set(site.steps[0].constants.values()) if site is not None else set()
+    holding = [name for name, p in exam.subject.model.named_parameters() if name in names and bool((p == constant.value).any())]
+    return ", ".join(holding)
+
+
+def _between(exam: Examination, constant: LostConstant, shows: str) -> list[str]:
+    """What must stay in float32 for the constant to keep its value: from where it is read to where the result is in range again."""
+    flow = exam.flow
+    after = set(flow.downstream(constant.op, lambda _: True)) if constant.op in flow.order else constant.readers
+    before = {shows}
+    for _ in range(_HOPS):
+        before |= {producer for link in before for producer in flow.producers.get(link, ())}
+    if constant.op not in flow.order:  # what only moves values takes its precision from what it reads: keep what made that
+        return sorted(before & {shows, *flow.producers.get(shows, ())}, key=flow.order.__getitem__)
+    links = (before & after) | {shows} - {constant.op}
+    beyond = flow.downstream(shows, lambda name: exam.seen(name).counts.overflows > 0) if exam.seen(shows).counts.overflows else []
+    return sorted({*links, *beyond} - {constant.op}, key=flow.order.__getitem__)
+
+
+def tiny_weights(exam: Examination) -> list[Finding]:
+    """QS015: a weight most of whose energy is in numbers that become zero or subnormal. Small values beside large ones do no harm."""
+    findings = []
+    for name, weight in exam.subject.model.named_parameters():
+        if weight.dim() < 2 or not weight.is_floating_point() or not weight.numel():
+            continue
+        flat = weight.detach().double()
+        energy = flat.square().sum().item()
+        lost = flat[flat.abs() < exam.numbers.smallest_normal].square().sum().item()
+        if not math.isfinite(energy) or sqnr(energy, lost) >= exam.half.sqnr:
+            continue
+        counts = torch.zeros(6, dtype=torch.int64, device=weight.device)
+        count_format_(weight.detach(), exam.half.format, counts)
+        *_, zeros, subnormals = counts.tolist()
+        evidence = {"zero": zeros, "subnormal": subnormals, "elements": weight.numel(), "largest": flat.abs().max().item()}
+        readers = [site for site, s in exam.subject.sites.items() if name in s.steps[0].constants.values()]
+        fix = f"Scale '{name}' up by a power of two and its result down again, or keep the operation in float32."
+        findings.append(exam.finding("QS015", "warning", readers[0] if readers else name, {"weight": name, **evidence}, fix))
+    return findings
+
+
+_NEAR = 8.0  # within this factor of the limit: squares of values that are within a factor of 2.8
+
+
+def patterns(exam: Examination) -> list[Finding]:
+    """QS018: squares of a written-out norm, exponentials without a shift, running sums, within a factor of the limit."""
+    findings = []
+    for name, seen in exam.survey.operations.items():
+        described = _pattern(exam, name)
+        if described is not None and exam.limit / _NEAR < seen.largest <= exam.limit:
+            pattern, fix = described
+            evidence = {"pattern": pattern, "largest": seen.largest, "limit": exam.limit}
+            findings.append(exam.finding("QS018", "warning", name, evidence, fix))
+    return findings
+
+
+def _pattern(exam: Examination, name: str) -> tuple[str, str] | None:
+    op, flow = exam.seen(name).op, exam.flow
+    if op in ("cumsum", "logcumsumexp", "cumprod"):
+        return "running sum", "Compute running sums and integral images in float32, to the difference that makes them small again."
+    readers = flow.readers.get(name, ())
+    after = {exam.seen(reader).op for reader in readers}
+    if op == "exp" and after & {"sum", "div", "truediv"}:
+        return "softmax without shift", "Subtract the largest score first, or call torch.softmax."
+    if _is_square(exam, name) and after & {"mean", "sum"}:
+        return "squares of a norm", "Use F.layer_norm, F.rms_norm or F.normalize: engines compute these in float32."
+    return None
+
+
+def _is_square(exam: Examination, name: str) -> bool:
+    op, site = exam.seen(name).op, exam.subject.sites.get(name)
+    if op == "square":
+        return True
+    if op == "pow":
+        return site is not None and any(value == 2 for value in site.steps[0].options.values())
+    return op == "mul" and site is not None and site.tensors(0) is not None and site.tensors(0) == site.tensors(1)
+
 
 _ROUNDS = 12  # each one finds all culprits that no other one stands before, and what the survey knows of those behind
 
@@ -83,7 +234,7 @@ def _culprits(exam: Examination, trace: Trace) -> list[str]:
     return begin + [name for name in behind if not is_mask(exam, name)]
 
 
-def _begins(exam: Examination, row: Row, name: str, bad: set[str], suspects: set[str]) -> bool:
+def _begins(exam: Examination, row: TraceRow, name: str, bad: set[str], suspects: set[str]) -> bool:
     """Whether a result is broken although what it is computed from is not: not even in a few elements, unless they overflow just here."""
     if row.fed and not row.counts.overflows:
         return False

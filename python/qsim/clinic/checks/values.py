@@ -1,13 +1,19 @@
-"""float32: where NaN and Inf begin, in the data, the parameters or an operation, and ranges that float32 cannot hold."""
+"""What is wrong in float32 already: NaN and Inf in data, parameters, results and gradients; widths; the mode of the model."""
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils._pytree import tree_map_only
 
 from qsim.clinic.examination import Examination
 from qsim.clinic.finding import Finding, Severity
+from qsim.runs.snapshot import unchanged
+from qsim.training.watch import NonFiniteError, Watch
 
 _FLOAT32 = torch.finfo(torch.float32).max
 _SHOWN = 8  # operations of a chain that are named
@@ -102,3 +108,37 @@ def unobserved(exam: Examination) -> list[Finding]:
         return []
     evidence = {"operations": len(missing), "first": ", ".join(missing[:_SHOWN])}
     return [exam.finding("QS006", "warning", missing[0], evidence, "Give data that takes this branch too, or nothing is known of it.")]
+
+
+def gradients(exam: Examination) -> list[Finding]:
+    """QS004: operations whose gradient is NaN or Inf while what it is computed from is finite; of the first batch that has any."""
+    loss = exam.loss
+    if loss is None:
+        return []
+    model = copy.deepcopy(exam.model)
+    for i, batch in enumerate(exam.batches):
+        try:
+            with unchanged(model), torch.enable_grad(), Watch(model):
+                given = tree_map_only(Tensor, torch.clone, batch)
+                loss(exam.subject.call(model, given, exam.forward), given).backward()
+        except NonFiniteError as error:
+            first = error.events[0]
+            if first.backward:
+                fix = "Keep its operand away from where the derivative is infinite: a root or a norm at 0, a division by 0."
+                evidence = {"operation": first.op, "makes": first.what, "batch": i}
+                return [Finding("QS004", "error", "" if first.module == "outside the model" else first.module, "", evidence, fix)]
+            if first.module == "outside the model":
+                evidence = {"operation": first.op, "makes": first.what, "batch": i, "where": "the loss"}
+                fix = "Use a loss that takes logits, or clamp what it takes the logarithm of."
+                return [Finding("QS001", "error", "", "", evidence, fix)]
+    return []
+
+
+def training_mode(exam: Examination) -> list[Finding]:
+    """QS020: BatchNorms that would normalize with the batch's own statistics, and change the running ones. It is examined in eval mode."""
+    found = [name for name, m in exam.model.named_modules() if isinstance(m, _BatchNorm) and m.training]
+    if not found:
+        return []
+    evidence = {"modules": len(found), "first": found[0]}
+    fix = "Call model.eval() before preparing, folding or exporting: in training mode outputs depend on the other samples of the batch."
+    return [Finding("QS020", "warning", found[0], "", evidence, fix)]

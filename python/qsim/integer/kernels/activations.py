@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from qsim.encoding import Encoding
 from qsim.integer.kernels.fma import fma
 from qsim.integer.kernels.quantized import Quantized, quantize, saturated
+from qsim.numbers.encoding import Encoding
 
 # The rational minimax approximation on [-18, 18] that ONNX Runtime takes from Eigen (generic_fast_logistic): x * p(x**2) / q(x**2) + 0.5.
 _P = (4.37031012579801e-11, 1.15627324459942e-07, 6.08574864600143e-05, 8.51377133304701e-03, 2.48287947061529e-01)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from qsim.encoding import Encoding
 from qsim.integer.kernels.fma import fma
 from qsim.integer.kernels.quantized import Quantized, saturated
+from qsim.numbers.encoding import Encoding
 
 _PAIRS = 1 << 16  # of integers of eight bits
 

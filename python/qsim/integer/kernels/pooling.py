@@ -9,8 +9,8 @@ from math import prod
 import torch
 from torch import Tensor
 
-from qsim.encoding import Encoding
 from qsim.integer.kernels.quantized import Quantized, saturated
+from qsim.numbers.encoding import Encoding
 
 
 def global_average_pool(x: Quantized, y: Encoding) -> Quantized:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from qsim.encoding import Encoding
 from qsim.integer.kernels.exact import INT32_MAX, Addend, Weight, convolution, sums
 from qsim.integer.kernels.quantized import Quantized, saturated
+from qsim.numbers.encoding import Encoding
 
 
 @dataclass(frozen=True, eq=False)

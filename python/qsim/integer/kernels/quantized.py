@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from qsim import ops
-from qsim.encoding import Encoding
+from qsim.numbers.encoding import Encoding
 
 _STORAGE = (torch.uint8, torch.int8, torch.uint16, torch.int16)
 

@@ -1,0 +1,1 @@
+"""What quantization costs, measured: comparison, sensitivity, progressive quantization, searches."""

@@ -1,0 +1,250 @@
+"""Comparing every tensor of the simulation with its float counterpart, in bounded memory."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from operator import attrgetter
+from os import PathLike
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qsim.analysis.deviation import Deviation, float_tensors
+from qsim.graph.plan.actions import PlannedQuantizer
+from qsim.pages import drawing
+from qsim.pages.markup import Cell, Column, Line, count_cell, name, problems, table, tiles
+from qsim.pages.page import Page
+from qsim.quantizers.quantizer import Quantizer
+from qsim.runs.hooks import hooked
+from qsim.runs.sharding import sharded_around, whole
+from qsim.runs.snapshot import unchanged
+from qsim.simulation.simulation import Simulation
+from qsim.table import decibel, text_table
+
+_Call = tuple[str, int]  # a quantizer's key, and which of its calls: modules may be used repeatedly
+
+
+@dataclass(frozen=True)
+class TensorError:
+    """How far one tensor of the simulation is from float.
+
+    Attributes
+    ----------
+    key, role, op : str
+        The quantizer's, as in `Summary`.
+    local : Deviation
+        What this quantizer alone does: the float model's tensor, quantized, beside itself.
+    accumulated : Deviation
+        The simulation's tensor, with everything upstream quantized, beside the float model's. Of a weight, the same as `local`.
+    """
+
+    key: str
+    role: str
+    op: str
+    local: Deviation
+    accumulated: Deviation
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What `QuantSim.compare` returns; ``print`` shows the tensors, those that quantization hurts most by themselves first.
+
+    Attributes
+    ----------
+    rows : list of TensorError
+        In the order of the model.
+    output : Deviation
+        What the model returns, simulated beside float: all floating-point tensors in it.
+    notes : list of str
+        Tensors that could not be compared, and why.
+    """
+
+    rows: list[TensorError]
+    output: Deviation
+    notes: list[str] = field(default_factory=list)
+
+    def __getitem__(self, key: str) -> TensorError:
+        """The row of a quantizer."""
+        found = next((row for row in self.rows if row.key == key), None)
+        if found is None:
+            raise KeyError(f"Comparison: no quantizer {key!r} was compared; see comparison.rows")
+        return found
+
+    def worst(self, by: str = "local") -> list[TensorError]:
+        """The rows, smallest SQNR first, those without one before all.
+
+        Parameters
+        ----------
+        by : "local" or "accumulated"
+        """
+        if by not in ("local", "accumulated"):
+            raise ValueError(f"Comparison.worst: got by={by!r}; expected 'local' or 'accumulated'")
+        ratios = {row.key: getattr(row, by).sqnr for row in self.rows}
+        return sorted(self.rows, key=lambda row: (not math.isnan(ratios[row.key]), ratios[row.key]))
+
+    def __str__(self) -> str:
+        head = ("quantizer", "role", "operation", "local dB", "accumulated dB", "local max", "accumulated max", "NaN, Inf")
+        rows = [
+            (
+                *(row.key, row.role, row.op, decibel(row.local.sqnr), decibel(row.accumulated.sqnr)),
+                *(f"{row.local.max_error:.3g}", f"{row.accumulated.max_error:.3g}", str(row.accumulated.nonfinite or "")),
+            )
+            for row in self.worst()
+        ]
+        output = f"{len(rows)} tensors; SQNR of the output {decibel(self.output.sqnr)} dB, largest error {self.output.max_error:.3g}"
+        return "\n".join([output, text_table(head, rows, head[3:]), *(f"note: {note}" for note in self.notes)])
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write it as one HTML page that needs no network, as `Summary.save` does."""
+        comparison_page(self).write(path)
+
+
+def compare(sim: Simulation, planned: Mapping[str, PlannedQuantizer], run: Callable[[], Any], memory: int) -> Comparison:
+    """Run the model in float and simulated, over and over, each time comparing as many tensors as fit into `memory`.
+
+    The first pass of each pair stores float tensors until they fill `memory`, the second compares and drops them; the next pair goes on
+    behind. At least one tensor fits always. Most models need one pair, others about ``bytes of all tensors / memory`` pairs.
+
+    Parameters
+    ----------
+    sim : Simulation
+        With every enabled quantizer calibrated.
+    planned : mapping of str to PlannedQuantizer
+        Of its quantizers, by key.
+    run : callable
+        Runs the model on the batch.
+    memory : int
+        Bytes.
+    """
+    return _Walk(sim, planned, run).compare(memory)
+
+
+class _Walk:
+    def __init__(self, sim: Simulation, planned: Mapping[str, PlannedQuantizer], run: Callable[[], Any]) -> None:
+        self.sim, self.run = sim, run
+        self.quantizers, self.released = sim.quantizers(), sim.released()
+        self.rows = {key: TensorError(key, plan.role, plan.op, Deviation(), Deviation()) for key, plan in planned.items()}
+        self.weights = {key: whole(attrgetter(plan.parameter)(sim.model)) for key, plan in planned.items() if plan.parameter}
+        self.activations = [quantizer for key, quantizer in self.quantizers.items() if key not in self.weights]
+        self.met: dict[_Call, bool] = {}  # calls of the float model, and whether the simulation made them too
+
+    def compare(self, memory: int) -> Comparison:
+        with torch.no_grad():
+            for key, weight in self.weights.items():
+                quantized = self.quantizers[key].quantize(weight, fallback=self.released.get(key))
+                self.rows[key].local.add(weight, quantized)
+                self.rows[key].accumulated.add(weight, quantized)
+            complete = False
+            while not complete:
+                stored, complete, expected = self._float_pass(memory)
+                self.met |= dict.fromkeys(stored, False)
+                result = self._simulated_pass(stored)
+        output = Deviation()
+        for x, y in zip(float_tensors(expected), float_tensors(result), strict=False):
+            if x.shape == y.shape:
+                output.add(x, y)
+        lost = dict.fromkeys(key for (key, _), met in self.met.items() if not met)
+        notes = [f"'{key}' could not be compared in all its calls: the simulation took another path, or other shapes" for key in lost]
+        compared = self.weights.keys() | {key for key, _ in self.met}
+        return Comparison([row for key, row in self.rows.items() if key in compared], output, notes)
+
+    def _float_pass(self, memory: int) -> tuple[dict[_Call, Tensor], bool, Any]:
+        """Tensors of the float model that were not met before, as many as fit; whether these are all; what the model returns."""
+        stored: dict[_Call, Tensor] = {}
+        room, full = memory, False
+        enabled = {key for key, quantizer in self.quantizers.items() if quantizer.enabled}
+
+        number = _Numbered(self.quantizers)
+
+        def look(quantizer: Quantizer, args: tuple[Tensor, ...]) -> None:
+            nonlocal room, full
+            call, x = number(quantizer), args[0]
+            if call in self.met or full:
+                return
+            room -= x.numel() * x.element_size()
+            if stored and room < 0:
+                full = True
+                return
+            stored[call] = x.clone()  # a statement in place may change it
+            quantizer.enabled = call[0] in enabled
+            self.rows[call[0]].local.add(x, quantizer.quantize(x, fallback=self.released.get(call[0])))
+            quantizer.enabled = False
+
+        in_float = self.sim.switch.turned(True, falls_back=False)
+        with unchanged(self.sim), sharded_around(self.sim), hooked(self.activations, before=look), in_float:
+            self.sim.eval()
+            for quantizer in self.quantizers.values():
+                quantizer.enabled = False
+            expected = self.run()
+        return stored, not full, expected
+
+    def _simulated_pass(self, stored: dict[_Call, Tensor]) -> Any:
+        """Compare with what is stored, and drop it. Returns what the model returns."""
+
+        number = _Numbered(self.quantizers)
+
+        def look(quantizer: Quantizer, _: object, y: Tensor) -> None:
+            call = number(quantizer)
+            expected = stored.pop(call, None)
+            if expected is not None and expected.shape == y.shape:
+                self.met[call] = True
+                self.rows[call[0]].accumulated.add(expected, y)
+
+        with unchanged(self.sim), sharded_around(self.sim), hooked(self.activations, after=look):
+            self.sim.eval()
+            return self.run()
+
+
+class _Numbered:
+    """Adds to a hook's quantizer which of its calls it is: (key, 1), (key, 2) ..."""
+
+    def __init__(self, quantizers: Mapping[str, Quantizer]) -> None:
+        self._keys = {id(quantizer): key for key, quantizer in quantizers.items()}
+        self._calls: Counter[str] = Counter()
+
+    def __call__(self, quantizer: Quantizer) -> _Call:
+        key = self._keys[id(quantizer)]
+        self._calls[key] += 1
+        return key, self._calls[key]
+
+
+def comparison_page(comparison: Comparison) -> Page:
+    """Errors of all tensors, in the order of the model."""
+    columns = [
+        Column("quantizer", wide=True),
+        *(Column(head, number=True, ascending=True) for head in ("local dB", "accumulated dB")),
+        *(Column(head, number=True) for head in ("local max", "accumulated max", "NaN, Inf")),
+    ]
+    rows = comparison.rows
+    finite = [d.sqnr for row in rows for d in (row.local, row.accumulated) if math.isfinite(d.sqnr)]
+    top = max([*finite, 1.0])
+    lines = [
+        Line(
+            [
+                Cell(markup=name(row.key, f"{row.role} · {row.op}"), value=row.key),
+                *(_ratio_cell(deviation, top) for deviation in (row.local, row.accumulated)),
+                *(Cell(f"{d.max_error:.3g}", d.max_error) for d in (row.local, row.accumulated)),
+                count_cell(row.accumulated.nonfinite),
+            ],
+            f"{row.key} {row.role} {row.op}",
+        )
+        for row in rows
+    ]
+    path = [row for row in rows if row.role != "weight"]  # weights have no error of others
+    chart = drawing.lines({"local": [r.local.sqnr for r in path], "accumulated": [r.accumulated.sqnr for r in path]}, 1.05 * top)
+    keys = '<span class="key in"></span>local <span class="key out"></span>accumulated'
+    legend = f"<small>SQNR along the model, 0 to {1.05 * top:.0f} dB: {keys}</small>"
+    facts = [("tensors", str(len(rows))), ("SQNR of the output", f"{decibel(comparison.output.sqnr)} dB")]
+    facts.append(("largest error of the output", f"{comparison.output.max_error:.3g}"))
+    note = "Local: the float tensor beside itself quantized. Accumulated: with everything before it quantized too. Higher dB is closer."
+    body = tiles(facts) + problems(comparison.notes) + f"<section>{chart}{legend}</section>" + table("Tensors", note, columns, lines)
+    return Page("Comparison with float", "How far each tensor is from what the float model computes", body)
+
+
+def _ratio_cell(deviation: Deviation, top: float) -> Cell:
+    text = decibel(deviation.sqnr)
+    return Cell(markup=text + drawing.bar(deviation.sqnr / top), value=deviation.sqnr) if text else Cell(value=math.nan)

@@ -1,0 +1,69 @@
+"""How far tensors are from what they should be: signal-to-quantization-noise ratio and largest error, over any number of tensors."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from qsim.numbers.sqnr import sqnr
+
+_CHUNK = 1 << 20  # elements at a time: float64 copies stay at a few times 8 MiB, whatever the tensors' size
+
+
+@dataclass
+class Deviation:
+    """Sums over pairs of tensors, reference and approximation, in float64.
+
+    Attributes
+    ----------
+    elements : int
+        All elements, and `nonfinite` those where either tensor is NaN or Inf: they are left out of everything else.
+    nonfinite : int
+    signal, noise : float
+        Sums of squares of the reference, and of the differences. float64 tensors beyond 1e154 make them Inf.
+    max_error : float
+        Largest absolute difference; NaN where nothing finite was compared.
+
+    Examples
+    --------
+    >>> deviation = Deviation()
+    >>> deviation.add(torch.tensor([3.0, 4.0, torch.inf]), torch.tensor([3.0, 4.5, 1.0]))
+    >>> deviation.sqnr, deviation.max_error, deviation.nonfinite
+    (20.0, 0.5, 1)
+    """
+
+    elements: int = 0
+    nonfinite: int = 0
+    signal: float = 0.0
+    noise: float = 0.0
+    max_error: float = math.nan
+
+    def add(self, reference: Tensor, approximation: Tensor) -> None:
+        """Compare two floating-point tensors of one shape and device. Waits for the device."""
+        flat = reference.detach().reshape(-1), approximation.detach().reshape(-1)
+        for start in range(0, reference.numel(), _CHUNK):
+            x, y = (tensor[start : start + _CHUNK].double() for tensor in flat)
+            finite = x.isfinite() & y.isfinite()
+            error = (x - y).where(finite, 0.0)
+            found = int(finite.sum())
+            self.elements += x.numel()
+            self.nonfinite += x.numel() - found
+            self.signal += float(x.where(finite, 0.0).square().sum())
+            self.noise += float(error.square().sum())
+            if found:
+                largest = float(error.abs().max())
+                self.max_error = largest if math.isnan(self.max_error) else max(self.max_error, largest)
+
+    @property
+    def sqnr(self) -> float:
+        """In dB, see `qsim.numbers.sqnr`; NaN where nothing finite was compared."""
+        return math.nan if self.elements == self.nonfinite else sqnr(self.signal, self.noise)
+
+
+def float_tensors(tree: Any) -> list[Tensor]:
+    """The floating-point tensors in nested tuples, lists and dicts."""
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor) and leaf.is_floating_point()]

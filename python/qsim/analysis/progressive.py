@@ -1,0 +1,225 @@
+"""Progressive quantization: operations join one by one, and the metric after each shows where accuracy breaks."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from os import PathLike
+from typing import Any
+
+import torch
+
+from qsim.analysis.scores import ScoreFile
+from qsim.analysis.sensitivity import Metric, measure, members_of
+from qsim.pages import drawing, markup
+from qsim.pages.markup import Cell, Column, Fact, Line, finite, problems, table, tiles
+from qsim.pages.page import Page
+from qsim.progress import progress
+from qsim.runs.sharding import sharded_around
+from qsim.runs.snapshot import unchanged
+from qsim.simulation.simulation import Simulation
+from qsim.table import text_table
+
+ORDERS = ("sensitivity", "forward", "backward")
+
+
+@dataclass(frozen=True)
+class Joined:
+    """One operation more that is quantized.
+
+    Attributes
+    ----------
+    operation : str
+    keys : tuple of str
+        Its quantizers.
+    value : float
+        The metric with it and all before it quantized.
+    drop : float
+        How much worse than before it joined; negative where it is better.
+    lost : float
+        How much worse than float.
+    """
+
+    operation: str
+    keys: tuple[str, ...]
+    value: float
+    drop: float
+    lost: float
+
+
+@dataclass(frozen=True)
+class Progressive:
+    """What `QuantSim.progressive` returns; ``print`` shows every step.
+
+    Attributes
+    ----------
+    steps : list of Joined
+        In the order in which they joined. Where `max_drop` ended it, the last one was too much.
+    baseline : float
+        The metric in float.
+    higher_is_better : bool
+    left : list of str
+        Operations that did not join, the one that was too much among them, in the order of the model.
+    note : str
+        Why it ended early; "" if all joined.
+    """
+
+    steps: list[Joined]
+    baseline: float
+    higher_is_better: bool
+    left: list[str]
+    note: str = ""
+
+    @property
+    def breaks(self) -> Joined | None:
+        """The step with the largest drop, NaN before all; None if no step can be compared with the one before it."""
+        known = [step for step in self.steps if not math.isinf(step.drop)]
+        return max(known, key=lambda step: (math.isnan(step.drop), step.drop), default=None)
+
+    def __str__(self) -> str:
+        better = "higher" if self.higher_is_better else "lower"
+        lines = [f"metric ({better} is better): float {self.baseline:.6g}; one more quantized in each line:"]
+        worst = self.breaks
+        rows = [
+            (str(i), step.operation, f"{step.value:.6g}", _number(step.drop), _number(step.lost), "largest drop" if step is worst else "")
+            for i, step in enumerate(self.steps, 1)
+        ]
+        columns = ("step", "joined", "metric", "drop", "lost", "")
+        lines.append(text_table(columns, rows, ("step", "metric", "drop", "lost")))
+        return "\n".join([*lines, *([self.note] if self.note else [])])
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write it as one HTML page that needs no network, as `Summary.save` does."""
+        progressive_page(self).write(path)
+
+
+def _number(value: float) -> str:
+    return "" if math.isinf(value) else f"{value:.3g}"  # beside +Inf dB nothing can be said
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When to stop: what may be lost, in units of the metric, and how long it may take."""
+
+    max_drop: float | None = None
+    seconds: float | None = None
+
+
+def join(
+    sim: Simulation,
+    data: Any,
+    metric: Metric,
+    order: str | Sequence[str],
+    *,
+    higher_is_better: bool,
+    limits: Limits,
+    file: ScoreFile,
+    show: bool,
+) -> Progressive:
+    """See `QuantSim.progressive`."""
+    began = time.monotonic()
+    if isinstance(data, Iterator):
+        raise TypeError(
+            f"QuantSim.progressive: got data of type {type(data).__name__}, which is used up after one pass; every step needs one: "
+            "give a list or a DataLoader"
+        )
+    quantizers = {key: quantizer for key, quantizer in sim.quantizers().items() if quantizer.enabled}
+    members = members_of({key: sim.decisions.quantizers[key].operation for key in quantizers}, "operation")
+    wanted = _in_order(order, list(members))
+
+    def score(name: str, on: set[str]) -> float:
+        if name not in file.scores:
+            with unchanged(sim), sharded_around(sim), torch.no_grad():
+                sim.eval()
+                for key, quantizer in quantizers.items():
+                    quantizer.enabled = key in on
+                file.add(name, float(metric(sim, data)))
+        return file.scores[name]
+
+    baseline = score("(float)", set())
+    if limits.max_drop is not None and not math.isfinite(baseline):
+        raise ValueError(
+            f"QuantSim.progressive: got max_drop={limits.max_drop}, and the metric is {baseline} in float, from which nothing can be "
+            "lost; give a metric that is finite in float, or leave max_drop out"
+        )
+    if order == "sensitivity":
+        alone = measure(sim, data, metric, higher_is_better=higher_is_better, groups="operation", file=file, show=show)
+        wanted = [found.name for found in reversed(alone.ranked())]
+    sign = 1 if higher_is_better else -1
+    steps: list[Joined] = []
+    on, before = set[str](), baseline
+    left, note = [name for name in members if name not in wanted], ""
+    for i, name in enumerate(progress(wanted, total=len(wanted), title="progressive", unit="operation", show=show)):
+        if limits.seconds is not None and time.monotonic() - began >= limits.seconds:
+            left, note = [*left, *wanted[i:]], f"the budget of {limits.seconds:g} seconds is spent after {i} of {len(wanted)} operations"
+            break
+        on.update(members[name])
+        value = score(_name(wanted[: i + 1]), on)
+        steps.append(Joined(name, tuple(members[name]), value, sign * (before - value), sign * (baseline - value)))
+        before = value
+        if limits.max_drop is not None and not steps[-1].lost <= limits.max_drop:
+            left, note = [*left, *wanted[i:]], f"'{name}' is too much: {steps[-1].lost:.4g} lost, of {limits.max_drop:g} allowed"
+            break
+    return Progressive(steps, baseline, higher_is_better, [name for name in members if name in left], note)
+
+
+def _in_order(order: str | Sequence[str], operations: list[str]) -> list[str]:
+    if isinstance(order, str):
+        if order not in ORDERS:
+            raise ValueError(f"QuantSim.progressive: got order={order!r}; expected one of {', '.join(map(repr, ORDERS))}, or operations")
+        return operations[::-1] if order == "backward" else operations
+    if unknown := [name for name in order if name not in operations]:
+        close = get_close_matches(unknown[0], operations, cutoff=0.4) or operations[:5]
+        raise ValueError(f"QuantSim.progressive: no operation {unknown[0]!r} is quantized; close to it: {', '.join(map(repr, close))}")
+    return list(dict.fromkeys(order))
+
+
+def _name(joined: Sequence[str]) -> str:
+    """What a score file calls a step: who joined last, and a digest of all."""
+    return f"{joined[-1]} too: {len(joined)} joined ({hashlib.sha256(repr(sorted(joined)).encode()).hexdigest()[:16]})"
+
+
+def progressive_page(progressive: Progressive) -> Page:
+    """The metric while operations join, in their order."""
+    worst, steps = progressive.breaks, progressive.steps
+    columns = [Column("step", number=True, ascending=True), Column("joined", wide=True)]
+    columns += [
+        Column("metric", number=True, ascending=progressive.higher_is_better),
+        Column("drop", number=True),
+        Column("lost", number=True),
+    ]
+    most = max([*(finite(abs(step.drop)) for step in steps), 1e-30])
+    lines = [
+        Line(
+            [
+                Cell(str(i), i),
+                Cell(markup=markup.name(step.operation, ", ".join(step.keys)), value=step.operation),
+                Cell(f"{step.value:.6g}", step.value),
+                Cell(markup=f"{step.drop:.3g}" + drawing.bar(finite(step.drop) / most, bad=True), value=step.drop),
+                Cell(f"{step.lost:.3g}", step.lost),
+            ],
+            step.operation,
+        )
+        for i, step in enumerate(steps, 1)
+    ]
+    values = [progressive.baseline, *(step.value for step in steps)]
+    known = [value for value in values if math.isfinite(value)]
+    low, high = min(known, default=0.0), max(known, default=1.0)
+    width = 1.1 * (high - low) or 1.0
+    chart = drawing.lines({"accumulated": [(value - low) / width + 0.04 for value in values]}, 1.0)
+    legend = f"<small>The metric from float (left) to the last operation, {low:.6g} to {high:.6g}</small>"
+    facts: list[Fact] = [
+        ("float", f"{progressive.baseline:.6g}"),
+        ("joined", str(len(steps))),
+        ("left in float", str(len(progressive.left))),
+    ]
+    if worst is not None:
+        facts.append(("largest drop", f"{worst.drop:.3g}", worst.operation))
+    better = "higher" if progressive.higher_is_better else "lower"
+    note = f"The metric, {better} is better, with one operation more quantized in each line; lost beside float."
+    body = tiles(facts) + problems([progressive.note] if progressive.note else []) + f"<section>{chart}{legend}</section>"
+    return Page("Progressive quantization", "Where accuracy breaks", body + table("Operations", note, columns, lines))

@@ -1,0 +1,196 @@
+"""What each quantizer costs by itself: the metric with that one on and all others off."""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from os import PathLike
+from typing import Any
+
+import torch
+
+from qsim.analysis.deviation import Deviation, float_tensors
+from qsim.analysis.scores import ScoreFile, digest
+from qsim.pages import drawing
+from qsim.pages.markup import Cell, Column, Line, finite, name, table, tiles
+from qsim.pages.page import Page
+from qsim.progress import progress
+from qsim.runs.sharding import sharded_around, whole
+from qsim.runs.snapshot import unchanged
+from qsim.simulation.simulation import Simulation
+from qsim.table import text_table
+
+Metric = Callable[[Any, Any], float]
+GROUPS = ("quantizer", "operation")
+
+
+@dataclass(frozen=True)
+class Score:
+    """The metric with one group of quantizers on.
+
+    Attributes
+    ----------
+    name : str
+        The quantizer's key, or with ``groups="operation"`` the operation's name.
+    keys : tuple of str
+        The quantizers that were on.
+    operation : str
+        Name of the operation that they belong to, as a pattern for `Config.override`.
+    value : float
+    """
+
+    name: str
+    keys: tuple[str, ...]
+    operation: str
+    value: float
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """What `QuantSim.sensitivity` returns; ``print`` shows the most sensitive first.
+
+    Attributes
+    ----------
+    scores : list of Score
+        One per group, in the order of the model.
+    baseline : float
+        The metric with every quantizer off.
+    quantized : float
+        With all on that were on.
+    higher_is_better : bool
+    """
+
+    scores: list[Score]
+    baseline: float
+    quantized: float
+    higher_is_better: bool
+
+    def ranked(self) -> list[Score]:
+        """The scores, most sensitive first; NaN before all. Equals stay in the order of the model."""
+        sign = 1 if self.higher_is_better else -1
+        return sorted(self.scores, key=lambda score: (not math.isnan(score.value), sign * score.value))
+
+    def worst(self, count: int) -> list[str]:
+        """Names of the `count` most sensitive operations, as patterns for `Config.override`.
+
+        Examples
+        --------
+        >>> scores = [Score("fc.weight", ("fc.weight",), "fc", 0.91), Score("stem.weight", ("stem.weight",), "stem", 0.62)]
+        >>> Sensitivity(scores, baseline=0.95, quantized=0.6, higher_is_better=True).worst(1)
+        ['stem']
+        """
+        return list(dict.fromkeys(score.operation for score in self.ranked()))[:count]
+
+    def lost(self, value: float) -> float:
+        """How much worse than float a value of the metric is; negative where it is better."""
+        return (self.baseline - value) * (1 if self.higher_is_better else -1)
+
+    def __str__(self) -> str:
+        better = "higher" if self.higher_is_better else "lower"
+        head = f"metric ({better} is better): float {self.baseline:.6g}, quantized {self.quantized:.6g}; one at a time:"
+        rows = [(score.name, f"{score.value:.6g}", _lost_text(self.lost(score.value))) for score in self.ranked()]
+        return f"{head}\n{text_table(('quantized alone', 'metric', 'lost'), rows, ('metric', 'lost'))}"
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write it as one HTML page that needs no network, as `Summary.save` does."""
+        sensitivity_page(self).write(path)
+
+
+def _lost_text(lost: float) -> str:
+    return "" if math.isinf(lost) else f"{lost:.3g}"  # of dB beside +Inf nothing can be said
+
+
+def output_sqnr(sim: Simulation, data: Iterable[Any]) -> float:
+    """SQNR in dB of what the model returns beside what it returns in float, over all batches. Higher is better; +Inf in float."""
+    if isinstance(data, (torch.Tensor, Mapping, str)) or not isinstance(data, Iterable):
+        raise TypeError(f"QuantSim.sensitivity: got data of type {type(data).__name__}; expected an iterable of batches, or a metric")
+    deviation = Deviation()
+    for batch in data:
+        with sim.in_float():
+            expected = sim.forward_batch(sim, batch)
+        for x, y in zip(float_tensors(expected), float_tensors(sim.forward_batch(sim, batch)), strict=True):
+            deviation.add(x, y)
+    return deviation.sqnr
+
+
+def measured(sim: Simulation, metric: Metric, groups: str) -> dict[str, str]:
+    """What tells measurements apart; the data are not looked at."""
+    quantizers = sim.quantizers()
+    return {
+        "config": hashlib.sha256(sim.config.to_json().encode()).hexdigest(),
+        "weights": digest((name, whole(tensor)) for name, tensor in sim.model.state_dict().items()),
+        "encodings": digest(
+            (f"{key}.{name}", whole(getattr(q, name))) for key, q in quantizers.items() for name in ("scale", "zero_point")
+        ),
+        "enabled quantizers": hashlib.sha256(repr([key for key, q in quantizers.items() if q.enabled]).encode()).hexdigest(),
+        "groups": groups,
+        "metric": getattr(metric, "__qualname__", type(metric).__qualname__),
+    }
+
+
+def measure(sim: Simulation, data: Any, metric: Metric, *, higher_is_better: bool, groups: str, file: ScoreFile, show: bool) -> Sensitivity:
+    """The metric of the sim in float, as it is, and with the enabled quantizers of each group alone."""
+    if isinstance(data, Iterator):
+        raise TypeError(
+            f"QuantSim.sensitivity: got data of type {type(data).__name__}, which is used up after one pass; every quantizer needs one: "
+            "give a list or a DataLoader"
+        )
+    quantizers = {key: quantizer for key, quantizer in sim.quantizers().items() if quantizer.enabled}
+    operations = {key: sim.decisions.quantizers[key].operation for key in quantizers}
+    members = members_of(operations, groups)
+
+    def score(name: str, on: Collection[str]) -> float:
+        if name not in file.scores:
+            for key, quantizer in quantizers.items():
+                quantizer.enabled = key in on
+            file.add(name, float(metric(sim, data)))
+        return file.scores[name]
+
+    with unchanged(sim), sharded_around(sim), torch.no_grad():
+        sim.eval()
+        whole = score("(float)", ()), score("(quantized)", quantizers)
+        each = progress(members.items(), total=len(members), title="sensitivity", unit="group", show=show)
+        scores = [Score(name, tuple(keys), glob.escape(operations[keys[0]]), score(name, keys)) for name, keys in each]
+    return Sensitivity(scores, *whole, higher_is_better)
+
+
+def members_of(operations: Mapping[str, str], groups: str) -> dict[str, list[str]]:
+    """Keys of quantizers by group; `operations` are theirs by key."""
+    if groups not in GROUPS:
+        raise ValueError(f"QuantSim.sensitivity: got groups={groups!r}; expected one of {', '.join(map(repr, GROUPS))}")
+    found: dict[str, list[str]] = {}
+    for key, operation in operations.items():
+        found.setdefault(key if groups == "quantizer" else operation, []).append(key)
+    return found
+
+
+def sensitivity_page(sensitivity: Sensitivity) -> Page:
+    """The metric with each group alone, the most sensitive first."""
+    ranked = sensitivity.ranked()
+    best = sensitivity.baseline
+    beside = "float"
+    if math.isinf(best):  # dB
+        beside = "the best group"
+        best = (max if sensitivity.higher_is_better else min)(map(finite, (score.value for score in ranked)), default=0.0)
+    loss = [abs(best - score.value) for score in ranked]
+    most = max([*map(finite, loss), 1e-30])
+    columns = [Column("quantized alone", wide=True), Column("metric", number=True, ascending=sensitivity.higher_is_better)]
+    columns.append(Column("lost", number=True))
+    lines = [
+        Line(
+            [
+                Cell(markup=name(score.name, ", ".join(score.keys) if len(score.keys) > 1 else ""), value=score.name),
+                Cell(f"{score.value:.6g}", score.value),
+                Cell(markup=f"{lost:.3g}" + drawing.bar(finite(lost) / most, bad=True), value=lost),
+            ],
+            score.name,
+        )
+        for score, lost in zip(ranked, loss, strict=True)
+    ]
+    facts = [("float", f"{sensitivity.baseline:.6g}"), ("quantized", f"{sensitivity.quantized:.6g}"), ("groups", str(len(ranked)))]
+    better = "higher" if sensitivity.higher_is_better else "lower"
+    note = f"The metric, {better} is better, with one group quantized and everything else in float; lost beside {beside}."
+    return Page("Sensitivity", "What each quantizer costs by itself", tiles(facts) + table("Groups", note, columns, lines))

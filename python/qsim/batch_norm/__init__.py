@@ -1,0 +1,1 @@
+"""BatchNorm: where it may be folded, folding, statistics, folding after training."""

@@ -1,0 +1,252 @@
+"""Folding of BatchNorm into the convolution or linear layer beside it (docs/numerics.md, section 8)."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from qsim.batch_norm.foldable import TRANSPOSED, Fold, Layer, NotFoldable, find_folds
+from qsim.graph.record.record import record
+from qsim.graph.record.tape import Tape
+from qsim.runs.arguments import example_calls
+
+# From here on the rounding of a float32 input, 2^-24 of it, grows to the size of the normalized signal: the result is noise.
+_LARGEST_FACTOR = 2.0**23
+
+
+@dataclass(frozen=True)
+class FoldReport:
+    """What `fold_batch_norms` did; `print(report)` shows it.
+
+    Attributes
+    ----------
+    folded : dict of str to str
+        Path of each BatchNorm that is now an Identity, with the path of the layer that took it over.
+    kept : dict of str to str
+        Path of each other BatchNorm (or place of a call of `F.batch_norm`), with the reason: one sentence.
+    warnings : tuple of str
+        What deserves a look although it was no obstacle: one sentence each.
+    folds : tuple of (Fold, BatchNorm)
+        What was done, in order, with the modules that are gone: for states of the model as it was (`fold_state`).
+    """
+
+    folded: dict[str, str] = field(default_factory=dict)
+    kept: dict[str, str] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+    folds: tuple[tuple[Fold, _BatchNorm], ...] = field(default=(), repr=False)
+
+    def __str__(self) -> str:
+        lines = [f"BatchNorm: {len(self.folded)} folded, {len(self.kept)} kept"]
+        lines += [f"  folded '{name}' into '{layer}'" for name, layer in self.folded.items()]
+        lines += [f"  kept '{name}': {reason}" for name, reason in self.kept.items()]
+        return "\n".join([*lines, *(f"  warning: {warning}" for warning in self.warnings)])
+
+
+def fold_batch_norms(model: nn.Module, example_inputs: Any, *, keep: Collection[str] = ()) -> FoldReport:
+    """Fold each BatchNorm into the convolution or linear layer right before it, or right after it, in place.
+
+    Parameters
+    ----------
+    model : nn.Module, any device, float16/bfloat16/float32/float64
+        Runs on the example inputs in eval and in training mode, and is then as it was but for the folding: outputs in eval mode are
+        equal to a few ulp, a folded BatchNorm is an `nn.Identity` at the same path, training flags are kept. Whatever those flags say,
+        the running statistics are folded.
+    example_inputs : Tensor, tuple of arguments, dict of keyword arguments, or list of such calls
+    keep : collection of str
+        Paths of BatchNorms to leave as they are.
+
+    Returns
+    -------
+    FoldReport
+        What was folded into what, and what was kept for which reason.
+
+    Raises
+    ------
+    ValueError
+        If the model fails on the example inputs in eval mode, or has lazy modules that never ran.
+
+    Examples
+    --------
+    >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
+    >>> fold_batch_norms(model, torch.zeros(2, 3, 8, 8)).folded
+    {'1': '0'}
+
+    Notes
+    -----
+    Jacob et al. 2018, "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference", section 3.2.
+    Who follows whom is read from the recorded calls, not from the order of the modules.
+    """
+    return fold_recorded(model, *recorded(model, example_inputs, "fold_batch_norms"), keep)
+
+
+def recorded(model: nn.Module, example_inputs: Any, caller: str) -> tuple[Tape, list[str]]:
+    """The recording of a model on its example inputs, and what could not be seen. Raises a ValueError if it does not run in eval mode."""
+    tape, problems = record(model, example_calls(example_inputs))
+    if not any(call.run == 0 for call in tape.calls):
+        raise ValueError(f"{caller}: {problems[0] if problems else 'the model has no forward in Python to look at'}")
+    return tape, problems
+
+
+def fold_recorded(model: nn.Module, tape: Tape, problems: Iterable[str], keep: Collection[str] = ()) -> FoldReport:
+    """As `fold_batch_norms`, for a model that was recorded already."""
+    norms = {path: m for path, m in model.named_modules() if isinstance(m, _BatchNorm)}
+    folds, kept = find_folds(model, tape)
+    folded: dict[str, str] = {}
+    done: list[tuple[Fold, _BatchNorm]] = []
+    for fold in folds:
+        try:
+            if fold.batch_norm in keep:
+                raise NotFoldable(f"'{fold.batch_norm}' is kept as asked")
+            apply_fold(model, fold)
+            folded[fold.batch_norm] = fold.layer
+            done.append((fold, norms[fold.batch_norm]))
+        except NotFoldable as reason:
+            kept[fold.batch_norm] = str(reason)
+    return FoldReport(folded, kept, (*problems, *_warnings(norms, folded)), tuple(done))
+
+
+def fold_state(model: nn.Module, folds: Iterable[tuple[Fold, _BatchNorm]], state: dict[str, Any]) -> None:
+    """Fold the BatchNorms in a state dict of the model as it was, so that it fits the model as it is.
+
+    Parameters
+    ----------
+    model : nn.Module
+        After `folds`; not changed.
+    state : dict of str to Tensor
+        Changed in place. One without entries of BatchNorms that are gone stays as it is.
+
+    Raises
+    ------
+    NotFoldable
+        The state has some of those BatchNorms and not the others or their layers, or statistics that mean nothing.
+    """
+    layers: dict[str, nn.Module] = {}
+    if not any(key.startswith(f"{fold.batch_norm}.") for key in state for fold, _ in folds):
+        return
+    for fold, bn in folds:
+        if fold.layer not in layers:
+            layers[fold.layer] = _loaded(fold.layer, model.get_submodule(fold.layer), state)
+        pair = nn.ModuleDict({"layer": layers[fold.layer], "bn": _loaded(fold.batch_norm, bn, state)})
+        apply_fold(pair, Fold("bn", "layer", fold.before))
+    state.update({f"{path}.{name}": t for path, layer in layers.items() for name, t in layer.state_dict().items()})
+
+
+def _loaded(path: str, module: nn.Module, state: dict[str, Any]) -> nn.Module:
+    """A copy of the module that holds its entries of the state, which are taken out."""
+    own = {key.removeprefix(f"{path}."): state.pop(key) for key in list(state) if key.startswith(f"{path}.")}
+    module = copy.deepcopy(module)
+    if "bias" not in own and not isinstance(module, _BatchNorm):  # a layer's came with the folding
+        module.register_parameter("bias", None)
+    try:
+        module.load_state_dict(own)
+    except RuntimeError as error:
+        raise NotFoldable(f"'{path}', which has part in folding BatchNorm, does not load ({error})") from error
+    return module
+
+
+def _warnings(norms: dict[str, _BatchNorm], folded: dict[str, str]) -> list[str]:
+    training = [f"'{path}'" for path, bn in norms.items() if bn.training and path in folded]
+    counts = {path: bn.num_batches_tracked for path, bn in norms.items()}
+    untrained = [f"'{path}'" for path, count in counts.items() if count is not None and not count.is_meta and not count.item()]
+    found = []
+    if training:
+        found.append(f"in training mode, yet folded with the running statistics, as eval mode uses them: {', '.join(training)}")
+    if untrained:
+        found.append(f"num_batches_tracked is 0: the running statistics may still be the initial ones: {', '.join(untrained)}")
+    return found
+
+
+def apply_fold(model: nn.Module, fold: Fold) -> Tensor:
+    """Fold one BatchNorm. Returns what each element of the layer's weight was multiplied by, in float64 on the CPU.
+
+    Raises NotFoldable, and changes nothing, where its statistics mean nothing.
+    """
+    bn, layer = cast(_BatchNorm, model.get_submodule(fold.batch_norm)), cast(Layer, model.get_submodule(fold.layer))
+    g, mean, beta = normalization(fold.batch_norm, bn)
+    weight, bias = (_before if fold.before else _after)(layer, g, mean, beta)
+    new = {"weight": weight.to(layer.weight.dtype), "bias": bias.to(layer.weight.dtype)}  # the one rounding
+    for name, t in new.items():
+        if not bool(t.isfinite().all()):
+            raise NotFoldable(f"the {name} of '{fold.layer}' with '{fold.batch_norm}' folded into it would not be finite in {t.dtype}")
+    with torch.no_grad():
+        layer.weight.copy_(new["weight"])
+        if layer.bias is None:
+            layer.bias = nn.Parameter(new["bias"].to(layer.weight.device), requires_grad=layer.weight.requires_grad)
+        else:
+            layer.bias.copy_(new["bias"])
+    _replace(model, bn)
+    return _scaled(torch.ones_like(weight), layer, g, fold.before)
+
+
+def normalization(name: str, bn: _BatchNorm) -> tuple[Tensor, Tensor, Tensor]:
+    """`g = gamma / sqrt(var + eps)`, mean and beta of a BatchNorm in float64; raises NotFoldable where they mean nothing."""
+    if cast(Tensor, bn.running_mean).is_meta:
+        raise NotFoldable(f"'{name}' is on the meta device: its statistics have no values")
+    mean, var = _exact(cast(Tensor, bn.running_mean)), _exact(cast(Tensor, bn.running_var))
+    gamma = torch.ones_like(mean) if bn.weight is None else _exact(bn.weight)
+    beta = torch.zeros_like(mean) if bn.bias is None else _exact(bn.bias)
+    for what, t in (("running_mean", mean), ("running_var", var), ("weight", gamma), ("bias", beta)):
+        _refuse(~t.isfinite(), name, f"its {what} is not finite")
+    _refuse(var < 0, name, "its running_var is negative")
+    _refuse(var + bn.eps == 0, name, "its running_var and eps are both zero")
+    g = gamma / (var + bn.eps).sqrt()
+    _refuse(g.abs() > _LARGEST_FACTOR, name, f"it would multiply by more than {_LARGEST_FACTOR:.3g} (weight / sqrt(running_var + eps))")
+    return g, mean, beta
+
+
+def _refuse(bad: Tensor, name: str, why: str) -> None:
+    if bool(bad.any()):
+        channels = bad.nonzero().flatten().tolist()
+        raise NotFoldable(f"'{name}' has degenerate statistics: {why} in {len(channels)} of {bad.numel()} channels, first in {channels[0]}")
+
+
+def _after(layer: Layer, g: Tensor, mean: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
+    """Weight and bias of `layer` followed by the normalization: `W' = W g` by output channel, `b' = beta + (b - mean) g`."""
+    return _scaled(_exact(layer.weight), layer, g, before=False), beta + (_bias(layer) - mean) * g
+
+
+def _before(layer: Layer, g: Tensor, mean: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
+    """Weight and bias of `layer` preceded by the normalization: `W' = W g` by input channel, `b' = b + W (beta - mean g)`."""
+    weight, bias = _exact(layer.weight), _bias(layer)
+    by_channel = _by_channel(weight, layer)
+    bias += (by_channel * (beta - mean * g).view(by_channel.shape[0], 1, -1, 1)).sum((2, 3)).flatten()
+    return _scaled(weight, layer, g, before=True), bias
+
+
+def _scaled(weight: Tensor, layer: Layer, g: Tensor, before: bool) -> Tensor:
+    """`weight`, multiplied in place by `g` along its output channels, or its input channels."""
+    by_channel = _by_channel(weight, layer)
+    by_channel *= g.view(by_channel.shape[0], 1, -1, 1) if before else g.view(by_channel.shape[0], -1, 1, 1)
+    return weight
+
+
+def _by_channel(weight: Tensor, layer: Layer) -> Tensor:
+    """A view of the weight as [group, output channel in the group, input channel in the group, tap]."""
+    groups = 1 if isinstance(layer, nn.Linear) else layer.groups
+    view = weight.view(groups, weight.shape[0] // groups, weight.shape[1], -1)
+    return view.transpose(1, 2) if isinstance(layer, TRANSPOSED) else view
+
+
+def _bias(layer: Layer) -> Tensor:
+    channels = layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels
+    return torch.zeros(channels, dtype=torch.float64) if layer.bias is None else _exact(layer.bias)
+
+
+def _exact(t: Tensor) -> Tensor:
+    """A copy in float64, on the CPU: not every device has that type."""
+    return t.detach().to("cpu", torch.float64, copy=True, memory_format=torch.contiguous_format)
+
+
+def _replace(model: nn.Module, bn: nn.Module) -> None:
+    """An Identity wherever `bn` is registered."""
+    identity = nn.Identity().train(bn.training)
+    for path, module in list(model.named_modules(remove_duplicate=False)):
+        if module is bn:
+            parent, _, child = path.rpartition(".")
+            setattr(model.get_submodule(parent), child, identity)

@@ -1,0 +1,247 @@
+from __future__ import annotations
+
+import dataclasses
+import glob
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from qsim.config import aimet
+from qsim.config.float_plan import FloatPlan
+from qsim.config.override import ROLES, Change, Override, SiteInfo
+from qsim.config.profile import PROFILES, Profile
+from qsim.numbers.spec import TensorSpec, check_keys
+
+BATCH_NORM_POLICIES = ("fold", "keep", "freeze")
+INT8_WEIGHT = TensorSpec(symmetric=True, axis=0, method="minmax")
+INT8_ACTIVATION = TensorSpec()
+
+
+@dataclass(frozen=True)
+class Config:
+    """What is quantized and how: a spec for weights, one for activations, a target, and overrides by site.
+
+    Parameters
+    ----------
+    weight : TensorSpec or None
+        For weights; None leaves them in float. ``axis=0`` means the output channels: the planner moves it to where an operation
+        has them.
+    activation : TensorSpec or None
+        For activations and inputs; None leaves them in float.
+    overrides : tuple of Override
+        Applied in order to the sites that they match, so where two change the same field the last match wins.
+    bias : bool, optional
+        Simulate biases as int32 with scale ``input scale * weight scale``, as integer kernels hold them (docs/numerics.md, section 6).
+        A bias whose input or weight has no integer scale stays in float. None leaves it to the target.
+    target : str or Profile
+        What is quantized where: "default", "onnxruntime", "tensorrt", "openvino", "coreml" (docs/targets.md), or rules of your
+        own. The target decides fields of `weight` and `activation` too: for "tensorrt" both become symmetric.
+    batch_norm : str, or mapping of glob to str
+        What becomes of BatchNorm. "fold": it is folded into the layer beside it where that is possible. "keep": it stays and trains,
+        and `QuantSim.fold_batch_norms` folds it afterwards. "freeze": it stays, with its running statistics in training too. A
+        mapping (kept as a tuple of pairs) decides by the names of the modules: the last match wins, and what nothing matches is folded.
+
+    Examples
+    --------
+    >>> config = int8().override("fc", bits=16).override("head.*", off=True)
+    >>> config.spec_for("fc", "linear", "weight").bits
+    16
+    >>> config.spec_for("head.0", "conv2d", "activation") is None
+    True
+    >>> Config.from_json(config.to_json()) == config
+    True
+    >>> Config(target="tensorrt").activation.symmetric
+    True
+    """
+
+    weight: TensorSpec | None = INT8_WEIGHT
+    activation: TensorSpec | None = INT8_ACTIVATION
+    overrides: tuple[Override, ...] = ()
+    bias: bool | None = None
+    target: str | Profile = "default"
+    batch_norm: str | Mapping[str, str] | tuple[tuple[str, str], ...] = "fold"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.target, Profile):
+            if PROFILES.get(self.target.name) == self.target:
+                object.__setattr__(self, "target", self.target.name)
+        elif self.target not in PROFILES:
+            raise ValueError(f"Config: got target={self.target!r}; expected a Profile or one of {', '.join(map(repr, PROFILES))}")
+        for role in ROLES:
+            if not isinstance(getattr(self, role), TensorSpec | None):
+                raise TypeError(f"Config: got {role}={getattr(self, role)!r}; expected a TensorSpec, or None to leave it in float")
+            object.__setattr__(self, role, self.profile.applied(getattr(self, role), role))
+        object.__setattr__(self, "overrides", tuple(self.overrides))
+        for override in self.overrides:
+            if not isinstance(override, Override):
+                raise TypeError(f"Config: got {override!r} among overrides; expected Override (or use Config.override)")
+        if not isinstance(self.bias, bool | None):
+            raise TypeError(f"Config: got bias={self.bias!r}; expected True, False, or None to leave it to the target")
+        if not isinstance(self.batch_norm, str):
+            object.__setattr__(self, "batch_norm", tuple(dict(self.batch_norm).items()))
+        for _, policy in self._batch_norm_policies():
+            if policy not in BATCH_NORM_POLICIES:
+                raise ValueError(f"Config: got batch_norm={policy!r}; expected one of {', '.join(map(repr, BATCH_NORM_POLICIES))}")
+
+    def _batch_norm_policies(self) -> tuple[tuple[str, str], ...]:
+        given = self.batch_norm
+        return (("*", given),) if isinstance(given, str) else tuple(dict(given).items())
+
+    def batch_norm_policy(self, name: str) -> str:
+        """What becomes of the BatchNorm at this path: "fold", "keep" or "freeze"."""
+        matching = [policy for pattern, policy in self._batch_norm_policies() if fnmatchcase(name, pattern)]
+        return matching[-1] if matching else "fold"
+
+    @property
+    def profile(self) -> Profile:
+        """The rules of the target."""
+        return self.target if isinstance(self.target, Profile) else PROFILES[self.target]
+
+    def override(
+        self,
+        pattern: str | Callable[[SiteInfo], bool] = "*",
+        *,
+        op_type: str | None = None,
+        position: str | None = None,
+        off: bool = False,
+        **changes: Any,
+    ) -> Config:
+        """A config with one more override, which wins over the earlier ones.
+
+        Parameters
+        ----------
+        pattern, op_type, position
+            Which sites: a glob for names or a function of a `SiteInfo`, a glob for operations, "first" or "last". See `Override`.
+        off : bool
+            Leave weights and activations of these sites in float. Beside half precision they read and return float32, and what reads
+            their results rounds them.
+        **changes
+            `weight` and `activation` as in `Override`; every other name is a field of `TensorSpec`, changed for both.
+
+        Returns
+        -------
+        Config
+
+        Examples
+        --------
+        >>> config = int4().override(op_type="Gemm", method="mse").override("fc", activation=None)
+        >>> config = config.override(position="first", bits=8).override(position="last", dtype="fp16")
+        >>> config = config.override(lambda site: site.module == "Conv2d" and site.weight_shape[1] == 1, bits=8)  # depthwise
+        """
+        if off and changes:
+            raise ValueError(f"Config.override: off=True leaves nothing to change; got {', '.join(changes)} too")
+        roles: dict[str, Change] = dict.fromkeys(ROLES) if off else {role: changes.pop(role, ()) for role in ROLES}
+        for role, change in roles.items():
+            if change is not None and not isinstance(change, TensorSpec):
+                roles[role] = {**changes, **dict(change)}
+            elif changes:
+                raise ValueError(f"Config.override: {role}={change!r} decides every field; got {', '.join(changes)} too")
+        added = Override(pattern, op_type, position=position, **roles)
+        return dataclasses.replace(self, overrides=(*self.overrides, added))
+
+    def with_plan(self, plan: FloatPlan) -> Config:
+        """A config that leaves in float what a plan keeps: the simulation shows the cured model.
+
+        In float16 and bfloat16 the kept operations read and return float32, and what reads their results rounds them.
+
+        Parameters
+        ----------
+        plan : FloatPlan
+            From ``qsim.doctor(...).plan`` or `QuantSim.float_plan`.
+
+        Returns
+        -------
+        Config
+            With an override for each name in `plan.keep`, which wins over the earlier ones.
+        """
+        config = self
+        for name in plan.keep:
+            config = config.override(glob.escape(name), off=True)
+        return config
+
+    def spec_for(self, site: str, op_type: str | None, role: str) -> TensorSpec | None:
+        """How to quantize a tensor, with all overrides resolved.
+
+        Parameters
+        ----------
+        site : str
+            Name of the operation: "layer1.0.conv1", or "layer1.0.add" for a functional one; "input" for inputs of the model.
+        op_type : str, optional
+            Type of the operation, for overrides that ask for it.
+        role : str
+            "weight" or "activation".
+
+        Returns
+        -------
+        TensorSpec or None
+            None: leave it in float.
+        """
+        return self.spec_of(SiteInfo(site, op_type), role)
+
+    def spec_of(self, site: SiteInfo, role: str) -> TensorSpec | None:
+        """As `spec_for`, for a site of which more is known than name and operation."""
+        if role not in ROLES:
+            raise ValueError(f"Config: got role {role!r}; expected 'weight' or 'activation'")
+        spec: TensorSpec | None = getattr(self, role)
+        for override in (*self.profile.rules, *self.overrides):
+            if override.matches(site):
+                try:
+                    spec = override.apply(spec, role)
+                except ValueError as error:
+                    raise ValueError(f"Config: override {override} does not fit the {role} of {site.name!r}: {error}") from None
+        return self.profile.signed(spec, role)
+
+    def to_json(self) -> str:
+        """The config as JSON text; lossless. A ValueError where an override has a predicate, which is code."""
+        specs = {role: None if getattr(self, role) is None else getattr(self, role).to_dict() for role in ROLES}
+        fields = {**specs, "overrides": [override.to_dict() for override in self.overrides], "bias": self.bias}
+        fields["target"] = self.target.to_dict() if isinstance(self.target, Profile) else self.target
+        fields["batch_norm"] = self.batch_norm if isinstance(self.batch_norm, str) else dict(self.batch_norm)
+        return json.dumps(fields, indent=2)
+
+    @classmethod
+    def from_json(cls, text: str) -> Config:
+        """Inverse of `to_json`. What is left out has its default; an unknown key is an error that names it."""
+        fields = json.loads(text)
+        check_keys(cls, fields)
+        for role in ROLES:
+            if fields.get(role) is not None:
+                fields[role] = TensorSpec.from_dict(fields[role])
+        if "overrides" in fields:
+            fields["overrides"] = tuple(Override.from_dict(override) for override in fields["overrides"])
+        if isinstance(fields.get("target"), dict):
+            fields["target"] = Profile.from_dict(fields["target"])
+        return cls(**fields)
+
+    @classmethod
+    def from_aimet(cls, source: str | Path | Mapping[str, Any], base: Config | None = None) -> Config:
+        """The rules of an AIMET configuration file, as a config.
+
+        Parameters
+        ----------
+        source : path or dict
+            The JSON file that AIMET calls `config_file`, or what it holds.
+        base : Config, optional
+            Has what the file does not say: bits and methods of weights and activations, and overrides. By default 8 bits.
+
+        Returns
+        -------
+        Config
+            Its `target` is a `Profile` with the file's rules.
+
+        Raises
+        ------
+        ValueError
+            A key or value that is not part of AIMET's format: the message names file, key and what was expected.
+
+        Examples
+        --------
+        >>> rules = {"defaults": {"ops": {"is_output_quantized": "True"}, "params": {"is_quantized": "True"}}}
+        >>> Config.from_aimet(rules).weight.symmetric
+        False
+        """
+        base = cls() if base is None else base
+        return dataclasses.replace(base, bias=None, **aimet.read(source, base.weight, base.activation)._asdict())

@@ -1,0 +1,164 @@
+"""Overrides: how the sites of a model that are named, or described, differ from the rest of a config."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from qsim.numbers.spec import TensorSpec, check_keys, checked_field
+from qsim.operations.onnx_types import onnx_type
+
+ROLES = ("weight", "activation")
+POSITIONS = ("first", "last")
+
+# What an override does to the spec of one role: puts another one in its place, switches it off (None), or changes fields.
+Change = TensorSpec | Mapping[str, Any] | tuple[tuple[str, Any], ...] | None
+
+_SHORT = {"fp16": "float16", "bf16": "bfloat16", "fp8": "float8_e4m3fn"}
+_INTEGER = re.compile(r"(u?)int([1-9]\d*)")
+
+
+@dataclass(frozen=True)
+class SiteInfo:
+    """What a predicate of `Config.override` is told about an operation of the model.
+
+    Parameters
+    ----------
+    name : str
+        "layer1.0.conv1"; "layer1.0.add" for an operation that is no module; "input" for an input of the model.
+    op : str, optional
+        The torch function: "conv2d", "add"; "input" for an input of the model.
+    module : str, optional
+        Class of the torch.nn module that called it, "Conv2d"; None for a functional call.
+    weight_shape : tuple of int, optional
+        Shape of the parameter that it multiplies with; None without one.
+    is_first, is_last : bool
+        Whether it is the first, or the last, operation with a weight, in the order in which the example inputs met them. Inputs of
+        the model count as first.
+
+    Examples
+    --------
+    >>> SiteInfo("features.0", "conv2d", "Conv2d", (64, 3, 7, 7), is_first=True).type
+    'Conv'
+    """
+
+    name: str
+    op: str | None = None
+    module: str | None = None
+    weight_shape: tuple[int, ...] | None = None
+    is_first: bool = False
+    is_last: bool = False
+
+    @property
+    def type(self) -> str | None:
+        """The operation's ONNX type, "Conv" for "conv2d"; the function's name where ONNX has no such operator."""
+        return None if self.op is None else onnx_type(self.op)
+
+
+@dataclass(frozen=True)
+class Override:
+    """A change of the specs of every site that it matches.
+
+    Parameters
+    ----------
+    pattern : str or callable
+        Glob as `fnmatch.fnmatchcase` takes it, matched with whole site names: "fc", "layer1.*", "*.conv[12]". Or a function of a
+        `SiteInfo` that returns whether the site is meant; such an override cannot go into JSON.
+    op_type : str, optional
+        Glob for the type of the operation, as a torch function ("conv2d", "conv*") or an ONNX operator ("Conv"); by default any.
+    weight, activation : TensorSpec, mapping or None
+        A TensorSpec takes the place of the present one, None leaves the tensor in float, and a mapping (kept as a tuple of
+        pairs) changes the fields that it names. A tensor left in float by what came before stays so unless a TensorSpec is given.
+        For `dtype` there are short names: "int4" and "uint8" say the bits and the sign too, "fp16", "bf16" and "fp8" are float
+        formats, and "float" leaves the tensor in float.
+    position : str, optional
+        "first" or "last": only the first or last operation with a weight, as `SiteInfo` has them.
+    """
+
+    pattern: str | Callable[[SiteInfo], bool] = "*"
+    op_type: str | None = None
+    weight: Change = ()
+    activation: Change = ()
+    position: str | None = None
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.pattern, str) or callable(self.pattern)):
+            raise TypeError(f"Override: got pattern={self.pattern!r}; expected a glob, or a function of a SiteInfo")
+        if self.position not in (None, *POSITIONS):
+            raise ValueError(f"Override: got position={self.position!r}; expected 'first', 'last' or None")
+        for role in ROLES:
+            change = getattr(self, role)
+            if change is not None and not isinstance(change, TensorSpec):
+                object.__setattr__(self, role, _checked_changes(dict(change)))
+
+    def matches(self, site: SiteInfo) -> bool:
+        """Whether the override is for this site."""
+        if self.op_type is not None and not any(fnmatchcase(name, self.op_type) for name in (site.op, site.type) if name is not None):
+            return False
+        if self.position is not None and not (site.is_first if self.position == "first" else site.is_last):
+            return False
+        return bool(self.pattern(site)) if callable(self.pattern) else fnmatchcase(site.name, self.pattern)
+
+    def apply(self, spec: TensorSpec | None, role: str) -> TensorSpec | None:
+        """The spec of `role` ("weight" or "activation") after this override."""
+        change: Change = getattr(self, role)
+        if change is None or isinstance(change, TensorSpec):
+            return change
+        changes = dict(change)
+        if spec is not None and spec.is_float and "bits" in changes and "dtype" not in changes:
+            raise ValueError(f"bits={changes['bits']} says nothing about {spec.dtype}; got no dtype: add dtype='int'")
+        return None if spec is None else dataclasses.replace(spec, **changes)
+
+    def __str__(self) -> str:
+        pattern = self.pattern if isinstance(self.pattern, str) else getattr(self.pattern, "__name__", "predicate")
+        position = "" if self.position is None else f", position={self.position!r}"
+        return f"{pattern!r} (op_type={self.op_type!r}{position})"
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON has it: a change of fields is an object, a whole spec is ``{"replace": {...}}``, switched off is null."""
+        if not isinstance(self.pattern, str):
+            raise ValueError(f"Override: the predicate {self} is code and has no JSON; use a glob, op_type or position instead")
+        where = {"pattern": self.pattern, "op_type": self.op_type, "position": self.position}
+        return {**where, **{role: _change_to_json(getattr(self, role)) for role in ROLES}}
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> Override:
+        """Inverse of `to_dict`; unknown keys are an error that names them."""
+        check_keys(cls, fields)
+        changes = {role: _change_from_json(fields[role]) for role in ROLES if role in fields}
+        return cls(**{**fields, **changes})
+
+
+def _checked_changes(fields: dict[str, Any]) -> tuple[tuple[str, Any], ...] | None:
+    """Legal changes of fields, with short names of formats written out; None where they ask for float."""
+    dtype = fields.get("dtype")
+    if dtype == "float":
+        if len(fields) > 1:
+            raise ValueError(f"Override: dtype='float' leaves nothing to change; got {', '.join(set(fields) - {'dtype'})} too")
+        return None
+    if isinstance(dtype, str) and (integer := _INTEGER.fullmatch(dtype)):
+        implied = {"dtype": "int", "bits": int(integer[2]), "signed": not integer[1]}
+        if clash := [name for name in ("bits", "signed") if name in fields and fields[name] != implied[name]]:
+            raise ValueError(f"Override: dtype={dtype!r} says {clash[0]}={implied[clash[0]]}; got {clash[0]}={fields[clash[0]]} too")
+        fields = {**fields, **implied}
+    elif dtype in _SHORT:
+        fields = {**fields, "dtype": _SHORT[dtype]}
+    return tuple((name, checked_field(name, value)) for name, value in fields.items())
+
+
+def _change_to_json(change: Change) -> dict[str, Any] | None:
+    if isinstance(change, TensorSpec):
+        return {"replace": change.to_dict()}
+    return None if change is None else dict(change)
+
+
+def _change_from_json(fields: Mapping[str, Any] | None) -> Change:
+    if fields is not None and "replace" in fields:
+        if len(fields) > 1:
+            raise ValueError(f"Override: 'replace' decides every field; got {', '.join(fields)}")
+        return TensorSpec.from_dict(fields["replace"])
+    return fields

@@ -1,0 +1,212 @@
+"""Target profiles: what a runtime quantizes where, as data. Operations go by their ONNX types (`qsim.operations.onnx_types`)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from qsim.config.override import Override
+from qsim.numbers.spec import TensorSpec, check_keys, checked_field
+
+Changes = tuple[tuple[str, Any], ...]
+Range = tuple[str, float, float]
+
+
+def selects(patterns: Iterable[str], op_type: str) -> bool:
+    """Whether the last pattern that matches `op_type` is one without "!": ``("*", "!Softmax")`` is everything but Softmax."""
+    matching = [pattern for pattern in patterns if fnmatchcase(op_type, pattern.removeprefix("!"))]
+    return bool(matching) and not matching[-1].startswith("!")
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What a target quantizes where.
+
+    Every tuple of operation types takes globs, and "!" in front of one takes types out again: ``("*", "!Softmax")``.
+
+    Parameters
+    ----------
+    name : str
+        What summaries and errors call it.
+    chains : tuple of tuple of str
+        Operations that run as one, so that nothing is quantized between them: ``("Conv|Gemm", "Relu|Clip")``, each with its
+        alternatives. A chain is met where each result has no reader but the next operation; the longest one wins.
+    half_chains : tuple of tuple of str
+        The same in half precision: chains whose engine keeps what lies between in float32. As a rule there are none: every operation
+        rounds what it returns.
+    half_accumulator : str
+        What sums inside operations are kept in where they run in half precision: "float32" or "float16".
+    outputs : tuple of str
+        Operations whose results are quantized where they are made.
+    inputs : tuple of str
+        Operations whose operands are quantized where they are read, unless they were quantized where they were made.
+    weights : tuple of str
+        Multiply-accumulates whose constant operands are quantized.
+    residual : tuple of str
+        Where an addition has a result of these as an operand that nothing else reads, their kernel adds: that result is not quantized,
+        and the other operand is quantized where it is read.
+    shared : tuple of str
+        Operations whose operands share one scale, which is also that of the result.
+    model_input : bool
+        Quantize the inputs of the model. Otherwise they are tensors like others, for `inputs` to decide.
+    model_output : bool, optional
+        Quantize what the model returns; None leaves it to `outputs`.
+    ranges : tuple of (str, float, float)
+        Operations whose results have a known range: they get a fixed encoding, which no calibration changes.
+    clip_ranges : bool
+        The result of a Clip has its limits as known range.
+    bias : tuple of str
+        Multiply-accumulates whose biases are int32, with the scale of the products.
+    weight, activation : mapping
+        Fields of `TensorSpec` that the target decides for integers: they replace those of `Config.weight` and `Config.activation`.
+        `signed` is decided only where a spec leaves it open. An override may still say otherwise; the summary then has a note.
+    rules : tuple of Override
+        Applied before the overrides of the config.
+
+    Examples
+    --------
+    >>> Profile("mine", outputs=("*", "!Softmax"), activation={"symmetric": True}).activation
+    (('symmetric', True),)
+    """
+
+    name: str
+    chains: tuple[tuple[str, ...], ...] = ()
+    half_chains: tuple[tuple[str, ...], ...] = ()
+    half_accumulator: str = "float32"
+    outputs: tuple[str, ...] = ("*",)
+    inputs: tuple[str, ...] = ()
+    weights: tuple[str, ...] = ("*",)
+    residual: tuple[str, ...] = ()
+    shared: tuple[str, ...] = ()
+    model_input: bool = True
+    model_output: bool | None = None
+    ranges: tuple[Range, ...] = ()
+    clip_ranges: bool = False
+    bias: tuple[str, ...] = ("*",)
+    weight: Mapping[str, Any] | Changes = ()
+    activation: Mapping[str, Any] | Changes = ()
+    rules: tuple[Override, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("chains", "half_chains", "ranges"):
+            object.__setattr__(self, name, tuple(tuple(entry) for entry in getattr(self, name)))
+        for name in ("outputs", "inputs", "weights", "residual", "shared", "bias", "rules"):
+            value = getattr(self, name)
+            if isinstance(value, str):
+                raise TypeError(f"Profile: got {name}={value!r}; expected a tuple: ({value!r},)")
+            object.__setattr__(self, name, tuple(value))
+        for name, low, high in self.ranges:
+            if not low < high:
+                raise ValueError(f"Profile: got the range [{low}, {high}] for {name}; expected its lower end below its upper end")
+        for role in ("weight", "activation"):
+            decided = dict(getattr(self, role))
+            object.__setattr__(self, role, tuple((field, checked_field(field, value)) for field, value in decided.items()))
+
+    def decided(self, role: str) -> dict[str, Any]:
+        """The fields of `TensorSpec` that the target decides for "weight" or "activation"."""
+        return dict(getattr(self, role))
+
+    def applied(self, spec: TensorSpec | None, role: str) -> TensorSpec | None:
+        """`spec` with what the target decides for integers of this role."""
+        if spec is None or spec.is_float:
+            return spec
+        fields = {name: value for name, value in self.decided(role).items() if name != "signed"}
+        return self.signed(dataclasses.replace(spec, **fields), role)
+
+    def signed(self, spec: TensorSpec | None, role: str) -> TensorSpec | None:
+        """`spec` with the sign that the target gives to integers, where the spec leaves it open."""
+        sign = self.decided(role).get("signed")
+        if sign is None or spec is None or spec.is_float or spec.signed is not None:
+            return spec
+        return dataclasses.replace(spec, signed=sign)
+
+    def known_range(self, op_type: str) -> tuple[float, float] | None:
+        """The range of the results of an operation, if it is the same whatever the data."""
+        return next(((low, high) for pattern, low, high in self.ranges if fnmatchcase(op_type, pattern)), None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON has it."""
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        decided = {role: self.decided(role) for role in ("weight", "activation")}
+        return {**fields, **decided, "rules": [rule.to_dict() for rule in self.rules]}
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> Profile:
+        """Inverse of `to_dict`. What is left out has its default; an unknown key is an error that names it."""
+        check_keys(cls, fields)
+        return cls(**{**fields, "rules": tuple(Override.from_dict(rule) for rule in fields.get("rules", ()))})
+
+
+_CONVOLUTION = "Conv|ConvTranspose"
+_PRODUCT = f"{_CONVOLUTION}|Gemm|MatMul|Einsum|Attention|Gather|bilinear|embedding_bag"
+_RECTIFIER = "Relu|Clip"
+_ACTIVATION = f"{_RECTIFIER}|LeakyRelu|PRelu|Elu|Selu|Celu|Gelu|Swish|HardSwish|Mish|Sigmoid|HardSigmoid|Tanh|Softplus"
+_WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Einsum", "Attention")
+_UNIT = (("Softmax", 0.0, 1.0), ("Sigmoid", 0.0, 1.0), ("HardSigmoid", 0.0, 1.0), ("Tanh", -1.0, 1.0))
+
+
+def _chains(activation: str) -> tuple[tuple[str, ...], ...]:
+    """A multiply-accumulate, its BatchNorm and its activation; an addition and its rectifier."""
+    norm = "BatchNormalization"
+    return ((_PRODUCT, norm), (_PRODUCT, activation), (_PRODUCT, norm, activation), (norm, activation), ("Add", _RECTIFIER))
+
+
+_SYMMETRIC = {"symmetric": True, "signed": True}
+
+# No runtime's own rules: every result and every weight once, at the end of the chains that inference engines fuse.
+DEFAULT = Profile("default", _chains(_ACTIVATION))
+
+# Integer kernels run where DequantizeLinear and QuantizeLinear stand on both sides. A rectifier goes into them if the zero point is the
+# smallest integer, which an asymmetric range from 0 gives, or the range is that of the Clip; other activations need a quantizer before
+# them. A table that Gather reads has one scale.
+ONNXRUNTIME = Profile(
+    "onnxruntime",
+    _chains(_RECTIFIER),
+    ranges=_UNIT,
+    clip_ranges=True,
+    weight=_SYMMETRIC,
+    activation={"signed": True},
+    rules=(Override(op_type="Gather", weight={"axis": None, "block_size": None}),),
+)
+
+# Quantizers stand before weighted layers alone; the other branch of an addition is quantized where a convolution takes the addition over.
+TENSORRT = Profile(
+    "tensorrt",
+    _chains(_ACTIVATION),
+    outputs=(),
+    inputs=_WEIGHTED,
+    weights=_WEIGHTED,
+    residual=("Conv", "ConvTranspose"),
+    shared=("Concat",),
+    model_input=False,
+    bias=(),
+    weight=_SYMMETRIC,
+    activation=_SYMMETRIC,
+)
+
+OPENVINO = Profile(
+    "openvino",
+    _chains(_ACTIVATION),
+    residual=("Conv", "ConvTranspose"),
+    model_output=False,
+    bias=(),
+    weight=_SYMMETRIC,
+    activation={"signed": False},
+)
+
+# The Neural Engine keeps sums in float16, as far as anybody outside can tell: coremltools' guide to typed execution.
+COREML = Profile(
+    "coreml",
+    _chains(_ACTIVATION),
+    half_accumulator="float16",
+    shared=("Concat",),
+    ranges=_UNIT,
+    bias=(),
+    weight=_SYMMETRIC,
+    activation=_SYMMETRIC,
+)
+
+PROFILES = {profile.name: profile for profile in (DEFAULT, ONNXRUNTIME, TENSORRT, OPENVINO, COREML)}

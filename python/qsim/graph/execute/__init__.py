@@ -1,0 +1,1 @@
+"""Execute: make containers follow a plan."""

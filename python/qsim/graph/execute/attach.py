@@ -1,0 +1,72 @@
+"""Attach: each container's class is swapped for a subclass whose forward follows the plan. Module paths and state-dict keys stay."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import nn
+
+from qsim.graph.execute.inputs import Inputs
+from qsim.graph.execute.methods import PLACE
+from qsim.graph.execute.place import UNKNOWN, Place
+from qsim.graph.execute.shortcuts import Kept
+from qsim.graph.execute.simulated import simulated
+from qsim.graph.execute.switch import Switch
+from qsim.graph.plan.actions import QuantizationPlan
+from qsim.graph.plan.savings import Saving
+from qsim.graph.record.call_sites import LEAF
+from qsim.graph.record.containers import containers, leaf_paths
+from qsim.graph.record.routes import Site
+from qsim.quantizers.quantizer import Quantizer
+
+
+def attach(
+    model: nn.Module, plan: QuantizationPlan, savings: Mapping[Site, Saving], quantizers: Mapping[str, Quantizer], switch: Switch
+) -> list[str]:
+    """Make every container of `model` follow the plan. Returns a sentence for each that could not be made to."""
+    notes = []
+    kept: dict[tuple[str, ...], Kept] = {}
+    found = dict(containers(model))
+    switch.model = model
+    for leaf, path in leaf_paths(model).items():
+        vars(leaf)[LEAF] = path
+    made = {path: Place(path, plan, savings, quantizers, kept, switch) for path in {*plan.routes, UNKNOWN} - found.keys()}
+    for path, module in found.items():
+        inside = [vars(m)[LEAF] for m in module.modules() if LEAF in vars(m)]  # it may call those of containers inside
+        made[path] = Place(path, plan, savings, quantizers, kept, switch, inside)
+    for place in made.values():
+        place.frames = made
+    for path, module in found.items():
+        original = type(module)
+        try:
+            module.__class__ = simulated(original)  # type: ignore[arg-type]  # Module's __hash__
+        except TypeError as error:
+            notes.append(f"'{path}' is not simulated: its class {original.__name__} takes no subclass here ({error})")
+            continue
+        inputs = Inputs(original, plan, quantizers) if path == "" and plan.inputs else None
+        vars(module)[PLACE] = (made[path], inputs)
+    return notes
+
+
+def fall_back(model: nn.Module, formats: Mapping[str, str], quantizers: Mapping[str, Quantizer]) -> None:
+    """From now on the operations in `formats`, by name, compute in these float formats, and all others as planned."""
+    kept: dict[tuple[str, ...], Kept] = {}
+    for place in places(model):
+        place.fall_back(formats, kept)
+    for module in model.modules():
+        if PLACE in vars(module) and (inputs := vars(module)[PLACE][1]) is not None:
+            inputs.fall_back(formats, quantizers)
+
+
+def detach(model: nn.Module) -> None:
+    """Undo `attach`: every container runs as it was written."""
+    for module in model.modules():
+        vars(module).pop(LEAF, None)
+        if vars(module).pop(PLACE, None) is not None:
+            module.__class__ = type(module)._original  # type: ignore[attr-defined]
+
+
+def places(model: nn.Module) -> list[Place]:
+    """The places of all containers that follow a plan, and of the frames in them."""
+    found = [vars(module)[PLACE][0] for module in model.modules() if PLACE in vars(module)]
+    return list(dict.fromkeys(place for one in found[:1] for place in one.frames.values()))

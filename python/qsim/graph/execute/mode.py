@@ -1,0 +1,374 @@
+"""Execute: every container enters a function mode of its own, made fresh for each call, that follows the plan.
+
+Fresh means no shared state: threads that share a model, and recomputation under a checkpoint, each follow their own call.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._ops import HigherOrderOperator
+from torch.overrides import TorchFunctionMode, _get_current_function_mode
+
+from qsim.graph.execute.inputs import quantized
+from qsim.graph.execute.lowered import Quantize
+from qsim.graph.execute.ownership import dies
+from qsim.graph.execute.place import HOOK, PASSED, QUIET, STRANGE, UNKNOWN, Place
+from qsim.graph.execute.shortcuts import is_plain_eager, is_watched
+from qsim.graph.execute.uncompiled import Uncompiled
+from qsim.graph.record.call_sites import CallSite, Spot, call_site
+from qsim.graph.record.containers import joined, leaves
+from qsim.graph.record.resume import recompute_under
+from qsim.graph.record.tape import Slot
+from qsim.operations.functions import ALIAS, COMPOSITE, CONSTRUCTORS, MAC, METRICS, RANDOM, TRANSPARENT, Function, name_of, route_name
+from qsim.runs.arguments import Arguments
+
+_frame_at = sys._getframe
+_names: dict[Function, str] = {}  # of functions, as keys have them; looking one up is cheaper than making it
+
+
+def _name(func: Function) -> str:
+    name = _names[func] = route_name(func).strip("_")
+    return name
+
+
+class Abroad:
+    """What containers hand to each other in one call of the model: results whose chain goes on in another container, by name."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.handed: dict[str, list[Any]] = {}
+        self.trusts = False  # that everything was handed on: Dynamo traces checkpoints apart
+
+
+class LocalMode(TorchFunctionMode):
+    """Follows one call of one container.
+
+    Parameters
+    ----------
+    place : Place
+    training : bool
+        The container's own flag.
+    container : nn.Module, optional
+        None in a frame.
+    counts : list of int, optional
+        How often each key was met before: where a checkpoint begins to compute again.
+    beyond : tuple of Spot
+        What lies above that which computes again.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        training: bool,
+        container: nn.Module | None = None,
+        counts: list[int] | None = None,
+        beyond: tuple[Any, ...] = (),
+    ) -> None:
+        self.place, self.training, self.container, self.beyond = place, training, container, beyond
+        self.at = -1  # the node of the last call
+        self.hints = place.no_hints if beyond else place.hints  # they know no more of the stack than there is
+        self.counts = [0] * place.width if counts is None else counts
+        self.passed_by = 0  # the calls that lead nowhere and were met, a bit for each
+        self.leaf = ""  # of the composite function that runs
+        self.handed: dict[int, Any] = {}  # results of nodes whose chain goes on
+        self.broken: list[int] = []  # nodes that end a chain that did not begin
+        self.abroad = Abroad(container) if place.path == "" and container is not None else None
+        self.uncompiled = Uncompiled(functions_too=place.switch.calls_compiled)
+        self.trusted: tuple[int, ...] = ()  # nodes of which that is taken for granted: under a checkpoint the tensors are others
+        nodes = place.fallen if place.switch.falls_back else place.planned
+        if place.switch.marks:
+            self.nodes = nodes.marked
+        else:
+            self.nodes = nodes.frugal if place.switch.saves and is_plain_eager() else nodes.plain
+        self.plain = nodes.plain
+
+    def within(self, outer: Any) -> LocalMode:
+        """Called in a container whose mode, if it has one, is `outer`."""
+        if isinstance(outer, LocalMode):
+            self.abroad = outer.abroad
+        return self
+
+    def __enter__(self) -> LocalMode:
+        if not torch.compiler.is_dynamo_compiling():  # Dynamo gives up all of a container where it would break the graph under such a mode
+            self.uncompiled.__enter__()
+            if self.uncompiled.is_behind_a_break and self.container is not None:
+                self.place.switch.tell_of_break(self.place.path)
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        if not torch.compiler.is_dynamo_compiling():
+            self.uncompiled.__exit__(*error)
+
+    def frame(self, name: str) -> LocalMode:
+        """Follows part of a composite function along a route of its own."""
+        frames = self.place.frames
+        return type(self)(frames.get(joined(self.leaf or self.place.path, name)) or frames[UNKNOWN], self.training).within(self)
+
+    def end(self) -> None:
+        """The call of the container is over."""
+        self.place.note_end(self.training, self.counts, self.passed_by)
+        if self.place.switch.unsaid and not is_inside():
+            self.place.switch.say()
+
+    def checkpointed(self, site: CallSite) -> None:
+        """Have the checkpoints that a call is the first in run once more as they run now, from here on."""
+        for checkpoint, inside in site.checkpoints if self.container is not None else ():
+            recompute_under(checkpoint, lambda above=site.spots[inside:]: self.again(above))  # type: ignore[misc]
+
+    def again(self, above: tuple[Spot, ...]) -> LocalMode:
+        """The mode for what runs under a checkpoint when it runs once more. `above`: where the checkpoint stands."""
+        made: type[LocalMode] = self.place.switch.mode  # type: ignore[assignment]  # eager, whatever this one is
+        mode = made(self.place, self.training, self.container, list(self.counts), above + self.beyond)
+        mode.trusted, mode.broken = (*self.trusted, *self.handed), list(self.broken)
+        return mode
+
+    def __torch_function__(self, func: Function, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        kwargs, place = kwargs or {}, self.place
+        name = _names.get(func) or _name(func)
+        key, is_new = QUIET, False
+        if name in place.names:
+            for known, near, code, instruction, far, far_code, far_instruction, more, leaf, key in self.hints[self.at]:  # noqa: B007
+                if known != name:
+                    continue
+                frame = _frame_at(near)
+                if frame.f_code is not code or frame.f_lasti != instruction:
+                    continue
+                if leaf is not None and frame.f_locals["self"] is not leaf:
+                    continue
+                if far:
+                    frame = _frame_at(far)
+                    if frame.f_code is not far_code or frame.f_lasti != far_instruction or not all(_stands(*each) for each in more):
+                        continue
+                break
+            else:
+                key, is_new = self.find(name, _frame_at(1)), True
+        elif name in COMPOSITE or name in CONSTRUCTORS or isinstance(func, HigherOrderOperator):
+            return self.opened(name, func, args, kwargs, _frame_at(1))
+        with torch._C.DisableTorchFunction():
+            node = self.node(key, args, kwargs)
+            if node >= 0:
+                self.at = node
+                return self.met(node, func, args, kwargs)
+            weighted = self.with_weights(args, kwargs) if node == STRANGE and name in MAC else None
+            out = self.passed(name, func, *(weighted or (args, kwargs)))
+            is_new = is_new if node == key else node == STRANGE  # called more often than recorded, or with another weight
+            if (is_new or name not in place.names) and node != HOOK and not _is_quiet(func) and computes(out):
+                self.look(name, _frame_at(1), weighted is not None)
+            return out
+
+    def opened(self, name: str, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> Any:
+        """A function that is left to the modes outside, or whose inside is the model's."""
+        if name not in COMPOSITE:
+            return func(*args, **kwargs)
+        site = call_site(frame)
+        self.checkpointed(site)
+        self.leaf = site.leaf_path
+        args, kwargs = self.reached(args, kwargs)
+        with self:
+            return COMPOSITE[name](*args, **kwargs)
+
+    def reached(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+        """The arguments of a composite function: with quantized weights if the examples never called it, since it reads parts of them."""
+        return (args, kwargs) if self.place.keys else self.with_weights(args, kwargs) or (args, kwargs)
+
+    def with_weights(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
+        """See `Place.with_weights`."""
+        return self.place.with_weights(args, kwargs)
+
+    def find(self, name: str, frame: FrameType) -> int:
+        """The key of a call that no hint tells."""
+        place, site = self.place, call_site(frame)
+        if self.is_foreign(site):
+            return QUIET
+        key = place.key_of(site, name, framed=self.container is None, beyond=self.beyond)
+        if key >= place.width:
+            place.note_strange(site, name, key)
+        if site.checkpoints:
+            self.checkpointed(site)
+        elif not self.beyond:
+            place.learn(self.at, name, site, key, frame, framed=self.container is None)
+        return key
+
+    def is_foreign(self, site: CallSite) -> bool:
+        """Whether a call belongs to a container inside, which was compiled by itself: its quantizers are in its graph."""
+        return site.container is not None and self.container is not None and site.container is not self.container
+
+    def node(self, key: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+        """The node that a call leads to; below 0 where there is none: `STRANGE` if the examples did not show such a call."""
+        place = self.place
+        if key < 0:
+            if key <= PASSED:
+                self.passed_by |= 1 << (PASSED - key)
+                return QUIET
+            return key
+        nodes = place.nodes_of[key]
+        if key >= place.width:
+            return nodes[0]  # type: ignore[return-value]
+        count = self.counts[key]
+        self.counts[key] = count + 1
+        if count >= len(nodes):
+            return self.more(key)
+        node = nodes[count]
+        if node is None or not _is_float(place.floats[node], args, kwargs):
+            return QUIET
+        own = place.weights[node]
+        if own is not None and self.container is not None:
+            slot, weight_of = own
+            value = args[slot] if isinstance(slot, int) and slot < len(args) else kwargs.get(str(slot))
+            if isinstance(value, nn.Parameter) and value is not weight_of(self.container):  # another branch's
+                return STRANGE
+        return node
+
+    def more(self, key: int) -> int:
+        """The node of a call that is made more often than the examples did: what its leaf does anywhere."""
+        found = self.place.beyond[key]
+        if found != STRANGE:
+            self.place.note_more(key)
+        return found
+
+    def met(self, node: int, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call that leads to a node."""
+        operands, outputs, instead, link, half, overwrites = self.nodes[node]
+        if link is not None and link.before and not self.is_handed_on(link.before, args, kwargs):
+            outputs, instead = (), None
+            self.place.note_broken(node)
+            self.broken.append(node)
+        given_away = overwrites and dies(args, func, _frame_at(2))
+        if operands:
+            if node in self.place.after:
+                operands = self.standing(node, operands)
+            args, kwargs = _with_operands(args, kwargs, operands)
+        if instead is not None and (quantized := instead(args, kwargs, given_away)) is not None:
+            return quantized
+        out = func(*args, **kwargs) if half is None else half(func, args, kwargs)
+        if outputs and overwrites and not given_away and out is args[0]:
+            outputs = self.plain[node].outputs
+        if outputs:
+            out = _with_outputs(out, outputs)
+        if link is not None and isinstance(out, Tensor):
+            if link.goes_on:
+                self.handed[node] = self.refer(out)
+            if link.name and self.abroad is not None:
+                self.abroad.handed.setdefault(link.name, []).append(self.refer(out))
+        return out
+
+    def standing(self, node: int, operands: tuple[tuple[Slot, Quantize], ...]) -> tuple[tuple[Slot, Quantize], ...]:
+        """Those of the operands of a node that were made, in this call, by what makes them in the examples."""
+        after, stands = self.place.after[node], []
+        for slot, quantize in operands:
+            if slot not in after or any(self.counts[key] > ordinal and made not in self.broken for key, ordinal, made in after[slot]):
+                stands.append((slot, quantize))
+            else:
+                self.place.note_broken(node, f"operand {slot}")
+        return tuple(stands)
+
+    def refer(self, t: Tensor) -> Any:
+        """What stands for a result: a reference that counts would keep savings from proving that it is nobody else's."""
+        return weakref.ref(t)
+
+    def is_same(self, reference: Any, t: Any) -> bool:
+        return reference() is t
+
+    def is_handed_on(self, before: tuple[int | str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether a call takes what one of the operations returned that come before it in its chain. Hooks may hand on something else."""
+        taken, found = args[0] if args else kwargs.get("input"), [self.handed[node] for node in before if node in self.handed]
+        for name in before:
+            if isinstance(name, str):
+                if self.abroad is None or self.abroad.trusts:
+                    return True
+                found += self.abroad.handed.get(name, ())
+        if any(self.is_same(handed, taken) for handed in found) or any(node in self.trusted for node in before):
+            return True
+        return bool(found) and self.has_hooks(any(isinstance(name, str) for name in before))
+
+    def has_hooks(self, anywhere: bool) -> bool:
+        """Whether hooks look at leaves of the container, or at any module of the model."""
+        if anywhere and self.abroad is not None:
+            return any(map(is_watched, self.abroad.model.modules()))
+        return self.container is not None and any(map(is_watched, leaves(self.container)))
+
+    def passed(self, name: str, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Any other call: one that only moves values, or that the examples did not show."""
+        return ALIAS.get(name, func)(*args, **kwargs)
+
+    def look(self, name: str, frame: FrameType, weighted: bool) -> None:
+        """Note that the examples did not show a call that computes something, whether its weight was quantized or not."""
+        site = call_site(frame)
+        if self.is_foreign(site):
+            return
+        if self.place.key_of(site, name, framed=self.container is None, beyond=self.beyond) >= STRANGE:
+            self.place.note_strange(site, name, weighted=weighted)
+        self.place.names.add(name)  # from now on its place is asked for, and known
+
+
+def _with_operands(args: tuple[Any, ...], kwargs: dict[str, Any], operands: tuple[tuple[Slot, Quantize], ...]) -> Arguments:
+    """The arguments with the planned operands quantized. A slot that this call does not fill is passed over."""
+    given = list(args)
+    for slot, quantize in operands:
+        outer, index = slot if isinstance(slot, tuple) else (slot, None)
+        if isinstance(outer, int):
+            if outer < len(given):
+                given[outer] = _quantized_entry(given[outer], index, quantize)
+        elif outer in kwargs:
+            kwargs = {**kwargs, outer: _quantized_entry(kwargs[outer], index, quantize)}
+    return tuple(given), kwargs
+
+
+def _quantized_entry(value: Any, index: int | None, quantize: Quantize) -> Any:
+    """`value`, or its entry at `index`, quantized."""
+    if index is None:
+        return quantized(value, quantize)
+    return type(value)([*value[:index], quantized(value[index], quantize), *value[index + 1 :]])
+
+
+def _with_outputs(out: Any, outputs: tuple[tuple[int, Quantize], ...]) -> Any:
+    if isinstance(out, Tensor):
+        return quantized(out, outputs[0][1])
+    for index, quantize in outputs:
+        out = _quantized_entry(out, index, quantize)
+    return out
+
+
+def _is_float(slot: Slot | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a call computes what was recorded under its name: the same function on integers (positions, lengths) is no operation."""
+    outer, index = slot if isinstance(slot, tuple) else (slot, None)
+    value = args[outer] if isinstance(outer, int) and outer < len(args) else kwargs.get(str(outer))
+    if index is not None and isinstance(value, (tuple, list)) and index < len(value):
+        value = value[index]
+    return not isinstance(value, Tensor) or value.is_floating_point()
+
+
+QUIET_NAMES = TRANSPARENT | RANDOM | METRICS
+_quiet: dict[Function, bool] = {}
+
+
+def _is_quiet(func: Function) -> bool:
+    """Whether what a function returns need not be quantized, wherever it is called."""
+    known = _quiet.get(func)
+    if known is None:
+        known = _quiet[func] = name_of(func) in QUIET_NAMES
+    return known
+
+
+def computes(out: Any) -> bool:
+    """Whether a result is one that quantizers are for: a single number is none."""
+    results = out if isinstance(out, tuple) else (out,)
+    return any(isinstance(t, Tensor) and t.is_floating_point() and t.dim() > 0 for t in results)
+
+
+def _stands(distance: int, code: CodeType, instruction: int) -> bool:
+    frame = _frame_at(distance + 2)  # past this function and the generator that calls it
+    return frame.f_code is code and frame.f_lasti == instruction
+
+
+def is_inside() -> bool:
+    """Whether a container is called by another one."""
+    return isinstance(_get_current_function_mode(), LocalMode)  # type: ignore[no-untyped-call]

@@ -1,0 +1,88 @@
+"""What happens at the calls of a container: nodes, how they follow each other, and what of their operands is known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from qsim.graph.execute.links import Link
+from qsim.graph.execute.lowered import LiveMaker, Quantize, planned_site
+from qsim.graph.execute.shortcuts import InPlace, Kept, Rectifier
+from qsim.graph.plan.actions import Actions, QuantizationPlan
+from qsim.graph.plan.savings import Saving
+from qsim.graph.record.containers import ParameterOf
+from qsim.graph.record.routes import Route, Site
+from qsim.graph.record.tape import Slot
+from qsim.operations.half import Half
+from qsim.quantizers.bias import BiasQuantizer
+from qsim.quantizers.quantizer import Quantizer
+
+
+class Node(NamedTuple):
+    """What happens at one call: what quantizes operands, by slot, and outputs, by index; what may take the call's place; where
+    it stands in a chain; how it runs in half precision; whether it may write into its first operand."""
+
+    operands: tuple[tuple[Slot, Quantize], ...] = ()
+    outputs: tuple[tuple[int, Quantize], ...] = ()
+    instead: Rectifier | None = None
+    link: Link | None = None
+    half: Half | None = None
+    overwrites: bool = False
+
+
+class Nodes(NamedTuple):
+    """The nodes of a container, thrice: what they do by the plan, with what may be saved, and with marks in place of quantizers."""
+
+    plain: list[Node]
+    frugal: list[Node]
+    marked: list[Node]
+
+
+def calls_before(route: Route, plan: QuantizationPlan) -> dict[int, dict[Slot, list[tuple[int, int, int]]]]:
+    """Operands of nodes that are quantized where they are read, with the calls of the same container that make them, and their nodes."""
+    calls: dict[Site, dict[int, tuple[int, int, int]]] = {}  # by node: the number of a key, which of its calls, and the node
+    for key, nodes in enumerate(route.nodes.values()):
+        for ordinal, node in enumerate(nodes):
+            if node is not None:
+                calls.setdefault(route.sites[node], {})[node] = key, ordinal, node
+    found: dict[int, dict[Slot, list[tuple[int, int, int]]]] = {}
+    for (site, slot), makers in plan.after.items():
+        if all(maker in calls for maker in makers):
+            for node in calls.get(site, ()):
+                found.setdefault(node, {})[slot] = [call for maker in makers for call in calls[maker].values()]
+    return found
+
+
+def own_weight(path: str, plan: QuantizationPlan, actions: Actions) -> tuple[Slot, ParameterOf] | None:
+    """Where a site takes a parameter of its container as a weight, and how to get that from the container."""
+    prefix = f"{path}." if path else ""
+    for slot, use in actions.operands.items():
+        planned = plan.quantizers[use.key]
+        if planned.role == "weight" and planned.parameter is not None and planned.parameter.startswith(prefix):
+            return slot, ParameterOf(planned.parameter.removeprefix(prefix))
+    return None
+
+
+def own_weights(path: str, plan: QuantizationPlan, quantizers: Mapping[str, Quantizer]) -> list[tuple[ParameterOf, Quantize]]:
+    """How to get the weights inside a container from it, and what quantizes them."""
+    prefix = f"{path}." if path else ""
+    own = {p.parameter.removeprefix(prefix): key for key, p in plan.quantizers.items() if p.parameter and p.parameter.startswith(prefix)}
+    return [(ParameterOf(name), quantizers[key].quantize) for name, key in own.items()]
+
+
+def frugal_node(actions: Actions, saving: Saving, quantizers: Mapping[str, Quantizer], kept: dict[tuple[str, ...], Kept]) -> Node:
+    """What stands at a site as planned, with what may be saved. `kept`: what all sites keep: those that read one parameter keep it once."""
+    planned, outputs = planned_site(actions, LiveMaker(quantizers))
+    operands, instead = dict(planned), None
+    for slot in saving.kept & actions.operands.keys():
+        use = actions.operands[slot]
+        parameter = kept.setdefault((use.key,), Kept(quantizers[use.key]))
+        operands[slot] = parameter if use.observes else parameter.unobserved
+    if (bias := actions.bias) is not None and bias.slot in saving.kept:
+        shared = Kept(BiasQuantizer(quantizers[bias.input], quantizers[bias.weight]))
+        operands[bias.slot] = kept.setdefault((bias.parameter, bias.input, bias.weight), shared)
+    if saving.in_place:
+        outputs = tuple((index, InPlace(quantizers[key])) for index, key in actions.outputs.items())
+    if saving.rectifier is not None:
+        instead = Rectifier(quantizers[actions.outputs[0]], saving.rectifier, saving.changes)
+    return Node(tuple(operands.items()), outputs, instead, overwrites=saving.overwrites)

@@ -1,0 +1,318 @@
+"""What one container does while it is simulated: which quantizers stand at which calls, and how a call is recognized."""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Collection, Mapping
+from itertools import count
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from qsim.graph.execute.links import links_of
+from qsim.graph.execute.lowered import LiveMaker, Maker, MarkMaker, Quantize, fallen_site, planned_site, site_beside
+from qsim.graph.execute.marks import Mark
+from qsim.graph.execute.nodes import Node, Nodes, calls_before, frugal_node, own_weight, own_weights
+from qsim.graph.execute.shortcuts import FrugalMaker, Kept
+from qsim.graph.execute.switch import Switch
+from qsim.graph.plan.actions import Actions, QuantizationPlan
+from qsim.graph.plan.savings import Saving
+from qsim.graph.record.call_sites import LEAF, CallSite, Spot, kind_of_code
+from qsim.graph.record.containers import joined
+from qsim.graph.record.routes import Route, Site, call_key
+from qsim.graph.record.tape import CallKey
+from qsim.operations.functions import MAC
+from qsim.operations.half import Half
+from qsim.quantizers.quantizer import Quantizer
+from qsim.runs.arguments import Arguments
+
+# In place of a key: a call that the examples did not show; one in a hook; one where nothing is to be done.
+STRANGE, HOOK, QUIET = -1, -2, -3
+PASSED = -4  # and below: calls that lead nowhere, and whose results are quantized where they are read
+
+
+UNKNOWN = "?"  # in place of the path of a frame that the examples did not show
+
+
+class Hint(NamedTuple):
+    """How to recognize the call that came next the last time without looking at the whole stack: the frames that tell its place, by
+    their distance, with the instruction that they are at; the leaf; and the key."""
+
+    name: str
+    near: int
+    near_code: CodeType
+    near_at: int
+    far: int  # 0: there is no second frame
+    far_code: CodeType | None
+    far_at: int
+    more: tuple[tuple[int, CodeType, int], ...]
+    leaf: nn.Module | None
+    key: int
+
+
+class Place:
+    """What one container does: the quantizers at each of its nodes, and the calls that lead there.
+
+    Read-only while the model runs, but for what it learns: hints, and what ran that the examples did not show.
+
+    Attributes
+    ----------
+    path : str
+        Of the container.
+    switch : Switch
+    keys : dict of CallKey to int
+        Numbers of the calls that lead to nodes. Those behind `width` are of leaves, wherever these are called (`elsewhere`).
+    nodes_of : list of list of int or None
+        By key: the nodes of its first occurrence in a call of the container, its second, and so on; None: nothing is to be done.
+    names : set of str
+        Names of functions whose place is asked for.
+    token : int
+        What stands for the place where Dynamo takes constants alone.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        plan: QuantizationPlan,
+        savings: Mapping[Site, Saving],
+        quantizers: Mapping[str, Quantizer],
+        kept: dict[tuple[str, ...], Kept],
+        switch: Switch,
+        leaves: Collection[str] = (),
+    ) -> None:
+        route = plan.routes.get(path) or Route()
+        self.path, self.switch = path, switch
+        elsewhere = {leaf: plan.elsewhere[leaf] for leaf in leaves if leaf in plan.elsewhere}
+        actions = [found.actions for found in elsewhere.values()]
+        self.width, start = len(route.nodes), len(route.sites)
+        passed = [key for key, site in route.unmet.items() if site in plan.hidden]
+        unmet = {**dict.fromkeys(route.unmet, QUIET), **{key: PASSED - number for number, key in enumerate(passed)}}
+        self.keys: dict[CallKey, int] = {**unmet, **{key: number for number, key in enumerate(route.nodes)}}
+        self.leaf_keys = {(leaf, found.function): self.width + i for i, (leaf, found) in enumerate(elsewhere.items())}
+        own_nodes: list[list[int | None]] = [[start + number] for number in range(len(elsewhere))]
+        self.nodes_of = [*route.nodes.values(), *own_nodes]
+        leaf_nodes = {known: start + number for number, known in enumerate(self.leaf_keys)}
+        self.beyond = [leaf_nodes.get((leaf, name), STRANGE) for _, leaf, name in route.nodes]  # of calls made more often than recorded
+        self.planned_names = frozenset({key[2] for key in route.nodes} | {found.function for found in elsewhere.values()})
+        self.names = {*self.planned_names, *(key[2] for key in route.unmet), *MAC}
+        self._actions = [*(plan.actions.get(site, Actions()) for site in route.sites), *actions]
+        beyond = [None] * len(elsewhere)
+        self._savings = [*(savings.get(site, Saving()) for site in route.sites), *(Saving(frozenset(found.operands)) for found in actions)]
+        self._neighbours = [*(plan.regions.neighbours.get(site) for site in route.sites), *beyond]
+        self._quantizers = quantizers
+        frugal = [frugal_node(*each, quantizers, kept) for each in zip(self._actions, self._savings, strict=True)]
+        plain, marked = ([Node(*planned_site(a, make)) for a in self._actions] for make in (LiveMaker(quantizers), MarkMaker()))
+        links = links_of(route, plan)
+        halves = [*(plan.halves.get(site) for site in route.sites), *beyond]
+        running = [[n._replace(link=links.get(at), half=halves[at]) for at, n in enumerate(nodes)] for nodes in (plain, frugal)]
+        self.planned = Nodes(running[0], running[1], [node._replace(link=links.get(at)) for at, node in enumerate(marked)])
+        self.fallen = self.planned
+        self.sites = [*((site.name, site.steps[0].line) for site in route.sites), *((leaf, "") for leaf in elsewhere)]
+        self.floats = [*(site.first_operand for site in route.sites), *beyond]
+        own = [
+            None if site.steps[0].leaf else own_weight(path, plan, found) for site, found in zip(route.sites, self._actions, strict=False)
+        ]
+        self.weights = [*own, *beyond]
+        self._ops = [*(site.op for site in route.sites), *(found.function for found in elsewhere.values())]
+        self.own_weights = own_weights(path, plan, quantizers)
+        self.parameters = plan.weights
+        self.after = calls_before(route, plan)
+        self.frames: dict[str, Place] = {}  # by path, all there are in the model
+        self._expected = {training: _always(list(route.nodes), calls) for training, calls in route.calls.items()}
+        self._expected_passed = {training: _always(passed, calls) for training, calls in route.calls.items()}
+        self._passed = [(route.unmet[key].name, route.unmet[key].steps[0].line) for key in passed]
+        self._ends: dict[tuple[bool, tuple[int, ...], int | None], list[str]] = {}  # what calls with these counts missed
+        self._forget()
+
+    def _forget(self) -> None:
+        self.no_hints: list[tuple[Hint, ...]] = [()] * (len(self.sites) + 1)  # by node, the last entry for the beginning of a call
+        self.hints = list(self.no_hints)
+        self.strange: dict[tuple[Spot, ...], None] = {}
+        self.token = next(_tokens)
+        _places[self.token] = self
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in ("hints", "no_hints", "strange", "token")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._forget()
+
+    def outputs_of(self, leaf: nn.Module) -> tuple[tuple[int, Quantize], ...]:
+        """What quantizes the results of a leaf wherever it is called."""
+        path = vars(leaf).get(LEAF, "")
+        keys = [key for (own, _), key in self.leaf_keys.items() if own == path]
+        return self.planned.plain[self.nodes_of[keys[0]][0] or 0].outputs if keys else ()
+
+    def forget_kept(self) -> None:
+        """What was kept of parameters holds no longer."""
+        if self.path == "":  # its children are asked too
+            for quantizer in self._quantizers.values():
+                quantizer.turn()
+
+    # Which call it is.
+
+    def key_of(self, site: CallSite, name: str, *, framed: bool, beyond: tuple[Spot, ...] = ()) -> int:
+        """The number of a call's key, or `STRANGE`, `HOOK` or `QUIET`.
+
+        Parameters
+        ----------
+        site : CallSite
+        name : str
+            Of the function, as keys have it.
+        framed : bool
+            As in `call_key`.
+        beyond : tuple of Spot
+            What lies above the function that runs again.
+        """
+        if site.hook:
+            return HOOK
+        spots, leaf, _ = call_key(site, name, framed=framed)
+        found = self.keys.get((spots + beyond, leaf, name))
+        return self.leaf_keys.get((leaf, name), STRANGE) if found is None else found
+
+    def learn(self, at: int, name: str, site: CallSite, key: int, frame: FrameType, *, framed: bool) -> None:
+        """Remember how a call was recognized that came after node `at`; `frame`: where it stood, at distance 1 of the mode."""
+        wanted = len(call_key(site, name, framed=framed)[0])
+        kept: list[tuple[int, CodeType, int]] = []
+        distance, above = 1, frame
+        while len(kept) < wanted:
+            if kind_of_code(above.f_code) == "kept":
+                kept.append((distance, above.f_code, above.f_lasti))
+            distance, above = distance + 1, above.f_back  # type: ignore[assignment]
+        if not kept:
+            return
+        far = kept[1] if len(kept) > 1 else (0, None, 0)
+        leaf = site.leaf if not framed and _frame_at(frame, kept[0][0]).f_locals.get("self") is site.leaf else None
+        hint = Hint(name, *kept[0], *far, tuple(kept[2:]), leaf, key)  # type: ignore[call-arg]
+        self.hints[at] = (hint, *self.hints[at][: _HINTS - 1])
+
+    def with_weights(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
+        """The arguments of a call that the examples did not show, with the model's weights quantized: they are wherever they are read.
+        None where none is among them."""
+        if not any(isinstance(value, nn.Parameter) for value in (*args, *kwargs.values())):
+            return None
+        changed = tuple(map(self._weight, args)), {slot: self._weight(value) for slot, value in kwargs.items()}
+        same = all(new is old for new, old in zip((*changed[0], *changed[1].values()), (*args, *kwargs.values()), strict=True))
+        return None if same else changed
+
+    def _weight(self, value: Any) -> Any:
+        key = self.parameters.get(self.switch.parameter_name(value)) if isinstance(value, nn.Parameter) else None
+        if key is None:
+            return value
+        return Mark(key)(value) if self.switch.marks else self._quantizers[key].quantize(value)
+
+    # What ran.
+
+    def note_strange(self, site: CallSite, name: str, key: int = STRANGE, *, weighted: bool = False) -> None:
+        """Note a call that computes something, and that the examples did not show.
+
+        Parameters
+        ----------
+        site : CallSite
+        name : str
+        key : int
+            That of a leaf, if the call is one.
+        weighted : bool
+            Whether its weight was quantized.
+        """
+        if site.spots in self.strange:
+            return
+        self.strange[site.spots] = None
+        planned = self.planned.plain[self.nodes_of[key][0] or 0] if key >= self.width else Node()
+        done, quantized = _what_is_done(planned, weighted), bool(planned.outputs)
+        what = _named(site.leaf_path or joined(self.path, name), site.line)
+        self.switch.notice(f"{what} ran where the example inputs did not show it{done}", self.path, "" if quantized else name)
+
+    def note_more(self, key: int) -> None:
+        """Note that a leaf is called more often than the examples did."""
+        name, line = self.sites[next(node for node in self.nodes_of[key] if node is not None)]
+        planned = self.planned.plain[self.beyond[key]]
+        text = f"{_named(name, line)} ran more often than the example inputs show{_what_is_done(planned)}"
+        self.switch.notice(text, self.path, "" if planned.outputs else name.rpartition(".")[2])
+
+    def note_broken(self, node: int, what: str = "result") -> None:
+        """Note that a chain ends that did not begin: its quantizer is for what an operation returned that did not run."""
+        name, line = self.sites[node]
+        text = f"{_named(name, line)} ran on what the example inputs did not show it: its {what} stays in float"
+        self.switch.notice(text, self.path, name.rpartition(".")[2])
+
+    def note_end(self, training: bool, counts: list[int], passed: int | None) -> list[str]:
+        """Note what is planned and every recorded call reaches, and this one has not; and return it.
+
+        Parameters
+        ----------
+        training : bool
+        counts : list of int
+        passed : int or None
+            The calls that lead nowhere and were met, a bit for each; None where none can be met.
+        """
+        known = training, tuple(counts), passed
+        if known in self._ends:
+            return self._ends[known]
+        missed: list[str] = []
+        if len(self._ends) < _CALLS:
+            self._ends[known] = missed
+        for key in self._expected[training]:
+            node = next(at for at in self.nodes_of[key] if at is not None)
+            if counts[key] == 0 and (self._actions[node].operands or self._actions[node].outputs):
+                missed.append(_named(*self.sites[node]))
+        if passed is not None:
+            missed += [_named(*self._passed[number]) for number in self._expected_passed[training] if not passed >> number & 1]
+        for name in missed:
+            self.switch.notice(f"{name} is planned, and was not reached where the example inputs did", self.path, "")
+        return missed
+
+    # Fallback.
+
+    def fall_back(self, formats: Mapping[str, str], kept: dict[tuple[str, ...], Kept]) -> None:
+        """From now on the operations in `formats`, by name, compute in these float formats. `kept` as in the constructor."""
+        self.fallen = Nodes(*(list(nodes) for nodes in self.planned)) if formats else self.planned
+        for at, (actions, around) in enumerate(zip(self._actions, self._neighbours, strict=True)):
+            if around is None or not around.is_concerned(formats):
+                continue
+            parameters = {actions.operands[slot].key for slot in self._savings[at].kept & actions.operands.keys()}
+            makers: list[Maker] = [LiveMaker(self._quantizers), FrugalMaker(self._quantizers, parameters, kept), MarkMaker()]
+            for nodes, make in zip(self.fallen, makers, strict=True):
+                if around.operation in formats:
+                    found = fallen_site(actions, around, formats, make)
+                else:
+                    found = site_beside(nodes[at].operands, nodes[at].outputs, around, formats, make)
+                format = formats.get(around.operation, "float32")
+                half = None if format == "float32" else Half(self._ops[at], format, narrow=False)
+                nodes[at] = Node(*found, link=nodes[at].link, half=None if nodes is self.fallen.marked else half or nodes[at].half)
+
+
+def _named(name: str, line: str) -> str:
+    """An operation as a sentence names it: 'encoder.add' (model.py:12)."""
+    return f"'{name}' ({line})" if line else f"'{name}'"
+
+
+def _what_is_done(planned: Node, weighted: bool = False) -> str:
+    """What is said of a call that the examples did not show."""
+    weight = ", its weight is quantized" if weighted or planned.operands else ""
+    return weight + (", its result by its own quantizer" if planned.outputs else ", its result stays in float")
+
+
+_HINTS = 4  # so many different calls may follow one and be recognized at once
+_CALLS = 256  # so many ways through a container are remembered as complete
+_tokens = count()
+_places: weakref.WeakValueDictionary[int, Place] = weakref.WeakValueDictionary()
+
+
+def place_of(token: int) -> Place:
+    """The place that a token stands for."""
+    return _places[token]
+
+
+def _always(keys: list[CallKey], calls: list[Counter[CallKey]]) -> list[int]:
+    """Numbers of the keys that every recorded call has."""
+    return [number for number, key in enumerate(keys) if calls and all(call[key] for call in calls)]
+
+
+def _frame_at(frame: FrameType, distance: int) -> FrameType:
+    for _ in range(distance - 1):
+        frame = frame.f_back  # type: ignore[assignment]
+    return frame

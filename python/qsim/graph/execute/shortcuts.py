@@ -1,0 +1,247 @@
+"""What happens at a site when work is saved there (`qsim.graph.plan.savings`): the same values and gradients, for less.
+
+Each class asks, in each call, what the record could not know, and does the plain thing where the answer is no.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import sys
+from collections.abc import Callable, Container, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.modules.module import _has_any_global_hook
+
+from qsim.graph.execute.lowered import LiveMaker, Lowered, Quantize
+from qsim.graph.execute.ownership import is_alone
+from qsim.quantizers.bias import BiasQuantizer
+from qsim.quantizers.quantizer import Quantizer
+
+_TYPES = (Tensor, nn.Parameter)
+
+
+def is_plain_eager() -> bool:
+    """Whether the operations called now run at once, on tensors with memory of their own that no global hook looks at: they are not
+    traced, transformed or captured."""
+    return not (
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._functorch.maybe_current_level() is not None
+        or torch._C._get_tracing_state() is not None
+        or _has_any_global_hook()  # type: ignore[no-untyped-call]
+        or (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())  # type: ignore[no-untyped-call]
+    )
+
+
+def is_watched(module: nn.Module) -> bool:
+    """Whether hooks see what goes into the module and comes out of it."""
+    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks)
+
+
+class Stamp:
+    """Recognizes tensors that were not written to since: the same objects, versions, memory, and the same numbers at sampled places.
+
+    PyTorch counts no version of what is written through `Tensor.data`, NumPy, DLPack, shared memory, or by collectives: samples see that,
+    unless it changes a few elements of many. On a device they would have to be waited for: tensors there are never recognized.
+    It refers to no tensor (parameters with weak references could not be swapped), and keeps nothing when it is copied or pickled.
+    """
+
+    def __init__(self, *tensors: Tensor) -> None:
+        self._storages = [StorageWeakRef(t.untyped_storage()) for t in tensors]  # type: ignore[no-untyped-call]  # keep their addresses
+        self._seen = [(id(t), t._version, t.data_ptr(), s.cdata) for t, s in zip(tensors, self._storages, strict=True)]
+        self._places = [_places(t) for t in tensors]
+        self._samples = [None if places is None else places.tobytes() for places in self._places]
+
+    def matches(self, *tensors: Tensor) -> bool:
+        if len(tensors) != len(self._seen) or None in self._samples:
+            return False
+        for t, (known, version, at, storage) in zip(tensors, self._seen, strict=True):
+            if id(t) != known or t._version != version or t.data_ptr() != at or t.untyped_storage()._cdata != storage:
+                return False
+        return all(p.tobytes() == sample for p, sample in zip(self._places, self._samples, strict=True))  # type: ignore[union-attr]
+
+    def __reduce__(self) -> tuple[type[Stamp], tuple[()]]:
+        return Stamp, ()
+
+
+_SAMPLED = 64  # so many words of a tensor are compared; all of a small one
+
+
+def _places(t: Tensor) -> memoryview | None:
+    """A view of sampled words in the memory of a tensor, which is not to be read once that is gone; None for memory that cannot be read."""
+    if t.device.type != "cpu" or t.layout is not torch.strided or torch._debug_has_internal_overlap(t) != 0:
+        return None
+    size = t.numel() * t.element_size()
+    words = memoryview((ctypes.c_char * size).from_address(t.data_ptr())).cast("B") if size else memoryview(b"")
+    if size % 4 == 0:
+        words = words.cast("I")
+    return words[:: max(len(words) // _SAMPLED, 1) | 1]  # an odd distance, which does not fall in step with rows
+
+
+class Kept:
+    """Quantizes a parameter or buffer, and keeps the result until the tensor or the encoding changes, while no gradient is needed.
+
+    Parameters
+    ----------
+    quantizer : Quantizer, Lowered or BiasQuantizer
+    """
+
+    def __init__(self, quantizer: Quantizer | Lowered | BiasQuantizer) -> None:
+        self.quantizer = quantizer
+        self._sources = _sources(quantizer)
+        self._kept: tuple[Stamp, list[Any], Tensor] | None = None  # replaced as a whole: threads share it
+
+    def __reduce__(self) -> tuple[type[Kept], tuple[Quantizer | Lowered | BiasQuantizer]]:
+        return Kept, (self.quantizer,)
+
+    def __call__(self, value: Tensor) -> Tensor:
+        return self._of(value, self.quantizer)
+
+    def unobserved(self, value: Tensor) -> Tensor:
+        """For a second reader of the same parameter: see `qsim.graph.plan.plan.Use`."""
+        assert not isinstance(self.quantizer, BiasQuantizer)
+        return self._of(value, self.quantizer.quantize)
+
+    def _of(self, value: Tensor, quantize: Callable[[Tensor], Tensor]) -> Tensor:
+        tensors, settings, settled = [value], [], True
+        for source in self._sources:
+            tensors += source.grid_tensors
+            settings.append(source.settings)
+            settled = settled and source.is_settled and not is_watched(source)
+        if not (settled and value.is_cpu) or (torch.is_grad_enabled() and any(t.requires_grad for t in tensors)):
+            self._kept = None
+            return quantize(value)
+        kept = self._kept
+        if kept is not None and kept[1] == settings and kept[0].matches(*tensors, kept[2]):
+            return kept[2]
+        with torch.inference_mode(False), torch.no_grad():
+            quantized = quantize(value)
+        if _have_versions(tensors) and not _is_sharding():
+            self._kept = Stamp(*tensors, quantized), settings, quantized
+        return quantized
+
+
+def _sources(quantizer: Quantizer | Lowered | BiasQuantizer) -> tuple[Quantizer, ...]:
+    """The quantizers whose encodings and switches decide on the result."""
+    if isinstance(quantizer, BiasQuantizer):
+        return quantizer.input, quantizer.weight
+    return (quantizer.quantizer if isinstance(quantizer, Lowered) else quantizer,)
+
+
+def _have_versions(tensors: Iterable[Tensor]) -> bool:
+    return all(type(t) in _TYPES and not t.is_inference() for t in tensors)
+
+
+def _is_sharding() -> bool:
+    """Whether `fully_shard` is in use: it refills parameters in each forward without counting a version, and to keep what was gathered
+    would undo it."""
+    composable = sys.modules.get("torch.distributed._composable_state")
+    return composable is not None and len(composable._module_state_mapping) > 0
+
+
+class FrugalMaker(LiveMaker):
+    """As `LiveMaker`; keeps the parameters whose quantizers have these keys."""
+
+    def __init__(self, quantizers: Mapping[str, Quantizer], parameters: Container[str], kept: dict[tuple[str, ...], Kept]) -> None:
+        super().__init__(quantizers)
+        self.parameters, self.kept = parameters, kept
+
+    def lowered(self, key: str, observes: bool, format: str, *, enters: bool) -> Quantize | None:
+        if key not in self.parameters:
+            return super().lowered(key, observes, format, enters=enters)
+        kept = self.kept.setdefault((key, format), Kept(Lowered(self.quantizers[key], format)))
+        return kept if observes else kept.unobserved
+
+
+class InPlace:
+    """Quantizes an output in the memory that it was computed in.
+
+    Parameters
+    ----------
+    quantizer : Quantizer
+    """
+
+    def __init__(self, quantizer: Quantizer) -> None:
+        self.quantizer = quantizer
+
+    def __call__(self, y: Tensor) -> Tensor:
+        q = self.quantizer
+        return q.forward(y, in_place=True) if is_alone(y) and not is_watched(q) else q(y)  # unwatched, `forward` is all there is to a call
+
+
+class Rectifier:
+    """Quantizes the operand of a rectifier instead of its result, where the grid ends no later than the rectifier clamps.
+
+    Parameters
+    ----------
+    quantizer : Quantizer
+    function : str
+        "relu", "relu6" or "hardtanh".
+    changes : bool
+        It changes its operand, whatever its arguments say: ``x.relu_()``.
+    """
+
+    def __init__(self, quantizer: Quantizer, function: str, changes: bool) -> None:
+        self.quantizer, self.function, self.changes = quantizer, function, changes
+        self._clamping: tuple[Stamp, tuple[Any, ...], bool] | None = None  # replaced as a whole: threads share it
+
+    def __reduce__(self) -> tuple[type[Rectifier], tuple[Quantizer, str, bool]]:
+        return Rectifier, (self.quantizer, self.function, self.changes)
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any], dies: bool) -> Tensor | None:
+        """The quantized result; None where the rectifier has to run. `dies`: whether nothing reads the operand again."""
+        q = self.quantizer
+        if not q.is_settled or q.axis is not None or is_watched(q) or not q.grid_tensors[0].is_cpu:  # a device would have to be waited for
+            return None
+        x, low, high, overwrites = _CALLS[self.function](*args, **kwargs)
+        if type(x) is not Tensor or ((overwrites or self.changes) and not dies):
+            return None
+        if x.requires_grad or torch.is_grad_enabled():
+            if q.grid_tensors[0].requires_grad:
+                return None
+            if x.requires_grad:
+                return self._with_gradient(x) if dies else None
+        return q.forward(x, in_place=dies) if self._is_clamped(x, low, high) else None
+
+    def _with_gradient(self, x: Tensor) -> Tensor | None:
+        q = self.quantizer
+        if self.function != "relu" or q.spec.is_float:  # ReLU leaves -0.0, and so do float formats
+            return None
+        if x.is_leaf or x.retains_grad or not self._is_clamped(x, 0.0, math.inf):
+            return None
+        # What ReLU passes no gradient to is made to lie out of range, so that the range's mask does for both.
+        torch.threshold_(x.detach(), 0.0, -math.inf)
+        return q.forward(x, in_place=True)
+
+    def _is_clamped(self, x: Tensor, low: float, high: float) -> bool:
+        """Whether quantizing alone gives, below `low` and above `high`, what it gives at these. Asks the quantizer once per encoding."""
+        q = self.quantizer
+        encoding, settings = q.grid_tensors, (*q.settings, x.dtype, low, high)
+        known = self._clamping
+        if known is None or known[1] != settings or not known[0].matches(*encoding):
+            if not _have_versions(encoding):
+                return False
+            with torch.inference_mode(False), torch.no_grad():
+                ends = q.quantize(torch.tensor([low, -math.inf, high, math.inf], dtype=x.dtype, device=x.device))
+                known = self._clamping = Stamp(*encoding), settings, bool((ends[::2] == ends[1::2]).all())
+        return known[2]
+
+
+def _relu(input: Any, inplace: bool = False) -> tuple[Any, float, float, bool]:
+    return input, 0.0, math.inf, inplace
+
+
+def _relu6(input: Any, inplace: bool = False) -> tuple[Any, float, float, bool]:
+    return input, 0.0, 6.0, inplace
+
+
+def _hardtanh(input: Any, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> tuple[Any, float, float, bool]:
+    return input, min_val, max_val, inplace
+
+
+# What the rectifiers are called with, as they declare it: operand, ends of the range, whether they overwrite the operand.
+_CALLS: dict[str, Callable[..., tuple[Any, float, float, bool]]] = {"relu": _relu, "relu6": _relu6, "hardtanh": _hardtanh}

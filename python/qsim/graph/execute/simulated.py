@@ -1,0 +1,156 @@
+"""What the containers of a simulated model are: subclasses of their own classes, whose forward follows a plan.
+
+Transformer encoders of torch take a way of their own in evaluation, which depends on whether a function mode looks on:
+`nn.TransformerEncoderLayer` calls one function for all of itself, and `nn.TransformerEncoder` packs padded sequences into a nested tensor,
+so that padded positions come out as zeros. A simulation has to see the operations, and return what the model returns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+from collections.abc import Callable, Iterator
+from types import GeneratorType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import _get_current_function_mode
+
+from qsim.graph.execute.methods import PLACE, methods
+from qsim.graph.record.containers import subclass
+from qsim.graph.record.resume import driven
+
+
+class Simulated(nn.Module):
+    """Mixin of a container's class: forward under the container's mode."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        place, inputs = self.__dict__[PLACE]
+        switch = place.switch
+        if not switch.on:
+            return super().forward(*args, **kwargs)
+        if inputs is not None:
+            args, kwargs = inputs.quantize(args, kwargs, marks=switch.marks, falls_back=switch.falls_back)
+        mode = (switch.traced_mode if torch.compiler.is_dynamo_compiling() else switch.mode)(place, self.training, self)
+        with mode.within(_get_current_function_mode()):  # type: ignore[no-untyped-call]
+            out = super().forward(*args, **kwargs)
+        if type(out) is GeneratorType:
+            return driven(out, mode)
+        mode.end()
+        return out
+
+    def train(self, mode: bool = True) -> Simulated:
+        vars(self)[PLACE][0].forget_kept()
+        return super().train(mode)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:  # the class has no importable name
+        state = self.__getstate__() if hasattr(self, "__getstate__") else self.__dict__  # type: ignore[no-untyped-call]
+        return _rebuild, (type(self)._original,), state  # type: ignore[attr-defined]
+
+
+class SimulatedEncoderLayer(Simulated):
+    """Keeps off the one function for all: with an activation that this lacks the layer does not call it, and that is what it is told.
+    Compiled, it would not see the mode."""
+
+    @property
+    def activation_relu_or_gelu(self) -> int:
+        if torch.compiler.is_dynamo_compiling() or vars(self)[PLACE][0].switch.on:
+            return 0
+        known: int = vars(self)["activation_relu_or_gelu"]
+        return known
+
+
+class SimulatedEncoder(Simulated):
+    """Returns at padded positions what the model returns there, where it packs sequences."""
+
+    def forward(
+        self, src: Tensor, mask: Tensor | None = None, src_key_padding_mask: Tensor | None = None, is_causal: bool | None = None
+    ) -> Tensor:
+        out: Tensor = super().forward(src, mask, src_key_padding_mask, is_causal)
+        place = vars(self)[PLACE][0]
+        if not place.switch.on or mask is not None or src_key_padding_mask is None or not _packs(self, src, src_key_padding_mask):
+            return out
+        padded = src_key_padding_mask if src_key_padding_mask.dtype is torch.bool else src_key_padding_mask == -torch.inf
+        first: Any = self.layers[0]  # type: ignore[index]
+        padded = (padded if first.self_attn.batch_first else padded.T)[..., None]
+        with torch._C.DisableTorchFunction():
+            if self.norm is None:
+                return out.masked_fill(padded, 0.0)
+            norm: nn.Module = self.norm  # type: ignore[assignment]
+            there = norm(torch.zeros_like(out))
+            for _, quantize in place.outputs_of(norm):
+                there = quantize(there)
+            return torch.where(padded, there, out)
+
+
+def _packs(encoder: Any, src: Tensor, padding: Tensor) -> bool:
+    """Whether the float model packs sequences: the conditions of `nn.TransformerEncoder.forward`, without a function mode's."""
+    layer, attention = encoder.layers[0], encoder.layers[0].self_attn
+    checks = getattr(encoder, "mask_check", True)
+    if not (torch.backends.mha.get_fastpath_enabled() and getattr(encoder, "use_nested_tensor", False)):
+        return False
+    if layer.training or src.dim() != 3 or src.is_nested or torch.is_autocast_enabled() or (checks and torch.compiler.is_compiling()):
+        return False
+    projections = (attention, attention.out_proj, layer.norm1, layer.norm2, layer.linear1, layer.linear2)
+    weights = [p for m in projections for p in m.parameters(recurse=False)]
+    if torch.is_grad_enabled() and any(t.requires_grad for t in (src, *weights)):
+        return False
+    with torch._C.DisableTorchFunction():
+        keeps = ~padding if padding.dtype is torch.bool else padding != -torch.inf
+        return not checks or bool(torch._nested_tensor_from_mask_left_aligned(src, keeps))
+
+
+class SimulatedCopier(Simulated):
+    """Mixin of a class that copies and pickles itself, as `torch.fx.GraphModule` does: it gets to do so as what it was written as."""
+
+    @contextlib.contextmanager
+    def _plain(self) -> Iterator[type[nn.Module]]:
+        simulated = type(self)
+        self.__class__ = simulated._original  # type: ignore[attr-defined]
+        try:
+            yield type(self)
+        finally:
+            self.__class__ = simulated
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
+        with self._plain():
+            copied: nn.Module = copy.deepcopy(self, memo)
+        vars(copied)[PLACE] = copy.deepcopy(vars(self)[PLACE], memo)
+        return simulate(copied)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        with self._plain() as original:
+            made = original.__reduce_ex__(self, protocol)  # type: ignore[misc]
+        return _unpickled, (vars(self)[PLACE], *made)
+
+
+def _unpickled(place: Any, make: Callable[..., nn.Module], args: tuple[Any, ...], state: Any = None) -> nn.Module:
+    module = make(*args)
+    if state is not None:
+        module.__setstate__(state)  # type: ignore[no-untyped-call]
+    vars(module)[PLACE] = place
+    return simulate(module)
+
+
+def simulate(module: nn.Module) -> nn.Module:
+    """Have a module simulate, which has its place."""
+    module.__class__ = simulated(type(module))  # type: ignore[arg-type]  # Module's __hash__
+    return module
+
+
+@functools.cache
+def simulated(cls: type[nn.Module]) -> type[nn.Module]:
+    """The subclass of a container's class that simulates. Cached, so that equal models have equal classes."""
+    special = (nn.TransformerEncoderLayer, SimulatedEncoderLayer), (nn.TransformerEncoder, SimulatedEncoder)
+    mixin = next((mixin for known, mixin in special if issubclass(cls, known)), Simulated)
+    made = subclass(SimulatedCopier if hasattr(cls, "__deepcopy__") else mixin, cls)  # type: ignore[arg-type]  # Module's __hash__
+    for name, method in methods(cls).items():
+        setattr(made, name, method)
+    return made
+
+
+def _rebuild(cls: type[nn.Module]) -> nn.Module:
+    made = simulated(cls)  # type: ignore[arg-type]  # Module's __hash__
+    return made.__new__(made)

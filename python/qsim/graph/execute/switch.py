@@ -1,0 +1,108 @@
+"""What all containers of one simulation share: whether they simulate, and what they noticed."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from qsim.folders import QSIM, TORCH
+
+_SHOWN = 5  # so many sentences are in one warning; all of them are in the summary
+
+
+class Switch:
+    """Shared by all containers of one simulation. Off: they run as they were written, without any function mode.
+
+    Attributes
+    ----------
+    on, saves, marks, falls_back : bool
+        See `turned`; `saves`: whether work is saved that changes no bit of a result.
+    mode, traced_mode : callable
+        What containers run under, eager and while Dynamo traces.
+    calls_compiled : bool
+        Whether the model calls functions that it has compiled itself.
+    model : nn.Module or None
+    noticed : dict of str to (str, str)
+        What ran otherwise than the example inputs showed: sentences, with the path of the container and the function whose result is
+        in float for that ("": none is).
+    """
+
+    def __init__(self, mode: Callable[..., TorchFunctionMode], traced_mode: Callable[..., TorchFunctionMode]) -> None:
+        self.on = True
+        self.saves = True
+        self.marks = False
+        self.falls_back = True
+        self.calls_compiled = False
+        self.mode, self.traced_mode = mode, traced_mode
+        self.model: nn.Module | None = None
+        self._parameters: dict[int, str] = {}
+        self.noticed: dict[str, tuple[str, str]] = {}
+        self.unsaid: list[str] = []
+        self._told_of_break = False
+
+    @contextlib.contextmanager
+    def turned(self, on: bool, *, marks: bool = False, falls_back: bool = True) -> Iterator[None]:
+        """Within the context the switch is `on`, with marks (`qsim.graph.execute.marks`) in the places of all quantizers if `marks`;
+        operations fall back if `falls_back`."""
+        was = self.on, self.marks, self.falls_back
+        self.on, self.marks, self.falls_back = on, marks, falls_back
+        try:
+            yield
+        finally:
+            self.on, self.marks, self.falls_back = was
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_parameters": {}}  # by ids, which are not those of copies
+
+    def parameter_name(self, parameter: nn.Parameter) -> str:
+        """The name of a parameter, "" if the model has no such parameter."""
+        named = dict(self.model.named_parameters()) if self.model is not None and id(parameter) not in self._parameters else {}
+        self._parameters.update((id(p), name) for name, p in named.items())
+        name = self._parameters.setdefault(id(parameter), "")
+        owner, _, attribute = name.rpartition(".")
+        if name and self.model is not None and getattr(self.model.get_submodule(owner), attribute, None) is not parameter:
+            self._parameters.clear()  # some were replaced
+            return self.parameter_name(parameter)
+        return name
+
+    def notice(self, sentence: str, path: str, function: str) -> None:
+        """Note what a person should know, once."""
+        if sentence not in self.noticed:
+            self.noticed[sentence] = path, function
+            if not self.marks:
+                self.unsaid.append(sentence)
+
+    def tell_of_break(self, path: str) -> None:
+        """Warn, once, that a container was to be compiled and is not."""
+        if not self._told_of_break:
+            self._told_of_break = True
+            what = f"'{path}'" if path else "the model"
+            warnings.warn(
+                f"QuantSim: {what} runs in Python with every quantizer, not compiled: torch.compile would break its graph, and compiles a "
+                "simulated module whole or not at all. torch.compile(..., fullgraph=True) says where it breaks",
+                stacklevel=_distance(),
+            )
+
+    def say(self) -> None:
+        """Warn of what was noticed since the last time."""
+        unsaid, self.unsaid = self.unsaid, []
+        if unsaid:
+            more = f" (and {len(unsaid) - _SHOWN} more: see sim.summary().notes)" if len(unsaid) > _SHOWN else ""
+            advice = "Give the call as an example too: QuantSim(model, [example, other], ...)"
+            warnings.warn(f"QuantSim: {'; '.join(unsaid[:_SHOWN])}{more}. {advice}.", stacklevel=_distance())
+
+
+def _distance() -> int:
+    """How far the innermost frame is that is neither torch's nor ours, as `warnings.warn` counts."""
+    distance, frame = 1, sys._getframe(1)
+    above: FrameType | None = frame
+    while above is not None and above.f_code.co_filename.startswith((TORCH, QSIM)):
+        distance, above = distance + 1, above.f_back
+    return distance

@@ -1,0 +1,171 @@
+"""Execute, while Dynamo traces: the same plan, with the place of each call asked for at that time, a constant of the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._ops import HigherOrderOperator
+
+from qsim.graph.execute.mode import QUIET_NAMES, LocalMode, computes
+from qsim.graph.execute.place import QUIET, STRANGE, Place, place_of
+from qsim.graph.record.call_sites import traced_call_site
+from qsim.graph.record.containers import joined
+from qsim.operations.functions import COMPOSITE, CONSTRUCTORS, MAC, SAME, Function
+from qsim.runs.arguments import Arguments
+
+
+class TracedMode(LocalMode):
+    """What a container runs under while Dynamo traces it: the place of a call is asked for at that time, and is a constant then."""
+
+    def __init__(self, place: Place, training: bool, container: nn.Module | None = None, counts: list[int] | None = None) -> None:
+        super().__init__(place, training, container, counts)
+        leave_to_python()
+
+    def inside(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """What runs under a checkpoint, under a mode of its own: Dynamo traces it apart, and may not change this one there."""
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            mode = TracedMode(self.place, self.training, self.container, list(self.counts))
+            mode.trusted, mode.broken, mode.abroad = (*self.trusted, *self.handed), list(self.broken), None
+            with mode:
+                out = function(*args, **kwargs)
+            traced_leave(tuple(mode.counts), tuple(mode.handed))
+            return out
+
+        return run
+
+    def more(self, key: int) -> int:
+        traced_more(self.place.token, key)
+        return self.place.beyond[key]
+
+    def refer(self, t: Tensor) -> Any:
+        return t
+
+    def is_same(self, reference: Any, t: Any) -> bool:
+        return reference is t
+
+    def has_hooks(self, anywhere: bool) -> bool:
+        return False
+
+    def end(self) -> None:
+        if torch.compiler.is_dynamo_compiling():
+            traced_end(self.place.token, self.training, tuple(self.counts))
+        else:
+            super().end()
+
+    def with_weights(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
+        known, given = False, [*args, *kwargs.values()]
+        if self.container is None:
+            return None
+        for weight_of, quantize in self.place.own_weights:  # no others can be told while Dynamo traces
+            weight = weight_of(self.container)
+            known = known or any(value is weight for value in given)
+            given = [quantize(value) if value is weight else value for value in given]
+        return (tuple(given[: len(args)]), dict(zip(kwargs, given[len(args) :], strict=True))) if known else None
+
+    def __torch_function__(self, func: Function, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        kwargs, place = kwargs or {}, self.place
+        if not torch.compiler.is_dynamo_compiling():  # behind a graph break
+            return super().__torch_function__(func, types, args, kwargs)
+        name = getattr(func, "__name__", "")
+        if name == "tag_activation_checkpoint" and self.container is not None:
+            out = func(self.inside(args[0]), *args[1:], **kwargs)
+            counts, handed = traced_left()
+            self.counts, self.trusted = list(counts), (*self.trusted, *handed)
+            if self.abroad is not None:
+                self.abroad.trusts = True
+            return out
+        if isinstance(func, HigherOrderOperator) or name in CONSTRUCTORS:
+            return func(*args, **kwargs)
+        if name in COMPOSITE:
+            self.leaf = traced_leaf()
+            args, kwargs = self.reached(args, kwargs)
+            with self:
+                return COMPOSITE[name](*args, **kwargs)
+        key = traced_key(place.token, name, self.container is None)
+        with torch._C.DisableTorchFunction():
+            node = self.node(key, args, kwargs)
+            if node >= 0:
+                return self.met(node, func, args, kwargs)
+            weighted = None
+            if node == STRANGE and name in MAC and (weighted := self.with_weights(args, kwargs)) is not None:
+                args, kwargs = weighted
+            out = self.passed(name, func, args, kwargs)
+            if node == STRANGE and computes(out):
+                traced_strange(place.token, name, weighted is not None)
+            return out
+
+
+# What Dynamo runs while it traces, with constant arguments, and takes the result for a constant.
+
+
+def traced_key(token: int, name: str, framed: bool) -> int:
+    """The key of a call; `QUIET` for one that computes nothing, if no node is there."""
+    place, known = place_of(token), SAME.get(name, name)
+    name, quiet = known.strip("_"), {known, known.strip("_")} & QUIET_NAMES
+    if quiet and name not in place.planned_names:
+        return QUIET
+    site = traced_call_site()
+    key = QUIET if site.hidden else place.key_of(site, name, framed=framed)
+    if key >= place.width:
+        place.note_strange(site, name, key)
+    return QUIET if quiet and key == STRANGE else key
+
+
+def traced_leaf() -> str:
+    return traced_call_site().leaf_path
+
+
+_left: list[tuple[tuple[int, ...], tuple[int, ...]]] = []  # behind the checkpoint that was traced last: counts, and what it hands on
+
+
+def traced_leave(counts: tuple[int, ...], handed: tuple[int, ...]) -> None:
+    _left[:] = [(counts, handed)]
+
+
+def traced_left() -> tuple[tuple[int, ...], tuple[int, ...]]:
+    return _left[0]
+
+
+_asking: dict[int, str] = {}  # calls that the examples do not show, in functions that ask whether they are compiled; by their place
+
+
+def traced_strange(token: int, name: str, weighted: bool) -> None:
+    place, site, name = place_of(token), traced_call_site(), SAME.get(name, name).strip("_")
+    if site.asks:
+        _asking[token] = f"'{joined(place.path, name)}' ({site.line})"
+    place.note_strange(site, name, weighted=weighted)
+
+
+def traced_more(token: int, key: int) -> None:
+    place = place_of(token)
+    if place.beyond[key] != STRANGE:
+        place.note_more(key)
+
+
+def traced_end(token: int, training: bool, counts: tuple[int, ...]) -> None:
+    place, asking = place_of(token), _asking.pop(token, None)
+    missed = place.note_end(training, list(counts), None)
+    if missed and asking is not None:
+        raise RuntimeError(
+            f"QuantSim: {asking} runs in place of {missed[0]}, in a function that asks whether it is being compiled: the compiled graph "
+            "would hold other quantizers than the plan. Run this simulation without torch.compile, or have the model take one way in both."
+        )
+    place.switch.say()
+
+
+def leave_to_python() -> None:
+    """Keep Dynamo from compiling the modes by themselves: behind a graph break functions run in eager mode, under them."""
+    from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
+
+    for mode in (LocalMode, TracedMode):
+        set_code_exec_strategy(mode.__torch_function__.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
+    for function in (LocalMode.__enter__, LocalMode.__exit__):  # which turn it off and on
+        set_code_exec_strategy(function.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.DEFAULT))
+
+
+for _function in (traced_key, traced_leaf, traced_leave, traced_left, traced_strange, traced_more, traced_end, leave_to_python):
+    _function._dynamo_marked_constant = True  # type: ignore[union-attr]  # what `torch.compiler.assume_constant_result` does, without importing Dynamo

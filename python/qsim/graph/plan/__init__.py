@@ -1,0 +1,1 @@
+"""Plan: from a tape to what is quantized where. Pure."""

@@ -1,0 +1,224 @@
+"""What a plan holds: the quantizers, where they stand, and what stays in float."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+from qsim.graph.record.routes import Route, Site
+from qsim.graph.record.tape import InputSlot, Slot
+from qsim.numbers.spec import TensorSpec
+from qsim.operations.half import Half
+
+
+@dataclass(frozen=True)
+class PlannedQuantizer:
+    """One quantizer of the plan.
+
+    Attributes
+    ----------
+    key : str
+        Its name in `QuantSim.quantizers`.
+    role : str
+        "weight" (a constant operand of a multiply-accumulate), "constant" (of anything else), "activation" or "input".
+    spec : TensorSpec
+        With the axis that this tensor has.
+    op : str
+        The operation whose result or operand is quantized, with what is fused to it: "conv2d + relu".
+    parameter : str, optional
+        The parameter or buffer that is quantized: its data decide the range. None: the range is observed while the model runs.
+    range : (float, float), optional
+        The range, where it is known without data.
+    reader : str, optional
+        Of a parameter: the operation that reads it.
+    """
+
+    key: str
+    role: str
+    spec: TensorSpec
+    op: str
+    parameter: str | None = None
+    range: tuple[float, float] | None = None
+    reader: str | None = None
+
+    @property
+    def operation(self) -> str:
+        """Name of the operation, as overrides match it: "layer1.0.conv1", "head.linear", "input"."""
+        return self.reader or (self.key if self.role == "input" else self.key.rpartition(".")[0])
+
+
+class Use(NamedTuple):
+    """A quantizer at an operand. `observes` is False where another reader of the same tensor observes it already."""
+
+    key: str
+    observes: bool = True
+
+
+class LeftFloat(NamedTuple):
+    """Something that stays in float: an operation or operand, and why."""
+
+    name: str
+    op: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class PlannedBias:
+    """A bias that is held as int32: its operand's slot, its parameter, and the quantizers whose scales make its scale."""
+
+    slot: Slot
+    parameter: str
+    op: str
+    input: str
+    weight: str
+
+
+@dataclass
+class Actions:
+    """What happens at one site: quantizers of operands by slot, and of outputs by index; the bias."""
+
+    operands: dict[Slot, Use] = field(default_factory=dict)
+    outputs: dict[int, str] = field(default_factory=dict)
+    bias: PlannedBias | None = None
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """What a leaf does where no example called it: the function that it calls, and what is quantized there: its weight wherever it is
+    read, its result where the plan has one quantizer for that."""
+
+    function: str
+    actions: Actions
+
+
+class Post(NamedTuple):
+    """A place where a quantizer stands: at an operand or result of `operation` ("input": at an input of the model).
+
+    It quantizes to integers as long as one of `deciders`, names of operations, runs in integers. `neighbours` make or read the tensor.
+    """
+
+    key: str
+    operation: str
+    deciders: tuple[str, ...]
+    neighbours: tuple[str, ...]
+
+    def is_integer(self, formats: Container[str]) -> bool:
+        """Whether it does while the operations in `formats` fall back."""
+        return any(name not in formats for name in self.deciders)
+
+
+@dataclass(frozen=True)
+class Operation:
+    """What runs as one, and falls back as one: a chain, or an operation by itself.
+
+    Attributes
+    ----------
+    name : str
+        Of its first member, as in the keys of quantizers.
+    op : str
+        "conv2d + relu".
+    members : tuple of str
+        Names of its operations, as overrides match them.
+    quantized : bool
+        Whether the plan has it run in integers.
+    hidden : tuple of str
+        Members that no function mode meets.
+    """
+
+    name: str
+    op: str
+    members: tuple[str, ...]
+    quantized: bool
+    hidden: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """What a fallback has to know of a site: its floating-point operands, those that it writes into, its number of results; where
+    quantizers of operands and results stand; the operations whose results are quantized only where this one reads them; and the
+    quantizers whose grids hold results that have none of their own."""
+
+    operation: str
+    operands: tuple[Slot, ...]
+    changed: frozenset[Slot]
+    outputs: int
+    reads: dict[Slot, Post]
+    makers: dict[Slot, tuple[str, ...]]
+    results: dict[int, Post]
+    joined: dict[int, Post]
+
+    def is_concerned(self, formats: Container[str]) -> bool:
+        """Whether something else stands here than the plan says while the operations in `formats` fall back."""
+        makers = {maker for found in self.makers.values() for maker in found}
+        beside = any(not post.is_integer(formats) for post in self.results.values())
+        return self.operation in formats or beside or any(maker in formats for maker in makers)
+
+
+class Unplanned(NamedTuple):
+    """An operand that no grid holds, of an operation that the plan has run in integers; `names`: by which a `LeftFloat` may tell why."""
+
+    operation: str
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Regions:
+    """What falls back, and what a fallback asks: operations by name, the neighbours of each site, the posts of inputs; and operands of
+    operations in integers that are in float."""
+
+    operations: dict[str, Operation] = field(default_factory=dict)
+    neighbours: dict[Site, Neighbours] = field(default_factory=dict)
+    inputs: dict[InputSlot, Post] = field(default_factory=dict)
+    unplanned: list[Unplanned] = field(default_factory=list)
+
+    @property
+    def posts(self) -> list[Post]:
+        """All places where quantizers stand, or will if operations fall back."""
+        found = [each for around in self.neighbours.values() for each in (around.reads, around.results, around.joined)]
+        return [*self.inputs.values(), *(post for posts in found for post in posts.values())]
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """What of a plan outlives its being attached: quantizers by key, biases, what stays in float; and of its regions the operations by
+    name, the places where quantizers stand, and the operands in float of operations in integers."""
+
+    quantizers: dict[str, PlannedQuantizer]
+    biases: list[PlannedBias]
+    left: list[LeftFloat]
+    operations: dict[str, Operation]
+    posts: list[Post]
+    unplanned: list[Unplanned]
+
+
+@dataclass
+class QuantizationPlan:
+    """Routes of all containers by path, what happens at each site, quantizers by key, keys of quantized inputs, what stays in float,
+    what is odd about the config, what runs as one, what leaves do where no example called them, by path,
+    the operation behind each of a chain that runs as one, but for the last, what runs in half precision, after which operations a
+    tensor is quantized where it is read, and which of those Dynamo hides."""
+
+    routes: dict[str, Route]
+    actions: dict[Site, Actions]
+    quantizers: dict[str, PlannedQuantizer]
+    inputs: dict[InputSlot, str]
+    left: list[LeftFloat]
+    notes: list[str]
+    regions: Regions = field(default_factory=Regions)
+    elsewhere: dict[str, Elsewhere] = field(default_factory=dict)
+    fused: dict[Site, Site] = field(default_factory=dict)
+    halves: dict[Site, Half] = field(default_factory=dict)
+    after: dict[tuple[Site, Slot], frozenset[Site]] = field(default_factory=dict)
+    hidden: frozenset[Site] = frozenset()
+
+    @cached_property
+    def weights(self) -> dict[str, str]:
+        """The keys of the quantizers of weights, by the names of the parameters."""
+        return {planned.parameter: key for key, planned in self.quantizers.items() if planned.parameter and planned.role == "weight"}
+
+    @property
+    def decisions(self) -> Decisions:
+        biases = [actions.bias for actions in self.actions.values() if actions.bias is not None]
+        return Decisions(self.quantizers, biases, self.left, self.regions.operations, self.regions.posts, self.regions.unplanned)

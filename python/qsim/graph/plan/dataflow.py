@@ -1,0 +1,276 @@
+"""Questions about a recording that a plan depends on: what is constant, who reads what, which operations run as one."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+from qsim.config.override import SiteInfo
+from qsim.graph.plan.rules import hands_on, is_divisor, weight_axes
+from qsim.graph.record.routes import Site, build_routes
+from qsim.graph.record.tape import Origin, Reader, Slot, Step, Tape
+from qsim.operations.functions import METRICS
+
+Chain = Sequence[frozenset[str]]  # types of operations that run as one, with alternatives
+
+
+class Dataflow:
+    """The sites of a recorded model and how tensors run between them.
+
+    Parameters
+    ----------
+    tape : Tape
+    chains, half_chains : sequence of sequence of str
+        Operations that run as one, in integers and in half precision: see `qsim.Profile`.
+    apart : callable
+        Of an operation and the one that reads it: whether something keeps them from running as one.
+    is_half : callable
+        Whether an operation runs in half precision: what it returns is rounded, whatever it is.
+
+    Attributes
+    ----------
+    routes, sites, site_of
+        As `build_routes` gives them; sites in the order in which they ran.
+    absorbed : dict of Site to Site
+        The next operation of the chain, for each but the last of a chain; and the reader of what no grid holds: see `_find_inner`.
+    fused : dict of Site to Site
+        Of `absorbed`, what the target's chains say.
+    divisors : set of Site
+        Those whose result must not be zero for one of several readers: the others quantize it where they read it.
+    chains : dict of Site to list of Site
+        Last operation of each chain (most are of one): all of the chain, first operation first.
+    returned : set of Site
+        Whose results the model returns.
+    metrics : set of Site
+        Losses and metrics, and what they alone read.
+    infos : dict of Site to SiteInfo
+        What overrides may ask about.
+    """
+
+    def __init__(
+        self,
+        tape: Tape,
+        chains: Sequence[Sequence[str]],
+        half_chains: Sequence[Sequence[str]],
+        apart: Callable[[SiteInfo, SiteInfo], bool],
+        is_half: Callable[[SiteInfo], bool],
+    ) -> None:
+        self.tape = tape
+        self.routes, self.site_of = build_routes(tape)
+        self.sites = list(dict.fromkeys(self.site_of.values()))
+        self._constant, self.state = self._constant_steps()
+        self.returned = {self.site_of[origin.source] for origin in tape.results if origin.kind in ("step", "stale")}
+        self.metrics = self._metrics()
+        self.infos = self._infos()
+        self._apart, self._is_half = apart, is_half
+        self._call_of = {step: number for number, call in enumerate(tape.calls) for step in call.steps}
+        self.divisors: set[Site] = set()
+        self._handing_on: set[Site] = set()  # parts of what must not be zero that are zero where their operand is
+        self.absorbed = self._absorbed(_entries(chains), _entries(half_chains))
+        self.fused = dict(self.absorbed)
+        self._find_inner()
+        self.chains = self._chains()
+
+    def _constant_steps(self) -> tuple[dict[Step, str], set[str]]:
+        """Steps that compute on constants alone: "const", or "random" if random numbers are among them. And the names of parameters and
+        buffers that are no constants: the forward writes into them what it computed from data.
+
+        Multiply-accumulates are never counted: a product of two weights is arithmetic of the target.
+        """
+        state: set[str] = set()
+        while True:
+            found: dict[Step, str] = {}
+            for step in self.tape.steps:
+                origins = {*step.side, *(o for origins in step.operands.values() for o in origins)}
+                kinds = {found.get(o.source, "other" if o.source in state else o.kind) for o in origins}
+                if kinds <= {"const", "random"} and step.kind != "mac":
+                    found[step] = "random" if "random" in kinds else "const"
+            data = {
+                name
+                for name, origins in self.tape.written.items()
+                if any(found.get(o.source, o.kind) not in ("const", "random") or o.source in state for o in origins)
+            }
+            if data <= state:
+                return found, state
+            state |= data
+
+    def _metrics(self) -> set[Site]:
+        """Losses, by name; single numbers that nothing but these reads, or that leave the model; what is compared, or turned into integers,
+        and read by nothing else; and what only these read, up to the layers, activations and additions that the network ends with."""
+        found: set[Site] = set()
+        for site in reversed(self.sites):
+            readers = self.readers(site)
+            reading = [reader.step and self.site_of[reader.step] for reader in readers]
+            alone = all(other in found for other in reading if other is not None)
+            is_number = alone and all(step.scalar for step in site.steps)
+            is_asked = bool(readers) and all(reader.slot is None and reader.origin not in self.tape.results for reader in readers)
+            is_part = alone and None not in reading and bool(reading) and self._is_beside(site)
+            if site.op in METRICS or is_number or is_part or (is_asked and site.kind != "mac"):
+                found.add(site)
+        return found
+
+    def _is_beside(self, site: Site) -> bool:
+        """Whether an operation is no layer, activation or addition of what layers return: a network does not end with it."""
+        if site.kind != "add":
+            return site.kind == "op" and not site.moves
+        sources = [origin.source for origins in site.operands().values() for origin in origins if origin.kind in ("step", "stale")]
+        return all(source.kind == "op" for source in sources)
+
+    def is_constant(self, site: Site) -> bool:
+        """Whether it computes on constants alone in all its calls."""
+        return all(step in self._constant for step in site.steps)
+
+    def kind(self, origin: Origin) -> str:
+        """As `Origin.kind`, with what was computed from constants among the constants, and state among "other"."""
+        return self._constant.get(origin.source, "other" if origin.source in self.state else origin.kind)
+
+    def readers(self, site: Site) -> list[Reader]:
+        """Everything that reads any result."""
+        return [reader for step in site.steps for i in range(step.outputs) for reader in self.tape.readers(step, i)]
+
+    def works_in_place(self, site: Site) -> bool:
+        """Whether it changes what it is given."""
+        return any(step.changed for step in site.steps)
+
+    def is_rewritten(self, site: Site) -> bool:
+        """Whether a result of it is written to afterwards."""
+        return any((step, i) in self.tape.rewritten for step in site.steps for i in range(step.outputs))
+
+    def is_changed_by_its_view(self, site: Site) -> bool:
+        """Whether what it makes a view of is written to afterwards: a copy would hide that."""
+        return site.moves and any((step, 0) in self.tape.rewritten for step in site.steps)
+
+    def is_changed_through(self, site: Site) -> bool:
+        """Whether what `site` changes in place is written to again, and not read by what it returns alone: a copy would hide that."""
+        if not (self.works_in_place(site) and self.is_rewritten(site)):
+            return False
+        chain = self._changed_in_turn(site)
+        return any(self._outlives(other) or any(reader.origin.kind == "stale" for reader in self.readers(other)) for other in chain)
+
+    def _changed_in_turn(self, site: Site) -> set[Site]:
+        """The sites that change in place what a site does, before it and after it."""
+        found, left = set[Site](), [site]
+        while left:
+            site = left.pop()
+            if site in found or not self.works_in_place(site):
+                continue
+            found.add(site)
+            left += [self.site_of[origin.source] for origin in self._changed(site) if origin.kind in ("step", "stale")]
+            left += [self.site_of[r.step] for r in self.readers(site) if r.step is not None and r.slot in r.step.changed]
+        return found
+
+    def _outlives(self, site: Site) -> bool:
+        """Whether what a site writes into is a buffer of the model, an argument of its, or something else that others know."""
+        return any(self.kind(origin) in ("const", "input", "other") for origin in self._changed(site))
+
+    @staticmethod
+    def _changed(site: Site) -> list[Origin]:
+        """Where what a site writes into came from."""
+        return [origin for step in site.steps for slot in step.changed for origin in step.operands.get(slot, ())]
+
+    def sole_reader(self, site: Site) -> Site | None:
+        """The only site that reads a result of `site`; None if there are several, or what reads it is no operation."""
+        sites = {None if reader.step is None else self.site_of[reader.step] for reader in self.readers(site)}
+        return next(iter(sites)) if len(sites) == 1 else None
+
+    def _absorbed(self, integer: Sequence[Chain], half: Sequence[Chain]) -> dict[Site, Site]:
+        found: dict[Site, Site] = {}
+        inside: set[Site] = set()
+        for site in self.sites:
+            if site in inside:
+                continue
+            run, chains = [site], half if self._is_half(self.infos[site]) else integer
+            longest = max(map(len, chains), default=1)
+            while len(run) < longest and (reader := self._handed_to(run[-1])) is not None and reader not in run:
+                if self._apart(self.infos[run[-1]], self.infos[reader]):
+                    break
+                run.append(reader)
+            length = max((len(chain) for chain in chains if _fits(run, chain)), default=1)
+            found.update(pairwise(run[:length]))
+            inside.update(run[1:length])
+        return found
+
+    def _find_inner(self) -> None:
+        """Note in `absorbed` results that no grid holds, with the operation that alone reads them: kernels compute the two as one.
+
+        A softmax reads scores that a mask made -Inf. A division, a root or a logarithm reads what must not be zero, and a grid rounds
+        small values to zero: the parts of a normalization that is written out, ``x / (variance + eps).sqrt()``, are one operation.
+        What is changed in place again and again, ``total.index_add_(...)``, is one sum.
+        """
+        for site in reversed(self.sites):
+            if self.is_constant(site) or site.training_only or site in self.absorbed or self._is_half(self.infos[site]):
+                continue
+            reader, readers = self.sole_reader(site), self.readers(site)
+            divides = [r.step is not None and r.slot is not None and self.divides(self.site_of[r.step], r.slot) for r in readers]
+            masked = any(step.masked_outputs for step in site.steps)
+            grows = readers and all(r.step is not None and r.slot in r.step.changed and r.origin.kind == "stale" for r in readers)
+            if reader is not None and not reader.training_only and (masked or grows or (divides and all(divides))):
+                self.absorbed[site] = reader
+                self._handing_on |= {site} if divides and all(divides) and all(map(hands_on, site.steps)) else set()
+            elif any(divides):
+                self.divisors.add(site)
+
+    def divides(self, site: Site, slot: Slot) -> bool:
+        """Whether what `site` takes at `slot` must not be zero, for itself or for the one that it is a part of."""
+        return site in self._handing_on or any(is_divisor(step, slot) for step in site.steps)
+
+    def _handed_to(self, site: Site) -> Site | None:
+        """The sole reader, if it takes the result as its main operand."""
+        return self.sole_reader(site) if all(self._is_handed_on(reader) for reader in self.readers(site)) else None
+
+    def _is_handed_on(self, reader: Reader) -> bool:
+        """Whether a result reaches the reader's main operand as it was returned, or is changed there in place for all who know it; not in
+        another call of the same container."""
+        in_place = reader.step is not None and reader.slot in reader.step.changed
+        source: Step = reader.origin.source
+        if reader.step is not None and reader.step.path == source.path and self._call_of[reader.step] != self._call_of[source]:
+            return False
+        return reader.slot in (0, "input") and reader.origin.direct and (reader.origin.kind == "step" or in_place)
+
+    def _chains(self) -> dict[Site, list[Site]]:
+        producers: dict[Site, list[Site]] = defaultdict(list)
+        for site, reader in self.absorbed.items():
+            producers[reader].append(site)
+        chains = {}
+        for site in self.sites:
+            if site not in self.absorbed:
+                chain = [site]
+                while len(producers[chain[0]]) == 1:  # several: one activation at the end of several layers goes by its own name
+                    chain.insert(0, producers[chain[0]][0])
+                chains[site] = chain
+        return chains
+
+    def _infos(self) -> dict[Site, SiteInfo]:
+        weights = {site: self._weight(site) for site in self.sites}
+        weighted = [site for site in self.sites if weights[site] is not None and not site.training_only]
+        first, last = (weighted[0], weighted[-1]) if weighted else (None, None)
+        return {
+            site: SiteInfo(
+                site.name,
+                site.op,
+                self.tape.modules.get(site.steps[0].leaf) if site.steps[0].leaf else None,
+                self.tape.shapes.get(weights[site] or ""),
+                is_first=site is first,
+                is_last=site is last,
+            )
+            for site in self.sites
+        }
+
+    def _weight(self, site: Site) -> str | None:
+        """The parameter that a site multiplies with, "" if it computes one; None if it has no weight."""
+        if self.is_constant(site):
+            return None
+        for slot, origins in site.operands().items():
+            if weight_axes(site.op, slot) is not None and {self.kind(origin) for origin in origins} == {"const"}:
+                return site.steps[0].constants.get(slot, "")
+        return None
+
+
+def _entries(chains: Sequence[Sequence[str]]) -> list[Chain]:
+    return [[frozenset(entry.split("|")) for entry in chain] for chain in chains]
+
+
+def _fits(run: Sequence[Site], chain: Chain) -> bool:
+    """Whether the chain describes the beginning of a run of sites."""
+    return len(chain) <= len(run) and all(site.type in types for site, types in zip(run, chain, strict=False))

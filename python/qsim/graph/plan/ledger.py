@@ -1,0 +1,93 @@
+"""What a plan has decided so far."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import replace
+
+from qsim.graph.plan.actions import Actions, LeftFloat, PlannedQuantizer
+from qsim.graph.plan.dataflow import Dataflow
+from qsim.graph.plan.sharing import Made, made
+from qsim.graph.record.routes import Site
+from qsim.graph.record.tape import InputSlot, Slot
+from qsim.numbers.spec import TensorSpec
+
+
+class Ledger:
+    """Quantizers, where they stand, and what stays in float.
+
+    Attributes
+    ----------
+    actions : dict of Site to Actions
+    quantizers : dict of str to PlannedQuantizer
+    inputs : dict of InputSlot to str
+        Keys of the quantizers of the model's inputs.
+    grids : dict of Made to str
+        Quantizers on whose grids results lie.
+    members : dict of str to dict
+        What shares a quantizer, by its key.
+    left, notes : dict
+        What stays in float and why, and what is odd about the config; in order.
+    """
+
+    def __init__(self, flow: Dataflow) -> None:
+        self.flow = flow
+        self.actions: dict[Site, Actions] = defaultdict(Actions)
+        self.quantizers: dict[str, PlannedQuantizer] = {}
+        self.inputs: dict[InputSlot, str] = {}
+        self.grids: dict[Made, str] = {}
+        self.members: dict[str, dict[str, None]] = defaultdict(dict)
+        self.left: dict[LeftFloat, None] = {}
+        self.notes: dict[str, None] = {}
+
+    def leave(self, name: str, op: str, reason: str) -> None:
+        self.left[LeftFloat(name, op, reason)] = None
+
+    def add(
+        self,
+        key: str,
+        role: str,
+        spec: TensorSpec,
+        op: str,
+        parameter: str | None = None,
+        known: tuple[float, float] | None = None,
+        reader: str | None = None,
+    ) -> None:
+        if known is not None and not spec.has_scale:
+            known = None
+        if known is not None and spec.is_running:
+            spec = replace(spec, method="minmax")  # nothing runs
+        self.quantizers.setdefault(key, PlannedQuantizer(key, role, spec, op, parameter, known, reader))
+
+    def name_members(self) -> None:
+        """Have quantizers that several tensors share say so."""
+        for key, names in self.members.items():
+            self.quantizers[key] = replace(self.quantizers[key], op=f"{self.quantizers[key].op}, one scale for {', '.join(names)}")
+
+    def add_activation(self, key: str, spec: TensorSpec, name: str, site: Site, op: str, known: tuple[float, float] | None = None) -> None:
+        """For what a site makes or reads; `name` is what a note calls it."""
+        self.add(key, "activation", self._once(spec, name, site), op, known=known)
+
+    def _once(self, spec: TensorSpec, name: str, site: Site) -> TensorSpec:
+        """The spec, with a range that does not run where one call of the model runs a site several times: it would follow the average of
+        several tensors, and clip the widest."""
+        calls = Counter((step.run, step.example) for step in site.steps)
+        if not spec.is_running or max(calls.values()) == 1:
+            return spec
+        self.notes[f"{name!r} runs {max(calls.values())} times in a call: its range is calibrated ('minmax') and does not run"] = None
+        return replace(spec, method="minmax")
+
+    def key_of(self, site: Site, slot: Slot) -> str | None:
+        """The quantizer on whose grid an operand lies; None if there is no single one."""
+        if slot in self.actions[site].operands:
+            return self.actions[site].operands[slot].key
+        keys: set[str | None] = set()
+        for origin in site.operands()[slot]:
+            found = made(self.flow, origin) if origin.kind == "step" else None
+            keys.add(self.grids.get(found) if found else self.inputs.get(origin.source) if origin.kind == "input" else None)
+        return keys.pop() if len(keys) == 1 else None
+
+    def has_one_scale(self, key: str) -> bool:
+        """Per tensor, or per channel of a weight: a scale for each product."""
+        planned = self.quantizers[key]
+        return not planned.spec.is_float and planned.spec.block_size is None and (planned.spec.axis is None or planned.role == "weight")

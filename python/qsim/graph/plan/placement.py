@@ -1,0 +1,138 @@
+"""What a target's profile says about the operations of a recording, before any config: where its tensors are to be quantized."""
+
+from __future__ import annotations
+
+from qsim.config.profile import Profile, selects
+from qsim.graph.plan.dataflow import Dataflow
+from qsim.graph.plan.rules import clip_limits, is_multiplied
+from qsim.graph.plan.sharing import shared_scales
+from qsim.graph.record.routes import Site
+from qsim.graph.record.tape import Origin, Slot
+
+
+class Placement:
+    """A profile applied to a dataflow.
+
+    Attributes
+    ----------
+    shared : dict of Made to Site
+        For each tensor that shares its scale, the operation by whose name the shared quantizer goes.
+    """
+
+    def __init__(self, flow: Dataflow, profile: Profile) -> None:
+        self.flow, self.profile = flow, profile
+        self._residual: set[tuple[Site, Slot]] = set()
+        self._handed_over: set[Site] = set()
+        for site in flow.sites:
+            self._note_residual(site)
+        self._joined = self._joined_sites()
+        sharing = [site for site in flow.sites if site in self._joined or (self._shares(site) and self.makes(site))]
+        self.shared = shared_scales(flow, sharing)
+
+    def makes(self, site: Site) -> bool:
+        """Whether results of `site`, the end of a chain, are to be quantized where they are made."""
+        if self.profile.model_output is True and site in self.flow.returned:
+            return True
+        return selects(self.profile.outputs, site.type) and not self._is_left_outside(site) and site not in self._handed_over
+
+    def _is_left_outside(self, site: Site) -> bool:
+        """Whether the profile leaves alone what the model returns, and nothing in the model reads the results of `site`."""
+        kept = self.profile.model_output is False and site in self.flow.returned
+        return kept and all(reader.step is None for reader in self.flow.readers(site))
+
+    def reads(self, site: Site, slot: Slot) -> bool:
+        """Whether `site` is to quantize an operand that reaches it unquantized."""
+        if selects(self.profile.inputs, site.type):
+            return is_multiplied(site.op, slot, site.dims(slot))
+        return site in self._joined or (site, slot) in self._residual
+
+    def is_reader(self, site: Site) -> bool:
+        """Whether the profile names `site` among the operations that quantize what they read."""
+        return selects(self.profile.inputs, site.type)
+
+    def weighs(self, op_type: str | None) -> bool:
+        """Whether weights of this type of operation are quantized."""
+        return selects(self.profile.weights, op_type or "")
+
+    def constant_reason(self, site: Site, role: str) -> str | None:
+        """Why a constant that `site` reads stays in float; None if it is to be quantized."""
+        profile = self.profile
+        if role == "weight":
+            return None if self.weighs(site.type) else f"target {profile.name!r} leaves weights of {site.type} in float"
+        if site in self._joined or selects(profile.outputs, site.type) or selects(profile.inputs, site.type):
+            return None
+        return f"target {profile.name!r} leaves constants of {site.type} in float"
+
+    def bias_reason(self, site: Site, wanted: bool | None) -> str | None:
+        """Why a bias stays in float; None if it is to be int32. `wanted` is what the config says."""
+        if wanted is False:
+            return "bias in float: Config.bias is off"
+        if wanted is None and not selects(self.profile.bias, site.type):
+            return f"bias in float on target {self.profile.name!r}"
+        return None
+
+    def is_quantized(self, origin: Origin) -> bool:
+        """Whether a tensor is to be quantized where it is made, or is put together from quantized ones."""
+        if origin.kind == "input":
+            return self.profile.model_input and origin.source not in self.flow.tape.unreplaced
+        if origin.kind != "step":
+            return False
+        return self.makes(self.flow.site_of[origin.source])
+
+    def joins(self, site: Site) -> bool:
+        """Whether all that `site` takes shares a scale, which is also that of its result."""
+        return self._shares(site) and (site, 0) in self.shared
+
+    def _shares(self, site: Site) -> bool:
+        return selects(self.profile.shared, site.type) and not self.flow.is_constant(site) and not site.training_only
+
+    def known_range(self, site: Site) -> tuple[float, float] | None:
+        """The range of the results of `site`, the end of a chain, if the profile fixes one."""
+        if self.profile.clip_ranges and site.type == "Clip":
+            limits = {clip_limits(step) for step in site.steps}
+            return limits.pop() if len(limits) == 1 else None
+        return self.profile.known_range(site.type)
+
+    def reason(self, site: Site) -> str:
+        """Why the profile leaves a result in float."""
+        name, profile = self.profile.name, self.profile
+        if self._is_left_outside(site):
+            return f"target {name!r} leaves what the model returns in float"
+        if site in self._handed_over:
+            return f"target {name!r} adds to this result before it quantizes: the addition that reads it is part of the operation"
+        if site.type == "Add" and profile.residual:
+            return f"target {name!r} quantizes an addition only where it takes a result of {', '.join(profile.residual)} and another"
+        if selects(profile.shared, site.type):
+            return f"target {name!r} quantizes {site.type} only where the result is read by {', '.join(profile.inputs)}"
+        what = f"operands of {', '.join(profile.inputs)}" if profile.inputs else f"results of {', '.join(profile.outputs) or 'nothing'}"
+        return f"target {name!r} computes {site.type} in float: it quantizes {what}"
+
+    def _note_residual(self, site: Site) -> None:
+        """Note what a convolution hands to an addition alone, whose kernel adds, and the other operands of the addition."""
+        if site.type != "Add" or not self.profile.residual:
+            return
+        operands = site.operands()
+        main = next((slot for slot, origins in operands.items() if self._is_handed_over(site, origins)), None)
+        if main is not None:
+            self._residual |= {(site, slot) for slot in operands if slot != main}
+            self._handed_over |= {self.flow.site_of[origin.source] for origin in operands[main]}
+
+    def _is_handed_over(self, site: Site, origins: list[Origin]) -> bool:
+        producers = {self.flow.site_of[origin.source] for origin in origins if origin.kind == "step"}
+        if len(producers) != 1 or not all(origin.kind == "step" and origin.direct for origin in origins):
+            return False
+        (producer,) = producers
+        head, *rest = self.flow.chains.get(producer, [producer])
+        plain = all(member.type == "BatchNormalization" for member in rest)
+        return plain and selects(self.profile.residual, head.type) and self.flow.sole_reader(producer) is site
+
+    def _joined_sites(self) -> set[Site]:
+        """Operations with shared scales whose result is read quantized, and that therefore quantize what they read."""
+        found: set[Site] = set()
+        for site in reversed(self.flow.sites):
+            if not self._shares(site) or self.makes(site):
+                continue
+            readers = [(self.flow.site_of[r.step], r.slot) for r in self.flow.readers(site) if r.step is not None and r.slot is not None]
+            if any(at in found or (at, slot) in self._residual or selects(self.profile.inputs, at.type) for at, slot in readers):
+                found.add(site)
+        return found

@@ -1,0 +1,400 @@
+"""Plan: from the recorded calls to what is quantized at which site, and why the rest is not.
+
+Pure: no module runs, no tensor is read. A tensor is quantized once, where it is made; where no function mode can do that (a function
+that Dynamo hides from modes, a tensor changed in place and read under its old name) it is quantized where it is read.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+
+from qsim.config.config import Config
+from qsim.graph.plan.actions import Actions, Elsewhere, LeftFloat, QuantizationPlan, Use
+from qsim.graph.plan.biases import plan_bias
+from qsim.graph.plan.elsewhere import elsewhere_of, unreached
+from qsim.graph.plan.halves import find_halves
+from qsim.graph.plan.ledger import Ledger
+from qsim.graph.plan.notes import objections, unused_overrides
+from qsim.graph.plan.regions import find_regions
+from qsim.graph.plan.rules import is_bias, stays_float, weight_axes, weight_spec
+from qsim.graph.plan.sharing import Made, made
+from qsim.graph.plan.specs import Specs
+from qsim.graph.plan.stand_ins import stand_ins
+from qsim.graph.record.routes import Site
+from qsim.graph.record.tape import InputSlot, Origin, Slot, Tape
+from qsim.numbers.spec import TensorSpec
+
+_BY_CONFIG = "left in float by the config"
+_RETURNED = "changed in place, and returned to the model's caller by its older name"
+_READ_IN_FLOAT = "read by what the config leaves in float: rounded where others read it"
+_UNSEEN = "Dynamo does not hand {} to function modes"
+_HOOK = "runs in a hook, which is not of the model"
+_TRAINING = "runs in training only"
+_METRIC = "a loss, metric, index or number that is compared, or read by one alone"
+_MASK = "a mask: holds -Inf or the lowest finite number"
+_DIVISOR = "a divisor, or under a root or logarithm: a grid would round small values to zero"
+
+
+def plan(tape: Tape, config: Config) -> QuantizationPlan:
+    """Decide what is quantized.
+
+    Parameters
+    ----------
+    tape : Tape
+        What `qsim.graph.record.record.record` saw.
+    config : Config
+
+    Returns
+    -------
+    QuantizationPlan
+        What the target's profile asks for. Where it quantizes results: one quantizer per tensor, at the end of a chain (convolution,
+        BatchNorm, activation; addition, rectifier), named by the chain's first operation; inputs of the model where it begins. One per
+        parameter, with `axis` 0 and 1 of the config's spec meaning output and input channels.
+    """
+    return _Planner(tape, config).plan()
+
+
+class _Planner:
+    def __init__(self, tape: Tape, config: Config) -> None:
+        self.tape, self.config = tape, config
+        self.specs = Specs(tape, config)
+        self.flow, self.placement = self.specs.flow, self.specs.placement
+        self.ledger = Ledger(self.flow)
+        self.actions, self.quantizers, self.grids = self.ledger.actions, self.ledger.quantizers, self.ledger.grids
+        self.read: dict[object, str] = {}  # keys of tensors that are quantized where they are read
+        self.observed: set[object] = set()
+        self.whole: dict[str, set[object]] = defaultdict(set)  # tensors that quantizers observe where they are read, all of them
+        self.after: dict[tuple[Site, Slot], frozenset[Site]] = {}  # which operations make what is quantized where it is read
+        self.hidden: set[Site] = set()  # those of them that Dynamo hides
+
+    def plan(self) -> QuantizationPlan:
+        for site in self.flow.sites:
+            if site.moves:
+                for slot, origins in site.operands().items() if not site.training_only else ():
+                    if any(origin.is_unmet for origin in origins):
+                        self._operand(site, slot, origins)
+            elif self.flow.is_constant(site):
+                self.ledger.leave(site.name, site.op, "computed from constants alone: quantized where it is read")
+            elif site in self.flow.metrics:
+                self.ledger.leave(site.name, site.op, _METRIC)
+            elif site.training_only:
+                self.ledger.leave(site.name, site.op, _TRAINING)
+            else:
+                for slot, origins in site.operands().items():
+                    self._operand(site, slot, origins)
+                plan_bias(site, self.ledger, self.config.bias, self.placement, is_half=self._is_half(site))
+                self._joined(site)
+                if site in self.flow.chains:
+                    self._output(site)
+        for origin in self.tape.results:
+            if origin.kind == "stale" and self._is_made(origin):
+                chain = self._chain(self.flow.site_of[origin.source])
+                self.ledger.leave(f"{chain[0].name}.output", chain[-1].op, _RETURNED)
+        for slot in self.specs.uncast:
+            self.ledger.leave(self.specs.input_key(slot), "input", _READ_IN_FLOAT)
+        for site, key in stand_ins(self.flow, self.grids).items():
+            self.actions[site].outputs[0] = key
+            self.ledger.left.pop(LeftFloat(site.name, site.op, _TRAINING), None)
+        self.ledger.name_members()
+        infos = [*self.flow.infos.values(), *(self.specs.input_info(slot) for slot in self.tape.inputs)]
+        notes = [*self.ledger.notes, *unused_overrides(self.config, infos), *objections(self.config, self.quantizers)]
+        notes = list(dict.fromkeys(notes))
+        regions = find_regions(self.flow, self.placement, self.actions, self.quantizers, self.grids, self.ledger.inputs)
+        elsewhere = {**elsewhere_of(self.flow, self.actions, self.quantizers), **self._unreached()}
+        return QuantizationPlan(
+            self.flow.routes,
+            dict(self.actions),
+            self.quantizers,
+            self.ledger.inputs,
+            list(self.ledger.left),
+            notes,
+            regions,
+            elsewhere,
+            self.flow.fused,
+            find_halves(self.specs, self.config.profile.half_accumulator),
+            self.after,
+            frozenset(self.hidden),
+        )
+
+    def _unreached(self) -> dict[str, Elsewhere]:
+        """Plan the weights of layers that no example reached: weights are quantized wherever they are read."""
+        found = {}
+        for layer in unreached(self.tape, self.quantizers):
+            known = self.quantizers.get(layer.parameter)
+            spec = self.config.spec_of(layer.info, "weight")
+            if known is None and self.placement.weighs(layer.info.type) and spec is not None:
+                spec = weight_spec(spec, weight_axes(layer.op, "weight"), len(layer.info.weight_shape or ()))
+                self.ledger.add(layer.parameter, "weight", spec, layer.op, layer.parameter, reader=layer.info.name)
+                self.ledger.leave(f"{layer.info.name}.output", layer.op, "not reached by the example inputs")
+            if layer.slot is not None and layer.parameter in self.quantizers:
+                found[layer.info.name] = Elsewhere(layer.op, Actions({layer.slot: Use(layer.parameter)}))
+        return found
+
+    def _chain(self, site: Site) -> list[Site]:
+        """The chain that ends with a site; the site alone where it is inside one."""
+        return self.flow.chains.get(site, [site])
+
+    # Operands.
+
+    def _operand(self, site: Site, slot: Slot, origins: list[Origin]) -> None:
+        name = f"{site.name}.input[{slot}]"
+        kinds = {"stale" if self._is_made_elsewhere(origin) else self.flow.kind(origin) for origin in origins}
+        if any(slot in step.masks for step in site.steps) and not self._is_half(site):
+            if kinds <= {"const", "input"} or all(map(self._is_unreplaced, origins)):
+                self.ledger.leave(name, site.op, _MASK)
+            return
+        if all(self.flow.kind(origin) == "other" for origin in origins):
+            if reason := self._reason_against(site, slot):
+                self.ledger.leave(name, site.op, reason)
+                return
+            self.ledger.notes[f"the recording does not see where {name!r} comes from: it is taken for data, not for a constant"] = None
+        if self.config.profile.model_input:
+            for origin in origins:
+                if origin.kind == "input" and origin.source not in self.specs.uncast and not self._is_unreplaced(origin):
+                    self._input(origin.source)
+        asked = self.placement.reads(site, slot) and not any(map(self._is_quantized, origins))
+        asked = (asked or self.specs.is_cast(site, origins)) and "random" not in kinds
+        if kinds & {"step", "input", "random"} and not asked:
+            if any(origin.kind == "stale" and self._is_made(origin) for origin in origins):
+                self.ledger.leave(name, site.op, "changed in place in some of its calls")
+            return  # quantized where it was made; random draws (dropout, stochastic depth) are no data of the target
+        if not asked and kinds != {"const"} and not any(self._is_made(origin) for origin in origins):
+            return
+        if self.flow.divides(site, slot) and not self._is_half(site):
+            self.ledger.leave(name, site.op, _DIVISOR)
+            return
+        if (changed := any(slot in step.changed for step in site.steps)) or self.flow.is_changed_by_its_view(site):
+            if not changed or site not in self.flow.absorbed.values():
+                self.ledger.leave(name, site.op, "changed in place")
+        elif not site.visible:
+            self.ledger.leave(name, site.op, self._unmet(site))
+        elif kinds == {"const"}:
+            self._constant(site, slot, origins)
+        elif asked:
+            self._read(site, slot, origins)
+        else:
+            self._where_read(site, slot, origins)
+
+    @staticmethod
+    def _unmet(site: Site) -> str:
+        return _HOOK if any(step.hook for step in site.steps) else _UNSEEN.format(site.op)
+
+    def _is_quantized(self, origin: Origin) -> bool:
+        return self.placement.is_quantized(origin) or (origin.kind == "step" and made(self.flow, origin) in self.grids)
+
+    def _is_made(self, origin: Origin) -> bool:
+        """Whether a tensor that no mode can change where it is made would be quantized there."""
+        if self._is_unreplaced(origin):
+            return self.config.profile.model_input
+        stale = origin.kind == "stale" or self._is_made_elsewhere(origin)
+        return stale and self.placement.makes(self.flow.site_of[origin.source])
+
+    def _reason_against(self, site: Site, slot: Slot) -> str | None:
+        """Why something that may be data stays in float where it stands; None if it need not."""
+        dims = site.dims(slot)
+        if self._is_half(site):
+            return None
+        if is_bias(site.op, slot, dims):
+            return "bias in float: computed anew in each call"
+        return None if dims and slot in (0, "input") else stays_float(site.kind, dims)
+
+    def _is_half(self, site: Site) -> bool:
+        """Whether all that a site takes and returns is rounded to half precision."""
+        return self.specs.is_half(self.flow.infos[site])
+
+    def _is_unreplaced(self, origin: Origin) -> bool:
+        return self.flow.kind(origin) == "other" or (origin.kind == "input" and origin.source in self.tape.unreplaced)
+
+    def _is_made_elsewhere(self, origin: Origin) -> bool:
+        """Whether a tensor is quantized where it is read though a mode could do so where it is made."""
+        return self._is_unreplaced(origin) or (origin.kind == "step" and self.flow.site_of[origin.source] in self.flow.divisors)
+
+    def _input(self, slot: InputSlot) -> None:
+        key = self.specs.input_key(slot)
+        shared = self._shared(("input", slot))
+        spec = self.specs.of_input(slot)
+        if spec is None:
+            self.ledger.leave(key, "input", _BY_CONFIG)
+        elif shared is not None:
+            self.ledger.inputs[slot] = self._join(shared, key, spec)
+        else:
+            self.ledger.inputs[slot] = self._add_input(slot, spec)
+
+    def _add_input(self, slot: InputSlot, spec: TensorSpec) -> str:
+        key = self.specs.input_key(slot)
+        if key in self.quantizers and self.quantizers[key].role != "input":  # a parameter of that name
+            key = f"input[{slot}]"
+        self.ledger.add(key, "input", spec, "input")
+        return key
+
+    def _constant(self, site: Site, slot: Slot, origins: list[Origin]) -> None:
+        parameter = origins[0].source if len(origins) == 1 and origins[0].direct and isinstance(origins[0].source, str) else None
+        dims, axes = site.dims(slot), weight_axes(site.op, slot)
+        role = "constant" if axes is None else "weight"
+        name = parameter or (f"{site.name}.weight" if axes else f"{site.name}.input[{slot}]")
+        half = self._is_half(site)
+        if is_bias(site.op, slot, dims) and not half:
+            return
+        spec = self.specs.of(site, "weight" if axes else "activation")
+        if (
+            reason := (None if half else stays_float(site.kind, dims))
+            or self.placement.constant_reason(site, role)
+            or (_BY_CONFIG if spec is None else None)
+        ):
+            self.ledger.leave(name, site.op, reason)
+            return
+        assert spec is not None
+        if axes is None and self.placement.joins(site) and (shared := self._shared((site, 0))) is not None:
+            self.actions[site].operands[slot] = Use(self._join(shared, name, spec))
+            return
+        if axes is not None:
+            spec = weight_spec(spec, axes, dims)
+        if parameter is None and spec.axis is not None and not spec.is_running:
+            spec = replace(spec, method="minmax")  # computed from parameters: observed, and per channel that gives minimum and maximum
+        known = self.quantizers.get(name)
+        if known is not None and (known.spec, known.parameter) != (spec, parameter):  # one parameter read in two ways
+            name = f"{site.name}.input[{slot}]"
+        self.actions[site].operands[slot] = Use(name, observes=name not in self.quantizers)
+        self.ledger.add(name, role, spec, site.op, parameter, reader=site.name)
+
+    def _read(self, site: Site, slot: Slot, origins: list[Origin]) -> None:
+        """Quantize an operand because the target asks its reader to."""
+        tensor = site.tensors(slot)
+        source = origins[0] if len(origins) == 1 and origins[0].direct else None
+        key = f"{site.name}.input[{slot}]"
+        spec = self.specs.of(site, "activation")
+        if spec is not None and source is not None and source.kind == "input":
+            spec = self.specs.of_input(source.source)
+        if spec is None:
+            self.ledger.leave(key, site.op, _BY_CONFIG)
+            return
+        sources = {found for origin in origins if (found := made(self.flow, origin)) is not None}
+        sharing = {self._shared(found) for found in sources}
+        shared = sharing.pop() if len(sharing) == 1 else None
+        if shared is not None:
+            key = self._join(shared, self._name_of(sources, key), spec)
+        elif source is not None and source.kind == "input":
+            key = self._add_input(source.source, spec)
+        else:
+            key = self.read.setdefault((tensor, spec), key) if tensor else key  # readers that agree on how share a quantizer
+            (end, *others) = sources
+            span = None if others or not isinstance(end[0], Site) else self.placement.known_range(end[0])
+            self.ledger.add_activation(key, spec, site.name, site, site.op, known=span)
+        self.actions[site].operands[slot] = self._use(key, site, slot)
+
+    def _use(self, key: str, site: Site, slot: Slot) -> Use:
+        """A quantizer at an operand: it observes each tensor where it is read first, and again once it was written to."""
+        tensor = site.tensors(slot)
+        observes = tensor is None or (key, tensor) not in self.observed
+        self.observed.add((key, tensor))
+        return Use(key, observes)
+
+    def _where_read(self, site: Site, slot: Slot, origins: list[Origin]) -> None:
+        """Quantize what could not be quantized where it was made, by its producer's name if it has a single one."""
+        produced = [origin for origin in origins if origin.kind in ("step", "stale") and self._is_made(origin)]
+        producers = {self.flow.site_of[origin.source] for origin in produced}
+        if len(produced) == len(origins) and all(producer.visible for producer in producers):
+            self.after[site, slot] = frozenset(producers)
+        self.hidden |= {producer for producer in producers if not producer.visible}
+        producer = producers.pop() if len(producers) == 1 else None
+        chain = [site] if producer is None else self._chain(producer)
+        key = f"{chain[0].name}.output" if chain != [site] else f"{site.name}.input[{slot}]"
+        spec = self.specs.of_chain(chain)
+        if spec is None:
+            self.ledger.leave(key, chain[0].op, _BY_CONFIG)
+            return
+        shared = None if producer is None else self._shared((producer, 0))
+        changed_by_it = producer is not None and self.flow.works_in_place(producer)  # otherwise by what came after it
+        if shared is not None:
+            key = self._join(shared, chain[0].name, spec)
+        elif (producer, 0) in self.grids and not changed_by_it and producer is not None and producer.visible:
+            key = f"{site.name}.input[{slot}]"  # where it was made it had other values
+        settled = producer is None or not self.flow.is_rewritten(producer)
+        tensors = {step.same.get(slot) for step in site.steps} if all(origin.direct for origin in origins) else {None}
+        at_its_making = producer is not None and key in self.actions[producer].outputs.values()
+        observed = shared is None and settled and None not in tensors and (at_its_making or tensors <= self.whole[key])
+        self.whole[key] |= tensors
+        known = self.placement.known_range(producer) if producer is not None and changed_by_it else None
+        self.actions[site].operands[slot] = Use(key, observes=False) if observed else self._use(key, site, slot)
+        self.ledger.add_activation(key, spec, chain[0].name, site, " + ".join(member.op for member in chain), known=known)
+        if producer is not None and not producer.visible:
+            self.grids.update({(producer, origin.output): key for origin in origins if origin.direct})
+
+    def _name_of(self, sources: set[Made], otherwise: str) -> str:
+        """Whose result a tensor is."""
+        names = {self._chain(at)[0].name if isinstance(at, Site) else self.specs.input_key(i) for at, i in sources}
+        return names.pop() if len(names) == 1 else otherwise
+
+    # Results.
+
+    def _output(self, site: Site) -> None:
+        chain = self.flow.chains[site]
+        if not self.placement.makes(site):
+            if (site, 0) not in self.grids and not any(map(self._quantizes, chain)):
+                self.ledger.leave(site.name, site.op, self.placement.reason(site))
+            return
+        if not site.visible:
+            if not (steps := {reader.step for reader in self.flow.readers(site)}) or None in steps:
+                self.ledger.leave(site.name, site.op, self._unmet(site))
+            return
+        if site in self.flow.divisors:
+            if site in self.flow.returned:
+                self.ledger.leave(site.name, site.op, _DIVISOR)
+            return
+        spec = self.specs.of_chain(chain)
+        if spec is None:
+            self.ledger.leave(chain[0].name, chain[0].op, _BY_CONFIG)
+            return
+        op = " + ".join(member.op for member in chain)
+        if self.flow.is_changed_through(site):
+            self.ledger.leave(chain[0].name, op, "changed in place again: quantized where it is read")
+            return
+        for i in range(site.outputs):
+            readers = [reader for step in site.steps for reader in self.tape.readers(step, i)]
+            if any(i in step.masked_outputs for step in site.steps) and not self._is_half(site):
+                self.ledger.leave(chain[0].name, op, _MASK)
+            elif (site, i) not in self.grids and (not readers or any(reader.origin.kind == "step" for reader in readers)):
+                shared = self._shared((site, i))
+                key = f"{chain[0].name}.output" + (f"[{i}]" if i else "")
+                if shared is not None:
+                    key = self._join(shared, chain[0].name, spec)
+                else:
+                    self.ledger.add_activation(key, spec, chain[0].name, site, op, known=self.placement.known_range(site))
+                self.grids[site, i] = self.actions[site].outputs[i] = key
+
+    def _quantizes(self, site: Site) -> bool:
+        """Whether an operation takes quantized operands because the target asks it to."""
+        roles = {self.quantizers[use.key].role for use in self.actions[site].operands.values()}
+        return self.placement.is_reader(site) or not roles <= {"weight"}
+
+    # Shared scales.
+
+    def _shared(self, tensor: Made) -> Site | None:
+        """The operation through which a tensor shares its scale, unless the config leaves that operation in float."""
+        shared = self.placement.shared.get(tensor)
+        return None if shared is None or self._shared_spec(shared) is None else shared
+
+    def _shared_spec(self, shared: Site) -> TensorSpec | None:
+        return self.specs.of_chain(self._chain(shared))
+
+    def _join(self, shared: Site, name: str, own: TensorSpec) -> str:
+        """The key of the quantizer that several tensors share, `name` among them, by the operation that takes them together."""
+        key = f"{shared.name}.input"
+        spec = self._shared_spec(shared) or own
+        if spec != own:
+            self.ledger.notes[f"{name!r} shares the scale of {key!r}: what the config says of {name!r} alone is not used"] = None
+        if spec.is_running:  # it would follow the average of several tensors, and clip the widest
+            self.ledger.notes[f"{key!r} spans several tensors: its range is calibrated ('minmax') and does not run"] = None
+            spec = replace(spec, method="minmax")
+        if key not in self.quantizers:
+            self.ledger.add(key, "activation", spec, shared.op)
+        if name != shared.name:
+            self.ledger.members[key][name] = None
+        return key
+
+    def _joined(self, site: Site) -> None:
+        """Where all that an operation takes lies on one shared grid, its result does."""
+        key = f"{self.placement.shared[site, 0].name}.input" if self.placement.joins(site) else None
+        if key is not None and all(self.ledger.key_of(site, slot) == key for slot in site.operands()):
+            self.grids[site, 0] = key

@@ -1,0 +1,90 @@
+"""What a config says of the tensors of a recording, and where half precision begins and ends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from qsim.config.config import Config
+from qsim.config.override import SiteInfo
+from qsim.graph.plan.dataflow import Dataflow
+from qsim.graph.plan.placement import Placement
+from qsim.graph.record.routes import Site
+from qsim.graph.record.tape import InputSlot, Origin, Tape
+from qsim.numbers.spec import TensorSpec
+
+
+def is_half(spec: TensorSpec | None) -> bool:
+    """Whether a tensor is cast to a float format: without a range to choose, it can be rounded wherever it is read."""
+    return spec is not None and not spec.has_scale
+
+
+class Specs:
+    """A config applied to a recording.
+
+    An operation that the config leaves in float beside others in half precision reads and returns float32: engines put a cast where
+    a tensor goes from the one to the other. So what is in half precision rounds what it reads of the others, and inputs of the model
+    that are read in float32 are not rounded before.
+
+    Attributes
+    ----------
+    flow : Dataflow
+    placement : Placement
+    uncast : list of InputSlot
+        Inputs of the model that something reads in float32.
+    """
+
+    def __init__(self, tape: Tape, config: Config) -> None:
+        self._tape, self._config = tape, config
+        profile = config.profile
+        self.flow = Dataflow(tape, profile.chains, profile.half_chains, self._has_cast_between, self.is_half)
+        self.placement = Placement(self.flow, config.profile)
+        self.uncast = self._uncast_inputs()
+
+    def of(self, site: Site, role: str) -> TensorSpec | None:
+        """For "weight" or "activation" of an operation."""
+        return self._config.spec_of(self.flow.infos[site], role)
+
+    def is_half(self, info: SiteInfo) -> bool:
+        """Whether an operation runs in half precision: everything that it reads and returns is rounded."""
+        return is_half(self._config.spec_of(info, "activation"))
+
+    def of_chain(self, chain: Sequence[Site]) -> TensorSpec | None:
+        """For the result of a chain: an override that names any operation of it applies, the last operation's first."""
+        specs = [self.of(site, "activation") for site in reversed(chain)]
+        return next((spec for spec in specs if spec != self._config.activation), self._config.activation)
+
+    def of_input(self, slot: InputSlot) -> TensorSpec | None:
+        """For an input of the model."""
+        return self._config.spec_of(self.input_info(slot), "activation")
+
+    def input_info(self, slot: InputSlot) -> SiteInfo:
+        return SiteInfo(self.input_key(slot), "input", is_first=True)
+
+    def input_key(self, slot: InputSlot) -> str:
+        """What an input is called: "input" where there is one, else by position, keyword or path."""
+        if len(self._tape.inputs) == 1:
+            return "input"
+        return slot if isinstance(slot, str) else f"input[{slot}]" if isinstance(slot, int) else f"input{list(slot)}"
+
+    def is_cast(self, site: Site, origins: Sequence[Origin]) -> bool:
+        """Whether an operand is in float32 by the config, and `site`, which reads it, in half precision."""
+        return is_half(self.of(site, "activation")) and any(map(self._is_left_in_float, origins))
+
+    def _is_left_in_float(self, origin: Origin) -> bool:
+        if origin.kind == "input":
+            return origin.source in self.uncast
+        producer = self.flow.site_of[origin.source] if origin.kind in ("step", "stale") else None
+        if producer not in self.flow.chains or self.flow.is_constant(producer) or not self.placement.makes(producer):
+            return False
+        return self.of_chain(self.flow.chains[producer]) is None
+
+    def _has_cast_between(self, first: SiteInfo, then: SiteInfo) -> bool:
+        specs = [self._config.spec_of(info, "activation") for info in (first, then)]
+        return None in specs and any(map(is_half, specs))
+
+    def _uncast_inputs(self) -> list[InputSlot]:
+        readers = [site for site in self.flow.sites if self.of(site, "activation") is None]
+        read = {o.source for site in readers for origins in site.operands().values() for o in origins if o.kind == "input"}
+        if not self._config.profile.model_input:  # quantized where they are read in any case
+            return []
+        return [slot for slot in self._tape.inputs if slot in read - self._tape.unreplaced and is_half(self.of_input(slot))]

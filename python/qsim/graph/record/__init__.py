@@ -1,0 +1,1 @@
+"""Record: a model run once, as a tape of calls."""

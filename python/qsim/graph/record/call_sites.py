@@ -1,0 +1,280 @@
+"""Where in a program a function is called: what tells one operation of a model from another, in eager mode and while Dynamo traces.
+
+A function mode learns which function was called, not where. Two branches of a forward may call the same functions in the same order, so
+that names alone take one for the other. Python knows: every frame on the stack has the position of the expression that it evaluates,
+with line and column. Dynamo runs no frames, but its translators, one for each function that it goes through, know the same positions.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from types import CodeType, FrameType
+from typing import Any, Literal, NamedTuple
+
+import torch.nn.functional as F
+from torch import nn
+
+from qsim.folders import QSIM, TORCH
+from qsim.operations import recurrent
+from qsim.operations.functions import OPENED
+
+_MODULES, _FUNCTIONAL = os.path.join(TORCH, "nn", "modules", ""), os.path.abspath(F.__file__)
+_MODULE_CALL = os.path.join(_MODULES, "module.py")
+_COMPILED = {(os.path.join(TORCH, "_dynamo", "eval_frame.py"), function) for function in ("compile_wrapper", "_fn")}
+_CHECKPOINT = os.path.join(TORCH, "utils", "checkpoint.py")
+_WRITTEN_OUT = os.path.abspath(recurrent.__file__)  # operations of the model, in our words
+# What runs the forward of a container, or a part of it, under a mode.
+BASES = frozenset(
+    {("simulated.py", "forward"), ("record.py", "forward"), ("resume.py", "__call__"), ("resume.py", "driven"), ("methods.py", "_alone")}
+)
+SIMULATED = os.path.join(QSIM, "graph", "execute", "simulated.py"), "forward"
+_CALLING = frozenset({"_wrapped_call_impl", "_call_impl", "inner", "_slow_forward"})
+
+# Python functions that Dynamo puts into its graph whole, without a word to function modes.
+_HIDING = {f.__code__ for f in (F.tanh, F.sigmoid, F.hardsigmoid, F.hardswish, F.upsample, F.upsample_nearest, F.upsample_bilinear)}
+_HIDING_FILES = tuple(os.path.join(TORCH, *path) for path in (("masked", "_ops.py"), ("nn", "grad.py")))  # all that is in them
+_HIDING |= {F.lp_pool3d.__code__}  # this one it goes through, where eager modes get the whole
+
+LEAF = "_qsim_leaf"  # in a leaf's __dict__, where copies keep it (torch.export makes some): its path in the model
+
+Kind = Literal["kept", "dropped", "base", "module call", "hiding", "checkpoint", "compiled"]
+
+
+class Spot(NamedTuple):
+    """An expression in a file. The columns are None where Python does not tell them (before 3.11)."""
+
+    file: str
+    function: str
+    line: int
+    end_line: int | None
+    column: int | None
+    end_column: int | None
+
+
+@dataclass
+class CallSite:
+    """Where a function was called.
+
+    Attributes
+    ----------
+    spots : tuple of Spot
+        The expressions that were being evaluated, innermost first, up to the forward of the container whose mode is active. What lies
+        between them in torch and here is left out, but for the modules of `torch.nn`.
+    leaf : nn.Module or None
+        The module of `torch.nn` that made the call, if any did.
+    hidden : bool
+        Inside a function that Dynamo does not show to modes: compiled, the mode will not be asked.
+    hook : bool
+        In a hook of a module: not of the model.
+    checkpoints : list of frame and int
+        The calls of `torch.utils.checkpoint` that the function runs in, innermost first, each with how many of the spots lie inside it.
+    asks : bool
+        Whether one of the functions asks if it is being compiled.
+    compiled : bool
+        In a function that `torch.compile` made, and that the container's forward calls.
+    container : nn.Module or None
+        The container whose forward it is, where it simulates.
+    """
+
+    spots: tuple[Spot, ...] = ()
+    leaf: nn.Module | None = None
+    hidden: bool = False
+    hook: bool = False
+    checkpoints: list[tuple[FrameType, int]] = field(default_factory=list)
+    asks: bool = False
+    compiled: bool = False
+    container: nn.Module | None = None
+
+    @property
+    def leaf_path(self) -> str:
+        """The path of the leaf in its model, "" where there is none."""
+        path: str = "" if self.leaf is None else vars(self.leaf).get(LEAF, "")
+        return path
+
+    @property
+    def is_method_abs(self) -> bool:
+        """Whether the innermost expression is ``x.abs()``, which Dynamo shows to modes; not so ``abs(x)``, which is the same in eager."""
+        spot = self.spots[0]
+        text = linecache.getline(spot.file, spot.end_line or spot.line).encode()
+        return re.search(rb"\.\s*(abs|absolute)\s*\(\s*\)\s*$", text[: spot.end_column]) is not None
+
+    @property
+    def line(self) -> str:
+        """The innermost line outside torch, to be shown: "model.py:12"; "" if there is none."""
+        spot = next((spot for spot in self.spots if not spot.file.startswith((TORCH, QSIM))), None)
+        return "" if spot is None else f"{os.path.basename(spot.file)}:{spot.line}"
+
+
+_Position = tuple[int, int | None, int | None, int | None]
+
+
+class _Level(NamedTuple):
+    """A function under way: one frame, or one translator of Dynamo's."""
+
+    code: CodeType
+    spot: Spot
+    line: int
+    owner: Any  # its `self`
+    frame: FrameType | None
+
+
+def call_site(frame: FrameType | None) -> CallSite:
+    """Where `frame` and its callers stand. In eager mode; `traced_call_site` while Dynamo traces."""
+    return _read(_frames(frame))
+
+
+def traced_call_site() -> CallSite:
+    """Where the program stands that Dynamo traces. For functions that Dynamo runs while it traces (`_dynamo_marked_constant`)."""
+    return _read(_translators())
+
+
+def _read(levels: Iterator[_Level]) -> CallSite:
+    site, spots = CallSite(), []
+    inner: _Level | None = None
+    for level in levels:
+        kind = kind_of_code(level.code)
+        if kind == "kept":
+            spots.append(level.spot)
+            site.asks = site.asks or any("compiling" in name for name in (*level.code.co_names, *level.code.co_freevars))
+            if site.leaf is None and level.code.co_name == "forward" and isinstance(level.owner, nn.Module):
+                site.leaf = level.owner if level.code.co_filename.startswith(_MODULES) else None
+        elif kind == "hiding":
+            site.hidden = True
+        elif kind == "module call":
+            is_callee = inner is not None and kind_of_code(inner.code) != "module call"
+            site.hook = site.hook or (is_callee and level.line not in _forward_lines())
+        elif kind == "checkpoint":
+            inside = [number for _, number in site.checkpoints]
+            if level.frame is not None and len(spots) not in inside:  # a reentrant one is two functions, of which the inner one counts
+                site.checkpoints.append((level.frame, len(spots)))
+        elif kind == "compiled":
+            site.compiled = True
+        elif kind == "base":
+            site.container = level.owner
+            break
+        inner = level
+    site.spots = tuple(spots)
+    return site
+
+
+def _frames(frame: FrameType | None) -> Iterator[_Level]:
+    while frame is not None:
+        code, above = frame.f_code, frame.f_back
+        owner = None
+        is_called = above is not None and kind_of_code(above.f_code) in ("module call", "dropped")
+        if code.co_name == "forward" and code.co_filename.startswith(_MODULES) and is_called:
+            owner = frame.f_locals.get("self")  # not of containers: their variables would be kept from dying
+        elif _source(code) == SIMULATED:
+            owner = frame.f_locals.get("self")
+        yield _Level(code, spot_of(code, frame.f_lasti), frame.f_lineno or 0, owner, frame)
+        frame = frame.f_back
+
+
+def _translators() -> Iterator[_Level]:
+    from torch._dynamo.symbolic_convert import InstructionTranslatorBase
+
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not isinstance(found := frame.f_locals.get("self"), InstructionTranslatorBase):
+        frame = frame.f_back
+    translator: Any = None if frame is None else found
+    while translator is not None:
+        code, instruction = translator.f_code, translator.current_instruction
+        at = getattr(instruction, "positions", None)
+        line = translator.lineno
+        position: _Position = (line, None, None, None) if at is None else (at.lineno, at.end_lineno, at.col_offset, at.end_col_offset)
+        owner = translator.symbolic_locals.get("self") if code.co_name == "forward" else None
+        realize = getattr(owner, "realize", None)
+        owner = getattr(owner if realize is None else realize(), "value", None)
+        yield _Level(code, _spot(code, position), line, owner, None)
+        translator = getattr(translator, "parent", None)
+
+
+@cache
+def _forward_lines() -> frozenset[int]:
+    """The lines on which `nn.Module.__call__` calls the forward, and no hook."""
+    with open(_MODULE_CALL, encoding="utf-8") as source:
+        return frozenset(number for number, line in enumerate(source, 1) if "forward_call(" in line or "self.forward(" in line)
+
+
+_known: dict[int, tuple[CodeType, Kind]] = {}  # by id, which a code keeps while it is in here: its hash would be slow
+_spots: dict[tuple[int, int], Spot] = {}
+
+
+def kind_of_code(code: CodeType) -> Kind:
+    """What a function means for the place of a call that goes through it."""
+    known = _known.get(id(code))
+    if known is None:
+        known = _known[id(code)] = code, _kind(code)
+    return known[1]
+
+
+def _kind(code: CodeType) -> Kind:
+    file, function = _source(code)
+    if file.startswith(QSIM):
+        is_base = (os.path.basename(file), function) in BASES
+        return "base" if is_base else "kept" if file == _WRITTEN_OUT else "dropped"
+    if not file.startswith(TORCH):
+        return "kept"
+    if file == _MODULE_CALL:
+        return "module call" if function in _CALLING else "dropped"
+    if file == _CHECKPOINT:
+        runs = function == "checkpoint" or (function == "forward" and code.co_varnames[:1] == ("ctx",))  # CheckpointFunction's
+        return "checkpoint" if runs else "dropped"
+    if (file, function) in _COMPILED:
+        return "compiled"
+    if code in _HIDING or file in _HIDING_FILES:
+        return "hiding"
+    if "handle_torch_function" in code.co_names and not code.co_name.endswith(OPENED):
+        return "dropped"  # asks the mode itself in eager mode; Dynamo asks without running it
+    return "kept" if file.startswith(_MODULES) or file == _FUNCTIONAL else "dropped"
+
+
+def spot_of(code: CodeType, instruction: int) -> Spot:
+    """The expression that an instruction belongs to."""
+    key = id(code), instruction
+    spot = _spots.get(key)
+    if spot is None:
+        kind_of_code(code)  # keeps the id
+        spot = _spots[key] = _spot(code, _position(code, instruction))
+    return spot
+
+
+def _spot(code: CodeType, position: _Position) -> Spot:
+    file, function = _source(code)
+    return Spot(file, function, *position)
+
+
+def _position(code: CodeType, instruction: int) -> _Position:
+    if sys.version_info >= (3, 11):
+        at = list(code.co_positions())[instruction // 2] if instruction >= 0 else (None, None, None, None)
+        return (at[0] or code.co_firstlineno, *at[1:])
+    import dis
+
+    line = code.co_firstlineno
+    for start, number in dis.findlinestarts(code):
+        if start > instruction:
+            break
+        line = number
+    return line, None, None, None
+
+
+def is_written_out(spot: Spot) -> bool:
+    """Whether an expression belongs to what we write in place of a composite function of torch's."""
+    return spot.file == _WRITTEN_OUT
+
+
+def spot_in(spot: Spot, code: CodeType) -> bool:
+    """Whether an expression is one of a function."""
+    return (spot.file, spot.function) == _source(code) and spot.line >= code.co_firstlineno
+
+
+def _source(code: CodeType) -> tuple[str, str]:
+    """File and name of a function, whichever copy of generated code it is."""
+    file = code.co_filename
+    return "<eval_with_key>" if file.startswith("<eval_with_key>") else file, code.co_name  # torch.fx numbers them

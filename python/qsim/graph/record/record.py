@@ -1,0 +1,392 @@
+"""Record: run the model once in eval and once in training and note every operation with where its operands came from."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.parameter import is_lazy
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
+
+from qsim.graph.record.call_sites import LEAF, CallSite, call_site
+from qsim.graph.record.containers import containers, joined, leaf_paths, subclass
+from qsim.graph.record.resume import driven
+from qsim.graph.record.routes import call_key
+from qsim.graph.record.tape import (
+    Call,
+    CallKey,
+    Origin,
+    Slot,
+    Step,
+    Tape,
+    indirect,
+    memory_of,
+    options,
+    paths_in,
+    tensors,
+    tensors_in,
+    unwrapped,
+    version_of,
+)
+from qsim.operations.functions import (
+    COMPOSITE,
+    CONSTRUCTORS,
+    CONVERSIONS,
+    RANDOM,
+    READS,
+    TRANSPARENT,
+    Function,
+    name_of,
+    route_name,
+    visible,
+)
+from qsim.operations.half import has_inexact_numbers
+from qsim.runs.arguments import Arguments, is_dense, is_replaceable
+from qsim.runs.snapshot import unchanged
+
+
+def record(model: nn.Module, examples: Sequence[Arguments]) -> tuple[Tape, list[str]]:
+    """Run `model` on copies of example calls, each in eval and in training mode, without gradients, and leave it as it was.
+
+    Returns
+    -------
+    tape : Tape
+        All passes. A pass that raised is not in it.
+    report : list of str
+        One sentence for each thing that could not be seen.
+
+    Raises
+    ------
+    ValueError
+        If a lazy module has not got its parameters yet.
+    """
+    for name, t in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(t):
+            raise ValueError(
+                f"'{name}' has no shape yet: run the model once on the example inputs, so that its lazy modules get their parameters"
+            )
+    tape, report = Tape(model), _blind_spots(model)
+    for number, (args, kwargs) in enumerate(examples):
+        for run, mode in enumerate(("eval", "training")):
+            before = len(tape.calls), len(tape.steps), set(tape.results), set(tape.reads)
+            try:
+                _run(model, _Pass(tape, run, number), args, kwargs, report)
+            except Exception as e:
+                del tape.calls[before[0] :], tape.steps[before[1] :]
+                tape.results, tape.reads = before[2:]
+                which = f" with example call {number}" if len(examples) > 1 else ""
+                report.append(f"the model could not be recorded in {mode} mode{which}: {type(e).__name__}: {e}")
+            tape.forget_tensors()
+    _forget_onlookers(tape)
+    report += [f"the result of '{name}' is not dense (sparse, or of another layout): it stays in float" for name in tape.unusual]
+    return tape, list(dict.fromkeys(report))
+
+
+def _run(model: nn.Module, current: _Pass, args: tuple[Any, ...], kwargs: dict[str, Any], report: list[str]) -> None:
+    tape = current.tape
+    with _plain_eager(), unchanged(model), _recording(model, current, report):
+        held = _Held(model)
+        given = tree_map_only(Tensor, torch.clone, (args, kwargs))
+        out = model.train(current.run == 1)(*given[0], **given[1])
+        tape.results |= {o for t in tensors_in(list(out) if isinstance(out, types.GeneratorType) else out) for o in tape.origins(t)}
+        kept = [value for m in model.modules() for name, value in vars(m).items() if not name.startswith("_")]
+        tape.reads |= {o for t in tensors_in(kept) for o in tape.origins(t) if isinstance(o.source, Step)}
+        for name, origins in held.written(model, tape).items():
+            tape.written[name] = tape.written.get(name, frozenset()) | origins
+
+
+class _Held:
+    """Parameters and buffers as they were before a pass. The statistics of normalizations are not looked at."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._before = {name: (t, version_of(t)) for name, t in self._tensors(model)}
+
+    def written(self, model: nn.Module, tape: Tape) -> dict[str, frozenset[Origin]]:
+        """Those that were written to, or replaced, since, and where what is in them now came from."""
+        now = dict(self._tensors(model))
+        changed = {name for name, (t, version) in self._before.items() if now.get(name) is not t or version_of(t) != version}
+        return {name: tape.origins(now[name]) | tape.origins_by_memory(now[name]) for name in changed & now.keys()}
+
+    @staticmethod
+    def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+        for path, m in model.named_modules():
+            if not isinstance(m, (_NormBase, torch.jit.ScriptModule)):
+                for name, t in (*m.named_parameters(recurse=False), *m.named_buffers(recurse=False)):
+                    yield joined(path, name), t
+
+
+def _forget_onlookers(tape: Tape) -> None:
+    """Take off the tape what hooks compute for themselves: a log of means is not of the model, nor does it read its tensors."""
+    wanted: set[Step] = set()
+    left = [step for step in tape.steps if not step.hook] + [o.source for o in tape.results if isinstance(o.source, Step)]
+    while left:
+        step = left.pop()
+        if step not in wanted:
+            wanted.add(step)
+            left += [o.source for o in {*step.side, *(o for found in step.operands.values() for o in found)} if isinstance(o.source, Step)]
+    tape.keep(wanted)
+
+
+@contextmanager
+def _plain_eager() -> Iterator[None]:
+    """No gradients, in-place changes counted (inference tensors count none), and compiled parts run as the Python they were made from."""
+    with torch.inference_mode(False), torch.no_grad(), torch.compiler.set_stance("force_eager"):
+        yield
+
+
+def _blind_spots(model: nn.Module) -> list[str]:
+    scripted = [path for path, m in model.named_modules() if isinstance(m, torch.jit.ScriptModule)]
+    replaced = [path for path, m in model.named_modules() if "forward" in vars(m) and path not in scripted]
+    tops = [p for p in scripted if not any(p.startswith(f"{other}.") or other == "" for other in scripted if other != p)]
+    return [f"'{path}' is a scripted module: its operations are not seen" for path in tops] + [
+        f"'{path}' has a forward set on the instance: its operations are counted as its caller's" for path in replaced
+    ]
+
+
+@dataclass
+class _Pass:
+    """One run of the model: 0 in eval mode, 1 in training mode."""
+
+    tape: Tape
+    run: int
+    example: int
+    began: bool = False  # the root has been called
+
+
+class _Made(NamedTuple):
+    """A call of a function, and where it was made."""
+
+    func: Function
+    key: CallKey
+    ordinal: int
+    site: CallSite
+    visible: bool
+
+
+class _Given(NamedTuple):
+    """The tensors of a call by slot, where they came from, and which of them it wrote into."""
+
+    tensors: dict[Slot, Tensor]
+    origins: dict[Slot, frozenset[Origin]]
+    changed: frozenset[Slot]
+
+
+class Recorder(TorchFunctionMode):
+    """Notes on the tape what one call of one container does."""
+
+    def __init__(self, current: _Pass, path: str, training: bool, *, framed: bool = False) -> None:
+        super().__init__()
+        self.current, self.tape, self.call, self.framed = current, current.tape, Call(path, training, current.run), framed
+        self.leaf = ""  # of the composite function that runs
+        self.tape.calls.append(self.call)
+
+    def frame(self, name: str) -> Recorder:
+        """Records part of a composite function as a call of its own."""
+        return Recorder(self.current, joined(self.leaf or self.call.path, name), self.call.training, framed=True)
+
+    def __torch_function__(self, func: Function, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        kwargs, name = kwargs or {}, name_of(func)
+        if name in COMPOSITE:
+            self.leaf = self._key(call_site(sys._getframe(1)), func)[1]
+            with self:
+                return COMPOSITE[name](*args, **kwargs)
+        if name in CONSTRUCTORS:
+            out = func(*args, **kwargs)
+            if isinstance(out, Tensor) and name not in CONVERSIONS:
+                self.tape.mark(out, Origin("random") if name in RANDOM else Origin("const"))
+            return out
+        with torch._C.DisableTorchFunction():
+            made = self._made(func, call_site(sys._getframe(1)))
+            given = dict(tensors(args, kwargs))
+            origins = {slot: self.tape.origins(t) for slot, t in given.items()}
+            versions = {slot: version_of(t) for slot, t in given.items()}
+            out = func(*args, **kwargs)
+            changed = frozenset(slot for slot, t in given.items() if version_of(t) != versions[slot])
+            for slot in changed:
+                self.tape.rewrite(given[slot], origins[slot])
+            call = _Given(given, origins, changed)
+            if name in RANDOM:
+                for t in _results(out):
+                    self.tape.mark(t, Origin("random"))
+            elif name in TRANSPARENT or not any(t.is_floating_point() for t in _results(out)):
+                self._flow(made, call, dict(options(args, kwargs)), out)
+            else:
+                step = self._step(made, call)
+                step.options = dict(options(args, kwargs))
+                step.scalar = all(t.dim() == 0 for t in _results(out))
+                out = self._mark_results(step, given, out)
+            return out
+
+    def _made(self, func: Function, site: CallSite) -> _Made:
+        """Count a call, whatever it computes: where one that does not matter is followed by one that does, as in a loop, order tells."""
+        key = self._key(site, func)
+        self.tape.calls_compiled = self.tape.calls_compiled or site.compiled
+        self.call.met[key] += 1
+        hidden = site.hidden or (func is Tensor.abs and not site.is_method_abs)
+        return _Made(func, key, self.call.met[key] - 1, site, visible(func) and not hidden and not site.hook)
+
+    def _key(self, site: CallSite, func: Function) -> CallKey:
+        return call_key(site, route_name(func).strip("_"), framed=self.framed)
+
+    def _flow(self, made: _Made, call: _Given, numbers: dict[int | str, Any], out: Any) -> None:
+        """A transparent function hands on where its operands came from; constants, indices and masks only if there is nothing else.
+
+        It is the first reader, as a rule, of what no mode can quantize where it is made: that is quantized here, while it is whole. And in
+        half precision the numbers that it puts in are rounded.
+        """
+        func, results, (given, origins, changed) = made.func, _results(out), call
+        unmet = {slot for slot, found in origins.items() if results and slot not in changed and any(origin.is_unmet for origin in found)}
+        step = None
+        if (unmet and name_of(func) not in READS) or has_inexact_numbers(func, numbers):
+            step = self._step(made, call, moves=True)
+            origins = {slot: frozenset(map(_met_here, found)) if slot in unmet else found for slot, found in origins.items()}
+        floats = [found for slot, found in origins.items() if given[slot].is_floating_point()]
+        flow = indirect(o for found in floats or origins.values() for o in found)
+        flow = frozenset(o for o in flow if o.kind != "const") or flow
+        for slot in changed:  # x[...] = y: x now comes from both
+            self.tape.mark(given[slot], *indirect(origins[slot]), *flow)
+        for t in results:
+            if flow and not any(t is g for g in given.values()):
+                self.tape.mark(t, *flow)
+        if step is not None:
+            step.made = frozenset(filter(None, map(self.tape.identity, results)))
+            for memory in {memory_of(t) for t in results} & {memory_of(t) for t in given.values()}:
+                self.tape.returned[memory].add((step, 0))  # views
+        masks = any(not (t.is_floating_point() or t.is_complex()) for t in results)
+        if name_of(func) in READS or (floats and masks):
+            self.tape.reads |= {o for o in flow if isinstance(o.source, Step)}
+
+    def _step(self, made: _Made, call: _Given, *, moves: bool = False) -> Step:
+        given, origins, changed = call
+        floats = {slot: t for slot, t in given.items() if _is_data(t)}
+        step = Step(
+            self.call.path,
+            made.key[1],
+            made.func,
+            made.key,
+            made.ordinal,
+            made.site.line,
+            made.visible,
+            made.site.hook,
+            moves,
+            self.call.training,
+            self.call.run,
+            self.current.example,
+            operands={slot: origins[slot] for slot in floats},
+            side=frozenset(o for slot, found in origins.items() if slot not in floats for o in found if o.kind != "const"),
+            dims={slot: t.dim() for slot, t in floats.items()},
+            same={slot: self.tape.identity(t) for slot, t in floats.items()},
+            changed=changed,
+            transformed=torch._C._functorch.maybe_current_level() is not None,
+            masks=frozenset(slot for slot, t in floats.items() if _is_mask(t)),
+        )
+        self.call.steps.append(step)
+        self.tape.steps.append(step)
+        for slot in changed:
+            self.tape.mark(given[slot], Origin("stale", step))
+        return step
+
+    def _mark_results(self, step: Step, given: dict[Slot, Tensor], out: Any) -> Any:
+        if type(out) in (tuple, list):
+            return type(out)(self._result(step, t, i, given) for i, t in enumerate(out))
+        if isinstance(out, tuple):  # a torch.return_types
+            for i, t in enumerate(out):
+                self._result(step, t, i, given)
+            return out
+        return self._result(step, out, 0, given)
+
+    def _result(self, step: Step, t: Any, output: int, given: dict[Slot, Tensor]) -> Any:
+        """Marks a result. One that is an operand too (`x.add_(1)`) is returned under an alias, to tell the returned from the changed."""
+        if not isinstance(t, Tensor) or not t.is_floating_point():
+            return t
+        if not is_dense(t):
+            self.tape.unusual[step.name] = None
+            return t
+        step.outputs = output + 1
+        if _is_mask(t):
+            step.masked_outputs |= {output}
+        if not step.visible:
+            self.tape.mark(t, Origin("stale", step, output))
+            return t
+        if any(t is g for g in given.values()):
+            t = t.view_as(t)
+        self.tape.mark(t, Origin("step", step, output))
+        if step.changed:
+            self.tape.returned[memory_of(t)].add((step, output))
+        return t
+
+
+def _met_here(origin: Origin) -> Origin:
+    """The origin of a tensor that is quantized where it is read."""
+    return replace(origin, kind="step") if origin.is_unmet else origin
+
+
+def _is_data(t: Tensor) -> bool:
+    """Whether an operand is what a quantizer takes. An empty one (a cache that is not filled yet) is no data."""
+    return t.is_floating_point() and is_dense(t) and t.numel() > 0
+
+
+def _is_mask(t: Tensor) -> bool:
+    """Whether a tensor holds -Inf, the lowest finite number, or one that stands for these, such as -1e30. One that cannot be compared
+    here (sparse, meta) is taken for none."""
+    t = unwrapped(t)  # inside vmap or jvp a bool of the wrapper is refused
+    return is_dense(t) and not t.is_meta and bool((t <= max(torch.finfo(t.dtype).min, _MASKED)).any())
+
+
+_MASKED = -1e9  # no activation is as low
+
+
+def _results(out: Any) -> list[Tensor]:
+    return [t for t in (out if isinstance(out, (tuple, list)) else (out,)) if isinstance(t, Tensor)]
+
+
+class Recorded(nn.Module):
+    """Mixin of a container while it is recorded."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        current, path = vars(self)["_qsim_recording"]
+        if path == "" and not current.began:
+            current.began = True
+            _mark_inputs(current.tape, args, kwargs)
+        recorder = Recorder(current, path, self.training)
+        with recorder:
+            out = super().forward(*args, **kwargs)
+        return driven(out, recorder) if type(out) is types.GeneratorType else out
+
+
+def _mark_inputs(tape: Tape, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """As the root's forward gets them: after its pre-hooks, where the simulation quantizes them."""
+    for path, t in paths_in((args, kwargs)):
+        slot = path[1] if len(path) == 2 else path[1:]
+        tape.inputs.setdefault(slot, t.dtype)
+        if not (t.is_floating_point() and is_replaceable((args, kwargs), path)):
+            tape.unreplaced.add(slot)
+        tape.mark(t, Origin("input", slot))
+
+
+@contextmanager
+def _recording(model: nn.Module, current: _Pass, report: list[str]) -> Iterator[None]:
+    """Containers record, leaves tell their name, until the body ends."""
+    with ExitStack() as undo:
+        for path, m in list(containers(model)):
+            original = type(m)
+            try:
+                m.__class__ = subclass(Recorded, original)  # type: ignore[arg-type]  # Module's __hash__ is annotated out of line
+            except TypeError as e:
+                report.append(f"'{path}' is counted as part of its caller: its class {original.__name__} takes no subclass here ({e})")
+                continue
+            undo.callback(setattr, m, "__class__", original)
+            vars(m)["_qsim_recording"] = (current, path)
+            undo.callback(vars(m).pop, "_qsim_recording")
+        for leaf, path in leaf_paths(model).items():
+            vars(leaf)[LEAF] = path
+            undo.callback(vars(leaf).pop, LEAF, None)
+        yield

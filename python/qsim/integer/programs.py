@@ -1,0 +1,69 @@
+"""Traced simulations, kept by the structure and the shapes of their inputs, and what runs on them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_leaves
+
+from qsim.integer.evaluate import Evaluation
+from qsim.runs.sharding import sharded_modules
+from qsim.simulation.simulation import Simulation
+from qsim.trace.capture import capture
+
+PROGRAMS = "integer programs"  # where they are in `Simulation.derived`: with other fallbacks their marks stand elsewhere
+
+
+def evaluation(sim: Simulation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Evaluation:
+    """The traced simulation for such arguments."""
+    programs: dict[Any, Evaluation] = sim.derived.setdefault(PROGRAMS, {})
+    leaves, structure = tree_flatten((args, kwargs))
+    shapes = [t.shape[1:] if isinstance(t, Tensor) else None for t in leaves]
+    others = [(t.dtype, t.device, t.dim()) if isinstance(t, Tensor) else t for t in leaves]
+    key = (str(structure), repr(shapes), repr(others), repr(sim.followed))
+    whole = (*key, repr([t.shape[:1] for t in leaves if isinstance(t, Tensor)]))
+    found = programs.get(key) or programs.get(whole)
+    if found is None:
+        program = capture(sim, args, kwargs)
+        found = Evaluation(program, sim.quantizers(), sim.model)
+        programs[key if program.dynamic_batch else whole] = found
+    return found
+
+
+def run(sim: Simulation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A call of a simulation, on integers."""
+    if sim.training:
+        raise RuntimeError("QuantSim.integer: the simulation is in training mode; integers have no gradient: call sim.eval()")
+    if torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in tree_leaves((args, kwargs))):
+        raise RuntimeError("QuantSim.integer: an input requires a gradient, and integers have none: call under torch.no_grad()")
+    return evaluation(sim, args, kwargs).run(args, kwargs)
+
+
+@contextlib.contextmanager
+def on_integers(sim: Simulation) -> Iterator[None]:
+    """Within the context calls of the simulation are computed on integers. `QuantSim.integer` documents the rest."""
+    if sharded_modules(sim):
+        raise ValueError("QuantSim.integer: fully_shard holds the weights; load the state into a simulation that is not sharded")
+    with sim.calibrated():
+        was, sim.evaluator = sim.evaluator, run
+        try:
+            yield
+        finally:
+            sim.evaluator = was
+
+
+def evaluate(sim: Simulation, batch: Any, *, integer: bool) -> Any:
+    """What the model returns for a batch, in eval mode and without gradients: see `QuantSim.evaluate`."""
+    training = [module for module in sim.modules() if module.training]
+    if training:
+        sim.eval()
+    try:
+        with torch.no_grad(), on_integers(sim) if integer else contextlib.nullcontext():
+            return sim.forward_batch(sim, batch)
+    finally:
+        for module in training:
+            module.training = True

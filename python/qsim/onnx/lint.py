@@ -1,0 +1,115 @@
+"""Lint: which operations of a Q/DQ model no integer kernel can compute, and why, by the rules that runtimes fuse by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+# ONNX Runtime: what it computes on integers where DequantizeLinear and QuantizeLinear stand right at it, and how many of its operands
+# must be quantized.
+_NEXT_TO_IT = {
+    "Conv": 2,
+    "Gemm": 2,
+    "MatMul": 2,
+    "Add": 2,
+    "Mul": 2,
+    "Concat": None,
+    "AveragePool": 1,
+    "GlobalAveragePool": 1,
+}
+# Other compilers move quantizers over what only moves values, and take results as they are.
+_OPERANDS = {"Conv": 2, "ConvTranspose": 2, "Gemm": 2, "MatMul": 2}
+_MOVING = ("Concat", "MaxPool", "Reshape", "Transpose", "Slice", "Split", "Squeeze", "Unsqueeze", "Expand", "Gather")
+_ABSORBED = ("Relu", "Clip")
+
+
+def lint(model: ir.Model, target: str) -> dict[str, str]:
+    """The operations that will run in float though the runtime has an integer kernel for them, and why.
+
+    Parameters
+    ----------
+    model : ir.Model
+        Lowered, with its nodes named.
+    target : str
+        Name of a `qsim.trace.runtimes.Runtime`.
+    """
+    local = target == "onnxruntime"
+    rules: Mapping[str, int | None] = _NEXT_TO_IT if local else _OPERANDS
+    found: dict[str, str] = {}
+    if not any(node.op_type == "QuantizeLinear" for node in model.graph):
+        return found  # weights alone, or float formats
+    for node in model.graph:
+        if node.op_type not in rules or not _is_float(node.outputs[0]):
+            continue
+        unquantized = list(_operands(node, rules[node.op_type], local))
+        read = node.inputs[: rules[node.op_type]]
+        inside = len(unquantized) == len(read)  # of a region that is left in float
+        reasons = [*unquantized, *(_result(node) if local else ())]
+        if reasons and not inside:
+            found[str(node.name)] = ", and ".join(reasons)
+    return found
+
+
+def is_surrounded(node: ir.Node) -> bool:
+    """Whether all that an operation multiplies, adds, joins or averages is quantized, and its result is."""
+    return not [*_operands(node, _NEXT_TO_IT.get(node.op_type, 2), True), *_result(node)]
+
+
+def overflowing_biases(model: ir.Model) -> list[str]:
+    """Names of operations whose float bias ONNX Runtime's optimiser makes int32 though it does not fit: it saturates there.
+
+    The scale is that of the products, as for biases that are simulated in int32; with 16 bits it is fine enough for that.
+    (``WeightBiasQuantization``, onnxruntime 1.31.)
+    """
+    found = []
+    for node in model.graph:
+        if node.op_type in ("Conv", "ConvTranspose", "Gemm") and len(node.inputs) == 3:
+            (x, weight), bias = map(_scales, node.inputs[:2]), None if node.inputs[2] is None else node.inputs[2].const_value
+            if bias is not None and x.size * weight.size > 0:
+                steps = (x * weight).ravel()
+                steps = steps if steps.size in (1, bias.size) else steps.min()  # in groups
+                if bool((abs(bias.numpy()) > 2**31 * steps).any()):
+                    found.append(str(node.name))
+    return found
+
+
+def _scales(value: ir.Value | None) -> Any:
+    """The scales of a tensor on an integer grid, as a float64 array; an empty one for others."""
+    producer = None if value is None else value.producer()
+    scale = producer.inputs[1] if producer is not None and producer.op_type == "DequantizeLinear" else None
+    held = None if scale is None else scale.const_value
+    return np.empty(0) if held is None else held.numpy().astype(np.float64)
+
+
+def _is_float(value: ir.Value) -> bool:
+    return value.dtype in (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+
+
+def _operands(node: ir.Node, count: int | None, local: bool) -> Iterator[str]:
+    for index, value in enumerate(node.inputs[:count]):
+        if value is not None and not _is_quantized(value, local):
+            producer = value.producer()
+            made = f"made by {producer.name}" if producer is not None else "a constant" if value.const_value is not None else "an input"
+            yield f"operand {index} ({made}) is not quantized"
+
+
+def _is_quantized(value: ir.Value, local: bool) -> bool:
+    producer = value.producer()
+    if producer is None or producer.op_type == "DequantizeLinear":
+        return producer is not None
+    moved = producer.inputs if producer.op_type == "Concat" else producer.inputs[:1]
+    return not local and producer.op_type in _MOVING and all(x is not None and _is_quantized(x, local) for x in moved)
+
+
+def _result(node: ir.Node) -> Iterator[str]:
+    value = node.outputs[0]
+    readers = value.consumers()
+    if len(readers) == 1 and readers[0].op_type in _ABSORBED:
+        value = readers[0].outputs[0]
+        readers = value.consumers()
+    others = [reader.name for reader in readers if reader.op_type != "QuantizeLinear"]
+    if others or not readers:
+        yield f"its result goes unquantized to {', '.join(map(str, others)) or 'an output of the model'}"

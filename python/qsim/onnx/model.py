@@ -1,0 +1,183 @@
+"""The ONNX model of a traced simulation, in memory."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import onnx
+import onnx_ir as ir
+import torch
+from torch import Tensor
+from torch.utils._pytree import SequenceKey, TreeSpec, tree_flatten_with_path, tree_unflatten
+
+from qsim.errors import ExportError
+from qsim.onnx import opsets, tidy
+from qsim.onnx.fallback import FallbackRegions
+from qsim.onnx.lint import overflowing_biases
+from qsim.onnx.lower import Lowering
+from qsim.onnx.translate import translate
+from qsim.quantizers.quantizer import Quantizer
+from qsim.trace.capture import Program
+from qsim.trace.mark_uses import Marked, per_channel
+from qsim.trace.runtimes import Runtime
+from qsim.trace.storages import Storages, storages
+from qsim.version import VERSION
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a model is written; `QuantSim.export` documents them."""
+
+    opset: int | None = None
+    dynamic_batch: bool = True
+    input_names: Sequence[str] | None = None
+    output_names: Sequence[str] | None = None
+
+
+@dataclass(frozen=True)
+class Built:
+    """A model, the tensor that each quantizer makes, what there is to say, and the formats of nodes that fall back."""
+
+    model: ir.Model
+    names: dict[str, str]
+    notes: list[str]
+    fallback: dict[str, str]
+
+
+def build(program: Program, marked: Marked, quantizers: Mapping[str, Quantizer], target: Runtime, options: Options) -> Built:
+    """Translate and lower a program.
+
+    Parameters
+    ----------
+    program : Program
+        Its marks are those of `marked`.
+    marked : Marked
+        Expressible by the target.
+    quantizers : mapping of str to Quantizer
+    target : Runtime
+    options : Options
+
+    Raises
+    ------
+    ExportError
+        An operation has no translation, an option does not fit, or a tensor has a type that ONNX does not quantize.
+    """
+    inputs = _ends("input", options.input_names, [node.name for node in program.inputs])
+    outputs = _ends("output", options.output_names, _output_names(program))
+    stored = storages(marked, quantizers, target)
+    movable = set(quantizers) - per_channel(quantizers) if target.carries else set()
+    model = translate(program, _opset(program, marked, quantizers, stored, options.opset), movable=movable)
+    tidy.fold(model)
+    if target.carries:
+        tidy.mark_before_reshapes(model, movable)
+    _refuse_doubles(model)
+    regions = FallbackRegions(model)
+    regions.run()
+    lowering = Lowering(model, quantizers, stored)
+    lowering.run()
+    tidy.clean(model)
+    tidy.name_nodes(model)
+    tidy.name_ends(model, inputs, outputs)
+    fixed = not (program.dynamic_batch and options.dynamic_batch)
+    tidy.name_batch(model, program.example_batch if fixed else None)
+    kept = set(model.graph)
+    fallback = {str(node.name): format for node, format in regions.formats.items() if node in kept}
+    _describe(model, target, quantizers, lowering.names, fallback)
+    notes = [*stored.notes, *_notes(program, marked, quantizers, target, lowering), *(_biases(model) if target.only8 else ())]
+    return Built(model, lowering.names, notes, fallback)
+
+
+def _opset(program: Program, marked: Marked, quantizers: Mapping[str, Quantizer], stored: Storages, wanted: int | None) -> int:
+    tensors = [node.meta.get("val") for node in program.exported.graph.nodes]
+    bfloat16 = any(isinstance(t, Tensor) and t.dtype is torch.bfloat16 for t in tensors) or "bfloat16" in marked.formats
+    blocks = [key for key in stored.constants if quantizers[key].spec.block_size is not None]
+    return opsets.chosen(wanted, list(opsets.needed(stored, blocks, bfloat16)), onnx.defs.onnx_opset_version())
+
+
+def _ends(what: str, wanted: Sequence[str] | None, own: list[str]) -> list[str]:
+    """Names of inputs or outputs."""
+    if wanted is None:
+        return own
+    names = [wanted] if isinstance(wanted, str) else list(wanted)
+    if len(names) != len(own) or len(set(names)) < len(names):
+        raise ExportError(f"QuantSim.export: got {what}_names={names}; expected {len(own)} different names, for {', '.join(own)}")
+    return names
+
+
+def _output_names(program: Program) -> list[str]:
+    """ "output" for a single one; keys of a dict; "output_0" ... for others."""
+    spec: TreeSpec = program.exported.call_spec.out_spec  # type: ignore[assignment]
+    paths = [path for path, _ in tree_flatten_with_path(tree_unflatten(list(range(spec.num_leaves)), spec))[0]]
+    names = ["_".join(str(getattr(k, "idx", getattr(k, "key", k))) for k in path) for path in paths]
+    return [
+        "output" if not path else f"output_{name}" if isinstance(path[0], SequenceKey) else name
+        for path, name in zip(paths, names, strict=True)
+    ]
+
+
+def _refuse_doubles(model: ir.Model) -> None:
+    doubles = sorted({str(value.name) for value in model.graph.inputs if value.dtype is ir.DataType.DOUBLE})
+    if doubles:
+        raise ExportError(
+            f"QuantSim.export: {', '.join(doubles)} is float64, which ONNX does not quantize, and nothing was written. "
+            "Simulate the model in float32: model.float()."
+        )
+
+
+def _describe(
+    model: ir.Model, target: Runtime, quantizers: Mapping[str, Quantizer], names: Mapping[str, str], fallback: Mapping[str, str]
+) -> None:
+    encodings = {key: encoding.to_dict() for key in names if (encoding := quantizers[key].encoding) is not None}
+    model.producer_name, model.producer_version = "qsim", VERSION
+    model.metadata_props.clear()
+    model.metadata_props.update(
+        {
+            "qsim.version": VERSION,
+            "qsim.target": target.name,
+            "qsim.encodings": json.dumps(encodings, separators=(",", ":")),
+            "qsim.names": json.dumps(dict(names), separators=(",", ":")),
+            **({"qsim.fallback": json.dumps(dict(fallback), separators=(",", ":"))} if fallback else {}),
+        }
+    )
+
+
+def size_of(model: ir.Model) -> int:
+    """Bytes of all initializers."""
+    tensors = (value.const_value for value in model.graph.initializers.values())
+    return sum(math.ceil(tensor.nbytes) for tensor in tensors if tensor is not None)
+
+
+def _notes(program: Program, marked: Marked, quantizers: Mapping[str, Quantizer], target: Runtime, lowering: Lowering) -> list[str]:
+    notes = []
+    absent = [key for key in quantizers if key not in marked.uses]
+    for keys, why in ((lowering.bypassed, "switched off"), (absent, "not in the traced graph: fallen back, or for training alone")):
+        if keys:
+            notes.append(f"nothing stands for {len(keys)} quantizers, {why}: {', '.join(keys)}")
+    if not program.dynamic_batch:
+        notes.append(
+            f"the batch size is fixed to {program.example_batch}: something in forward makes a number of it, such as len(x); "
+            "x.shape[0] leaves it open"
+        )
+    reciprocal = [key for key in lowering.names if quantizers[key].spec.rounding == "reciprocal" and False in marked.uses[key]]
+    if reciprocal:
+        notes.append(f"{len(reciprocal)} quantizers multiply by 1 / scale; QuantizeLinear divides, so ties may round the other way")
+    if target.name == "onnxruntime" and "int8" in lowering.storages.activations.values():
+        notes.append('open sessions with options.add_session_config_entry("session.qdqisint8allowed", "1"): int8 becomes uint8 without it')
+        notes.append(
+            "on x86 uint8 activations with weights of 7 bits run several times faster than int8, and as exactly: "
+            "config.override('*', weight={'bits': 7}, activation={'signed': False})"
+        )
+    return notes
+
+
+def _biases(model: ir.Model) -> list[str]:
+    names = overflowing_biases(model)
+    if not names:
+        return []
+    return [
+        f"ONNX Runtime's optimiser makes the biases of {', '.join(names)} int32, where they overflow: "
+        'InferenceSession(..., disabled_optimizers=["WeightBiasQuantization"]) leaves them in float'
+    ]

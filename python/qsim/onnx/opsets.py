@@ -1,0 +1,55 @@
+"""Which version of ONNX's operators a model needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from qsim.errors import ExportError
+from qsim.trace.storages import Storages
+
+# What came with which opset: DequantizeLinear of these types, blocks. The exporter's own minimum is 18; float scales and
+# float8 are 19.
+SMALLEST = 19
+_TYPES = {"int4": 21, "uint4": 21, "int16": 21, "uint16": 21}
+_BLOCKS = 21
+_BFLOAT16_GRAPH = 22  # Conv, pooling and others take bfloat16
+
+
+def needed(storages: Storages, blocks: Iterable[str], bfloat16: bool) -> Iterator[tuple[int, str]]:
+    """Opsets that are needed, and what for.
+
+    Parameters
+    ----------
+    storages : Storages
+    blocks : iterable of str
+        Quantizers with one scale per block.
+    bfloat16 : bool
+        Whether the model computes in bfloat16.
+    """
+    yield SMALLEST, "the exporter"
+    for key, storage in [*storages.constants.items(), *storages.activations.items()]:
+        if storage in _TYPES:
+            yield _TYPES[storage], f"'{key}' ({storage})"
+    yield from ((_BLOCKS, f"'{key}' (blocks)") for key in blocks)
+    if bfloat16:
+        yield _BFLOAT16_GRAPH, "operations on bfloat16"
+
+
+def chosen(wanted: int | None, demands: Sequence[tuple[int, str]], largest: int) -> int:
+    """The opset to write: the smallest that meets all demands, or the one that is asked for.
+
+    Raises
+    ------
+    ExportError
+        `wanted` is too small, or larger than what the installed onnx knows: the message names the tensors.
+    """
+    smallest = max(opset for opset, _ in demands)
+    if wanted is None:
+        return smallest
+    if wanted > largest:
+        raise ExportError(f"QuantSim.export: got opset={wanted}; the installed onnx knows opsets up to {largest}")
+    unmet = [f"{what} needs {opset}" for opset, what in demands if opset > wanted]
+    if unmet:
+        shown = "; ".join(unmet[:8]) + (f"; and {len(unmet) - 8} more" if len(unmet) > 8 else "")
+        raise ExportError(f"QuantSim.export: got opset={wanted}, and {shown}. Leave opset=None, or quantize these tensors to 8 bits.")
+    return wanted

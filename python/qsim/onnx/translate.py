@@ -1,0 +1,181 @@
+"""From the traced graph to ONNX: the dynamo exporter, with nodes of a private domain for marks and a few translations of our own.
+
+Ours are there because runtimes have integer kernels for one of several ways to write an operation: GlobalAveragePool, not ReduceMean;
+a Gemm, not MatMul and Add; Reshape to constant sizes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import warnings
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+import torch
+from onnxscript import values
+
+from qsim.errors import ExportError
+from qsim.graph.execute.marks import BIAS, QUANTIZED, ROUNDED
+from qsim.trace.capture import Program
+
+DOMAIN = "qsim"
+_aten = torch.ops.aten
+_FLOATS = [f"tensor({name})" for name in ("float", "double", "float16", "bfloat16")]
+
+
+def translate(program: Program, opset: int, *, movable: Collection[str]) -> ir.Model:
+    """The program as an ONNX model, with nodes ``qsim::quantized`` (attribute `key`) and ``qsim::bias`` (`input`, `weight`) for marks;
+    ``qsim::rounded`` (`format`, `direction` "in" or "out") where an operation falls back.
+
+    Parameters
+    ----------
+    program : Program
+    opset : int
+    movable : collection of str
+        Quantizers whose marks may be put again behind a Reshape, so that they stand right beside operations, where integer kernels look
+        for them.
+
+    Raises
+    ------
+    ExportError
+        The exporter has no translation for an operation: the message holds its reason.
+    """
+    try:
+        with _quiet():
+            exported = torch.onnx.export(
+                program.exported,
+                dynamo=True,
+                opset_version=opset,
+                optimize=False,  # it deletes the addition of an eps below 1e-8
+                verbose=False,
+                custom_translation_table=_translations(opset, movable),
+            )
+    except torch.onnx.OnnxExporterError as error:
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        raise ExportError(f"QuantSim.export: PyTorch's ONNX exporter has no translation for this model: {cause}") from error
+    assert exported is not None
+    model: ir.Model = exported.model
+    return model
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """The exporter tells of packages that are not installed, and torch of functions of its own that it will replace."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def _private(name: str, *attributes: str) -> values.Op:
+    schema = onnx.defs.OpSchema
+    x, y = schema.FormalParameter("x", "T"), schema.FormalParameter("y", "T")
+    strings = [schema.Attribute(attribute, schema.AttrType.STRING, required=True) for attribute in attributes]
+    described = schema(name, DOMAIN, 1, inputs=[x], outputs=[y], type_constraints=[("T", _FLOATS, "")], attributes=strings)
+    return values.Op(values.Opset(DOMAIN, 1), name, described)
+
+
+_QUANTIZED, _BIAS = _private("quantized", "key"), _private("bias", "input", "weight")
+_ROUNDED = _private("rounded", "format", "direction")
+
+
+def mark_key(value: ir.Value | None) -> str | None:
+    """The key of the mark that made `value`; None if another operation did."""
+    node = None if value is None else value.producer()
+    return node.attributes["key"].as_string() if node is not None and (node.domain, node.op_type) == (DOMAIN, "quantized") else None
+
+
+def _translations(opset: int, movable: Collection[str]) -> dict[Any, Callable[..., Any]]:
+    op = values.Opset("", opset)
+
+    def ints(numbers: Sequence[int]) -> Any:
+        return op.Constant(value_ints=list(numbers))
+
+    def reshaped(x: Any, sizes: Sequence[int]) -> Any:
+        """`x`, which has a mark, in another shape, with that mark."""
+        y = op.Reshape(x, ints(sizes))
+        y.dtype = x.dtype
+        return quantized(y, str(mark_key(x)))
+
+    def quantized(x: Any, key: str) -> Any:
+        y = _QUANTIZED(x, key=key)
+        y.dtype = x.dtype
+        return y
+
+    def bias(b: Any, input: str, weight: str) -> Any:
+        return _BIAS(b, input=input, weight=weight)
+
+    def rounded(x: Any, format: str, enters: bool) -> Any:
+        y = _ROUNDED(x, format=format, direction="in" if enters else "out")
+        y.dtype = x.dtype
+        return y
+
+    def view(x: Any, size: Sequence[Any]) -> Any:
+        unknown = [i for i, length in enumerate(size) if not isinstance(length, int) or length == -1]
+        if len(unknown) <= 1 and all(size[i] != 0 for i in range(len(size)) if i not in unknown):
+            return op.Reshape(x, ints([-1 if i in unknown else length for i, length in enumerate(size)]))
+        parts = [ints([length]) if isinstance(length, int) else op.Reshape(length, ints([-1])) for length in size]
+        return op.Reshape(x, op.Concat(*parts, axis=0), allowzero=int(0 in size))
+
+    def linear(x: Any, weight: Any, b: Any = None) -> Any:
+        operands = () if b is None else (b,)
+        if len(x.shape) == 2:
+            return op.Gemm(x, weight, *operands, transB=1)
+        unknown = sum(not isinstance(length, int) for length in x.shape)
+        if mark_key(x) in movable and unknown <= 1 and len(x.shape) > 2 and mark_key(weight):
+            rows = op.Gemm(reshaped(x, [-1, weight.shape[1]]), weight, *operands, transB=1)
+            return op.Reshape(rows, ints([length if isinstance(length, int) else -1 for length in [*x.shape[:-1], weight.shape[0]]]))
+        product = op.MatMul(x, op.Transpose(weight, perm=[1, 0]))
+        return product if b is None else op.Add(product, b)
+
+    def mean(x: Any, dim: Sequence[int] | None = None, keepdim: bool = False, *, dtype: int = -1) -> Any:
+        rank = len(x.shape)
+        axes = sorted(d % rank for d in dim) if dim else list(range(rank))
+        if dtype not in (-1, x.dtype):
+            x = op.Cast(x, to=dtype)
+        if rank > 2 and axes == list(range(2, rank)):
+            pooled = op.GlobalAveragePool(x)
+            return pooled if keepdim else op.Reshape(pooled, ints([0, 0]))
+        return op.ReduceMean(x, ints(axes), keepdims=int(keepdim))
+
+    def adaptive_average(x: Any, output_size: Sequence[int]) -> Any:
+        sizes, lengths = list(output_size), list(x.shape[-len(output_size) :])
+        batched = len(x.shape) == len(sizes) + 2
+        x = x if batched else op.Unsqueeze(x, ints([0]))
+        if all(size == 1 for size in sizes):
+            y = op.GlobalAveragePool(x)
+        elif all(isinstance(length, int) and length % size == 0 for length, size in zip(lengths, sizes, strict=True)):
+            window = [length // size for length, size in zip(lengths, sizes, strict=True)]
+            y = op.AveragePool(x, kernel_shape=window, strides=window)
+        else:
+            raise ExportError(
+                f"adaptive average pooling from {lengths} to {sizes}: ONNX has it for sizes that divide; resize or pad before it"
+            )
+        return y if batched else op.Squeeze(y, ints([0]))
+
+    def unbind(x: Any, dim: int = 0) -> Any:
+        parts = op.Split(x, axis=dim, num_outputs=x.shape[dim], _outputs=x.shape[dim])
+        return [op.Squeeze(part, ints([dim])) for part in ([parts] if x.shape[dim] == 1 else parts)]
+
+    pools = {getattr(_aten, f"adaptive_avg_pool{n}d").default: adaptive_average for n in (1, 2, 3)}
+    views = dict.fromkeys((_aten.view.default, _aten._unsafe_view.default, _aten.reshape.default), view)
+    return {
+        QUANTIZED: quantized,
+        BIAS: bias,
+        ROUNDED: rounded,
+        _aten.linear.default: linear,
+        _aten.mean.dim: mean,
+        _aten.unbind.int: unbind,
+        **pools,
+        **views,
+    }

@@ -1,0 +1,99 @@
+"""Operations in half precision as an engine runs them: numbers among the arguments are tensors of the format, and so are some sums inside.
+
+What an operation reads and returns is rounded by quantizers; this is what they cannot reach.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from qsim import ops
+from qsim.numbers.float_format import FLOAT_FORMATS
+from qsim.operations.functions import Function, name_of
+from qsim.operations.internals import STORED, WRITTEN_OUT
+
+
+def _table(names: str) -> frozenset[str]:
+    return frozenset(names.split())
+
+
+# Operations whose numbers are tensors for an engine, and are rounded as tensors are. Others are attributes: an epsilon of a fused
+# normalization, the size of an interpolation.
+NUMBERS_ARE_OPERANDS = _table(
+    """
+    add radd iadd sub rsub isub mul rmul imul multiply subtract div divide true_divide truediv rtruediv rdiv itruediv floor_divide
+    floordiv rfloordiv pow rpow ipow float_power remainder fmod mod clamp clamp_min clamp_max clip maximum minimum addcmul addcdiv
+    lerp where masked_fill masked_fill_ full_like new_full fill_ nan_to_num hardtanh threshold pad normalize cosine_similarity
+    hypot atan2 __setitem__ setitem index_fill index_fill_
+    """
+)
+INDEXES = _table("__setitem__ setitem")  # their second argument says where, not what
+
+
+def nearest(value: float, format: str) -> float:
+    """A number rounded to a format.
+
+    Examples
+    --------
+    >>> nearest(1e6, "float16"), nearest(1e-8, "float16"), nearest(0.5, "float16")
+    (inf, 0.0, 0.5)
+    """
+    if not math.isfinite(value) or value == 0:
+        return value
+    numbers = FLOAT_FORMATS[format]
+    step = max(2.0 ** (math.frexp(value)[1] - 1), numbers.smallest_normal) * numbers.eps
+    rounded = round(value / step) * step  # half to even
+    return rounded if abs(rounded) <= numbers.largest else math.copysign(math.inf, value)
+
+
+nearest._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as `torch.compiler.assume_constant_result` does
+
+
+def has_inexact_numbers(func: Function, options: Mapping[int | str, Any]) -> bool:
+    """Whether a call takes a number that float16 or bfloat16 does not have, where it is a tensor for an engine."""
+    name = name_of(func)
+    if name not in NUMBERS_ARE_OPERANDS:
+        return False
+    numbers = [v for slot, v in options.items() if type(v) in (int, float) and not (name in INDEXES and slot == 1)]
+    return any(nearest(v, format) != v for v in numbers for format in ("float16", "bfloat16"))
+
+
+class Half:
+    """Runs an operation in half precision.
+
+    Parameters
+    ----------
+    op : str
+        The operation's name, as `qsim.operations.functions.name_of` gives it.
+    format : str
+        "float16" or "bfloat16".
+    narrow : bool
+        Whether sums inside an operation are kept in the format too, not in float32.
+    """
+
+    def __init__(self, op: str, format: str, *, narrow: bool) -> None:
+        self.op, self.format = op, format
+        self.numbers = op in NUMBERS_ARE_OPERANDS
+        self.where = 1 if op in INDEXES else -1  # position of an index
+        self.written_out = WRITTEN_OUT.get(op) if narrow or op in STORED else None
+
+    def __call__(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.numbers:
+            args = tuple(value if i == self.where else self._number(value) for i, value in enumerate(args))
+            kwargs = {slot: self._number(value) for slot, value in kwargs.items()}
+        if self.written_out is None:
+            return func(*args, **kwargs)
+        return self.written_out(self._total, *args, **{slot: value for slot, value in kwargs.items() if value is not None})
+
+    def _number(self, value: Any) -> Any:
+        if type(value) not in (int, float):
+            return value
+        near = nearest(value, self.format)
+        return value if near == value else near
+
+    def _total(self, added: Tensor, terms: Tensor, count: float) -> Tensor:
+        return ops.round_to_format(added, self.format)

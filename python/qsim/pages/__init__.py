@@ -1,0 +1,1 @@
+"""An HTML page, its markup and drawings. Knows no report."""

@@ -1,0 +1,1 @@
+"""The face: `QuantSim`, one module a topic."""

@@ -1,0 +1,110 @@
+"""The part of `qsim.QuantSim` that writes models for runtimes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from qsim.config.profile import Profile
+from qsim.deploy.export import Writing, export
+from qsim.deploy.export_report import ExportReport
+from qsim.deploy.retarget import retarget
+from qsim.simulation.simulation import Simulation
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class Export(Simulation):
+    """Base of `qsim.QuantSim`: files for runtimes."""
+
+    def export(
+        self,
+        path: str | os.PathLike[str],
+        target: str | None = None,
+        *,
+        opset: int | None = None,
+        verify: Iterable[Any] | bool = False,
+        dynamic_batch: bool = True,
+        input_names: Sequence[str] | None = None,
+        output_names: Sequence[str] | None = None,
+        external_data: bool | None = None,
+    ) -> ExportReport:
+        """Write the simulated model as ONNX, with QuantizeLinear and DequantizeLinear where the simulation quantizes.
+
+        Weights are stored as integers, biases as int32 where they are simulated so; the model computes in eval mode. Nothing of
+        the simulation changes, and nothing is written unless all of it can be.
+
+        Parameters
+        ----------
+        path : path-like
+            Such as "model.onnx", in a folder that exists.
+        target : str, optional
+            "onnxruntime", "tensorrt", "openvino" or "coreml". By default that of the config, and "onnxruntime" where the config has no
+            runtime. Where the simulation was made for another target, and this one cannot express it, what is written is
+            ``sim.retarget(target)``, with a warning.
+        opset : int, optional
+            By default the smallest that holds what is used: 19; 21 for 16 and 4 bits and for blocks; 22 for models in bfloat16.
+        verify : bool or iterable of batches
+            Run ONNX Runtime on them and compare with the simulation: see `ExportReport.verification`. Batches as `calibrate` takes them;
+            True takes the example inputs.
+        dynamic_batch : bool
+            Leave the size of the batch open, where the model allows it. False fixes that of the example inputs.
+        input_names, output_names : sequence of str, optional
+            By default the names of the arguments of ``forward``; "output", the keys of a dict, or "output_0" and so on.
+        external_data : bool, optional
+            Keep the tensors in ``<path>.data``. By default where they have more than 1.5 GiB.
+
+        Returns
+        -------
+        ExportReport
+            ``print(report)``: files, times, what will not run on integers.
+
+        Raises
+        ------
+        NoEncodingError
+            Quantizers have no encoding: the message lists all of them, and why.
+        ExportError
+            The target cannot express what is simulated: the message lists every tensor, why, and what to change.
+        CaptureError
+            The model cannot be traced into one graph.
+        """
+        return export(
+            self,
+            path,
+            target,
+            Writing(opset, dynamic_batch, input_names, output_names, external_data),
+            verify=verify,
+        )
+
+    def retarget(self, target: str | Profile) -> Self:
+        """The same weights simulated for another target, with ranges from what was observed for this one. No data needed.
+
+        A quantizer of the new simulation observes what those of this one observed at the same tensors, and chooses its range from that;
+        an encoding that fits as it is, a trained scale for example, is kept. What is off here is off there.
+
+        Parameters
+        ----------
+        target : str or Profile
+            As `Config.target`.
+
+        Returns
+        -------
+        QuantSim
+            With a copy of the model.
+
+        Raises
+        ------
+        CalibrationError
+            The target quantizes tensors that were never observed: the message lists them.
+
+        Examples
+        --------
+        >>> from torch import nn
+        >>> sim = qsim.QuantSim(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).eval(), torch.randn(2, 4))
+        >>> report = sim.calibrate([torch.randn(32, 4)], progress=False)
+        >>> sorted(sim.retarget("tensorrt").encodings())
+        ['0.weight', '2.input[0]', '2.weight', 'input']
+        """
+        return retarget(self, target)

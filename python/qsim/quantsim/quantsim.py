@@ -1,0 +1,49 @@
+"""`QuantSim`: a model as it will compute once quantized. Its methods lie in classes by topic, one for each module of this package; each
+knows `Simulation` alone."""
+
+from __future__ import annotations
+
+from qsim.quantsim.export import Export
+from qsim.quantsim.fallback import SelectiveFallback
+from qsim.quantsim.files import Files
+from qsim.quantsim.integer import IntegerEvaluation
+from qsim.quantsim.ranges import RangeChoice
+from qsim.quantsim.reports import Reports
+from qsim.quantsim.training import Training
+
+
+class QuantSim(Reports, RangeChoice, SelectiveFallback, IntegerEvaluation, Training, Files, Export):
+    """A model as it will compute once quantized. It is called, trained and saved like the model.
+
+    The model is run once to see its operations, whatever Python they come from. BatchNorms are folded into the layers before them,
+    or stay and train (`Config.batch_norm`);
+    weights, inputs and the results of operations get quantizers, one at the end of each chain that inference engines fuse.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Left as it is, unless `inplace`. In training mode its copy is put in eval mode, with a warning if it has BatchNorm.
+    example_inputs : Tensor, tuple or dict
+        One input, positional or keyword arguments. On the model's device.
+    config : Config, optional
+        What to quantize and how; `qsim.int8` by default.
+    inplace : bool
+        Simulate on `model` itself instead of a copy.
+
+    Attributes
+    ----------
+    model : nn.Module
+        The simulated model, with the original names of modules and parameters.
+    config : Config
+
+    Examples
+    --------
+    >>> from torch import nn
+    >>> model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 2)).eval()
+    >>> sim = QuantSim(model, torch.randn(1, 1, 8, 8))
+    >>> list(sim.quantizers())
+    ['input', '0.weight', '0.output', '4.weight', '4.output']
+    >>> report = sim.calibrate([torch.randn(8, 1, 8, 8)], progress=False)
+    >>> sim(torch.randn(2, 1, 8, 8)).shape
+    torch.Size([2, 2])
+    """

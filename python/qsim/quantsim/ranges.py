@@ -1,0 +1,94 @@
+"""The part of `qsim.QuantSim` that chooses ranges."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch.distributed as dist
+
+from qsim.runs.batches import Forward
+from qsim.simulation.calibration import CalibrationReport, calibrate
+from qsim.simulation.ranges import choose_encodings
+from qsim.simulation.simulation import Simulation
+from qsim.simulation.synchronize import merge
+
+
+class RangeChoice(Simulation):
+    """Base of `qsim.QuantSim`: calibration, methods, and what several processes observed."""
+
+    def calibrate(
+        self, data: Iterable[Any], forward: Forward | None = None, *, max_batches: int | None = None, progress: bool = True
+    ) -> CalibrationReport:
+        """Observe data and choose all encodings. Repeated calls add up.
+
+        The model computes in float, in eval mode and without gradients; its parameters, buffers (BatchNorm statistics among them),
+        training flags and the random number generators are afterwards as they were. NaN and Inf never reach a range: they are
+        counted and reported.
+
+        Parameters
+        ----------
+        data : iterable of batches
+            Tensor, tuple, list or dict each. A batch fills as many arguments as `example_inputs` had; what is left (targets) is ignored.
+        forward : callable, optional
+            ``forward(model, batch)`` for batches that need more than that. `model` is `self.model`, and the simulation itself where
+            FSDP shards it.
+        max_batches : int, optional
+            Stop after so many.
+        progress : bool
+            Show a progress bar where tqdm is installed.
+
+        Returns
+        -------
+        CalibrationReport
+
+        Raises
+        ------
+        CalibrationError
+            There was no batch, or quantizers have no range: the message lists them, and why. What was observed is kept.
+        """
+        return calibrate(self, data, forward, max_batches=max_batches, progress=progress)
+
+    def set_method(self, method: str, *, percentile: float | None = None, gamma: float | None = None) -> None:
+        """Choose all encodings anew with another method, from what was observed and from the weights. No data needed.
+
+        Parameters
+        ----------
+        method : str
+            "minmax", "percentile", "mse", "tf_enhanced" or "entropy". Weights that the model computes from parameters keep their
+            observed minimum and maximum per channel, and running ranges (``method="ema"`` in the config) stay running.
+        percentile, gamma : float, optional
+            As in `TensorSpec`.
+
+        Raises
+        ------
+        CalibrationError
+            As `calibrate`: nothing was observed yet, or nothing finite.
+        """
+        choose_encodings(self, method, percentile=percentile, gamma=gamma)
+
+    def synchronize(self, group: dist.ProcessGroup | None = None) -> None:
+        """Merge what the ranks of `torch.distributed` observed, and choose all encodings from that. To be called on every rank.
+
+        After each rank has called `calibrate` on its share of the data, counts, ranges, sketches and encodings are on all ranks those
+        of one process that saw everything, bit for bit. A running range (``method="ema"``) depends on the order of batches; it becomes
+        the mean of the ranges of those ranks that have one: the running range of the mean batch, if all saw equally many. Repeated
+        calls count no value twice; a state dict that was loaded counts as observed by the rank that loaded it.
+
+        Parameters
+        ----------
+        group : torch.distributed.ProcessGroup, optional
+            The default group if None. Its backend has to serve the device of the quantizers.
+
+        Raises
+        ------
+        RuntimeError
+            There is no process group, or this rank is not in it.
+        ValueError
+            The simulations differ: the message names a rank and a quantizer.
+        CalibrationError
+            As `calibrate`: no rank has a range for some quantizers. On a single rank calibrate may raise that for what its share does
+            not reach; what was observed is kept, so catch it there and synchronize.
+        """
+        merge(self.quantizers(), self.weights(), group)
+        choose_encodings(self)

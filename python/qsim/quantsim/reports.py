@@ -1,0 +1,210 @@
+"""The part of `qsim.QuantSim` that reports what quantization costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from os import PathLike
+from typing import Any
+
+from qsim.analysis.comparison import Comparison, compare
+from qsim.analysis.fewest_in_float import float_plan
+from qsim.analysis.progressive import Limits, Progressive, join
+from qsim.analysis.scores import ScoreFile
+from qsim.analysis.search import Budget
+from qsim.analysis.sensitivity import Metric, Sensitivity, measure, measured, output_sqnr
+from qsim.deploy.plan import Plan
+from qsim.runs.batches import Forward
+from qsim.simulation.simulation import Simulation
+
+
+class Reports(Simulation):
+    """Base of `qsim.QuantSim`: comparison, sensitivity, float plans and progressive quantization."""
+
+    def compare(self, batch: Any, forward: Forward | None = None, *, memory: int = 1 << 30) -> Comparison:
+        """How far every tensor is from its float counterpart: by its own quantizer, and with everything before it quantized.
+
+        Runs the model in eval mode on one batch, in float and simulated, and compares as it goes; nothing of the model changes. No other
+        thread may use the sim meanwhile.
+
+        Parameters
+        ----------
+        batch, forward : as in `calibrate`
+        memory : int
+            Bytes of float tensors to hold at a time. A batch with more is run several times: see `qsim.analysis.comparison.compare`.
+
+        Returns
+        -------
+        Comparison
+
+        Raises
+        ------
+        NoEncodingError
+            Before calibration.
+
+        Examples
+        --------
+        >>> from torch import nn
+        >>> sim = QuantSim(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), torch.randn(1, 4))
+        >>> report = sim.calibrate([torch.randn(32, 4)], progress=False)
+        >>> comparison = sim.compare(torch.randn(32, 4))
+        >>> comparison["2.output"].accumulated.sqnr > 20
+        True
+        """
+        run = self.forward_batch if forward is None else forward
+        with self.calibrated():
+            return compare(self, self.decisions.quantizers, lambda: run(self.called(), batch), memory)
+
+    def sensitivity(
+        self,
+        data: Any,
+        metric: Metric | None = None,
+        *,
+        higher_is_better: bool = True,
+        groups: str = "quantizer",
+        path: str | PathLike[str] | None = None,
+        progress: bool = True,
+    ) -> Sensitivity:
+        """What each quantizer costs by itself: the metric with that one on and all others in float.
+
+        Parameters
+        ----------
+        data : anything that can be read repeatedly
+            Handed to `metric`. Without a metric, batches as `calibrate` takes them.
+        metric : callable, optional
+            ``metric(sim, data) -> float``; the sim is called like the model, in eval mode and without gradients. By default the SQNR in
+            dB of what the model returns beside what it returns in float, which needs no targets.
+        higher_is_better : bool
+            False for a metric that is a loss.
+        groups : "quantizer" or "operation"
+            One quantizer at a time, or all of an operation: its weight and its output.
+        path : path-like, optional
+            Keep the scores in this JSON file, and go on from what it holds: after an interruption, call again with the same arguments.
+        progress : bool
+            Show a progress bar where tqdm is installed.
+
+        Returns
+        -------
+        Sensitivity
+            ``sensitivity.worst(3)`` are names for `Config.override`.
+
+        Raises
+        ------
+        ValueError
+            The file holds scores of another config, other weights or encodings, other groups or another metric.
+        NoEncodingError
+            Before calibration.
+        """
+        metric = output_sqnr if metric is None else metric
+        with self.calibrated():
+            file = ScoreFile(path, measured(self, metric, groups) if path is not None else {})
+            return measure(self, data, metric, higher_is_better=higher_is_better, groups=groups, file=file, show=progress)
+
+    def float_plan(
+        self,
+        data: Any,
+        metric: Metric | None = None,
+        *,
+        target: float,
+        higher_is_better: bool = True,
+        sensitivity: Sensitivity | None = None,
+        probes: int | None = None,
+        seconds: float | None = None,
+        progress: bool = True,
+    ) -> Plan:
+        """The fewest operations to leave in float so that a metric reaches a target.
+
+        Operations are taken out of the float set from the least sensitive end, many at a time, and what is left is verified: with any
+        single one of them quantized as well, the metric misses the target. No other set may do with fewer, but none within this one does.
+
+        Parameters
+        ----------
+        data, metric, higher_is_better
+            As in `sensitivity`; by default the metric is the SQNR of the results, in dB.
+        target : float
+            What the metric is to reach: at least, or at most where lower is better.
+        sensitivity : Sensitivity, optional
+            From ``sensitivity(data, metric, groups="operation")``; measured if it is not given.
+        probes, seconds : optional
+            What the search may spend, in evaluations of the metric and in time. Where that is not enough, the plan holds the smallest
+            set seen so far that reaches the target, and says so.
+        progress : bool
+            Show a progress bar while the sensitivity is measured.
+
+        Returns
+        -------
+        Plan
+            For ``config.with_plan(plan)``; nothing of this simulation changes. A config with it gives the operations that stay
+            quantized the same ranges, but where they share a quantizer with one that is kept.
+
+        Raises
+        ------
+        NoEncodingError
+            Before calibration.
+
+        Examples
+        --------
+        >>> from torch import nn
+        >>> model, x = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).eval(), torch.randn(64, 4)
+        >>> sim = QuantSim(model, x, qsim.int4())
+        >>> report = sim.calibrate([x], progress=False)
+        >>> plan = sim.float_plan([x], target=1000.0, progress=False)
+        >>> plan.keep, plan.irreducible
+        (('input', '0', '2'), True)
+        """
+        found = sensitivity
+        if found is None:
+            found = self.sensitivity(data, metric, higher_is_better=higher_is_better, groups="operation", progress=progress)
+        elif found.higher_is_better != higher_is_better:
+            raise ValueError(
+                f"QuantSim.float_plan: got a sensitivity with higher_is_better={found.higher_is_better}, and the opposite here"
+            )
+        with self.calibrated():
+            return float_plan(self, data, output_sqnr if metric is None else metric, target, found, Budget(probes, seconds))
+
+    def progressive(
+        self,
+        data: Any,
+        metric: Metric | None = None,
+        order: str | Sequence[str] = "sensitivity",
+        *,
+        higher_is_better: bool = True,
+        max_drop: float | None = None,
+        seconds: float | None = None,
+        path: str | PathLike[str] | None = None,
+        progress: bool = True,
+    ) -> Progressive:
+        """The metric while operations join one by one, from float to all that is on: where accuracy breaks.
+
+        Parameters
+        ----------
+        data, metric, higher_is_better
+            As in `sensitivity`; by default the metric is the SQNR of the results, in dB.
+        order : "sensitivity", "forward", "backward" or sequence of str
+            The least sensitive first, which is measured before; in the order of the model, or from its end; or names of operations, the
+            others staying in float.
+        max_drop : float, optional
+            Stop at the first operation with which more than this is lost of the metric in float.
+        seconds : float, optional
+            Stop before the first operation that would begin later.
+        path : path-like, optional
+            Keep the scores in this JSON file, and go on from what it holds, as `sensitivity` does. An other order may go on from it too.
+        progress : bool
+            Show progress bars where tqdm is installed.
+
+        Returns
+        -------
+        Progressive
+            ``print`` shows each step, ``save`` writes a page. The quantizers are switched afterwards as they were.
+
+        Raises
+        ------
+        ValueError
+            An unknown order or operation; `max_drop` with a metric that is infinite in float; the file is of something else.
+        NoEncodingError
+            Before calibration.
+        """
+        metric = output_sqnr if metric is None else metric
+        with self.calibrated():
+            file = ScoreFile(path, measured(self, metric, "operation") if path is not None else {})
+            limits = Limits(max_drop, seconds)
+            return join(self, data, metric, order, higher_is_better=higher_is_better, limits=limits, file=file, show=progress)

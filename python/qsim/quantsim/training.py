@@ -1,0 +1,140 @@
+"""The part of `qsim.QuantSim` that serves training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from qsim.batch_norm.fold import FoldReport
+from qsim.runs.batches import Forward
+from qsim.simulation.batch_norms import fold_batch_norms, freeze_batch_norms, reestimate_batch_norms
+from qsim.simulation.simulation import Simulation
+from qsim.training.param_groups import param_groups
+from qsim.training.schedule import Schedule
+from qsim.training.watch import Watch
+
+
+class Training(Simulation):
+    """Base of `qsim.QuantSim`: BatchNorm, groups for optimizers, schedules, and a watch for NaN."""
+
+    def reestimate_batch_norms(
+        self, data: Iterable[Any], forward: Forward | None = None, *, max_batches: int | None = None, progress: bool = True
+    ) -> dict[str, int]:
+        """Set the running statistics of all BatchNorms to what the simulated model gives them: the average over batches.
+
+        Weights and activations are quantized as the switches say (``with sim.in_float():`` for none). A batch with NaN or Inf where a
+        BatchNorm reads it does not count there. Everything else is afterwards as it was: training flags, ranges, random numbers.
+
+        Parameters
+        ----------
+        data, forward, max_batches, progress
+            As in `calibrate`.
+
+        Returns
+        -------
+        dict of str to int
+            How many batches counted, for each BatchNorm.
+
+        Raises
+        ------
+        CalibrationError
+            There was no batch, or a BatchNorm, which it names, met none that counts. No statistics are changed then.
+        """
+        return reestimate_batch_norms(self, data, forward, max_batches=max_batches, progress=progress)
+
+    def freeze_batch_norms(self, *patterns: str, affine: bool = False) -> None:
+        """From now on the BatchNorms that match any glob normalize with their running statistics in training mode too.
+
+        Parameters
+        ----------
+        *patterns : str
+            Globs for the paths of modules: ``"*"`` for all. One that matches no BatchNorm is an error.
+        affine : bool
+            Stop the training of their weight and bias as well.
+        """
+        freeze_batch_norms(self, patterns, affine=affine)
+
+    def fold_batch_norms(self) -> FoldReport:
+        """Fold the BatchNorms that stayed (``Config(batch_norm="keep")``) into the layers before them, after training.
+
+        A weight with a scale for each output channel keeps its integers: the scale absorbs BatchNorm's factor. Where that factor is
+        negative the integers change their sign, and where it is zero they become zero. A scale that spans channels cannot absorb
+        it; the range of such a weight is chosen anew. BatchNorms before their layer stay: their results are quantized.
+
+        Returns
+        -------
+        FoldReport
+            Its `warnings` name each weight whose integers changed.
+
+        Raises
+        ------
+        ValueError
+            The simulation is sharded by FSDP.
+        """
+        return fold_batch_norms(self)
+
+    def param_groups(
+        self, lr: float | None = None, *, scale_lr: float | None = None, weight_decay: float | None = None, bias_decay: float | None = None
+    ) -> list[dict[str, Any]]:
+        """All parameters in groups for an optimizer of `torch.optim`: each in exactly one, tied ones once.
+
+        Parameters
+        ----------
+        lr : float, optional
+            Learning rate of all; the optimizer's own by default.
+        scale_lr : float, optional
+            That of learned scales; `lr` by default.
+        weight_decay : float, optional
+            Of weights; the optimizer's own by default. Scales never decay.
+        bias_decay : float, optional
+            Of biases and of the parameters of normalizations: all with one dimension or none; `weight_decay` by default.
+
+        Returns
+        -------
+        list of dict
+            Those that have members of "weights", "biases" and "scales", with the keys `name`, `params`, and, where given, `lr` and
+            `weight_decay`. (LBFGS takes one group only, Muon only matrices: their kinds of optimizer want lists of their own.)
+
+        Examples
+        --------
+        >>> from torch import nn
+        >>> sim = qsim.QuantSim(nn.Linear(3, 2), torch.zeros(1, 3))
+        >>> optimizer = torch.optim.AdamW(sim.param_groups(1e-3, weight_decay=0.01, bias_decay=0.0))
+        >>> [(group["name"], group["weight_decay"]) for group in optimizer.param_groups]
+        [('weights', 0.01), ('biases', 0.0)]
+        """
+        return param_groups(self, self.quantizers().values(), lr, scale_lr, weight_decay, bias_decay)
+
+    def schedule(
+        self,
+        *,
+        quantize_from: int | Mapping[str, int] = 0,
+        observe_until: int | None = None,
+        freeze_batch_norms_from: int | None = None,
+    ) -> Schedule:
+        """Switches by step: call the schedule's ``step()`` after each ``optimizer.step()``.
+
+        Parameters
+        ----------
+        quantize_from : int, or mapping of glob to int
+            Quantizers are off before this step. Globs as in `enable`; the last match wins. What is off already stays off.
+        observe_until : int, optional
+            From this step on running ranges (``method="ema"``) rest.
+        freeze_batch_norms_from : int, optional
+            From this step on all BatchNorms use their running statistics.
+
+        Returns
+        -------
+        Schedule
+            With `state_dict` and `load_state_dict`.
+        """
+        return Schedule(self, quantize_from, observe_until, freeze_batch_norms_from)
+
+    def watch(self) -> Watch:
+        """``with sim.watch() as watch:`` finds where NaN and Inf begin; call ``watch.step()`` after each ``loss.backward()``.
+
+        The first operation that makes NaN or Inf out of finite numbers, forward or backward, raises a NonFiniteError that names it,
+        its module and the step. Each operation is followed by a look at its results, so that a step takes several times as long,
+        and one wait for the device a step; outside the context nothing is different. Not under `torch.compile`.
+        """
+        return Watch(self.model)

@@ -1,0 +1,1 @@
+"""Running a model: its arguments out of batches, snapshots, hooks, sharding, memory."""

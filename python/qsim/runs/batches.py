@@ -1,0 +1,89 @@
+"""Batches of data: how they are iterated over, and which arguments of a model they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from itertools import chain, islice
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from qsim.progress import progress
+from qsim.runs.arguments import Arguments
+
+Forward = Callable[[nn.Module, Any], Any]
+
+_NESTS = (tuple, list, Mapping)
+
+
+def iterate(data: Iterable[Any], max_batches: int | None, show: bool, caller: str) -> Iterator[Any]:
+    """The batches of `data`, with a progress bar where tqdm is installed. `caller`: who wants them, for errors: "QuantSim.calibrate"."""
+    if isinstance(data, (Tensor, Mapping, str)) or not isinstance(data, Iterable):
+        raise TypeError(
+            f"{caller}: got data of type {type(data).__name__}; expected an iterable of batches, such as a DataLoader or a list: [batch]"
+        )
+    if max_batches is not None and max_batches < 1:
+        raise ValueError(f"{caller}: got max_batches={max_batches}; expected at least 1, or None for all")
+    return _batches(data, max_batches, show, caller)
+
+
+def _batches(data: Iterable[Any], max_batches: int | None, show: bool, title: str) -> Iterator[Any]:
+    length = len(data) if isinstance(data, Sized) else None
+    total = max_batches if length is None else min(length, max_batches or length)
+    # islice only now: a DataLoader draws random numbers when its iteration begins
+    yield from progress(islice(data, max_batches), total=total, title=title.rpartition(".")[2], unit="batch", show=show)
+
+
+def arguments_of(batch: Any, examples: Sequence[Arguments]) -> Arguments:
+    """The model's arguments out of a batch as a DataLoader gives it: those of the example that takes most of it.
+
+    Parameters
+    ----------
+    batch : Tensor, tuple, list or dict
+        A dict gives the keyword arguments that the example has. A sequence fills as many arguments as the example has, and what is
+        left (targets) is ignored; when its first entry is a sequence or dict where the example has a tensor, that entry holds the
+        inputs: ``((image, depth), target)``.
+    examples : sequence of (tuple, dict)
+        Arguments of the example calls; what the tensors are does not matter.
+    """
+    found, refused = [], []
+    for example in examples:
+        try:
+            found.append(_arguments_as(batch, example))
+        except ValueError as error:
+            refused.append(error)
+    if not found:
+        raise refused[0]
+    return max(found, key=lambda arguments: len(arguments[0]) + len(arguments[1]))
+
+
+def _arguments_as(batch: Any, example: Arguments) -> Arguments:
+    args, kwargs = example
+    if isinstance(batch, Mapping):
+        if args:
+            raise _unfit(f"a dict with {', '.join(map(repr, batch))}", f"{len(args)} positional")
+        if missing := [name for name in kwargs if name not in batch]:
+            raise _unfit(f"a dict without {', '.join(map(repr, missing))}", "keyword")
+        return (), {name: batch[name] for name in kwargs}
+    values = tuple(batch) if isinstance(batch, (tuple, list)) else (batch,)
+    wanted = list(args) or list(kwargs.values())
+    if values and wanted and isinstance(values[0], _NESTS) and not isinstance(wanted[0], _NESTS):
+        return _arguments_as(values[0], example)
+    if len(values) < len(wanted):
+        raise _unfit(f"{len(values)} values", f"{len(wanted)}")
+    return (values[: len(args)], {}) if args else ((), dict(zip(kwargs, values, strict=False)))
+
+
+def _unfit(got: str, wanted: str) -> ValueError:
+    return ValueError(f"QuantSim: got a batch of {got}, and example_inputs had {wanted} arguments; pass forward=lambda model, batch: ...")
+
+
+def to_device(arguments: Arguments, model: nn.Module) -> Arguments:
+    """Arguments on the device of the model's first parameter or buffer, as DataLoaders leave them on the CPU."""
+    first = next(chain(model.parameters(), model.buffers()), None)
+    if first is None:
+        return arguments
+    device = first.device
+    moved: Arguments = tree_map_only(Tensor, lambda value: value.to(device), arguments)
+    return moved

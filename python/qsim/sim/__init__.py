@@ -1,1 +1,0 @@
-"""`QuantSim`: the simulation and what is done with it, one module for each topic."""

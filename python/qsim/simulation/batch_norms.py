@@ -1,0 +1,63 @@
+"""The BatchNorms of a simulation that stayed: their statistics, their rest, and their folding after training."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+from typing import Any
+
+from qsim.batch_norm.fold import FoldReport
+from qsim.batch_norm.foldable import Fold
+from qsim.batch_norm.statistics import batch_norms, reestimate
+from qsim.batch_norm.trained_fold import fold_trained
+from qsim.graph.execute.attach import detach
+from qsim.runs.batches import Forward, iterate, to_device
+from qsim.runs.sharding import sharded_around, sharded_modules
+from qsim.simulation.ranges import fit_biases
+from qsim.simulation.simulation import Simulation
+
+
+def reestimate_batch_norms(
+    sim: Simulation, data: Iterable[Any], forward: Forward | None, *, max_batches: int | None, progress: bool
+) -> dict[str, int]:
+    """`QuantSim.reestimate_batch_norms` documents it."""
+    run = sim.forward_batch if forward is None else forward
+    called = sim.called()
+    with sharded_around(sim):
+        return reestimate(
+            sim.model, iterate(data, max_batches, progress, "QuantSim.reestimate_batch_norms"), lambda batch: run(called, batch)
+        )
+
+
+def freeze_batch_norms(sim: Simulation, patterns: Iterable[str], *, affine: bool = False) -> None:
+    """`QuantSim.freeze_batch_norms` documents it."""
+    norms = batch_norms(sim.model)
+    for pattern in patterns:
+        names = [name for name in norms if name == pattern or fnmatchcase(name, pattern)]
+        if not names:
+            raise ValueError(f"QuantSim: no BatchNorm matches {pattern!r}; there are: {', '.join(norms) or 'none'}")
+        sim.frozen.update(names)
+        for name in names:
+            norms[name].eval()
+            if affine:
+                norms[name].requires_grad_(False)
+
+
+def fold_batch_norms(sim: Simulation) -> FoldReport:
+    """`QuantSim.fold_batch_norms` documents it."""
+    if not batch_norms(sim.model):
+        return FoldReport()
+    if sharded_modules(sim):
+        raise ValueError("QuantSim.fold_batch_norms: fully_shard holds the weights; load the state into one that is not sharded")
+    examples = [to_device(call, sim.model) for call in sim.calls]
+    quantizers = sim.quantizers()
+    of_parameter = {planned.parameter: quantizers[key] for key, planned in sim.decisions.quantizers.items()}
+    detach(sim.model)
+    norms = batch_norms(sim.model)
+    report = fold_trained(sim.model, examples, of_parameter)
+    sim.folds += tuple((Fold(path, layer, before=False), norms[path]) for path, layer in report.folded.items())
+    sim.simulate(examples, report, quantizers)
+    sim.frozen &= set(batch_norms(sim.model))
+    raised = fit_biases(sim, [bias for bias in sim.decisions.biases if bias.parameter.rpartition(".")[0] in report.folded.values()])
+    return dataclasses.replace(report, warnings=(*report.warnings, *raised))

@@ -1,0 +1,236 @@
+"""Calibration: run data through a simulated model and note what reaches each quantizer, without leaving a trace in the model."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from os import PathLike
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from qsim.errors import CalibrationError
+from qsim.pages.markup import Fact, problems, tiles
+from qsim.pages.page import Page
+from qsim.quantizers.observer import Counts, Observer
+from qsim.quantizers.quantizer import Quantizer
+from qsim.runs.batches import Forward, iterate
+from qsim.runs.hooks import hooked
+from qsim.runs.memory import MemoryWatch, PeakMemory
+from qsim.runs.sharding import sharded_around
+from qsim.runs.snapshot import unchanged
+from qsim.simulation.ranges import choose_encodings
+from qsim.simulation.simulation import Simulation
+from qsim.simulation.summary import Summary, facts_of, tensors_of
+from qsim.stages import Stages, seconds_text
+
+
+@dataclass(frozen=True)
+class CalibrationReport:
+    """What a calibration saw. ``print(report)`` names every problem.
+
+    Attributes
+    ----------
+    batches : int
+        Batches of this call.
+    counts : dict of str to Counts
+        For every quantizer, what it has observed so far, earlier calls included: elements, NaN, +Inf, -Inf. For a weight, those of
+        the weight.
+    problems : list of str
+        One sentence for each quantizer that met NaN or Inf, for each whose values overflow its float format, and for each whose scale
+        had to be raised for the bias.
+    seconds : dict of str to float
+        Time by stage: "data" (waiting for batches), "forward" (the model), "observing" (its tensors; only on the CPU: a device works
+        behind the host's back, and "forward" is then both), "search" (choosing the encodings).
+    memory : dict of str to PeakMemory
+        Peak memory of the "process", and of each CUDA device by its name.
+    summary : callable
+        `QuantSim.summary` of the simulation that was calibrated.
+    """
+
+    batches: int
+    counts: dict[str, Counts]
+    problems: list[str]
+    seconds: dict[str, float]
+    memory: dict[str, PeakMemory] = field(compare=False)
+    summary: Callable[[], Summary] = field(repr=False, compare=False)
+
+    def __str__(self) -> str:
+        head = f"calibrated {len(self.counts)} quantizers on {self.batches} batches ({self.times()})"
+        if not self.problems:
+            return f"{head}\nno NaN, no Inf"
+        return "\n".join([head, f"{len(self.problems)} problems:", *(f"  {problem}" for problem in self.problems)])
+
+    def times(self) -> str:
+        """Seconds by stage, and peak memory, as text."""
+        return ", ".join([seconds_text(self.seconds)] + [f"peak memory of {name} {peak}" for name, peak in self.memory.items()])
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write one HTML page that needs no network: problems, times, and a histogram of every tensor with its range.
+
+        Counts and times are those of this report; histograms and ranges those of the simulation at the time of writing, so a page that
+        is written after `QuantSim.set_method` shows the new ranges.
+
+        Parameters
+        ----------
+        path : path-like
+            Such as "report.html"; an existing file is replaced.
+        """
+        calibration_page(self).write(path)
+
+
+def calibrate(
+    sim: Simulation, data: Iterable[Any], forward: Forward | None, *, max_batches: int | None, progress: bool
+) -> CalibrationReport:
+    """`QuantSim.calibrate` documents it."""
+    quantizers = sim.quantizers()
+    memory = MemoryWatch(quantizer.scale.device for quantizer in quantizers.values())
+    watched = [key for key, planned in sim.decisions.quantizers.items() if planned.parameter is None]
+    run = sim.forward_batch if forward is None else forward
+    called = sim.called()
+    with sim.switch.turned(True, falls_back=False), sharded_around(sim):
+        noted = observe(
+            sim.model,
+            quantizers,
+            watched,
+            iterate(data, max_batches, progress, "QuantSim.calibrate"),
+            lambda batch: run(called, batch),
+        )
+    if noted.batches == 0:
+        raise CalibrationError("QuantSim: calibrate got no batch. Is the iterator used up, or the data set empty?")
+    with noted.seconds.stage("search"):
+        problems = choose_encodings(sim)
+    return report_of(noted, quantizers, problems, memory.peaks(), sim.summary)
+
+
+@dataclass
+class Observation:
+    """What one pass over the data noted: number of batches, the batch in which each quantizer first met NaN or Inf, seconds."""
+
+    batches: int = 0
+    first_nonfinite: dict[str, int] = field(default_factory=dict)
+    seconds: Stages = field(default_factory=lambda: Stages("data", "forward", "observing"))
+
+
+def observe(
+    model: nn.Module,
+    quantizers: Mapping[str, Quantizer],
+    watched: Collection[str],
+    batches: Iterator[Any],
+    run: Callable[[Any], object],
+) -> Observation:
+    """Run the model in eval mode, without gradients and without quantization on every batch, while the `watched` quantizers observe.
+
+    The model and the random number generators are afterwards as they were, also when a batch raises; what was observed until then
+    stays observed.
+    """
+    noted = Observation()
+    observers = {key: quantizers[key].observer for key in watched}
+    with unchanged(model), torch.no_grad(), _observing(quantizers, watched), _clocked([quantizers[key] for key in watched], noted.seconds):
+        model.eval()
+        first = _FirstNonfinite(observers)
+        for batch in _timed(batches, noted.seconds):
+            with noted.seconds.stage("forward"):
+                run(batch)
+                first.look(noted.batches)
+            noted.batches += 1
+        with noted.seconds.stage("forward"):
+            noted.first_nonfinite = first.batches()  # waits for the device
+    return noted
+
+
+@contextlib.contextmanager
+def _clocked(quantizers: Sequence[Quantizer], seconds: Stages) -> Iterator[None]:
+    """Count the time that the quantizers take as "observing"; without that stage where the host does not wait for them."""
+    if any(quantizer.scale.device.type != "cpu" for quantizer in quantizers):
+        del seconds["observing"]
+        yield
+        return
+    with hooked(quantizers, lambda *_: seconds.begin("observing"), lambda *_: seconds.end()):
+        yield
+
+
+def _timed(batches: Iterator[Any], seconds: Stages) -> Iterator[Any]:
+    while True:
+        with seconds.stage("data"):
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
+        yield batch
+
+
+@contextlib.contextmanager
+def _observing(quantizers: Mapping[str, Quantizer], watched: Collection[str]) -> Iterator[None]:
+    was = [(quantizer, quantizer.enabled, quantizer.observing, quantizer.training) for quantizer in quantizers.values()]
+    for key, quantizer in quantizers.items():
+        quantizer.enabled, quantizer.observing = False, key in watched
+        quantizer.train(key in watched)  # running ranges follow batches in training mode alone
+    try:
+        yield
+    finally:
+        for quantizer, enabled, observing, training in was:
+            quantizer.enabled, quantizer.observing = enabled, observing
+            quantizer.train(training)
+
+
+class _FirstNonfinite:
+    """Finds the first batch in which each observer meets NaN or Inf, without waiting for the device in between."""
+
+    def __init__(self, observers: Mapping[str, Observer]) -> None:
+        self._observers = observers
+        self._before = self._nonfinite()
+        self._first = torch.full_like(self._before, -1)
+
+    def _nonfinite(self) -> Tensor:
+        counters = [observer.counters for observer in self._observers.values()]
+        if not counters:
+            return torch.zeros(0, dtype=torch.int64)
+        return torch.stack([c.to(counters[0].device) for c in counters])[:, 1:].sum(1)
+
+    def look(self, batch: int) -> None:
+        self._first = torch.where((self._first < 0) & (self._nonfinite() > self._before), batch, self._first)
+
+    def batches(self) -> dict[str, int]:
+        return {key: first for key, first in zip(self._observers, self._first.tolist(), strict=True) if first >= 0}
+
+
+def report_of(
+    noted: Observation,
+    quantizers: Mapping[str, Quantizer],
+    problems: list[str],
+    memory: dict[str, PeakMemory],
+    summary: Callable[[], Summary],
+) -> CalibrationReport:
+    """The report on what `quantizers` hold after a pass, on top of the `problems` that choosing encodings met."""
+    counts = {key: quantizer.counts for key, quantizer in quantizers.items()}
+    problems = list(problems)
+    for key, count in counts.items():
+        if count.nonfinite:
+            where = f", first in batch {noted.first_nonfinite[key]}" if key in noted.first_nonfinite else ""
+            problems.append(f"'{key}' met {count}{where}; its range comes from the finite ones")
+    problems += [problem for key, quantizer in quantizers.items() if (problem := _overflow(key, quantizer))]
+    return CalibrationReport(noted.batches, counts, problems, dict(noted.seconds), memory, summary)
+
+
+def _overflow(key: str, quantizer: Quantizer) -> str | None:
+    found = quantizer.format_counts
+    if found is None or not found.overflows:
+        return None
+    largest = torch.maximum(-quantizer.min, quantizer.max).item()
+    return f"'{key}': {found.overflows} of {found.elements} values overflow {quantizer.spec.dtype} (largest magnitude {largest:.6g})"
+
+
+def calibration_page(report: CalibrationReport) -> Page:
+    """What a calibration saw, and the ranges it led to."""
+    summary = report.summary()
+    facts: list[Fact] = [("batches", str(report.batches)), *facts_of(summary)]
+    stages = ", ".join(f"{stage} {seconds:.2f}" for stage, seconds in report.seconds.items())
+    facts.append(("seconds", f"{sum(report.seconds.values()):.2f}", stages))
+    for device, peak in report.memory.items():
+        facts.append((f"peak memory of {device}", f"{peak.peak / 2**20:.0f} MiB", f"raised by {peak.raised / 2**20:.0f} MiB"))
+    return Page(
+        "Calibration", "What was observed, and the ranges that were chosen", tiles(facts) + problems(report.problems) + tensors_of(summary)
+    )

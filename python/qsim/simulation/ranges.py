@@ -1,0 +1,58 @@
+"""The ranges of a simulation: chosen from what was observed, and from the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from operator import attrgetter
+
+from qsim.errors import CalibrationError
+from qsim.graph.plan.actions import PlannedBias
+from qsim.quantizers.bias import BiasQuantizer
+from qsim.quantizers.observer import with_method
+from qsim.quantizers.weights import encode_weights
+from qsim.runs.sharding import whole
+from qsim.simulation.simulation import Simulation
+
+
+def choose_encodings(
+    sim: Simulation, method: str | None = None, *, percentile: float | None = None, gamma: float | None = None
+) -> list[str]:
+    """Give every quantizer its encoding. Returns a sentence for each that had to be changed afterwards."""
+    quantizers = sim.quantizers()
+    problems: dict[str, CalibrationError] = {}
+    parameters = {key: whole(weight) for key, weight in sim.weights().items()}
+    of_weights = [quantizers[key] for key in parameters]
+    specs = [with_method(s, None if s.is_running else method, percentile=percentile, gamma=gamma) for s in (q.spec for q in of_weights)]
+    for key, found in zip(parameters, encode_weights(of_weights, list(parameters.values()), specs), strict=True):
+        if isinstance(found, CalibrationError):
+            problems[key] = found
+    for key, quantizer in quantizers.items():
+        if key in parameters or sim.decisions.quantizers[key].range is not None:
+            continue
+        spec = quantizer.spec
+        chosen = None if spec.is_running or spec.axis is not None else method
+        try:
+            quantizer.compute_encoding(chosen, percentile=percentile, gamma=gamma)
+        except CalibrationError as error:
+            problems[key] = error
+    needed = sim.needed()
+    unmet = [key for key, quantizer in quantizers.items() if key in problems and quantizer.enabled and key in needed]
+    if unmet:
+        raise _failure([str(problems[key]) for key in unmet])
+    unneeded = [f"{problems[key]} (not needed: all that use it fall back)" for key in quantizers if key in problems.keys() - needed]
+    return [*unneeded, *fit_biases(sim, sim.decisions.biases)]
+
+
+def fit_biases(sim: Simulation, biases: Iterable[PlannedBias]) -> list[str]:
+    """Raise weight scales where a bias would not fit into int32. Returns a sentence for each weight."""
+    quantizers = sim.quantizers()
+    raised = {b: BiasQuantizer(quantizers[b.input], quantizers[b.weight]).fit(whole(attrgetter(b.parameter)(sim.model))) for b in biases}
+    return [f"'{b.weight}': {n} scales raised so that the bias '{b.parameter}' fits into int32" for b, n in raised.items() if n]
+
+
+def _failure(problems: list[str]) -> CalibrationError:
+    """The error that lists every quantizer without a range."""
+    lines = "\n  ".join(problems)
+    return CalibrationError(
+        f"QuantSim: {len(problems)} quantizers got no range; all others have theirs, and what was observed is kept.\n  {lines}"
+    )

@@ -1,0 +1,310 @@
+"""What `qsim.QuantSim` is made of: a model that was recorded, planned and attached to its quantizers, and its switches."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from qsim.batch_norm.fold import FoldReport, fold_recorded, recorded
+from qsim.batch_norm.statistics import batch_norms, degenerate
+from qsim.config.config import Config
+from qsim.config.presets import int8
+from qsim.errors import NoEncodingError
+from qsim.graph.execute.attach import attach, fall_back, places
+from qsim.graph.execute.liveness import is_entered
+from qsim.graph.execute.mode import LocalMode
+from qsim.graph.execute.switch import Switch
+from qsim.graph.execute.traced import TracedMode
+from qsim.graph.plan.plan import plan
+from qsim.graph.plan.savings import find_savings
+from qsim.graph.record.containers import settle_forwards
+from qsim.graph.record.record import record
+from qsim.numbers.encoding import Encoding
+from qsim.quantizers.quantizer import Quantizer
+from qsim.runs.arguments import Arguments, example_calls
+from qsim.runs.batches import arguments_of, to_device
+from qsim.runs.sharding import refuse_wrapped, sharded_modules
+from qsim.simulation.bank import QuantizerBank
+from qsim.simulation.state_names import NamedAsTheModel
+from qsim.simulation.summary import Summary, summarize
+from qsim.simulation.synchronize import rank_local
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+Evaluator = Callable[["Simulation", tuple[Any, ...], dict[str, Any]], Any]
+
+
+class Derived(dict[str, Any]):
+    """What was derived from a simulation. A copy, or what is pickled, starts empty."""
+
+    def __reduce__(self) -> tuple[type[Derived], tuple[()]]:
+        return Derived, ()
+
+
+class Simulation(NamedAsTheModel):
+    """Base of `qsim.QuantSim`, which documents it: construction, calls and switches.
+
+    What other packages may use of it, besides its methods; none of it is theirs to change.
+
+    Attributes
+    ----------
+    model : nn.Module
+    config : Config
+    quantization : QuantizerBank
+    decisions : Decisions
+        What was planned: quantizers, biases, operations, what stays in float.
+    switch : Switch
+        What all containers of the model share: whether they simulate.
+    calls, examples : list of Arguments
+        The example calls, detached, and the same with None in place of tensors.
+    folds : tuple of (Fold, BatchNorm)
+        The BatchNorms that were folded, for state dicts of the float model.
+    frozen : set of str
+        The BatchNorms that stay in eval mode.
+    followed : dict of str to str
+        The float formats that the containers follow, by operation.
+    derived : dict
+        What others made of this simulation and keep: emptied when it changes, and on copies.
+    evaluator : callable, optional
+        ``evaluator(sim, args, kwargs)`` computes calls in place of the model.
+    """
+
+    config: Config
+    quantization: QuantizerBank
+    evaluator: Evaluator | None = None
+
+    def __init__(self, model: nn.Module, example_inputs: Any, config: Config | None = None, *, inplace: bool = False) -> None:
+        super().__init__()
+        if places(model):
+            raise ValueError("QuantSim: the model is simulated already; give the original one")
+        refuse_wrapped(model)
+        self.config = int8() if config is None else config
+        self.model = model if inplace else copy.deepcopy(model)
+        settle_forwards(self.model)
+        if any(module.training for module in self.model.modules()):
+            _warn_of_training(self.model)
+            self.model.eval()
+        policies = {name: self.config.batch_norm_policy(name) for name in batch_norms(self.model)}
+        kept = [name for name, policy in policies.items() if policy != "fold"]
+        folding = fold_recorded(self.model, *recorded(self.model, example_inputs, "QuantSim"), kept)
+        self.switch = Switch(LocalMode, TracedMode)
+        self.frozen = {name for name, policy in policies.items() if policy == "freeze"}
+        self.folds = folding.folds
+        unfolded = {name: reason for name, reason in folding.kept.items() if policies.get(name, "fold") == "fold"}
+        self.simulate(example_calls(example_inputs), dataclasses.replace(folding, kept=unfolded), {})
+        if useless := degenerate(self.model):
+            remedy = "Load other statistics, or call sim.reestimate_batch_norms(data) in `with sim.in_float():` before calibrating"
+            warnings.warn(f"QuantSim: {'; '.join(useless.values())}. {remedy}", stacklevel=2)
+        self.eval()  # as the model is
+        self.register_load_state_dict_post_hook(_follow_state)  # type: ignore[no-untyped-call]
+
+    def simulate(self, examples: Sequence[Arguments], folding: FoldReport, known: Mapping[str, Quantizer]) -> None:
+        """Record, plan, attach. `known` are quantizers to go on with."""
+        self.derived = Derived()
+        tape, notes = record(self.model, examples)
+        decided = plan(tape, self.config)
+        self.decisions = decided.decisions
+        self.switch.calls_compiled = tape.calls_compiled
+        formats = self.quantization.formats if known else {}
+        self.quantization = QuantizerBank(self.model, self.decisions.quantizers, known, list(self.decisions.operations))
+        # its broadcast of buffers before every forward would cost a sketch per activation, and overwrite what ranks observed
+        self._ddp_params_and_buffers_to_ignore = [f"quantization.{name}" for name in rank_local(dict(self.quantization.items()))]
+        notes += attach(self.model, decided, find_savings(decided), self.quantization.by_key(), self.switch)
+        self.followed: dict[str, str] = {}
+        self.fall_back({name: format for name, format in formats.items() if name in self.decisions.operations})
+        kept = [f"BatchNorm '{name}' is not folded: {reason}" for name, reason in folding.kept.items()]
+        self.notes = list(dict.fromkeys([*kept, *folding.warnings, *decided.notes, *notes]))
+        self.calls: list[Arguments] = tree_map_only(Tensor, Tensor.detach, list(examples))  # to look at the model again: to fold, to trace
+        self.examples: list[Arguments] = tree_map_only(Tensor, lambda _: None, list(examples))
+
+    def fall_back(self, formats: Mapping[str, str]) -> None:
+        """From now on these operations, by name, compute in these float formats, all others as planned."""
+        self.quantization.formats = formats
+        self.derived.clear()
+        if formats != self.followed:  # what was compiled for the same formats stays good
+            fall_back(self.model, formats, self.quantizers())
+            self.followed = dict(formats)
+
+    def needed(self) -> set[str]:
+        """The quantizers that quantize at some place: all but those that only operations which fall back have a use for."""
+        formats = self.quantization.formats
+        return {post.key for post in self.decisions.posts if post.is_integer(formats)}
+
+    def released(self) -> dict[str, str]:
+        """All other quantizers, with the format that they round to instead: "float32" where that is left to the readers."""
+        needed, formats = self.needed(), self.quantization.formats
+        found: dict[str, set[str]] = {}
+        for post in self.decisions.posts:
+            if post.key not in needed:
+                there = {"float32"} if post.operation == "input" else {formats[name] for name in post.deciders}
+                found.setdefault(post.key, set()).update(there)
+        return {key: there.pop() if len(there) == 1 else "float32" for key, there in found.items()}
+
+    def missing(self) -> list[str]:
+        """The quantizers without an encoding that quantize."""
+        needed = self.needed()
+        return [key for key, q in self.quantizers().items() if q.enabled and q.encoding is None and key in needed]
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's forward, simulated. Raises NoEncodingError before calibration."""
+        if self.evaluator is not None and self.switch.on:
+            return self.evaluator(self, args, kwargs)
+        try:
+            return self.model(*args, **kwargs)
+        except NoEncodingError as error:
+            raise self.no_encoding() from error
+
+    def no_encoding(self) -> NoEncodingError:
+        missing = self.missing()
+        shown = ", ".join(f"'{key}'" for key in missing[:3]) + (", ..." if len(missing) > 3 else "")
+        return NoEncodingError(
+            f"QuantSim: {len(missing)} of {len(self.quantizers())} quantizers have no encoding ({shown}). Call sim.calibrate(data), "
+            "load a calibrated state dict, or run the model unquantized: with sim.in_float()."
+        )
+
+    @contextlib.contextmanager
+    def calibrated(self) -> Iterator[None]:
+        """Simulation on; NoEncodingError if it cannot be."""
+        if self.missing():
+            raise self.no_encoding()
+        with self.switch.turned(True):
+            yield
+
+    def called(self) -> nn.Module:
+        """What runs on a batch: FSDP gathers parameters when its root is called."""
+        return self if sharded_modules(self) else self.model
+
+    def forward_batch(self, model: nn.Module, batch: Any) -> Any:
+        args, kwargs = to_device(arguments_of(batch, self.examples), model)
+        return model(*args, **kwargs)
+
+    def quantizers(self) -> dict[str, Quantizer]:
+        """All quantizers, in the order in which the model meets them.
+
+        Keys: ``layer1.0.conv1.weight``; ``layer1.0.conv1.output``, also where the activation behind it is what is quantized;
+        ``layer1.0.add.output`` for an operation that is no module; ``input``, or ``input[0]`` ... and keywords where there are several.
+        """
+        return self.quantization.by_key()
+
+    def encodings(self) -> dict[str, Encoding]:
+        """The encodings in use: of every enabled quantizer that has one."""
+        found = {key: quantizer.encoding for key, quantizer in self.quantizers().items() if quantizer.enabled}
+        return {key: encoding for key, encoding in found.items() if encoding is not None}
+
+    def summary(self) -> Summary:
+        """What is quantized and how, what stays in float, and why. ``print(sim.summary())``."""
+        notes = list(self.switch.noticed)
+        fallen = Counter(self.quantization.formats.values())
+        notes += [f"{count} operations fall back to {format}" for format, count in fallen.items()]
+        return summarize(
+            self.model,
+            self.decisions.quantizers,
+            self.decisions.biases,
+            self.quantizers(),
+            self.released(),
+            self.decisions.left,
+            [*self.notes, *notes],
+        )
+
+    def met(self) -> dict[str, list[str]]:
+        """Functions that ran where the examples did not show them, by the path of the container that called them."""
+        found: dict[str, list[str]] = {}
+        for path, function in self.switch.noticed.values():
+            if function:
+                found.setdefault(path, []).append(function)
+        return found
+
+    def weights(self) -> dict[str, Tensor]:
+        """The parameters that have a quantizer, by its key."""
+        return {key: attrgetter(p.parameter)(self.model) for key, p in self.decisions.quantizers.items() if p.parameter is not None}
+
+    # Switches.
+
+    def train(self, mode: bool = True) -> Self:
+        """As of every module; frozen BatchNorms stay in eval mode."""
+        super().train(mode)
+        for name in self.frozen:
+            self.model.get_submodule(name).eval()
+        return self
+
+    def enable(self, *patterns: str) -> None:
+        """Quantize with the quantizers that match any glob: a key (``*.weight``) or what comes before its last dot (``layer1.*``).
+
+        A pattern that matches nothing is an error.
+        """
+        for quantizer in self.matching(patterns):
+            quantizer.enabled = True
+
+    def disable(self, *patterns: str) -> None:
+        """Leave in float what the quantizers that match quantize, until `enable`. Patterns as there."""
+        for quantizer in self.matching(patterns):
+            quantizer.enabled = False
+
+    def matching(self, patterns: tuple[str, ...]) -> list[Quantizer]:
+        found = {}
+        quantizers = self.quantizers()
+        for pattern in patterns:
+            keys = [key for key in quantizers if key == pattern or any(fnmatchcase(n, pattern) for n in (key, key.rpartition(".")[0]))]
+            if not keys:
+                close = ", ".join(map(repr, get_close_matches(pattern, quantizers, cutoff=0.4))) or "see sim.quantizers()"
+                raise ValueError(f"QuantSim: no quantizer matches {pattern!r}; close to it: {close}")
+            found.update({key: quantizers[key] for key in keys})
+        return list(found.values())
+
+    def in_float(self) -> contextlib.AbstractContextManager[None]:
+        """``with sim.in_float():`` runs the model without any simulation, bit for bit as it computes in float; in all threads."""
+        return self.switch.turned(False)
+
+    def float(self) -> Self:
+        """Cast to float32, as of every module.
+
+        ``with sim.float():`` is the old name of `in_float`, and goes with the next release.
+        """
+        if is_entered(sys._getframe(1)):
+            advice = "QuantSim: `with sim.float():` is now `with sim.in_float():`; sim.float() casts"
+            warnings.warn(advice, DeprecationWarning, stacklevel=2)
+            return self.in_float()  # type: ignore[return-value]
+        return super().float()
+
+    @property
+    def savings(self) -> bool:
+        """Whether work is saved that changes no bit of a result, in all threads; True from the start. Set it to False to see for yourself.
+
+        Quantized parameters are kept while no gradient is needed, outputs are quantized in the memory that they were computed in, and
+        a ReLU is left to the quantizer behind it (docs/architecture.md). Kept parameters notice every change that PyTorch counts, and are
+        forgotten in `train` and `eval`; what is written through ``parameter.data`` or NumPy in between is not noticed.
+        """
+        return self.switch.saves
+
+    @savings.setter
+    def savings(self, on: bool) -> None:
+        self.switch.saves = on
+
+
+def _follow_state(sim: Simulation, _: object) -> None:
+    sim.fall_back(sim.quantization.formats)
+
+
+def _warn_of_training(model: nn.Module) -> None:
+    names = [name or "the model itself" for name in batch_norms(model)]
+    if names:
+        shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+        warnings.warn(
+            f"QuantSim: the model was in training mode; it is simulated in eval mode, with the running statistics of BatchNorm ({shown}). "
+            "Call sim.train() to train.",
+            stacklevel=3,
+        )

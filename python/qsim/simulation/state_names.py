@@ -1,0 +1,61 @@
+"""State dicts of a simulation: the model's entries keep the names that they have in the model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from qsim.batch_norm.fold import fold_state
+from qsim.batch_norm.foldable import Fold, NotFoldable
+
+_MODEL = "model."
+
+
+class NamedAsTheModel(nn.Module):
+    """Base of `QuantSim`: leaves the name of its child `model` out of state dicts.
+
+    So a state dict is that of the model plus the quantizers' entries (``quantization.*``), and loads both ways: a float checkpoint
+    into a simulation (its BatchNorms are folded as those of the model were; quantizers keep what they have), and, with
+    ``strict=False``, a simulation's into the float model.
+    """
+
+    model: nn.Module
+    quantization: nn.Module
+    folds: tuple[tuple[Fold, _BatchNorm], ...]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_state_dict_post_hook(_leave_out)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_post_hook(_leave_out_of_report)  # type: ignore[no-untyped-call]
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        bank = f"{prefix}quantization."
+        own = (f"{bank}operation_formats", *(f"{bank}{name}." for name, _ in self.quantization.named_children()))
+        models = [key for key in state_dict if key.startswith(prefix) and not key.startswith(own)]
+        named = {key.removeprefix(prefix): state_dict.pop(key) for key in models}
+        try:
+            fold_state(self.model, self.folds, named)
+        except NotFoldable as error:
+            error_messages: list[str] = args[-1]
+            error_messages.append(f"qsim: {error}")
+        state_dict.update({f"{prefix}{_MODEL}{name}": t for name, t in named.items()})
+        if not any(key.startswith(own) for key in state_dict):  # a float checkpoint: strict is about the model
+            state_dict.update({f"{prefix}quantization.{key}": t for key, t in self.quantization.state_dict().items()})
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def _fqn_modifiers(self) -> dict[str, str]:
+        """What `torch.distributed.checkpoint` asks of modules whose state dict leaves a name out: which one, before which others."""
+        return dict.fromkeys([name for name, _ in (*self.model.named_children(), *self.model.named_parameters(recurse=False))], "model")
+
+
+def _leave_out(module: nn.Module, state_dict: dict[str, Any], prefix: str, local_metadata: Any) -> None:
+    for key in list(state_dict):  # all of them, so that their order stays
+        name = key.removeprefix(prefix + _MODEL)
+        state_dict[key if name == key else prefix + name] = state_dict.pop(key)
+
+
+def _leave_out_of_report(module: nn.Module, report: Any) -> None:
+    for keys in (report.missing_keys, report.unexpected_keys):
+        keys[:] = [key.removeprefix(_MODEL) for key in keys]

@@ -1,0 +1,114 @@
+"""The simulated model as one graph: `torch.export`, with a mark (`qsim.graph.execute.marks`) for every quantizer."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from qsim.errors import CaptureError
+from qsim.runs.arguments import Arguments
+from qsim.runs.snapshot import unchanged
+
+if TYPE_CHECKING:
+    from qsim.simulation.simulation import Simulation
+
+
+@dataclass(frozen=True)
+class Program:
+    """A traced simulation.
+
+    Attributes
+    ----------
+    exported : ExportedProgram
+        ATen operations before any decomposition. Its parameters and buffers are those of the model, under their names there; what is
+        quantized goes through ``qsim_graph.quantized`` and ``qsim_graph.bias``.
+    dynamic_batch : bool
+        Whether it holds for every size of the first axis of its inputs. Otherwise it holds for the shapes it was traced with.
+    example_batch : int
+        Size of the first axis of the example inputs; 0 without any.
+    """
+
+    exported: ExportedProgram
+    dynamic_batch: bool
+    example_batch: int
+
+    @property
+    def inputs(self) -> list[torch.fx.Node]:
+        """Placeholders of the tensors that a caller gives, in order."""
+        wanted = set(self.exported.graph_signature.user_inputs)
+        return [node for node in self.exported.graph.nodes if node.op == "placeholder" and node.name in wanted]
+
+
+def capture(sim: Simulation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Program:
+    """Trace the model in eval mode, with a mark for each of its quantizers, whether it is enabled and calibrated or not.
+
+    Parameters
+    ----------
+    sim : Simulation
+    args, kwargs
+        A call of the model, on its device. Traced with a first axis of any length where the model allows that.
+
+    Raises
+    ------
+    CaptureError
+        `torch.export` cannot trace the model: the message holds its reason.
+    """
+    with unchanged(sim.model), sim.switch.turned(True, marks=True), torch.no_grad():
+        sim.model.eval()
+        reason: Exception | None = None
+        for (given, named), doubled, open_batch in _attempts(args, kwargs):
+            try:
+                exported = _export(sim.model, given, named, open_batch)
+            except Exception as error:  # torch.export raises whatever its parts and the model raise
+                reason = reason or error
+                continue
+            program = Program(exported, _has_dynamic_batch(exported), _batch_size(args, kwargs))
+            if program.dynamic_batch or not doubled:
+                return program
+    first = str(reason).strip().partition("\n")[0]
+    raise CaptureError(
+        f"QuantSim: torch.export cannot trace {type(sim.model).__name__}: {first}. What runs on a runtime must be one graph: "
+        "take control flow that depends on values out of forward, or simulate the part that is exported."
+    ) from reason
+
+
+def _attempts(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[Arguments, bool, bool]]:
+    """Calls to trace with, whether their batch was doubled (a trace is good then only if it holds for any batch), and whether to leave
+    the batch open."""
+    batched = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor) and t.dim() > 0]
+    if batched and all(len(t) == 1 for t in batched):  # an axis of length 1 is always traced as 1
+        yield tree_map_only(Tensor, lambda t: torch.cat([t, t]) if t.dim() else t, (args, kwargs)), True, True
+    yield (args, kwargs), False, True
+    yield (args, kwargs), False, False  # torch.export leaves nothing open of what goes into **kwargs
+
+
+def _export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], open_batch: bool) -> ExportedProgram:
+    size = _batch_size(args, kwargs)
+
+    def shape(t: Any) -> Any:
+        return {0: Dim.AUTO} if isinstance(t, Tensor) and t.dim() > 0 and len(t) == size else None
+
+    arguments = inspect.signature(model.forward).bind(*args, **kwargs).arguments
+    shapes = torch.utils._pytree.tree_map(shape, dict(arguments)) if open_batch else None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of torch's own: flat weights of recurrent layers
+        return torch.export.export(model, args, kwargs, dynamic_shapes=shapes, strict=False)
+
+
+def _batch_size(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    return next((len(t) for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor) and t.dim() > 0), 0)
+
+
+def _has_dynamic_batch(exported: ExportedProgram) -> bool:
+    inputs = set(exported.graph_signature.user_inputs)
+    shapes = [node.meta["val"].shape for node in exported.graph.nodes if node.name in inputs and isinstance(node.meta.get("val"), Tensor)]
+    sizes = [shape[0] for shape in shapes if len(shape) > 0]
+    return any(isinstance(size, torch.SymInt) and size.node.maybe_as_int() is None for size in sizes)  # a guard may have fixed it

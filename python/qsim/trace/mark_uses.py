@@ -1,0 +1,102 @@
+"""What a traced graph has marks on, and whether a target can express it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+from torch.fx import Node
+
+from qsim.graph.execute.marks import BIAS, QUANTIZED, ROUNDED
+from qsim.quantizers.quantizer import Quantizer
+from qsim.trace.capture import Program
+from qsim.trace.runtimes import Runtime
+
+
+@dataclass(frozen=True)
+class Marked:
+    """The quantizers that a traced graph names.
+
+    Attributes
+    ----------
+    uses : dict of str to set of bool
+        Each quantizer, in the order of the graph: whether it stands at constants (True), at activations (False), or at both.
+    biases : list of (str, str, str)
+        Each int32 bias: the name of its parameter, and the quantizers of the operands that are multiplied.
+    formats : set of str
+        The float formats that operations fall back to.
+    """
+
+    uses: dict[str, set[bool]]
+    biases: list[tuple[str, str, str]]
+    formats: set[str]
+
+    @classmethod
+    def of(cls, program: Program) -> Marked:
+        """What the marks of a program say."""
+        varying = _varying(program)
+        targets = {spec.arg.name: str(spec.target) for spec in program.exported.graph_signature.input_specs}
+        uses: dict[str, set[bool]] = {}
+        biases = []
+        for node in program.exported.graph.nodes:
+            if node.op == "call_function" and node.target is QUANTIZED:
+                operand, key = node.args
+                uses.setdefault(key, set()).add(operand not in varying)
+            elif node.op == "call_function" and node.target is BIAS:
+                operand, input, weight = node.args
+                biases.append((targets.get(operand.name, operand.name), input, weight))
+        calls = [node for node in program.exported.graph.nodes if node.op == "call_function"]
+        return cls(uses, biases, {node.args[1] for node in calls if node.target is ROUNDED})
+
+
+def _varying(program: Program) -> set[Node]:
+    """The nodes that an input of the model reaches."""
+    found = set(program.inputs)
+    for node in program.exported.graph.nodes:
+        if any(operand in found for operand in node.all_input_nodes):
+            found.add(node)
+    return found
+
+
+def per_channel(quantizers: Mapping[str, Quantizer]) -> set[str]:
+    """Quantizers that mean certain axes of the tensors they stand at."""
+    return {key for key, quantizer in quantizers.items() if quantizer.spec.axis is not None}
+
+
+def objections(marked: Marked, quantizers: Mapping[str, Quantizer], held: Mapping[str, Tensor], target: Runtime) -> dict[str, list[str]]:
+    """Each tensor that the target cannot express as it is simulated, and why.
+
+    Parameters
+    ----------
+    marked : Marked
+    quantizers : mapping of str to Quantizer
+    held : mapping of str to Tensor
+        The parameters that have a quantizer, by its key.
+    target : Runtime
+    """
+    found: dict[str, list[str]] = {}
+    for key, constants in marked.uses.items():
+        quantizer = quantizers[key]
+        if quantizer.enabled:
+            reasons = [reason for constant in sorted(constants) for reason in target.objections(quantizer, constant)]
+            if key in held and not quantizer.spec.is_float and not bool(held[key].isfinite().all()):
+                reasons.append("holds NaN or Inf, which integers cannot: mend the weight, or leave it in float")
+            if reasons:
+                found[key] = reasons
+    for format in sorted(marked.formats - set(target.activations)):
+        found["sim.fallback"] = [f"operations fall back to {format}, which {target.name} does not take: use sim.fallback(..., to='fp16')"]
+    if not target.bias:
+        for name, input, weight in marked.biases:
+            if quantizers[input].enabled and quantizers[weight].enabled:
+                found[name] = [f"an int32 bias, which {target.name} adds in float: use Config(bias=False), or its own profile"]
+    return found
+
+
+def refusal(found: Mapping[str, list[str]], target: Runtime) -> str:
+    """What is in the way, and what to do."""
+    listed = "\n".join(f"  '{name}': {'; '.join(reasons)}" for name, reasons in found.items())
+    return (
+        f"QuantSim.export: {target.name} cannot express {len(found)} tensors as they are simulated, and nothing was written. "
+        f"Simulate with a config for this target, target={target.name!r}, or change these:\n{listed}"
+    )

@@ -1,0 +1,137 @@
+"""What the runtimes take, as data: which integers and float formats, with which scales and zero points."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from qsim.config.profile import Profile
+from qsim.numbers.encoding import Encoding
+from qsim.numbers.float_format import FLOAT_FORMATS
+from qsim.quantizers.quantizer import Quantizer
+
+_HALVES = ("float16", "bfloat16")
+_FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """What a runtime can load.
+
+    Attributes
+    ----------
+    name : str
+        That of its `qsim.Profile`.
+    activations, weights : tuple of str
+        Types that tensors are stored in: of integers the smallest that holds the grid is taken, so the order matters.
+    zero_points : bool
+        Whether a zero point may differ from 0.
+    channels : bool
+        Whether activations may have one scale per channel.
+    blocks : bool
+        Whether weights may have one scale per block.
+    bias : bool
+        Whether biases may be int32, with the scale of the products.
+    carries : bool
+        Whether an operation runs on integers only if a quantizer stands behind it: then operations that only move values get one too.
+    only8 : bool
+        Whether its integer kernels take 8 bits alone, and are exact for int8 alone: see `storages`.
+    """
+
+    name: str
+    activations: tuple[str, ...]
+    weights: tuple[str, ...]
+    zero_points: bool = True
+    channels: bool = False
+    blocks: bool = True
+    bias: bool = False
+    carries: bool = False
+    only8: bool = False
+
+    def storage(self, encoding: Encoding, constant: bool) -> str | None:
+        """The type that holds the numbers of an encoding; None where the runtime takes none that does."""
+        return next((dtype for dtype in (self.weights if constant else self.activations) if _holds(dtype, encoding.dtype)), None)
+
+    def objections(self, quantizer: Quantizer, constant: bool) -> Iterator[str]:
+        """Why the runtime cannot take what a quantizer makes, and what to change, a sentence each."""
+        encoding, spec = quantizer.encoding, quantizer.spec
+        if encoding is None:
+            yield "no encoding: calibrate with data that reach it"
+            return
+        offered = self.weights if constant else self.activations
+        role = "a constant" if constant else "an activation"
+        if self.storage(encoding, constant) is None:
+            yield f"{role} in {encoding.dtype}, which {self.name} does not take: use {', '.join(offered)}"
+        if not spec.is_float and not self.zero_points and bool((encoding.zero_point != 0).any()):
+            yield f"zero point {_shown(encoding.zero_point)}; {self.name} takes 0 alone: use symmetric=True, signed=True"
+        if not constant and encoding.axis is not None and not self.channels:
+            yield f"{role} with one scale per channel or block; {self.name} takes one scale: use axis=None"
+        if constant and encoding.block_size is not None and not self.blocks:
+            yield f"one scale per block, which {self.name} does not take: use block_size=None"
+
+
+def _holds(dtype: str, wanted: str) -> bool:
+    """Whether every number of `wanted` ("int6") is one of `dtype` ("int8"), by their widths and signs."""
+    if wanted in FLOAT_FORMATS or dtype in FLOAT_FORMATS:
+        return dtype == wanted
+    (sign, bits), (wanted_sign, wanted_bits) = (re.fullmatch(r"(u?)int(\d+)", name).groups() for name in (dtype, wanted))  # type: ignore[union-attr]
+    return sign == wanted_sign and int(bits) >= int(wanted_bits)
+
+
+def _shown(zero_point: torch.Tensor) -> str:
+    values = sorted(set(zero_point.flatten().tolist()))
+    return f"{values[0]}" if len(values) == 1 else f"{values[0]} to {values[-1]}"
+
+
+def shifted(encoding: Encoding) -> Encoding:
+    """The grid of an unsigned encoding of 8 bits in int8: everything 128 lower, the same values."""
+    low, high = encoding.quant_min - 128, encoding.quant_max - 128
+    return dataclasses.replace(encoding, zero_point=encoding.zero_point - 128, quant_min=low, quant_max=high, dtype="int8")
+
+
+_INT8_16 = ("int8", "uint8", "int16", "uint16")
+
+RUNTIMES = {
+    target.name: target
+    for target in (
+        Runtime(
+            "onnxruntime",
+            activations=(*_INT8_16, *_HALVES),  # of float8, ONNX Runtime 1.31 makes operators that it cannot load
+            weights=("int4", "uint4", *_INT8_16, *_HALVES),
+            channels=True,
+            bias=True,
+            carries=True,
+            only8=True,
+        ),
+        Runtime(
+            "tensorrt",
+            activations=("int8", *_HALVES, "float8_e4m3fn"),
+            weights=("int4", "int8", *_HALVES, "float8_e4m3fn"),
+            zero_points=False,
+        ),
+        Runtime(
+            "openvino",
+            activations=(*_INT8_16, *_HALVES, *_FLOAT8),
+            weights=("int4", "uint4", *_INT8_16, *_HALVES, *_FLOAT8),
+        ),
+        Runtime(
+            "coreml",
+            activations=("int8", "float16"),
+            weights=("int4", "int8", "float16"),
+            zero_points=False,
+        ),
+    )
+}
+
+
+def target_of(name: str | None, profile: Profile) -> Runtime:
+    """The target of this name; None takes that of the profile that a simulation was made for, and ONNX Runtime where it has no runtime."""
+    if name is None:
+        return RUNTIMES.get(profile.name, RUNTIMES["onnxruntime"])
+    if name not in RUNTIMES:
+        raise ValueError(f"QuantSim.export: got target={name!r}; expected one of {', '.join(map(repr, RUNTIMES))}")
+    return RUNTIMES[name]

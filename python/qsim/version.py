@@ -1,0 +1,3 @@
+"""The version of qsim, for what it writes into files."""
+
+VERSION = "0.1.0"

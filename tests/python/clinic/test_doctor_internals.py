@@ -1,0 +1,100 @@
+"""Operations written out with their sums: equal to torch's own, and every sum is shown."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from qsim.operations.internals import inside, partial_sums
+
+W, B = torch.linspace(0.5, 1.5, 6), torch.linspace(-1, 1, 6)
+CALLS = [
+    (torch.mean, (), {}),
+    (torch.mean, (1,), {"keepdim": True}),
+    (Tensor.mean, ((-1, -2),), {}),
+    (torch.sum, (-1,), {}),
+    (Tensor.sum, (), {"dim": 1}),
+    (Tensor.cumsum, (-1,), {}),
+    (torch.cumsum, (), {"dim": 0}),
+    (F.layer_norm, ((5, 7),), {}),
+    (F.layer_norm, ((7,), torch.linspace(1, 2, 7), torch.linspace(0, 1, 7), 0.1), {}),
+    (F.rms_norm, ((7,), torch.linspace(1, 2, 7)), {}),
+    (F.rms_norm, ((7,),), {"eps": 0.1}),
+    (F.group_norm, (3, W, B), {}),
+    (F.group_norm, (2,), {"eps": 0.1}),
+    (F.instance_norm, (), {"weight": W, "bias": B}),
+    (torch.var, (), {}),
+    (torch.var, (1,), {"correction": 0}),
+    (Tensor.var, ((2, 3), False, True), {}),
+    (Tensor.var, (False,), {}),
+    (torch.std, (-1,), {"keepdim": True}),
+    (torch.norm, (), {}),
+    (torch.norm, (), {"p": 3, "dim": 1}),
+    (torch.linalg.vector_norm, (2, (1, 2)), {"keepdim": True}),
+    (F.normalize, (), {}),
+    (F.normalize, (1.0, -1), {}),
+    (F.avg_pool2d, (2,), {}),
+    (F.avg_pool2d, ((3, 2), 2, 1), {"count_include_pad": False}),
+    (F.adaptive_avg_pool2d, (1,), {}),
+    (F.adaptive_avg_pool2d, ((2, 3),), {}),
+]
+
+WITHOUT_SUMS = [
+    (torch.mean, (), {"dim": -1, "out": None}),
+    (F.scaled_dot_product_attention, (torch.linspace(-1, 1, 840).reshape(4, 6, 5, 7),) * 2, {}),
+    (F.scaled_dot_product_attention, (torch.linspace(-1, 1, 840).reshape(4, 6, 5, 7),) * 2, {"is_causal": True, "scale": 0.5}),
+    (F.scaled_dot_product_attention, (torch.ones(4, 6, 3, 7), torch.rand(4, 6, 3, 2), torch.randn(5, 3)), {}),
+    (F.scaled_dot_product_attention, (torch.ones(4, 6, 3, 7), torch.rand(4, 6, 3, 2), torch.eye(5, 3) > 0), {}),
+    (F.scaled_dot_product_attention, (torch.ones(4, 2, 3, 7), torch.rand(4, 2, 3, 2)), {"enable_gqa": True}),
+    (F.instance_norm, (B, W, W, B, False), {}),
+    (Tensor.norm, (float("inf"), -1), {}),
+]
+
+
+def kept(added: Tensor, terms: Tensor, count: float) -> Tensor:
+    return added
+
+
+@pytest.mark.parametrize(("func", "args", "kwargs"), CALLS + WITHOUT_SUMS)
+def test_is_what_torch_computes(func, args, kwargs):
+    x = torch.randn(4, 6, 5, 7, generator=torch.Generator().manual_seed(1))
+    out = inside(func, (x, *args), kwargs)(kept)
+    torch.testing.assert_close(out, func(x, *args, **kwargs))
+
+
+@pytest.mark.parametrize(("func", "args", "kwargs"), CALLS)
+def test_shows_its_sums(func, args, kwargs):
+    """Sums that come back as Inf reach the result."""
+    x = torch.rand(4, 6, 5, 7) + 1
+    seen = []
+
+    def overflowing(added, terms, count):
+        seen.append((float(added.abs().max()), float(terms.abs().max() * count)))
+        return added * torch.inf
+
+    out = inside(func, (x, *args), kwargs)(overflowing)
+    assert seen
+    assert not torch.equal(out, func(x, *args, **kwargs))
+    assert all(largest <= bound * 1.001 for largest, bound in seen)
+
+
+def test_knows_no_other_operations():
+    assert inside(torch.relu, (torch.ones(2),), {}) is None
+    assert inside(torch.mean, (torch.ones(2),), {"axis": 0}) is None
+    assert partial_sums(torch.relu, (torch.ones(2),), {}) is None
+
+
+@pytest.mark.parametrize("signs", ["alternating", "halves"])
+def test_partial_sums_against_the_running_sum(signs):
+    x = torch.ones(1, 64)
+    weight = torch.ones(1, 64)
+    weight[0, 32:] = -1
+    if signs == "alternating":
+        weight[0] = torch.tensor([1.0, -1.0]).repeat(32)
+    expected = {"alternating": 0.0, "halves": 32.0}[signs]  # after each eighth
+    assert partial_sums(F.linear, (x, weight), {}).item() == expected
+    assert partial_sums(torch.matmul, (x, weight.T), {}).item() == expected
+    assert partial_sums(F.conv2d, (x[..., None, None], weight[..., None, None], None, 1, 0), {"dilation": 1}).item() == expected
+    assert (x @ weight.T).item() == 0.0

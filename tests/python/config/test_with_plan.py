@@ -1,0 +1,150 @@
+"""A config with a plan: the simulation computes as hardware does that casts at the border of what stays in float32."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import qsim
+from qsim.deploy.plan import Plan
+
+LARGE = 65504.0
+
+
+def half(x):
+    return x.to(torch.float16).to(torch.float32)
+
+
+class Squares(nn.Module):
+    """The sum of squares leaves float16, and comes back by a factor: a chain of three."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(8, 8)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x):
+        y = self.fc(x) * 300
+        total = (y * y).cumsum(-1)
+        return self.head(total * 1e-6)
+
+
+class Normalized(nn.Module):
+    """What it is given leaves float16; the division brings it back. The mean reads the input too."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, x):
+        return torch.relu(self.conv(x / 1e5)) + F.softsign(x).mean()
+
+
+class Rectified(nn.Module):
+    """The convolution runs as one with the rectifier behind it, and overflows."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.relu, self.scale = nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 1)
+        nn.init.constant_(self.conv.weight, 60.0)
+        nn.init.constant_(self.scale.weight, 1e-4)
+
+    def forward(self, x):
+        return self.scale(self.relu(self.conv(x)))
+
+
+def simulated(model, x, *keep):
+    return qsim.QuantSim(model.eval(), x, qsim.fp16().with_plan(Plan(keep, "float16")))
+
+
+@pytest.fixture(autouse=True)
+def _seeded():
+    torch.manual_seed(0)
+
+
+def test_a_plan_is_overrides():
+    config = qsim.fp16().with_plan(Plan(("a.b", "c[0]"), "float16"))
+    for name in ("a.b", "c[0]"):
+        assert config.spec_for(name, None, "activation") is None
+        assert config.spec_for(name, None, "weight") is None
+    assert config.spec_for("c0", None, "activation") == qsim.fp16().activation
+    assert qsim.Config.from_json(config.to_json()) == config
+
+
+def test_the_whole_chain_cures_and_part_of_it_does_not():
+    model, x = Squares(), torch.randn(16, 8)
+    expected = model(x)
+    assert not simulated(model, x)(x).isfinite().all()
+    cured = simulated(model, x, "mul_2", "cumsum", "mul_3")(x)
+    torch.testing.assert_close(cured, expected, rtol=1e-2, atol=1e-3)
+    for part in (("mul_2",), ("mul_2", "cumsum"), ("cumsum", "mul_3"), ("mul_2", "mul_3")):
+        assert not simulated(model, x, *part)(x).isfinite().all(), part
+
+
+def test_what_is_kept_computes_in_float32_and_what_reads_it_rounds():
+    model, x = Squares(), torch.randn(16, 8)
+    sim = simulated(model, x, "mul_2", "cumsum", "mul_3")
+    weight, bias = model.fc.weight, half(model.fc.bias)
+    y = half(half(F.linear(half(x), half(weight), bias)) * 300)
+    kept = (y * y).cumsum(-1) * 1e-6
+    expected = half(F.linear(half(kept), half(model.head.weight), half(model.head.bias)))
+    assert torch.equal(sim(x), expected)
+
+
+def test_an_input_that_is_read_in_float32_is_not_rounded_before():
+    model, x = Normalized(), torch.rand(2, 3, 8, 8) * 1e6
+    assert not simulated(model, x)(x).isfinite().all()
+    sim = simulated(model, x, "div")
+    expected = half(
+        half(torch.relu(F.conv2d(half(x / 1e5), half(model.conv.weight), model.conv.bias))) + half(half(F.softsign(half(x))).mean())
+    )
+    out = sim(x)
+    assert torch.equal(out.isfinite(), expected.isfinite())  # the other reader rounds it: Inf / (1 + Inf) is NaN
+    assert not out.isfinite().all()
+    both = simulated(model, x, "div", "softsign")
+    assert "input" not in both.quantizers()
+    assert "input" in {entry.name for entry in both.summary().left}
+    torch.testing.assert_close(both(x), model(x), rtol=1e-2, atol=1e-3)
+
+
+def test_a_cast_stands_between_operations_that_would_run_as_one():
+    model, x = Rectified(), torch.rand(2, 3, 8, 8) * 100
+    assert model(x).isfinite().all()
+    assert model.conv(x).max() > LARGE
+    for part in ((), ("conv",), ("relu",), ("conv", "relu")):
+        sim = simulated(model, x, *part)
+        assert not sim(x).isfinite().all(), part
+    sim = simulated(model, x, "conv", "relu", "scale")
+    torch.testing.assert_close(sim(x), model(x))
+    sim = simulated(model, x, "conv")
+    assert {"relu.input[0]", "relu.output"} <= set(sim.quantizers())
+    assert {"conv.output", "conv.weight"}.isdisjoint(sim.quantizers())
+
+
+def test_integers_are_left_in_float_as_before():
+    """A tensor without a range of its own is not quantized where it is read: that takes calibration, and kernels that do it."""
+    model, x = Squares(), torch.randn(16, 8)
+    sim = qsim.QuantSim(model.eval(), x, qsim.int8().with_plan(Plan(("mul",), "int8")))
+    assert list(sim.quantizers()) == [
+        *("input", "fc.weight", "fc.output", "mul_2.output", "cumsum.output", "mul_3.output", "head.weight", "head.output")
+    ]
+
+
+def test_all_readers_of_one_tensor_share_one_cast():
+    class Shared(nn.Module):
+        def forward(self, x):
+            y = x * 2
+            return y + 1, y.exp(), y.reshape(-1).sin()
+
+    x = torch.rand(4, 4)
+    sim = simulated(Shared(), x, "mul")
+    assert list(sim.quantizers()) == ["add.input[0]", "add.output", "exp.output", "sin.input[0]", "sin.output"]
+    y = half(x * 2)
+    assert all(map(torch.equal, sim(x), (half(y + 1), half(y.exp()), half(y.reshape(-1).sin()))))
+
+
+def test_what_is_kept_trains_and_exports_its_gradient():
+    model, x = Squares(), torch.randn(16, 8)
+    sim = simulated(model, x, "mul_2", "cumsum", "mul_3").train()
+    sim(x).square().mean().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in sim.parameters())

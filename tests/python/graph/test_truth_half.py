@@ -1,0 +1,129 @@
+"""Half precision rounds every operation, and so fails where the model fails in half precision; and casts cast."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from by_hand import decibels
+from models import Calls, Forward
+from museum import EXHIBITS
+from torch import nn
+
+import qsim
+from qsim.analysis.deviation import Deviation
+from qsim.clinic.targets import TARGETS
+
+EXPRESSIONS = {
+    "rms": (lambda x: x / (x.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt(), 400.0),
+    "rms by rsqrt": (lambda x: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5), 400.0),
+    "variance": (lambda x: x / ((x - x.mean(-1, keepdim=True)).pow(2).mean(-1, keepdim=True) + 1e-5).sqrt(), 900.0),
+    "an epsilon that half precision does not know": (lambda x: (x * 0) / ((x * 0).abs() + 1e-8), 1.0),
+    "a softmax that is written out": (lambda x: x.exp() / x.exp().sum(-1, keepdim=True), 12.0),
+    "a logarithm of exponentials": (lambda x: x.exp().sum(-1, keepdim=True).log(), 12.0),
+    "a squared norm": (lambda x: x / x.square().sum(-1, keepdim=True).sqrt(), 300.0),
+    "a product of products": (lambda x: (x * x) * (1.0 / (x * x)), 400.0),
+    "a small square": (lambda x: x / (x * x + 0.0).sqrt(), 1e-4),
+}
+
+
+@pytest.mark.parametrize("name", EXPRESSIONS)
+def test_fails_where_the_model_fails_in_half_precision(name):
+    expression, scale = EXPRESSIONS[name]
+    x = torch.full((4, 8), scale)
+    expected = Calls(expression)(x.half()).float()
+    sim = qsim.QuantSim(Calls(expression), x, qsim.fp16())
+    sim.calibrate([x], progress=False)
+    found = sim(x)
+    torch.testing.assert_close(found, expected, rtol=2e-2, atol=1e-3, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", ["rms", "variance", "a squared norm"])
+def test_the_report_says_so(name):
+    expression, scale = EXPRESSIONS[name]
+    x = torch.randn(4, 8) * scale
+    sim = qsim.QuantSim(Calls(expression), x, qsim.fp16())
+    report = sim.calibrate([x], progress=False)
+    assert "overflow" in str(report)
+
+
+@pytest.mark.parametrize("name", EXPRESSIONS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_every_operation_rounds(name, dtype):
+    """On ordinary values too: what is lost on the way is lost."""
+    expression, _ = EXPRESSIONS[name]
+    x = torch.randn(64, 8, generator=torch.Generator().manual_seed(3)) * 2
+    config = qsim.fp16() if dtype is torch.float16 else qsim.bf16()
+    sim = qsim.QuantSim(Calls(expression), x, config)
+    sim.calibrate([x], progress=False)
+    exact, half, found = expression(x.double()), expression(x.to(dtype)), sim(x)
+    if bool(half.isnan().any()):
+        assert torch.equal(found.isnan(), half.isnan())
+        return
+    lost, ours = decibels(half, exact), decibels(found, exact)
+    assert lost == ours or abs(lost - ours) < 6
+
+
+def test_a_layer_whose_sum_overflows():
+    layer = nn.Linear(64, 8)
+    nn.init.constant_(layer.weight, 2.0)
+    model = Forward(lambda m, x: F.layer_norm(m.a(x), (8,)), a=layer)
+    x = torch.full((2, 64), 600.0)
+    sim = qsim.QuantSim(model.eval(), x, qsim.fp16())
+    sim.calibrate([x], progress=False)
+    assert bool(layer.half()(x.half()).isinf().all())
+    assert not bool(sim(x).isfinite().all())
+
+
+HALF = [name for name, exhibit in EXHIBITS.items() if TARGETS[exhibit.target].format == "float16"]
+
+
+@pytest.mark.parametrize("name", HALF)
+@pytest.mark.parametrize("healthy", [False, True])
+def test_simulation_and_doctor_agree_on_the_museum(name, healthy):
+    exhibit = EXHIBITS[name]
+    case = exhibit.make()
+    model = case.healthy_model or case.model if healthy else case.model
+    data = case.healthy_data or case.data if healthy else case.data
+    sim = qsim.QuantSim(model, data[0], qsim.fp16("coreml" if exhibit.target == "coreml-fp16" else "default"))
+    sim.calibrate(data, progress=False)
+    deviation = Deviation()
+    with torch.no_grad():
+        for batch in data:
+            inputs = batch if isinstance(batch, tuple) else (batch,)
+            deviation.add(model(*inputs), sim(*inputs))
+    fine = deviation.nonfinite == 0 and deviation.sqnr >= TARGETS[exhibit.target].sqnr
+    diagnosis = qsim.doctor(model, data, progress=False, **{"target": exhibit.target, **case.options})
+    assert fine == diagnosis.healthy == healthy, str(diagnosis)
+
+
+# Casts.
+
+
+def test_half_and_back():
+    x = torch.randn(16, 8)
+    sim = qsim.QuantSim(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)).eval(), x)
+    sim.calibrate([x], progress=False)
+    expected = sim(x)
+    sim.half()
+    assert all(p.dtype is torch.float16 for p in sim.model.parameters())
+    sim.float()
+    assert all(p.dtype is torch.float32 for p in sim.model.parameters())
+    assert (sim(x) - expected).abs().max() < 0.1
+
+
+def test_float_is_that_of_modules():
+    x = torch.randn(16, 8, dtype=torch.float64)
+    sim = qsim.QuantSim(nn.Linear(8, 8).double().eval(), x)
+    sim.calibrate([x], progress=False)
+    sim.float()
+    assert sim.model.weight.dtype is torch.float32
+    assert sim(x.float()).dtype is torch.float32
+
+
+def test_in_float_is_the_context():
+    x = torch.randn(16, 8)
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)).eval()
+    sim = qsim.QuantSim(model, x)
+    sim.calibrate([x], progress=False)
+    with sim.in_float():
+        assert torch.equal(sim(x), model(x))
+    assert not torch.equal(sim(x), model(x))

@@ -1,0 +1,86 @@
+"""What holds for all files of the package (floors are held by import-linter, in `make lint`)."""
+
+import ast
+from collections import defaultdict
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import qsim
+from qsim.graph.record import call_sites
+
+ROOT = Path(qsim.__file__).parent
+FILES = sorted(ROOT.rglob("*.py"))
+
+
+def package_of(path: Path) -> str:
+    """The folder that a file lies in, from the package on; "" for the files on the ground."""
+    return path.parent.relative_to(ROOT).as_posix()
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
+def made_names(tree: ast.Module) -> set[str]:
+    """Private names that a file defines, of functions, classes, attributes and variables."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            found.add(node.name)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            found.add(node.attr)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+    return set(filter(is_private, found))
+
+
+@pytest.fixture(scope="module")
+def trees() -> dict[Path, ast.Module]:
+    return {path: ast.parse(path.read_text()) for path in FILES}
+
+
+def test_private_names_stay_in_their_package(trees):
+    """An attribute with an underscore, or an import of one, belongs to the package that defines it. `self` may be a subclass of torch's."""
+    makers = defaultdict(set)
+    for path, tree in trees.items():
+        for name in made_names(tree):
+            makers[name].add(package_of(path))
+    reached = []
+    for path, tree in trees.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and is_private(node.attr) and ast.unparse(node.value) not in ("self", "cls", "super()"):
+                owners = makers.get(node.attr)
+                if owners and package_of(path) not in owners and node.attr not in FOREIGN:
+                    reached.append(f"{path}:{node.lineno}: {ast.unparse(node)}, of {', '.join(sorted(owners))}")
+            elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("qsim."):
+                owner = ROOT.joinpath(*str(node.module).split(".")[1:])
+                names = [alias.name for alias in node.names if is_private(alias.name)]
+                if names and (owner if owner.is_dir() else owner.parent) != path.parent:
+                    reached.append(f"{path}:{node.lineno}: {', '.join(names)} of {node.module}")
+    assert not reached, "\n".join(reached)
+
+
+FOREIGN = ("_replace", "_fields", "_asdict", "_ops", "_schema")  # Python's and torch's
+
+
+def test_no_file_is_longer_than_400_lines():
+    long = {str(path): count for path in FILES if (count := len(path.read_text().splitlines())) > 400}
+    assert not long
+
+
+def test_names_that_moved_are_found_with_a_warning():
+    with pytest.warns(DeprecationWarning, match=r"qsim\.Counts is now qsim\.quantizers\.observer\.Counts"):
+        assert qsim.Counts is import_module("qsim.quantizers.observer").Counts
+    with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):
+        _ = qsim.Nothing
+    assert set(qsim.__all__) <= set(dir(qsim))
+
+
+def test_files_that_call_sites_are_told_by_are_there():
+    path, function = call_sites.SIMULATED
+    assert f"def {function}(" in Path(path).read_text()
+    for name, function in call_sites.BASES:
+        (found,) = ROOT.joinpath("graph").rglob(name)
+        assert f"def {function}(" in found.read_text()

@@ -1,0 +1,193 @@
+"""`sim.integer()` and `sim.evaluate`: what they take, what they keep, what they refuse. (What they compute: test_integer_networks.py.)"""
+
+import copy
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+from models import Forward, Perceptron, seeded
+from torch import nn
+
+import qsim
+from qsim.integer.programs import PROGRAMS
+
+CONFIG = qsim.int8(target="onnxruntime")
+
+
+class Two(nn.Module):
+    """Two inputs by keyword, results in a dict; what is asked for depends on an argument that is no tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(6, 8), nn.Linear(4, 8)
+
+    def forward(self, a, b, *, scaled=False):
+        y = self.fc1(a) + self.fc2(b)
+        return {"sum": y * 2 if scaled else y, "both": (F.relu(y), a)}
+
+
+def calibrated(model, example, config=CONFIG):
+    sim = qsim.QuantSim(seeded(model), example, config)
+    sim.calibrate([example], progress=False)
+    return sim
+
+
+@pytest.fixture
+def sim():
+    torch.manual_seed(3)
+    return calibrated(Perceptron, torch.randn(64, 6))
+
+
+def steps(sim, y, key="fc2.output"):
+    """The integers of an output, and that it lies on its grid."""
+    encoding = sim.encodings()[key]
+    q = y / encoding.scale
+    assert (q - q.round()).abs().max() < 1e-3
+    return q.round()
+
+
+def test_within_a_step_of_the_simulation(sim):
+    x = torch.randn(500, 6)
+    with sim.integer():
+        y = sim(x)
+    assert (steps(sim, y) - steps(sim, sim(x))).abs().max() <= 1
+    assert torch.equal(y, sim.evaluate(x, integer=True))
+    assert torch.equal(sim(x), sim.evaluate(x))
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 7, 300])
+def test_any_batch_size_with_one_trace(sim, size):
+    with sim.integer():
+        whole = sim(torch.arange(1800.0).reshape(300, 6) / 900 - 1)
+        part = sim((torch.arange(1800.0).reshape(300, 6) / 900 - 1)[:size])
+    assert torch.equal(part, whole[:size])
+    assert len(sim.derived[PROGRAMS]) == 1
+
+
+def test_a_model_that_wants_one_batch_size_is_traced_for_each():
+    fixed = calibrated(lambda: Forward(lambda m, x: m.fc(x.reshape(len(x) * 1, 6)), fc=nn.Linear(6, 3)), torch.randn(4, 6))
+    for size in (4, 5, 4):
+        assert fixed.evaluate(torch.randn(size, 6), integer=True).shape == (size, 3)
+
+
+def test_keywords_nests_and_arguments_that_are_no_tensors():
+    example = {"a": torch.randn(8, 6), "b": torch.randn(8, 4)}
+    sim = calibrated(Two, example)
+    other = {"a": torch.randn(3, 6), "b": torch.randn(3, 4)}
+    with sim.integer():
+        found, swapped = sim(**other), sim(b=other["b"], a=other["a"])
+        positional, scaled = sim(other["a"], other["b"]), sim(**other, scaled=True)
+    assert list(found) == ["sum", "both"]
+    for same in (swapped, positional, sim.evaluate(other, integer=True)):
+        assert torch.equal(found["sum"], same["sum"])
+    assert torch.equal(scaled["sum"], 2 * found["sum"])
+    assert isinstance(found["both"], tuple)
+
+
+def test_encodings_parameters_and_switches_that_change_are_noticed(sim):
+    x = torch.randn(50, 6)
+
+    def computed():
+        return sim.evaluate(x, integer=True)
+
+    first = computed()
+    assert torch.equal(computed(), first)
+    with torch.no_grad():
+        sim.model.fc1.weight.mul_(0.5)
+    halved = computed()
+    assert not torch.equal(halved, first)
+    sim.disable("fc1")
+    assert not torch.equal(computed(), halved)
+    sim.enable("fc1")
+    assert torch.equal(computed(), halved)
+    sim.set_method("minmax")
+    assert not torch.equal(computed(), halved)
+    sim.fallback("fc2")
+    released = computed()
+    assert torch.equal(released, released.half().float())
+    sim.fallback(None)
+    assert steps(sim, computed()).shape == (50, 3)
+
+
+def test_copies_and_pickles_trace_for_themselves(sim):
+    x = torch.randn(20, 6)
+    expected = sim.evaluate(x, integer=True)
+    for other in (copy.deepcopy(sim), pickle.loads(pickle.dumps(sim))):
+        assert PROGRAMS not in other.derived
+        assert torch.equal(other.evaluate(x, integer=True), expected)
+        with torch.no_grad():
+            other.model.fc2.weight.zero_()
+        assert not torch.equal(other.evaluate(x, integer=True), expected)
+    assert torch.equal(sim.evaluate(x, integer=True), expected)
+
+
+def test_float_inside_is_float(sim):
+    x = torch.randn(20, 6)
+    with sim.integer(), sim.in_float():
+        assert torch.equal(sim(x), sim.model(x))
+
+
+def test_evaluate_leaves_training_flags_and_takes_what_a_loader_gives(sim):
+    x = torch.randn(20, 6)
+    expected = sim.evaluate(x, integer=True)
+    sim.train()
+    sim.model.fc2.eval()
+    assert torch.equal(sim.evaluate((x, torch.zeros(20)), integer=True), expected)
+    assert sim.training
+    assert not sim.model.fc2.training
+    y = sim.evaluate([x])
+    assert not y.requires_grad
+
+
+def test_dropout_is_off():
+    torch.manual_seed(1)
+    sim = calibrated(lambda: nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.9), nn.Linear(6, 2)), torch.randn(16, 6))
+    x = torch.randn(30, 6)
+    sim.train()
+    assert torch.equal(sim.evaluate(x, integer=True), sim.evaluate(x, integer=True))
+
+
+def test_training_and_gradients_are_refused(sim):
+    x = torch.randn(4, 6)
+    sim.train()
+    with sim.integer(), pytest.raises(RuntimeError, match=r"training mode.*sim.eval\(\)"):
+        sim(x)
+    sim.eval()
+    with sim.integer(), pytest.raises(RuntimeError, match=r"requires a gradient.*no_grad"):
+        sim(x.requires_grad_())
+    with sim.integer(), torch.no_grad():
+        assert not sim(x).requires_grad
+
+
+def test_before_calibration_is_an_error():
+    sim = qsim.QuantSim(Perceptron().eval(), torch.randn(1, 6), CONFIG)
+    with pytest.raises(qsim.NoEncodingError, match="calibrate"), sim.integer():
+        pass
+    with pytest.raises(qsim.NoEncodingError, match="calibrate"):
+        sim.evaluate(torch.randn(2, 6), integer=True)
+
+
+def test_control_flow_that_depends_on_values_is_an_error():
+    def forward(m, x):
+        return m.fc(x) if x.sum() > 0 else -m.fc(x)
+
+    sim = calibrated(lambda: Forward(forward, fc=nn.Linear(6, 3)), torch.randn(4, 6))
+    assert sim.evaluate(torch.randn(4, 6)).shape == (4, 3)
+    with pytest.raises(qsim.CaptureError, match=r"torch.export cannot trace Forward"):
+        sim.evaluate(torch.randn(4, 6), integer=True)
+
+
+def test_float64_is_an_error():
+    sim = calibrated(lambda: Perceptron().double(), torch.randn(8, 6, dtype=torch.float64))
+    with pytest.raises(TypeError, match=r"'input' is torch.float64.*model.float\(\)"):
+        sim.evaluate(torch.randn(8, 6, dtype=torch.float64), integer=True)
+
+
+def test_an_accumulator_that_overflows_is_named():
+    sim = calibrated(Perceptron, torch.randn(8, 6))
+    sim.quantizers()["input"].set_encoding(qsim.Encoding(torch.tensor(1e-7), torch.tensor(-128, dtype=torch.int32), -128, 127))
+    with torch.no_grad():
+        sim.model.fc1.bias.fill_(1e5)
+    with pytest.raises(qsim.AccumulatorError, match=r"an accumulator of 'fc1' \(QGemm\) holds 2147\d+"):
+        sim.evaluate(torch.full((4, 6), 1.0), integer=True)
