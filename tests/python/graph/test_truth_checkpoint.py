@@ -16,6 +16,16 @@ def plainly(function, *args, use_reentrant):
     return function(*args)
 
 
+class Adding(nn.Module):
+    def forward(self, x):
+        return x + 0.3
+
+
+class Clamping(nn.Module):
+    def forward(self, x):
+        return F.relu(x) * 1.5
+
+
 class Recomputed(nn.Module):
     """Each way of recomputing once; `how` is `checkpoint`, or `plainly` in its place."""
 
@@ -24,6 +34,7 @@ class Recomputed(nn.Module):
         torch.manual_seed(0)
         self.a, self.b, self.c = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
         self.block = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.Tanh())
+        self.adding, self.clamping, self.clamp = Adding(), Clamping(), nn.Hardtanh()
         self.way, self.reentrant, self.how = way, reentrant, how
 
     def method(self, x):
@@ -46,12 +57,16 @@ class Recomputed(nn.Module):
             y = how(self.b, how(self.b, y, **options), **options)
         elif self.way == "nested":
             y = how(lambda t: torch.tanh(self.b(how(self.b, t, **options))), y, **options)
+        elif self.way == "chain":  # that begins in another container, before the checkpoint
+            y = how(self.clamp, self.adding(self.b(y)), **options)
+        elif self.way == "chain into":
+            y = how(self.clamping, self.adding(self.b(y)), **options)
         elif self.way == "segments":
             y = self.block(y) if how is plainly else checkpoint_sequential(self.block, 2, y, **options)
         return self.c(y + 0.5)
 
 
-WAYS = ["leaf", "method", "lambda", "container", "function", "twice", "nested", "segments"]
+WAYS = ["leaf", "method", "lambda", "container", "function", "twice", "nested", "segments", "chain", "chain into"]
 
 
 def gradients(sim, x, training):

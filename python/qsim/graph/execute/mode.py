@@ -43,7 +43,14 @@ class Abroad:
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.handed: dict[str, list[Any]] = {}
-        self.trusts = False  # that everything was handed on: Dynamo traces checkpoints apart
+        self.broken: set[tuple[str, Any]] = set()  # ends of chains that did not begin, by container and what is before them
+        self.trusts = False  # that all others began: Dynamo traces checkpoints apart, and what runs again takes other tensors
+
+    def again(self) -> Abroad:
+        """For what runs under a checkpoint when it runs once more."""
+        other = Abroad(self.model)
+        other.broken, other.trusts = self.broken, True
+        return other
 
 
 class LocalMode(TorchFunctionMode):
@@ -77,10 +84,10 @@ class LocalMode(TorchFunctionMode):
         self.passed_by = 0  # the calls that lead nowhere and were met, a bit for each
         self.leaf = ""  # of the composite function that runs
         self.handed: dict[int, Any] = {}  # results of nodes whose chain goes on
-        self.broken: list[int] = []  # nodes that end a chain that did not begin
+        self.begun: dict[int, bool] = {}  # nodes that end a chain, and whether it began
         self.abroad = Abroad(container) if place.path == "" and container is not None else None
         self.uncompiled = Uncompiled(functions_too=place.switch.calls_compiled)
-        self.trusted: tuple[int, ...] = ()  # nodes of which that is taken for granted: under a checkpoint the tensors are others
+        self.trusted: tuple[int, ...] = ()  # nodes of which that is taken for granted: Dynamo traces what is under a checkpoint apart
         nodes = place.fallen if place.switch.falls_back else place.planned
         if place.switch.marks:
             self.nodes = nodes.marked
@@ -127,7 +134,8 @@ class LocalMode(TorchFunctionMode):
         """The mode for what runs under a checkpoint when it runs once more. `above`: where the checkpoint stands."""
         made: type[LocalMode] = self.place.switch.mode  # type: ignore[assignment]  # eager, whatever this one is
         mode = made(self.place, self.training, self.container, list(self.counts), above + self.beyond)
-        mode.trusted, mode.broken = (*self.trusted, *self.handed), list(self.broken)
+        mode.begun = self.begun  # the same chains begin
+        mode.abroad = None if self.abroad is None else self.abroad.again()
         return mode
 
     def __torch_function__(self, func: Function, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
@@ -237,10 +245,9 @@ class LocalMode(TorchFunctionMode):
     def met(self, node: int, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call that leads to a node."""
         operands, outputs, instead, link, half, overwrites = self.nodes[node]
-        if link is not None and link.before and not self.is_handed_on(link.before, args, kwargs):
+        if link is not None and link.before and not self.has_begun(node, link.before, args, kwargs):
             outputs, instead = (), None
             self.place.note_broken(node)
-            self.broken.append(node)
         given_away = overwrites and dies(args, func, _frame_at(2))
         if operands:
             if node in self.place.after:
@@ -264,7 +271,7 @@ class LocalMode(TorchFunctionMode):
         """Those of the operands of a node that were made, in this call, by what makes them in the examples."""
         after, stands = self.place.after[node], []
         for slot, quantize in operands:
-            if slot not in after or any(self.counts[key] > ordinal and made not in self.broken for key, ordinal, made in after[slot]):
+            if slot not in after or any(self.counts[key] > ordinal and self.begun.get(made, True) for key, ordinal, made in after[slot]):
                 stands.append((slot, quantize))
             else:
                 self.place.note_broken(node, f"operand {slot}")
@@ -277,13 +284,21 @@ class LocalMode(TorchFunctionMode):
     def is_same(self, reference: Any, t: Any) -> bool:
         return reference() is t
 
+    def has_begun(self, node: int, before: tuple[int | str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether the chain began that a node ends."""
+        if node not in self.begun:
+            self.begun[node] = self.is_handed_on(before, args, kwargs)
+            if not self.begun[node] and self.abroad is not None:
+                self.abroad.broken.add((self.place.path, before))
+        return self.begun[node]
+
     def is_handed_on(self, before: tuple[int | str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether a call takes what one of the operations returned that come before it in its chain. Hooks may hand on something else."""
         taken, found = args[0] if args else kwargs.get("input"), [self.handed[node] for node in before if node in self.handed]
         for name in before:
             if isinstance(name, str):
                 if self.abroad is None or self.abroad.trusts:
-                    return True
+                    return self.abroad is None or (self.place.path, before) not in self.abroad.broken
                 found += self.abroad.handed.get(name, ())
         if any(self.is_same(handed, taken) for handed in found) or any(node in self.trusted for node in before):
             return True

@@ -29,7 +29,7 @@ class TracedMode(LocalMode):
 
         def run(*args: Any, **kwargs: Any) -> Any:
             mode = TracedMode(self.place, self.training, self.container, list(self.counts))
-            mode.trusted, mode.broken, mode.abroad = (*self.trusted, *self.handed), list(self.broken), None
+            mode.trusted, mode.begun, mode.abroad = (*self.trusted, *self.handed), dict(self.begun), None
             with mode:
                 out = function(*args, **kwargs)
             traced_leave(tuple(mode.counts), tuple(mode.handed))
