@@ -135,6 +135,8 @@ class Machine:
             raise NotUnderstood("the model returns what no function mode meets")
         if any(o.stale for o in value.origins):
             raise NotUnderstood("the model returns by its older name what was changed in place")
+        if self.mode == "simulate" and any(o.kind == "site" and _is_read_by_older_names_alone(o.source) for o in value.origins):
+            raise NotUnderstood("what is quantized where older names read it, returned where the example did not")
         return value.tensor
 
     def ask(self, question: Callable[..., Any], *names: Name) -> bool:
@@ -345,3 +347,8 @@ class Machine:
             return bias
         source, weight = self.biases[site]
         return int32_bias(bias, self._grids[source], self.widths.of_weight(values[weight].tensor, kind.weight_axis(weight)))
+
+
+def _is_read_by_older_names_alone(site: Site) -> bool:
+    """Whether the example has no other readers of a result."""
+    return bool(site.readers) and all(origin.stale for _, _, origin in site.readers)
