@@ -37,7 +37,7 @@ std::tuple<at::Tensor, at::Tensor> search_range_cpu(const at::Tensor& lowest, co
   parallel_for(0, low.numel(), 1, [&](std::int64_t begin, std::int64_t end) {
     void* workspace = workspace_of_this_thread();
     for (std::int64_t i = begin; i < end; ++i) {
-      const auto lattice = seen_bits ? static_cast<std::uint32_t>(seen_bits[i]) : kLowBits;
+      const auto lattice = seen_bits ? static_cast<std::uint32_t>(seen_bits[i]) : kUnknownBits;
       kernels.run(seen_low[i], seen_high[i], bins + i * kSketchBins, lattice, search, workspace, chosen_low + i,
                   chosen_high + i);
     }

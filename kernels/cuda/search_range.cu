@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(kThreads)
     Range range{INFINITY, -INFINITY};
     if (lowest[i] <= highest[i]) {
       const Range seen{lowest[i], highest[i]};
-      const std::uint32_t lattice = low_bits ? static_cast<std::uint32_t>(low_bits[i]) : kLowBits;
+      const std::uint32_t lattice = low_bits ? static_cast<std::uint32_t>(low_bits[i]) : kUnknownBits;
       range = choose_range(view_sketch(sketches + i * kSketchBins, lattice, seen.low, seen.high), seen, search,
                            workspace[blockIdx.x]);
     }

@@ -12,7 +12,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   fuzz::Observed seen(1);
   std::vector<std::int64_t> sketch(qsim::kSketchBins);
   const bool many = input.flip(), known = input.flip();
-  std::uint32_t low_bits = known ? 0 : qsim::kLowBits;
+  std::uint32_t low_bits = known ? 0 : qsim::kUnknownBits;
   for (float e : x) {
     seen.add(e, 0);
     if (std::isfinite(e)) {

@@ -70,7 +70,10 @@ struct SketchView {
   SketchSideView below, above;
   std::int64_t zeros;
   double spacing;  // of the lattice that values lie on, as a share of a bin
+  bool has_finer;  // known: some value is no multiple of its bin's width
 };
+
+constexpr std::uint32_t kUnknownBits = ~std::uint32_t{0};  // in place of low_bits
 
 QSIM_HD double lattice_spacing(std::uint32_t low_bits) {
   const std::uint32_t bits = low_bits & kLowBits, lowest = bits & (~bits + 1);
@@ -81,7 +84,8 @@ QSIM_HD SketchView view_sketch(const std::int64_t* sketch, std::uint32_t low_bit
   return {{sketch + kSketchSide, highest < 0 ? -highest : 0.0, lowest < 0 ? -lowest : 0.0},
           {sketch, lowest > 0 ? lowest : 0.0, highest > 0 ? highest : 0.0},
           sketch[0] + sketch[kSketchSide],
-          lattice_spacing(low_bits)};
+          lattice_spacing(low_bits),
+          low_bits != kUnknownBits && (low_bits & kLowBits) != 0};
 }
 
 }  // namespace qsim

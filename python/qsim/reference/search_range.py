@@ -78,9 +78,11 @@ class Distribution:
         evidence = count[far - near < unit].sum()
         step = float(covering_scale)
         coarse = max(step, (high.clamp(min=0) - low.clamp(max=0)).item() * 2**-16)
-        if unit < step / _LATTICE_MAX_SPAN or evidence < _LATTICE_EVIDENCE:
-            unit = 0.0
         places = _places_in_a_bin(low_bits)
+        finer = low_bits is not None and places > 1 and len(bins) > 0  # some value is no multiple of its bin's width
+        refuted = finer and (far - near).max() / places < unit
+        if unit < step / _LATTICE_MAX_SPAN or evidence < _LATTICE_EVIDENCE or refuted:
+            unit = 0.0
 
         points, intervals = [], []
         for b, magnitude, beyond, mass in zip(bins, near.tolist(), far.tolist(), count.tolist(), strict=True):

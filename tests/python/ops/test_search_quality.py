@@ -125,3 +125,18 @@ def test_search_on_the_data(name, grid, symmetric):
             return qsim.ops.search_range_data(x, *grid, symmetric=symmetric, method=method)
 
         assert max(regrets(x, grid, symmetric, search)) <= 1e-3
+
+
+@pytest.mark.parametrize("bits", [8, 12, 16])
+@pytest.mark.parametrize("method", ["mse", "tf_enhanced"])
+@pytest.mark.parametrize("n", [8, 16, 64, 128, 224])
+def test_coordinates_are_taken_for_what_they_are(n, method, bits):
+    """linspace(-1, 1, n): each value lies just beyond a multiple of a power of two, at the beginning of its bin, and is none."""
+    x = torch.linspace(-1, 1, n).repeat(max(1, 512 // n))
+    errors = {}
+    for each in (method, "minmax"):
+        quantizer = qsim.Quantizer(qsim.TensorSpec(bits=bits, symmetric=False, signed=True, method=each))
+        quantizer.observe(x)
+        quantizer.compute_encoding()
+        errors[each] = (quantizer(x) - x).square().sum().item()
+    assert errors[method] <= 1.3 * errors["minmax"]

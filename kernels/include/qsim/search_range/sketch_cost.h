@@ -82,7 +82,8 @@ struct Lattice {
 };
 
 // The power of two that divides every value, or 0 when it is less than `at_least` or shows too little evidence: values
-// in bins narrower than the unit, of which other data would leave none empty.
+// in bins narrower than the unit, of which other data would leave none empty. A value that is no multiple of its bin's
+// width refutes it where even the widest bin is cut finer than the unit: linspace(-1, 1, 64) lies beyond each k / 64.
 QSIM_HD double lattice_unit(const SketchView& sketch, double at_least) {
   constexpr std::int64_t kEvidence = 32;
   const SketchSideView sides[] = {sketch.below, sketch.above};
@@ -97,6 +98,10 @@ QSIM_HD double lattice_unit(const SketchView& sketch, double at_least) {
     }
   }
   if (!(unit >= at_least)) return 0;
+  if (sketch.has_finer) {
+    const int below = sketch.below.last_bin(), above = sketch.above.last_bin(), widest = below > above ? below : above;
+    if ((sketch_edge(widest + 1) - sketch_edge(widest)) * sketch.spacing < unit) return 0;
+  }
   std::int64_t evidence = 0;
   for (const SketchSideView& side : sides) {
     for (int bin = side.first_bin(); bin <= side.last_bin() && sketch_edge(bin) < 32 * unit; ++bin) {
