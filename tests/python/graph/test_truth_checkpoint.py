@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from by_hand import EXACT, simulated
+from models import Forward
 from torch import nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
@@ -127,3 +128,11 @@ def test_compiled(way):
     for ours, theirs in zip([x.grad, *(p.grad for p in sim.model.parameters())], wanted, strict=True):
         if theirs is not None:
             torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
+
+
+def test_the_call_of_a_reentrant_checkpoint_is_no_call_under_it():
+    """torch hands it to function modes as `CheckpointFunction.apply`, before anything runs again."""
+    model = Forward(lambda m, x: checkpoint(m.same, torch.relu_(x * 2.0), use_reentrant=True), same=nn.Identity())
+    sim = simulated(model.double(), X)
+    with torch.no_grad():
+        assert torch.equal(sim(X), sim.quantizers()["mul.output"](torch.relu(sim.quantizers()["input"](X) * 2.0)))

@@ -67,6 +67,8 @@ def recompute_under(checkpoint: FrameType, again: Callable[[], TorchFunctionMode
     RuntimeError
         torch keeps elsewhere what it computes again.
     """
+    if checkpoint.f_locals.get("use_reentrant"):  # the function is held by what this calls, `CheckpointFunction.forward`
+        return
     holder, name = _held_function(checkpoint)
     function = getattr(holder, name)
     if not isinstance(function, Recomputed):
