@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from qsim.atomic import write_atomically
 from qsim.deploy.export_report import ExportReport
 from qsim.deploy.retarget import retarget
 from qsim.deploy.tensorrt import commands
 from qsim.errors import CalibrationError, ExportError
+from qsim.onnx.options import Options
 from qsim.runs.sharding import sharded_modules
 from qsim.simulation.borders import borders
 from qsim.simulation.simulation import Simulation
@@ -62,18 +63,8 @@ class Tracing:
         self.objections = objections(self.marked, sim.quantizers(), sim.weights(), target)
 
 
-class Writing(NamedTuple):
-    """How `QuantSim.export` writes a model; it documents the fields."""
-
-    opset: int | None
-    dynamic_batch: bool
-    input_names: Sequence[str] | None
-    output_names: Sequence[str] | None
-    external_data: bool | None
-
-
 def export(
-    sim: Simulation, path: str | os.PathLike[str], target: str | None, writing: Writing, *, verify: Iterable[Any] | bool
+    sim: Simulation, path: str | os.PathLike[str], target: str | None, options: Options, *, verify: Iterable[Any] | bool
 ) -> ExportReport:
     """`QuantSim.export` documents it."""
     file, wanted = checked_path(path), target_of(target, sim.config.profile)
@@ -86,7 +77,7 @@ def export(
             traced = Tracing(_retargeted(traced, notes), wanted)
     args, kwargs = sim.calls[0]
     batches = verify if not isinstance(verify, bool) else [kwargs or args] if verify else None
-    return _written(traced, file, writing, verify=batches, seconds=seconds, notes=notes)
+    return _written(traced, file, options, verify=batches, seconds=seconds, notes=notes)
 
 
 def _retargeted(traced: Tracing, notes: list[str]) -> Simulation:
@@ -112,7 +103,7 @@ def _retargeted(traced: Tracing, notes: list[str]) -> Simulation:
 def _written(
     traced: Tracing,
     file: Path,
-    writing: Writing,
+    options: Options,
     *,
     verify: Iterable[Any] | None,
     seconds: Stages,
@@ -129,10 +120,10 @@ def _written(
     with seconds.stage("translate"):
         released = sim.released()
         quantizers = {key: quantizer for key, quantizer in sim.quantizers().items() if key not in released}
-        built = onnx_model.build(traced.program, traced.marked, quantizers, target, onnx_model.Options(*writing[:4]))
+        built = onnx_model.build(traced.program, traced.marked, quantizers, target, options)
     with seconds.stage("write"):
         large = onnx_model.size_of(built.model) > onnx_file.LARGE
-        files = onnx_file.write(built.model, file, external_data=large if writing.external_data is None else writing.external_data)
+        files = onnx_file.write(built.model, file, external_data=large if options.external_data is None else options.external_data)
         if built.fallback and target.name == "tensorrt":
             files.append(file.with_name(f"{file.name}.trtexec"))
             write_atomically(files[-1], commands(file.name, built.fallback).encode())

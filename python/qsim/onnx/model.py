@@ -18,6 +18,7 @@ from qsim.onnx import opsets, tidy
 from qsim.onnx.fallback import FallbackRegions
 from qsim.onnx.lint import overflowing_biases
 from qsim.onnx.lower import Lowering
+from qsim.onnx.options import Options
 from qsim.onnx.translate import translate
 from qsim.quantizers.quantizer import Quantizer
 from qsim.trace.capture import Program
@@ -25,16 +26,6 @@ from qsim.trace.mark_uses import Marked, per_channel
 from qsim.trace.runtimes import Runtime
 from qsim.trace.storages import Storages, storages
 from qsim.version import VERSION
-
-
-@dataclass(frozen=True)
-class Options:
-    """How a model is written; `QuantSim.export` documents them."""
-
-    opset: int | None = None
-    dynamic_batch: bool = True
-    input_names: Sequence[str] | None = None
-    output_names: Sequence[str] | None = None
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from qsim.config.profile import Profile
-from qsim.deploy.export import Writing, export
+from qsim.deploy.export import export
 from qsim.deploy.export_report import ExportReport
 from qsim.deploy.retarget import retarget
+from qsim.onnx.options import Options
 from qsim.simulation.simulation import Simulation
 
 if TYPE_CHECKING:
@@ -70,13 +71,7 @@ class Export(Simulation):
         CaptureError
             The model cannot be traced into one graph.
         """
-        return export(
-            self,
-            path,
-            target,
-            Writing(opset, dynamic_batch, input_names, output_names, external_data),
-            verify=verify,
-        )
+        return export(self, path, target, Options(opset, dynamic_batch, input_names, output_names, external_data), verify=verify)
 
     def retarget(self, target: str | Profile) -> Self:
         """The same weights simulated for another target, with ranges from what was observed for this one. No data needed.

@@ -1,0 +1,17 @@
+"""How a model is written. Apart from what writes it, so that nothing imports onnx before it is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a model is written; `QuantSim.export` documents them."""
+
+    opset: int | None = None
+    dynamic_batch: bool = True
+    input_names: Sequence[str] | None = None
+    output_names: Sequence[str] | None = None
+    external_data: bool | None = None
