@@ -295,14 +295,16 @@ class LocalMode(TorchFunctionMode):
     def is_handed_on(self, before: tuple[int | str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether a call takes what one of the operations returned that come before it in its chain. Hooks may hand on something else."""
         taken, found = args[0] if args else kwargs.get("input"), [self.handed[node] for node in before if node in self.handed]
-        for name in before:
-            if isinstance(name, str):
-                if self.abroad is None or self.abroad.trusts:
-                    return self.abroad is None or (self.place.path, before) not in self.abroad.broken
-                found += self.abroad.handed.get(name, ())
+        names = [name for name in before if isinstance(name, str)]
+        if names:
+            if self.abroad is None:
+                return True
+            if self.abroad.trusts:
+                return (self.place.path, before) not in self.abroad.broken
+            found += [handed for name in names for handed in self.abroad.handed.get(name, ())]
         if any(self.is_same(handed, taken) for handed in found) or any(node in self.trusted for node in before):
             return True
-        return bool(found) and self.has_hooks(any(isinstance(name, str) for name in before))
+        return bool(found) and self.has_hooks(bool(names))
 
     def has_hooks(self, anywhere: bool) -> bool:
         """Whether hooks look at leaves of the container, or at any module of the model."""
