@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 from qsim.config.override import Change, Override
 from qsim.config.profile import Profile
 from qsim.numbers.spec import TensorSpec
-from qsim.operations.onnx_types import COMPUTING, MOVING, RECTIFYING
+from qsim.operations.onnx_types import COMPUTING, ON_GRID, RECTIFYING
 
 _ALIASES = {
     "Linear": "Gemm",
@@ -87,7 +87,7 @@ class _Section:
     def op_type(self, name: Any, at: str) -> str:
         """The ONNX operator type that AIMET's name means."""
         known = _ALIASES.get(name, name) if isinstance(name, str) else None
-        if known not in COMPUTING | MOVING:
+        if known not in COMPUTING | ON_GRID:
             raise self.error(at, name, "an ONNX operator type that qsim knows, such as 'Conv', 'Gemm' or 'Add'")
         return str(known)
 

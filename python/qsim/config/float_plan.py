@@ -9,12 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+from qsim.numbers.float_format import HALF_FORMATS
+
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 _VERSION = "qsim-plan-1"
-HALF = ("float16", "bfloat16")
-PLAN_FORMATS = ("float32", *HALF, "int16", "int8", "int4", "float8_e4m3fn", "float8_e5m2")
+PLAN_FORMATS = ("float32", *HALF_FORMATS, "int16", "int8", "int4", "float8_e4m3fn", "float8_e5m2")
 
 
 class Ordinal(NamedTuple):

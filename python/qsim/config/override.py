@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
+from qsim.numbers.float_format import FLOAT_FORMATS, SHORT_NAMES
 from qsim.numbers.spec import TensorSpec, check_keys, checked_field
 from qsim.operations.onnx_types import onnx_type
 
@@ -18,7 +19,7 @@ POSITIONS = ("first", "last")
 # What an override does to the spec of one role: puts another one in its place, switches it off (None), or changes fields.
 Change = TensorSpec | Mapping[str, Any] | tuple[tuple[str, Any], ...] | None
 
-_SHORT = {"fp16": "float16", "bf16": "bfloat16", "fp8": "float8_e4m3fn"}
+_FORMATS_BY_SHORT_NAME = {short: format for format, short in SHORT_NAMES.items() if format in FLOAT_FORMATS}
 _INTEGER = re.compile(r"(u?)int([1-9]\d*)")
 
 
@@ -145,8 +146,8 @@ def _checked_changes(fields: dict[str, Any]) -> tuple[tuple[str, Any], ...] | No
         if clash := [name for name in ("bits", "signed") if name in fields and fields[name] != implied[name]]:
             raise ValueError(f"Override: dtype={dtype!r} says {clash[0]}={implied[clash[0]]}; got {clash[0]}={fields[clash[0]]} too")
         fields = {**fields, **implied}
-    elif dtype in _SHORT:
-        fields = {**fields, "dtype": _SHORT[dtype]}
+    elif dtype in _FORMATS_BY_SHORT_NAME:
+        fields = {**fields, "dtype": _FORMATS_BY_SHORT_NAME[dtype]}
     return tuple((name, checked_field(name, value)) for name, value in fields.items())
 
 

@@ -12,11 +12,12 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from qsim.config.float_plan import HALF, FloatPlan
+from qsim.config.float_plan import FloatPlan
 from qsim.deploy import plan_nodes
 from qsim.deploy.plan_coreml import selector_source
+from qsim.numbers.float_format import HALF_FORMATS, SHORT_NAMES
 
-_FLAGS = {"float16": "fp16", "bfloat16": "bf16", "float8_e4m3fn": "fp8", "int8": "int8", "int4": "int4"}  # of trtexec
+_FLAGS = {**{format: SHORT_NAMES[format] for format in (*HALF_FORMATS, "float8_e4m3fn")}, "int8": "int8", "int4": "int4"}  # of trtexec
 
 
 def write(plan: FloatPlan, folder: str | PathLike[str], model: str | PathLike[str] | None = None) -> list[Path]:
@@ -59,7 +60,7 @@ def write(plan: FloatPlan, folder: str | PathLike[str], model: str | PathLike[st
         The model lacks something that the plan keeps, or cannot be divided. Nothing was written then.
     """
     files = {"plan.json": plan.to_json() + "\n"}
-    if plan.format in HALF:
+    if plan.format in HALF_FORMATS:
         files["coreml_op_selector.py"] = selector_source(plan)
     modules = [name for name in plan.keep if name not in plan.ordinals]
     modelopt: dict[str, Any] = {"quant_cfg": [{"quantizer_name": f"{glob.escape(name)}.*", "enable": False} for name in modules]}
@@ -71,7 +72,7 @@ def write(plan: FloatPlan, folder: str | PathLike[str], model: str | PathLike[st
         files["node_block_list.json"] = _json(nodes)
         if plan.format in _FLAGS:
             files["trtexec.txt"] = trtexec_text(plan, model, nodes)
-        if plan.format in HALF:
+        if plan.format in HALF_FORMATS:
             made = _with_casts(plan, model, nodes, folder)
     files["modelopt.json"] = _json(modelopt)
     return [*_written(folder, files), *made]

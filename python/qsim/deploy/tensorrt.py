@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from qsim.errors import ExportError
+from qsim.numbers.float_format import HALF_FORMATS, SHORT_NAMES
 
-_TYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
+_TYPES = {format: SHORT_NAMES[format] for format in (*HALF_FORMATS, "float32")}
 
 
 def precision_flags(formats: Mapping[str, str]) -> list[str]:

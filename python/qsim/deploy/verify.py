@@ -22,6 +22,8 @@ from torch.utils._pytree import tree_leaves
 from qsim.integer.programs import evaluate
 from qsim.numbers.sqnr import sqnr
 from qsim.onnx.lint import is_surrounded, lint
+from qsim.operations.moves import MOVING_TYPES
+from qsim.operations.onnxruntime import INTEGER_KERNELS
 from qsim.runs.batches import arguments_of
 from qsim.simulation.simulation import Simulation
 from qsim.table import decibel, text_table
@@ -29,20 +31,7 @@ from qsim.table import decibel, text_table
 Array = np.ndarray[Any, Any]
 OPTIMISED, UNOPTIMISED, ON_INTEGERS = "optimised", "not optimised", "on integers"
 # As its optimiser leaves them; where an operation runs on integers it has another name.
-_IN_FLOAT = {
-    "Conv",
-    "FusedConv",
-    "ConvTranspose",
-    "Gemm",
-    "FusedGemm",
-    "MatMul",
-    "FusedMatMul",
-    "Add",
-    "Mul",
-    "Concat",
-    "AveragePool",
-    "GlobalAveragePool",
-}
+_IN_FLOAT = {"ConvTranspose", *INTEGER_KERNELS, *(kernel.fused for kernel in INTEGER_KERNELS.values() if kernel.fused)}
 
 
 @dataclass
@@ -223,11 +212,7 @@ def _array(t: Tensor) -> Array:
 def _step(output: ir.Value) -> float | None:
     """The scale of an output, found behind operations that only move values."""
     node = output.producer()
-    while (
-        node is not None
-        and node.op_type in ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Cast")
-        and node.inputs[0] is not None
-    ):
+    while node is not None and node.op_type in MOVING_TYPES | {"Cast"} and node.inputs[0] is not None:
         node = node.inputs[0].producer()
     if node is None or node.op_type != "DequantizeLinear":
         return None

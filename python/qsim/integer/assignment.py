@@ -1,8 +1,7 @@
 """Which operations of a traced simulation ONNX Runtime runs on integers, and why it does not run the others so.
 
 It looks at one operation at a time: all that it reads dequantized, and what it makes quantized at once, by a ReLU or a Clip between
-them only if the grid of the result clips as they do. (`NodeGroupSelector` and those derived from it, onnxruntime 1.31,
-core/optimizer/qdq_transformer/selectors_actions/qdq_selectors.cc.)
+them only if the grid of the result clips as they do. Its kernels: `qsim.operations.onnxruntime`.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from qsim.graph.execute.marks import BIAS, QUANTIZED, ROUNDED
 from qsim.numbers.encoding import Encoding
 from qsim.numbers.float_format import FLOAT_FORMATS
 from qsim.operations.onnx_types import onnx_type
+from qsim.operations.onnxruntime import INTEGER_KERNELS
 from qsim.trace.fx_nodes import arguments, function, is_float, is_leaf, module, shape
 from qsim.trace.marks_before_rectifiers import absorbs, limits_of
 from qsim.trace.marks_behind_moves import is_moving, key_of
@@ -227,7 +227,7 @@ def _conv(node: Node, encodings: Encodings) -> tuple[str, _End]:
     given = arguments(node)
     x = _activation(given["input"], encodings)
     _weight(given["weight"], encodings, x, 0)
-    return "QLinearConv", _end(node, encodings, x)
+    return INTEGER_KERNELS["Conv"].name, _end(node, encodings, x)
 
 
 def _linear(node: Node, encodings: Encodings) -> tuple[str, _End]:
@@ -253,7 +253,7 @@ def _gemm(node: Node, encodings: Encodings, input: object, weight: object, bias:
         end = _End()  # rows are reshaped before and behind QGemm, and the ReLU comes after that
     if end.key is None and bias is not None and not (isinstance(bias, Node) and bias.target is BIAS):
         raise _Float("its bias is in float, and its result not quantized")
-    return "QGemm", end
+    return INTEGER_KERNELS["Gemm"].name, end
 
 
 def _product_end(node: Node, encodings: Encodings, x: Encoding) -> _End:
@@ -268,10 +268,10 @@ def _matmul(node: Node, encodings: Encodings) -> tuple[str, _End]:
     x = _activation(left, encodings, "left operand")
     _weight(right, encodings, x, 1)
     end = _product_end(node, encodings, x)
-    return ("MatMulIntegerToFloat" if end.key is None else "QLinearMatMul"), end
+    return ("MatMulIntegerToFloat" if end.key is None else INTEGER_KERNELS["MatMul"].name), end
 
 
-def _binary(kernel: str) -> _Rule:
+def _binary(op: str) -> _Rule:
     def rule(node: Node, encodings: Encodings) -> tuple[str, _End]:
         given = arguments(node)
         if given.get("alpha", 1) != 1:
@@ -279,14 +279,14 @@ def _binary(kernel: str) -> _Rule:
         a, b = (_activation(given[name], encodings, f"{which} operand") for name, which in (("self", "first"), ("other", "second")))
         if (a.quant_min < 0) != (b.quant_min < 0):
             raise _Float("its operands are not both signed or both unsigned")
-        return kernel, _end(node, encodings, a)
+        return INTEGER_KERNELS[op].name, _end(node, encodings, a)
 
     return rule
 
 
-def _unary(kernel: str) -> _Rule:
+def _unary(op: str) -> _Rule:
     def rule(node: Node, encodings: Encodings) -> tuple[str, _End]:
-        return kernel, _end(node, encodings, _activation(arguments(node)["self"], encodings))
+        return INTEGER_KERNELS[op].name, _end(node, encodings, _activation(arguments(node)["self"], encodings))
 
     return rule
 
@@ -296,13 +296,13 @@ def _concat(node: Node, encodings: Encodings) -> tuple[str, _End]:
     grids = [_activation(t, encodings, f"operand {i}") for i, t in enumerate(tensors)]
     if len({grid.quant_min for grid in grids}) > 1:
         raise _Float("its operands are not all signed or all unsigned")
-    return "QLinearConcat", _end(node, encodings, grids[0])
+    return INTEGER_KERNELS["Concat"].name, _end(node, encodings, grids[0])
 
 
 def _average_pool(node: Node, encodings: Encodings) -> tuple[str, _End]:
     if arguments(node).get("divisor_override") is not None:
         raise _Float("ONNX has no divisor_override")
-    return _unary("QLinearAveragePool")(node, encodings)
+    return _unary("AveragePool")(node, encodings)
 
 
 def _adaptive_pool(node: Node, encodings: Encodings) -> tuple[str, _End]:
@@ -310,7 +310,7 @@ def _adaptive_pool(node: Node, encodings: Encodings) -> tuple[str, _End]:
     sizes, results = shape(given["self"])[-len(given["output_size"]) :], given["output_size"]
     if any(not isinstance(n, int) or n % r for n, r in zip(sizes, results, strict=True)):
         raise _Float(f"windows of {tuple(results)} results over {tuple(sizes)} elements differ in size")
-    return _unary("QLinearGlobalAveragePool" if set(results) == {1} else "QLinearAveragePool")(node, encodings)
+    return _unary("GlobalAveragePool" if set(results) == {1} else "AveragePool")(node, encodings)
 
 
 def _mean(node: Node, encodings: Encodings) -> tuple[str, _End]:
@@ -319,7 +319,7 @@ def _mean(node: Node, encodings: Encodings) -> tuple[str, _End]:
     axes = sorted(axis % dims for axis in given.get("dim") or range(dims))
     if axes != list(range(2, dims)):
         raise _Float("ONNX Runtime has an integer kernel for means over all axes behind the second alone")
-    return _unary("QLinearGlobalAveragePool")(node, encodings)
+    return _unary("GlobalAveragePool")(node, encodings)
 
 
 def _where(node: Node, encodings: Encodings) -> tuple[str, _End]:
@@ -327,7 +327,7 @@ def _where(node: Node, encodings: Encodings) -> tuple[str, _End]:
     a, b = (_activation(given[name], encodings, f"{which} operand") for name, which in (("self", "first"), ("other", "second")))
     if (a.quant_min < 0) != (b.quant_min < 0):
         raise _Float("its operands are not both signed or both unsigned")
-    return "QLinearWhere", _end(node, encodings, a)
+    return INTEGER_KERNELS["Where"].name, _end(node, encodings, a)
 
 
 _RULES: dict[str, _Rule] = {
@@ -338,11 +338,11 @@ _RULES: dict[str, _Rule] = {
     **dict.fromkeys(("cat", "concat", "concatenate"), _concat),
     "linear": _linear,
     "addmm": _addmm,
-    "add": _binary("QLinearAdd"),
-    "mul": _binary("QLinearMul"),
+    "add": _binary("Add"),
+    "mul": _binary("Mul"),
     "mean": _mean,
-    "sigmoid": _unary("QLinearSigmoid"),
-    "leaky_relu": _unary("QLinearLeakyRelu"),
-    "softmax": _unary("QLinearSoftmax"),
+    "sigmoid": _unary("Sigmoid"),
+    "leaky_relu": _unary("LeakyRelu"),
+    "softmax": _unary("Softmax"),
     "where": _where,
 }

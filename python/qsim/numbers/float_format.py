@@ -47,3 +47,6 @@ FLOAT_FORMATS = {
     "float8_e4m3fn": _format(torch.float8_e4m3fn, infinite=False),
     "float8_e5m2": _format(torch.float8_e5m2),
 }
+HALF_FORMATS = ("float16", "bfloat16")
+# What people, and TensorRT's flags, call types of numbers.
+SHORT_NAMES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "float8_e4m3fn": "fp8"}

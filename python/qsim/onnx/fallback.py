@@ -11,11 +11,9 @@ from qsim.onnx.insert import Insertion
 from qsim.onnx.lower import as_tensor
 from qsim.onnx.tensors import ONNX_TYPES
 from qsim.onnx.translate import DOMAIN
+from qsim.operations.moves import MOVING_TYPES
 
 _FLOAT = ir.DataType.FLOAT
-# What hands on elements of its first operand as they are: it computes in any type.
-_MOVING = frozenset(["Expand", "Flatten", "Gather", "GatherElements", "GlobalMaxPool", "Identity", "MaxPool", "Reshape"])
-_MOVING |= {"Slice", "Squeeze", "Tile", "Transpose", "Unsqueeze"}
 
 
 class FallbackRegions:
@@ -56,7 +54,7 @@ class FallbackRegions:
         while value is not None and (made := value.producer()) is not None and not _is_mark(made, "out"):
             readers = value.consumers()
             alone = len(readers) == 1 if between else all(_is_mark(r, "in") and _format(r) == format for r in readers)
-            if made.domain or made.op_type not in _MOVING or not alone or value.is_graph_output():
+            if made.domain or made.op_type not in MOVING_TYPES or not alone or value.is_graph_output():
                 return
             between.append(made)
             value = made.inputs[0]

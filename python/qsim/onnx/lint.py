@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
-# ONNX Runtime: what it computes on integers where DequantizeLinear and QuantizeLinear stand right at it, and how many of its operands
-# must be quantized.
-_NEXT_TO_IT = {
-    "Conv": 2,
-    "Gemm": 2,
-    "MatMul": 2,
-    "Add": 2,
-    "Mul": 2,
-    "Concat": None,
-    "AveragePool": 1,
-    "GlobalAveragePool": 1,
-}
+from qsim.operations.moves import MOVING_TYPES
+from qsim.operations.onnxruntime import INTEGER_KERNELS
+
+_Rules = Mapping[str, Sequence[int] | None]  # positions of the operands that have to be quantized; None: all
 # Other compilers move quantizers over what only moves values, and take results as they are.
-_OPERANDS = {"Conv": 2, "ConvTranspose": 2, "Gemm": 2, "MatMul": 2}
-_MOVING = ("Concat", "MaxPool", "Reshape", "Transpose", "Slice", "Split", "Squeeze", "Unsqueeze", "Expand", "Gather")
+_OPERANDS = dict.fromkeys(("Conv", "ConvTranspose", "Gemm", "MatMul"), (0, 1))
+_MOVING = MOVING_TYPES | {"Concat"}
 _ABSORBED = ("Relu", "Clip")
 
 
@@ -37,7 +29,7 @@ def lint(model: ir.Model, target: str) -> dict[str, str]:
         Name of a `qsim.trace.runtimes.Runtime`.
     """
     local = target == "onnxruntime"
-    rules: Mapping[str, int | None] = _NEXT_TO_IT if local else _OPERANDS
+    rules: _Rules = {type: kernel.operands for type, kernel in INTEGER_KERNELS.items()} if local else _OPERANDS
     found: dict[str, str] = {}
     if not any(node.op_type == "QuantizeLinear" for node in model.graph):
         return found  # weights alone, or float formats
@@ -45,8 +37,7 @@ def lint(model: ir.Model, target: str) -> dict[str, str]:
         if node.op_type not in rules or not _is_float(node.outputs[0]):
             continue
         unquantized = list(_operands(node, rules[node.op_type], local))
-        read = node.inputs[: rules[node.op_type]]
-        inside = len(unquantized) == len(read)  # of a region that is left in float
+        inside = len(unquantized) == len(_read(node, rules[node.op_type]))  # of a region that is left in float
         reasons = [*unquantized, *(_result(node) if local else ())]
         if reasons and not inside:
             found[str(node.name)] = ", and ".join(reasons)
@@ -55,7 +46,8 @@ def lint(model: ir.Model, target: str) -> dict[str, str]:
 
 def is_surrounded(node: ir.Node) -> bool:
     """Whether all that an operation multiplies, adds, joins or averages is quantized, and its result is."""
-    return not [*_operands(node, _NEXT_TO_IT.get(node.op_type, 2), True), *_result(node)]
+    kernel = INTEGER_KERNELS.get(node.op_type)
+    return not [*_operands(node, kernel.operands if kernel else (0, 1), True), *_result(node)]
 
 
 def overflowing_biases(model: ir.Model) -> list[str]:
@@ -88,9 +80,14 @@ def _is_float(value: ir.Value) -> bool:
     return value.dtype in (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
-def _operands(node: ir.Node, count: int | None, local: bool) -> Iterator[str]:
-    for index, value in enumerate(node.inputs[:count]):
-        if value is not None and not _is_quantized(value, local):
+def _read(node: ir.Node, positions: Sequence[int] | None) -> dict[int, ir.Value]:
+    """What a kernel wants dequantized, by position."""
+    return {i: value for i, value in enumerate(node.inputs) if value is not None and (positions is None or i in positions)}
+
+
+def _operands(node: ir.Node, positions: Sequence[int] | None, local: bool) -> Iterator[str]:
+    for index, value in _read(node, positions).items():
+        if not _is_quantized(value, local):
             producer = value.producer()
             made = f"made by {producer.name}" if producer is not None else "a constant" if value.const_value is not None else "an input"
             yield f"operand {index} ({made}) is not quantized"

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch.overrides import get_overridable_functions, is_tensor_method_or_property
 from torch.utils._device import _device_constructors
 
+from qsim.operations.moves import MOVING
 from qsim.operations.recurrent import RECURRENT
 
 Function = Callable[..., Any]
@@ -28,20 +29,15 @@ def _table(names: str) -> frozenset[str]:
 
 _LAYOUT = _table(
     """
-    view view_as reshape reshape_as permute transpose t swapaxes swapdims movedim moveaxis adjoint flatten unflatten ravel
-    squeeze unsqueeze expand expand_as broadcast_to broadcast_tensors contiguous clone detach positive unfold fold
-    channel_shuffle pixel_shuffle pixel_unshuffle squeeze_ unsqueeze_ transpose_ t_ swapaxes_ detach_ resolve_conj resolve_neg
-    as_strided atleast_1d atleast_2d atleast_3d meshgrid _pack_padded_sequence _pad_packed_sequence __get__
+    broadcast_tensors unfold fold squeeze_ unsqueeze_ transpose_ t_ swapaxes_ detach_ as_strided meshgrid _pack_padded_sequence
+    _pad_packed_sequence __get__
     """
 )
 _SELECTION = _table(
     """
-    __getitem__ getitem select narrow index_select gather take take_along_dim masked_select chunk split split_with_sizes
-    tensor_split hsplit vsplit dsplit unbind unsafe_chunk unsafe_split roll flip fliplr flipud rot90 repeat tile
-    repeat_interleave diagonal tril triu diag where max min amax amin cummax cummin sort topk msort kthvalue median mode
-    max_pool1d max_pool2d max_pool3d max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices adaptive_max_pool1d
-    adaptive_max_pool2d adaptive_max_pool3d adaptive_max_pool1d_with_indices adaptive_max_pool2d_with_indices
-    adaptive_max_pool3d_with_indices max_unpool1d max_unpool2d max_unpool3d
+    __getitem__ masked_select tril triu diag where max min amax amin cummax cummin sort topk msort kthvalue median mode
+    max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices adaptive_max_pool1d_with_indices
+    adaptive_max_pool2d_with_indices adaptive_max_pool3d_with_indices max_unpool1d max_unpool2d max_unpool3d
     """
 )
 _INSERTION = _table(
@@ -52,7 +48,7 @@ _INSERTION = _table(
 )
 _CREATION = _table("empty_like zeros_like ones_like full_like new_empty new_zeros new_ones new_full new_tensor")
 _CASTS = _table("to type type_as float half double bfloat16 int long short char byte bool cpu cuda")
-_REGULARIZATION = _table("dropout dropout1d dropout2d dropout3d alpha_dropout feature_dropout feature_alpha_dropout")
+_REGULARIZATION = _table("dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout")
 _QUESTIONS = _table(
     """
     __set__ __len__ __bool__ __contains__ __hash__ __index__ __int__ __float__ __repr__ __iter__ __array__ size dim ndimension
@@ -66,7 +62,7 @@ _QUESTIONS = _table(
 )
 
 # The result lies on the grid of the operand, or is no quantity to be quantized.
-TRANSPARENT = _LAYOUT | _SELECTION | _INSERTION | _CREATION | _CASTS | _REGULARIZATION | _QUESTIONS
+TRANSPARENT = MOVING | _LAYOUT | _SELECTION | _INSERTION | _CREATION | _CASTS | _REGULARIZATION | _QUESTIONS
 RANDOM = _table("bernoulli bernoulli_ uniform_ normal normal_ rand randn randint rand_like randn_like randint_like multinomial randperm")
 # Constructors of tensors out of values that may be data: lists, arrays, memory of other libraries.
 CONVERSIONS = _table("tensor as_tensor asarray from_numpy frombuffer from_dlpack scalar_tensor new_tensor")

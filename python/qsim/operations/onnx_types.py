@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from qsim.operations.moves import MOVING_TYPES
+
 _FUNCTIONS = {
     "Conv": "conv1d conv2d conv3d",
     "ConvTranspose": "conv_transpose1d conv_transpose2d conv_transpose3d",
@@ -59,13 +61,12 @@ _FUNCTIONS = {
 _TYPE = {name: onnx for onnx, names in _FUNCTIONS.items() for name in names.split()}
 
 COMPUTING = frozenset(_FUNCTIONS)
-# Their results lie on the grid of their operand, so no rule about a quantizer behind them can apply.
-_MOVING = """
-    BatchPermutation BatchToSpace Cast ChannelShuffle Constant ConstantOfShape CropAndResize DepthToSpace Dropout Expand Flatten
-    GatherElements GatherND GlobalMaxPool Identity MaxPool MaxRoiPool NonMaxSuppression NonZero OneHot Pad Permute ReduceMax ReduceMin
-    Reshape ScatterElements ScatterND Slice SpaceToBatch SpaceToDepth Split Squeeze StridedSlice Tile TopK Transpose Unsqueeze Where
+# Their results lie on the grid of an operand, so no rule about a quantizer behind them can apply.
+_ON_GRID = """
+    BatchPermutation BatchToSpace Cast ChannelShuffle Constant ConstantOfShape CropAndResize Dropout GatherND MaxRoiPool
+    NonMaxSuppression NonZero OneHot Pad Permute ReduceMax ReduceMin ScatterElements ScatterND SpaceToBatch StridedSlice TopK Where
 """
-MOVING = frozenset(_MOVING.split())
+ON_GRID = (MOVING_TYPES | frozenset(_ON_GRID.split())) - COMPUTING
 # Their results are never negative.
 RECTIFYING = ("Relu", "Sigmoid", "HardSigmoid", "Softmax", "Softplus", "Exp", "Sqrt", "Abs")
 

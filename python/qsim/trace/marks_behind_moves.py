@@ -11,69 +11,7 @@ from torch import Tensor
 from torch.fx import Graph, Node
 
 from qsim.graph.execute.marks import QUANTIZED
-
-# Overloads of these ATen operators take one tensor and hand on some of its elements, in some order, some of them repeatedly.
-_MOVING = frozenset(
-    [
-        "adaptive_max_pool1d",
-        "adaptive_max_pool2d",
-        "adaptive_max_pool3d",
-        "alias",
-        "chunk",
-        "clone",
-        "contiguous",
-        "detach",
-        "diagonal",
-        "dropout",
-        "expand",
-        "expand_as",
-        "feature_dropout",
-        "flatten",
-        "flip",
-        "gather",
-        "getitem",
-        "index",
-        "index_select",
-        "max_pool1d",
-        "max_pool2d",
-        "max_pool3d",
-        "movedim",
-        "narrow",
-        "permute",
-        "pixel_shuffle",
-        "pixel_unshuffle",
-        "ravel",
-        "repeat",
-        "repeat_interleave",
-        "reshape",
-        "roll",
-        "select",
-        "slice",
-        "split",
-        "split_with_sizes",
-        "squeeze",
-        "swapaxes",
-        "t",
-        "take_along_dim",
-        "tile",
-        "transpose",
-        "unbind",
-        "unflatten",
-        "unsqueeze",
-        "upsample_nearest1d",
-        "upsample_nearest2d",
-        "upsample_nearest3d",
-        "view",
-        "view_as",
-        "reflection_pad1d",
-        "reflection_pad2d",
-        "reflection_pad3d",
-        "replication_pad1d",
-        "replication_pad2d",
-        "replication_pad3d",
-    ]
-)
-_JOINING = frozenset({"cat", "concat", "concatenate", "stack"})
+from qsim.operations.moves import JOINING, MOVING
 
 
 def operation(node: Node) -> str:
@@ -91,13 +29,13 @@ def key_of(node: Any) -> str | None:
 def is_moving(node: Node) -> bool:
     """Whether a node hands on elements of one tensor, and zeros, and computes nothing."""
     name = operation(node)
-    return name in _MOVING or _pads_with_zero(node, name)
+    return name in MOVING or _pads_with_zero(node, name)
 
 
 def moved_from(node: Node) -> Node | None:
     """The tensor whose elements a moving node hands on; None for a node that computes."""
     tensor = node.args[0] if is_moving(node) else None
-    if node.target is operator.getitem and isinstance(tensor, Node) and operation(tensor) in _MOVING:
+    if node.target is operator.getitem and isinstance(tensor, Node) and operation(tensor) in MOVING:
         tensor = tensor.args[0]  # a split's result is a list
     return tensor if isinstance(tensor, Node) else None
 
@@ -126,10 +64,9 @@ def _carried(node: Node) -> str | None:
     """The key of the one quantizer whose grid holds all results of `node`, if it only moves values."""
     if is_moving(node):
         return key_of(moved_from(node))
-    if operation(node) in _JOINING:
-        keys = {key_of(tensor) for tensor in node.args[0]}  # type: ignore[union-attr]
-        return keys.pop() if len(keys) == 1 else None
-    return None
+    joined: Any = node.args[0] if operation(node) in JOINING else node.args[1:] if operation(node) == "where" else ()
+    keys = {key_of(tensor) for tensor in joined}
+    return keys.pop() if len(keys) == 1 else None
 
 
 def _pads_with_zero(node: Node, name: str) -> bool:

@@ -11,10 +11,9 @@ import torch
 
 from qsim.config.profile import Profile
 from qsim.numbers.encoding import Encoding
-from qsim.numbers.float_format import FLOAT_FORMATS
+from qsim.numbers.float_format import FLOAT_FORMATS, HALF_FORMATS
 from qsim.quantizers.quantizer import Quantizer
 
-_HALVES = ("float16", "bfloat16")
 _FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
 
 
@@ -100,8 +99,8 @@ RUNTIMES = {
     for target in (
         Runtime(
             "onnxruntime",
-            activations=(*_INT8_16, *_HALVES),  # of float8, ONNX Runtime 1.31 makes operators that it cannot load
-            weights=("int4", "uint4", *_INT8_16, *_HALVES),
+            activations=(*_INT8_16, *HALF_FORMATS),  # of float8, ONNX Runtime 1.31 makes operators that it cannot load
+            weights=("int4", "uint4", *_INT8_16, *HALF_FORMATS),
             channels=True,
             bias=True,
             carries=True,
@@ -109,14 +108,14 @@ RUNTIMES = {
         ),
         Runtime(
             "tensorrt",
-            activations=("int8", *_HALVES, "float8_e4m3fn"),
-            weights=("int4", "int8", *_HALVES, "float8_e4m3fn"),
+            activations=("int8", *HALF_FORMATS, "float8_e4m3fn"),
+            weights=("int4", "int8", *HALF_FORMATS, "float8_e4m3fn"),
             zero_points=False,
         ),
         Runtime(
             "openvino",
-            activations=(*_INT8_16, *_HALVES, *_FLOAT8),
-            weights=("int4", "uint4", *_INT8_16, *_HALVES, *_FLOAT8),
+            activations=(*_INT8_16, *HALF_FORMATS, *_FLOAT8),
+            weights=("int4", "uint4", *_INT8_16, *HALF_FORMATS, *_FLOAT8),
         ),
         Runtime(
             "coreml",

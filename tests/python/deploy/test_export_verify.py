@@ -65,7 +65,7 @@ def test_what_runs_in_float_is_named_with_the_reason(tmp_path):
     sim = qsim.QuantSim(model.eval(), torch.randn(2, 8), CONFIG)
     sim.calibrate([torch.randn(32, 8)], progress=False)
     report = sim.export(tmp_path / "model.onnx", verify=[torch.randn(64, 8)])
-    assert report.lint == {"Mul": "operand 1 (made by Sigmoid) is not quantized"}
+    assert report.lint == {"Sigmoid": "its result goes unquantized to Mul", "Mul": "operand 1 (made by Sigmoid) is not quantized"}
     assert report.verification.in_float == report.lint
 
 

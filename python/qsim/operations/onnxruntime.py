@@ -1,0 +1,44 @@
+"""What ONNX Runtime has integer kernels for, a row an ONNX operator type.
+
+Its optimiser puts them where DequantizeLinear stands right in front of an operation and QuantizeLinear right behind it.
+(``NodeGroupSelector`` and those derived from it, onnxruntime 1.32, core/optimizer/qdq_transformer/selectors_actions/qdq_selectors.cc.)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class IntegerKernel:
+    """An integer kernel of ONNX Runtime.
+
+    Attributes
+    ----------
+    name : str
+        Of the operator that stands in an optimised model in place of the float one.
+    operands : tuple of int or None
+        Positions of those that have to be dequantized; None: all of them.
+    fused : str
+        What the optimiser calls the float operation together with an activation; "" where it makes none.
+    """
+
+    name: str
+    operands: tuple[int, ...] | None
+    fused: str = ""
+
+
+INTEGER_KERNELS = {
+    "Conv": IntegerKernel("QLinearConv", (0, 1), "FusedConv"),
+    "Gemm": IntegerKernel("QGemm", (0, 1), "FusedGemm"),
+    "MatMul": IntegerKernel("QLinearMatMul", (0, 1), "FusedMatMul"),
+    "Add": IntegerKernel("QLinearAdd", (0, 1)),
+    "Mul": IntegerKernel("QLinearMul", (0, 1)),
+    "Concat": IntegerKernel("QLinearConcat", None),
+    "AveragePool": IntegerKernel("QLinearAveragePool", (0,)),
+    "GlobalAveragePool": IntegerKernel("QLinearGlobalAveragePool", (0,)),
+    "Sigmoid": IntegerKernel("QLinearSigmoid", (0,)),
+    "LeakyRelu": IntegerKernel("QLinearLeakyRelu", (0,)),
+    "Softmax": IntegerKernel("QLinearSoftmax", (0,)),
+    "Where": IntegerKernel("QLinearWhere", (1, 2)),
+}
