@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -55,7 +56,8 @@ def fold_batch_norms(model: nn.Module, example_inputs: Any, *, keep: Collection[
     ----------
     model : nn.Module, any device, float16/bfloat16/float32/float64
         Runs on the example inputs in eval and in training mode, and is then as it was but for the folding: outputs in eval mode are
-        equal to a few ulp, a folded BatchNorm is an `nn.Identity` at the same path, training flags are kept. Whatever those flags say,
+        equal to a few ulp, a folded BatchNorm is an `nn.Identity` at the same path (of a subclass that calls its children after it has
+        normalized, as timm's do, the children stay, in an `nn.Sequential`), training flags are kept. Whatever those flags say,
         the running statistics are folded.
     example_inputs : Tensor, tuple of arguments, dict of keyword arguments, or list of such calls
     keep : collection of str
@@ -127,7 +129,8 @@ def fold_state(model: nn.Module, folds: Iterable[tuple[Fold, _BatchNorm]], state
         The state has some of those BatchNorms and not the others or their layers, or statistics that mean nothing.
     """
     layers: dict[str, nn.Module] = {}
-    if not any(key.startswith(f"{fold.batch_norm}.") for key in state for fold, _ in folds):
+    own = [f"{fold.batch_norm}.{name}" for fold, bn in folds for name in bn.state_dict() if "." not in name]
+    if not any(key in state for key in own):
         return
     for fold, bn in folds:
         if fold.layer not in layers:
@@ -138,9 +141,12 @@ def fold_state(model: nn.Module, folds: Iterable[tuple[Fold, _BatchNorm]], state
 
 
 def _loaded(path: str, module: nn.Module, state: dict[str, Any]) -> nn.Module:
-    """A copy of the module that holds its entries of the state, which are taken out."""
-    own = {key.removeprefix(f"{path}."): state.pop(key) for key in list(state) if key.startswith(f"{path}.")}
+    """A copy of the module, without its children, that holds its entries of the state, which are taken out."""
+    names = [key.removeprefix(f"{path}.") for key in state if key.startswith(f"{path}.")]
+    own = {name: state.pop(f"{path}.{name}") for name in names if "." not in name}
     module = copy.deepcopy(module)
+    for child, _ in list(module.named_children()):
+        delattr(module, child)
     if "bias" not in own and not isinstance(module, _BatchNorm):  # a layer's came with the folding
         module.register_parameter("bias", None)
     try:
@@ -244,9 +250,10 @@ def _exact(t: Tensor) -> Tensor:
 
 
 def _replace(model: nn.Module, bn: nn.Module) -> None:
-    """An Identity wherever `bn` is registered."""
-    identity = nn.Identity().train(bn.training)
+    """An Identity wherever `bn` is registered, or what it called behind the normalization (`is_followed_by_children`)."""
+    children = OrderedDict(bn.named_children())
+    rest = (nn.Sequential(children) if children else nn.Identity()).train(bn.training)
     for path, module in list(model.named_modules(remove_duplicate=False)):
         if module is bn:
             parent, _, child = path.rpartition(".")
-            setattr(model.get_submodule(parent), child, identity)
+            setattr(model.get_submodule(parent), child, rest)

@@ -216,3 +216,56 @@ def test_report_reads_well():
         "  folded '1' into '0'",
         "  kept '3': '3' reads '2', not the result of a convolution or linear layer as it is",
     ]
+
+
+class Activated(nn.BatchNorm2d):
+    """With a forward of its own, as timm's BatchNormAct2d has: it normalizes, then calls its children."""
+
+    def __init__(self, channels: int, **children: nn.Module) -> None:
+        super().__init__(channels)
+        for name, child in children.items():
+            self.add_module(name, child)
+
+    def forward(self, x):
+        mean, var = self.running_mean, self.running_var
+        x = F.batch_norm(x, mean, var, self.weight, self.bias, self.training, self.momentum, self.eps)
+        for child in self.children():
+            x = child(x)
+        return x
+
+
+class Doubled(Activated):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+@pytest.mark.parametrize("children", [{}, {"drop": nn.Dropout(), "act": nn.ReLU(inplace=True)}, {"act": nn.PReLU(8)}])
+def test_a_batch_norm_that_calls_its_children(children):
+    torch.manual_seed(0)
+    model = trained(nn.Sequential(nn.Conv2d(3, 8, 3), Activated(8, **children), nn.Conv2d(8, 4, 1)))
+    x, before = torch.randn(4, 3, 9, 9), copy.deepcopy(model)
+    report = qsim.fold_batch_norms(model, x)
+    assert report.folded == {"1": "0"}
+    assert [name for name, _ in model[1].named_children()] == list(children)
+    torch.testing.assert_close(model(x), before(x), rtol=1e-5, atol=1e-5)
+
+
+def test_a_batch_norm_that_does_more_stays():
+    model = trained(nn.Sequential(nn.Conv2d(3, 8, 3), Doubled(8, act=nn.ReLU())))
+    report = qsim.fold_batch_norms(model, torch.randn(4, 3, 9, 9))
+    assert not report.folded
+    assert "'1' (Doubled) has a forward of its own" in report.kept["1"]
+
+
+def test_states_of_a_batch_norm_with_children_load():
+    """Into the simulation that folded it: what its children learned stays theirs."""
+    torch.manual_seed(0)
+    model = trained(nn.Sequential(nn.Conv2d(3, 8, 3), Activated(8, act=nn.PReLU(8)), nn.Conv2d(8, 4, 1)))
+    x = torch.randn(4, 3, 9, 9)
+    sim = qsim.QuantSim(model, x, qsim.int8())
+    other = trained(copy.deepcopy(model))
+    nn.init.uniform_(other[1].act.weight)
+    sim.load_state_dict(other.state_dict())
+    sim.load_state_dict(sim.state_dict())
+    with sim.in_float():
+        torch.testing.assert_close(sim(x), other(x), rtol=1e-5, atol=1e-5)
