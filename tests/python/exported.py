@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime
 import torch
 import torch.nn.functional as F
 from blocks import Transformer
@@ -14,6 +13,7 @@ from models import seeded
 from torch import Tensor, nn
 
 import qsim
+from qsim.onnx.sessions import session
 
 
 class Vision(nn.Module):
@@ -93,16 +93,6 @@ def exported(name: str, config: qsim.Config, target: str | None = None) -> tuple
     return path, simulated(name, config).export(path, target)
 
 
-def session(path: Path, *, optimised: bool = False, saved: Path | None = None) -> onnxruntime.InferenceSession:
-    options, level = onnxruntime.SessionOptions(), onnxruntime.GraphOptimizationLevel
-    options.graph_optimization_level = level.ORT_ENABLE_ALL if optimised else level.ORT_DISABLE_ALL
-    options.add_session_config_entry("session.qdqisint8allowed", "1")
-    options.log_severity_level = 3
-    if saved is not None:
-        options.optimized_model_filepath = str(saved)
-    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-
-
 def computed(path: Path, *inputs: Tensor, optimised: bool = False) -> list[np.ndarray]:
     """What ONNX Runtime computes."""
     run = session(path, optimised=optimised)
@@ -119,7 +109,7 @@ def expected(sim: qsim.QuantSim, *inputs: Tensor) -> list[np.ndarray]:
 def optimised_types(path: Path, folder: Path) -> list[str]:
     """Types of the operators in ONNX Runtime's optimised graph."""
     saved = folder / "optimised.onnx"
-    session(path, optimised=True, saved=saved)
+    session(path, optimised=True, save=saved)
     return [node.op_type for node in onnx.load(saved).graph.node]
 
 

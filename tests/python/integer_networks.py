@@ -132,10 +132,10 @@ def _system(**activation: bool) -> qsim.Profile:
 
 
 SYSTEMS = {
-    "int8": qsim.int8(target="onnxruntime"),
+    "int8": qsim.int8(target=_system(signed=True, symmetric=False)),
     "int8 symmetric": qsim.int8(target=_system(signed=True, symmetric=True)),
     "uint8, weights of 7 bits": qsim.int8(target=_system(signed=False, symmetric=False)).override("*", weight={"bits": 7}),
-    "uint8": qsim.int8(target=_system(signed=False, symmetric=False)),
+    "uint8": qsim.int8(target="onnxruntime"),
     "weights of 4 bits": qsim.w4a8(target="onnxruntime"),
     "bias in float": dataclasses.replace(qsim.int8(target="onnxruntime"), bias=False),
 }

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
 from qsim.numbers.encoding import Encoding
+from qsim.onnx.sessions import entries
 
 TYPES = {"int8": TensorProto.INT8, "uint8": TensorProto.UINT8, "int4": TensorProto.INT4, "int32": TensorProto.INT32}
 DTYPES = {"int8": np.int8, "uint8": np.uint8, "int32": np.int32}
@@ -101,7 +103,9 @@ def session(model: bytes | str, optimize: bool = True, save: Path | None = None)
     levels = onnxruntime.GraphOptimizationLevel
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = levels.ORT_ENABLE_ALL if optimize else levels.ORT_DISABLE_ALL
-    options.add_session_config_entry("session.qdqisint8allowed", "1")
+    held = ir.from_proto(onnx.load_from_string(model)) if isinstance(model, bytes) else ir.load(model)
+    for entry in entries(held)[0].items():
+        options.add_session_config_entry(*entry)
     options.intra_op_num_threads = 1
     options.log_severity_level = 3
     if save is not None:

@@ -53,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _runs(options: argparse.Namespace) -> Iterator[tuple[Mapping[str, Array], Mapping[str, Sequence[Array]]]]:
-    from qsim.deploy.verify import session
+    from qsim.onnx.sessions import session
 
     taken = session(options.model, optimised=False)
     reference = None if options.reference is None else session(options.reference, optimised=True)

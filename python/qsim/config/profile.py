@@ -56,8 +56,6 @@ class Profile:
         Quantize what the model returns; None leaves it to `outputs`.
     ranges : tuple of (str, float, float)
         Operations whose results have a known range: they get a fixed encoding, which no calibration changes.
-    clip_ranges : bool
-        The result of a Clip has its limits as known range.
     bias : tuple of str
         Multiply-accumulates whose biases are int32, with the scale of the products.
     weight, activation : mapping
@@ -84,7 +82,6 @@ class Profile:
     model_input: bool = True
     model_output: bool | None = None
     ranges: tuple[Range, ...] = ()
-    clip_ranges: bool = False
     bias: tuple[str, ...] = ("*",)
     weight: Mapping[str, Any] | Changes = ()
     activation: Mapping[str, Any] | Changes = ()
@@ -161,14 +158,13 @@ DEFAULT = Profile("default", _chains(_ACTIVATION))
 
 # Integer kernels run where DequantizeLinear and QuantizeLinear stand on both sides. A rectifier goes into them if the zero point is the
 # smallest integer, which an asymmetric range from 0 gives, or the range is that of the Clip; other activations need a quantizer before
-# them. A table that Gather reads has one scale.
+# them. A table that Gather reads has one scale. On x86 the fast kernels take uint8 activations and int8 weights.
 ONNXRUNTIME = Profile(
     "onnxruntime",
     _chains(_RECTIFIER),
     ranges=_UNIT,
-    clip_ranges=True,
     weight=_SYMMETRIC,
-    activation={"signed": True},
+    activation={"signed": False},
     rules=(Override(op_type="Gather", weight={"axis": None, "block_size": None}),),
 )
 

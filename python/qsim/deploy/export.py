@@ -111,7 +111,7 @@ def _written(
 ) -> ExportReport:
     """Write a simulation that was traced."""
     from qsim.onnx import file as onnx_file
-    from qsim.onnx import lint
+    from qsim.onnx import lint, sessions
     from qsim.onnx import model as onnx_model
 
     sim, target = traced.sim, traced.target
@@ -134,7 +134,10 @@ def _written(
         with seconds.stage("verify"):
             verification = verify_simulation(sim, file, verify)
     sizes = {written: written.stat().st_size for written in files}
+    session_options, more = sessions.entries(built.model) if target.name == "onnxruntime" else ({}, [])
     linted = lint.lint(built.model, target.name)
     opset = built.model.opset_imports[""]
-    notes = [*notes, *built.notes]
-    return ExportReport(file, target.name, opset, sizes, dict(seconds), built.names, notes, linted, verification, built.fallback)
+    notes = [*notes, *built.notes, *more]
+    return ExportReport(
+        file, target.name, opset, sizes, dict(seconds), built.names, notes, linted, verification, built.fallback, session_options
+    )

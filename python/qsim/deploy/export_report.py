@@ -38,7 +38,9 @@ class ExportReport:
         What ONNX Runtime computes, beside the simulation.
     fallback : dict of str to str
         The nodes that compute in a float format because of `QuantSim.fallback`, and which. Also in the model's metadata, as
-        ``qsim.simulation.fallback_report``.
+        ``qsim.fallback``.
+    session_options : dict of str to str
+        Entries for `onnxruntime.SessionOptions.add_session_config_entry`, so that a CPU like this one computes the integers of the file.
     """
 
     path: Path
@@ -51,10 +53,12 @@ class ExportReport:
     lint: dict[str, str]
     verification: Verification | None = None
     fallback: dict[str, str] = field(default_factory=dict)
+    session_options: dict[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         lines = [f"exported {len(self.names)} quantizers for {self.target}, opset {self.opset} ({seconds_text(self.seconds)})"]
         lines += [f"  {file}  {size:,} bytes" for file, size in self.files.items()]
+        lines += [f'  open with options.add_session_config_entry("{name}", "{value}")' for name, value in self.session_options.items()]
         for title, entries in (("notes", self.notes), ("in float", [f"{name}: {why}" for name, why in self.lint.items()])):
             lines += [f"{title}:", *(f"  {entry}" for entry in entries)] if entries else []
         return "\n".join([*lines, *([str(self.verification)] if self.verification is not None else [])])

@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves
 from qsim.integer.programs import evaluate
 from qsim.numbers.sqnr import sqnr
 from qsim.onnx.lint import is_surrounded, lint
+from qsim.onnx.sessions import session
 from qsim.operations.moves import MOVING_TYPES
 from qsim.operations.onnxruntime import INTEGER_KERNELS
 from qsim.runs.batches import arguments_of
@@ -115,26 +116,6 @@ class Verification:
         )
         floats = [f"{len(self.in_float)} operations run in float:", *(f"  {n}: {why}" for n, why in self.in_float.items())]
         return "\n".join([f"ONNX Runtime {self.version}", table, *(floats if self.in_float else [])])
-
-
-def session(path: Path, *, optimised: bool, save: Path | None = None) -> onnxruntime.InferenceSession:
-    """A session on the CPU that computes int8 as int8.
-
-    Parameters
-    ----------
-    path : Path
-    optimised : bool
-        All of ONNX Runtime's graph optimisations, or none.
-    save : Path, optional
-        Write the optimised graph there.
-    """
-    options, level = onnxruntime.SessionOptions(), onnxruntime.GraphOptimizationLevel
-    options.graph_optimization_level = level.ORT_ENABLE_ALL if optimised else level.ORT_DISABLE_ALL
-    options.add_session_config_entry("session.qdqisint8allowed", "1")  # int8 becomes uint8 without it
-    options.log_severity_level = 3
-    if save is not None:
-        options.optimized_model_filepath = str(save)
-    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
 def verify(path: Path, batches: Iterable[tuple[Mapping[str, Array], Mapping[str, Sequence[Array]]]]) -> Verification:

@@ -18,7 +18,7 @@ from qsim.quantizers.quantizer import Quantizer
 from qsim.trace.capture import Program
 from qsim.trace.mark_uses import Marked
 from qsim.trace.marks_before_rectifiers import hoist_marks
-from qsim.trace.runtimes import RUNTIMES, shifted
+from qsim.trace.runtimes import RUNTIMES, stored_as
 from qsim.trace.storages import storages
 
 
@@ -84,6 +84,6 @@ def stored_inputs(program: Program) -> list[tuple[str, str]]:
 
 
 def _as_stored(encodings: dict[str, Encoding], marked: Marked, quantizers: Mapping[str, Quantizer]) -> dict[str, Encoding]:
-    """Encodings of activations as an exported model has them: unsigned ones are shifted where they are stored as int8."""
+    """Encodings of activations as an exported model has them."""
     stored = storages(marked, quantizers, RUNTIMES["onnxruntime"]).activations
-    return {key: shifted(e) if e.quant_min == 0 and stored.get(key) == "int8" else e for key, e in encodings.items()}
+    return {key: stored_as(encoding, stored.get(key)) for key, encoding in encodings.items()}

@@ -18,7 +18,7 @@ from qsim.onnx.tensors import ONNX_TYPES
 from qsim.onnx.translate import DOMAIN
 from qsim.quantizers.bias import BiasQuantizer
 from qsim.quantizers.quantizer import Quantizer
-from qsim.trace.runtimes import shifted
+from qsim.trace.runtimes import stored_as
 from qsim.trace.storages import Storages
 
 _FLOAT = ir.DataType.FLOAT
@@ -93,8 +93,7 @@ class Lowering:
             y = self._cast(node, x, ONNX_TYPES[storage], f"{key}_quantized")  # to Inf beyond the largest number
             self.names.setdefault(key, str(y.name))
             return self._cast(node, y, own, f"{key}_dequantized")
-        if storage == "int8" and encoding.quant_min == 0:
-            encoding = shifted(encoding)
+        encoding = stored_as(encoding, storage)
         x = self._cast(node, x, _FLOAT, f"{key}_float")
         if not spec.is_float and (encoding.quant_min, encoding.quant_max) != grid_of(storage):
             x = self._clip(node, key, x, float(encoding.min), float(encoding.max))

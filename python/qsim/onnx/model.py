@@ -155,12 +155,6 @@ def _notes(program: Program, marked: Marked, quantizers: Mapping[str, Quantizer]
     reciprocal = [key for key in lowering.names if quantizers[key].spec.rounding == "reciprocal" and False in marked.uses[key]]
     if reciprocal:
         notes.append(f"{len(reciprocal)} quantizers multiply by 1 / scale; QuantizeLinear divides, so ties may round the other way")
-    if target.name == "onnxruntime" and "int8" in lowering.storages.activations.values():
-        notes.append('open sessions with options.add_session_config_entry("session.qdqisint8allowed", "1"): int8 becomes uint8 without it')
-        notes.append(
-            "on x86 uint8 activations with weights of 7 bits run several times faster than int8, and as exactly: "
-            "config.override('*', weight={'bits': 7}, activation={'signed': False})"
-        )
     return notes
 
 

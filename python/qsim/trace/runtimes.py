@@ -86,10 +86,12 @@ def _shown(zero_point: torch.Tensor) -> str:
     return f"{values[0]}" if len(values) == 1 else f"{values[0]} to {values[-1]}"
 
 
-def shifted(encoding: Encoding) -> Encoding:
-    """The grid of an unsigned encoding of 8 bits in int8: everything 128 lower, the same values."""
-    low, high = encoding.quant_min - 128, encoding.quant_max - 128
-    return dataclasses.replace(encoding, zero_point=encoding.zero_point - 128, quant_min=low, quant_max=high, dtype="int8")
+def stored_as(encoding: Encoding, storage: str | None) -> Encoding:
+    """A signed encoding in uint8, if that is how it is stored: everything 128 higher, the same values."""
+    if storage != "uint8" or encoding.quant_min >= 0:
+        return encoding
+    low, high = encoding.quant_min + 128, encoding.quant_max + 128
+    return dataclasses.replace(encoding, zero_point=encoding.zero_point + 128, quant_min=low, quant_max=high, dtype="uint8")
 
 
 _INT8_16 = ("int8", "uint8", "int16", "uint16")

@@ -39,7 +39,7 @@ def storages(marked: Marked, quantizers: Mapping[str, Quantizer], target: Runtim
                 (chosen.constants if constant else chosen.activations)[key] = str(target.storage(encoding, constant))
     if target.only8:
         _widen_weights(chosen, quantizers)
-        _sign_activations(chosen, quantizers)
+        _unsign_activations(chosen, quantizers)
     return chosen
 
 
@@ -54,17 +54,8 @@ def _widen_weights(chosen: Storages, quantizers: Mapping[str, Quantizer]) -> Non
         chosen.notes.append(f"{len(widened)} weights of 4 bits are stored in a byte each: integer kernels read no smaller ones")
 
 
-def _sign_activations(chosen: Storages, quantizers: Mapping[str, Quantizer]) -> None:
-    """Without VNNI, sums of two products of uint8 and int8 saturate at 16 bits unless weights have 7 bits; int8 with int8 is exact."""
-    ends = [
-        max(-quantizers[key].spec.quant_min, quantizers[key].spec.quant_max) for key, dtype in chosen.constants.items() if "int" in dtype
-    ]
-    unsigned = [key for key, dtype in chosen.activations.items() if dtype == "uint8"]
-    if max(ends, default=0) <= 64 or not unsigned:
-        return
-    for key in unsigned:
-        chosen.activations[key] = "int8"
-    chosen.notes.append(
-        f"{len(unsigned)} uint8 activations are written as int8, 128 lower: the same values. Products of uint8 with 8-bit weights "
-        "saturate on CPUs without VNNI; with weights of 7 bits, Config.override(weight={'bits': 7}), they stay uint8"
-    )
+def _unsign_activations(chosen: Storages, quantizers: Mapping[str, Quantizer]) -> None:
+    """Where a config leaves the sign open activations become uint8, 128 higher: the same values, and on x86 the faster kernels."""
+    signed = [key for key, dtype in chosen.activations.items() if dtype == "int8"]
+    if all(quantizers[key].spec.signed is None for key in signed):
+        chosen.activations.update(dict.fromkeys(signed, "uint8"))

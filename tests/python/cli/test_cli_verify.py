@@ -73,7 +73,7 @@ def test_batches_and_several_files_are_counted_together(exported, capsys):
 
 def test_differences_are_an_exit_code(capsys, tmp_path):
     """ONNX Runtime itself says how many there are."""
-    from qsim.deploy.verify import session
+    from qsim.onnx.sessions import session
 
     model = ties(tmp_path)
     x = np.random.default_rng(1).normal(size=(4000, 64)).astype(np.float32)
@@ -96,7 +96,7 @@ def test_a_reference_by_its_sqnr(capsys, tmp_path):
     code, out, _ = run(capsys, *data, "--reference", model, "--json", "--sqnr", "10")
     assert code == 0
     (compared,) = json.loads(out)["differences"]
-    from qsim.deploy.verify import session
+    from qsim.onnx.sessions import session
 
     y, z = (
         session(path, optimised=flag).run(None, {"x": images()})[0].astype(float) for path, flag in ((model, True), (report.path, False))

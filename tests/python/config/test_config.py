@@ -160,9 +160,10 @@ def test_a_target_decides_grids_of_integers(name, target):
     assert Config.from_json(config.to_json()) == config
     if not config.weight.is_float:
         assert (config.weight.symmetric, config.weight.signed) == (True, True)
-        assert (config.activation.symmetric, config.activation.signed) == (target in ("tensorrt", "coreml"), target != "openvino")
+        symmetric = signed = target in ("tensorrt", "coreml")
+        assert (config.activation.symmetric, config.activation.signed) == (symmetric, signed)
         whole = config.override("*", activation=TensorSpec(bits=5)).spec_for("x", None, "activation")
-        assert (whole.bits, whole.symmetric, whole.signed) == (5, False, target != "openvino")  # what it leaves open is the target's
+        assert (whole.bits, whole.symmetric, whole.signed) == (5, False, signed)  # what it leaves open is the target's
         assert dataclasses.replace(PRESETS[name], target=target) == config
     else:
         assert config.weight == PRESETS[name].weight

@@ -141,10 +141,10 @@ def test_reasons(case, tmp_path):
 def test_grids_that_kernels_do_not_take(tmp_path):
     model = Forward(lambda m, x: m.b(m.a(x)), a=nn.Linear(6, 6), b=nn.Linear(6, 6))
     wide = classified(model, ROWS, CONFIG.override("a", activation={"bits": 16}))
-    assert wide["a"].reason == "'a' runs in float: 'a.output' is int16; integer kernels take at most 8 bits"
-    assert wide["b"].reason == "'b' runs in float: 'a.output' is int16; integer kernels take at most 8 bits"
+    assert wide["a"].reason == "'a' runs in float: 'a.output' is uint16; integer kernels take at most 8 bits"
+    assert wide["b"].reason == "'b' runs in float: 'a.output' is uint16; integer kernels take at most 8 bits"
     narrow = classified(model, ROWS, CONFIG.override("a", activation={"bits": 7}), folder=tmp_path)
-    assert narrow["a"].reason == "'a' runs in float: 'a.output' uses [-64, 63]; integer kernels clip to all of int8 or uint8"
+    assert narrow["a"].reason == "'a' runs in float: 'a.output' uses [0, 127]; integer kernels clip to all of int8 or uint8"
     blocks = classified(model, ROWS, CONFIG.override("a", weight={"axis": 1, "block_size": 3}))
     assert (
         blocks["a"].reason == "'a' runs in float: 'a.weight' has a scale for each block; integer kernels take one for each output channel"

@@ -186,7 +186,7 @@ def test_float64_is_an_error():
 
 def test_an_accumulator_that_overflows_is_named():
     sim = calibrated(Perceptron, torch.randn(8, 6))
-    sim.quantizers()["input"].set_encoding(qsim.Encoding(torch.tensor(1e-7), torch.tensor(-128, dtype=torch.int32), -128, 127))
+    sim.quantizers()["input"].set_encoding(qsim.Encoding(torch.tensor(1e-7), torch.tensor(0, dtype=torch.int32), 0, 255, dtype="uint8"))
     with torch.no_grad():
         sim.model.fc1.bias.fill_(1e5)
     with pytest.raises(qsim.AccumulatorError, match=r"an accumulator of 'fc1' \(QGemm\) holds 2147\d+"):

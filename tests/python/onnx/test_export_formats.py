@@ -87,7 +87,7 @@ def test_a_last_block_may_be_short(tmp_path):
 
 def test_grids_that_are_narrower_than_their_type_are_clipped(tmp_path):
     config = qsim.int8(target="onnxruntime")
-    for activation in ({"bits": 6}, {"symmetric": True, "narrow": True}):
+    for activation in ({"bits": 6}, {"symmetric": True, "signed": True, "narrow": True}):
         sim, path = calibrated(config.override(activation=activation)), tmp_path / "model.onnx"
         sim.export(path)
         x = X * 10  # beyond the grid

@@ -1,11 +1,16 @@
 """What ONNX Runtime computes from an exported model is what the simulation says."""
 
+import tempfile
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from exported import NETWORKS, computed, expected, exported, optimised_types, session, simulated
 
 import qsim
+from qsim.onnx import sessions
+from qsim.onnx.sessions import EXACT_SUMS, KEEP_INT8
 
 FLOAT_BIAS = qsim.int8(target="onnxruntime").to_json().replace('"bias": null', '"bias": false')
 CONFIGS = {
@@ -66,16 +71,25 @@ def test_any_batch_size_runs():
     assert [end.shape for end in session(path).get_inputs()] == [["batch", 3, 8, 8]]
 
 
-def test_unsigned_activations_are_written_as_signed_ones_unless_weights_have_seven_bits():
-    unsigned = qsim.Config(activation=qsim.TensorSpec(signed=False), target="onnxruntime")
-    seven = qsim.Config(qsim.TensorSpec(bits=7, symmetric=True, axis=0), qsim.TensorSpec(signed=False), target="onnxruntime")
+def test_activations_are_unsigned_unless_the_config_asks_for_signed_ones():
     x = NETWORKS["perceptron"][1](500)
-    for config, kind in ((unsigned, "int8"), (seven, "uint8")):
+    signed = qsim.int8(target="onnxruntime").override("*", activation={"signed": True})
+    for config, kind in ((qsim.int8(target="onnxruntime"), "uint8"), (qsim.int8(), "uint8"), (signed, "int8")):
         path, report = exported("perceptron", config)
         assert computed_type(path, report.names["up.output"]) == kind
         for optimised in (False, True):
             np.testing.assert_array_equal(expected(simulated("perceptron", config), x)[0], computed(path, x, optimised=optimised)[0])
-        assert any("128 lower" in note for note in report.notes) == (kind == "int8")
+        assert (KEEP_INT8 in report.session_options) == (kind == "int8")
+
+
+@pytest.mark.parametrize("bits", [7, 8])
+def test_what_saturates_without_vnni_is_said(bits, monkeypatch):
+    config = qsim.int8(target="onnxruntime").override("*", weight={"bits": bits})
+    for saturating in (False, True):
+        monkeypatch.setattr(sessions, "saturates", lambda saturating=saturating: saturating)
+        report = simulated("perceptron", config).export(Path(tempfile.mkdtemp(prefix="qsim-"), "model.onnx"))
+        assert (EXACT_SUMS in report.session_options) == (bits == 8 and saturating)
+        assert any(EXACT_SUMS in note for note in report.notes) == (bits == 8 and not saturating)
 
 
 def computed_type(path, name):

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import qsim
-from qsim.deploy.verify import session
+from qsim.onnx.sessions import session
 from qsim.operations.onnxruntime import INTEGER_KERNELS
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from qsim.config.profile import Profile, selects
 from qsim.graph.plan.dataflow import Dataflow
-from qsim.graph.plan.rules import clip_limits, is_multiplied
+from qsim.graph.plan.rules import is_multiplied
 from qsim.graph.plan.sharing import shared_scales
 from qsim.graph.record.routes import Site
 from qsim.graph.record.tape import Origin, Slot
@@ -88,9 +88,6 @@ class Placement:
 
     def known_range(self, site: Site) -> tuple[float, float] | None:
         """The range of the results of `site`, the end of a chain, if the profile fixes one."""
-        if self.profile.clip_ranges and site.type == "Clip":
-            limits = {clip_limits(step) for step in site.steps}
-            return limits.pop() if len(limits) == 1 else None
         return self.profile.known_range(site.type)
 
     def reason(self, site: Site) -> str:

@@ -90,22 +90,3 @@ def is_divisor(step: Step, slot: Slot) -> bool:
 def hands_on(step: Step) -> bool:
     """Whether the result of a step is as far from zero as its operand is, as sums of positive numbers are."""
     return name_of(step.func) in _HANDING_ON and len(step.operands) == 1
-
-
-# operation -> its limits, or where they stand: (position, keyword, what it is when left out)
-_LIMITS: dict[str, tuple[tuple[int, str, float | None], tuple[int, str, float | None]]] = {
-    "relu6": ((-1, "", 0.0), (-1, "", 6.0)),
-    "hardtanh": ((1, "min_val", -1.0), (2, "max_val", 1.0)),
-    "clamp": ((1, "min", None), (2, "max", None)),
-    "clip": ((1, "min", None), (2, "max", None)),
-}
-
-
-def clip_limits(step: Step) -> tuple[float, float] | None:
-    """The numbers that a clip cuts off at; None if it has fewer than two, or tensors."""
-    places = _LIMITS.get(name_of(step.func), ())
-    limits = [step.options.get(position, step.options.get(keyword, default)) for position, keyword, default in places]
-    low, high = limits or (None, None)
-    if not isinstance(low, (int, float)) or not isinstance(high, (int, float)) or not low < high:
-        return None
-    return float(low), float(high)

@@ -1,0 +1,83 @@
+"""Sessions of ONNX Runtime on the CPU, with the options by which it computes the integers of the file."""
+
+from __future__ import annotations
+
+import functools
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from onnx import TensorProto, helper
+
+if TYPE_CHECKING:
+    from onnxruntime import InferenceSession
+
+KEEP_INT8 = "session.qdqisint8allowed"  # int8 activations become uint8 without it, rounded anew
+EXACT_SUMS = "session.x64quantprecision"  # sums of two products of uint8 and int8 saturate at 16 bits on x86 without VNNI without it
+_SAFE = 64  # the largest magnitude of a weight whose sums do not: 2 * 255 * 64 < 2^15
+
+
+def entries(model: ir.Model) -> tuple[dict[str, str], list[str]]:
+    """What a session on this CPU is opened with for a Q/DQ model, as config entries; and what to know of other CPUs, as sentences."""
+    dequantized = [node.inputs[0] for node in model.graph if node.op_type == "DequantizeLinear"]
+    activations = {value.dtype for value in dequantized if value is not None and value.const_value is None}
+    if ir.DataType.INT8 in activations:
+        return {KEEP_INT8: "1"}, []
+    if ir.DataType.UINT8 not in activations or _largest_weight(model) <= _SAFE:
+        return {}, []
+    if find_spec("onnxruntime") is not None and saturates():
+        return {EXACT_SUMS: "1"}, []
+    return {}, [
+        f'on x86 CPUs without VNNI, open sessions with options.add_session_config_entry("{EXACT_SUMS}", "1") too, or use weights of '
+        "7 bits: sums of products saturate there otherwise"
+    ]
+
+
+def _largest_weight(model: ir.Model) -> int:
+    read = [node.inputs[0].const_value for node in model.graph if node.op_type == "DequantizeLinear" and node.inputs[0] is not None]
+    weights = [tensor.numpy() for tensor in read if tensor is not None and tensor.dtype is ir.DataType.INT8]
+    return max((int(np.abs(weight.astype(np.int16)).max()) for weight in weights if weight.size), default=0)
+
+
+@functools.cache
+def saturates() -> bool:
+    """Whether ONNX Runtime saturates sums of two products of uint8 and int8 on this CPU, as it does on x86 without VNNI: it is tried."""
+    import onnxruntime
+
+    depth = 64
+    ends = [
+        helper.make_tensor_value_info(name, kind, [1, n])
+        for name, kind, n in (("x", TensorProto.UINT8, depth), ("y", TensorProto.INT32, 16))
+    ]
+    weight = onnx.numpy_helper.from_array(np.full((depth, 16), 127, np.int8), "w")
+    graph = helper.make_graph([helper.make_node("MatMulInteger", ["x", "w"], ["y"])], "products", ends[:1], ends[1:], [weight])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    (y,) = session.run(None, {"x": np.full((1, depth), 255, np.uint8)})
+    return bool((y != 255 * 127 * depth).any())
+
+
+def session(path: Path, *, optimised: bool = True, save: Path | None = None) -> InferenceSession:
+    """A session on the CPU that computes the integers of the file.
+
+    Parameters
+    ----------
+    path : Path
+    optimised : bool
+        All of ONNX Runtime's graph optimisations, or none.
+    save : Path, optional
+        Write the optimised graph there.
+    """
+    import onnxruntime
+
+    options, level = onnxruntime.SessionOptions(), onnxruntime.GraphOptimizationLevel
+    options.graph_optimization_level = level.ORT_ENABLE_ALL if optimised else level.ORT_DISABLE_ALL
+    for entry in entries(ir.load(path))[0].items():
+        options.add_session_config_entry(*entry)
+    options.log_severity_level = 3
+    if save is not None:
+        options.optimized_model_filepath = str(save)
+    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
