@@ -35,7 +35,7 @@ class Inner(nn.Module):
         self.a, self.breaks = nn.Linear(8, 8), breaks
 
     def forward(self, x):
-        y = torch.relu(self.a(x) * 2.0)
+        y = torch.relu(self.a(F.relu(x)) * 2.0)
         return F.gelu(self.breaks(y)) + x
 
 
@@ -47,7 +47,7 @@ class Outer(nn.Module):
 
     def forward(self, x):
         y = self.breaks(self.h(x))
-        return self.o(self.g(y) * 2)
+        return self.o(self.g(y + 1.0).relu() * 2)  # chains across containers: `g` begins with a rectifier, and ends with an addition
 
 
 def run(module, sim):

@@ -282,7 +282,8 @@ class LocalMode(TorchFunctionMode):
         return weakref.ref(t)
 
     def is_same(self, reference: Any, t: Any) -> bool:
-        return reference() is t
+        """Whether a reference is to `t`, whether it was made here or in what is compiled apart from this."""
+        return (reference() if isinstance(reference, weakref.ref) else reference) is t
 
     def has_begun(self, node: int, before: tuple[int | str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether the chain began that a node ends."""

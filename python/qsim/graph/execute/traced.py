@@ -24,6 +24,11 @@ class TracedMode(LocalMode):
         super().__init__(place, training, container, counts)
         leave_to_python()
 
+    def __enter__(self) -> LocalMode:
+        if not torch.compiler.is_dynamo_compiling():  # behind a graph break: what Dynamo began with runs in Python, all of it
+            self.__class__ = self.place.switch.mode  # type: ignore[assignment]
+        return LocalMode.__enter__(self)
+
     def inside(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """What runs under a checkpoint, under a mode of its own: Dynamo traces it apart, and may not change this one there."""
 
@@ -44,17 +49,11 @@ class TracedMode(LocalMode):
     def refer(self, t: Tensor) -> Any:
         return t
 
-    def is_same(self, reference: Any, t: Any) -> bool:
-        return reference is t
-
     def has_hooks(self, anywhere: bool) -> bool:
         return False
 
     def end(self) -> None:
-        if torch.compiler.is_dynamo_compiling():
-            traced_end(self.place.token, self.training, tuple(self.counts))
-        else:
-            super().end()
+        traced_end(self.place.token, self.training, tuple(self.counts))
 
     def with_weights(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
         known, given = False, [*args, *kwargs.values()]
@@ -68,8 +67,6 @@ class TracedMode(LocalMode):
 
     def __torch_function__(self, func: Function, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs, place = kwargs or {}, self.place
-        if not torch.compiler.is_dynamo_compiling():  # behind a graph break
-            return super().__torch_function__(func, types, args, kwargs)
         name = getattr(func, "__name__", "")
         if name == "tag_activation_checkpoint" and self.container is not None:
             out = func(self.inside(args[0]), *args[1:], **kwargs)
@@ -163,7 +160,7 @@ def leave_to_python() -> None:
 
     for mode in (LocalMode, TracedMode):
         set_code_exec_strategy(mode.__torch_function__.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
-    for function in (LocalMode.__enter__, LocalMode.__exit__):  # which turn it off and on
+    for function in (TracedMode.__enter__, LocalMode.__enter__, LocalMode.__exit__):  # which turn it off and on
         set_code_exec_strategy(function.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.DEFAULT))
 
 
