@@ -33,7 +33,8 @@ def attend(m: Machine, module: nn.MultiheadAttention, use: str, names: list[Name
 def _attention(m: Machine, module: nn.MultiheadAttention, query: Name, key: Name, value: Name, *, weighed: bool) -> Name:
     length, batch, width = query.value.tensor.shape
     heads, size = module.num_heads, width // module.num_heads
-    q, k, v = _project(m, module, query, key, value)
+    with m.at(0 if query is key is value else 1 if key is value else 2):  # torch has each of these written apart
+        q, k, v = _project(m, module, query, key, value)
 
     def split(t: Tensor) -> Tensor:
         return t.contiguous().view(t.shape[0], batch * heads, size).transpose(0, 1)

@@ -45,6 +45,7 @@ class Machine:
         self.rounded: set[Any] = set()  # sites, names of inputs, and (site, slot) of unknown operands, that have a quantizer
         self.inputs: dict[str, set[tuple[Site | None, int, Origin]]] = {}
         self.weights: set[tuple[int, int]] = set()  # parameters that were multiplied with, by id, with the axis
+        self.parts: set[tuple[int, bool]] = set()  # their memory, and whether part of it was read
         self.biases: dict[Site, Any] = {}  # whose input's quantizer decides on the scale of the bias
         self.missed: list[str] = []  # operations that ran where the example did not
         self.closest = 0.5  # how near to a rounding edge any value came, in steps
@@ -218,6 +219,7 @@ class Machine:
             axis = site.kind.weight_axis(slot)
             if axis is not None and value.kinds <= {"const", "weight"}:
                 self.weights.add((id(value.tensor), axis))
+                self.parts.add(_part(value.tensor))
             self._note(site, slot, value)
 
     def _note(self, reader: Site | None, slot: int, value: Value) -> None:
@@ -314,6 +316,8 @@ class Machine:
         axis, tensor = kind.weight_axis(slot), value.tensor
         if site is None and any(o.kind == "site" and o.source.kind.hidden for o in value.origins):
             raise NotUnderstood("what no function mode meets, read on a path that the example did not take")
+        if site is None and any(o.stale for o in value.origins):
+            raise NotUnderstood("changed in place, and read by its older name on a path that the example did not take")
         if site is not None and self.mode == "simulate":
             older = {o.source for o in value.origins if o.stale} - {o.source for o in site.operands.get(slot, ()) if o.stale}
             if older and not (site.changes and slot == 0):
@@ -334,6 +338,9 @@ class Machine:
         if axis is not None:
             if site is None and "weight" not in value.kinds and (id(tensor), axis) not in self.weights:
                 raise NotUnderstood("a parameter of no layer, on a path that the example did not take")
+            memory, is_part = _part(tensor)
+            if site is None and ((memory, True) in self.parts or (is_part and (memory, False) in self.parts)):
+                raise NotUnderstood("other parts of a weight than the example reads")
             if site is None and not tensor.is_contiguous():
                 raise NotUnderstood("a weight along other channels than its layer's, on a path that the example did not take")
             return self._on_grid(tensor, self.widths.of_weight(tensor, axis))
@@ -347,6 +354,12 @@ class Machine:
             return bias
         source, weight = self.biases[site]
         return int32_bias(bias, self._grids[source], self.widths.of_weight(values[weight].tensor, kind.weight_axis(weight)))
+
+
+def _part(tensor: Tensor) -> tuple[int, bool]:
+    """The memory that a tensor lies in, and whether it is a view of part of that."""
+    storage = tensor.untyped_storage()
+    return storage.data_ptr(), tensor.nbytes < storage.nbytes()
 
 
 def _is_read_by_older_names_alone(site: Site) -> bool:

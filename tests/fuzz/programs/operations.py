@@ -159,6 +159,11 @@ def _masked_fill(m: Machine, x: Name) -> Name:
     return m.move(lambda t: t.masked_fill(t > 1, 1.0), x, fresh=True)
 
 
+def _sorted(m: Machine, x: Name) -> Name:
+    m.ask(lambda t: True, x)  # the indices
+    return m.move(lambda t: t.sort(dim=-1).values, x, fresh=True)
+
+
 def _set_column(m: Machine, x: Name) -> None:
     def written(t: Tensor) -> Tensor:
         t = t.clone()
@@ -250,7 +255,7 @@ TABLE: dict[str, Operation] = {
         Operation("detach", "{0}.detach()", _moved(lambda t: t.detach()), aliases=True, weight=1),
         Operation("roll", "torch.roll({0}, 1, -1)", _moved(lambda t: t.roll(1, -1), fresh=True)),
         Operation("flip", "{0}.flip(-1)", _moved(lambda t: t.flip(-1), fresh=True)),
-        Operation("sort", "{0}.sort(dim=-1).values", _moved(lambda t: t.sort(dim=-1).values, fresh=True), weight=1),
+        Operation("sort", "{0}.sort(dim=-1).values", _sorted, weight=1),
         Operation("swap", "torch.cat({0}.chunk(2, -1)[::-1], -1)", lambda m, x: _swapped(m, x, axis=-1), forms=FLAT),
         Operation("swap channels", "torch.cat({0}.chunk(2, 1)[::-1], 1)", lambda m, x: _swapped(m, x, axis=1), forms=("img",)),
         Operation("halves", "torch.cat([{0}[..., :4], {1}[..., 4:]], -1)", _halves, 2, FLAT, weight=3),
