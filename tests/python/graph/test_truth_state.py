@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 import torch.nn.functional as F
-from by_hand import EXACT, decibels
+from by_hand import EXACT, decibels, on_grid, simulated
 from models import Forward
 from torch import nn
 
@@ -155,3 +155,16 @@ def test_a_learned_scale_at_what_is_written_to_afterwards():
     x.zero_()  # an input that the caller fills anew
     again.sum().backward()
     assert torch.equal(sim.quantizers()["add.input[1]"].scale.grad, found)
+
+
+@pytest.mark.parametrize(
+    "begin",
+    [lambda x: x.mul_(0.7), lambda x: F.max_pool1d(x, 3, 1, 1).mul_(0.7), lambda x: torch.zeros(32, 8, dtype=x.dtype).sub_(x)],
+    ids=["argument", "part", "zeros"],
+)
+def test_changed_in_place_again_where_nobody_else_looks(begin):
+    """What the model's caller gave is a quantized copy by then: both results are quantized."""
+    x = torch.linspace(-2, 2, 256, dtype=torch.float64).view(32, 8).sin()
+    sim = simulated(Forward(lambda m, x: begin(x).tanh_()).eval(), x.clone())
+    y = on_grid(begin(on_grid(x)), begin(x.clone()))
+    torch.testing.assert_close(sim(x.clone()), on_grid(y.tanh(), begin(x.clone()).tanh()), rtol=0, atol=1e-9)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from itertools import pairwise
 
 from qsim.config.override import SiteInfo
 from qsim.graph.plan.rules import hands_on, is_divisor, weight_axes
 from qsim.graph.record.routes import Site, build_routes
-from qsim.graph.record.tape import Origin, Reader, Slot, Step, Tape
+from qsim.graph.record.tape import InputSlot, Origin, Reader, Slot, Step, Tape
 from qsim.operations.functions import METRICS
 
 Chain = Sequence[frozenset[str]]  # types of operations that run as one, with alternatives
@@ -141,12 +141,13 @@ class Dataflow:
         """Whether what it makes a view of is written to afterwards: a copy would hide that."""
         return site.moves and any((step, 0) in self.tape.rewritten for step in site.steps)
 
-    def is_changed_through(self, site: Site) -> bool:
-        """Whether what `site` changes in place is written to again, and not read by what it returns alone: a copy would hide that."""
+    def is_changed_through(self, site: Site, copied: Container[InputSlot]) -> bool:
+        """Whether what `site` changes in place is written to again, and not read by what it returns alone: a copy would hide that.
+        `copied`: the arguments of which the model gets copies."""
         if not (self.works_in_place(site) and self.is_rewritten(site)):
             return False
         chain = self._changed_in_turn(site)
-        return any(self._outlives(other) or any(reader.origin.kind == "stale" for reader in self.readers(other)) for other in chain)
+        return any(self._outlives(other, copied) or any(reader.origin.kind == "stale" for reader in self.readers(other)) for other in chain)
 
     def _changed_in_turn(self, site: Site) -> set[Site]:
         """The sites that change in place what a site does, before it and after it."""
@@ -160,9 +161,10 @@ class Dataflow:
             left += [self.site_of[r.step] for r in self.readers(site) if r.step is not None and r.slot in r.step.changed]
         return found
 
-    def _outlives(self, site: Site) -> bool:
+    def _outlives(self, site: Site, copied: Container[InputSlot]) -> bool:
         """Whether what a site writes into is a buffer of the model, an argument of its, or something else that others know."""
-        return any(self.kind(origin) in ("const", "input", "other") for origin in self._changed(site))
+        known = {"const": lambda name: name is not None, "input": lambda slot: slot not in copied, "other": lambda _: True}
+        return any(origin.kind in known and known[origin.kind](origin.source) for origin in self._changed(site))
 
     @staticmethod
     def _changed(site: Site) -> list[Origin]:

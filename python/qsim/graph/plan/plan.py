@@ -347,7 +347,7 @@ class _Planner:
             self.ledger.leave(chain[0].name, chain[0].op, _BY_CONFIG)
             return
         op = " + ".join(member.op for member in chain)
-        if self.flow.is_changed_through(site):
+        if self.flow.is_changed_through(site, self.specs.copied):
             self.ledger.leave(chain[0].name, op, "changed in place again: quantized where it is read")
             return
         for i in range(site.outputs):

@@ -31,6 +31,8 @@ class Specs:
     placement : Placement
     uncast : list of InputSlot
         Inputs of the model that something reads in float32.
+    copied : set of InputSlot
+        Inputs that are quantized before the model begins: what it writes into is not what its caller gave.
     """
 
     def __init__(self, tape: Tape, config: Config) -> None:
@@ -39,6 +41,8 @@ class Specs:
         self.flow = Dataflow(tape, profile.chains, profile.half_chains, self._has_cast_between, self.is_half)
         self.placement = Placement(self.flow, config.profile)
         self.uncast = self._uncast_inputs()
+        replaced = tape.inputs.keys() - tape.unreplaced - {*self.uncast} if profile.model_input else set()
+        self.copied = {slot for slot in replaced if self.of_input(slot) is not None}
 
     def of(self, site: Site, role: str) -> TensorSpec | None:
         """For "weight" or "activation" of an operation."""
