@@ -319,15 +319,18 @@ class Machine:
         if site is None and any(o.stale for o in value.origins):
             raise NotUnderstood("changed in place, and read by its older name on a path that the example did not take")
         if site is not None and self.mode == "simulate":
-            older = {o.source for o in value.origins if o.stale} - {o.source for o in site.operands.get(slot, ()) if o.stale}
+            planned = site.operands.get(slot, set())
+            older = {o.source for o in value.origins if o.stale} - {o.source for o in planned if o.stale}
             if older and not (site.changes and slot == 0):
                 raise NotUnderstood("changed in place, and read by its older name where the example did not")
-            hidden = {o.source for o in site.operands.get(slot, ()) if o.kind == "site" and o.source.kind.hidden}
-            if "unknown" in {o.kind for o in site.operands.get(slot, ())} - value.kinds:
+            if any(o.stale for o in planned) and {o.source for o in planned} != {o.source for o in value.origins}:
+                raise NotUnderstood("quantized where it is read by its older name, and something else is read there")
+            hidden = {o.source for o in planned if o.kind == "site" and o.source.kind.hidden}
+            if "unknown" in {o.kind for o in planned} - value.kinds:
                 raise NotUnderstood("a tensor of unknown origin is quantized where it is read, and something else is read there")
             if {o.source for o in value.origins if o.kind == "site" and o.source.kind.hidden} - hidden:
                 raise NotUnderstood("what no function mode meets, read where the example did not")
-            if hidden and {o.source for o in site.operands[slot]} != {o.source for o in value.origins}:
+            if hidden and {o.source for o in planned} != {o.source for o in value.origins}:
                 raise NotUnderstood("what no function mode meets is quantized where it is read, and something else is read there")
         if "unknown" in value.kinds and site is not None:
             return self._round((site, slot), tensor)
