@@ -211,6 +211,19 @@ def test_a_scripted_module_in_between():
         assert decibels(sim(x[:3].flip(0)), model(x[:3].flip(0))) > 60
 
 
+def test_what_no_mode_meets_is_quantized_once():
+    """By dropout, which returns what it is given where nothing is dropped: scaled up, it lies on another grid."""
+    model = Forward(lambda m, x: torch.sigmoid(F.dropout(F.hardswish(x), 0.1, m.training)[:, :1]))
+    x = torch.linspace(-2, 2, 256, dtype=torch.float64).view(32, 8).sin() * 3
+    sim = simulated(model, x)
+    sim.train()
+    torch.manual_seed(0)
+    found = sim(x)
+    torch.manual_seed(0)
+    y = F.dropout(on_grid(F.hardswish(on_grid(x)), F.hardswish(x)), 0.1)[:, :1]
+    torch.testing.assert_close(found, on_grid(y.sigmoid(), F.hardswish(x)[:, :1].sigmoid()), rtol=0, atol=1e-9)
+
+
 def test_arguments_behind_the_asterisk_keep_their_quantizers():
     """The scale's own is not put on what stands in its position."""
     model = Starred()

@@ -217,7 +217,7 @@ class Recorder(TorchFunctionMode):
                 for t in _results(out):
                     self.tape.mark(t, Origin("random"))
             elif name in TRANSPARENT or not any(t.is_floating_point() for t in _results(out)):
-                self._flow(made, call, dict(options(args, kwargs)), out)
+                out = self._flow(made, call, dict(options(args, kwargs)), out)
             else:
                 step = self._step(made, call)
                 step.options = dict(options(args, kwargs))
@@ -236,7 +236,7 @@ class Recorder(TorchFunctionMode):
     def _key(self, site: CallSite, func: Function) -> CallKey:
         return call_key(site, route_name(func).strip("_"), framed=self.framed)
 
-    def _flow(self, made: _Made, call: _Given, numbers: dict[int | str, Any], out: Any) -> None:
+    def _flow(self, made: _Made, call: _Given, numbers: dict[int | str, Any], out: Any) -> Any:
         """A transparent function hands on where its operands came from; constants, indices and masks only if there is nothing else.
 
         It is the first reader, as a rule, of what no mode can quantize where it is made: that is quantized here, while it is whole. And in
@@ -248,6 +248,9 @@ class Recorder(TorchFunctionMode):
         if (unmet and name_of(func) not in READS) or has_inexact_numbers(func, numbers):
             step = self._step(made, call, moves=True)
             origins = {slot: frozenset(map(_met_here, found)) if slot in unmet else found for slot, found in origins.items()}
+            if any(out is given[slot] for slot in unmet):  # `dropout` in evaluation: what it returns is quantized, what it was given is not
+                out = out.view_as(out)
+                results = [out]
         floats = [found for slot, found in origins.items() if given[slot].is_floating_point()]
         flow = indirect(o for found in floats or origins.values() for o in found)
         flow = frozenset(o for o in flow if o.kind != "const") or flow
@@ -263,6 +266,7 @@ class Recorder(TorchFunctionMode):
         masks = any(not (t.is_floating_point() or t.is_complex()) for t in results)
         if name_of(func) in READS or (floats and masks):
             self.tape.reads |= {o for o in flow if isinstance(o.source, Step)}
+        return out
 
     def _step(self, made: _Made, call: _Given, *, moves: bool = False) -> Step:
         given, origins, changed = call
