@@ -66,6 +66,8 @@ def near(ours: Sequence[Tensor | None], theirs: Sequence[Tensor | None], toleran
 
 
 def sqnr(ours: Tensor, theirs: Tensor) -> float:
-    """Signal to noise in dB, of all elements."""
+    """Signal to noise in dB, of all elements: none where something is not finite."""
     noise = (ours.double() - theirs.double()).square().sum()
-    return float(10 * torch.log10(theirs.double().square().sum() / noise)) if noise > 0 else float("inf")
+    if noise == 0:
+        return float("inf")
+    return float(10 * torch.log10(theirs.double().square().sum() / noise)) if noise.isfinite() else float("-inf")
