@@ -19,13 +19,13 @@ class FileFormatError(ValueError):
     """
 
 
-class CaptureError(RuntimeError):
-    """A simulated model cannot be traced into one graph, which integer evaluation and export need. The message holds the reason."""
-
-
 class AccumulatorError(ArithmeticError):
     """A sum of products leaves int32, in which integer kernels add: `QuantSim.integer` names the operation and the sum."""
 
 
 class ExportError(ValueError):
     """A simulation cannot be written for a target. The message lists every tensor that is in the way, why, and what to change."""
+
+
+class CaptureError(ExportError, RuntimeError):
+    """A simulated model cannot be traced into one graph, which integer evaluation and export need. The message holds the reason."""

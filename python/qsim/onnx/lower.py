@@ -66,7 +66,7 @@ class Lowering:
             if key not in self.bypassed:
                 self.bypassed.append(key)
             return x
-        if x.const_value is None:
+        if x.const_value is None or key not in self.storages.constants:
             known = (key, x)
             if known not in self._made:  # a tensor that several operations read quantized
                 self._made[known] = self._activation(node, key, x)

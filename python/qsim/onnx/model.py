@@ -23,6 +23,7 @@ from qsim.onnx.translate import translate
 from qsim.quantizers.quantizer import Quantizer
 from qsim.trace.capture import Program
 from qsim.trace.mark_uses import Marked, per_channel
+from qsim.trace.marks_behind_moves import operation
 from qsim.trace.runtimes import Runtime
 from qsim.trace.storages import Storages, storages
 from qsim.version import VERSION
@@ -60,7 +61,7 @@ def build(program: Program, marked: Marked, quantizers: Mapping[str, Quantizer],
     outputs = _ends("output", options.output_names, _output_names(program))
     stored = storages(marked, quantizers, target)
     movable = set(quantizers) - per_channel(quantizers) if target.carries else set()
-    model = translate(program, _opset(program, marked, quantizers, stored, options.opset), movable=movable)
+    model = translate(program, _opset(program, marked, quantizers, stored, target, options.opset), movable=movable)
     tidy.fold(model)
     if target.carries:
         tidy.mark_before_reshapes(model, movable)
@@ -81,11 +82,15 @@ def build(program: Program, marked: Marked, quantizers: Mapping[str, Quantizer],
     return Built(model, lowering.names, notes, fallback)
 
 
-def _opset(program: Program, marked: Marked, quantizers: Mapping[str, Quantizer], stored: Storages, wanted: int | None) -> int:
-    tensors = [node.meta.get("val") for node in program.exported.graph.nodes]
+def _opset(
+    program: Program, marked: Marked, quantizers: Mapping[str, Quantizer], stored: Storages, target: Runtime, wanted: int | None
+) -> int:
+    nodes = program.exported.graph.nodes
+    tensors = [node.meta.get("val") for node in nodes]
     bfloat16 = any(isinstance(t, Tensor) and t.dtype is torch.bfloat16 for t in tensors) or "bfloat16" in marked.formats
     blocks = [key for key in stored.constants if quantizers[key].spec.block_size is not None]
-    return opsets.chosen(wanted, list(opsets.needed(stored, blocks, bfloat16)), onnx.defs.onnx_opset_version())
+    best = opsets.preferred(target.name, {operation(node) for node in nodes})
+    return opsets.chosen(wanted, list(opsets.needed(stored, blocks, bfloat16)), onnx.defs.onnx_opset_version(), best)
 
 
 def _ends(what: str, wanted: Sequence[str] | None, own: list[str]) -> list[str]:

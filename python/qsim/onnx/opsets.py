@@ -12,6 +12,7 @@ from qsim.trace.storages import Storages
 SMALLEST = 19
 _TYPES = {"int4": 21, "uint4": 21, "int16": 21, "uint16": 21}
 _BLOCKS = 21
+_GELU = 20  # one operation; before, five, which ONNX Runtime does not fuse where each reads a DequantizeLinear of its own
 _BFLOAT16_GRAPH = 22  # Conv, pooling and others take bfloat16
 
 
@@ -35,8 +36,13 @@ def needed(storages: Storages, blocks: Iterable[str], bfloat16: bool) -> Iterato
         yield _BFLOAT16_GRAPH, "operations on bfloat16"
 
 
-def chosen(wanted: int | None, demands: Sequence[tuple[int, str]], largest: int) -> int:
-    """The opset to write: the smallest that meets all demands, or the one that is asked for.
+def preferred(target: str, functions: Iterable[str]) -> int:
+    """The opset that makes a faster model of what calls these functions."""
+    return _GELU if target == "onnxruntime" and "gelu" in functions else SMALLEST
+
+
+def chosen(wanted: int | None, demands: Sequence[tuple[int, str]], largest: int, best: int = SMALLEST) -> int:
+    """The opset to write: the smallest that meets all demands, `best` or more; or the one that is asked for.
 
     Raises
     ------
@@ -45,7 +51,7 @@ def chosen(wanted: int | None, demands: Sequence[tuple[int, str]], largest: int)
     """
     smallest = max(opset for opset, _ in demands)
     if wanted is None:
-        return smallest
+        return max(smallest, best)
     if wanted > largest:
         raise ExportError(f"QuantSim.export: got opset={wanted}; the installed onnx knows opsets up to {largest}")
     unmet = [f"{what} needs {opset}" for opset, what in demands if opset > wanted]

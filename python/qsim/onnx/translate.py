@@ -19,6 +19,7 @@ from onnxscript import values
 
 from qsim.errors import ExportError
 from qsim.graph.execute.marks import BIAS, QUANTIZED, ROUNDED
+from qsim.onnx.functional import Functional
 from qsim.trace.capture import Program
 
 DOMAIN = "qsim"
@@ -46,7 +47,7 @@ def translate(program: Program, opset: int, *, movable: Collection[str]) -> ir.M
     try:
         with _quiet():
             exported = torch.onnx.export(
-                program.exported,
+                Functional(program.exported).program(),
                 dynamo=True,
                 opset_version=opset,
                 optimize=False,  # it deletes the addition of an eps below 1e-8
@@ -163,6 +164,12 @@ def _translations(opset: int, movable: Collection[str]) -> dict[Any, Callable[..
             )
         return y if batched else op.Squeeze(y, ints([0]))
 
+    def batch_norm(x: Any, weight: Any, b: Any, mean: Any, var: Any, training: bool, momentum: float, eps: float, cudnn: bool) -> Any:
+        """In evaluation."""
+        ones, zeros = (op.CastLike(op.Constant(value_floats=[number] * mean.shape[0]), x) for number in (1.0, 0.0))
+        made = op.BatchNormalization(x, ones if weight is None else weight, zeros if b is None else b, mean, var, epsilon=eps)
+        return made[0] if isinstance(made, tuple) else made
+
     def unbind(x: Any, dim: int = 0) -> Any:
         parts = op.Split(x, axis=dim, num_outputs=x.shape[dim], _outputs=x.shape[dim])
         return [op.Squeeze(part, ints([dim])) for part in ([parts] if x.shape[dim] == 1 else parts)]
@@ -176,6 +183,7 @@ def _translations(opset: int, movable: Collection[str]) -> dict[Any, Callable[..
         _aten.linear.default: linear,
         _aten.mean.dim: mean,
         _aten.unbind.int: unbind,
+        _aten.batch_norm.default: batch_norm,
         **pools,
         **views,
     }

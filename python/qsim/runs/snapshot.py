@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import sys
 from collections.abc import Iterator
@@ -10,7 +11,8 @@ from contextlib import ExitStack, contextmanager
 import torch
 from torch import Tensor, nn
 
-_REGISTRIES = ("_parameters", "_buffers", "_modules")
+# Of every module: parameters, buffers, children, and hooks, which a forward may install when it first runs (Hugging Face's do).
+_REGISTRIES = tuple(name for name, held in vars(nn.Module()).items() if isinstance(held, (dict, set)))
 
 
 @contextmanager
@@ -18,11 +20,11 @@ def unchanged(model: nn.Module) -> Iterator[None]:
     """Undo on leaving, also by an exception, what the body did to `model` and to the random numbers of torch, Python and NumPy.
 
     Put back are the contents of parameters and buffers, and every module's attributes: training flags, and what a forward assigns
-    (counters, caches, replaced buffers, modules made on the first call). What a forward appends to a list of its own stays.
+    (counters, caches, replaced buffers, modules made on the first call), and its hooks. What a forward appends to a list of its own stays.
     Costs one copy of the model's tensors.
     """
     modules = [
-        (m, dict(vars(m)), {name: dict(vars(m)[name]) for name in _REGISTRIES})
+        (m, dict(vars(m)), {name: copy.copy(vars(m)[name]) for name in _REGISTRIES if name in vars(m)})
         for m in model.modules()
         if not isinstance(m, torch.jit.ScriptModule)  # its attributes are not Python's
     ]

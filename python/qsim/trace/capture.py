@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -73,11 +74,21 @@ def capture(sim: Simulation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> P
             program = Program(exported, _has_dynamic_batch(exported), _batch_size(args, kwargs))
             if program.dynamic_batch or not doubled:
                 return program
-    first = str(reason).strip().partition("\n")[0]
-    raise CaptureError(
-        f"QuantSim: torch.export cannot trace {type(sim.model).__name__}: {first}. What runs on a runtime must be one graph: "
-        "take control flow that depends on values out of forward, or simulate the part that is exported."
-    ) from reason
+    raise CaptureError(f"QuantSim: torch.export cannot trace {type(sim.model).__name__}: {_cured(str(reason))}") from reason
+
+
+def _cured(reason: str) -> str:
+    """Why a model cannot be traced, and what to do."""
+    first = reason.strip().partition("\n")[0]
+    unknown = re.search(r"Found <class '([\w.]+)'> in (?:output|input)", first)
+    if unknown is None:
+        cure = "take control flow that depends on values out of forward, or simulate the part that is exported"
+        return f"{first}. What runs on a runtime must be one graph: {cure}."
+    name = unknown[1].rpartition(".")[2]
+    if "Cache" in name:
+        cure = "simulate it without: model.config.use_cache = False, or use_cache=False among the example inputs"
+        return f"forward returns a cache ({name}), which is no tensor: {cure}; or register the type with torch.utils._pytree."
+    return f"forward takes or returns a {name}, which is no container of tensors that torch knows: register_pytree_node of torch.utils._pytree."
 
 
 def _attempts(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[Arguments, bool, bool]]:

@@ -38,7 +38,7 @@ def _evaluate(node: Node, known: dict[Node, Tensor]) -> Any:
     """The value of a node that no input of the model reaches; None for others."""
     if node in known:
         return known[node]
-    if node.op != "call_function" or node.target in (QUANTIZED, BIAS, ROUNDED) or not node.all_input_nodes:
+    if node.op != "call_function" or node.target in (QUANTIZED, BIAS, ROUNDED) or _is_random(node):
         return None
     if any(_evaluate(operand, known) is None for operand in node.all_input_nodes):
         return None
@@ -46,6 +46,10 @@ def _evaluate(node: Node, known: dict[Node, Tensor]) -> Any:
     with torch.no_grad():
         known[node] = node.target(*args, **kwargs)  # type: ignore[operator]
     return known[node]
+
+
+def _is_random(node: Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
 
 
 def _add_constant(exported: ExportedProgram, name: str, value: Tensor) -> Node:

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
-from torch.fx import Node
 
 from qsim.graph.execute.marks import BIAS, QUANTIZED, ROUNDED
 from qsim.quantizers.quantizer import Quantizer
@@ -35,28 +34,19 @@ class Marked:
     @classmethod
     def of(cls, program: Program) -> Marked:
         """What the marks of a program say."""
-        varying = _varying(program)
+        given = set(program.inputs)
         targets = {spec.arg.name: str(spec.target) for spec in program.exported.graph_signature.input_specs}
         uses: dict[str, set[bool]] = {}
         biases = []
         for node in program.exported.graph.nodes:
             if node.op == "call_function" and node.target is QUANTIZED:
                 operand, key = node.args
-                uses.setdefault(key, set()).add(operand not in varying)
+                uses.setdefault(key, set()).add(operand.op == "placeholder" and operand not in given)
             elif node.op == "call_function" and node.target is BIAS:
                 operand, input, weight = node.args
                 biases.append((targets.get(operand.name, operand.name), input, weight))
         calls = [node for node in program.exported.graph.nodes if node.op == "call_function"]
         return cls(uses, biases, {node.args[1] for node in calls if node.target is ROUNDED})
-
-
-def _varying(program: Program) -> set[Node]:
-    """The nodes that an input of the model reaches."""
-    found = set(program.inputs)
-    for node in program.exported.graph.nodes:
-        if any(operand in found for operand in node.all_input_nodes):
-            found.add(node)
-    return found
 
 
 def per_channel(quantizers: Mapping[str, Quantizer]) -> set[str]:

@@ -29,6 +29,7 @@ class Restless(nn.Module):
         self.conv.weight.data.clamp_(-0.01, 0.01)
         self.embedding(torch.arange(10))
         self.extra = nn.Linear(2, 2)
+        self.conv.register_forward_hook(lambda module, args, out: out)
         y = self.bn(self.conv(x.mul_(2))) + torch.rand(1) + random.random()
         self.bn.running_mean.fill_(7)
         if self.fails:

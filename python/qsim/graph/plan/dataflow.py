@@ -163,8 +163,12 @@ class Dataflow:
 
     def _outlives(self, site: Site, copied: Container[InputSlot]) -> bool:
         """Whether what a site writes into is a buffer of the model, an argument of its, or something else that others know."""
-        known = {"const": lambda name: name is not None, "input": lambda slot: slot not in copied, "other": lambda _: True}
-        return any(origin.kind in known and known[origin.kind](origin.source) for origin in self._changed(site))
+        return any(
+            origin.kind == "other"
+            or (origin.kind == "const" and origin.source is not None)
+            or (origin.kind == "input" and origin.source not in copied)
+            for origin in self._changed(site)
+        )
 
     @staticmethod
     def _changed(site: Site) -> list[Origin]:

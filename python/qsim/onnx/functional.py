@@ -1,0 +1,203 @@
+"""A traced graph without operations in place, so that the exporter need not trace it once more.
+
+PyTorch's exporter begins with `ExportedProgram.run_decompositions`, which runs every operation on symbolic shapes: two thirds of an export.
+It takes operations apart that it has no translation for, and replaces those in place. Where there are none of the first, and the second
+can be replaced one by one, nothing is left to do.
+
+What PyTorch always takes apart (``CompositeImplicitAutograd`` without a place in `torch.export.default_decompositions`) stays only if it is
+in `_REPLACED` or `_KEPT`: the exporter's own translations of the others were never run.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable, Container
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+
+class Functional:
+    """An exported program whose decomposition is skipped where it changes nothing but operations in place.
+
+    Parameters
+    ----------
+    exported : ExportedProgram
+        Changed in place where it is skipped.
+    """
+
+    def __init__(self, exported: ExportedProgram) -> None:
+        self._exported = exported
+        self.skipped = False
+
+    def program(self) -> ExportedProgram:
+        """For `torch.onnx.export`."""
+        made = copy.copy(self._exported)
+        made.run_decompositions = self._decomposed  # type: ignore[method-assign]
+        return made
+
+    def _decomposed(self, table: dict[Any, Any] | None = None, **options: Any) -> ExportedProgram:
+        _simplify(self._exported)
+        if options or table is None or not _replace_in_place(self._exported, table):
+            decomposed: ExportedProgram = self._exported.run_decompositions(table, **options)
+            return decomposed
+        self.skipped = True
+        return self._exported
+
+
+def _simplify(exported: ExportedProgram) -> None:
+    """Write what PyTorch takes apart by sizes, or by flags, as the one operation that it becomes."""
+    for node in list(exported.graph.nodes):
+        simpler = _REPLACED.get(node.target)
+        found = simpler(node) if simpler is not None else None
+        if isinstance(found, Node) and any(user.op == "output" for user in node.users):
+            found = _aten.clone.default, (found,), {}  # the signature of the program names it
+        if isinstance(found, Node):
+            node.replace_all_uses_with(found)
+            exported.graph.erase_node(node)
+        elif found is not None:
+            node.target, node.args, node.kwargs = found  # type: ignore[misc]
+    exported.graph_module.recompile()
+
+
+def _reshaped(node: Node) -> Any:
+    sizes = _sizes(node.meta["val"].shape)
+    return None if sizes is None else (_aten.reshape.default, (node.args[0], sizes), {})
+
+
+def _expand_as(node: Node) -> Any:
+    own, sizes = node.args[0].meta["val"].shape, list(node.meta["val"].shape)  # type: ignore[union-attr]
+    own = [1] * (len(sizes) - len(own)) + list(own)
+    wanted = [n if isinstance(n, int) else -1 if n == m else None for n, m in zip(sizes, own, strict=True)]
+    return None if None in wanted else (_aten.expand.default, (node.args[0], wanted), {})
+
+
+def _dropout(node: Node) -> Any:
+    """The operand itself, in evaluation."""
+    return node.args[0] if node.args[-1] is False else None
+
+
+def _chunk(node: Node) -> Any:
+    x, chunks, dim = (*node.args, 0)[:3]
+    length = x.meta["val"].shape[dim]  # type: ignore[union-attr, index]
+    return (_aten.split.Tensor, (x, -(-length // chunks), dim), {}) if isinstance(length, int) else None  # type: ignore[operator]
+
+
+def _resize(node: Node) -> Any:
+    """With sizes and factors as arguments of their own, as the exporter knows it."""
+    x, _, *options, factors = node.args
+    sizes = list(node.meta["val"].shape[2:])
+    if not all(isinstance(n, int) for n in sizes) or len(node.args) != len(node.target._schema.arguments):  # type: ignore[union-attr]
+        return None
+    each = [None] * len(sizes) if factors is None else list(factors)  # type: ignore[arg-type]
+    return node.target.overloadpacket.default, (x, sizes, *options, *each), {}  # type: ignore[union-attr]
+
+
+def _convert(node: Node) -> Any:
+    x, dtype, *more = node.args
+    if any(more) or node.kwargs:
+        return None
+    return x if x.meta["val"].dtype is dtype else (_aten._to_copy.default, (x,), {"dtype": dtype})  # type: ignore[union-attr]
+
+
+def _sizes(shape: Any) -> list[int] | None:
+    """A shape as a reshape takes it, -1 for a length that is open; None if there are several of these."""
+    sizes = [n if isinstance(n, int) else -1 for n in shape]
+    return sizes if sizes.count(-1) <= 1 and 0 not in sizes else None
+
+
+_aten = torch.ops.aten
+_REPLACED = {
+    _aten.reshape_as.default: _reshaped,
+    _aten.view_as.default: _reshaped,
+    _aten.view.default: lambda node: (_aten.reshape.default, node.args, {}),  # decomposed operands have other strides
+    _aten.flatten.using_ints: _reshaped,
+    _aten.expand_as.default: _expand_as,
+    _aten.dropout.default: _dropout,
+    _aten.feature_dropout.default: _dropout,
+    _aten.chunk.default: _chunk,
+    _aten.to.dtype: _convert,
+    **{getattr(_aten, f"upsample_{kind}").vec: _resize for kind in ("nearest1d", "nearest2d", "nearest3d", "bilinear2d", "bicubic2d")},
+}
+_KEPT: dict[Any, Callable[[Node], bool]] = {
+    _aten.reshape.default: lambda node: True,
+    _aten.contiguous.default: lambda node: True,
+    _aten.batch_norm.default: lambda node: node.args[5] is False,  # `translate` has it, with running statistics
+}
+
+
+def _never(node: Node) -> bool:
+    return False
+
+
+@functools.cache
+def _is_always_taken_apart(target: Any) -> bool:
+    composite = torch._C.DispatchKey.CompositeImplicitAutograd
+    return bool(target.has_kernel_for_dispatch_key(composite)) and target not in _decompositions()
+
+
+@functools.cache
+def _decompositions() -> Any:
+    return torch.export.default_decompositions()
+
+
+def _replace_in_place(exported: ExportedProgram, table: Container[Any]) -> bool:
+    """Replace operations in place by those that return a new tensor; False, and nothing is changed, if more is to do."""
+    graph = exported.graph
+    position = {node: i for i, node in enumerate(graph.nodes)}
+    aliases: dict[Node, list[Node]] = {}  # one list for all that share memory, so far
+    replacements: dict[Node, Any] = {}
+    for node in graph.nodes:
+        if node.op in ("placeholder", "output"):
+            aliases[node] = [node]
+            continue
+        if node.op != "call_function":
+            return False
+        if not isinstance(node.target, torch._ops.OpOverload):
+            aliases[node] = aliases[node.args[0]] if node.args and isinstance(node.args[0], Node) else [node]  # getitem, sizes
+            aliases[node].append(node)
+            continue
+        function = _functional(node)
+        if function is None or function in table or (_is_always_taken_apart(function) and not _KEPT.get(function, _never)(node)):
+            return False
+        if function is not node.target:
+            if not _is_last_use(node, aliases[node.args[0]], position):  # type: ignore[index]
+                return False
+            replacements[node] = function
+        sharing = _shares_memory(node, function)
+        aliases[node] = aliases[node.all_input_nodes[0]] if sharing and node.all_input_nodes else []
+        aliases[node].append(node)
+    for node, function in replacements.items():
+        node.target = function
+    exported.graph_module.recompile()
+    return True
+
+
+def _functional(node: Node) -> Any:
+    """The operation that computes the same and changes nothing: its own where it does so; None where there is none."""
+    target: Any = node.target
+    if not target._schema.is_mutable:
+        return target
+    name = target.overloadpacket.__name__
+    packet = getattr(torch.ops.aten, name[:-1], None) if target.namespace == "aten" and name.endswith("_") else None
+    function = getattr(packet, target._overloadname, None)
+    if function is None or function._schema.is_mutable or not isinstance(node.args[0], Node):
+        return None
+    own, other = ([(a.name, str(a.type)) for a in one._schema.arguments] for one in (target, function))
+    return function if own == other else None
+
+
+def _is_last_use(node: Node, shared: list[Node], position: dict[Node, int]) -> bool:
+    """Whether nothing looks, after `node` has changed it, at what shares the memory under another name than that of its result."""
+    return all(
+        member.op == "call_function" and all(user is node or position[user] < position[node] for user in member.users) for member in shared
+    )
+
+
+def _shares_memory(node: Node, function: Any) -> bool:
+    """Whether the result may be the operand, or a view of it."""
+    returns_view = any(value.alias_info is not None for value in function._schema.returns)
+    return returns_view or function is not node.target
