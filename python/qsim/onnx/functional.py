@@ -50,11 +50,12 @@ class Functional:
 
 def _simplify(exported: ExportedProgram) -> None:
     """Write what PyTorch takes apart by sizes, or by flags, as the one operation that it becomes."""
+    named = {getattr(spec.arg, "name", None) for spec in exported.graph_signature.output_specs}
     for node in list(exported.graph.nodes):
         simpler = _REPLACED.get(node.target)
         found = simpler(node) if simpler is not None else None
-        if isinstance(found, Node) and any(user.op == "output" for user in node.users):
-            found = _aten.clone.default, (found,), {}  # the signature of the program names it
+        if isinstance(found, Node) and node.name in named:
+            found = _aten.clone.default, (found,), {}
         if isinstance(found, Node):
             node.replace_all_uses_with(found)
             exported.graph.erase_node(node)
@@ -97,10 +98,14 @@ def _resize(node: Node) -> Any:
 
 
 def _convert(node: Node) -> Any:
-    x, dtype, *more = node.args
-    if any(more) or node.kwargs:
-        return None
-    return x if x.meta["val"].dtype is dtype else (_aten._to_copy.default, (x,), {"dtype": dtype})  # type: ignore[union-attr]
+    """Only a type matters in ONNX: devices, layouts and copies do not."""
+    x: Any = node.args[0]
+    dtype = node.meta["val"].dtype
+    return x if x.meta["val"].dtype is dtype else (_aten._to_copy.default, (x,), {"dtype": dtype})
+
+
+def _called(function: Any) -> Callable[[Node], Any]:
+    return lambda node: (function, node.args, node.kwargs)
 
 
 def _sizes(shape: Any) -> list[int] | None:
@@ -113,13 +118,17 @@ _aten = torch.ops.aten
 _REPLACED = {
     _aten.reshape_as.default: _reshaped,
     _aten.view_as.default: _reshaped,
-    _aten.view.default: lambda node: (_aten.reshape.default, node.args, {}),  # decomposed operands have other strides
+    _aten.view.default: _called(_aten.reshape.default),  # decomposed operands have other strides
+    _aten.min.other: _called(_aten.minimum.default),
+    _aten.max.other: _called(_aten.maximum.default),
+    _aten.__and__.Tensor: _called(_aten.bitwise_and.Tensor),
+    _aten.__or__.Tensor: _called(_aten.bitwise_or.Tensor),
     _aten.flatten.using_ints: _reshaped,
     _aten.expand_as.default: _expand_as,
     _aten.dropout.default: _dropout,
     _aten.feature_dropout.default: _dropout,
     _aten.chunk.default: _chunk,
-    _aten.to.dtype: _convert,
+    **dict.fromkeys((_aten.to.dtype, _aten.to.dtype_layout, _aten.to.device, _aten.to.other, _aten.type_as.default), _convert),
     **{getattr(_aten, f"upsample_{kind}").vec: _resize for kind in ("nearest1d", "nearest2d", "nearest3d", "bilinear2d", "bicubic2d")},
 }
 _KEPT: dict[Any, Callable[[Node], bool]] = {

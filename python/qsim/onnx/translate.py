@@ -170,6 +170,43 @@ def _translations(opset: int, movable: Collection[str]) -> dict[Any, Callable[..
         made = op.BatchNormalization(x, ones if weight is None else weight, zeros if b is None else b, mean, var, epsilon=eps)
         return made[0] if isinstance(made, tuple) else made
 
+    def embedding_bag(
+        weight: Any,
+        indices: Any,
+        offsets: Any,
+        scale_grad_by_freq: bool = False,
+        mode: int = 0,
+        sparse: bool = False,
+        per_sample_weights: Any = None,
+        include_last_offset: bool = False,
+        padding_idx: int | None = None,
+    ) -> Any:
+        """Rows of the table, added up (mode 0), averaged (1) or compared (2) where their bags are."""
+        zero, one = op.CastLike(op.Constant(value_float=0.0), weight), op.CastLike(op.Constant(value_float=1.0), weight)
+        ending, single = op.Constant(value_ints=[-1]), op.Constant(value_ints=[1])
+        starts = op.Slice(offsets, ints([0]), ints([-1]), ints([0])) if include_last_offset else offsets
+        count, bags = op.Shape(indices), op.Shape(starts)
+        begun = op.ScatterElements(
+            op.Expand(ints([0]), op.Add(count, single)), op.Cast(starts, to=7), op.Expand(single, bags), axis=0, reduction="add"
+        )
+        bag = op.Unsqueeze(op.Sub(op.Slice(op.CumSum(begun, op.Constant(value_int=0)), ints([0]), count, ints([0])), single), ending)
+        counted = op.Expand(one, count)
+        if padding_idx is not None and padding_idx >= 0:
+            counted = op.Where(op.Equal(indices, op.CastLike(op.Constant(value_int=padding_idx), indices)), zero, one)
+        sizes = op.ScatterND(op.Expand(zero, bags), bag, counted, reduction="add")
+        filled, counted = op.Unsqueeze(op.Greater(sizes, zero), ending), op.Unsqueeze(counted, ending)
+        rows, shape = op.Gather(weight, indices), op.Concat(bags, ints([weight.shape[1]]), axis=0)
+        if mode == 2:
+            lowest = op.CastLike(op.Constant(value_float=float("-inf")), weight)
+            rows = op.Where(op.Greater(counted, zero), rows, lowest)
+            return op.Where(filled, op.ScatterND(op.Expand(lowest, shape), bag, rows, reduction="max"), zero)
+        rows = op.Mul(rows, counted if per_sample_weights is None else op.Mul(counted, op.Unsqueeze(per_sample_weights, ending)))
+        sums = op.ScatterND(op.Expand(zero, shape), bag, rows, reduction="add")
+        return sums if mode == 0 else op.Div(sums, op.Unsqueeze(op.Max(sizes, one), ending))
+
+    def embedding_bags(*args: Any, **kwargs: Any) -> Any:
+        return embedding_bag(*args, **kwargs), *(op.Identity(args[2]) for _ in range(3))  # torch's backward pass reads these
+
     def unbind(x: Any, dim: int = 0) -> Any:
         parts = op.Split(x, axis=dim, num_outputs=x.shape[dim], _outputs=x.shape[dim])
         return [op.Squeeze(part, ints([dim])) for part in ([parts] if x.shape[dim] == 1 else parts)]
@@ -184,6 +221,8 @@ def _translations(opset: int, movable: Collection[str]) -> dict[Any, Callable[..
         _aten.mean.dim: mean,
         _aten.unbind.int: unbind,
         _aten.batch_norm.default: batch_norm,
+        _aten.embedding_bag.padding_idx: embedding_bags,
+        _aten.embedding_bag.default: embedding_bags,
         **pools,
         **views,
     }

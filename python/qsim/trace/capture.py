@@ -88,7 +88,7 @@ def _cured(reason: str) -> str:
     if "Cache" in name:
         cure = "simulate it without: model.config.use_cache = False, or use_cache=False among the example inputs"
         return f"forward returns a cache ({name}), which is no tensor: {cure}; or register the type with torch.utils._pytree."
-    return f"forward takes or returns a {name}, which is no container of tensors that torch knows: register_pytree_node of torch.utils._pytree."
+    return f"forward takes or returns a {name}, which torch knows no tensors in: register the type with torch.utils._pytree."
 
 
 def _attempts(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[Arguments, bool, bool]]:

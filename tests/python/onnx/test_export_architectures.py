@@ -1,0 +1,114 @@
+"""What mainstream architectures are made of leaves for ONNX Runtime, and computes there what the simulation says."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from models import Forward
+from torch import nn
+
+import qsim
+from qsim.onnx.functional import Functional
+from qsim.trace.capture import capture
+
+
+def exported(model, path, *example, batch=None):
+    """The report of an export whose simulation on integers is compared with ONNX Runtime."""
+    sim = qsim.QuantSim(model.eval(), example, qsim.int8(target="onnxruntime"))
+    sim.calibrate([example], progress=False)
+    return sim.export(path / "model.onnx", verify=[example if batch is None else batch])
+
+
+def differing(report, reference="on integers"):
+    return sum(difference.mismatching for difference in report.verification.differences[reference, "optimised"].values())
+
+
+def tokens(*shape):
+    return torch.randint(0, 20, shape)
+
+
+def positions(m, x):
+    return m.f(m.e(x) + m.p(torch.arange(x.shape[1])))
+
+
+def test_what_is_made_of_positions_alone(tmp_path):
+    torch.manual_seed(0)
+    model = Forward(positions, e=nn.Embedding(20, 16), p=nn.Embedding(9, 16), f=nn.Linear(16, 4))
+    report = exported(model, tmp_path, tokens(3, 7), batch=(tokens(50, 7),))
+    assert differing(report) == 0
+    assert "p.output" in report.names
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+@pytest.mark.parametrize("padding", [None, 3])
+@pytest.mark.parametrize("bags", ["matrix", "offsets", "last offset"])
+def test_embedding_bag(mode, padding, bags, tmp_path):
+    torch.manual_seed(0)
+    table = nn.EmbeddingBag(20, 16, mode=mode, padding_idx=padding, include_last_offset=bags == "last offset")
+    offsets = torch.tensor([0, 3, 3, 9, 20])  # the second bag is empty
+    example = (tokens(6, 5),) if bags == "matrix" else (tokens(20), offsets)
+    report = exported(Forward(lambda m, *x: m.f(m.e(*x)), e=table, f=nn.Linear(16, 4)), tmp_path, *example)
+    assert differing(report) == 0
+
+
+def test_a_view_of_what_attention_returns(tmp_path):
+    """Decomposed attention has other strides than the fused one, which the view was traced with."""
+    torch.manual_seed(0)
+
+    def forward(m, x):
+        q, k, v = (f(x).view(len(x), 9, 2, 8).transpose(1, 2) for f in (m.q, m.k, m.v))
+        return m.o(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(len(x), 9, -1))
+
+    report = exported(Forward(forward, **{name: nn.Linear(16, 16) for name in "qkvo"}), tmp_path, torch.randn(3, 9, 16))
+    assert report.verification.differences["simulation", "not optimised"]["output"].largest <= 1
+
+
+IN_PLACE = {
+    "read afterwards": (True, lambda m, x: F.relu(m.a(x), inplace=True) + 1.0),
+    "a sum": (True, lambda m, x: m.a(x).add_(m.b(x)).mul_(2.0)),
+    "through a view": (False, lambda m, x: _view_sees(m.a(x))),
+    "an older name": (True, lambda m, x: _older_name(m.a(x))),
+    "of an input's view": (False, lambda m, x: x[:, :3].mul_(2.0) + 0 * m.a(x)[:, :3]),
+}
+
+
+def _view_sees(y):
+    part = y[:, :3]
+    y.relu_()
+    return part * 2.0
+
+
+def _older_name(y):
+    z = y.mul_(3.0)
+    y.add_(1.0)
+    return z * 2.0 + y
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_operations_in_place(name, tmp_path):
+    simple, forward = IN_PLACE[name]
+    torch.manual_seed(0)
+    model, x = Forward(forward, a=nn.Linear(6, 6), b=nn.Linear(6, 6)).eval(), torch.randn(8, 6)
+    sim = qsim.QuantSim(model, x, qsim.int8(target="onnxruntime"))
+    sim.calibrate([x.clone()], progress=False)
+    program = capture(sim, (x,), {})
+    functional = Functional(program.exported)
+    functional.program().run_decompositions({})
+    assert functional.skipped == simple
+    report = sim.export(tmp_path / "model.onnx", verify=[x.clone()])
+    assert report.verification.differences["simulation", "not optimised"]["output"].largest <= 1
+
+
+class DynamicCache:
+    """As Hugging Face's: no container that torch knows."""
+
+    def __init__(self, keys):
+        self.keys = keys
+
+
+def test_a_cache_among_the_outputs_is_refused_with_the_cure(tmp_path):
+    model = Forward(lambda m, x: (m.a(x), DynamicCache(x)), a=nn.Linear(4, 4)).eval()
+    sim = qsim.QuantSim(model, torch.randn(2, 4), qsim.int8())
+    sim.calibrate([torch.randn(8, 4)], progress=False)
+    with pytest.raises(qsim.ExportError, match=r"forward returns a cache \(DynamicCache\).*use_cache"):
+        sim.export(tmp_path / "model.onnx")
+    assert not (tmp_path / "model.onnx").exists()
