@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from qsim.batch_norm.foldable import TRANSPOSED, Fold, Layer, NotFoldable, find_folds
+from qsim.batch_norm.own_forward import is_torchs_own
 from qsim.graph.record.record import record
 from qsim.graph.record.tape import Tape
 from qsim.runs.arguments import example_calls
@@ -173,6 +174,33 @@ def apply_fold(model: nn.Module, fold: Fold) -> Tensor:
 
     Raises NotFoldable, and changes nothing, where its statistics mean nothing.
     """
+    layer = cast(Layer, model.get_submodule(fold.layer))
+    if not (is_torchs_own(layer, "forward") and is_torchs_own(layer, "_conv_forward")) and not _folds_on_trial(layer, fold.before):
+        raise NotFoldable(f"'{fold.layer}' ({type(layer).__name__}) has a forward of its own, which uses weight and bias in other ways")
+    return _applied(model, fold)
+
+
+def _folds_on_trial(layer: Layer, before: bool) -> bool:
+    """Whether a layer with a forward of its own computes what it did with a BatchNorm folded into it: on a copy, in float64, with
+    statistics and inputs drawn at random. timm's Conv2dSame, which pads by itself, does."""
+    kernel = [] if isinstance(layer, nn.Linear) else [d * (k - 1) + 1 for d, k in zip(layer.dilation, layer.kernel_size, strict=True)]
+    inputs, outputs = (layer.in_features, layer.out_features) if isinstance(layer, nn.Linear) else (layer.in_channels, layer.out_channels)
+    bn = getattr(nn, f"BatchNorm{max(len(kernel), 1)}d")(inputs if before else outputs)
+    with torch.no_grad(), torch.random.fork_rng([]):
+        for t in (bn.weight, bn.bias, bn.running_mean, bn.running_var):
+            t.uniform_(0.5, 2.0)
+        x = torch.randn(2, inputs, *(2 * size + 3 for size in kernel), dtype=torch.float64)
+        pair = copy.deepcopy(nn.ModuleDict({"bn": bn, "layer": layer})).to("cpu", torch.float64).eval()
+        first, second = (pair["bn"], pair["layer"]) if before else (pair["layer"], pair["bn"])
+        try:
+            expected = second(first(x))
+            _applied(pair, Fold("bn", "layer", before))
+            return torch.allclose(pair["layer"](x), expected, rtol=1e-9, atol=1e-9)
+        except (RuntimeError, TypeError, ValueError):
+            return False
+
+
+def _applied(model: nn.Module, fold: Fold) -> Tensor:
     bn, layer = cast(_BatchNorm, model.get_submodule(fold.batch_norm)), cast(Layer, model.get_submodule(fold.layer))
     g, mean, beta = normalization(fold.batch_norm, bn)
     weight, bias = (_before if fold.before else _after)(layer, g, mean, beta)

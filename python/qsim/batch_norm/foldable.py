@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import copy
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import parametrize
 
+from qsim.batch_norm.own_forward import is_followed_by_children, is_torchs_own
 from qsim.graph.record.containers import joined
 from qsim.graph.record.tape import Origin, Slot, Step, Tape
 from qsim.operations.functions import BIAS_POSITION, WEIGHT, name_of
@@ -64,7 +63,9 @@ class _Graph:
 
     def __init__(self, model: nn.Module, tape: Tape) -> None:
         self.tape, self.modules = tape, dict(model.named_modules())
-        self.calls = Counter((_owner(step), step.run, step.example) for step in tape.steps)
+        # What modules compute with their parameters: a layer may pad before that.
+        self.products = [step for step in tape.steps if step.kind == "batch_norm" or name_of(step.func) in _DIMS]
+        self.calls = Counter((_owner(step), step.run, step.example) for step in self.products)
         self.names: dict[int, list[str]] = defaultdict(list)  # of the parameters and buffers at a memory address
         for path, module in self.modules.items():
             for own, t in _tensors(module):
@@ -93,7 +94,7 @@ class _Graph:
         bn = self.modules.get(name)
         if not isinstance(bn, _BatchNorm):
             raise NotFoldable(f"'{name}' is a call of F.batch_norm, not a module that could be taken out of the model")
-        if not _is_torchs_own(bn, "forward") and not is_followed_by_children(bn, _input(steps[0].dims) if steps else 0):
+        if not is_torchs_own(bn, "forward") and not is_followed_by_children(bn, _input(steps[0].dims) if steps else 0):
             raise NotFoldable(
                 f"'{name}' ({type(bn).__name__}) has a forward of its own, which does something else than normalize, then call its children"
             )
@@ -135,7 +136,7 @@ class _Graph:
             self._check_layer(layer, _input(step.dims), name)
         producers = [_producer(step) for step in steps]
         layer_path = _agreed(name, producers)
-        if any(_owner(step) == layer_path and step not in producers for step in self.tape.steps):
+        if any(_owner(step) == layer_path and step not in producers for step in self.products):
             raise NotFoldable(f"'{layer_path}' also runs without '{name}' behind it")
         return layer_path
 
@@ -156,7 +157,7 @@ class _Graph:
                 raise NotFoldable(f"'{layer.name}' reads '{name}' through a reshape, dropout or the like{_mode(step)}")
         consumers = [self._consumer(step) for step in steps]
         layer_path = _agreed(name, consumers)
-        if any(_owner(step) == layer_path and step not in consumers for step in self.tape.steps):
+        if any(_owner(step) == layer_path and step not in consumers for step in self.products):
             raise NotFoldable(f"'{layer_path}' also runs without '{name}' before it")
         return layer_path
 
@@ -165,8 +166,6 @@ class _Graph:
         layer = self.modules.get(name)  # none where a recurrent layer is written out
         if not isinstance(layer, _LAYERS):
             raise NotFoldable(f"'{step.name}' beside '{batch_norm}' is a function call, not a layer that could hold the new bias")
-        if not _is_torchs_own(layer, "forward") or not _is_torchs_own(layer, "_conv_forward"):
-            raise NotFoldable(f"'{name}' ({type(layer).__name__}) has a forward of its own, which may use weight and bias in other ways")
         for own, slot in (("weight", WEIGHT[func][0]), ("bias", BIAS_POSITION[func])):
             read = own in step.operands or slot in step.operands
             if read and joined(name, own) not in (step.constants.get(own), step.constants.get(slot)):
@@ -175,37 +174,6 @@ class _Graph:
         if dims != _DIMS[func]:
             raise NotFoldable(f"'{batch_norm}' normalizes axis 1, which '{name}' with {dims} dimensions does not have its channels on")
         return layer
-
-
-def is_followed_by_children(bn: _BatchNorm, dims: int) -> bool:
-    """Whether a BatchNorm with a forward of its own normalizes and then calls its children, one after the other, as timm's do.
-
-    Tried, in both modes, on random numbers with `dims` dimensions: the results are the same to the bit.
-    """
-    if dims < 2 or any(t.is_meta for t in bn.state_dict().values()) or bn.running_mean is None:
-        return False
-    device, dtype = bn.running_mean.device, bn.running_mean.dtype
-    with torch.no_grad(), torch.random.fork_rng([] if device.type == "cpu" else [device], device_type=device.type):
-        for training in (False, True):
-            x = torch.randn(4, bn.num_features, *[8] * (dims - 2), device=device, dtype=dtype)
-            try:
-                torch.manual_seed(0)
-                found = copy.deepcopy(bn).train(training)(x.clone())
-                torch.manual_seed(0)
-                expected = _normalized(copy.deepcopy(bn).train(training), x)
-            except Exception:
-                return False
-            if not isinstance(found, Tensor) or not torch.equal(found, expected):
-                return False
-    return True
-
-
-def _normalized(bn: _BatchNorm, x: Tensor) -> Tensor:
-    """What torch's own BatchNorm computes, then the module's children."""
-    x = F.batch_norm(x, bn.running_mean, bn.running_var, bn.weight, bn.bias, bn.training, bn.momentum or 0.0, bn.eps)
-    for child in bn.children():
-        x = child(x)
-    return x
 
 
 def _check_padding(batch_norm: str, name: str, layer: Layer) -> None:
@@ -260,10 +228,6 @@ def _agreed(name: str, found: list[Step | None]) -> str:
     if len(layers) != 1:
         raise NotFoldable(f"'{name}' belongs to '{layers[0]}' in one mode and to '{layers[1]}' in the other")
     return layers[0]
-
-
-def _is_torchs_own(module: nn.Module, method: str) -> bool:
-    return getattr(type(module), method, nn.Module.forward).__module__.startswith("torch.nn.")
 
 
 def _tensors(module: nn.Module) -> list[tuple[str, Tensor]]:

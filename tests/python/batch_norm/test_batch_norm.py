@@ -269,3 +269,19 @@ def test_states_of_a_batch_norm_with_children_load():
     sim.load_state_dict(sim.state_dict())
     with sim.in_float():
         torch.testing.assert_close(sim(x), other(x), rtol=1e-5, atol=1e-5)
+
+
+class Same(nn.Conv2d):
+    """Pads by itself, as timm's Conv2dSame does: uneven where the stride asks for it."""
+
+    def forward(self, x):
+        return F.conv2d(F.pad(x, [0, 1, 0, 1]), self.weight, self.bias, self.stride, 0, self.dilation, self.groups)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("size", [7, 8])
+def test_a_convolution_that_pads_by_itself(bias, size):
+    model = trained(nn.Sequential(Same(4, 8, 3, stride=2, groups=2, bias=bias), nn.BatchNorm2d(8)))
+    x, before = torch.randn(4, 4, size, size), copy.deepcopy(model)
+    assert qsim.fold_batch_norms(model, x).folded == {"1": "0"}
+    torch.testing.assert_close(model(x), before(x), rtol=1e-5, atol=1e-5)

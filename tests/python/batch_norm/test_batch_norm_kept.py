@@ -48,6 +48,11 @@ class Scaled(nn.Conv2d):
         return super()._conv_forward(input, weight * 2, bias)
 
 
+class Unbiased(nn.Conv2d):
+    def forward(self, x):
+        return F.conv2d(x, self.weight)
+
+
 class Shifted(nn.BatchNorm2d):
     def forward(self, x):
         return super().forward(x) + 1
@@ -128,7 +133,11 @@ KEPT = {
         Forward(lambda m, x: m.conv(y := m.bn(x)) + y, conv=nn.Conv2d(4, 4, 1), bn=bn()),
         "'bn' reads a model input, not the result",
     ),
-    "own forward of the layer": (Forward(in_order, conv=Scaled(4, 4, 3), bn=bn()), r"'conv' \(Scaled\) has a forward of its own"),
+    "own forward of the layer": (Forward(in_order, conv=Scaled(4, 4, 3), bn=bn()), "the weight of 'conv' is computed anew"),
+    "own forward that knows no bias": (
+        Forward(in_order, conv=Unbiased(4, 4, 3, bias=False), bn=bn()),
+        r"'conv' \(Unbiased\) has a forward of its own",
+    ),
     "own forward of the batch norm": (Forward(in_order, conv=conv(), bn=Shifted(4)), r"'bn' \(Shifted\) has a forward of its own"),
     "parametrized": (
         Forward(in_order, conv=nn.utils.parametrizations.weight_norm(conv()), bn=bn()),
