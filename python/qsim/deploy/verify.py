@@ -17,7 +17,7 @@ import onnx
 import onnx_ir as ir
 import onnxruntime
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from qsim.integer.programs import evaluate
 from qsim.numbers.sqnr import sqnr
@@ -27,10 +27,10 @@ from qsim.operations.moves import MOVING_TYPES
 from qsim.operations.onnxruntime import INTEGER_KERNELS
 from qsim.runs.batches import arguments_of
 from qsim.simulation.simulation import Simulation
-from qsim.table import decibel, text_table
+from qsim.table import decibel, percent, text_table
 
 Array = np.ndarray[Any, Any]
-OPTIMISED, UNOPTIMISED, ON_INTEGERS = "optimised", "not optimised", "on integers"
+OPTIMISED, UNOPTIMISED, ON_INTEGERS, IN_FLOAT = "optimised", "not optimised", "on integers", "float"
 # As its optimiser leaves them; where an operation runs on integers it has another name.
 _IN_FLOAT = {"ConvTranspose", *INTEGER_KERNELS, *(kernel.fused for kernel in INTEGER_KERNELS.values() if kernel.fused)}
 
@@ -49,6 +49,8 @@ class Difference:
         The scale of the output; None where it is not quantized.
     signal, noise : float
         Sums of squares: of the first computation, and of the difference.
+    rows, agreeing : int
+        Of an output of two axes, samples and classes: samples, and those whose largest entry is at the same class.
     """
 
     step: float | None
@@ -57,6 +59,13 @@ class Difference:
     largest: float = 0.0
     signal: float = 0.0
     noise: float = 0.0
+    rows: int = 0
+    agreeing: int = 0
+
+    @property
+    def top1(self) -> float | None:
+        """The share of samples for which both name the same class; None for outputs that are no scores of classes."""
+        return self.agreeing / self.rows if self.rows else None
 
     @property
     def sqnr(self) -> float:
@@ -69,6 +78,9 @@ class Difference:
         with np.errstate(invalid="ignore", over="ignore"):
             self.signal += float(np.square(both[0]).sum())
             self.noise += float(np.square(both[0] - both[1]).sum())
+        if mine.ndim == 2 and mine.shape[1] > 1:
+            self.rows += len(mine)
+            self.agreeing += int((both[0].argmax(1) == both[1].argmax(1)).sum())
         if self.step is not None:
             both = [np.rint(x / self.step) for x in both]
         apart = ~((both[0] == both[1]) | (np.isnan(both[0]) & np.isnan(both[1])))
@@ -107,13 +119,13 @@ class Verification:
                 f"{d.mismatching:,}",
                 f"{d.largest:g}{'' if d.step is None else ' steps'}",
                 decibel(d.sqnr),
+                percent(d.top1),
             )
             for (mine, other), outputs in self.differences.items()
             for name, d in outputs.items()
         ]
-        table = text_table(
-            ("compared", "output", "elements", "differ", "largest", "SQNR dB"), rows, ("elements", "differ", "largest", "SQNR dB")
-        )
+        numbers = ("elements", "differ", "largest", "SQNR dB", "top-1")
+        table = text_table(("compared", "output", *numbers), rows, numbers)
         floats = [f"{len(self.in_float)} operations run in float:", *(f"  {n}: {why}" for n, why in self.in_float.items())]
         return "\n".join([f"ONNX Runtime {self.version}", table, *(floats if self.in_float else [])])
 
@@ -146,16 +158,18 @@ def verify(path: Path, batches: Iterable[tuple[Mapping[str, Array], Mapping[str,
     for inputs, references in batches:
         got = {name: one.run(None, dict(inputs)) for name, one in sessions.items()}
         pairs = [(UNOPTIMISED, name) for name in sessions if name != UNOPTIMISED]
-        pairs += [(reference, name) for reference in references for name in sessions if (reference, name) != (ON_INTEGERS, UNOPTIMISED)]
+        last = list(sessions)[-1]
+        pairs += [(name, other) for name in references for other in sessions if other == last or name not in (ON_INTEGERS, IN_FLOAT)]
         for mine, other in pairs:
-            outputs = result.differences.setdefault((mine, other), {name: Difference(step) for name, step in steps.items()})
+            grids = dict.fromkeys(steps) if mine == IN_FLOAT else steps
+            outputs = result.differences.setdefault((mine, other), {name: Difference(step) for name, step in grids.items()})
             for difference, *both in zip(outputs.values(), {**got, **references}[mine], got[other], strict=True):
                 difference.add(*both)
     return result
 
 
 def verify_simulation(sim: Simulation, path: Path, batches: Iterable[Any]) -> Verification:
-    """Run ONNX Runtime and the simulation, plain and on integers, on batches as `QuantSim.calibrate` takes them, and compare."""
+    """Run ONNX Runtime and the simulation, plain, on integers and in float, on batches as `QuantSim.calibrate` takes them, and compare."""
     model = onnx.load(path, load_external_data=False)
     sizes = {value.name: [d.dim_value for d in value.type.tensor_type.shape.dim] for value in model.graph.input}
     ways = {"simulation": False, ON_INTEGERS: True} if is_for_onnxruntime(model) else {"simulation": False}
@@ -165,7 +179,10 @@ def verify_simulation(sim: Simulation, path: Path, batches: Iterable[Any]) -> Ve
             tensors = [t for t in tree_leaves(arguments_of(batch, sim.examples)) if isinstance(t, Tensor)]
             inputs = dict(zip(sizes, map(_array, tensors), strict=True))
             _refuse_other_sizes(path, sizes, inputs)
-            yield inputs, {name: [_array(t) for t in tree_leaves(evaluate(sim, batch, integer=way))] for name, way in ways.items()}
+            references = {name: evaluate(sim, _copied(batch), integer=way) for name, way in ways.items()}
+            with sim.in_float():
+                references[IN_FLOAT] = evaluate(sim, _copied(batch), integer=False)
+            yield inputs, {name: [_array(t) for t in tree_leaves(outputs)] for name, outputs in references.items()}
 
     return verify(path, computed())
 
@@ -183,6 +200,11 @@ def _refuse_other_sizes(path: Path, sizes: Mapping[str, list[int]], inputs: Mapp
         if len(got) != len(expected) or any(size not in (0, n) for size, n in zip(expected, got, strict=True)):
             shown = ", ".join(str(size) if size else "any" for size in expected)
             raise ValueError(f"verify: got a batch whose {name!r} has shape {tuple(got)}; {path.name} takes ({shown})")
+
+
+def _copied(batch: Any) -> Any:
+    """A batch for a model that may write to its inputs."""
+    return tree_map_only(Tensor, Tensor.clone, batch)
 
 
 def _array(t: Tensor) -> Array:

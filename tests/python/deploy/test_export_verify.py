@@ -5,7 +5,7 @@ import onnx
 import pytest
 import torch
 from blocks import BLOCKS
-from exported import NETWORKS, exported, simulated
+from exported import NETWORKS, computed, exported, simulated
 from models import Forward, seeded, trained
 from torch import nn
 
@@ -26,8 +26,9 @@ def verified(tmp_path_factory):
 def test_all_ways_to_compute_agree(verified):
     _, report = verified
     found = report.verification.differences
-    assert list(found) == WAYS
-    for pair, outputs in found.items():
+    assert list(found) == [*WAYS, ("float", "optimised")]
+    for pair in WAYS:
+        outputs = found[pair]
         assert [difference.elements for difference in outputs.values()] == [24 * 8 * 64, 24 * 6]
         assert all(difference.step is not None for difference in outputs.values())
         if "optimised" not in pair[:1]:
@@ -57,6 +58,22 @@ def test_a_file_alone_is_compared_with_itself_optimised(verified):
     path, _ = verified
     found = verify(path, [({"image": NETWORKS["vision"][1](2).numpy()}, {})])
     assert list(found.differences) == [("not optimised", "optimised")]
+
+
+def test_the_loss_to_the_float_model_is_measured(tmp_path):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 5)).eval()
+    sim, x = qsim.QuantSim(model, torch.randn(2, 8), CONFIG), torch.randn(200, 8)
+    sim.calibrate([torch.randn(200, 8)], progress=False)
+    report = sim.export(tmp_path / "model.onnx", verify=[x[:120], x[120:]])
+    lost = report.verification.differences["float", "optimised"]["output"]
+    with torch.no_grad():
+        exact, got = model(x), torch.from_numpy(computed(tmp_path / "model.onnx", x, optimised=True)[0])
+    assert lost.step is None
+    assert lost.rows == 200
+    assert lost.agreeing == int((exact.argmax(1) == got.argmax(1)).sum())
+    noise = (exact.double() - got).square().sum()
+    assert lost.sqnr == pytest.approx(float(10 * torch.log10(exact.double().square().sum() / noise)))
 
 
 def test_what_runs_in_float_is_named_with_the_reason(tmp_path):
