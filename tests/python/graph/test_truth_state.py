@@ -168,3 +168,28 @@ def test_changed_in_place_again_where_nobody_else_looks(begin):
     sim = simulated(Forward(lambda m, x: begin(x).tanh_()).eval(), x.clone())
     y = on_grid(begin(on_grid(x)), begin(x.clone()))
     torch.testing.assert_close(sim(x.clone()), on_grid(y.tanh(), begin(x.clone()).tanh()), rtol=0, atol=1e-9)
+
+
+def test_changed_in_place_and_a_copy_of_it_again():
+    """What is written into the copy, and read there by its older name, is nothing of what was copied."""
+
+    def forward(m, x):
+        y = F.max_pool1d(x.tanh_(), 3, 1, 1)
+        y.add_(0.3)
+        return y.sin()
+
+    x = torch.linspace(-2, 2, 256, dtype=torch.float64).view(32, 8).sin()
+    sim = simulated(Forward(forward).eval(), x.clone())
+    y = x.tanh()
+    copied = F.max_pool1d(on_grid(on_grid(x).tanh(), y), 3, 1, 1)
+    added = F.max_pool1d(y, 3, 1, 1) + 0.3
+    torch.testing.assert_close(sim(x.clone()), on_grid(on_grid(copied + 0.3, added).sin(), added.sin()), rtol=0, atol=1e-9)
+
+
+def test_changed_in_place_again_by_what_no_mode_meets():
+    """That returns no name of its own: who reads it reads no older one."""
+    x = torch.linspace(-2, 2, 256, dtype=torch.float64).view(32, 8).sin()
+    sim = simulated(Forward(lambda m, x: F.hardswish(x.tanh_(), inplace=True).sin()).eval(), x.clone())
+    y = x.tanh()
+    found = on_grid(F.hardswish(on_grid(on_grid(x).tanh(), y)), F.hardswish(y))
+    torch.testing.assert_close(sim(x.clone()), on_grid(found.sin(), F.hardswish(y).sin()), rtol=0, atol=1e-9)

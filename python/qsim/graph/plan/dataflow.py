@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Container, Sequence
 from itertools import pairwise
+from typing import Any
 
 from qsim.config.override import SiteInfo
 from qsim.graph.plan.rules import hands_on, is_divisor, weight_axes
@@ -147,7 +148,11 @@ class Dataflow:
         if not (self.works_in_place(site) and self.is_rewritten(site)):
             return False
         chain = self._changed_in_turn(site)
-        return any(self._outlives(other, copied) or any(reader.origin.kind == "stale" for reader in self.readers(other)) for other in chain)
+        return any(self._outlives(other, copied) or self._is_read_by_older_names(other) for other in chain)
+
+    def _is_read_by_older_names(self, site: Site) -> bool:
+        """Whether something reads what a site changed by a name that it did not return. What no mode meets returns no name of its own."""
+        return site.visible and any(reader.origin.kind == "stale" for reader in self.readers(site))
 
     def _changed_in_turn(self, site: Site) -> set[Site]:
         """The sites that change in place what a site does, before it and after it."""

@@ -236,8 +236,11 @@ class Tape:
         return found if storage is not None and not storage.expired() else frozenset()  # type: ignore[no-untyped-call]
 
     def rewrite(self, t: Tensor, origins: Iterable[Origin]) -> None:
-        """Something writes into `t`, which came from there."""
-        self.rewritten |= {(o.source, o.output) for o in origins if isinstance(o.source, Step)} | self.returned[memory_of(t)]
+        """Something writes into `t`, which came from there: copies of what a step returned are nothing of its own."""
+        memory = memory_of(t)
+        made = {o.source for o in self._known_of(memory) if o.direct} if memory is not None else {o.source for o in origins}
+        self.rewritten |= {(o.source, o.output) for o in origins if o.source in made and isinstance(o.source, Step)}
+        self.rewritten |= self.returned[memory]
 
     def mark(self, t: Tensor, *origins: Origin) -> None:
         self._origins[id(t)] = _Mark(weakref.ref(t), frozenset(origins), version_of(t), memory_of(t), next(self._serial))
