@@ -130,6 +130,31 @@ def test_a_hook_that_adds_before_a_rectifier():
     assert decibels(simulated(model, x)(x), model(x)) > 40
 
 
+@pytest.mark.parametrize("hooked", ["a", "block.b", "block"])
+@pytest.mark.parametrize("way", ["a", "block"])
+def test_a_hook_beside_a_chain_that_did_not_begin(hooked, way):
+    """It is not on the way from the addition to the rectifier, and hands on nothing in the place of that."""
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.b = nn.Linear(8, 8).double()
+
+        def forward(self, x):
+            return self.b(x)
+
+    def forward(m, x, way=""):
+        y = x + 0.25
+        return F.relu(m.get_submodule(way)(y) if way else y)
+
+    sim = simulated(Forward(forward, a=nn.Linear(8, 8).double(), block=Block()).eval(), X)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        expected = sim(X, way=way)
+        sim.model.get_submodule(hooked).register_forward_hook(square_of_result)
+        assert torch.equal(sim(X, way=way), expected)
+
+
 @pytest.mark.parametrize("module", ["relu", "add"])
 def test_a_hook_that_looks_at_a_container(module):
     """As tools that extract features do, on a block in the middle."""

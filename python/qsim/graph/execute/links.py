@@ -19,11 +19,14 @@ class Link(NamedTuple):
         Whether one of the same container comes next.
     name : str
         By which another container knows it, if one there comes next.
+    between : frozenset of str
+        Paths of the modules in which it is and what was before it is not, or the other way round: their hooks come between the two.
     """
 
     before: tuple[int | str, ...] | None
     goes_on: bool
     name: str
+    between: frozenset[str] = frozenset()
 
 
 def links_of(route: Route, plan: QuantizationPlan) -> dict[int, Link]:
@@ -35,6 +38,7 @@ def links_of(route: Route, plan: QuantizationPlan) -> dict[int, Link]:
     for site, following in plan.fused.items():
         chains.setdefault(following, []).append(site)
     before: dict[int, list[int | str]] = {}
+    between: dict[int, frozenset[str]] = {}
     names: dict[int, str] = {}
     for following, first in chains.items():
         if not any(site in nodes for site in (following, *first)) or not _follows_these_alone(following, first):
@@ -42,13 +46,20 @@ def links_of(route: Route, plan: QuantizationPlan) -> dict[int, Link]:
         for site in first:
             for at in nodes.get(following, ()):
                 before.setdefault(at, []).extend(nodes.get(site, [site.name]))
+                between[at] = between.get(at, frozenset()) | (_modules_around(site) ^ _modules_around(following))
             names.update({} if following in nodes else dict.fromkeys(nodes.get(site, ()), site.name))
     goes_on = {at for found in before.values() for at in found}
     return {
-        at: Link(tuple(before[at]) if at in before else None, at in goes_on, names.get(at, ""))
+        at: Link(tuple(before[at]) if at in before else None, at in goes_on, names.get(at, ""), between.get(at, frozenset()))
         for at in range(len(route.sites))
         if at in before or at in goes_on or at in names
     }
+
+
+def _modules_around(site: Site) -> frozenset[str]:
+    """Paths of the modules in which an operation runs."""
+    parts = (site.steps[0].leaf or site.steps[0].path).split(".")
+    return frozenset(".".join(parts[:end]) for end in range(1, len(parts) + 1))
 
 
 def _follows_these_alone(following: Site, first: list[Site]) -> bool:

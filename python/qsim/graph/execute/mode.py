@@ -16,13 +16,14 @@ from torch._ops import HigherOrderOperator
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
 from qsim.graph.execute.inputs import quantized
+from qsim.graph.execute.links import Link
 from qsim.graph.execute.lowered import Quantize
 from qsim.graph.execute.ownership import dies
 from qsim.graph.execute.place import HOOK, PASSED, QUIET, STRANGE, UNKNOWN, Place
 from qsim.graph.execute.shortcuts import is_plain_eager, is_watched
 from qsim.graph.execute.uncompiled import Uncompiled
 from qsim.graph.record.call_sites import CallSite, Spot, call_site
-from qsim.graph.record.containers import joined, leaves
+from qsim.graph.record.containers import joined
 from qsim.graph.record.resume import recompute_under
 from qsim.graph.record.tape import Slot
 from qsim.operations.functions import ALIAS, COMPOSITE, CONSTRUCTORS, MAC, METRICS, RANDOM, TRANSPARENT, Function, name_of, route_name
@@ -245,7 +246,7 @@ class LocalMode(TorchFunctionMode):
     def met(self, node: int, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call that leads to a node."""
         operands, outputs, instead, link, half, overwrites = self.nodes[node]
-        if link is not None and link.before and not self.has_begun(node, link.before, args, kwargs):
+        if link is not None and link.before and not self.has_begun(node, link, args, kwargs):
             outputs, instead = (), None
             self.place.note_broken(node)
         given_away = overwrites and dies(args, func, _frame_at(2))
@@ -285,16 +286,17 @@ class LocalMode(TorchFunctionMode):
         """Whether a reference is to `t`, whether it was made here or in what is compiled apart from this."""
         return (reference() if isinstance(reference, weakref.ref) else reference) is t
 
-    def has_begun(self, node: int, before: tuple[int | str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    def has_begun(self, node: int, link: Link, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether the chain began that a node ends."""
         if node not in self.begun:
-            self.begun[node] = self.is_handed_on(before, args, kwargs)
+            self.begun[node] = self.is_handed_on(link, args, kwargs)
             if not self.begun[node] and self.abroad is not None:
-                self.abroad.broken.add((self.place.path, before))
+                self.abroad.broken.add((self.place.path, link.before))
         return self.begun[node]
 
-    def is_handed_on(self, before: tuple[int | str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    def is_handed_on(self, link: Link, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether a call takes what one of the operations returned that come before it in its chain. Hooks may hand on something else."""
+        before = link.before or ()
         taken, found = args[0] if args else kwargs.get("input"), [self.handed[node] for node in before if node in self.handed]
         names = [name for name in before if isinstance(name, str)]
         if names:
@@ -305,13 +307,12 @@ class LocalMode(TorchFunctionMode):
             found += [handed for name in names for handed in self.abroad.handed.get(name, ())]
         if any(self.is_same(handed, taken) for handed in found) or any(node in self.trusted for node in before):
             return True
-        return bool(found) and self.has_hooks(bool(names))
+        return bool(found and link.between) and self.has_hooks(link.between)
 
-    def has_hooks(self, anywhere: bool) -> bool:
-        """Whether hooks look at leaves of the container, or at any module of the model."""
-        if anywhere and self.abroad is not None:
-            return any(map(is_watched, self.abroad.model.modules()))
-        return self.container is not None and any(map(is_watched, leaves(self.container)))
+    def has_hooks(self, paths: frozenset[str]) -> bool:
+        """Whether hooks look at one of these modules."""
+        root, above = (self.container, self.place.path) if self.abroad is None else (self.abroad.model, "")
+        return root is not None and any(is_watched(m) for path, m in root.named_modules(prefix=above) if path in paths)
 
     def passed(self, name: str, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Any other call: one that only moves values, or that the examples did not show."""

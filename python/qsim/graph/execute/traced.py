@@ -49,7 +49,7 @@ class TracedMode(LocalMode):
     def refer(self, t: Tensor) -> Any:
         return t
 
-    def has_hooks(self, anywhere: bool) -> bool:
+    def has_hooks(self, paths: frozenset[str]) -> bool:
         return False
 
     def end(self) -> None:
