@@ -116,15 +116,16 @@ def traced_leaf() -> str:
     return traced_call_site().leaf_path
 
 
-_left: list[tuple[tuple[int, ...], tuple[int, ...]]] = []  # behind the checkpoint that was traced last: counts, and what it hands on
+# Behind a checkpoint: counts, and what it hands on. The modes of all containers that it stands in trace it, each around the next.
+_left: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
 
 
 def traced_leave(counts: tuple[int, ...], handed: tuple[int, ...]) -> None:
-    _left[:] = [(counts, handed)]
+    _left.append((counts, handed))
 
 
 def traced_left() -> tuple[tuple[int, ...], tuple[int, ...]]:
-    return _left[0]
+    return _left.pop()
 
 
 _asking: dict[int, str] = {}  # calls that the examples do not show, in functions that ask whether they are compiled; by their place
