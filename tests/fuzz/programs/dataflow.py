@@ -34,6 +34,7 @@ class Origin:
     source: Any = None
     direct: bool = True  # False behind views, slices and the like
     stale: bool = False  # changed in place, and read by its older name
+    call: object = field(default=None, compare=False)  # of a site that no function mode meets: which of its calls
 
 
 @dataclass(frozen=True)

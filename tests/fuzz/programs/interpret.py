@@ -53,10 +53,18 @@ class Interpreter:
         self.m, self.program, self.model = machine, program, model
         self.classes = {container.name: container for container in program.containers}
         self.defaults = {flag.name: flag.default for flag in program.flags}
+        self.kept: dict[tuple[int, str], Name] = {}  # what modules hold when the call is over, by module and attribute
 
     def run(self, tensors: Mapping[str, Tensor | None], flags: Mapping[str, Any]) -> list[Tensor]:
         """The results of one call of the model, in the order in which it returns them."""
+        results = self._run(tensors, flags)
+        for name in self.kept.values():
+            self.m.ask(lambda t: True, name)  # who looks at the module afterwards, no recording sees
+        return results
+
+    def _run(self, tensors: Mapping[str, Tensor | None], flags: Mapping[str, Any]) -> list[Tensor]:
         m, p = self.m, self.program
+        self.kept = {}
         given = {name: self._given(name, tensors[name]) for name in ("x", "z")}
         scope = _Scope(self.model, {**self.defaults, **flags}, self._helpers(p.root))
         m.training = self.model.training
@@ -140,7 +148,7 @@ class Interpreter:
         elif isinstance(s, Hold):
             scope.held[s.name] = names[s.source]
             if s.how == "attribute":
-                self.m.ask(lambda t: True, names[s.source])  # who looks at the module afterwards, no recording sees
+                self.kept[id(scope.module), s.name] = names[s.source]
         elif isinstance(s, Take):
             names[s.target] = scope.held[s.name]
         elif isinstance(s, Branch):

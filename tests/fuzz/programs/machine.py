@@ -50,6 +50,8 @@ class Machine:
         self.missed: list[str] = []  # operations that ran where the example did not
         self.closest = 0.5  # how near to a rounding edge any value came, in steps
         self.leaf: int | None = None  # the layer that runs
+        self.hidden: dict[object, Site] = {}  # calls that no function mode meets, on the calibration data
+        self.read: set[object] = set()  # those of them whose result something reads
         self._frames: list[_Frame] = []
         self._grids: dict[Any, Grid] = {}
 
@@ -167,7 +169,7 @@ class Machine:
 
     def move(self, function: Callable[..., Tensor], *names: Name, fresh: bool = False) -> Name:
         """A function that only moves values. `fresh`: into memory of its own."""
-        values = [name.read() for name in names]
+        values = [self._read(name) for name in names]
         known = [value for value in values if not value.kinds <= {"const", "weight"}] or values
         if any("unknown" in value.kinds for value in known) and len(known) > 1:
             raise NotUnderstood("a tensor of unknown origin put together with others")
@@ -180,12 +182,14 @@ class Machine:
         """A function that writes values into part of `target`. `function` returns what is there afterwards."""
         if target.is_view or target.returned or any(o.stale for o in target.read().origins):
             raise NotUnderstood("values put into a view, or by an older name")
+        if any(o.kind == "site" and o.source.kind.hidden for o in target.read().origins):
+            raise NotUnderstood("values put into what is quantized where it is read")
         moved = self.move(function, target, *names, fresh=True).value
         target.memory.version, target.memory.latest = target.memory.version + 1, None
         target.value, target.version = moved, target.memory.version
 
     def _computed(self, kind: Kind, function: Callable[..., Tensor], names: tuple[Name, ...], *, changes: bool) -> Value:
-        site, values = self._site(kind), [name.read() for name in names]
+        site, values = self._site(kind), [self._read(name) for name in names]
         constant = all(value.kinds <= {"const", "weight", "random"} for value in values)
         if self.mode == "record":
             self._record(site, values, constant, changes)
@@ -200,12 +204,26 @@ class Machine:
         if constant:
             kinds = {"random"} if any("random" in value.kinds for value in values) else {"const"}
             return Value(result, frozenset(Origin(k, direct=False) for k in kinds))
-        origin = Origin("site", site) if site is not None else Origin("unplanned")
+        origin = Origin("site", site, call=self._call(site)) if site is not None else Origin("unplanned")
         at = site or self._elsewhere(kind)
         before = self.before.get(site, set()) if site is not None and self.mode == "simulate" else set()
         if before and not any(o.direct and o.source in before for o in values[0].origins):
             at = None  # a chain ends whose beginning did not run: its grid is of something else
         return Value(self._round(at, result) if at is not None else result, frozenset([origin]))
+
+    def _call(self, site: Site) -> object:
+        """What stands for a call that no function mode meets."""
+        if not site.kind.hidden or self.mode != "observe":
+            return None
+        call = object()
+        self.hidden[call] = site
+        return call
+
+    def _read(self, name: Name) -> Value:
+        """What a function reads."""
+        value = name.read()
+        self.read |= {o.call for o in value.origins}
+        return value
 
     # Recording and planning.
 
@@ -292,6 +310,8 @@ class Machine:
         """Choose the grids, once the calibration data was observed."""
         if any(seen.is_empty for seen in self.seen.values()):
             raise NotUnderstood("a quantizer that calibration did not reach")
+        if {self.hidden[call] for call in self.hidden.keys() & self.read} & {self.hidden[call] for call in self.hidden.keys() - self.read}:
+            raise NotUnderstood("what no function mode meets, read in some of its calls: the range is that of what is read")
         self._grids = {at: self.widths.of_range(seen.low, seen.high) for at, seen in self.seen.items()}
         self.mode = "simulate"
 

@@ -23,6 +23,7 @@ from ..results import near
 from ..running import quietly, same_state, weighted
 
 _TOLERANCE = 1e-7
+_GRADIENTS = 1e-5  # of sums that cancel: a float32 scale of a float64 weight may be off by its last bit
 _EDGE = 1e-7  # steps: nearer to a rounding edge than this, the order of sums may decide
 
 
@@ -69,7 +70,7 @@ def as_written_by_hand(case: Case) -> Failure | None:
             if problem := near(found.results, results, _TOLERANCE):
                 return Failure("hand-written", f"{path}, {mode}", f"{call.name}: {problem}")
             names = list(gradients)
-            problem = near([found.gradients.get(n) for n in names], [gradients[n] for n in names], 1e-6)
+            problem = near([found.gradients.get(n) for n in names], [gradients[n] for n in names], _GRADIENTS)
             if problem:
                 return Failure("hand-written", f"gradients, {path}, {mode}", f"{call.name}: {problem}, of {names}")
             if case.expect_warnings and not call.recorded and machine.missed and not case.warned:
