@@ -139,3 +139,23 @@ def test_the_call_of_a_reentrant_checkpoint_is_no_call_under_it():
     sim = simulated(model.double(), X)
     with torch.no_grad():
         assert torch.equal(sim(X), sim.quantizers()["mul.output"](torch.relu(sim.quantizers()["input"](X) * 2.0)))
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_chain_that_did_not_begin_does_not_when_it_runs_again(reentrant, inside):
+    """What it began with is outside the checkpoint, where a container alone knows nothing of it."""
+    act = Forward(lambda m, x: F.relu(x).cos())
+    act = Forward(lambda m, x: m.act(x), act=act) if inside else act
+
+    def made(how):
+        run = lambda m, x, add=True: how(m.act, m.add(x) if add else x, use_reentrant=reentrant)  # noqa: E731
+        return simulated(Forward(run, add=Adding(), act=act).eval(), X)
+
+    found = []
+    for how in (checkpoint, plainly):
+        sim, x = made(how), (X * 3.0).requires_grad_()
+        y = sim(x, add=False)
+        y.square().sum().backward()
+        found.append((y.detach(), x.grad))
+    assert all(map(torch.equal, *found))

@@ -1,4 +1,4 @@
-"""What quantizes the inputs of a model in each call."""
+"""What quantizes the inputs of a model in each call, and which tensors are quantized at all."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from qsim.graph.execute.lowered import LiveMaker, Lowered, Quantize
 from qsim.graph.execute.marks import Mark
 from qsim.graph.plan.actions import QuantizationPlan
-from qsim.graph.record.tape import InputSlot
+from qsim.graph.record.tape import InputSlot, Slot
 from qsim.quantizers.quantizer import Quantizer
 from qsim.runs.arguments import Arguments, is_dense, replaced
 
@@ -79,3 +79,12 @@ def _at(tree: Any, path: list[Any], quantizer: Quantize) -> Any:
 def quantized(value: Any, quantize: Quantize) -> Any:
     """A dense floating-point tensor quantized, anything else as it is."""
     return quantize(value) if isinstance(value, Tensor) and value.is_floating_point() and is_dense(value) else value
+
+
+def is_float(slot: Slot | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a call computes what was recorded under its name: the same function on integers (positions, lengths) is no operation."""
+    outer, index = slot if isinstance(slot, tuple) else (slot, None)
+    value = args[outer] if isinstance(outer, int) and outer < len(args) else kwargs.get(str(outer))
+    if index is not None and isinstance(value, (tuple, list)) and index < len(value):
+        value = value[index]
+    return not isinstance(value, Tensor) or value.is_floating_point()

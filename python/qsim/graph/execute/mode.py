@@ -15,14 +15,14 @@ from torch import Tensor, nn
 from torch._ops import HigherOrderOperator
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
-from qsim.graph.execute.inputs import quantized
+from qsim.graph.execute.inputs import is_float, quantized
 from qsim.graph.execute.links import Link
 from qsim.graph.execute.lowered import Quantize
 from qsim.graph.execute.ownership import dies
 from qsim.graph.execute.place import HOOK, PASSED, QUIET, STRANGE, UNKNOWN, Place
 from qsim.graph.execute.shortcuts import is_plain_eager, is_watched
 from qsim.graph.execute.uncompiled import Uncompiled
-from qsim.graph.record.call_sites import CallSite, Spot, call_site
+from qsim.graph.record.call_sites import CallSite, Spot, call_site, sites_above
 from qsim.graph.record.containers import joined
 from qsim.graph.record.resume import recompute_under
 from qsim.graph.record.tape import Slot
@@ -86,6 +86,7 @@ class LocalMode(TorchFunctionMode):
         self.leaf = ""  # of the composite function that runs
         self.handed: dict[int, Any] = {}  # results of nodes whose chain goes on
         self.begun: dict[int, bool] = {}  # nodes that end a chain, and whether it began
+        self.outer: LocalMode | None = None
         self.abroad = Abroad(container) if place.path == "" and container is not None else None
         self.uncompiled = Uncompiled(functions_too=place.switch.calls_compiled)
         self.trusted: tuple[int, ...] = ()  # nodes of which that is taken for granted: Dynamo traces what is under a checkpoint apart
@@ -99,7 +100,7 @@ class LocalMode(TorchFunctionMode):
     def within(self, outer: Any) -> LocalMode:
         """Called in a container whose mode, if it has one, is `outer`."""
         if isinstance(outer, LocalMode):
-            self.abroad = outer.abroad
+            self.abroad, self.outer = outer.abroad, outer
         return self
 
     def __enter__(self) -> LocalMode:
@@ -130,6 +131,15 @@ class LocalMode(TorchFunctionMode):
         """Have the checkpoints that a call is the first in run once more as they run now, from here on."""
         for checkpoint, inside in site.checkpoints if self.container is not None else ():
             recompute_under(checkpoint, lambda above=site.spots[inside:]: self.again(above))  # type: ignore[misc]
+
+    def checkpointed_above(self) -> None:
+        """Have the checkpoints around this container run once more under the modes of those that they stand in."""
+        outer = self.outer
+        for site in sites_above(_frame_at(1)):
+            while outer is not None and outer.container is not site.container:
+                outer = outer.outer
+            if outer is not None:
+                outer.checkpointed(site)
 
     def again(self, above: tuple[Spot, ...]) -> LocalMode:
         """The mode for what runs under a checkpoint when it runs once more. `above`: where the checkpoint stands."""
@@ -226,7 +236,7 @@ class LocalMode(TorchFunctionMode):
         if count >= len(nodes):
             return self.more(key)
         node = nodes[count]
-        if node is None or not _is_float(place.floats[node], args, kwargs):
+        if node is None or not is_float(place.floats[node], args, kwargs):
             return QUIET
         own = place.weights[node]
         if own is not None and self.container is not None:
@@ -292,6 +302,7 @@ class LocalMode(TorchFunctionMode):
             self.begun[node] = self.is_handed_on(link, args, kwargs)
             if not self.begun[node] and self.abroad is not None:
                 self.abroad.broken.add((self.place.path, link.before))
+                self.checkpointed_above()
         return self.begun[node]
 
     def is_handed_on(self, link: Link, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -354,15 +365,6 @@ def _with_outputs(out: Any, outputs: tuple[tuple[int, Quantize], ...]) -> Any:
     for index, quantize in outputs:
         out = _quantized_entry(out, index, quantize)
     return out
-
-
-def _is_float(slot: Slot | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a call computes what was recorded under its name: the same function on integers (positions, lengths) is no operation."""
-    outer, index = slot if isinstance(slot, tuple) else (slot, None)
-    value = args[outer] if isinstance(outer, int) and outer < len(args) else kwargs.get(str(outer))
-    if index is not None and isinstance(value, (tuple, list)) and index < len(value):
-        value = value[index]
-    return not isinstance(value, Tensor) or value.is_floating_point()
 
 
 QUIET_NAMES = TRANSPARENT | RANDOM | METRICS

@@ -52,6 +52,9 @@ class TracedMode(LocalMode):
     def has_hooks(self, paths: frozenset[str]) -> bool:
         return False
 
+    def checkpointed_above(self) -> None:
+        pass  # what Dynamo traced runs again as it was traced
+
     def end(self) -> None:
         traced_end(self.place.token, self.training, tuple(self.counts))
 

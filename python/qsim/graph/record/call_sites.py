@@ -129,6 +129,14 @@ def call_site(frame: FrameType | None) -> CallSite:
     return _read(_frames(frame))
 
 
+def sites_above(frame: FrameType | None) -> Iterator[CallSite]:
+    """Where the containers are called that a frame is in, innermost first. In eager mode."""
+    while frame is not None:
+        if kind_of_code(frame.f_code) == "base":
+            yield call_site(frame.f_back)
+        frame = frame.f_back
+
+
 def traced_call_site() -> CallSite:
     """Where the program stands that Dynamo traces. For functions that Dynamo runs while it traces (`_dynamo_marked_constant`)."""
     return _read(_translators())
