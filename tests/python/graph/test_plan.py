@@ -340,17 +340,10 @@ def test_every_clip_fuses(clip):
     assert keys(lambda m, x: clip(m.a(x)).exp(), ROWS, a=nn.Linear(8, 8)) == ["input", "a.weight", "a.output", "exp.output"]
 
 
-def test_the_range_of_a_clip_is_its_limits():
-    def ranges(clip: Callable[[Tensor], Tensor]) -> tuple[float, float] | None:
-        model = Function(lambda m, x: clip(m.a(x)), a=nn.Linear(8, 8))
-        return planned(model, ROWS, qsim.int8(target="onnxruntime")).quantizers["a.output"].range
-
-    assert ranges(F.relu6) == (0, 6)
-    assert ranges(F.hardtanh) == (-1, 1)
-    assert ranges(lambda x: F.hardtanh(x, -2.0, max_val=3.0)) == (-2, 3)
-    assert ranges(lambda x: x.clamp(min=0, max=4)) == (0, 4)
-    assert ranges(lambda x: x.clamp(0)) is None
-    assert ranges(F.relu) is None
+def test_the_range_of_a_clip_is_that_of_the_data_within_its_limits():
+    """Fixed to its limits it would waste the steps that no data reach. A range that ends there or before is absorbed by kernels all the same."""
+    model = Function(lambda m, x: F.relu6(m.a(x)), a=nn.Linear(8, 8))
+    assert planned(model, ROWS, qsim.int8(target="onnxruntime")).quantizers["a.output"].range is None
 
 
 def test_int32_bias():

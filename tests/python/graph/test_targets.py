@@ -76,7 +76,7 @@ def test_products_take_quantized_operands_only(name, target):
 @pytest.mark.parametrize("name", BLOCKS)
 def test_grids_are_those_of_the_target(name, target):
     sim = calibrated(name, qsim.int8(target=target))
-    signed = target != "openvino"
+    signed = target in ("tensorrt", "coreml")
     for key, encoding in sim.encodings().items():
         weight = sim.decisions.quantizers[key].role == "weight"
         symmetric = weight or target in ("tensorrt", "coreml")
@@ -115,7 +115,7 @@ def test_known_ranges_need_no_data():
     torch.manual_seed(1)
     sim = qsim.QuantSim(trained(BLOCKS["squeeze"]()), X, qsim.int8(target="onnxruntime"))
     found = {key: (e.min.item(), e.max.item()) for key, e in sim.encodings().items()}
-    assert found == {"conv.output": (0, pytest.approx(6)), "sigmoid.output": (0, pytest.approx(1))}
+    assert found == {"sigmoid.output": (0, pytest.approx(1))}
     sim.calibrate([X * 100], progress=False)
     sim.set_method("minmax")
     assert {key: (e.min.item(), e.max.item()) for key, e in sim.encodings().items() if key in found} == found

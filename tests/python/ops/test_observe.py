@@ -80,7 +80,7 @@ def test_sketch_matches_reference(n, dtype, seed, specials, offset):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(3, 5, 100, 67), (2, 64, 20, 20), (100, 1000), (40, 7, 11), (1, 3, 130, 130), (70000,)])
+@pytest.mark.parametrize("shape", [(3, 5, 40, 67), (2, 64, 20, 20), (40, 1000), (40, 7, 11), (1, 3, 130, 90), (70000,)])
 def test_large_tensors_in_every_order_of_axes(shape, dtype):
     x = sample(shape, dtype, 1, specials=0.001)
     layouts = [x, x.transpose(0, -1)] + ([x.contiguous(memory_format=torch.channels_last)] if x.dim() == 4 else [])

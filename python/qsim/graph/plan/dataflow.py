@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Container, Sequence
 from itertools import pairwise
-from typing import Any
 
 from qsim.config.override import SiteInfo
 from qsim.graph.plan.rules import hands_on, is_divisor, weight_axes
