@@ -341,7 +341,7 @@ def test_every_clip_fuses(clip):
 
 
 def test_the_range_of_a_clip_is_that_of_the_data_within_its_limits():
-    """Fixed to its limits it would waste the steps that no data reach. A range that ends there or before is absorbed by kernels all the same."""
+    """Its limits would waste the steps that no data reach; a range that ends there or before is absorbed by kernels all the same."""
     model = Function(lambda m, x: F.relu6(m.a(x)), a=nn.Linear(8, 8))
     assert planned(model, ROWS, qsim.int8(target="onnxruntime")).quantizers["a.output"].range is None
 
