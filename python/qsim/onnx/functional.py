@@ -16,6 +16,7 @@ from collections.abc import Callable, Container
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import Node
 
@@ -84,7 +85,8 @@ def _dropout(node: Node) -> Any:
 def _chunk(node: Node) -> Any:
     x, chunks, dim = (*node.args, 0)[:3]
     length = x.meta["val"].shape[dim]  # type: ignore[union-attr, index]
-    return (_aten.split.Tensor, (x, -(-length // chunks), dim), {}) if isinstance(length, int) else None  # type: ignore[operator]
+    fits = isinstance(length, int) and length > 0
+    return (_aten.split.Tensor, (x, -(-length // chunks), dim), {}) if fits else None  # type: ignore[operator]
 
 
 def _resize(node: Node) -> Any:
@@ -98,9 +100,12 @@ def _resize(node: Node) -> Any:
 
 
 def _convert(node: Node) -> Any:
-    """Only a type matters in ONNX: devices, layouts and copies do not."""
+    """Only a type matters in ONNX, devices and layouts do not. A copy that was asked for stays one: it may be changed in place."""
     x: Any = node.args[0]
     dtype = node.meta["val"].dtype
+    names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
+    if {**dict(zip(names, node.args, strict=False)), **node.kwargs}.get("copy"):
+        return None
     return x if x.meta["val"].dtype is dtype else (_aten._to_copy.default, (x,), {"dtype": dtype})
 
 
@@ -196,6 +201,9 @@ def _functional(node: Node) -> Any:
     if function is None or function._schema.is_mutable or not isinstance(node.args[0], Node):
         return None
     own, other = ([(a.name, str(a.type)) for a in one._schema.arguments] for one in (target, function))
+    dtypes = [operand.meta["val"].dtype for operand in node.all_input_nodes if isinstance(operand.meta.get("val"), Tensor)]
+    if functools.reduce(torch.promote_types, dtypes) is not dtypes[0]:
+        return None  # in place the type stays, otherwise it is promoted
     return function if own == other else None
 
 

@@ -67,6 +67,8 @@ IN_PLACE = {
     "a sum": (True, lambda m, x: m.a(x).add_(m.b(x)).mul_(2.0)),
     "through a view": (False, lambda m, x: _view_sees(m.a(x))),
     "an older name": (True, lambda m, x: _older_name(m.a(x))),
+    "a copy that was asked for": (False, lambda m, x: _copied_first(m.a(x))),
+    "parts of a split": (False, lambda m, x: _split_sees(m.a(x))),
     "of an input's view": (False, lambda m, x: x[:, :3].mul_(2.0) + 0 * m.a(x)[:, :3]),
 }
 
@@ -75,6 +77,18 @@ def _view_sees(y):
     part = y[:, :3]
     y.relu_()
     return part * 2.0
+
+
+def _copied_first(y):
+    z = y.to(y.dtype, copy=True)
+    z.add_(1.0)
+    return z * y
+
+
+def _split_sees(y):
+    first, second = y.chunk(2, 1)
+    y.relu_()
+    return first * second
 
 
 def _older_name(y):
@@ -96,6 +110,15 @@ def test_operations_in_place(name, tmp_path):
     assert functional.skipped == simple
     report = sim.export(tmp_path / "model.onnx", verify=[x.clone()])
     assert report.verification.differences["simulation", "not optimised"]["output"].largest <= 1
+
+
+def test_an_operation_in_place_keeps_its_type():
+    model = Forward(lambda m, x: m.a(x).mul_(m.wide), a=nn.Linear(6, 6)).eval()
+    model.register_buffer("wide", torch.ones(6, dtype=torch.float64))
+    functional = Functional(torch.export.export(model, (torch.randn(2, 6),)))
+    decomposed = functional.program().run_decompositions({})
+    assert not functional.skipped
+    assert decomposed.module()(torch.randn(2, 6)).dtype is torch.float32
 
 
 class DynamicCache:
