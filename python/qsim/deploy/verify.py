@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import tempfile
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +20,7 @@ import onnxruntime
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from qsim.integer.programs import evaluate
+from qsim.integer.programs import evaluate, evaluation
 from qsim.numbers.sqnr import sqnr
 from qsim.onnx.lint import is_surrounded, lint
 from qsim.onnx.sessions import session
@@ -104,11 +105,15 @@ class Verification:
     in_float : dict of str to str
         Operations that have an integer kernel for quantized operands, and run in float: why. By the names of their nodes, which begin
         with the module's path.
+    float_types : dict of str to int
+        How many operations of which ONNX types have no integer kernel: the last bits of what they compute decide at the edges of the next
+        grid, so integers behind them may differ from those of `with sim.integer():`.
     """
 
     version: str
     differences: dict[tuple[str, str], dict[str, Difference]] = field(default_factory=dict)
     in_float: dict[str, str] = field(default_factory=dict)
+    float_types: dict[str, int] = field(default_factory=dict)
 
     def __str__(self) -> str:
         rows = [
@@ -126,6 +131,12 @@ class Verification:
         ]
         numbers = ("elements", "differ", "largest", "SQNR dB", "top-1")
         table = text_table(("compared", "output", *numbers), rows, numbers)
+        apart = sum(d.mismatching for d in self.differences.get((ON_INTEGERS, OPTIMISED), {}).values())
+        if apart and self.float_types:
+            named = ", ".join(f"{count} {type}" for type, count in self.float_types.items())
+            table += (
+                f"\n{apart:,} integers differ from sim.integer(): computed in float, whose last bits decide at the edges of a grid: {named}"
+            )
         floats = [f"{len(self.in_float)} operations run in float:", *(f"  {n}: {why}" for n, why in self.in_float.items())]
         return "\n".join([f"ONNX Runtime {self.version}", table, *(floats if self.in_float else [])])
 
@@ -184,7 +195,11 @@ def verify_simulation(sim: Simulation, path: Path, batches: Iterable[Any]) -> Ve
                 references[IN_FLOAT] = evaluate(sim, _copied(batch), integer=False)
             yield inputs, {name: [_array(t) for t in tree_leaves(outputs)] for name, outputs in references.items()}
 
-    return verify(path, computed())
+    found = verify(path, computed())
+    if ON_INTEGERS in ways:
+        kernels = evaluation(sim, *sim.calls[0]).prepared.kernels
+        found.float_types.update(Counter(kernel.op for kernel in kernels if kernel.kernel is None))
+    return found
 
 
 def is_for_onnxruntime(model: onnx.ModelProto) -> bool:

@@ -1,5 +1,7 @@
 """Verification finds what differs, and what runs in float; retargeting finds the ranges of the same tensors."""
 
+import copy
+
 import numpy as np
 import onnx
 import pytest
@@ -35,6 +37,10 @@ def test_all_ways_to_compute_agree(verified):
             assert sum(difference.mismatching for difference in outputs.values()) <= 5  # behind the transposed convolution's float32 sums
     assert report.verification.in_float == {"up.ConvTranspose": "ONNX Runtime has no integer kernel for it"}
     assert "up.ConvTranspose" in str(report)
+    assert report.verification.float_types["ConvTranspose"] == 1
+    apart = copy.deepcopy(report.verification)
+    apart.differences["on integers", "optimised"]["output_0"].mismatching += 1
+    assert "integers differ from sim.integer(): computed in float" in str(apart)
     assert list(report.seconds) == ["trace", "translate", "write", "verify"]
 
 
