@@ -28,12 +28,24 @@ def entries(model: ir.Model) -> tuple[dict[str, str], list[str]]:
         return {KEEP_INT8: "1"}, []
     if ir.DataType.UINT8 not in activations or _largest_weight(model) <= _SAFE:
         return {}, []
+    if _has_shared_weight(model):  # ONNX Runtime 1.32 replaces such a weight twice, and does not load
+        return {}, [
+            "on x86 CPUs without VNNI sums of products saturate, and no session option helps, because a weight has several readers: use "
+            "weights of 7 bits there, Config.override(weight={'bits': 7})"
+        ]
     if find_spec("onnxruntime") is not None and saturates():
         return {EXACT_SUMS: "1"}, []
     return {}, [
         f'on x86 CPUs without VNNI, open sessions with options.add_session_config_entry("{EXACT_SUMS}", "1") too, or use weights of '
         "7 bits: sums of products saturate there otherwise"
     ]
+
+
+def _has_shared_weight(model: ir.Model) -> bool:
+    """Whether several operations read one weight of 8 bits."""
+    read = [(node.inputs[0], node.outputs[0]) for node in model.graph if node.op_type == "DequantizeLinear"]
+    weights = [(w, made) for w, made in read if w is not None and w.const_value is not None and w.dtype is ir.DataType.INT8]
+    return any(len(weight.uses()) > 1 or len(made.uses()) > 1 for weight, made in weights)
 
 
 def _largest_weight(model: ir.Model) -> int:

@@ -82,6 +82,13 @@ def test_activations_are_unsigned_unless_the_config_asks_for_signed_ones():
         assert (KEEP_INT8 in report.session_options) == (kind == "int8")
 
 
+def test_a_weight_with_several_readers_gets_no_option_that_cannot_load(monkeypatch):
+    monkeypatch.setattr(sessions, "saturates", lambda: True)
+    report = simulated("recurrent", CONFIGS["int8"]).export(Path(tempfile.mkdtemp(prefix="qsim-"), "model.onnx"))
+    assert report.session_options == {}
+    assert any("weights of 7 bits" in note for note in report.notes)
+
+
 @pytest.mark.parametrize("bits", [7, 8])
 def test_what_saturates_without_vnni_is_said(bits, monkeypatch):
     config = qsim.int8(target="onnxruntime").override("*", weight={"bits": bits})
