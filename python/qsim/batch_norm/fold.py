@@ -137,7 +137,7 @@ def fold_state(model: nn.Module, folds: Iterable[tuple[Fold, _BatchNorm]], state
         if fold.layer not in layers:
             layers[fold.layer] = _loaded(fold.layer, model.get_submodule(fold.layer), state)
         pair = nn.ModuleDict({"layer": layers[fold.layer], "bn": _loaded(fold.batch_norm, bn, state)})
-        apply_fold(pair, Fold("bn", "layer", fold.before))
+        _applied(pair, Fold("bn", "layer", fold.before))  # the model's own folds were tried
     state.update({f"{path}.{name}": t for path, layer in layers.items() for name, t in layer.state_dict().items()})
 
 
@@ -201,6 +201,7 @@ def _folds_on_trial(layer: Layer, before: bool) -> bool:
 
 
 def _applied(model: nn.Module, fold: Fold) -> Tensor:
+    """As `apply_fold`, of a layer that is known to compute with its weight and bias as torch's own do."""
     bn, layer = cast(_BatchNorm, model.get_submodule(fold.batch_norm)), cast(Layer, model.get_submodule(fold.layer))
     g, mean, beta = normalization(fold.batch_norm, bn)
     weight, bias = (_before if fold.before else _after)(layer, g, mean, beta)

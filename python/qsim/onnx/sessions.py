@@ -67,8 +67,8 @@ def saturates() -> bool:
     weight = onnx.numpy_helper.from_array(np.full((depth, 16), 127, np.int8), "w")
     graph = helper.make_graph([helper.make_node("MatMulInteger", ["x", "w"], ["y"])], "products", ends[:1], ends[1:], [weight])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    (y,) = session.run(None, {"x": np.full((1, depth), 255, np.uint8)})
+    products = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    (y,) = products.run(None, {"x": np.full((1, depth), 255, np.uint8)})
     return bool((y != 255 * 127 * depth).any())
 
 
