@@ -28,6 +28,8 @@ from qsim.ops import round_to_format
 from qsim.quantizers.observer import Observer
 from qsim.quantizers.quantizer import Quantizer
 from qsim.quantsim.quantsim import QuantSim
+from qsim.restoration.distill import Distilled
+from qsim.restoration.report import RestoreReport
 from qsim.simulation.borders import Borders
 from qsim.simulation.calibration import CalibrationReport
 from qsim.simulation.fallback_report import FallbackReport
@@ -85,11 +87,13 @@ __all__ = [  # noqa: RUF022
     "CalibrationReport",
     "Comparison",
     "Diagnosis",
+    "Distilled",
     "ExportReport",
     "FallbackReport",
     "Finding",
     "Kernel",
     "Progressive",
+    "RestoreReport",
     "Sensitivity",
     "Summary",
     # errors

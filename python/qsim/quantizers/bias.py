@@ -20,6 +20,14 @@ def bias_scale(input: Tensor, weight: Tensor, elements: int) -> Tensor:
     return scale
 
 
+def rounded_bias(bias: Tensor, scale: Tensor) -> Tensor:
+    """A bias of shape ``[C]`` as it is read once it is held as int32 with these scales; differentiable (straight-through)."""
+    zero_point = torch.zeros_like(scale, dtype=torch.int32)
+    # float64: in float32 an int32 grid is not exact
+    y: Tensor = torch.ops.qsim.fake_quantize(bias.double(), scale.double(), zero_point, _INT32.min, _INT32.max, axis=0)
+    return y.to(bias.dtype)
+
+
 class BiasQuantizer:
     """Quantizes a bias to int32 with scale ``input.scale * weight.scale`` and zero point 0; differentiable (straight-through).
 
@@ -49,13 +57,7 @@ class BiasQuantizer:
         return steps.round().clamp(_INT32.min, _INT32.max).to(torch.int32)
 
     def __call__(self, bias: Tensor) -> Tensor:
-        if not self.enabled:
-            return bias
-        scale = self.scale(bias.numel())
-        zero_point = torch.zeros_like(scale, dtype=torch.int32)
-        # float64: in float32 an int32 grid is not exact
-        y: Tensor = torch.ops.qsim.fake_quantize(bias.double(), scale.double(), zero_point, _INT32.min, _INT32.max, axis=0)
-        return y.to(bias.dtype)
+        return rounded_bias(bias, self.scale(bias.numel())) if self.enabled else bias
 
     def fit(self, bias: Tensor) -> int:
         """Raise the weight's scale where `bias` would not fit into int32, as ONNX Runtime's quantizer does. Returns how many scales."""

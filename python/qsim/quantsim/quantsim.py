@@ -9,10 +9,11 @@ from qsim.quantsim.files import Files
 from qsim.quantsim.integer import IntegerEvaluation
 from qsim.quantsim.ranges import RangeChoice
 from qsim.quantsim.reports import Reports
+from qsim.quantsim.restoration import Restoration
 from qsim.quantsim.training import Training
 
 
-class QuantSim(Reports, RangeChoice, SelectiveFallback, IntegerEvaluation, Training, Files, Export):
+class QuantSim(Reports, RangeChoice, SelectiveFallback, IntegerEvaluation, Restoration, Training, Files, Export):
     """A model as it will compute once quantized. It is called, trained and saved like the model.
 
     The model is run once to see its operations, whatever Python they come from. BatchNorms are folded into the layers before them,

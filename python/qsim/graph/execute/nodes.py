@@ -63,6 +63,12 @@ def own_weight(path: str, plan: QuantizationPlan, actions: Actions) -> tuple[Slo
     return None
 
 
+def weights_read(plan: QuantizationPlan, actions: Actions) -> tuple[tuple[Slot, str], ...]:
+    """Where a site reads quantized weights, and the keys of their quantizers."""
+    weights = set(plan.weights.values())
+    return tuple((slot, use.key) for slot, use in actions.operands.items() if use.key in weights)
+
+
 def own_weights(path: str, plan: QuantizationPlan, quantizers: Mapping[str, Quantizer]) -> list[tuple[ParameterOf, Quantize]]:
     """How to get the weights inside a container from it, and what quantizes them."""
     prefix = f"{path}." if path else ""

@@ -14,7 +14,7 @@ from torch import nn
 from qsim.graph.execute.links import links_of
 from qsim.graph.execute.lowered import LiveMaker, Maker, MarkMaker, Quantize, fallen_site, planned_site, site_beside
 from qsim.graph.execute.marks import Mark
-from qsim.graph.execute.nodes import Node, Nodes, calls_before, frugal_node, own_weight, own_weights
+from qsim.graph.execute.nodes import Node, Nodes, calls_before, frugal_node, own_weight, own_weights, weights_read
 from qsim.graph.execute.shortcuts import FrugalMaker, Kept
 from qsim.graph.execute.switch import Switch
 from qsim.graph.plan.actions import Actions, QuantizationPlan
@@ -115,6 +115,7 @@ class Place:
             None if site.steps[0].leaf else own_weight(path, plan, found) for site, found in zip(route.sites, self._actions, strict=False)
         ]
         self.weights = [*own, *beyond]
+        self.weights_read = [weights_read(plan, found) for found in self._actions]
         self._ops = [*(site.op for site in route.sites), *(found.function for found in elsewhere.values())]
         self.own_weights = own_weights(path, plan, quantizers)
         self.parameters = plan.weights

@@ -1,0 +1,192 @@
+"""The part of `qsim.QuantSim` that wins accuracy back without labels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from qsim.restoration.distill import Distilled, Loss, relative_error
+from qsim.restoration.layers import Steps
+from qsim.restoration.report import RestoreReport
+from qsim.restoration.restore import distill, restore_layers
+from qsim.restoration.solvers import METHODS
+from qsim.runs.batches import Forward
+from qsim.simulation.simulation import Simulation
+
+
+class Restoration(Simulation):
+    """Base of `qsim.QuantSim`: weights that are solved for, biases corrected, ranges searched, and distillation."""
+
+    def restore(
+        self,
+        data: Iterable[Any],
+        forward: Forward | None = None,
+        *,
+        steps: int = 0,
+        max_batches: int | None = None,
+        memory: int | None = None,
+        progress: bool = True,
+    ) -> RestoreReport:
+        """Win accuracy back after `calibrate`, without labels: ranges, integers and biases of one layer after the other.
+
+        Every weight that multiplies (linear, convolutions of any kind, products with a matrix) gets the scales and integers whose product
+        with what the simulation reads there is closest to the float model's (GPTQ, Frantar et al. 2023, with the float model's own input
+        on the other side, as in GPTAQ, Li et al. 2025), and its bias takes up the mean of what is left (Nagel et al. 2019, section 4.2).
+        A quarter of the batches is held back: what gains nothing there is not done, layer by layer and in the end as a whole.
+
+        The model's weights are replaced by ones on their grids. What `in_float` runs is then no longer the float model, so it can be
+        done once: make a new simulation for another attempt.
+
+        Parameters
+        ----------
+        data, forward, max_batches
+            As in `calibrate`; some hundreds of samples. All batches are under way at once.
+        steps : int
+            So many steps of `distill` after it, against the float model's results.
+        memory : int, optional
+            Bytes for batches under way, 4 GiB by default; batches beyond are not used, and the report says how many.
+        progress : bool
+            Show a progress bar where tqdm is installed.
+
+        Returns
+        -------
+        RestoreReport
+            ``print`` shows SQNR before and after, for every weight and for the model's results, and what was left alone and why.
+
+        Raises
+        ------
+        NoEncodingError
+            Before calibration.
+        CalibrationError
+            There is no batch without NaN or Inf.
+        ValueError
+            It was restored already, or is sharded.
+
+        Examples
+        --------
+        >>> from torch import nn
+        >>> model, x = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4)).eval(), torch.randn(256, 16)
+        >>> sim = QuantSim(model, x[:1], qsim.w4a8())
+        >>> calibration = sim.calibrate(x.split(32), progress=False)
+        >>> report = sim.restore(x.split(32), progress=False)
+        >>> report.after > report.before + 1
+        True
+        """
+        return restore_layers(
+            self, data, forward, Steps(), caller="QuantSim.restore", distilling=steps, max_batches=max_batches, memory=memory, show=progress
+        )
+
+    def solve_weights(
+        self,
+        data: Iterable[Any],
+        method: str = "gptq",
+        forward: Forward | None = None,
+        *,
+        damping: float = 0.01,
+        follow_inputs: bool = True,
+        max_batches: int | None = None,
+        memory: int | None = None,
+        progress: bool = True,
+    ) -> RestoreReport:
+        """The integers of each weight alone, as `restore` finds them: scales and biases stay.
+
+        Parameters
+        ----------
+        data, forward, max_batches, memory, progress
+            As in `restore`.
+        method : "gptq", "gpfq" or "nearest"
+            "gptq": column by column, errors handed on by the input's second moments (Frantar et al. 2023). "gpfq": column by column, each
+            the best for the sum so far (Lybrand and Saab 2021). "nearest": each number of the best real weight rounded by itself.
+        damping : float
+            Part of the mean of the second moments' diagonal that is added to it: more keeps weights closer to the float model's.
+        follow_inputs : bool
+            Weights make up for what the simulation reads otherwise than the float model. False: as if it read the same (GPTQ as published).
+
+        Returns
+        -------
+        RestoreReport
+        """
+        if method not in METHODS:
+            raise ValueError(f"QuantSim.solve_weights: got method={method!r}; expected one of {', '.join(map(repr, METHODS))}")
+        if not damping > 0:
+            raise ValueError(f"QuantSim.solve_weights: got damping={damping}; expected a number above 0, such as 0.01")
+        steps = Steps(method, ranges=False, biases=False, follows_inputs=follow_inputs, damping=damping)
+        options: dict[str, Any] = {"max_batches": max_batches, "memory": memory, "show": progress}
+        return restore_layers(self, data, forward, steps, caller="QuantSim.solve_weights", **options)
+
+    def correct_biases(
+        self,
+        data: Iterable[Any],
+        forward: Forward | None = None,
+        *,
+        max_batches: int | None = None,
+        memory: int | None = None,
+        progress: bool = True,
+    ) -> RestoreReport:
+        """Biases alone, so that the mean of each channel is the float model's: Nagel et al. 2019, "Data-Free Quantization", section 4.2.
+
+        Parameters and results as of `restore`.
+        """
+        steps = Steps(None, ranges=False)
+        options: dict[str, Any] = {"max_batches": max_batches, "memory": memory, "show": progress}
+        return restore_layers(self, data, forward, steps, caller="QuantSim.correct_biases", **options)
+
+    def search_weight_ranges(
+        self,
+        data: Iterable[Any],
+        forward: Forward | None = None,
+        *,
+        max_batches: int | None = None,
+        memory: int | None = None,
+        progress: bool = True,
+    ) -> RestoreReport:
+        """Scales of weights alone: those whose rounded weights cost the layer's results least, among 0.35 to 1.325 times the ones in use.
+
+        Weights and biases stay, so `restore` and the others can follow. Parameters and results as of `restore`.
+        """
+        steps = Steps(None, biases=False)
+        options: dict[str, Any] = {"max_batches": max_batches, "memory": memory, "show": progress}
+        return restore_layers(self, data, forward, steps, caller="QuantSim.search_weight_ranges", **options)
+
+    def distill(
+        self,
+        data: Iterable[Any],
+        steps: int,
+        forward: Forward | None = None,
+        *,
+        loss: Loss = relative_error,
+        max_batches: int | None = None,
+        seed: int = 0,
+        progress: bool = True,
+    ) -> Distilled:
+        """Train weights, biases and scales against the float model's own results: no labels, and only what gains is kept.
+
+        The simulation runs in eval mode, gradients pass straight through the rounding, and the parameters that were best on a quarter of
+        the batches, which is held back, are kept: those from before where no step was better.
+
+        Parameters
+        ----------
+        data, forward, max_batches, progress
+            As in `restore`.
+        steps : int
+            Of Adam, one batch each; some hundreds.
+        loss : callable
+            ``loss(results, results_in_float) -> Tensor``; by default the relative squared error.
+        seed : int
+            Of the order of the batches.
+
+        Returns
+        -------
+        Distilled
+
+        Examples
+        --------
+        >>> from torch import nn
+        >>> model, x = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4)).eval(), torch.randn(256, 16)
+        >>> sim = QuantSim(model, x[:1], qsim.int4())
+        >>> report = sim.calibrate(x.split(32), progress=False)
+        >>> distilled = sim.distill(x.split(32), steps=100, progress=False)
+        >>> distilled.levels[distilled.kept] > distilled.levels[0]
+        True
+        """
+        return distill(self, data, steps, forward, loss=loss, max_batches=max_batches, seed=seed, show=progress)

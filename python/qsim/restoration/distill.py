@@ -1,0 +1,161 @@
+"""Training against the float model's results, which takes no labels, and keeps only what gains on data that was held back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qsim.analysis.deviation import Deviation, float_tensors
+from qsim.progress import progress
+from qsim.simulation.simulation import Simulation
+
+Loss = Callable[[Any, Any], Tensor]
+Call = Callable[[], Any]
+
+_TRAVEL = 2.0  # steps of its grid that a weight may go in all
+_STRETCH = 0.3  # the part of itself that a scale or any other parameter may change by in all
+_LOOKS = 8  # so often is measured whether it gains
+
+
+@dataclass(frozen=True)
+class Distilled:
+    """What a distillation came to.
+
+    Attributes
+    ----------
+    steps : int
+        How many were made.
+    kept : int
+        After how many the parameters were best on the data that was held back: those are kept. 0: nothing gained, nothing changed.
+    levels : dict of int to float
+        SQNR in dB of the model's results to the float model's on the data that was held back, by step.
+    losses : list of float
+        Of each step.
+    """
+
+    steps: int
+    kept: int
+    levels: dict[int, float]
+    losses: list[float]
+
+    def __str__(self) -> str:
+        before, after = self.levels[0], self.levels[self.kept]
+        if self.kept == 0:
+            return f"distillation: {self.steps} steps gained nothing on what was held back ({before:.1f} dB); nothing is changed"
+        return f"distillation: {before:.1f} -> {after:.1f} dB to float on what was held back, after {self.kept} of {self.steps} steps"
+
+
+def relative_error(got: Any, wanted: Any) -> Tensor:
+    """Squared error over all results, each by the power of what it should be."""
+    pairs = list(zip(float_tensors(got), float_tensors(wanted), strict=True))
+    return sum(((y - x).square().sum() / x.square().sum().clamp_min(1e-12) for y, x in pairs), start=torch.zeros(()))
+
+
+def train(
+    sim: Simulation,
+    calls: Sequence[Call],
+    measures: Sequence[bool],
+    wanted: Sequence[Any],
+    *,
+    steps: int,
+    loss: Loss,
+    seed: int,
+    show: bool,
+) -> Distilled:
+    """Train what computes the model's results, in eval mode, so that they become `wanted`.
+
+    Weights move by their grid's step, scales of quantizers and everything else by their own size: Adam normalises gradients, so that a
+    learning rate is a distance, and neither layers nor bit widths need their own.
+
+    Parameters
+    ----------
+    sim : Simulation
+        Calibrated, in eval mode.
+    calls, measures, wanted
+        What runs the model on each batch, whether it is held back, and what the float model returns there.
+    """
+    training = [i for i, held in enumerate(measures) if not held]
+    held = [i for i, held in enumerate(measures) if held] or training
+    generator = torch.Generator().manual_seed(seed)
+    levels = {0: _level(calls, wanted, held)}
+    losses: list[float] = []
+    kept = 0
+    with _learning(sim) as groups:
+        tensors = [t for group in groups for t in group["params"]]
+        best = [t.detach().clone() for t in tensors]
+        optimizer = torch.optim.Adam(groups)
+        rates = [group["lr"] for group in groups]
+        order: list[int] = []
+        every = max(1, steps // _LOOKS)
+        for step in progress(range(1, steps + 1), total=steps, title="distill", unit="step", show=show):
+            order = order or [training[i] for i in torch.randperm(len(training), generator=generator)]
+            batch = order.pop()
+            for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate * 2 * (1 - (step - 1) / steps) / steps
+            with torch.enable_grad():
+                error = loss(calls[batch](), wanted[batch])
+                if not error.requires_grad:
+                    raise ValueError(
+                        "QuantSim.distill: the loss does not depend on the simulation through any gradient; nothing can be learned"
+                    )
+                optimizer.zero_grad()
+                error.backward()  # type: ignore[no-untyped-call]
+            losses.append(float(error.detach()))
+            if not math.isfinite(losses[-1]) or not all(bool(t.grad.isfinite().all()) for t in tensors if t.grad is not None):
+                continue  # one bad batch costs nothing but itself
+            scales = [(t, t.detach().clone()) for group in groups if group["name"] == "scale" for t in group["params"]]
+            optimizer.step()
+            with torch.no_grad():
+                for scale, was in scales:
+                    scale.clamp_(was / 2, was * 2)  # and so stays positive
+            if step % every == 0 or step == steps:
+                levels[step] = _level(calls, wanted, held)
+                if levels[step] > levels[kept]:
+                    kept, best = step, [t.detach().clone() for t in tensors]
+        with torch.no_grad():
+            for t, value in zip(tensors, best, strict=True):
+                t.copy_(value)
+    return Distilled(steps, kept, levels, losses)
+
+
+@contextmanager
+def _learning(sim: Simulation) -> Iterator[list[dict[str, Any]]]:
+    """Groups for an optimizer of what is learned, and how far each may go; afterwards nothing requires a gradient that did not."""
+    quantizers, weights = sim.quantizers(), sim.weights()
+    steps = {id(weights[key]): float(quantizers[key].grid_scale.mean()) for key in weights if quantizers[key].spec.has_scale}
+    scales = [
+        q.grid_tensors[0] for q in quantizers.values() if q.enabled and q.spec.has_scale and not q.spec.is_float and not q.spec.is_running
+    ]
+    parameters = [p for p in sim.model.parameters() if p.is_floating_point()]
+    was = [(t, t.requires_grad) for t in (*parameters, *scales)]
+    groups = [
+        {"params": [p], "lr": _TRAVEL * steps[id(p)] if id(p) in steps else _STRETCH * _size(p), "name": "parameter"} for p in parameters
+    ]
+    groups += [{"params": [s], "lr": _STRETCH * float(s.detach().mean()), "name": "scale"} for s in scales]
+    for t, _ in was:
+        t.requires_grad_(True)
+    try:
+        yield groups
+    finally:
+        for t, required in was:
+            t.requires_grad_(required)
+            t.grad = None
+
+
+def _size(p: Tensor) -> float:
+    return float(p.detach().double().square().mean().sqrt()) if p.numel() else 0.0
+
+
+def _level(calls: Sequence[Call], wanted: Sequence[Any], batches: Sequence[int]) -> float:
+    found = Deviation()
+    with torch.no_grad():
+        for i in batches:
+            for got, reference in zip(float_tensors(calls[i]()), float_tensors(wanted[i]), strict=True):
+                found.add(reference, got)
+    return found.sqnr

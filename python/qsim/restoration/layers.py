@@ -1,0 +1,377 @@
+"""One pass over the data in which each weight is solved for as all runs reach it, and every run goes on with what was found."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from qsim.graph.execute.tapped import WeightedCall
+from qsim.numbers.encoding import Encoding
+from qsim.numbers.sqnr import sqnr
+from qsim.quantizers.bias import bias_scale, rounded_bias
+from qsim.restoration.grids import Grid
+from qsim.restoration.lockstep import Run, advance, lockstep
+from qsim.restoration.moments import Moments
+from qsim.restoration.operands import Product, argument, product_of, with_arguments
+from qsim.restoration.report import Restored
+from qsim.restoration.solvers import SOLVERS, Problem
+from qsim.runs.arguments import Arguments
+from qsim.simulation.simulation import Simulation
+from qsim.stages import Stages
+
+_COLUMNS = 1 << 16  # of an operation's input that are looked at, at most
+_PRODUCTS = 1 << 34  # and so many multiplications go into one of its moments, but two columns for each unknown there are at least
+_MEASURED = 1 << 10  # columns that gains are measured on
+
+
+@dataclass(frozen=True)
+class Steps:
+    """What is done to each weight: `QuantSim.restore` documents them. `method` None: weights stay."""
+
+    method: str | None = "gptq"
+    ranges: bool = True
+    biases: bool = True
+    follows_inputs: bool = True
+    damping: float = 0.01
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Solved:
+    """What was found for one weight: rows on its grid, whether they are to replace it, and the bias.
+
+    Attributes
+    ----------
+    grid : Grid
+    rows : Tensor
+    solves : bool
+        False: the weight stays, and is rounded to `rows` as ever.
+    bias : str, optional
+        The name of the bias, where its value changes.
+    value : Tensor, optional
+        Its new value.
+    read : Tensor, optional
+        What the operation reads of it, rounded to int32 where it is.
+    """
+
+    grid: Grid
+    rows: Tensor
+    solves: bool = False
+    bias: str | None = None
+    value: Tensor | None = None
+    read: Tensor | None = None
+
+    @property
+    def encoding(self) -> Encoding:
+        return self.grid.encoding
+
+    def weight(self, like: Tensor) -> Tensor:
+        """The weight as it is read, of the dtype of `like`."""
+        return self.grid.product.from_rows(self.rows).to(like.dtype).contiguous()
+
+    def applied(self, call: WeightedCall) -> Arguments:
+        """The arguments that the call runs with."""
+        values = {call.slot: self.weight(argument(call, call.slot))}
+        product = product_of(call)
+        if self.read is not None and isinstance(product, Product) and product.bias is not None:
+            values[product.bias] = self.read
+        return with_arguments(call, values)
+
+
+@dataclass
+class Pass:
+    """What one pass found; see `RestoreReport`."""
+
+    solved: dict[str, Solved] = field(default_factory=dict)
+    weights: list[Restored] = field(default_factory=list)
+    skipped: dict[str, str] = field(default_factory=dict)
+    left_out: dict[int, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    results: dict[int, tuple[Any, Any]] = field(default_factory=dict)  # by batch, of those that are measured on: in float, and restored
+    references: dict[int, Any] = field(default_factory=dict)  # by batch, of all: in float
+
+
+@dataclass
+class _Pair:
+    """The runs of one batch: in float and simulated."""
+
+    batch: int
+    in_float: Run
+    simulated: Run
+    measures: bool
+    uses: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass
+class _Site:
+    """What is known of a weight until it is solved for."""
+
+    product: Product | None = None
+    bias: str | None = None
+    moments: Moments | None = None
+    measured: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+
+
+class Layers:
+    """The pass: a class because its steps share what was found so far.
+
+    Parameters
+    ----------
+    sim : Simulation
+        Calibrated, in eval mode.
+    steps : Steps
+    wanted : collection of str
+        Keys of the weights to look at.
+    uses : mapping of str to int
+        How often one run reads each.
+    seconds : Stages
+        Where time is counted.
+    keeps_results : bool
+        Whether `Pass.references` is wanted.
+    """
+
+    def __init__(
+        self, sim: Simulation, steps: Steps, wanted: Sequence[str], uses: Counter[str], seconds: Stages, *, keeps_results: bool
+    ) -> None:
+        self.sim, self.steps, self.uses, self.seconds, self.keeps_results = sim, steps, uses, seconds, keeps_results
+        self.found = Pass()
+        self._wanted = {key for key in wanted if uses[key]}
+        self._sites: dict[str, _Site] = {}
+        self._order = {key: i for i, key in enumerate(sim.quantizers())}
+        self._tensors = dict(sim.model.named_parameters())
+        self._names = {id(p): name for name, p in self._tensors.items()}
+        self._weights = sim.weights()
+        self._runs: Counter[bool] = Counter()  # how many are held back, and how many are not
+
+    def run(self, calls: Sequence[Callable[[], Any]], measures: Sequence[bool]) -> Iterator[str]:
+        """Go through the model with all `calls`; those that `measures` says are held back. Yields each key when it is done with."""
+        with lockstep(self.sim, calls) as runs:
+            pairs = [_Pair(i, *pair, held) for i, (pair, held) in enumerate(zip(runs, measures, strict=True))]
+            self._runs = Counter(pair.measures for pair in pairs)
+            for pair in pairs:
+                self._begin(pair)
+            while alive := [pair for pair in pairs if pair.simulated.reached is not None]:
+                key = min({_key(pair.simulated) for pair in alive}, key=self._order.__getitem__)
+                there = [pair for pair in alive if _key(pair.simulated) == key]
+                with self.seconds.stage("moments"):
+                    there = self._look(key, there)
+                if key in self._wanted and all(pair.uses[key] >= self.uses[key] for pair in there):
+                    yield from self._solve(key)
+                with self.seconds.stage("forward"):
+                    for pair in there:
+                        self._go_on(pair)
+            for pair in pairs:
+                self._end(pair)
+        for key in [key for key in self._sites if key in self._wanted]:  # read less often by every batch than by the first
+            yield from self._solve(key)
+
+    # Runs.
+
+    def _begin(self, pair: _Pair) -> None:
+        with self.seconds.stage("forward"):
+            for run in (pair.in_float, pair.simulated):
+                self._advance(run)
+            self._align(pair)
+
+    def _go_on(self, pair: _Pair) -> None:
+        call = pair.simulated.reached
+        assert call is not None
+        solved = self.found.solved.get(call.key)
+        if pair.in_float.reached is not None and pair.in_float.reached.key == call.key:
+            self._advance(pair.in_float)
+        self._advance(pair.simulated, None if solved is None else solved.applied(call))
+        self._align(pair)
+
+    def _advance(self, run: Run, answer: Arguments | None = None) -> None:
+        advance(self.sim, run, answer)
+        while run.reached is not None and run.reached.key not in self._wanted:
+            solved = self.found.solved.get(run.reached.key) if run.simulates else None
+            advance(self.sim, run, None if solved is None else solved.applied(run.reached))
+        if run.error is not None:
+            raise run.error
+
+    def _align(self, pair: _Pair) -> None:
+        """Have the float run stand where the simulated one does, if its way leads there."""
+        while (there := pair.simulated.reached) is not None and (here := pair.in_float.reached) is not None and here.key != there.key:
+            self._advance(pair.in_float)
+
+    def _end(self, pair: _Pair) -> None:
+        while pair.in_float.reached is not None:
+            self._advance(pair.in_float)
+        if pair.batch in self.found.left_out:
+            return
+        if self.keeps_results:
+            self.found.references[pair.batch] = pair.in_float.result
+        if pair.measures or not self._runs[True]:
+            self.found.results[pair.batch] = pair.in_float.result, pair.simulated.result
+
+    # Moments.
+
+    def _look(self, key: str, pairs: list[_Pair]) -> list[_Pair]:
+        """Take in what these runs read; returns the pairs that go on."""
+        staying = []
+        for pair in pairs:
+            pair.uses[key] += 1
+            if key in self._wanted and (why := self._take(key, pair)) is not None:
+                self.found.left_out[pair.batch] = why
+                pair.in_float.abandon()
+                pair.simulated.abandon()
+            else:
+                staying.append(pair)
+        return staying
+
+    def _take(self, key: str, pair: _Pair) -> str | None:
+        """Why the batch cannot be used, if so."""
+        call, twin = pair.simulated.reached, pair.in_float.reached
+        assert call is not None
+        site = self._sites.setdefault(key, _Site())
+        product, reference = product_of(call), product_of(call if twin is None else twin)
+        if isinstance(product, str) or isinstance(reference, str):
+            self._skip(key, product if isinstance(product, str) else str(reference))
+            return None
+        rows = product.to_rows(torch.empty(product.shape, device="meta"))
+        size = rows.shape[-1]
+        if site.product is None:
+            site.product = dataclasses.replace(product, input=product.input.new_empty(0), columns=_none)  # what it read may go
+            if twin is not None and product.bias is not None and reference.bias is not None:
+                site.bias = self._names.get(id(argument(twin, reference.bias)))
+        count = _MEASURED if pair.measures else max(2 * size, min(_COLUMNS, _PRODUCTS // (size * size * product.groups)))
+        each = -(-count // (self._runs[pair.measures] * self.uses[key]))
+        x, y = (side.columns(each, self._generator(key, pair)) for side in (reference, product))
+        if not bool(x.isfinite().all() & y.isfinite().all()):
+            return f"'{self.sim.decisions.quantizers[key].operation}' read NaN or Inf"
+        if pair.measures:
+            site.measured.append((x, y))
+            return None
+        if site.moments is None:
+            site.moments = Moments.empty(product.groups, size, y.device)
+        site.moments.add(x if self.steps.follows_inputs else y, y)
+        return None
+
+    def _generator(self, key: str, pair: _Pair) -> torch.Generator:
+        """The same for the float run and the simulated one: they look at the same places."""
+        return torch.Generator().manual_seed(((self.steps.seed * 65_537 + self._order[key]) * 65_537 + pair.batch) * 257 + pair.uses[key])
+
+    def _skip(self, key: str, why: str) -> None:
+        self.found.skipped[key] = why
+        self._wanted.discard(key)
+        self._sites.pop(key, None)
+
+    # Solutions.
+
+    def _solve(self, key: str) -> Iterator[str]:
+        site = self._sites.pop(key)
+        self._wanted.discard(key)
+        if site.moments is None or site.product is None:
+            self.found.skipped[key] = "only batches that were held back read it"
+        else:
+            with self.seconds.stage("solving"), torch.no_grad():
+                self._choose(key, site.product, site, site.moments)
+        yield key
+
+    def _choose(self, key: str, product: Product, site: _Site, moments: Moments) -> None:
+        quantizer, parameter = self.sim.quantizers()[key], self._weights[key]
+        weight = product.to_rows(parameter.detach().double())
+        encoding = quantizer.encoding
+        assert encoding is not None
+        grid = Grid.of(quantizer.spec, encoding, product)
+        shifts = self.steps.biases and site.bias is not None
+        kept = self._with_bias(Solved(grid, grid.rounded(weight)), key, site.bias, None)
+        candidates = {"kept": kept}
+        if shifts:
+            candidates["bias"] = self._with_bias(kept, key, site.bias, _shift(kept, weight, moments))
+        problem = Problem.of(weight, *moments.means(shifts), self.steps.damping) if self.steps.method or self.steps.ranges else None
+        if problem is None and not shifts:
+            self.found.skipped[key] = "nothing that reached it was ever other than zero"
+            return
+        if problem is not None:
+            found = grid.cheapest(problem.target if self.steps.method else weight, problem.root()) if self.steps.ranges else grid
+            rows = SOLVERS[self.steps.method](problem, found) if self.steps.method else found.rounded(weight)
+            done = Solved(found, rows, self.steps.method is not None)
+            how = " + ".join([*(["ranges"] if self.steps.ranges else []), *([self.steps.method] if self.steps.method else [])])
+            shift = _shift(done, weight, moments) if shifts else None
+            candidates[f"{how} + bias" if shifts else how] = self._with_bias(done, key, site.bias, shift)
+        bias = None if site.bias is None else self._tensors[site.bias]
+        levels = {how: _level(each, weight, bias, site, moments) for how, each in candidates.items()}
+        best = max(levels, key=lambda how: (levels[how], how == "kept"))
+        self.found.weights.append(Restored(key, levels["kept"], levels[best], best))
+        if best != "kept":
+            self.found.solved[key] = candidates[best]
+
+    def _with_bias(self, found: Solved, key: str, name: str | None, shift: Tensor | None) -> Solved:
+        """With the bias of this name and what is added to it, and as it is read beside the scales that were found."""
+        if name is None:
+            return found
+        value = self._tensors[name].detach()
+        value = value if shift is None else value + shift.to(value)
+        read = value
+        for bias in self.sim.decisions.biases:
+            if bias.parameter == name and bias.weight == key:
+                quantizers = self.sim.quantizers()
+                scale = bias_scale(quantizers[bias.input].grid_scale.detach(), found.encoding.scale, value.numel())
+                read = rounded_bias(value, scale) if quantizers[bias.input].enabled else value
+        return dataclasses.replace(found, bias=None if shift is None else name, value=value, read=read)
+
+
+def _shift(found: Solved, weight: Tensor, moments: Moments) -> Tensor:
+    """What makes the mean of the result that of the float model's: Nagel et al. 2019, section 4.2."""
+    x, y = moments.float_sum / moments.count, moments.own_sum / moments.count
+    return (weight @ x[..., None] - found.rows @ y[..., None]).flatten()
+
+
+def _level(found: Solved, weight: Tensor, bias: Tensor | None, site: _Site, moments: Moments) -> float:
+    """SQNR in dB of the operation's result, on what was held back; on what was solved with where nothing was."""
+    if not site.measured:
+        return _level_of_moments(found, weight, moments)
+    signal = noise = 0.0
+    for x, y in site.measured:
+        wanted, got = weight.to(x) @ x, found.rows.to(y) @ y
+        if bias is not None and found.read is not None:
+            shape = (*found.rows.shape[:2], 1)
+            wanted, got = wanted + bias.reshape(shape).to(wanted), got + found.read.reshape(shape).to(got)
+        signal += float(wanted.double().square().sum())
+        noise += float((wanted - got).double().square().sum())
+    return sqnr(signal, noise)
+
+
+def _level_of_moments(found: Solved, weight: Tensor, moments: Moments) -> float:
+    """The same on the columns that were solved with, but for a constant that all candidates share: their signal is taken as if their
+    inputs were the simulation's."""
+    own, cross = moments.means(centred=found.bias is not None)
+    rows = found.rows
+    noise = (rows @ own * rows).sum() - 2 * (weight @ cross * rows).sum() + (weight @ own * weight).sum()
+    signal = (weight @ moments.means(centred=False)[0] * weight).sum()
+    return sqnr(float(signal), max(float(noise), 0.0))
+
+
+def _key(run: Run) -> str:
+    assert run.reached is not None
+    return run.reached.key
+
+
+def _none(count: int, generator: torch.Generator) -> Tensor:
+    raise AssertionError("a product that outlived its call")
+
+
+def uses_of(sim: Simulation, call: Callable[[], Any]) -> tuple[Counter[str], int]:
+    """How often a run in float reads each weight, and the bytes of the most that one of these operations reads and writes.
+
+    Raises what the model raises.
+    """
+    uses: Counter[str] = Counter()
+    widest = 0
+    with lockstep(sim, [call]) as ((run, _),):
+        advance(sim, run)
+        while run.reached is not None:
+            uses[run.reached.key] += 1
+            widest = max(widest, sum(t.nbytes for t in run.reached.args if isinstance(t, Tensor) and not isinstance(t, nn.Parameter)))
+            advance(sim, run)
+        if run.error is not None:
+            raise run.error
+    return uses, widest

@@ -1,0 +1,242 @@
+"""Restoring accuracy after calibration: which data are used, what is measured, and what of it the simulation gets."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from operator import attrgetter, itemgetter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from qsim.analysis.deviation import Deviation, float_tensors
+from qsim.errors import CalibrationError
+from qsim.progress import progress
+from qsim.restoration.distill import Distilled, Loss, relative_error, train
+from qsim.restoration.layers import Layers, Pass, Solved, Steps, uses_of
+from qsim.restoration.report import RestoreReport
+from qsim.runs.arguments import Arguments
+from qsim.runs.batches import Forward, arguments_of, iterate, to_device
+from qsim.runs.memory import MemoryWatch
+from qsim.runs.sharding import sharded_modules
+from qsim.runs.snapshot import unchanged
+from qsim.simulation.ranges import fit_biases
+from qsim.simulation.simulation import Simulation
+from qsim.stages import Stages
+
+MEMORY = 4 << 30
+_SHARE = 4  # one batch of so many is held back
+
+
+def restore_layers(
+    sim: Simulation,
+    data: Iterable[Any],
+    forward: Forward | None,
+    steps: Steps,
+    *,
+    caller: str,
+    max_batches: int | None,
+    memory: int | None,
+    show: bool,
+    distilling: int = 0,
+) -> RestoreReport:
+    """`QuantSim.restore` and its parts document it; `distilling`: so many steps of distillation follow."""
+    refuse(sim, caller)
+    watch, seconds = MemoryWatch([p.device for p in sim.model.parameters()]), Stages("data", "forward", "moments", "solving")
+    wanted, skipped = _candidates(sim)
+    with seconds.stage("data"):
+        calls, measures, notes = _calls(sim, data, forward, caller, max_batches)
+    with unchanged(sim), sim.calibrated(), torch.no_grad():
+        sim.eval()
+        with seconds.stage("forward"):
+            uses, widest = uses_of(sim, calls[0])
+        used = _that_fit(calls, measures, widest, MEMORY if memory is None else memory)
+        if len(used) < len(calls):
+            notes.append(f"{len(calls) - len(used)} of {len(calls)} batches were not used: what they keep in memory is more than memory=")
+        calls, measures = [calls[i] for i in used], [measures[i] for i in used]
+        layers = Layers(sim, steps, wanted, uses, seconds, keeps_results=distilling > 0)
+        solved = layers.run(calls, measures)
+        for _ in progress(solved, total=sum(uses[key] > 0 for key in wanted), title=caller.rpartition(".")[2], unit="weight", show=show):
+            pass
+        found = layers.found
+        if len(found.left_out) == len(calls):
+            raise CalibrationError(f"{caller}: every batch has NaN or Inf; the first: {next(iter(found.left_out.values()))}")
+        with seconds.stage("forward"):
+            before, after = _levels(calls, found)
+    skipped |= found.skipped | {key: "no batch reached it" for key in wanted if not uses[key]}
+    kept = bool(found.solved) and (after > before or math.isnan(after))
+    if kept:
+        notes += apply(sim, found.solved)
+    distilled = None
+    if distilling:
+        with seconds.stage("distillation"), _evaluating(sim):
+            there = [i for i in range(len(calls)) if i in found.references]
+            results = [found.references[i] for i in there]
+            ran, held = [calls[i] for i in there], [measures[i] for i in there]
+            distilled = train(sim, ran, held, results, steps=distilling, loss=relative_error, seed=0, show=show)
+        after, kept = distilled.levels[distilled.kept] if distilled.kept else after, kept or distilled.kept > 0
+    measured = sum(measures)
+    return RestoreReport(
+        found.weights,
+        skipped,
+        before,
+        after,
+        kept,
+        found.left_out,
+        len(calls) - measured,
+        measured,
+        notes,
+        distilled,
+        dict(seconds),
+        watch.peaks(),
+    )
+
+
+def distill(
+    sim: Simulation,
+    data: Iterable[Any],
+    steps: int,
+    forward: Forward | None,
+    *,
+    loss: Loss,
+    max_batches: int | None,
+    seed: int,
+    show: bool,
+) -> Distilled:
+    """`QuantSim.distill` documents it."""
+    caller = "QuantSim.distill"
+    refuse(sim, caller)
+    if steps < 1:
+        raise ValueError(f"{caller}: got steps={steps}; expected at least 1")
+    calls, measures, _ = _calls(sim, data, forward, caller, max_batches)
+    with _evaluating(sim):
+        with sim.in_float(), torch.no_grad():
+            wanted = [call() for call in calls]
+        distilled = train(sim, calls, measures, wanted, steps=steps, loss=loss, seed=seed, show=show)
+    if distilled.kept:
+        sim.restored = "distillation"
+    return distilled
+
+
+@contextmanager
+def _evaluating(sim: Simulation) -> Iterator[None]:
+    """The simulation on, in eval mode; training flags are afterwards as they were."""
+    was = {module: module.training for module in sim.modules()}
+    try:
+        with sim.calibrated():
+            sim.eval()
+            yield
+    finally:
+        for module, training in was.items():
+            module.training = training
+        sim.derived.clear()
+
+
+def refuse(sim: Simulation, caller: str) -> None:
+    """Raise where a simulation cannot be restored at all."""
+    if sharded_modules(sim):
+        raise ValueError(f"{caller}: the simulation is sharded by FSDP; restore it before fully_shard")
+    if sim.restored:
+        raise ValueError(
+            f"{caller}: the weights of this simulation were solved for already ({sim.restored}), and the float model's are gone; "
+            "make a new one: qsim.QuantSim(model, example_inputs, config)"
+        )
+
+
+def _candidates(sim: Simulation) -> tuple[list[str], dict[str, str]]:
+    """The weights to be solved for, and why the others are not."""
+    needed, quantizers, weights = sim.needed(), sim.quantizers(), sim.weights()
+    own = {id(t) for t in (*sim.model.parameters(), *sim.model.buffers())}
+    shared = Counter(id(weight) for weight in weights.values())
+    wanted, skipped = [], {}
+    for key, weight in weights.items():
+        quantizer = quantizers[key]
+        if sim.decisions.quantizers[key].role != "weight":
+            continue
+        if not quantizer.enabled or key not in needed:
+            skipped[key] = "it is in float now"
+        elif not quantizer.spec.has_scale:
+            skipped[key] = f"{quantizer.spec.dtype} has no grid to choose on"
+        elif id(weight) not in own:
+            skipped[key] = "it is computed from other parameters"
+        elif shared[id(weight)] > 1:
+            skipped[key] = "two quantizers read it"
+        else:
+            wanted.append(key)
+    return wanted, skipped
+
+
+def _calls(
+    sim: Simulation, data: Iterable[Any], forward: Forward | None, caller: str, max_batches: int | None
+) -> tuple[list[Callable[[], Any]], list[bool], list[str]]:
+    """What runs the model on each batch, which of them are held back, and what is to be said of that."""
+    batches = list(iterate(data, max_batches, False, caller))
+    if not batches:
+        raise CalibrationError(f"{caller}: got no batch. Is the iterator used up, or the data set empty?")
+    called = sim.called()
+    if forward is not None:
+        calls: list[Callable[[], Any]] = [partial(forward, called, batch) for batch in batches]
+    else:
+        arguments = [arguments_of(batch, sim.examples) for batch in batches]
+        if len(arguments) == 1:
+            arguments = _halves(arguments[0])
+        calls = [partial(_call, called, *to_device(each, sim.model)) for each in arguments]
+    if len(calls) == 1:
+        return calls, [False], ["nothing was held back: gains were measured on the one batch that there is"]
+    last = len(calls) - 1
+    return calls, [i % _SHARE == _SHARE - 1 or i == last < _SHARE for i in range(len(calls))], []
+
+
+def _call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return model(*args, **kwargs)
+
+
+def _halves(arguments: Arguments) -> list[Arguments]:
+    """One batch as two, of three samples of four and of the others, where all its tensors have as many samples."""
+    sizes = {leaf.shape[0] if leaf.dim() else 0 for leaf in tree_leaves(arguments) if isinstance(leaf, Tensor)}
+    size = sizes.pop() if len(sizes) == 1 else 0
+    if size < 2:
+        return [arguments]
+    cut = min(size - 1, -(-size * (_SHARE - 1) // _SHARE))
+    return [tree_map_only(Tensor, itemgetter(part), arguments) for part in (slice(cut), slice(cut, None))]
+
+
+def _that_fit(calls: list[Callable[[], Any]], measures: list[bool], widest: int, memory: int) -> list[int]:
+    """The batches whose runs fit into memory: each keeps about what an operation reads, twice over, in float and simulated."""
+    count = max(2, memory // max(4 * widest, 1))
+    if count >= len(calls):
+        return list(range(len(calls)))
+    held = [i for i, measured in enumerate(measures) if measured][: max(1, count // _SHARE)]
+    others = [i for i, measured in enumerate(measures) if not measured][: count - len(held)]
+    return sorted(held + others)
+
+
+def _levels(calls: list[Callable[[], Any]], found: Pass) -> tuple[float, float]:
+    """SQNR in dB of the model's results to those in float: as it was, and with what was found."""
+    before, after = Deviation(), Deviation()
+    for batch, (reference, restored) in found.results.items():
+        for was, wanted, now in zip(*map(float_tensors, (calls[batch](), reference, restored)), strict=True):
+            before.add(wanted, was)
+            after.add(wanted, now)
+    return before.sqnr, after.sqnr
+
+
+def apply(sim: Simulation, solved: dict[str, Solved]) -> list[str]:
+    """Give the simulation what was found. Returns what a person should know."""
+    weights = sim.weights()
+    quantizers = sim.quantizers()
+    with torch.no_grad():
+        for key, found in solved.items():
+            quantizers[key].set_encoding(found.encoding)
+            if found.solves:
+                weights[key].copy_(found.weight(weights[key]))
+            if found.bias is not None:
+                attrgetter(found.bias)(sim.model).copy_(found.value)
+    sim.restored = next((f"{len(solved)} weights" for found in solved.values() if found.solves or found.bias), "")
+    sim.derived.clear()
+    return fit_biases(sim, sim.decisions.biases)

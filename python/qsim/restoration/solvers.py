@@ -1,0 +1,146 @@
+"""Weights on a grid whose product with what the simulation reads is closest to the float model's.
+
+With the columns ``x`` of the float model, ``y`` of the simulation and the weight W, the error of a weight Q on the grid is the mean of
+``|W x - Q y|^2``. Written out it is ``|(Q - T) L|^2`` and a constant, with ``H = E[y y^T] = L L^T`` and ``T = W E[x y^T] H^-1``:
+the real weight that does best on the simulation's inputs. Taking x as well as y is what Li et al. 2025, "GPTAQ", section 3, and
+Zhang et al. 2025, "Qronos", do; with x = y, T is W, and the problem that of Frantar et al. 2023, "GPTQ".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from qsim.restoration.grids import Grid
+
+METHODS = ("gptq", "gpfq", "nearest")
+_BLOCK = 128  # columns after which errors are handed on to all others in one product
+_SKETCH = 256  # columns that stand for the second moments where there are more
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One weight to be solved for; all float64.
+
+    Attributes
+    ----------
+    weight : Tensor, shape [groups, rows, K]
+        In float.
+    own, cross : Tensor, shape [groups, K, K]
+        Means of ``y y^T`` and ``x y^T``.
+    factor : Tensor, shape [groups, K, K]
+        Lower Cholesky factor of `own`, damped, with its columns in `order`.
+    order : Tensor, int64, shape [groups, K]
+        Columns by the power of their input, ascending.
+    target : Tensor, shape [groups, rows, K]
+        T.
+    """
+
+    weight: Tensor
+    own: Tensor
+    cross: Tensor
+    factor: Tensor
+    order: Tensor
+    target: Tensor
+
+    @classmethod
+    def of(cls, weight: Tensor, own: Tensor, cross: Tensor, damping: float) -> Problem | None:
+        """`damping` times the mean of the diagonal is added to it: it draws T towards the weight. None where no input is ever nonzero."""
+        power = own.diagonal(dim1=1, dim2=2)
+        extra = damping * power.mean(-1)
+        if not bool((extra > 0).any()):
+            return None
+        extra = torch.where(extra > 0, extra, 1.0)
+        order = power.argsort(-1)
+        damped = own + torch.diag_embed(extra[:, None].expand_as(power))
+        factor = _cholesky(_permuted(damped, order), extra)
+        towards = weight @ cross + weight * extra[:, None, None]
+        ordered = torch.cholesky_solve(towards.gather(2, _like(order, towards)).transpose(1, 2), factor).transpose(1, 2)
+        return cls(weight, own, cross, factor, order, torch.empty_like(ordered).scatter_(2, _like(order, ordered), ordered))
+
+    def root(self) -> Tensor:
+        """A matrix whose product with its transpose is `own`, damped; of more than 256 columns a random one that is so in the mean."""
+        straight = torch.empty_like(self.factor).scatter_(1, self.order[:, :, None].expand_as(self.factor), self.factor)
+        size = straight.shape[-1]
+        if size <= _SKETCH:
+            return straight
+        generator = torch.Generator().manual_seed(0)
+        signs = torch.randint(0, 2, (size, _SKETCH), generator=generator).to(straight) * 2 - 1
+        sketch: Tensor = straight @ (signs / _SKETCH**0.5)
+        return sketch
+
+
+def nearest(problem: Problem, grid: Grid) -> Tensor:
+    """Each number of the target rounded by itself."""
+    return grid.rounded(problem.target)
+
+
+def gptq(problem: Problem, grid: Grid) -> Tensor:
+    """Column by column, those with the most input first; what rounding a column loses is handed on to those that follow.
+
+    Frantar et al. 2023, "GPTQ", algorithm 1, in the form of Babai's nearest plane (Chen et al. 2025, "The Geometry of LLM Quantization",
+    section 4): with the Cholesky factor of H itself, from its last column to its first, no inverse is needed.
+    """
+    order = _like(problem.order, problem.target)
+    target, factor = problem.target.gather(2, order), problem.factor
+    reordered = grid.reordered(order)
+    solved, carried = torch.empty_like(target), torch.zeros_like(target)
+    size = target.shape[-1]
+    for end in range(size, 0, -_BLOCK):
+        begin = max(0, end - _BLOCK)
+        block = carried[..., begin:end].clone()
+        errors = torch.empty_like(block)
+        for i in range(end - 1, begin - 1, -1):
+            at = i - begin
+            wanted = target[..., i] + block[..., at] / factor[:, i, i, None]
+            number = reordered.rounded(wanted, i)
+            solved[..., i] = number
+            errors[..., at] = target[..., i] - number
+            if at:
+                block[..., :at] += errors[..., at, None] * factor[:, None, i, begin:i]
+        if begin:
+            carried[..., :begin] += errors @ factor[:, begin:end, :begin]
+    back: Tensor = torch.empty_like(solved).scatter_(2, order, solved)
+    return back
+
+
+def gpfq(problem: Problem, grid: Grid) -> Tensor:
+    """Column by column in their order, each the best for the sum so far: Lybrand and Saab 2021, "A Greedy Algorithm for Quantizing Neural
+    Networks", section 3, with the float model's columns on one side and the simulation's on the other."""
+    weight, own, cross = problem.weight, problem.own, problem.cross
+    solved = torch.zeros_like(weight)
+    power = own.diagonal(dim1=1, dim2=2)
+    for i in range(weight.shape[-1]):
+        wanted = torch.einsum("gok,gk->go", weight[..., : i + 1], cross[:, : i + 1, i])
+        wanted -= torch.einsum("gok,gk->go", solved[..., :i], own[:, :i, i])
+        there = power[:, None, i]
+        values = torch.where(there > 0, wanted / there.clamp_min(torch.finfo(torch.float64).tiny), weight[..., i])
+        solved[..., i] = grid.rounded(values, i)
+    return solved
+
+
+SOLVERS: dict[str, Callable[[Problem, Grid], Tensor]] = {"gptq": gptq, "gpfq": gpfq, "nearest": nearest}
+
+
+def _like(order: Tensor, rows: Tensor) -> Tensor:
+    return order[:, None].expand_as(rows)
+
+
+def _permuted(matrix: Tensor, order: Tensor) -> Tensor:
+    rows = matrix.gather(1, order[:, :, None].expand_as(matrix))
+    return rows.gather(2, order[:, None].expand_as(matrix))
+
+
+def _cholesky(matrix: Tensor, extra: Tensor) -> Tensor:
+    """With more damping where rounding has made the matrix indefinite."""
+    for _ in range(8):
+        factor, info = torch.linalg.cholesky_ex(matrix)
+        if not bool(info.any()):
+            found: Tensor = factor
+            return found
+        matrix = matrix + torch.diag_embed(extra[:, None].expand(matrix.shape[:2]))
+        extra = extra * 10
+    raise ValueError("qsim: the second moments of an operation's input are not those of finite numbers")

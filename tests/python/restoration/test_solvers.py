@@ -1,0 +1,143 @@
+"""Weights on grids: against brute force, least squares, and the algorithms as their papers write them."""
+
+from itertools import product as every
+
+import pytest
+import torch
+
+import qsim
+from qsim.graph.execute.tapped import WeightedCall
+from qsim.restoration.grids import Grid
+from qsim.restoration.moments import Moments
+from qsim.restoration.operands import product_of
+from qsim.restoration.solvers import SOLVERS, Problem
+
+DAMPING = 0.01
+
+
+def setting(rows=6, size=9, count=400, bits=3, seed=0, groups=1, axis=0, block_size=None, symmetric=True):
+    """Weight, columns in float and simulated, the problem and the grid."""
+    g = torch.Generator().manual_seed(seed)
+    mixing = torch.randn(groups, size, size, generator=g)
+    x = mixing @ torch.randn(groups, size, count, generator=g)
+    y = x + 0.2 * torch.randn(groups, size, count, generator=g)
+    weight = torch.randn(groups * rows, size, generator=g)
+    spec = qsim.TensorSpec(bits=bits, symmetric=symmetric, axis=axis, block_size=block_size, method="minmax")
+    encoding = qsim.Quantizer(spec, weight.shape).compute_encoding_from(weight)
+    call = WeightedCall("w", "linear", 1, (torch.zeros(1, size), weight), {})
+    if groups > 1:
+        call = WeightedCall("w", "conv1d", 1, (torch.zeros(1, groups * size, 1), weight[..., None]), {"groups": groups})
+    product = product_of(call)
+    grid = Grid.of(spec, encoding, product) if groups == 1 else grid_of_groups(spec, weight[..., None], product)
+    moments = Moments.empty(groups, size, torch.device("cpu"))
+    moments.add(x, y)
+    rows_of = product.to_rows(weight if groups == 1 else weight[..., None]).double()
+    return rows_of, x.double(), y.double(), Problem.of(rows_of, *moments.means(False), DAMPING), grid
+
+
+def grid_of_groups(spec, weight, product):
+    return Grid.of(spec, qsim.Quantizer(spec, weight.shape).compute_encoding_from(weight), product)
+
+
+def error(weight, solved, x, y):
+    return (weight @ x - solved @ y).square().mean(2).sum()
+
+
+def test_the_target_is_the_ridge_regression_of_the_floats_results_on_what_is_read():
+    weight, x, y, problem, _ = setting()
+    extra = DAMPING * (y @ y.transpose(1, 2) / 400).diagonal(dim1=1, dim2=2).mean()
+    # rows that pull the solution to the weight: ridge regression as least squares
+    pull = torch.eye(9, dtype=torch.float64) * (extra * 400).sqrt()
+    left = torch.cat([y[0].T, pull])
+    right = torch.cat([(weight[0] @ x[0]).T, pull @ weight[0].T])
+    expected = torch.linalg.lstsq(left, right).solution.T
+    torch.testing.assert_close(problem.target[0], expected, rtol=1e-3, atol=1e-4)  # moments are sums of float32 products
+
+
+def gptq_as_published(target, own, grid, order):
+    """Frantar et al. 2023, algorithm 1, without its blocks: errors handed on by the Cholesky factor of the inverse."""
+    order = order.flip(0)  # most power first
+    own = own[order][:, order]
+    upper = torch.linalg.cholesky(torch.linalg.inv(own), upper=True)
+    left, solved = target[:, order].clone(), torch.empty_like(target)
+    for i in range(len(order)):
+        numbers = grid.rounded(left[:, i][None], order[i].item())[0]
+        solved[:, order[i]] = numbers
+        left[:, i:] -= torch.outer((left[:, i] - numbers) / upper[i, i], upper[i, i:])
+    return solved
+
+
+@pytest.mark.parametrize("size", [1, 2, 9, 127, 128, 129, 300])
+def test_gptq_is_the_published_algorithm(size):
+    _, _, _, problem, grid = setting(rows=5, size=size, count=2000, seed=size)
+    extra = DAMPING * problem.own.diagonal(dim1=1, dim2=2).mean()
+    expected = gptq_as_published(problem.target[0], problem.own[0] + extra * torch.eye(size), grid, problem.order[0])
+    got = SOLVERS["gptq"](problem, grid)[0]
+    assert (got - expected).abs().gt(1e-6).float().mean() < 0.002  # ties that rounding breaks
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_brute_force_is_at_least_as_good_and_rounding_is_worse(seed):
+    weight, x, y, problem, grid = setting(rows=1, size=4, bits=2, seed=seed)
+    numbers = [
+        sorted({float(grid.rounded(torch.tensor([[v]], dtype=torch.float64), i)) for v in torch.linspace(-9, 9, 400)}) for i in range(4)
+    ]
+    best = min(error(weight, torch.tensor([[choice]], dtype=torch.float64), x, y) for choice in every(*numbers))
+    solved = error(weight, SOLVERS["gptq"](problem, grid), x, y)
+    assert best <= solved + 1e-9
+    assert solved <= best + 0.5 * weight.square().sum() * (y.square().mean())
+
+
+def test_on_average_gptq_beats_rounding_of_the_target_and_that_beats_rounding_of_the_weight():
+    totals = dict.fromkeys(("gptq", "gpfq", "nearest", "weight"), 0.0)
+    for seed in range(20):
+        weight, x, y, problem, grid = setting(seed=seed, size=24)
+        for method, solve in SOLVERS.items():
+            totals[method] += float(error(weight, solve(problem, grid), x, y))
+        totals["weight"] += float(error(weight, grid.rounded(weight), x, y))
+    assert totals["gptq"] < 0.8 * totals["nearest"]
+    assert totals["gpfq"] < totals["nearest"]
+    assert totals["nearest"] < totals["weight"]
+
+
+def test_gpfq_is_the_greedy_choice_on_the_columns_themselves():
+    weight, x, y, problem, grid = setting()
+    left, expected = torch.zeros(6, 400, dtype=torch.float64), torch.empty(6, 9, dtype=torch.float64)
+    for i in range(9):
+        left = left + weight[0, :, i, None] * x[0, i]
+        expected[:, i] = grid.rounded((left @ y[0, i] / y[0, i].square().sum())[None], i)[0]
+        left = left - expected[:, i, None] * y[0, i]
+    torch.testing.assert_close(SOLVERS["gpfq"](problem, grid)[0], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_groups_are_solved_each_by_itself():
+    _, _, _, problem, grid = setting(groups=3)
+    together = SOLVERS["gptq"](problem, grid)
+    for i in range(3):
+        one = Problem(*(t[i : i + 1] for t in vars(problem).values()))
+        alone = SOLVERS["gptq"](
+            one, Grid(grid.spec, grid.encoding, grid.product, *(t[i : i + 1] for t in (grid.step, grid.low, grid.high)))
+        )
+        assert torch.equal(together[i], alone[0])
+
+
+def test_inputs_that_are_always_zero_leave_their_weights_to_rounding():
+    weight, _, y, _, grid = setting()
+    y[:, 4] = 0
+    moments = y @ y.transpose(1, 2) / 400
+    solved = SOLVERS["gptq"](Problem.of(weight, moments, moments, DAMPING), grid)
+    assert torch.equal(solved[..., 4], grid.rounded(weight)[..., 4])
+    assert Problem.of(weight, moments * 0, moments * 0, DAMPING) is None
+
+
+def test_the_root_squared_is_the_damped_moments():
+    for size in (9, 300):
+        _, _, _, problem, _ = setting(size=size, count=1000)
+        root = problem.root()
+        damped = problem.own + DAMPING * problem.own.diagonal(dim1=1, dim2=2).mean() * torch.eye(size, dtype=torch.float64)
+        if size == 9:
+            torch.testing.assert_close(root @ root.transpose(1, 2), damped, rtol=1e-5, atol=1e-5)
+        else:  # in the mean: what it says of a vector is right to some percent
+            vector = torch.randn(1, 1, size, dtype=torch.float64)
+            true, sketched = (vector @ damped * vector).sum(), (vector @ root).square().sum()
+            assert 0.6 < float(sketched / true) < 1.6
