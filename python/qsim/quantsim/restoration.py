@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from qsim.restoration.choice import Steps
 from qsim.restoration.distill import Distilled, Loss, relative_error
-from qsim.restoration.layers import Steps
 from qsim.restoration.report import RestoreReport
 from qsim.restoration.restore import distill, restore_layers
 from qsim.restoration.solvers import METHODS

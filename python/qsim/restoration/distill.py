@@ -18,8 +18,9 @@ from qsim.simulation.simulation import Simulation
 Loss = Callable[[Any, Any], Tensor]
 Call = Callable[[], Any]
 
-_TRAVEL = 2.0  # steps of its grid that a weight may go in all
-_STRETCH = 0.3  # the part of itself that a scale or any other parameter may change by in all
+_TRAVEL = 4.0  # steps of its grid that a weight may go in all, of 200 steps or more
+_STRETCH = 0.3  # the part of itself that a scale or any other parameter may change by
+_FULL = 200  # with fewer steps all go less far: what moves faster only jitters
 _LOOKS = 8  # so often is measured whether it gains
 
 
@@ -97,7 +98,7 @@ def train(
             order = order or [training[i] for i in torch.randperm(len(training), generator=generator)]
             batch = order.pop()
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
-                group["lr"] = rate * 2 * (1 - (step - 1) / steps) / steps
+                group["lr"] = rate * 2 * (1 - (step - 1) / steps) / max(steps, _FULL)
             with torch.enable_grad():
                 error = loss(calls[batch](), wanted[batch])
                 if not error.requires_grad:

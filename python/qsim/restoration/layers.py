@@ -11,77 +11,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qsim.graph.execute.tapped import WeightedCall
-from qsim.numbers.encoding import Encoding
-from qsim.numbers.sqnr import sqnr
-from qsim.quantizers.bias import bias_scale, rounded_bias
-from qsim.restoration.grids import Grid
+from qsim.restoration.choice import Solved, Steps, choose
 from qsim.restoration.lockstep import Run, advance, lockstep
 from qsim.restoration.moments import Moments
-from qsim.restoration.operands import Product, argument, product_of, with_arguments
+from qsim.restoration.operands import Product, argument, product_of
 from qsim.restoration.report import Restored
-from qsim.restoration.solvers import SOLVERS, Problem
 from qsim.runs.arguments import Arguments
 from qsim.simulation.simulation import Simulation
 from qsim.stages import Stages
 
 _COLUMNS = 1 << 16  # of an operation's input that are looked at, at most
-_PRODUCTS = 1 << 34  # and so many multiplications go into one of its moments, but two columns for each unknown there are at least
+_PRODUCTS = 1 << 33  # and so many multiplications go into one of its moments, but two columns for each unknown there are at least
 _MEASURED = 1 << 10  # columns that gains are measured on
-
-
-@dataclass(frozen=True)
-class Steps:
-    """What is done to each weight: `QuantSim.restore` documents them. `method` None: weights stay."""
-
-    method: str | None = "gptq"
-    ranges: bool = True
-    biases: bool = True
-    follows_inputs: bool = True
-    damping: float = 0.01
-    seed: int = 0
-
-
-@dataclass(frozen=True)
-class Solved:
-    """What was found for one weight: rows on its grid, whether they are to replace it, and the bias.
-
-    Attributes
-    ----------
-    grid : Grid
-    rows : Tensor
-    solves : bool
-        False: the weight stays, and is rounded to `rows` as ever.
-    bias : str, optional
-        The name of the bias, where its value changes.
-    value : Tensor, optional
-        Its new value.
-    read : Tensor, optional
-        What the operation reads of it, rounded to int32 where it is.
-    """
-
-    grid: Grid
-    rows: Tensor
-    solves: bool = False
-    bias: str | None = None
-    value: Tensor | None = None
-    read: Tensor | None = None
-
-    @property
-    def encoding(self) -> Encoding:
-        return self.grid.encoding
-
-    def weight(self, like: Tensor) -> Tensor:
-        """The weight as it is read, of the dtype of `like`."""
-        return self.grid.product.from_rows(self.rows).to(like.dtype).contiguous()
-
-    def applied(self, call: WeightedCall) -> Arguments:
-        """The arguments that the call runs with."""
-        values = {call.slot: self.weight(argument(call, call.slot))}
-        product = product_of(call)
-        if self.read is not None and isinstance(product, Product) and product.bias is not None:
-            values[product.bias] = self.read
-        return with_arguments(call, values)
 
 
 @dataclass
@@ -144,9 +85,7 @@ class Layers:
         self._wanted = {key for key in wanted if uses[key]}
         self._sites: dict[str, _Site] = {}
         self._order = {key: i for i, key in enumerate(sim.quantizers())}
-        self._tensors = dict(sim.model.named_parameters())
-        self._names = {id(p): name for name, p in self._tensors.items()}
-        self._weights = sim.weights()
+        self._names = {id(p): name for name, p in sim.model.named_parameters()}
         self._runs: Counter[bool] = Counter()  # how many are held back, and how many are not
 
     def run(self, calls: Sequence[Callable[[], Any]], measures: Sequence[bool]) -> Iterator[str]:
@@ -246,8 +185,9 @@ class Layers:
         x, y = (side.columns(each, self._generator(key, pair)) for side in (reference, product))
         if not bool(x.isfinite().all() & y.isfinite().all()):
             return f"'{self.sim.decisions.quantizers[key].operation}' read NaN or Inf"
+        if pair.measures or not self._runs[True]:
+            site.measured.append((x[..., :_MEASURED], y[..., :_MEASURED]))
         if pair.measures:
-            site.measured.append((x, y))
             return None
         if site.moments is None:
             site.moments = Moments.empty(product.groups, size, y.device)
@@ -272,82 +212,14 @@ class Layers:
             self.found.skipped[key] = "only batches that were held back read it"
         else:
             with self.seconds.stage("solving"), torch.no_grad():
-                self._choose(key, site.product, site, site.moments)
+                choice = choose(self.sim, key, self.steps, site.product, site.bias, site.moments, site.measured)
+            if isinstance(choice, str):
+                self.found.skipped[key] = choice
+            else:
+                self.found.weights.append(choice.row)
+                if choice.solved is not None:
+                    self.found.solved[key] = choice.solved
         yield key
-
-    def _choose(self, key: str, product: Product, site: _Site, moments: Moments) -> None:
-        quantizer, parameter = self.sim.quantizers()[key], self._weights[key]
-        weight = product.to_rows(parameter.detach().double())
-        encoding = quantizer.encoding
-        assert encoding is not None
-        grid = Grid.of(quantizer.spec, encoding, product)
-        shifts = self.steps.biases and site.bias is not None
-        kept = self._with_bias(Solved(grid, grid.rounded(weight)), key, site.bias, None)
-        candidates = {"kept": kept}
-        if shifts:
-            candidates["bias"] = self._with_bias(kept, key, site.bias, _shift(kept, weight, moments))
-        problem = Problem.of(weight, *moments.means(shifts), self.steps.damping) if self.steps.method or self.steps.ranges else None
-        if problem is None and not shifts:
-            self.found.skipped[key] = "nothing that reached it was ever other than zero"
-            return
-        if problem is not None:
-            found = grid.cheapest(problem.target if self.steps.method else weight, problem.root()) if self.steps.ranges else grid
-            rows = SOLVERS[self.steps.method](problem, found) if self.steps.method else found.rounded(weight)
-            done = Solved(found, rows, self.steps.method is not None)
-            how = " + ".join([*(["ranges"] if self.steps.ranges else []), *([self.steps.method] if self.steps.method else [])])
-            shift = _shift(done, weight, moments) if shifts else None
-            candidates[f"{how} + bias" if shifts else how] = self._with_bias(done, key, site.bias, shift)
-        bias = None if site.bias is None else self._tensors[site.bias]
-        levels = {how: _level(each, weight, bias, site, moments) for how, each in candidates.items()}
-        best = max(levels, key=lambda how: (levels[how], how == "kept"))
-        self.found.weights.append(Restored(key, levels["kept"], levels[best], best))
-        if best != "kept":
-            self.found.solved[key] = candidates[best]
-
-    def _with_bias(self, found: Solved, key: str, name: str | None, shift: Tensor | None) -> Solved:
-        """With the bias of this name and what is added to it, and as it is read beside the scales that were found."""
-        if name is None:
-            return found
-        value = self._tensors[name].detach()
-        value = value if shift is None else value + shift.to(value)
-        read = value
-        for bias in self.sim.decisions.biases:
-            if bias.parameter == name and bias.weight == key:
-                quantizers = self.sim.quantizers()
-                scale = bias_scale(quantizers[bias.input].grid_scale.detach(), found.encoding.scale, value.numel())
-                read = rounded_bias(value, scale) if quantizers[bias.input].enabled else value
-        return dataclasses.replace(found, bias=None if shift is None else name, value=value, read=read)
-
-
-def _shift(found: Solved, weight: Tensor, moments: Moments) -> Tensor:
-    """What makes the mean of the result that of the float model's: Nagel et al. 2019, section 4.2."""
-    x, y = moments.float_sum / moments.count, moments.own_sum / moments.count
-    return (weight @ x[..., None] - found.rows @ y[..., None]).flatten()
-
-
-def _level(found: Solved, weight: Tensor, bias: Tensor | None, site: _Site, moments: Moments) -> float:
-    """SQNR in dB of the operation's result, on what was held back; on what was solved with where nothing was."""
-    if not site.measured:
-        return _level_of_moments(found, weight, moments)
-    signal = noise = 0.0
-    for x, y in site.measured:
-        wanted, got = weight.to(x) @ x, found.rows.to(y) @ y
-        if bias is not None and found.read is not None:
-            shape = (*found.rows.shape[:2], 1)
-            wanted, got = wanted + bias.reshape(shape).to(wanted), got + found.read.reshape(shape).to(got)
-        signal += float(wanted.double().square().sum())
-        noise += float((wanted - got).double().square().sum())
-    return sqnr(signal, noise)
-
-
-def _level_of_moments(found: Solved, weight: Tensor, moments: Moments) -> float:
-    """The same on the columns that were solved with, but for a constant that all candidates share: their signal is taken as if their
-    inputs were the simulation's."""
-    own, cross = moments.means(centred=found.bias is not None)
-    rows = found.rows
-    noise = (rows @ own * rows).sum() - 2 * (weight @ cross * rows).sum() + (weight @ own * weight).sum()
-    signal = (weight @ moments.means(centred=False)[0] * weight).sum()
-    return sqnr(float(signal), max(float(noise), 0.0))
 
 
 def _key(run: Run) -> str:

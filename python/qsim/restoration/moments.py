@@ -7,10 +7,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+_PRECISE = 1024
+
 
 @dataclass
 class Moments:
-    """Sums over columns ``x`` of the float model and ``y`` of the simulation, at the same places; float64.
+    """Sums over columns ``x`` of the float model and ``y`` of the simulation, at the same places.
+
+    Matrices of more than 1024 columns are float32: half the memory and time, and damping leaves nothing that needs more.
 
     Attributes
     ----------
@@ -32,23 +36,27 @@ class Moments:
 
     @classmethod
     def empty(cls, groups: int, size: int, device: torch.device) -> Moments:
-        own, cross = (torch.zeros(groups, size, size, dtype=torch.float64, device=device) for _ in range(2))
-        float_sum, own_sum = (torch.zeros(groups, size, dtype=torch.float64, device=device) for _ in range(2))
+        dtype = torch.float64 if size <= _PRECISE else torch.float32
+        own, cross = (torch.zeros(groups, size, size, dtype=dtype, device=device) for _ in range(2))
+        float_sum, own_sum = (torch.zeros(groups, size, dtype=dtype, device=device) for _ in range(2))
         return cls(own, cross, float_sum, own_sum)
 
     def add(self, x: Tensor, y: Tensor) -> None:
         """Count columns of shape ``[groups, K, N]``, float32, finite."""
         self.own += y @ y.transpose(1, 2)
         self.cross += x @ y.transpose(1, 2)
-        self.float_sum += x.double().sum(2)
-        self.own_sum += y.double().sum(2)
+        self.float_sum += x.sum(2, dtype=torch.float64)
+        self.own_sum += y.sum(2, dtype=torch.float64)
         self.count += x.shape[2]
 
-    def means(self, centred: bool) -> tuple[Tensor, Tensor]:
-        """``own`` and ``cross`` as means; about the means of the columns if `centred`: what is left once a bias takes up the rest."""
-        own, cross = self.own / self.count, self.cross / self.count
-        if centred:
-            x, y = self.float_sum / self.count, self.own_sum / self.count
-            own = own - y[:, :, None] * y[:, None]
-            cross = cross - x[:, :, None] * y[:, None]
-        return own, cross
+    def averaged(self) -> tuple[Tensor, Tensor]:
+        """Means of the columns of both. From now on all sums are means."""
+        for sums in (self.own, self.cross, self.float_sum, self.own_sum):
+            sums /= self.count
+        self.count = 1
+        return self.float_sum, self.own_sum
+
+    def centre(self) -> None:
+        """Take what the means explain out of `own` and `cross`, which are means: a bias takes that up."""
+        self.own -= self.own_sum[:, :, None] * self.own_sum[:, None]
+        self.cross -= self.float_sum[:, :, None] * self.own_sum[:, None]

@@ -17,8 +17,9 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from qsim.analysis.deviation import Deviation, float_tensors
 from qsim.errors import CalibrationError
 from qsim.progress import progress
+from qsim.restoration.choice import Solved, Steps
 from qsim.restoration.distill import Distilled, Loss, relative_error, train
-from qsim.restoration.layers import Layers, Pass, Solved, Steps, uses_of
+from qsim.restoration.layers import Layers, Pass, uses_of
 from qsim.restoration.report import RestoreReport
 from qsim.runs.arguments import Arguments
 from qsim.runs.batches import Forward, arguments_of, iterate, to_device

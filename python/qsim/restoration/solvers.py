@@ -23,7 +23,7 @@ _SKETCH = 256  # columns that stand for the second moments where there are more
 
 @dataclass(frozen=True)
 class Problem:
-    """One weight to be solved for; all float64.
+    """One weight to be solved for.
 
     Attributes
     ----------
@@ -49,14 +49,13 @@ class Problem:
     @classmethod
     def of(cls, weight: Tensor, own: Tensor, cross: Tensor, damping: float) -> Problem | None:
         """`damping` times the mean of the diagonal is added to it: it draws T towards the weight. None where no input is ever nonzero."""
-        power = own.diagonal(dim1=1, dim2=2)
+        power = own.diagonal(dim1=1, dim2=2).clone()
         extra = damping * power.mean(-1)
         if not bool((extra > 0).any()):
             return None
         extra = torch.where(extra > 0, extra, 1.0)
         order = power.argsort(-1)
-        damped = own + torch.diag_embed(extra[:, None].expand_as(power))
-        factor = _cholesky(_permuted(damped, order), extra)
+        factor = _cholesky(_permuted(own, order), extra)
         towards = weight @ cross + weight * extra[:, None, None]
         ordered = torch.cholesky_solve(towards.gather(2, _like(order, towards)).transpose(1, 2), factor).transpose(1, 2)
         return cls(weight, own, cross, factor, order, torch.empty_like(ordered).scatter_(2, _like(order, ordered), ordered))
@@ -117,7 +116,7 @@ def gpfq(problem: Problem, grid: Grid) -> Tensor:
         wanted = torch.einsum("gok,gk->go", weight[..., : i + 1], cross[:, : i + 1, i])
         wanted -= torch.einsum("gok,gk->go", solved[..., :i], own[:, :i, i])
         there = power[:, None, i]
-        values = torch.where(there > 0, wanted / there.clamp_min(torch.finfo(torch.float64).tiny), weight[..., i])
+        values = torch.where(there > 0, wanted / there.clamp_min(torch.finfo(there.dtype).tiny), weight[..., i])
         solved[..., i] = grid.rounded(values, i)
     return solved
 
@@ -135,12 +134,12 @@ def _permuted(matrix: Tensor, order: Tensor) -> Tensor:
 
 
 def _cholesky(matrix: Tensor, extra: Tensor) -> Tensor:
-    """With more damping where rounding has made the matrix indefinite."""
+    """Of the matrix, which is overwritten, with so much added to its diagonal; with more where rounding has made it indefinite."""
     for _ in range(8):
+        matrix.diagonal(dim1=1, dim2=2).add_(extra[:, None])
         factor, info = torch.linalg.cholesky_ex(matrix)
         if not bool(info.any()):
             found: Tensor = factor
             return found
-        matrix = matrix + torch.diag_embed(extra[:, None].expand(matrix.shape[:2]))
         extra = extra * 10
     raise ValueError("qsim: the second moments of an operation's input are not those of finite numbers")

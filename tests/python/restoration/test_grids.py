@@ -64,11 +64,15 @@ def test_the_cheapest_scales_are_no_worse_than_those_in_use(name, layout):
     assert not bool(same.all())
 
 
-def test_each_scale_is_the_best_of_all_factors():
-    """Brute force over the factors, scale by scale, per channel."""
+def test_each_scale_is_about_the_best_of_all():
+    """Brute force over 200 factors, scale by scale, per channel: the search of 18 finds nearly as good ones."""
     _, grid, product, weight = grid_of("linear", "channel", bits=3)
     target, root = product.to_rows(weight.double()), torch.randn(1, 12, 30, dtype=torch.float64)
-    factors = [1.0, *(0.35 + 0.025 * i for i in range(40))]
-    costs = torch.stack([((grid.rounded(target, factor=f) - target) @ root).square().sum((0, 2)) for f in factors])
-    expected = torch.tensor(factors, dtype=torch.float64)[costs.argmin(0)]
-    torch.testing.assert_close(grid.cheapest(target, root).encoding.scale, (grid.encoding.scale * expected.float()))
+
+    def costs(each):
+        return ((each.rounded(target) - target) @ root).square().sum((0, 2))
+
+    every = torch.stack([costs(grid.with_factors(torch.full((6,), f))) for f in torch.linspace(0.3, 1.4, 200)])
+    found = costs(grid.cheapest(target, root))
+    assert bool((found <= costs(grid)).all())
+    assert (found / every.amin(0)).mean() < 1.15

@@ -32,7 +32,8 @@ def setting(rows=6, size=9, count=400, bits=3, seed=0, groups=1, axis=0, block_s
     moments = Moments.empty(groups, size, torch.device("cpu"))
     moments.add(x, y)
     rows_of = product.to_rows(weight if groups == 1 else weight[..., None]).double()
-    return rows_of, x.double(), y.double(), Problem.of(rows_of, *moments.means(False), DAMPING), grid
+    moments.averaged()
+    return rows_of, x.double(), y.double(), Problem.of(rows_of, moments.own, moments.cross, DAMPING), grid
 
 
 def grid_of_groups(spec, weight, product):
