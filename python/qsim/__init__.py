@@ -27,6 +27,7 @@ from qsim.numbers.spec import TensorSpec
 from qsim.ops import round_to_format
 from qsim.quantizers.observer import Observer
 from qsim.quantizers.quantizer import Quantizer
+from qsim.quantsim.quantize import Quantized, quantize
 from qsim.quantsim.quantsim import QuantSim
 from qsim.restoration.distill import Distilled
 from qsim.restoration.report import RestoreReport
@@ -46,6 +47,7 @@ __all__ = [  # noqa: RUF022
     "QuantSim",
     "doctor",
     "fold_batch_norms",
+    "quantize",
     # what to quantize, and how
     "Config",
     "Override",
@@ -93,6 +95,7 @@ __all__ = [  # noqa: RUF022
     "Finding",
     "Kernel",
     "Progressive",
+    "Quantized",
     "RestoreReport",
     "Sensitivity",
     "Summary",

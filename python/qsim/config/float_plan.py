@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _VERSION = "qsim-plan-1"
-PLAN_FORMATS = ("float32", *HALF_FORMATS, "int16", "int8", "int4", "float8_e4m3fn", "float8_e5m2")
+PLAN_FORMATS = ("float32", *HALF_FORMATS, "float8_e4m3fn", "float8_e5m2", *(f"int{bits}" for bits in range(16, 1, -1)))
 
 
 class Ordinal(NamedTuple):

@@ -17,9 +17,12 @@ from qsim.restoration.grids import Grid
 from qsim.restoration.moments import Moments
 from qsim.restoration.operands import Product, argument, product_of, with_arguments
 from qsim.restoration.report import Restored
-from qsim.restoration.solvers import SOLVERS, Problem
+from qsim.restoration.rounding import learned
+from qsim.restoration.solvers import SOLVERS, Problem, gptq
 from qsim.runs.arguments import Arguments
 from qsim.simulation.simulation import Simulation
+
+LEARNED = "learned rounding"
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,7 @@ class Steps:
     follows_inputs: bool = True
     damping: float = 0.01
     seed: int = 0
+    rounding_steps: int = 0
 
 
 @dataclass(frozen=True)
@@ -141,7 +145,10 @@ def _solved(weight: Tensor, grid: Grid, moments: Moments, steps: Steps) -> Solve
     if problem is None:
         return None
     found = grid.cheapest(problem.target if steps.method else weight, problem.root()) if steps.ranges else grid
-    rows = SOLVERS[steps.method](problem, found) if steps.method else found.rounded(weight)
+    if steps.method == LEARNED and not grid.spec.is_float:
+        rows = learned(problem, found, steps.rounding_steps)
+    else:
+        rows = SOLVERS.get(steps.method, gptq)(problem, found) if steps.method else found.rounded(weight)
     return Solved(found, rows, steps.method is not None)
 
 

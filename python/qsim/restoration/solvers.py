@@ -60,9 +60,13 @@ class Problem:
         ordered = torch.cholesky_solve(towards.gather(2, _like(order, towards)).transpose(1, 2), factor).transpose(1, 2)
         return cls(weight, own, cross, factor, order, torch.empty_like(ordered).scatter_(2, _like(order, ordered), ordered))
 
+    def straight(self) -> Tensor:
+        """A matrix whose product with its transpose is `own`, damped."""
+        return torch.empty_like(self.factor).scatter_(1, self.order[:, :, None].expand_as(self.factor), self.factor)
+
     def root(self) -> Tensor:
-        """A matrix whose product with its transpose is `own`, damped; of more than 256 columns a random one that is so in the mean."""
-        straight = torch.empty_like(self.factor).scatter_(1, self.order[:, :, None].expand_as(self.factor), self.factor)
+        """The same; of more than 256 columns a random one that is so in the mean."""
+        straight = self.straight()
         size = straight.shape[-1]
         if size <= _SKETCH:
             return straight

@@ -16,5 +16,5 @@ MODULES = [name for name in FOUND if not name.startswith("qsim.lib")]  # the ope
 @pytest.mark.parametrize("name", MODULES)
 def test_examples(name):
     module = importlib.import_module(name)
-    names = {"torch": torch, "qsim": qsim, **{public: getattr(qsim, public) for public in qsim.__all__}}
-    assert doctest.testmod(module, extraglobs=names).failed == 0
+    public = {name: getattr(qsim, name) for name in qsim.__all__}
+    assert doctest.testmod(module, extraglobs={"torch": torch, "qsim": qsim, **public, **vars(module)}).failed == 0

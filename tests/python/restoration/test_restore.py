@@ -134,6 +134,20 @@ def test_every_method_gains(method):
     assert error(sim, model, unseen) < before / 1.3
 
 
+def test_learned_rounding_gains_at_least_what_gptq_does_at_two_bits():
+    config = qsim.Config(weight=qsim.TensorSpec(bits=2, symmetric=True, axis=0, method="mse"), activation=qsim.TensorSpec(bits=8))
+    model, unseen = digits_net(), batches_of(4, seed=9)
+    solved, learned = calibrated(model, config), calibrated(model, config)
+    solved.restore(batches_of(16, 32), progress=False)
+    report = learned.learn_rounding(batches_of(16, 32), steps=300, progress=False)
+    assert error(learned, model, unseen) < 1.05 * error(solved, model, unseen)
+    assert {row.how for row in report.weights} <= {"ranges + learned rounding + bias", "bias", "kept"}
+    for key, weight in learned.weights().items():
+        assert torch.equal(learned.quantizers()[key](weight), weight)
+    with pytest.raises(ValueError, match="steps=0"):
+        calibrated().learn_rounding(batches_of(4), steps=0, progress=False)
+
+
 def test_batches_with_nan_are_left_out_and_named():
     data = batches_of(8)
     data[2] = data[2].clone()

@@ -10,7 +10,8 @@ from qsim.graph.execute.tapped import WeightedCall
 from qsim.restoration.grids import Grid
 from qsim.restoration.moments import Moments
 from qsim.restoration.operands import product_of
-from qsim.restoration.solvers import SOLVERS, Problem
+from qsim.restoration.rounding import learned
+from qsim.restoration.solvers import SOLVERS, Problem, gptq
 
 DAMPING = 0.01
 
@@ -109,6 +110,20 @@ def test_gpfq_is_the_greedy_choice_on_the_columns_themselves():
         expected[:, i] = grid.rounded((left @ y[0, i] / y[0, i].square().sum())[None], i)[0]
         left = left - expected[:, i, None] * y[0, i]
     torch.testing.assert_close(SOLVERS["gpfq"](problem, grid)[0], expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("size", [9, 80])
+def test_learned_rounding_is_never_worse_than_gptq_on_any_row(size):
+    better = 0
+    for seed in range(3):
+        _, _, _, problem, grid = setting(size=size, bits=2, seed=seed)
+        costs = []
+        for rows in (learned(problem, grid, 150), gptq(problem, grid)):
+            assert torch.allclose(grid.rounded(rows), rows)
+            costs.append(((rows - problem.target) @ problem.straight()).square().sum(-1))
+        assert bool((costs[0] <= costs[1] * (1 + 1e-9)).all())
+        better += int((costs[0] < costs[1] * 0.999).sum())
+    assert better > 0
 
 
 def test_groups_are_solved_each_by_itself():

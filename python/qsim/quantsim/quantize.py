@@ -1,0 +1,241 @@
+"""One call from a float model to a simulation that reaches a goal: what is cheap is tried first."""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import nn
+
+from qsim.analysis.sensitivity import Metric
+from qsim.config.config import Config
+from qsim.config.presets import int8
+from qsim.errors import CalibrationError
+from qsim.progress import progress as progress_bar
+from qsim.quantsim.quantsim import QuantSim
+from qsim.table import text_table
+
+_METHODS = ("mse", "percentile", "minmax")
+_DISTILLATION = 200  # steps
+_PROBES = 60  # evaluations of the metric for what stays in float
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One attempt: what it was, the metric, and the seconds that it took."""
+
+    name: str
+    metric: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """What `quantize` returns; ``print`` shows the trail.
+
+    Attributes
+    ----------
+    sim : QuantSim
+        The first that reached the goal, or else the best.
+    config : Config
+        Of it.
+    trail : list of Tried
+        What was tried, in order.
+    in_float : float
+        The metric of the float model.
+    goal : float
+        What the metric was to reach.
+    reached : bool
+        Whether it did.
+    """
+
+    sim: QuantSim
+    config: Config
+    trail: list[Tried]
+    in_float: float
+    goal: float
+    reached: bool
+
+    def __str__(self) -> str:
+        rows = [(each.name, f"{each.metric:.6g}", f"{each.seconds:.1f}") for each in self.trail]
+        table = text_table(("tried", "metric", "seconds"), rows, ("metric", "seconds"))
+        fate = "reached" if self.reached else "not reached: the best of these is returned"
+        return f"{table}\nfloat {self.in_float:.6g}, goal {self.goal:.6g}: {fate}"
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    """A simulation and what it was made by."""
+
+    name: str
+    sim: QuantSim
+
+
+def quantize(
+    model: nn.Module,
+    example_inputs: Any,
+    data: Iterable[Any],
+    metric: Metric,
+    *,
+    goal: float = 0.99,
+    higher_is_better: bool = True,
+    target: str = "onnxruntime",
+    config: Config | None = None,
+    seconds: float | None = None,
+    train: Callable[[QuantSim], object] | None = None,
+    progress: bool = True,
+) -> Quantized:
+    """Quantize a model so that a metric keeps its value: range methods, restoring, distillation, operations in float, training.
+
+    What is cheap comes first, and it ends where the goal is reached. Every attempt begins with the float model, which stays as it is.
+
+    Parameters
+    ----------
+    model, example_inputs
+        As of `QuantSim`.
+    data : iterable of batches
+        For calibration, as `QuantSim.calibrate` takes them; no labels needed. Read once and kept.
+    metric : callable
+        ``metric(sim, data) -> float``; the sim is called like the model, in eval mode and without gradients. What data it measures on is
+        its own affair: it is handed the calibration data, and better looks at others.
+    goal : float, above 0, at most 1
+        The part of the float model's metric that is to be kept: 0.99 of an accuracy, or of a loss, which is lower where it is better,
+        1/0.99 of it.
+    higher_is_better : bool
+    target : str
+        As `Config.target`; of the default config.
+    config : Config, optional
+        What to begin with; `qsim.int8` for the target by default.
+    seconds : float, optional
+        Nothing new begins after so long.
+    train : callable, optional
+        ``train(sim)`` retrains a simulation (QAT); the last thing that is tried.
+    progress : bool
+        Show a progress bar where tqdm is installed.
+
+    Returns
+    -------
+    Quantized
+        ``.sim`` is the simulation, ``.trail`` what was tried.
+
+    Raises
+    ------
+    CalibrationError
+        There is no data.
+    ValueError
+        The float model's metric is not finite, or not above 0: then there is no part of it to keep.
+
+    Examples
+    --------
+    >>> from torch import nn
+    >>> model, x = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4)).eval(), torch.randn(256, 16)
+    >>> labels = model(x).argmax(1)
+    >>> def accuracy(network, data):
+    ...     return float((network(x).argmax(1) == labels).float().mean())
+    >>> quantized = quantize(model, x[:1], x.split(32), accuracy, goal=0.97, progress=False)
+    >>> quantized.reached
+    True
+    """
+    batches = list(data)
+    if not batches:
+        raise CalibrationError("qsim.quantize: got no batch. Is the iterator used up, or the data set empty?")
+    if not 0 < goal <= 1:
+        raise ValueError(f"qsim.quantize: got goal={goal}; expected the part of the float model's metric to keep, above 0 and at most 1")
+    began = time.monotonic()
+    in_float = _measured(metric, copy.deepcopy(model).eval(), batches)
+    if not (math.isfinite(in_float) and in_float > 0):
+        raise ValueError(
+            f"qsim.quantize: the float model's metric is {in_float}; expected a finite number above 0, of which a part is kept"
+        )
+    wanted = in_float * goal if higher_is_better else in_float / goal
+    sign = 1 if higher_is_better else -1
+    first = int8(target) if config is None else config
+    trail: list[Tried] = []
+    best: _Attempt | None = None
+    ends = math.inf if seconds is None else began + seconds
+    maker = _Attempts(model, example_inputs, batches, first, sign, trail)
+    attempts = chain(maker.without_training(), maker.in_float(metric, wanted, ends), maker.trained(train))
+    since = time.monotonic()
+    for attempt in progress_bar(attempts, total=None, title="quantize", unit="attempt", show=progress):
+        value = _measured(metric, attempt.sim, batches)
+        best_value = trail[_best(trail, sign)].metric if trail else -sign * math.inf
+        trail.append(Tried(attempt.name, value, time.monotonic() - since))
+        if best is None or sign * value > sign * best_value:
+            best = _Attempt(attempt.name, copy.deepcopy(attempt.sim))
+        if sign * value >= sign * wanted or time.monotonic() > ends:
+            break
+        since = time.monotonic()
+    assert best is not None
+    reached = sign * trail[_best(trail, sign)].metric >= sign * wanted
+    return Quantized(best.sim, best.sim.config, trail, in_float, wanted, reached)
+
+
+def _best(trail: list[Tried], sign: int) -> int:
+    """The first of the best; NaN is worse than anything."""
+    return max(range(len(trail)), key=lambda i: (not math.isnan(trail[i].metric), sign * trail[i].metric, -i))
+
+
+def _measured(metric: Metric, network: nn.Module, batches: list[Any]) -> float:
+    was = network.training
+    network.eval()
+    with torch.no_grad():
+        value = float(metric(network, batches))
+    network.train(was)
+    return value
+
+
+class _Attempts:
+    """What is tried, in order; each is made when it is asked for, and may look at the trail so far."""
+
+    def __init__(self, model: nn.Module, example_inputs: Any, batches: list[Any], config: Config, sign: int, trail: list[Tried]) -> None:
+        self.model, self.example_inputs, self.batches = model, example_inputs, batches
+        self.config, self.sign, self.trail = config, sign, trail
+        self.method: str | None = None  # of ranges, if another is better than the config's
+
+    def calibrated(self, config: Config) -> QuantSim:
+        sim = QuantSim(self.model, self.example_inputs, config)
+        sim.calibrate(self.batches, progress=False)
+        if self.method is not None:
+            sim.set_method(self.method)
+        return sim
+
+    def without_training(self) -> Iterator[_Attempt]:
+        sim = self.calibrated(self.config)
+        yield _Attempt("calibrate", sim)
+        for method in _METHODS:
+            sim.set_method(method)
+            yield _Attempt(f"ranges by {method}", sim)
+        best = _best(self.trail, self.sign)
+        self.method = _METHODS[best - 1] if best else None
+        ranges = f", ranges by {self.method}" if self.method else ""
+        for steps in (0, _DISTILLATION):
+            sim = self.calibrated(self.config)
+            sim.restore(self.batches, steps=steps, progress=False)
+            yield _Attempt(f"restore{f' and {steps} steps' if steps else ''}{ranges}", sim)
+        mixed = self.config.override(position="first", bits=8).override(position="last", bits=8)
+        sim = self.calibrated(mixed)
+        sim.restore(self.batches, steps=_DISTILLATION, progress=False)
+        yield _Attempt("the same, first and last operation at 8 bits", sim)
+
+    def in_float(self, metric: Metric, wanted: float, ends: float) -> Iterator[_Attempt]:
+        sim = self.calibrated(self.config)
+        left = None if ends == math.inf else max(ends - time.monotonic(), 1.0)
+        plan = sim.float_plan(
+            self.batches, metric, target=wanted, higher_is_better=self.sign > 0, probes=_PROBES, seconds=left, progress=False
+        )
+        sim = self.calibrated(self.config.with_plan(plan))
+        sim.restore(self.batches, progress=False)
+        yield _Attempt(f"restore, {len(plan.keep)} operations in float", sim)
+
+    def trained(self, train: Callable[[QuantSim], object] | None) -> Iterator[_Attempt]:
+        if train is not None:
+            sim = self.calibrated(self.config)
+            sim.restore(self.batches, progress=False)
+            train(sim)
+            yield _Attempt("restore and train", sim)

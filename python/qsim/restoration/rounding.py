@@ -1,0 +1,67 @@
+"""Rounding that is learned: each number of a weight goes up or down as is best for all of them together."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from qsim.restoration.grids import Grid
+from qsim.restoration.solvers import Problem, gptq
+
+# Nagel et al. 2020, "Up or Down? Adaptive Rounding for Post-Training Quantization", sections 3.2 and 4: the stretch of the sigmoid, the
+# weight of the regulariser, its exponents at the beginning and the end, and the part of the steps before it begins.
+_LOW, _HIGH = -0.1, 1.1
+_WEIGHT = 0.01
+_SHARP, _SOFT = 20.0, 2.0
+_WARM = 0.2
+_RATE = 0.02
+_COLUMNS = 64  # of the sketch that stands for the input in one step, where that has more
+
+
+def learned(problem: Problem, grid: Grid, steps: int) -> Tensor:
+    """Soft rounding between the two neighbours of each number of the target, pressed to one of them as the steps go on.
+
+    What is minimised is the squared error of the product, from its second moments, so that no step looks at data. Rows are solved each by
+    itself, and each takes what `gptq` finds for it where that is better.
+    """
+    step, unit = grid.step, grid.step.mean()
+    floor = (problem.target / step).floor()
+    rest = (problem.target / step - floor).clamp(0.01, 0.99)
+    straight, generator = problem.straight(), torch.Generator(problem.target.device).manual_seed(0)
+    power = problem.own.diagonal(dim1=1, dim2=2).mean().sqrt()
+    variable = -torch.log((_HIGH - _LOW) / (rest - _LOW) - 1)
+    with torch.enable_grad():
+        variable.requires_grad_(True)
+        optimizer = torch.optim.Adam([variable], _RATE)
+        for i in range(steps):
+            up = (torch.sigmoid(variable) * (_HIGH - _LOW) + _LOW).clamp(0, 1)
+            numbers = torch.clamp(floor + up, grid.low, grid.high) * step
+            error = (numbers - problem.target) / unit
+            loss = (error @ (_sketch(straight, generator) / power)).square().sum()
+            if i >= _WARM * steps:
+                loss = loss + _WEIGHT * (1 - (2 * up - 1).abs().pow(_exponent(i / steps))).sum()
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+    with torch.no_grad():
+        hard = torch.clamp(floor + (variable >= 0), grid.low, grid.high) * step
+        other = gptq(problem, grid)
+        costs = [((rows - problem.target) @ straight).square().sum(-1, keepdim=True) for rows in (hard, other)]
+        return torch.where(costs[0] < costs[1], hard, other)
+
+
+def _exponent(progress: float) -> float:
+    """Falls along half a cosine."""
+    return _SOFT + (_SHARP - _SOFT) * 0.5 * (1 + math.cos(math.pi * (progress - _WARM) / (1 - _WARM)))
+
+
+def _sketch(straight: Tensor, generator: torch.Generator) -> Tensor:
+    """Columns whose product with their transpose is that of the whole, in the mean."""
+    size = straight.shape[-1]
+    if size <= _COLUMNS:
+        return straight
+    signs = torch.randint(0, 2, (size, _COLUMNS), generator=generator, device=straight.device).to(straight) * 2 - 1
+    sketch: Tensor = straight @ (signs / _COLUMNS**0.5)
+    return sketch
