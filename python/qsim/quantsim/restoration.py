@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import torch.distributed as dist
+
 from qsim.restoration.choice import LEARNED, Steps
 from qsim.restoration.distill import Distilled, Loss, relative_error
 from qsim.restoration.report import RestoreReport
@@ -26,6 +28,7 @@ class Restoration(Simulation):
         max_batches: int | None = None,
         memory: int | None = None,
         progress: bool = True,
+        group: dist.ProcessGroup | None = None,
     ) -> RestoreReport:
         """Win accuracy back after `calibrate`, without labels: ranges, integers and biases of one layer after the other.
 
@@ -47,6 +50,9 @@ class Restoration(Simulation):
             Bytes for batches under way, 4 GiB by default; batches beyond are not used, and the report says how many.
         progress : bool
             Show a progress bar where tqdm is installed.
+        group : torch.distributed.ProcessGroup, optional
+            Ranks that call this together, each with data of its own, and solve with what all of them have seen:
+            ``torch.distributed.group.WORLD``. All get the same weights.
 
         Returns
         -------
@@ -72,9 +78,8 @@ class Restoration(Simulation):
         >>> report.after > report.before + 1
         True
         """
-        return restore_layers(
-            self, data, forward, Steps(), caller="QuantSim.restore", distilling=steps, max_batches=max_batches, memory=memory, show=progress
-        )
+        options: dict[str, Any] = {"max_batches": max_batches, "memory": memory, "show": progress, "group": group}
+        return restore_layers(self, data, forward, Steps(), caller="QuantSim.restore", distilling=steps, **options)
 
     def solve_weights(
         self,

@@ -16,6 +16,7 @@ from qsim.quantizers.bias import bias_scale, rounded_bias
 from qsim.restoration.grids import Grid
 from qsim.restoration.moments import Moments
 from qsim.restoration.operands import Product, argument, product_of, with_arguments
+from qsim.restoration.ranks import Group, total
 from qsim.restoration.report import Restored
 from qsim.restoration.rounding import learned
 from qsim.restoration.solvers import SOLVERS, Problem, gptq
@@ -96,6 +97,7 @@ def choose(
     bias: str | None,
     moments: Moments,
     measured: Sequence[tuple[Tensor, Tensor]],
+    group: Group,
 ) -> Choice | str:
     """Solve for a weight, or say why not.
 
@@ -112,7 +114,12 @@ def choose(
         Taken over, and changed.
     measured : sequence of (Tensor, Tensor)
         Columns in float and simulated, ``[groups, K, N]``, that gains are measured on.
+    group : ProcessGroup or None
+        The ranks that see other data of the same model.
     """
+    moments.merge(group)
+    if not moments.count:
+        return "only batches that were held back read it"
     quantizer, parameter = sim.quantizers()[key], sim.weights()[key]
     weight = product.to_rows(parameter.detach().to(moments.own.dtype))
     encoding = quantizer.encoding
@@ -132,7 +139,7 @@ def choose(
     elif not shifts:
         return "nothing that reached it was ever other than zero"
     wanted = None if bias is None else attrgetter(bias)(sim.model)
-    levels = {how: _level(each, weight, wanted, measured) for how, each in candidates.items()}
+    levels = {how: _level(each, weight, wanted, measured, group) for how, each in candidates.items()}
     best = max(levels, key=lambda how: (levels[how], how == "kept"))
     return Choice(Restored(key, levels["kept"], levels[best], best), None if best == "kept" else candidates[best])
 
@@ -170,7 +177,7 @@ def _shift(found: Solved, weight: Tensor, float_mean: Tensor, own_mean: Tensor) 
     return (weight @ float_mean[..., None] - found.rows @ own_mean[..., None]).flatten()
 
 
-def _level(found: Solved, weight: Tensor, bias: Tensor | None, measured: Sequence[tuple[Tensor, Tensor]]) -> float:
+def _level(found: Solved, weight: Tensor, bias: Tensor | None, measured: Sequence[tuple[Tensor, Tensor]], group: Group) -> float:
     """SQNR in dB of the operation's result."""
     signal = noise = 0.0
     for x, y in measured:
@@ -180,4 +187,4 @@ def _level(found: Solved, weight: Tensor, bias: Tensor | None, measured: Sequenc
             wanted, got = wanted + bias.reshape(shape).to(wanted), got + found.read.reshape(shape).to(got)
         signal += float(wanted.double().square().sum())
         noise += float((wanted - got).double().square().sum())
-    return sqnr(signal, noise)
+    return sqnr(*total([signal, noise], group, weight.device))

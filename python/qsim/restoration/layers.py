@@ -15,6 +15,7 @@ from qsim.restoration.choice import Solved, Steps, choose
 from qsim.restoration.lockstep import Run, advance, lockstep
 from qsim.restoration.moments import Moments
 from qsim.restoration.operands import Product, argument, product_of
+from qsim.restoration.ranks import Group, agree
 from qsim.restoration.report import Restored
 from qsim.runs.arguments import Arguments
 from qsim.simulation.simulation import Simulation
@@ -75,11 +76,22 @@ class Layers:
         Where time is counted.
     keeps_results : bool
         Whether `Pass.references` is wanted.
+    group : ProcessGroup or None
+        The ranks that see other data.
     """
 
     def __init__(
-        self, sim: Simulation, steps: Steps, wanted: Sequence[str], uses: Counter[str], seconds: Stages, *, keeps_results: bool
+        self,
+        sim: Simulation,
+        steps: Steps,
+        wanted: Sequence[str],
+        uses: Counter[str],
+        seconds: Stages,
+        *,
+        keeps_results: bool,
+        group: Group,
     ) -> None:
+        self.group = group
         self.sim, self.steps, self.uses, self.seconds, self.keeps_results = sim, steps, uses, seconds, keeps_results
         self.found = Pass()
         self._wanted = {key for key in wanted if uses[key]}
@@ -109,6 +121,7 @@ class Layers:
                 self._end(pair)
         for key in [key for key in self._sites if key in self._wanted]:  # read less often by every batch than by the first
             yield from self._solve(key)
+        agree(None, "which weight comes next", self.group)
 
     # Runs.
 
@@ -177,6 +190,7 @@ class Layers:
         rows = product.to_rows(torch.empty(product.shape, device="meta"))
         size = rows.shape[-1]
         if site.product is None:
+            site.moments = Moments.empty(product.groups, size, product.input.device)
             site.product = dataclasses.replace(product, input=product.input.new_empty(0), columns=_none)  # what it read may go
             if twin is not None and product.bias is not None and reference.bias is not None:
                 site.bias = self._names.get(id(argument(twin, reference.bias)))
@@ -189,8 +203,7 @@ class Layers:
             site.measured.append((x[..., :_MEASURED], y[..., :_MEASURED]))
         if pair.measures:
             return None
-        if site.moments is None:
-            site.moments = Moments.empty(product.groups, size, y.device)
+        assert site.moments is not None
         site.moments.add(x if self.steps.follows_inputs else y, y)
         return None
 
@@ -208,11 +221,10 @@ class Layers:
     def _solve(self, key: str) -> Iterator[str]:
         site = self._sites.pop(key)
         self._wanted.discard(key)
-        if site.moments is None or site.product is None:
-            self.found.skipped[key] = "only batches that were held back read it"
-        else:
+        agree(key, "which weight comes next", self.group)
+        if site.product is not None and site.moments is not None:
             with self.seconds.stage("solving"), torch.no_grad():
-                choice = choose(self.sim, key, self.steps, site.product, site.bias, site.moments, site.measured)
+                choice = choose(self.sim, key, self.steps, site.product, site.bias, site.moments, site.measured, self.group)
             if isinstance(choice, str):
                 self.found.skipped[key] = choice
             else:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from qsim.restoration.ranks import Group, add_up, total
+
 _PRECISE = 1024
 
 
@@ -48,6 +50,12 @@ class Moments:
         self.float_sum += x.sum(2, dtype=torch.float64)
         self.own_sum += y.sum(2, dtype=torch.float64)
         self.count += x.shape[2]
+
+    def merge(self, group: Group) -> None:
+        """Add what the other ranks have seen."""
+        (count,) = total([float(self.count)], group, self.own.device)
+        self.count = int(count)
+        add_up((self.own, self.cross, self.float_sum, self.own_sum), group)
 
     def averaged(self) -> tuple[Tensor, Tensor]:
         """Means of the columns of both. From now on all sums are means."""

@@ -16,10 +16,12 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from qsim.analysis.deviation import Deviation, float_tensors
 from qsim.errors import CalibrationError
+from qsim.numbers.sqnr import sqnr
 from qsim.progress import progress
 from qsim.restoration.choice import Solved, Steps
 from qsim.restoration.distill import Distilled, Loss, relative_error, train
 from qsim.restoration.layers import Layers, Pass, uses_of
+from qsim.restoration.ranks import Group, agree, share, total
 from qsim.restoration.report import RestoreReport
 from qsim.runs.arguments import Arguments
 from qsim.runs.batches import Forward, arguments_of, iterate, to_device
@@ -45,9 +47,12 @@ def restore_layers(
     memory: int | None,
     show: bool,
     distilling: int = 0,
+    group: Group = None,
 ) -> RestoreReport:
     """`QuantSim.restore` and its parts document it; `distilling`: so many steps of distillation follow."""
     refuse(sim, caller)
+    if group is not None and distilling:
+        raise ValueError(f"{caller}: got steps={distilling} and a group; distillation runs in one process")
     watch, seconds = MemoryWatch([p.device for p in sim.model.parameters()]), Stages("data", "forward", "moments", "solving")
     wanted, skipped = _candidates(sim)
     with seconds.stage("data"):
@@ -56,11 +61,12 @@ def restore_layers(
         sim.eval()
         with seconds.stage("forward"):
             uses, widest = uses_of(sim, calls[0])
+        agree(dict(uses), "how often a run reads each weight", group)
         used = _that_fit(calls, measures, widest, MEMORY if memory is None else memory)
         if len(used) < len(calls):
             notes.append(f"{len(calls) - len(used)} of {len(calls)} batches were not used: what they keep in memory is more than memory=")
         calls, measures = [calls[i] for i in used], [measures[i] for i in used]
-        layers = Layers(sim, steps, wanted, uses, seconds, keeps_results=distilling > 0)
+        layers = Layers(sim, steps, wanted, uses, seconds, keeps_results=distilling > 0, group=group)
         solved = layers.run(calls, measures)
         for _ in progress(solved, total=sum(uses[key] > 0 for key in wanted), title=caller.rpartition(".")[2], unit="weight", show=show):
             pass
@@ -68,11 +74,11 @@ def restore_layers(
         if len(found.left_out) == len(calls):
             raise CalibrationError(f"{caller}: every batch has NaN or Inf; the first: {next(iter(found.left_out.values()))}")
         with seconds.stage("forward"):
-            before, after = _levels(calls, found)
+            before, after = _levels(calls, found, group)
     skipped |= found.skipped | {key: "no batch reached it" for key in wanted if not uses[key]}
     kept = bool(found.solved) and (after > before or math.isnan(after))
     if kept:
-        notes += apply(sim, found.solved)
+        notes += apply(sim, found.solved, group)
     distilled = None
     if distilling:
         with seconds.stage("distillation"), _evaluating(sim):
@@ -217,27 +223,32 @@ def _that_fit(calls: list[Callable[[], Any]], measures: list[bool], widest: int,
     return sorted(held + others)
 
 
-def _levels(calls: list[Callable[[], Any]], found: Pass) -> tuple[float, float]:
+def _levels(calls: list[Callable[[], Any]], found: Pass, group: Group) -> tuple[float, float]:
     """SQNR in dB of the model's results to those in float: as it was, and with what was found."""
     before, after = Deviation(), Deviation()
     for batch, (reference, restored) in found.results.items():
         for was, wanted, now in zip(*map(float_tensors, (calls[batch](), reference, restored)), strict=True):
             before.add(wanted, was)
             after.add(wanted, now)
-    return before.sqnr, after.sqnr
+    if group is None:
+        return before.sqnr, after.sqnr
+    signal, lost, left = total([before.signal, before.noise, after.noise], group, torch.device("cpu"))
+    return sqnr(signal, lost), sqnr(signal, left)
 
 
-def apply(sim: Simulation, solved: dict[str, Solved]) -> list[str]:
+def apply(sim: Simulation, solved: dict[str, Solved], group: Group) -> list[str]:
     """Give the simulation what was found. Returns what a person should know."""
     weights = sim.weights()
     quantizers = sim.quantizers()
     with torch.no_grad():
         for key, found in solved.items():
             quantizers[key].set_encoding(found.encoding)
+            changed = [quantizers[key].grid_tensors[0]]
             if found.solves:
-                weights[key].copy_(found.weight(weights[key]))
+                changed.append(weights[key].copy_(found.weight(weights[key])))
             if found.bias is not None:
-                attrgetter(found.bias)(sim.model).copy_(found.value)
+                changed.append(attrgetter(found.bias)(sim.model).copy_(found.value))
+            share(changed, group)
     sim.restored = next((f"{len(solved)} weights" for found in solved.values() if found.solves or found.bias), "")
     sim.derived.clear()
     return fit_biases(sim, sim.decisions.biases)

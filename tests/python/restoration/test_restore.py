@@ -337,3 +337,34 @@ def test_a_distillation_on_results_without_a_gradient_says_so():
     sim = calibrated()
     with pytest.raises(ValueError, match="does not depend on the simulation"):
         sim.distill(batches_of(4), 5, lambda model, x: model(x).detach(), progress=False)
+
+
+def restored_on_a_rank(rank, shares):
+    import torch.distributed as dist
+
+    sim = calibrated(data=batches_of(8))
+    report = sim.restore(shares[rank], group=dist.group.WORLD, progress=False)
+    return {name: t.clone() for name, t in sim.state_dict().items() if "observer" not in name}, report.before, report.after
+
+
+def test_ranks_solve_with_what_all_of_them_saw(ranks):
+    data = batches_of(8)
+    (first, *levels), (second, *others) = ranks.run(restored_on_a_rank, [data[:4], data[4:]])
+    assert levels == others
+    alone = calibrated(data=data)
+    report = alone.restore(data, progress=False)  # holds back the same batches
+    assert levels == pytest.approx([report.before, report.after], rel=1e-6)
+    for name, t in first.items():
+        assert torch.equal(t, second[name]), name
+        torch.testing.assert_close(t, alone.state_dict()[name], rtol=1e-4, atol=1e-5)
+
+
+def disagreeing_on_a_rank(rank, shares):
+    with pytest.raises(qsim.CalibrationError, match="ranks disagree about"):
+        restored_on_a_rank(rank, shares)
+    return True
+
+
+def test_ranks_that_take_different_ways_are_told_so(ranks):
+    data = batches_of(4)
+    assert ranks.run(disagreeing_on_a_rank, [data, [x * math.nan for x in data]]) == [True, True]
