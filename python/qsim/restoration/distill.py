@@ -129,7 +129,7 @@ def train(
 def _learning(sim: Simulation) -> Iterator[list[dict[str, Any]]]:
     """Groups for an optimizer of what is learned, and how far each may go; afterwards nothing requires a gradient that did not."""
     quantizers, weights = sim.quantizers(), sim.weights()
-    steps = {id(weights[key]): float(quantizers[key].grid_scale.mean()) for key in weights if quantizers[key].spec.has_scale}
+    steps = {id(weights[key]): float(quantizers[key].grid_scale.detach().mean()) for key in weights if quantizers[key].spec.has_scale}
     scales = [
         q.grid_tensors[0] for q in quantizers.values() if q.enabled and q.spec.has_scale and not q.spec.is_float and not q.spec.is_running
     ]

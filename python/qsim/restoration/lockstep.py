@@ -19,6 +19,8 @@ from qsim.graph.execute.tapped import WeightedCall, tapped_mode
 from qsim.runs.arguments import Arguments
 from qsim.simulation.simulation import Simulation
 
+_WORKERS = 512  # threads of all pools together
+
 
 class _Abandoned(BaseException):
     """Ends a run that nobody goes on with; no `except Exception` of a model's catches it."""
@@ -35,6 +37,8 @@ class Run:
         Which batch, for messages and random numbers.
     simulates : bool
         Whether the simulation is on.
+    workers : int
+        Threads inside operations: OpenMP keeps a pool of its own for each thread that has operations.
 
     Attributes
     ----------
@@ -47,8 +51,9 @@ class Run:
     is_over : bool
     """
 
-    def __init__(self, call: Callable[[], Any], batch: int, *, simulates: bool) -> None:
+    def __init__(self, call: Callable[[], Any], batch: int, *, simulates: bool, workers: int) -> None:
         self.batch, self.simulates = batch, simulates
+        self._workers = workers
         self.reached: WeightedCall | None = None
         self.result: Any = None
         self.error: BaseException | None = None
@@ -100,6 +105,8 @@ class Run:
 
     def _run(self) -> None:
         _here.run = self
+        if self._workers < torch.get_num_threads():
+            torch.set_num_threads(self._workers)
         try:
             with self._context():
                 self.result = self._call()
@@ -125,11 +132,12 @@ def _nothing() -> None:
 
 
 def _context_of_this_thread() -> Callable[[], contextlib.AbstractContextManager[None]]:
-    """What makes another thread compute as this one does, without gradients: autocast and the default device belong to threads."""
+    """What makes another thread compute as this one does, without gradients: autocast, default device and CUDA stream belong to threads."""
     casts = [
         (kind, torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)
     ]  # of no other device is there a simulation
     device = torch.get_default_device()
+    stream = torch.cuda.current_stream() if torch.cuda.is_initialized() else None
 
     @contextlib.contextmanager
     def context() -> Iterator[None]:
@@ -139,6 +147,8 @@ def _context_of_this_thread() -> Callable[[], contextlib.AbstractContextManager[
                 stack.enter_context(torch.autocast(kind, dtype))
             if device.type != "cpu":
                 stack.enter_context(device)
+            if stream is not None:
+                stack.enter_context(torch.cuda.stream(stream))
             yield
 
     return context
@@ -150,7 +160,13 @@ def lockstep(sim: Simulation, calls: Sequence[Callable[[], Any]]) -> Iterator[li
 
     Within the context use `advance`, which switches the simulation as each run wants it; on leaving, whatever still runs is abandoned.
     """
-    runs = [(Run(call, i, simulates=False), Run(call, i, simulates=True)) for i, call in enumerate(calls)]
+    threads = torch.get_num_threads()
+    workers = max(1, min(threads, _WORKERS // max(2 * len(calls), 1)))
+
+    def made(call: Callable[[], Any], batch: int, simulates: bool) -> Run:
+        return Run(call, batch, simulates=simulates, workers=workers)
+
+    runs = [(made(call, i, False), made(call, i, True)) for i, call in enumerate(calls)]
     switch, was = sim.switch, (sim.switch.mode, sim.switch.saves)
     switch.mode, switch.saves = tapped_mode(lambda: _here.run), False
     try:
@@ -160,6 +176,7 @@ def lockstep(sim: Simulation, calls: Sequence[Callable[[], Any]]) -> Iterator[li
             for run in pair:
                 run.abandon()
         switch.mode, switch.saves = was
+        torch.set_num_threads(threads)
 
 
 def advance(sim: Simulation, run: Run, answer: Arguments | None = None) -> None:

@@ -368,3 +368,25 @@ def disagreeing_on_a_rank(rank, shares):
 def test_ranks_that_take_different_ways_are_told_so(ranks):
     data = batches_of(4)
     assert ranks.run(disagreeing_on_a_rank, [data, [x * math.nan for x in data]]) == [True, True]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_models_of_other_types(dtype):
+    data = [x.to(dtype) for x in batches_of(8)]
+    sim = calibrated(digits_net().to(dtype), data=data)
+    report = sim.restore(data, progress=False)
+    assert report.after > report.before + 3
+    assert all(p.dtype is dtype for p in sim.model.parameters())
+
+
+def test_learned_scales_and_a_model_that_trains_on():
+    config = qsim.Config(
+        weight=qsim.TensorSpec(bits=3, symmetric=True, axis=0, learnable=True), activation=qsim.TensorSpec(bits=8, learnable=True)
+    )
+    sim = calibrated(config=config)
+    report = sim.restore(batches_of(8), steps=8, progress=False)
+    assert report.after > report.before
+    assert all(q.scale.requires_grad for q in sim.quantizers().values())
+    sim.train()
+    sim(batches_of(1)[0]).square().sum().backward()
+    assert all(q.scale.grad is not None for q in sim.quantizers().values())
