@@ -137,7 +137,7 @@ def _context_of_this_thread() -> Callable[[], contextlib.AbstractContextManager[
         (kind, torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)
     ]  # of no other device is there a simulation
     device = torch.get_default_device()
-    stream = torch.cuda.current_stream() if torch.cuda.is_initialized() else None
+    stream = torch.cuda.current_stream() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
 
     @contextlib.contextmanager
     def context() -> Iterator[None]:
