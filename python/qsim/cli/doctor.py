@@ -52,9 +52,10 @@ def run(options: argparse.Namespace) -> int:
     model, example = _built(options.build)
     if options.data is None and example is None:
         raise Failure(f"nothing to run the model on: give --data, or let {options.build} return (model, example_inputs)")
+    data = [example] if options.data is None else _Batches(options, model)
     diagnosis = doctor(
         model,
-        [example] if options.data is None else _Batches(options, model),
+        data,
         options.target,
         max_batches=options.max_batches,
         seconds=options.seconds,
@@ -63,11 +64,14 @@ def run(options: argparse.Namespace) -> int:
         save_input=options.save_input,
         progress=not options.quiet,
     )
+    written = None
     if options.html is not None:
         diagnosis.to_html(options.html)
     if options.plan is not None and diagnosis.plan is not None:
-        diagnosis.plan.write(options.plan, options.onnx)
+        written = diagnosis.plan.write(options.plan, options.onnx, None if options.onnx is None else next(iter(data)))
     print(diagnosis.to_json() if options.json else diagnosis)
+    if written is not None and not options.json:
+        print(f"written:\n{written}")
     return int(any(finding.severity == "error" for finding in diagnosis.findings))
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
 from qsim.config.float_plan import FloatPlan
 from qsim.deploy import plan_coreml, plan_files, plan_nodes
+from qsim.deploy.plan_run import PlanFiles
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,6 @@ class Plan(FloatPlan):
         """
         return plan_coreml.selector(self)
 
-    def write(self, folder: str | PathLike[str], model: str | PathLike[str] | None = None) -> list[Path]:
+    def write(self, folder: str | PathLike[str], model: str | PathLike[str] | None = None, batch: Any = None) -> PlanFiles:
         """Write the plan, and what tools that build engines take: see `qsim.deploy.plan_files.write`."""
-        return plan_files.write(self, folder, model)
+        return plan_files.write(self, folder, model, batch)

@@ -10,17 +10,21 @@ import shlex
 import tempfile
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from qsim.config.float_plan import FloatPlan
 from qsim.deploy import plan_nodes
 from qsim.deploy.plan_coreml import selector_source
+from qsim.deploy.plan_run import PlanFiles, inputs_of, run_casts
 from qsim.numbers.float_format import HALF_FORMATS, SHORT_NAMES
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
 
 _FLAGS = {**{format: SHORT_NAMES[format] for format in (*HALF_FORMATS, "float8_e4m3fn")}, "int8": "int8", "int4": "int4"}  # of trtexec
 
 
-def write(plan: FloatPlan, folder: str | PathLike[str], model: str | PathLike[str] | None = None) -> list[Path]:
+def write(plan: FloatPlan, folder: str | PathLike[str], model: str | PathLike[str] | None = None, batch: Any = None) -> PlanFiles:
     """Write a plan, and what each tool takes that can be told to keep operations in float32.
 
     ======================== ===================================================================================================
@@ -37,6 +41,9 @@ def write(plan: FloatPlan, folder: str | PathLike[str], model: str | PathLike[st
     <model>.fp16.onnx        TensorRT 10 and 11, ``--stronglyTyped``: the model with Cast; half precision only
     ======================== ===================================================================================================
 
+    The files that name nodes name besides what only moves values between those of the plan (Slice, Where, Reshape ...), and Core ML's
+    selector finds it: a tool would run it in the narrow format otherwise, and the plan would cure nothing.
+
     Sources: the guides "AutoCast (ONNX)" and "Quantization Configuration (quant_cfg)" of NVIDIA's Model-Optimizer (patterns of `fnmatch`
     for names of quantizers, regular expressions for names of nodes); "Create Float16 and Mixed Precision Models" of onnxruntime.ai;
     ``trtexec --help`` of TensorRT 10; coremltools' guide "Typed Execution".
@@ -47,35 +54,58 @@ def write(plan: FloatPlan, folder: str | PathLike[str], model: str | PathLike[st
     folder : path-like
         Made if it is not there. Files of these names are replaced.
     model : path-like, optional
-        The model as float32 ONNX. Without it, the last three files, which name nodes, are not written.
+        The model as float32 ONNX, its tensors inside or in files beside it. Without it, the last three files, which name nodes, are not
+        written.
+    batch : Tensor, tuple, list or dict, optional
+        As `qsim.doctor` takes it, and one that shows the fault: the model with Cast is run on it in ONNX Runtime, beside the float model.
 
     Returns
     -------
-    list of Path
-        What was written.
+    PlanFiles
+        What was written, and what was run and found; the rest is not run here. Where the model with Cast is wrong, a warning tells too.
 
     Raises
     ------
     ExportError
         The model lacks something that the plan keeps, or cannot be divided. Nothing was written then.
+    FileFormatError
+        The model is no ONNX file that can be read.
+    ValueError
+        A batch without a model to run, or that lacks an input of it.
     """
     files = {"plan.json": plan.to_json() + "\n"}
     if plan.format in HALF_FORMATS:
         files["coreml_op_selector.py"] = selector_source(plan)
     modules = [name for name in plan.keep if name not in plan.ordinals]
     modelopt: dict[str, Any] = {"quant_cfg": [{"quantizer_name": f"{glob.escape(name)}.*", "enable": False} for name in modules]}
-    folder, made = Path(folder), list[Path]()
+    folder, made, run = Path(folder), list[Path](), None
+    if model is None and batch is not None:
+        raise ValueError("Plan.write: got a batch and no model; a batch is what the model with Cast is run on")
     if model is not None:
-        model = Path(model)
-        nodes = list(dict.fromkeys(node for found in plan_nodes.find(model, plan).values() for node in found))
+        model, divided, nodes = Path(model), *_nodes(plan, model)
+        inputs = None if batch is None else inputs_of(divided, batch)
         modelopt["nodes_to_exclude"] = [f"^{re.escape(node)}$" for node in nodes]
         files["node_block_list.json"] = _json(nodes)
         if plan.format in _FLAGS:
             files["trtexec.txt"] = trtexec_text(plan, model, nodes)
         if plan.format in HALF_FORMATS:
-            made = _with_casts(plan, model, nodes, folder)
+            made = _with_casts(plan, divided, nodes, folder / f"{model.stem}.{_FLAGS[plan.format]}.onnx")
+            run = None if inputs is None else run_casts(made[0], model, inputs)
     files["modelopt.json"] = _json(modelopt)
-    return [*_written(folder, files), *made]
+    return PlanFiles((*_written(folder, files), *made), run)
+
+
+def _nodes(plan: FloatPlan, path: str | PathLike[str]) -> tuple[ir.Model, list[str]]:
+    """The model, and the names of the nodes that tools are to keep."""
+    found = [node for nodes in plan_nodes.find(path, plan).values() for node in nodes]
+    from onnx_ir.passes.common import ShapeInferencePass
+
+    from qsim.onnx.float_region import float_region
+    from qsim.onnx.open import open_model
+
+    model = open_model(path)
+    ShapeInferencePass()(model)
+    return model, float_region(model.graph, found)
 
 
 def _json(value: Any) -> str:
@@ -91,18 +121,15 @@ def trtexec_text(plan: FloatPlan, model: Path, nodes: list[str]) -> str:
     return shlex.join(["trtexec", f"--onnx={model.name}", f"--saveEngine={model.stem}.engine", rest, *flags]) + "\n"
 
 
-def _with_casts(plan: FloatPlan, path: Path, nodes: list[str], folder: Path) -> list[Path]:
+def _with_casts(plan: FloatPlan, model: ir.Model, nodes: list[str], path: Path) -> list[Path]:
     """Write the model with Cast."""
-    import onnx_ir as ir
-
     from qsim.onnx import file as onnx_file
     from qsim.onnx.half_casts import to_half
 
-    model = ir.load(path)
     to_half(model, nodes, plan.format)
     size = sum(value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value is not None)
-    folder.mkdir(parents=True, exist_ok=True)
-    return onnx_file.write(model, folder / f"{path.stem}.{_FLAGS[plan.format]}.onnx", external_data=size > onnx_file.LARGE)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return onnx_file.write(model, path, external_data=size > onnx_file.LARGE)
 
 
 def _written(folder: Path, files: dict[str, str]) -> list[Path]:

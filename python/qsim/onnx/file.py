@@ -41,6 +41,8 @@ def write(model: ir.Model, path: Path, *, external_data: bool) -> list[Path]:
     try:
         made = folder / path.name
         data = f"{path.name}.data" if external_data else None
+        if data is None:  # tensors that lie beside the model that was read would be looked for beside this one
+            ir.external_data.load_to_model(model)
         ir.save(model, made, external_data=data)
         try:
             onnx.checker.check_model(str(made), full_check=True)

@@ -14,6 +14,7 @@ import torch
 from onnx_ir.passes import common
 
 from qsim.errors import ExportError
+from qsim.onnx.float_region import float_region
 from qsim.onnx.insert import Insertion
 from qsim.onnx.tensors import ONNX_TYPES
 
@@ -23,8 +24,8 @@ _FLOAT = ir.DataType.FLOAT
 def to_half(model: ir.Model, keep: Collection[str], format: str = "float16") -> None:
     """Have all nodes but those in `keep` compute in half precision. Inputs and results of the model stay float32.
 
-    Stay in float32 besides: what ONNX does not define in the format, and what makes floating-point numbers of none.
-    Constants are rounded: what overflows becomes Inf, as it does in the simulation.
+    Stay in float32 besides: what only moves values between nodes in `keep` (`qsim.onnx.float_region`), what ONNX does not define in the
+    format, and what makes floating-point numbers of none. Constants are rounded: what overflows becomes Inf, as it does in the simulation.
 
     Parameters
     ----------
@@ -41,12 +42,13 @@ def to_half(model: ir.Model, keep: Collection[str], format: str = "float16") -> 
     """
     common.InlinePass()(model)
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+    common.ShapeInferencePass()(model)
     names = {node.name for node in model.graph}
     if missing := [name for name in keep if name not in names]:
         raise ExportError(f"to_half: the model has no node {', '.join(map(repr, missing[:5]))}")
     if nested := [node.name for node in model.graph if any(_is_graph(attribute) for attribute in node.attributes.values())]:
         raise ExportError(f"to_half: {', '.join(map(repr, nested[:5]))} holds a graph of its own, which is not divided; unroll it")
-    _Half(model, keep, format).run()
+    _Half(model, float_region(model.graph, keep), format).run()
     common.RemoveUnusedNodesPass()(model)
 
 
@@ -118,3 +120,33 @@ class _Half:
             cast.outputs[0].name, cast.outputs[0].dtype, cast.outputs[0].shape = name, _FLOAT, value.shape
             self.graph.append(cast)
             self.graph.outputs[index] = cast.outputs[0]
+
+
+def round_in_float32(model: ir.Model) -> None:
+    """Have a model with half precision compute in float32, with each result that was in half precision rounded by two Casts behind it.
+
+    The same numbers on any runtime, whatever it has kernels for; sums inside an operation are in float32. Changed in place.
+    """
+    halves = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+    for value in model.graph.initializers.values():
+        if value.dtype in halves and value.const_value is not None:
+            value.const_value = ir.tensor(value.const_value.numpy().astype("float32"), name=value.name)
+            value.dtype = _FLOAT
+    for node in list(model.graph):
+        if node.op_type == "Cast" and node.attributes["to"].as_int() in halves:
+            node.attributes["to"] = ir.AttrInt64("to", int(_FLOAT))
+        for value in node.outputs:
+            if value.dtype in halves:
+                _round(model.graph, node, value)
+
+
+def _round(graph: ir.Graph, node: ir.Node, value: ir.Value) -> None:
+    assert value.dtype is not None
+    uses, kind, value.dtype = list(value.uses()), value.dtype, _FLOAT
+    for to in (kind, _FLOAT):
+        cast = ir.Node("", "Cast", [value], {"to": ir.AttrInt64("to", int(to))}, num_outputs=1)
+        cast.outputs[0].name, cast.outputs[0].dtype, cast.outputs[0].shape = f"{value.name}_{to.name}", to, value.shape
+        graph.insert_after(node, cast)
+        node, value = cast, cast.outputs[0]
+    for user, index in uses:
+        user.replace_input_with(index, value)

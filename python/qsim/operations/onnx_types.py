@@ -67,6 +67,12 @@ _ON_GRID = """
     NonMaxSuppression NonZero OneHot Pad Permute ReduceMax ReduceMin ScatterElements ScatterND SpaceToBatch StridedSlice TopK Where
 """
 ON_GRID = (MOVING_TYPES | frozenset(_ON_GRID.split())) - COMPUTING
+# They return numbers that they read, zeros, or numbers made of integers and shapes, whatever their attributes: they hand precision on.
+_HANDED_ON = """
+    Cast CenterCropPad Compress Concat ConstantOfShape Dropout GatherND Pad Range ReduceMax ReduceMin ReverseSequence ScatterElements
+    ScatterND TopK Trilu Where
+"""
+HANDING_ON = MOVING_TYPES | frozenset(_HANDED_ON.split())
 # Their results are never negative.
 RECTIFYING = ("Relu", "Sigmoid", "HardSigmoid", "Softmax", "Softplus", "Exp", "Sqrt", "Abs")
 
