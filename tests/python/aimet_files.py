@@ -106,6 +106,21 @@ V2_1_0 = {
     ],
 }
 
+_ASYMMETRIC = {**INT, "is_symmetric": "False", "scale": 0.25, "offset": -100, "min": -25.0, "max": 38.75}
+TORCH = {  # as save_encodings_to_json writes it: by the names of modules, without a version
+    "activation_encodings": {
+        "conv1": {"input": {"0": _ASYMMETRIC}, "output": {"0": {**_ASYMMETRIC, "offset": 0, "min": 0.0, "max": 63.75}}},
+        "lstm": {"input": {"1": _ASYMMETRIC}, "output": {"1": _ASYMMETRIC}},
+        "half": {"output": {"0": {"bitwidth": 16, "dtype": "float"}}},
+        "several": {"output": {"0": [{**INT, "is_symmetric": "True", "scale": scale, "offset": -128} for scale in (0.5, 2.0)]}},
+        "": {"output": {"0": _ASYMMETRIC}},
+    },
+    "param_encodings": {
+        "conv1.weight": [{**INT, "bitwidth": 4, "is_symmetric": "True", "scale": scale, "offset": -8} for scale in (0.5, 0.125)],
+        ".weight": [{**INT, "is_symmetric": "True", "scale": 0.5, "offset": -128}],
+    },
+}
+
 AIMET = {"aimet-0.6.1": V0_6_1, "aimet-1.0.0": V1_0_0, "aimet-2.0.0": V2_0_0, "aimet-2.1.0": V2_1_0}
 CACHE = (
     "TRT-10300-MinMaxCalibration\nimages: 3c010204\n(Unnamed Layer* 4) [Fully Connected]_output: 3d65992f\n/relu/Relu_output_0: 3e11094c\n"

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from qsim.files import aimet_0_6_1, aimet_1_0_0, aimet_2, qsim_json
+from qsim.files import aimet_0_6_1, aimet_1_0_0, aimet_2, aimet_torch, qsim_json
 from qsim.files.encoding_file import EncodingFile, Entry, role_of
 from qsim.files.fields import Fields, check_count, checked_name
-from qsim.files.file_place import FilePlace
+from qsim.files.file_place import FilePlace, shown
 
 _BY_ROLE = {"activation_encodings": "activation", "param_encodings": "parameter"}
 _TOGETHER: dict[str, str | None] = {"encodings": None}
@@ -64,11 +64,13 @@ LAYOUTS = {
 
 def read(document: Fields) -> EncodingFile:
     """What a parsed document holds."""
+    if aimet_torch.is_torch(document):
+        return aimet_torch.read(document)
     place = document.place
     head = {name: document.values[name] for name in ("format", "version") if name in document}
     format = next((name for name, layout in LAYOUTS.items() if layout.head == head), None)
     if format is None:
-        raise place.wanted("format and version", head, "one of " + ", ".join(str(layout.head) for layout in LAYOUTS.values()))
+        raise place.error(_unknown(head))
     layout = LAYOUTS[format]
     if not any(section in document for section in layout.sections):
         raise place.error(f"has no entries; expected {' and '.join(map(repr, layout.sections))}")
@@ -79,6 +81,15 @@ def read(document: Fields) -> EncodingFile:
                 raise place.at(name).error("occurs twice; expected one encoding a tensor")
             entries[name] = layout.read(value, role, place.at(name))
     return EncodingFile(entries, format, layout.head["version"], document.without(*layout.head, *layout.sections))
+
+
+def _unknown(head: Mapping[str, Any]) -> str:
+    got = " and ".join(f"{name} {shown(value)}" for name, value in head.items()) or "neither"
+    versions = [layout.head["version"] for layout in LAYOUTS.values() if "format" not in layout.head]
+    return (
+        f"format and version: got {got}; expected format {qsim_json.MARK!r} and version {qsim_json.VERSION!r} of qsim, or AIMET's version "
+        f"{', '.join(map(repr, versions))}; or no version and the sections that AIMET's save_encodings_to_json writes"
+    )
 
 
 def _items(section: Any, title: str, layout: Layout, place: FilePlace) -> Iterable[tuple[Any, Any]]:

@@ -70,7 +70,8 @@ class EncodingFile:
     entries : mapping of str to Entry
         In the order of the file.
     format : str
-        "qsim", "aimet-0.6.1", "aimet-1.0.0", "aimet-2.0.0", "aimet-2.1.0" or "tensorrt-cache"; "onnx" where they come out of a Q/DQ model.
+        "qsim", "aimet-0.6.1", "aimet-1.0.0", "aimet-2.0.0", "aimet-2.1.0" or "tensorrt-cache"; "onnx" where they come out of a Q/DQ
+        model, "aimet-torch" out of a file of AIMET by the names of modules.
     version : str
         Of the format; of a calibration cache, TensorRT's ("8501").
     extra : mapping

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qsim.files.file_place import FilePlace, shown
+from qsim.files.file_place import FilePlace, listed, shown
 from qsim.numbers.encoding import Encoding
 
 MAX_DIMS = 8
@@ -136,7 +136,7 @@ class Fields:
     def get(self, name: str) -> Any:
         """The value of a field that has to be there."""
         if name not in self.values:
-            raise self.place.error(f"has no {name!r}; expected it beside {shown(list(self.values))}")
+            raise self.place.error(f"has no {name!r}; expected it beside {listed(self.values) or 'others'}")
         return self.values[name]
 
     def integer(self, name: str, low: int, high: int) -> int:
@@ -155,7 +155,7 @@ class Fields:
         """The value of a field that is one of a few strings or booleans."""
         value, choices = self.get(name), list(choices)
         if not any(value == choice and type(value) is type(choice) for choice in choices):
-            raise self.place.wanted(repr(name), value, "one of " + ", ".join(map(repr, choices)))
+            raise self.place.wanted(repr(name), value, "one of " + ", ".join(map(shown, choices)))
         return value
 
     def scales(self, name: str) -> Tensor:

@@ -3,18 +3,39 @@
 from __future__ import annotations
 
 import reprlib
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 from qsim.errors import FileFormatError
 
 _short = reprlib.Repr()
 _short.maxstring = _short.maxother = 80
+_FEW = 4
+_LISTED = 6
 
 
 def shown(value: Any) -> str:
-    """`value` as an error shows it: a file can hold strings of any length."""
+    """A value of JSON as an error shows it, in words where it has parts: a file can hold strings and lists of any length."""
+    if isinstance(value, dict):
+        return f"an object with {listed(value)}" if value else "an empty object"
+    if isinstance(value, list | tuple):
+        flat = all(part is None or isinstance(part, str | int | float) for part in value)
+        return f"[{', '.join(map(shown, value))}]" if len(value) <= _FEW and flat else f"a list of {len(value)}"
+    if isinstance(value, bytes):
+        text = value.decode("ascii", "replace")
+        return shown(text) if text.isprintable() and text.isascii() else f"the bytes {value[:16].hex(' ')}"
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
     return _short.repr(value)
+
+
+def listed(names: Iterable[Any]) -> str:
+    """Names as an error lists them: the first few, and how many more."""
+    names = list(names)
+    first = ", ".join(map(shown, islice(names, _LISTED)))
+    return f"{first} and {len(names) - _LISTED} more" if len(names) > _LISTED else first
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ def load_encodings(path: str | PathLike[str], *, max_bytes: int = MAX_BYTES) -> 
     Parameters
     ----------
     path : path-like
-        A file of qsim, of AIMET 0.6.1, 1.0.0, 2.0.0 or 2.1.0, or a calibration cache of TensorRT.
+        A file of qsim, of AIMET 0.6.1, 1.0.0, 2.0.0 or 2.1.0, by the names of PyTorch's modules too, or a calibration cache of TensorRT.
     max_bytes : int
         Refuse a file with more.
 
@@ -74,7 +74,8 @@ def save_encodings(file: EncodingFile, path: str | PathLike[str], format: str | 
     path : path-like
         Replaced as a whole, or left as it was.
     format : str, optional
-        "qsim", "aimet-0.6.1", "aimet-1.0.0", "aimet-2.0.0", "aimet-2.1.0" or "tensorrt-cache"; that of `file` by default.
+        "qsim", "aimet-0.6.1", "aimet-1.0.0", "aimet-2.0.0", "aimet-2.1.0" or "tensorrt-cache"; that of `file` by default. AIMET's
+        files by modules ("aimet-torch") are read, not written.
 
     Raises
     ------
@@ -92,7 +93,7 @@ def save_encodings(file: EncodingFile, path: str | PathLike[str], format: str | 
     """
     format = file.format if format is None else format
     if format not in FORMATS:
-        raise ValueError(f"save_encodings: got format={shown(format)}; expected one of {', '.join(FORMATS)}")
+        raise ValueError(f"save_encodings: got format={shown(format)}; expected one to write: {', '.join(FORMATS)}")
     place = FilePlace(str(path))
     for name in file.entries:
         checked_name(name, place)

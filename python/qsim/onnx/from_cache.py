@@ -13,7 +13,7 @@ from onnx_ir.passes import common
 
 from qsim import ops
 from qsim.files import EncodingFile
-from qsim.files.file_place import FilePlace, shown
+from qsim.files.file_place import FilePlace, listed
 from qsim.numbers.encoding import Encoding
 from qsim.onnx.file import LARGE, write
 from qsim.onnx.insert import Insertion
@@ -112,8 +112,8 @@ def onnx_from_cache(file: EncodingFile, model: str | os.PathLike[str], path: str
     conversion.run()
     if not conversion.tensors:
         raise place.error(
-            f"has no tensor that can be quantized among the {len(file.entries)} of the cache, such as {shown(list(file.entries)[:3])}; "
-            f"expected the model that was calibrated, and this one has the inputs {shown([value.name for value in opened.graph.inputs])}"
+            f"has no tensor that can be quantized among the {len(file.entries)} of the cache, such as {listed(file.entries)}; "
+            f"expected the model that was calibrated, and this one has the inputs {listed(value.name for value in opened.graph.inputs)}"
         )
     opened.metadata_props.update({"qsim.version": VERSION, "qsim.target": "tensorrt"})
     target = Path(path)

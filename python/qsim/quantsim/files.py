@@ -52,7 +52,8 @@ class Files(Simulation):
         The file decides scales and zero points, and nothing else: grids and granularities are those of the simulation, and an encoding for
         another one is an error. The same numbers in another form fit: uint8 around 128 is int8 around 0, and AIMET 0.6.1 and 1.0.0, which
         do not tell the axis of channels, have that of the quantizer. Weights that have no encoding yet get one from their values where
-        the file is a calibration cache, which holds none. int32 encodings of biases are left alone: their scales are products of others.
+        the file is a calibration cache, which holds none. AIMET's files by modules may name a tensor as the result of the last module of
+        a chain, or as the input of the layer that reads it. int32 encodings of biases are left alone: their scales are products of others.
 
         Parameters
         ----------

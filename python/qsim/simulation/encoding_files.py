@@ -12,11 +12,12 @@ from typing import NamedTuple
 import torch
 
 from qsim import files
-from qsim.files import EncodingFile, Entry
+from qsim.files import EncodingFile, Entry, aimet_torch
 from qsim.files.fitting import fitted
 from qsim.numbers.encoding import Encoding, grid_of
 from qsim.quantizers.bias import bias_scale
 from qsim.runs.sharding import whole
+from qsim.simulation.module_names import module_names
 from qsim.simulation.simulation import Simulation
 
 _MOST_SHOWN = 100
@@ -59,20 +60,28 @@ def save_encodings(sim: Simulation, path: str | PathLike[str], format: str, name
 def load_encodings(sim: Simulation, path: str | PathLike[str], strict: bool, names: Mapping[str, str] | None) -> LoadedEncodings:
     """`QuantSim.load_encodings` documents it."""
     file, named, quantizers = files.load_encodings(path), _named(sim, names), sim.quantizers()
-    weights = sim.weights()
+    weights, called = sim.weights(), {key: [name] for key, name in named.items()}
+    if file.format == aimet_torch.FORMAT:
+        for key, others in module_names(sim).items():
+            called[key] += others if named[key] == key else ()
     chosen: dict[str, Encoding] = {}
     unfit: list[str] = []
     for key, quantizer in quantizers.items():
-        if (entry := file.entries.get(named[key])) is not None:
-            try:
-                chosen[key] = fitted(entry, quantizer, weights[key].dim() if key in weights else None)
-            except ValueError as error:
-                unfit.append(f"'{key}': {error}")
+        found = [name for name in called[key] if name in file.entries]
+        try:
+            fits = [fitted(file.entries[name], quantizer, weights[key].dim() if key in weights else None) for name in found]
+        except ValueError as error:
+            unfit.append(f"'{key}': {error}")
+            continue
+        if any(other != fits[0] for other in fits):
+            unfit.append(f"'{key}': the file has {' and '.join(map(repr, found))} for it, which differ: leave out all but one of them")
+        elif fits:
+            chosen[key] = fits[0]
     cache = file.format == "tensorrt-cache"
     expected = [key for key, q in quantizers.items() if q.enabled and q.spec.has_scale and not (cache and _is_parameter(sim, key))]
-    missing = [key for key in expected if named[key] not in file.entries]
+    missing = [key for key in expected if not any(name in file.entries for name in called[key])]
     biases = {named[bias.parameter] for bias in sim.decisions.biases}
-    used = {named[key] for key in quantizers}
+    used = {name for key in quantizers for name in called[key]}
     unknown = [name for name in file.entries if name not in used and not (name in biases and _is_int32(file.entries[name]))]
     if unfit or (strict and (missing or unknown)):
         raise ValueError(

@@ -93,7 +93,7 @@ def test_numeric_logs(capsys, tmp_path):
         (b"\x80\x04\x95pickle", "expected a file of encodings, a numeric log or an ONNX model"),
         (b"\x08\x07\x12", "is no ONNX model"),
         (b"TRT-8501-EntropyCalibration2\ninput: 00000000\n", "scale 0"),
-        (b'{"version": "9.9"}', "expected one of"),
+        (b'{"version": "9.9"}', "expected format"),
         (b"{" * 20, "is no JSON"),
         (b'{"a":' * 100, "100 levels deep"),
         (b'{"format":"qsim-numeric-log-1","layers":["a"],"first_nonfinite":{}}\n{"step":1}\n', "numeric_log does not write"),

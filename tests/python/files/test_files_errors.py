@@ -155,8 +155,8 @@ def test_no_such_file(tmp_path):
 
 @pytest.mark.parametrize("version", ["0.4.0", "3.0.0", "1.0", 2, 2.0, None, ["2.0.0"], {}, "", "2.0.0\n"])
 def test_unknown_versions(refused, version):
-    refused(json.dumps({"version": version, "encodings": []}), "format and version is", "'0.6.1'", "'2.1.0'")
-    refused(json.dumps({"format": "qsim-encodings", "version": version, "encodings": {}}), "format and version is")
+    refused(json.dumps({"version": version, "encodings": []}), "format and version: got", "'0.6.1'", "'2.1.0'")
+    refused(json.dumps({"format": "qsim-encodings", "version": version, "encodings": {}}), "format and version: got")
 
 
 def test_no_version(refused):
@@ -201,14 +201,14 @@ WRONG = [
     (V0_6_1, (A, "input", 0, "scale"), 1e60, "'scale' holds 1e+60", "float32"),
     (V0_6_1, (A, "input", 0, "scale"), "0.25", "'scale' is '0.25'", "a number"),
     (V0_6_1, (A, "input", 0, "scale"), [0.25], "'scale' is [0.25]", "a number"),
-    (V0_6_1, (A, "input", 0, "scale"), True, "'scale' is True"),
+    (V0_6_1, (A, "input", 0, "scale"), True, "'scale' is true"),
     (V0_6_1, (A, "input", 0, "offset"), 1, "'offset' is 1", "from -255 to 0"),
     (V0_6_1, (A, "input", 0, "offset"), -256, "'offset' is -256"),
     (V0_6_1, (A, "input", 0, "offset"), -1.5, "'offset' is -1.5", "an integer"),
     (V0_6_1, (A, "input", 0, "offset"), 10**30, "'offset' is 1000000000000000000000000000000"),
     (V0_6_1, (A, "input", 0, "bitwidth"), 3, "'bitwidth' is 3", "from 4 to 32"),
     (V0_6_1, (A, "input", 0, "bitwidth"), 33, "'bitwidth' is 33"),
-    (V0_6_1, (A, "input", 0, "bitwidth"), True, "'bitwidth' is True"),
+    (V0_6_1, (A, "input", 0, "bitwidth"), True, "'bitwidth' is true"),
     (V0_6_1, (A, "input", 0, "dtype"), "bool", "'dtype' is 'bool'", "'int', 'float'"),
     (V0_6_1, (A, "input", 0, "is_symmetric"), "yes", "'is_symmetric' is 'yes'"),
     (V0_6_1, (A, "input", 0, "is_symmetric"), 1, "'is_symmetric' is 1"),
@@ -228,7 +228,7 @@ WRONG = [
     (V1_0_0, (A, 0, "scale"), [0.25, 0.5], "flat lists of one length"),
     (V1_0_0, (A, 0, "scale"), 0.25, "flat lists of one length"),
     (V1_0_0, (A, 0, "scale"), [], "'scale' is []", "not empty"),
-    (V1_0_0, (A, 0, "scale"), [None], "'scale' holds None"),
+    (V1_0_0, (A, 0, "scale"), [None], "'scale' holds null"),
     (V1_0_0, (A, 0, "scale"), [-1.0], "'scale' holds -1"),
     (V1_0_0, (A, 0, "offset"), [5], "'offset' holds 5"),
     (V1_0_0, (P, 0, "enc_type"), "PER_TENSOR", "PER_TENSOR has 2 scales"),
@@ -278,7 +278,7 @@ WRONG = [
     (OWN, ("encodings", "w", "quant_max"), 128, "does not fit into int8"),
     (OWN, ("encodings", "w", "quant_max"), -128, "expected a number from -128 to -128"),
     (OWN, ("encodings", "w", "axis"), [0, 1], "axis=(0, 1), block_size=None"),
-    (OWN, ("encodings", "w", "axis"), [[0]], "'axis' is [[0]]"),
+    (OWN, ("encodings", "w", "axis"), [[0]], "'axis' is a list of 1"),
     (OWN, ("encodings", "w", "axis"), "0", "'axis' holds '0'"),
     (OWN, ("encodings", "w", "block_size"), [4], "block_size=(4,)"),
     (OWN, ("encodings", "w", "role"), "bias", "'role' is 'bias'"),
@@ -335,7 +335,7 @@ def test_names_that_a_cache_cannot_hold(tmp_path, name):
 
 
 def test_unknown_format(tmp_path):
-    with pytest.raises(ValueError, match=r"format='aimet'; expected one of qsim, aimet-0\.6\.1"):
+    with pytest.raises(ValueError, match=r"format='aimet'; expected one to write: qsim, aimet-0\.6\.1"):
         qsim.save_encodings(qsim.EncodingFile({}), tmp_path / "file", "aimet")
 
 
