@@ -9,7 +9,7 @@ keeps that: it runs in float32 if one of its operands is wide, in the format if 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from qsim.graph.record.tape import is_wrapper, version_of
+from qsim.numbers.float_format import FLOAT_FORMATS
 from qsim.operations.functions import ALIAS, TRANSPARENT, Function, name_of, route_name
 from qsim.operations.half import INDEXES, NUMBERS_ARE_OPERANDS, nearest
 from qsim.operations.internals import STORED, Total, inside
@@ -81,7 +82,8 @@ class HalfPrecision:
     folded : frozenset of str
         Operations whose results are constants: raw, like weights.
     narrow : bool
-        Whether sums inside an operation are rounded too, as accumulators of the format's width do.
+        Whether sums inside an operation are rounded too, as accumulators of the format's width do, and stop growing: at `stops_at` times
+        the mean magnitude of the numbers added.
     """
 
     def __init__(
@@ -97,6 +99,7 @@ class HalfPrecision:
         self.format, self.keep, self.counts, self.weights, self.narrow = format, keep, counts, weights, narrow
         self.folded = folded
         self._numbers: dict[float, float] = {}
+        self._stops = stops_at(format)
 
     def operation(self, name: str, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if name in self.folded:
@@ -163,7 +166,10 @@ class HalfPrecision:
         return t
 
     def _total(self, name: str) -> Total:
-        def total(added: Tensor, terms: Tensor, count: float) -> Tensor:
+        def total(added: Tensor, mean: Callable[[], Tensor], count: float) -> Tensor:
+            if self.narrow and count > self._stops:
+                most = mean() * self._stops
+                added = torch.where(added.abs() > most, most.copysign(added), added)  # NaN stays, and Inf
             return round_to_format_counted(added, self.format, self.counts[name]) if name in self.counts else self._rounded(added)
 
         return total
@@ -192,6 +198,20 @@ class HalfPrecision:
             near = nearest(value, self.format)
             self._numbers[value] = value if near == value else near
         return self._numbers[value]
+
+
+def stops_at(format: str) -> float:
+    """The multiple of a number to which a sum in a format grows, if that number is added again and again: 2 / eps.
+
+    From there on the number is half a step or less, and is lost: 2048 times in float16, whose step at 1 is 2^-10. A number that is no
+    power of two is rounded up on the way, and is lost before twice that.
+
+    Examples
+    --------
+    >>> stops_at("float16"), stops_at("bfloat16")
+    (2048.0, 256.0)
+    """
+    return 2 / FLOAT_FORMATS[format].eps
 
 
 def is_raw(t: Tensor) -> bool:

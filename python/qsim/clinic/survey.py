@@ -201,11 +201,11 @@ class _Looking:
     def _look_inside(self, name: str, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note the sums inside an operation, for accumulators that are no wider than the format."""
 
-        def total(added: Tensor, terms: Tensor, count: float) -> Tensor:
-            tally = self._tally(name, func, added.device)
-            largest = added.abs().amax().double() if added.numel() else added.new_zeros((), dtype=torch.float64)
-            mean = terms.abs().mean(dtype=torch.float64)
-            found = torch.stack([largest, (largest / mean).nan_to_num(0.0, 0.0), tally.sums[2]])
+        def total(added: Tensor, mean: Callable[[], Tensor], count: float) -> Tensor:
+            if not added.numel():
+                return added
+            tally, sums = self._tally(name, func, added.device), added.abs().double()
+            found = torch.stack([sums.amax(), (sums / mean()).nan_to_num(0.0, 0.0).amax(), tally.sums[2]])
             tally.sums = torch.fmax(tally.sums, found)
             return added
 

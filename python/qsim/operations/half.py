@@ -6,7 +6,7 @@ What an operation reads and returns is rounded by quantizers; this is what they 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -95,5 +95,5 @@ class Half:
         near = nearest(value, self.format)
         return value if near == value else near
 
-    def _total(self, added: Tensor, terms: Tensor, count: float) -> Tensor:
+    def _total(self, added: Tensor, mean: Callable[[], Tensor], count: float) -> Tensor:
         return ops.round_to_format(added, self.format)

@@ -19,8 +19,8 @@ from torch import Tensor
 from qsim.numbers.blocks import Axes
 from qsim.operations.functions import Function, name_of
 
-# Takes a sum, the terms that were added up for it (a tensor with the same mean magnitude as they), and how many there were.
-Total = Callable[[Tensor, Tensor, float], Tensor]
+# Takes sums, a function that returns the mean magnitude of the terms of each (it broadcasts to the sums), and how many there were.
+Total = Callable[[Tensor, Callable[[], Tensor], float], Tensor]
 Inside = Callable[..., Any]
 
 
@@ -47,7 +47,7 @@ def _sum(total: Total, x: Tensor, dim: Axes, keepdim: bool = True) -> tuple[Tens
     axes = tuple(range(x.dim())) if dim is None or dim == () else (dim,) if isinstance(dim, int) else tuple(dim)
     count = float(math.prod(x.shape[a] for a in axes))
     added = x.sum(axes, keepdim=keepdim) if x.dim() else x
-    return total(added, x, count), count
+    return total(added, lambda: x.abs().mean(axes, keepdim=keepdim) if x.dim() else x.abs(), count), count
 
 
 def _mean(total: Total, input: Tensor, dim: Axes = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
@@ -60,7 +60,9 @@ def _summed(total: Total, input: Tensor, dim: Axes = None, keepdim: bool = False
 
 
 def _running(total: Total, input: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
-    return total(input.cumsum(dim, dtype=dtype), input, float(input.shape[dim]) if input.dim() else 1.0)
+    x = input if dtype is None else input.to(dtype)
+    terms = float(x.shape[dim]) if x.dim() else 1.0
+    return total(x.cumsum(dim), lambda: x.abs().cumsum(dim) / torch.ones_like(x).cumsum(dim), terms)
 
 
 def _moments(total: Total, x: Tensor, dim: Axes, correction: float = 0) -> tuple[Tensor, Tensor]:
@@ -188,13 +190,19 @@ def _attention(
     if enable_gqa:
         key, value = (t.repeat_interleave(query.shape[-3] // t.shape[-3], -3) for t in (key, value))
     factor = math.sqrt(1 / math.sqrt(query.shape[-1]) if scale is None else scale)  # of both, as the ONNX exporter divides it up
-    scores = total((query * factor) @ (key * factor).transpose(-1, -2), query, float(query.shape[-1]))
+    width = float(query.shape[-1])
+    scores = total((query * factor) @ (key * factor).transpose(-1, -2), lambda: _magnitude(query, key, factor) / width, width)
     if is_causal:
         scores = scores.masked_fill(~torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril(), -math.inf)
     if attn_mask is not None:
         scores = scores.masked_fill(~attn_mask, -math.inf) if attn_mask.dtype == torch.bool else scores + attn_mask
     weights = scores.softmax(-1).masked_fill((scores == -math.inf).all(-1, keepdim=True), 0.0)  # a row that is masked throughout is zero
     return weights @ value
+
+
+def _magnitude(query: Tensor, key: Tensor, factor: float) -> Tensor:
+    """The sum of the magnitudes of what is added up for each score."""
+    return (query.abs() * factor) @ (key.abs() * factor).transpose(-1, -2)
 
 
 def _logsumexp(total: Total, input: Tensor, dim: Axes, keepdim: bool = False) -> Tensor:
@@ -207,7 +215,7 @@ def _pool(dims: int) -> Inside:
     def written_out(total: Total, input: Tensor, kernel_size: int | Sequence[int], *args: Any, **kwargs: Any) -> Tensor:
         sides = (kernel_size,) * dims if isinstance(kernel_size, int) else tuple(kernel_size) * (dims // len(kernel_size))
         area = float(math.prod(sides))
-        return total(pool(input, kernel_size, *args, **kwargs) * area, input, area) / area
+        return total(pool(input, kernel_size, *args, **kwargs) * area, lambda: pool(input.abs(), kernel_size, *args, **kwargs), area) / area
 
     return written_out
 
@@ -218,7 +226,7 @@ def _adaptive_pool(dims: int) -> Inside:
     def written_out(total: Total, input: Tensor, output_size: int | Sequence[int | None]) -> Tensor:
         out = pool(input, output_size)
         area = math.prod(input.shape[-dims:]) / math.prod(out.shape[-dims:])  # of the windows on average: they may differ by one
-        return total(out * area, input, area) / area
+        return total(out * area, lambda: pool(input.abs(), output_size), area) / area
 
     return written_out
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from qsim.clinic.checks.sums import stagnates, stagnating_sum
 from qsim.clinic.examination import Examination
 from qsim.clinic.finding import Finding, Severity
 from qsim.clinic.shadow import Trace
@@ -294,6 +295,8 @@ def _finding(exam: Examination, trace: Trace, name: str) -> Finding:
     if sums:
         evidence |= {"largest sum": seen.largest_sum, "accumulator": exam.target.accumulator}
         return exam.finding("QS011", "error", name, _with(evidence, chain), keep_fix(name, chain))
+    if row.excess <= 0 and stagnates(exam, seen):
+        return stagnating_sum(exam, name, "error", chain)
     if row.excess > 0 or seen.counts.overflows:  # going by float32 it overflows, once what it reads is right
         if row.counts.overflows == seen.counts.overflows == 0 and (vanished := _vanished(exam, name)):
             return _underflow(exam, vanished, [name, *chain])

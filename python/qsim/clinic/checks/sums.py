@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from qsim.clinic.examination import Examination
-from qsim.clinic.finding import Finding
+from qsim.clinic.finding import Finding, Severity
+from qsim.clinic.half_run import stops_at
+from qsim.clinic.survey import Seen
 
 _FIX = "Keep it in float32, or add up less at a time: pool in two steps, or divide before adding."
 
@@ -22,15 +25,21 @@ def overflowing_sums(exam: Examination) -> list[Finding]:
 
 
 def stagnating_sums(exam: Examination) -> list[Finding]:
-    """QS017: a sum that becomes so large that the numbers added to it are below half a step of it, and are lost.
+    """QS017 as a warning: sums that stop growing, where the output does not show it."""
+    return [stagnating_sum(exam, name, "warning") for name, seen in exam.survey.operations.items() if stagnates(exam, seen)]
 
-    In float16 that is from 2048 times the number added: eps, the step at 1, is 2^-10, and half a step is lost. The mean magnitude stands
-    for the numbers added.
+
+def stagnates(exam: Examination, seen: Seen) -> bool:
+    """Whether a sum inside an operation is so large that the numbers added to it are below half a step of it, and are lost.
+
+    The mean magnitude of the numbers added stands for each of them. A sum that leaves the format before is another finding.
     """
-    most = 2 / exam.numbers.eps
-    findings = []
-    for name, seen in exam.survey.operations.items():
-        if seen.largest_terms > most and seen.largest_sum <= exam.limit:
-            evidence = {"sum over mean": seen.largest_terms, "limit": most, "accumulator": exam.target.accumulator}
-            findings.append(exam.finding("QS017", "warning", name, evidence, _FIX))
-    return findings
+    narrow = exam.target.accumulator == exam.target.format
+    return narrow and seen.largest_terms > stops_at(exam.half.format) and seen.largest_sum <= exam.limit
+
+
+def stagnating_sum(exam: Examination, name: str, severity: Severity, chain: Sequence[str] = ()) -> Finding:
+    """QS017."""
+    evidence: dict[str, Any] = {"sum over mean": exam.seen(name).largest_terms, "limit": stops_at(exam.half.format)}
+    evidence["accumulator"] = exam.target.accumulator
+    return exam.finding("QS017", severity, name, {**evidence, "chain": list(chain)} if chain else evidence, _FIX)
