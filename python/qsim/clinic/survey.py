@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from qsim.clinic.source import SourceLine, calling_line
 from qsim.clinic.subject import Subject, Visitor
 from qsim.clinic.targets import Target
 from qsim.clinic.trace import floats
+from qsim.graph.record.tape import tensors_in
 from qsim.numbers.sqnr import sqnr
-from qsim.operations.functions import ALIAS, TRANSPARENT, Function, name_of, route_name
+from qsim.operations.functions import ALIAS, INSERTION, TRANSPARENT, Function, name_of, route_name
 from qsim.operations.internals import STORED, inside, partial_sums
 from qsim.ops.observe import observe_range_
 from qsim.ops.round_to_format import count_format_
 from qsim.quantizers.format_counts import FormatCounts
 from qsim.runs.batches import Forward
+
+_INSERTS = INSERTION | {"where"}
+_HELD = "_qsim_inserted"  # attribute of a tensor: what put other values into it
 
 
 @dataclass
@@ -46,6 +52,8 @@ class Seen:
         added to ``2^p`` times as much.
     largest_partial : float
         Largest magnitude on the way to a sum of products.
+    inserted : set of str
+        What put other values into what it reads: entries of `Survey.insertions`.
     """
 
     op: str
@@ -57,6 +65,7 @@ class Seen:
     largest_sum: float = 0.0
     largest_terms: float = 0.0
     largest_partial: float = 0.0
+    inserted: set[str] = field(default_factory=set)
 
     @property
     def largest(self) -> float:
@@ -66,6 +75,24 @@ class Seen:
     @property
     def nonfinite(self) -> int:
         return self.counts.nans + self.counts.infs
+
+
+@dataclass
+class Insertion:
+    """What was seen of a function that only moves values and puts others in, such as `torch.where`.
+
+    Attributes
+    ----------
+    source : SourceLine or None
+    result : tuple of float
+        Finite range of its results.
+    operands : dict of str to tuple of float
+        Finite range of each of its operands.
+    """
+
+    source: SourceLine | None
+    result: tuple[float, float] = (math.inf, -math.inf)
+    operands: dict[str, tuple[float, float]] = field(default_factory=dict)
 
 
 @dataclass
@@ -88,6 +115,8 @@ class Survey:
     ----------
     operations : dict of str to Seen
         In the order in which they first ran; also those that are not in the recording, by the names they would have.
+    insertions : dict of str to Insertion
+        Functions that put values into what they move, by the names that they would have as operations, numbered as a batch calls them.
     births : list of Birth
         Operations that made NaN where they were given none (of -Inf too, as a softmax of a row that is masked throughout does), or
         Inf of finite numbers; in the order in which they did.
@@ -98,17 +127,21 @@ class Survey:
     outputs, output_nans : int
         NaN and Inf in what the model returned, and the NaN among them.
     batches : int
+    read : set of str
+        Parameters that a function got, and all of the modules that were called.
     kept : dict of int to Any
         Batches that can be looked at again, by number: the first ones, and those in which something new broke.
     """
 
     operations: dict[str, Seen] = field(default_factory=dict)
+    insertions: dict[str, Insertion] = field(default_factory=dict)
     births: list[Birth] = field(default_factory=list)
     inputs: dict[int, int] = field(default_factory=dict)
     largest_input: float = 0.0
     outputs: int = 0
     output_nans: int = 0
     batches: int = 0
+    read: set[str] = field(default_factory=set)
     kept: dict[int, Any] = field(default_factory=dict)
 
 
@@ -128,7 +161,7 @@ def survey(
     the one it is given.
     """
     found = Survey()
-    looking = _Looking(found, target, subject.folded)
+    looking = _Looking(found, target, subject)
     visitor = looking if within is None else within(looking)
     for batch in batches:
         given = floats(batch)
@@ -137,7 +170,8 @@ def survey(
         found.largest_input = max([found.largest_input, *largest])
         if broken:
             found.inputs[found.batches] = broken
-        with subject.visited(visitor):
+        looking.begin()
+        with subject.visited(visitor), _called(subject.model, found.read):
             results = floats(subject.run(batch, forward))
         found.outputs += sum(_nonfinite(t) for t in results)
         found.output_nans += sum(int(t.isnan().sum()) for t in results)
@@ -146,6 +180,22 @@ def survey(
         found.batches += 1
     looking.conclude()
     return found
+
+
+@contextlib.contextmanager
+def _called(model: nn.Module, read: set[str]) -> Iterator[None]:
+    """Note the parameters of each module that is called."""
+    names = {
+        module: [f"{path}.{key}".lstrip(".") for key, _ in module.named_parameters(recurse=False)]
+        for path, module in model.named_modules()
+        if not isinstance(module, torch.jit.ScriptModule)  # which takes no hooks
+    }
+    handles = [module.register_forward_pre_hook(lambda module, _: read.update(names[module])) for module, own in names.items() if own]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 class _Tally:
@@ -163,12 +213,19 @@ class _Tally:
 class _Looking:
     """The visitor of a survey."""
 
-    def __init__(self, found: Survey, target: Target, folded: frozenset[str]) -> None:
-        self._found, self._target, self._folded = found, target, folded
+    def __init__(self, found: Survey, target: Target, subject: Subject) -> None:
+        self._found, self._target, self._folded = found, target, subject.folded
+        self._names = {id(p): name for name, p in subject.model.named_parameters()}
         self._tallies: dict[str, _Tally] = {}
         self._broken = 0
+        self._calls = Counter[str]()
+
+    def begin(self) -> None:
+        """Another batch: calls that have no names of their own are counted anew."""
+        self._calls.clear()
 
     def operation(self, name: str, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self._note_parameters(args, kwargs)
         written = any(key == "inplace" and value for key, value in kwargs.items()) or route_name(func).endswith("_")
         before = _described(args, kwargs) if written else None
         if self._target.accumulator == "float16" or name_of(func) in STORED:
@@ -178,6 +235,7 @@ class _Looking:
         if not results:
             return out
         tally = self._tally(name, func, results[0].device)
+        self._found.operations[name].inserted |= _inserted((args, kwargs))
         for t in results:
             count_format_(t, self._target.format or "bfloat16", tally.counts, tally.squares)
             observe_range_(t, *tally.range, tally.range_counts)
@@ -190,7 +248,31 @@ class _Looking:
     def passed(self, path: str, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if name_of(func) not in TRANSPARENT:
             return self.operation(".".join(filter(None, (path, name_of(func)))), func, args, kwargs)
-        return ALIAS.get(route_name(func), func)(*args, **kwargs)
+        self._note_parameters(args, kwargs)
+        if name_of(func) in _INSERTS:
+            return self._insert(".".join(filter(None, (path, name_of(func).strip("_")))), func, args, kwargs)
+        out = ALIAS.get(route_name(func), func)(*args, **kwargs)
+        _hold(args[0] if out is None and args else out, _inserted((args, kwargs)))
+        return out
+
+    def _insert(self, name: str, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call that puts values into what it moves, with the ranges of what it gets and gives noted."""
+        held, slots = _inserted((args, kwargs)), (*((str(i), v) for i, v in enumerate(args)), *kwargs.items())
+        before = {slot: range for slot, value in slots if (range := _range(value))}
+        self._calls[name] += 1
+        name = name if self._calls[name] == 1 else f"{name}_{self._calls[name]}"
+        out = func(*args, **kwargs)
+        result = args[0] if out is None else out  # x[...] = y returns nothing
+        if after := _range(result):
+            seen = self._found.insertions.setdefault(name, Insertion(calling_line()))
+            seen.result = _union(seen.result, after)
+            for slot, range in before.items():
+                seen.operands[slot] = _union(seen.operands.get(slot, range), range)
+            _hold(result, held | {name})
+        return out
+
+    def _note_parameters(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._found.read.update(self._names[id(t)] for t in tensors_in((args, kwargs)) if id(t) in self._names)
 
     def _tally(self, name: str, func: Function, device: torch.device) -> _Tally:
         if name not in self._tallies:
@@ -244,6 +326,31 @@ class _Looking:
             noise, signal = tally.squares.tolist()
             seen.sqnr = sqnr(signal, noise)
             seen.largest_sum, seen.largest_terms, seen.largest_partial = tally.sums.tolist()
+
+
+def _inserted(tree: Any) -> set[str]:
+    """What put other values into tensors, without an operation in between."""
+    return {name for t in floats(tree) for name in getattr(t, _HELD, ())}
+
+
+def _hold(tree: Any, names: set[str]) -> None:
+    for t in floats(tree) if names else ():
+        setattr(t, _HELD, names)
+
+
+def _range(value: Any) -> tuple[float, float] | None:
+    """The finite range of the floating-point tensors in a value; None without any."""
+    found: tuple[float, float] | None = None
+    for t in floats(value):
+        finite = t[t.isfinite()]
+        if finite.numel():
+            low, high = finite.aminmax()
+            found = _union(found or (low.item(), high.item()), (low.item(), high.item()))
+    return found
+
+
+def _union(a: tuple[float, float], b: tuple[float, float]) -> tuple[float, float]:
+    return min(a[0], b[0]), max(a[1], b[1])
 
 
 def _nonfinite(t: Tensor) -> int:

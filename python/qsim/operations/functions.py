@@ -40,7 +40,8 @@ _SELECTION = _table(
     adaptive_max_pool2d_with_indices adaptive_max_pool3d_with_indices max_unpool1d max_unpool2d max_unpool3d
     """
 )
-_INSERTION = _table(
+# What puts other values into a tensor: the result may have a wider range.
+INSERTION = _table(
     """
     __setitem__ setitem pad _pad masked_fill masked_fill_ masked_scatter masked_scatter_ scatter scatter_ index_put index_put_
     index_copy index_copy_ index_fill index_fill_ select_scatter slice_scatter diagonal_scatter copy_ fill_ zero_ set_ resize_
@@ -62,7 +63,7 @@ _QUESTIONS = _table(
 )
 
 # The result lies on the grid of the operand, or is no quantity to be quantized.
-TRANSPARENT = MOVING | _LAYOUT | _SELECTION | _INSERTION | _CREATION | _CASTS | _REGULARIZATION | _QUESTIONS
+TRANSPARENT = MOVING | _LAYOUT | _SELECTION | INSERTION | _CREATION | _CASTS | _REGULARIZATION | _QUESTIONS
 RANDOM = _table("bernoulli bernoulli_ uniform_ normal normal_ rand randn randint rand_like randn_like randint_like multinomial randperm")
 # Constructors of tensors out of values that may be data: lists, arrays, memory of other libraries.
 CONVERSIONS = _table("tensor as_tensor asarray from_numpy frombuffer from_dlpack scalar_tensor new_tensor")

@@ -11,7 +11,7 @@ from qsim.runs.batches import Forward
 from qsim.simulation.calibration import CalibrationReport, calibrate
 from qsim.simulation.ranges import choose_encodings
 from qsim.simulation.simulation import Simulation
-from qsim.simulation.synchronize import merge
+from qsim.simulation.synchronize import merge, read_by_any
 
 
 class RangeChoice(Simulation):
@@ -91,4 +91,5 @@ class RangeChoice(Simulation):
             not reach; what was observed is kept, so catch it there and synchronize.
         """
         merge(self.quantizers(), self.weights(), group)
+        self.read = read_by_any(self.read, group)
         choose_encodings(self)

@@ -6,7 +6,7 @@ of such a tensor in its table of scales.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from qsim.errors import NoEncodingError
@@ -54,12 +54,15 @@ class Borders:
         Tensors that stay in float on purpose, or unseen, where an operation in integers reads them: a runtime computes it in float.
     calibrated : bool
         Whether any batch was calibrated, or encodings were loaded.
+    unread : list of OpenTensor
+        Weights that no batch of the calibrations read: they have scales, of their values, and what is computed with them was not seen.
     """
 
     checked: int
     missing: list[OpenTensor]
     floats: list[OpenTensor]
     calibrated: bool
+    unread: list[OpenTensor] = field(default_factory=list)
 
     @property
     def cure(self) -> list[str]:
@@ -85,6 +88,9 @@ class Borders:
         parts = [self._what_is_missing() if self.missing else f"all {self.checked} tensors that need a scale have one"]
         if self.floats:
             parts += [f"{len(self.floats)} operands in float", *(f"  {_line(found)}" for found in self.floats)]
+        if self.unread:
+            weights = "1 weight that no batch reached" if len(self.unread) == 1 else f"{len(self.unread)} weights that no batch reached"
+            parts += [weights, *(f"  {_line(found)}" for found in self.unread)]
         return "\n".join(parts)
 
 
@@ -120,7 +126,9 @@ def borders(sim: Simulation) -> Borders:
             )
             missing.append(OpenTensor(key, operations, reason, _cure(quantizer, operations)))
     floats += _unplanned(sim, formats)
-    return Borders(len(needing), missing, floats, calibrated)
+    reason, cure = "read by no batch in calibration, and what is computed with it was not seen", "Calibrate with data that reach it"
+    unread = [OpenTensor(key, tuple(dict.fromkeys(needing.get(key, ()))), reason, cure) for key in sim.unread()]
+    return Borders(len(needing), missing, floats, calibrated, unread)
 
 
 def _described(operation: Operation) -> str:

@@ -40,7 +40,7 @@ class CalibrationReport:
         the weight.
     problems : list of str
         One sentence for each quantizer that met NaN or Inf, for each whose values overflow its float format, and for each whose scale
-        had to be raised for the bias.
+        had to be raised for the bias; and for each weight that no batch has read yet, unless the model is compiled.
     seconds : dict of str to float
         Time by stage: "data" (waiting for batches), "forward" (the model), "observing" (its tensors; only on the CPU: a device works
         behind the host's back, and "forward" is then both), "search" (choosing the encodings).
@@ -89,8 +89,8 @@ def calibrate(
     memory = MemoryWatch(quantizer.scale.device for quantizer in quantizers.values())
     watched = [key for key, planned in sim.decisions.quantizers.items() if planned.parameter is None]
     run = sim.forward_batch if forward is None else forward
-    called = sim.called()
-    with sim.switch.turned(True, falls_back=False), sharded_around(sim):
+    called, read = sim.called(), set[str]()
+    with sim.switch.turned(True, falls_back=False), sharded_around(sim), _reading(sim, read):
         noted = observe(
             sim.model,
             quantizers,
@@ -100,9 +100,26 @@ def calibrate(
         )
     if noted.batches == 0:
         raise CalibrationError("QuantSim: calibrate got no batch. Is the iterator used up, or the data set empty?")
+    if not _is_compiled(sim.model):
+        sim.read = (sim.read or frozenset()) | read
     with noted.seconds.stage("search"):
         problems = choose_encodings(sim)
+    problems += [
+        f"'{key}' was read by no batch: what is computed with it was not seen. Calibrate with data that reach it" for key in sim.unread()
+    ]
     return report_of(noted, quantizers, problems, memory.peaks(), sim.summary)
+
+
+@contextlib.contextmanager
+def _reading(sim: Simulation, read: set[str]) -> Iterator[None]:
+    """Note the keys of the weights that are read within the context. Not of a compiled model, which a hook would have compiled again."""
+    quantizers = {} if _is_compiled(sim.model) else {sim.quantizers()[key]: key for key in sim.weights()}
+    with hooked(quantizers, lambda quantizer, _: read.add(quantizers[quantizer])):
+        yield
+
+
+def _is_compiled(model: nn.Module) -> bool:
+    return any(module._compiled_call_impl is not None for module in model.modules())
 
 
 @dataclass

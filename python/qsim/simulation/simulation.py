@@ -83,12 +83,15 @@ class Simulation(NamedAsTheModel):
         ``evaluator(sim, args, kwargs)`` computes calls in place of the model.
     restored : str
         What of the float model's parameters was replaced by what `restoration` solved for: "12 weights"; "" as long as nothing was.
+    read : frozenset of str or None
+        Keys of the weights that a batch of a calibration read; None before the first.
     """
 
     config: Config
     quantization: QuantizerBank
     evaluator: Evaluator | None = None
     restored = ""
+    read: frozenset[str] | None = None
 
     def __init__(self, model: nn.Module, example_inputs: Any, config: Config | None = None, *, inplace: bool = False) -> None:
         super().__init__()
@@ -161,6 +164,13 @@ class Simulation(NamedAsTheModel):
         """The quantizers without an encoding that quantize."""
         needed = self.needed()
         return [key for key, q in self.quantizers().items() if q.enabled and q.encoding is None and key in needed]
+
+    def unread(self) -> list[str]:
+        """The weights that no batch of a calibration read: what is computed with them has not been seen. Empty before the first."""
+        if self.read is None:
+            return []
+        released, quantizers = {post.key for post in self.decisions.posts} - self.needed(), self.quantizers()
+        return [key for key in self.weights() if quantizers[key].enabled and key not in self.read | released]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's forward, simulated. Raises NoEncodingError before calibration."""

@@ -40,6 +40,14 @@ def merge(quantizers: Mapping[str, Quantizer], weights: Mapping[str, Tensor], gr
     _add_news(list(seen.values()), group)
 
 
+def read_by_any(read: frozenset[str] | None, group: dist.ProcessGroup | None) -> frozenset[str] | None:
+    """`Simulation.read` of all ranks together; None where none has calibrated."""
+    everyone: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(everyone, read, group)
+    known = [mine for mine in everyone if mine is not None]
+    return frozenset[str]().union(*known) if known else None
+
+
 def rank_local(quantizers: Mapping[str, Quantizer]) -> list[str]:
     """Buffers in a bank of quantizers that DistributedDataParallel is to leave alone: what each rank observed, for `merge`.
 

@@ -153,6 +153,34 @@ def test_running_ranges_of_a_rank_without_data(ranks):
         same_bits(found, alone[1])
 
 
+class Ways(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.positive, self.negative, self.never = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.sum() > 1e6:
+            return self.never(x)
+        return self.positive(x) if x.sum() > 0 else self.negative(x)
+
+
+def read_by_ranks(rank: int) -> tuple[list[str], list[str]]:
+    torch.manual_seed(0)
+    x = torch.ones(2, 4)
+    sim = qsim.QuantSim(Ways().eval(), [(x,), (-x,)], qsim.int8(target="tensorrt").override("*", activation=None))
+    sim.calibrate([x if rank else -x], progress=False)
+    alone = [found.tensor for found in sim.borders().unread]
+    sim.synchronize()
+    return alone, [found.tensor for found in sim.borders().unread]
+
+
+def test_a_weight_that_any_rank_read_was_reached(ranks):
+    assert ranks.run(read_by_ranks) == [
+        (["positive.weight", "never.weight"], ["never.weight"]),
+        (["negative.weight", "never.weight"], ["never.weight"]),
+    ]
+
+
 def failing(rank: int, kind: str) -> str:
     model = seeded(Perceptron)
     config = qsim.int8()

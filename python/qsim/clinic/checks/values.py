@@ -85,29 +85,57 @@ def _cure(op: str) -> str:
 
 
 def widths(exam: Examination) -> list[Finding]:
-    """QS005: finite tensors whose range is wider than float32: the scale of an integer grid over it would be Inf."""
-    wide = {name for name, seen in exam.survey.operations.items() if seen.highest > seen.lowest and seen.highest - seen.lowest > _FLOAT32}
-    findings = []
-    for name in (n for n in exam.survey.operations if n in wide):
-        if not any(producer in wide for producer in exam.flow.producers.get(name, ())):
-            seen = exam.seen(name)
-            evidence = {"lowest": seen.lowest, "highest": seen.highest, "limit": _FLOAT32}
-            fix = "Bound it, or fill masks with less: a range like this has no float32 scale; under a softmax 30 below the rest is zero."
-            findings.append(exam.finding("QS005", "warning", name, evidence, fix))
-    return findings
+    """QS005: finite tensors whose range is wider than float32: the scale of an integer grid over it would be Inf. Where they become so."""
+    operations, insertions = exam.survey.operations, exam.survey.insertions
+    wide = {name for name, seen in operations.items() if _is_wide(seen.lowest, seen.highest)}
+    put_in = {name for name, seen in insertions.items() if _is_wide(*seen.result)}
+    places = [
+        (name, seen.lowest, seen.highest, seen.source)
+        for name, seen in operations.items()
+        if name in wide and wide.isdisjoint(exam.flow.producers.get(name, ())) and put_in.isdisjoint(seen.inserted)
+    ]
+    for name in (n for n in insertions if n in put_in):
+        seen = insertions[name]
+        if not any(_is_wide(*operand) for operand in seen.operands.values()):
+            places.append((name, *seen.result, seen.source))
+    fix = "Bound it, or fill masks with less: a range like this has no float32 scale; under a softmax 30 below the rest is zero."
+    return [
+        exam.finding("QS005", "warning", name, {"lowest": lowest, "highest": highest, "limit": _FLOAT32}, fix, source)
+        for name, lowest, highest, source in places
+    ]
+
+
+def _is_wide(lowest: float, highest: float) -> bool:
+    return highest > lowest and highest - lowest > _FLOAT32
 
 
 def unobserved(exam: Examination) -> list[Finding]:
-    """QS006: operations of the recorded model that none of the batches reached."""
+    """QS006: operations of the recorded model that none of the batches reached, and weights of layers that none of them called."""
+    sites = exam.subject.sites
     missing = [
         name
-        for name, site in exam.subject.sites.items()
+        for name, site in sites.items()
         if not site.training_only and not site.steps[0].transformed and name not in exam.survey.operations
     ]
-    if not missing:
+    weights = [name for name in _unread(exam) if name.rpartition(".")[0] not in {exam.module_of(name) for name in missing}]
+    if not missing and not weights:
         return []
-    evidence = {"operations": len(missing), "first": ", ".join(missing[:_SHOWN])}
-    return [exam.finding("QS006", "warning", missing[0], evidence, "Give data that takes this branch too, or nothing is known of it.")]
+    evidence: dict[str, Any] = {"operations": len(missing), "first": ", ".join(missing[:_SHOWN])} if missing else {}
+    evidence |= {"parameters": len(weights), "first of these": ", ".join(weights[:_SHOWN])} if weights else {}
+    fix = "Give data that takes this branch too, or nothing is known of it."
+    if missing:
+        return [exam.finding("QS006", "warning", missing[0], evidence, fix)]
+    return [Finding("QS006", "warning", weights[0].rpartition(".")[0], "", evidence, f"{fix} Take out what is never called.")]
+
+
+def _unread(exam: Examination) -> list[str]:
+    """Parameters of modules that no batch called and no function got, but for those that training alone reads, or that were folded."""
+    subject = exam.subject
+    training = {step.leaf or step.path for site in subject.sites.values() if site.training_only for step in site.steps}
+    scripted = tuple(f"{path}." if path else "" for path, m in subject.model.named_modules() if isinstance(m, torch.jit.ScriptModule))
+    ignored = training | subject.folding.folded.keys()
+    names = [name for name, _ in subject.model.named_parameters() if name not in exam.survey.read]
+    return [name for name in names if name.rpartition(".")[0] not in ignored and not name.startswith(scripted)]
 
 
 def gradients(exam: Examination) -> list[Finding]:
