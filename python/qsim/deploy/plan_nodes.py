@@ -56,13 +56,15 @@ def find(model: str | PathLike[str], plan: FloatPlan) -> dict[str, list[str]]:
     ------
     ExportError
         No node tells its module, or an operation is not in the model.
+    FileFormatError
+        The file is no ONNX model.
     """
     try:
-        import onnx
+        from qsim.onnx.open import open_proto
     except ImportError as error:
         raise ImportError(f"Plan.nodes needs {error.name}: pip install qsim[onnx]") from error
 
-    graph = onnx.load(model, load_external_data=False).graph
+    graph = open_proto(model).graph
     nodes = list(_computing(graph))
     if not nodes:
         raise ExportError(

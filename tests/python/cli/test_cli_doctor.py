@@ -1,10 +1,12 @@
 """qsim doctor."""
 
 import json
+import runpy
 import sys
 
 import numpy as np
 import pytest
+import torch
 from command import refused, run
 
 import qsim
@@ -63,6 +65,30 @@ def test_findings_are_an_exit_code_and_files(package, capsys, tmp_path):
     code, out, _ = run(capsys, "doctor", *arguments)
     assert code == 1
     assert "norm.py:8: y = x / " in out  # the line of Python
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_model_with_casts_is_run_on_the_data(package, capsys):
+    torch.onnx.export(
+        runpy.run_path("clinic_networks/norm.py")["build"](), (400 * torch.ones(4, 64),), "float.onnx", dynamo=True, verbose=False
+    )
+    arguments = [
+        f"{package}:build",
+        "--data",
+        "large.npz",
+        "--target",
+        "tensorrt-fp16",
+        "--quiet",
+        "--plan",
+        "plan",
+        "--onnx",
+        "float.onnx",
+    ]
+    code, out, _ = run(capsys, "doctor", *arguments)
+    assert code == 1
+    assert "float.fp16.onnx  ONNX Runtime" in out
+    assert "CPU: right: all results are finite" in out
+    assert json.loads(run(capsys, "doctor", *arguments, "--json")[1])["plan"]["keep"]
 
 
 def test_in_float32_it_is_healthy(package, capsys):

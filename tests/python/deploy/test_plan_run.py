@@ -116,6 +116,13 @@ def test_what_cannot_be_run_is_said(tmp_path):
     assert wide.sqnr == pytest.approx(-10 * error.log10().item(), abs=3)
 
 
+def test_what_is_no_model_is_told(tmp_path):
+    (tmp_path / "model.onnx").write_bytes(b"no model")
+    with pytest.raises(qsim.FileFormatError, match="is no ONNX model"):
+        Plan(("0",), "float16").write(tmp_path / "plan", tmp_path / "model.onnx")
+    assert not (tmp_path / "plan").exists()
+
+
 def test_tensors_beside_the_model_come_along(tmp_path):
     torch.manual_seed(0)
     model, x = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)).eval(), torch.rand(2, 64)
