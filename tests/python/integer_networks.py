@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,10 @@ from torch.utils._pytree import tree_leaves
 import qsim
 from qsim.integer.programs import PROGRAMS
 
+Maker = Callable[[], nn.Module]
 
-def convolution(inputs: int, outputs: int, kernel: int = 3, stride: int = 1, groups: int = 1, act: type[nn.Module] = nn.ReLU) -> nn.Module:
+
+def convolution(inputs: int, outputs: int, kernel: int = 3, stride: int = 1, groups: int = 1, act: Maker = nn.ReLU) -> nn.Module:
     layer = nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, groups=groups, bias=False)
     return nn.Sequential(layer, nn.BatchNorm2d(outputs), act())
 
@@ -61,6 +65,20 @@ class UNet(nn.Module):
         a = self.down1(x)
         b = self.smooth(self.down2(F.max_pool2d(a, 2)))
         return self.out(self.fuse(torch.cat([a, self.up(b)], 1)))
+
+
+class Gated(nn.Module):
+    """SiLU and HardSwish behind convolutions, in place and not, a squeeze-excite whose gate is a HardSigmoid."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.mix = convolution(3, 16, act=partial(nn.SiLU, inplace=True)), convolution(16, 16, act=nn.Hardswish)
+        self.squeeze, self.excite, self.act = nn.Conv2d(16, 4, 1), nn.Conv2d(4, 16, 1), nn.Hardswish(inplace=True)
+        self.head = convolution(16, 8, 1, act=nn.SiLU)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.mix(self.stem(x))
+        return self.head(x * F.hardsigmoid(self.excite(self.act(self.squeeze(x.mean((2, 3), keepdim=True))))))
 
 
 class MLP(nn.Module):
@@ -119,12 +137,13 @@ NETWORKS = {
     "convolutions": (ConvNet, (1, 12, 12), 1000),
     "mobile": (Mobile, (3, 12, 12), 1000),
     "unet": (UNet, (3, 16, 16), 10),
+    "gated": (Gated, (3, 12, 12), 10),
     "mlp": (MLP, (20,), 1000),
     "attention": (Attention, (9, 16), 70),
     "rare": (Rare, (3, 14, 14), 40),
 }
 
-BARS = ("convolutions", "mobile", "unet", "mlp")
+BARS = ("convolutions", "mobile", "gated", "unet", "mlp")
 
 
 def _system(**activation: bool) -> qsim.Profile:

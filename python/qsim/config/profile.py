@@ -54,6 +54,9 @@ class Profile:
         Quantize the inputs of the model. Otherwise they are tensors like others, for `inputs` to decide.
     model_output : bool, optional
         Quantize what the model returns; None leaves it to `outputs`.
+    gates : tuple of str
+        Activations ``x * gate(x)`` (Swish, HardSwish) whose gate is quantized too where operand and result have 8 bits: gate and product
+        are integer kernels of the runtime.
     ranges : tuple of (str, float, float)
         Operations whose results have a known range: they get a fixed encoding, which no calibration changes.
     bias : tuple of str
@@ -81,6 +84,7 @@ class Profile:
     shared: tuple[str, ...] = ()
     model_input: bool = True
     model_output: bool | None = None
+    gates: tuple[str, ...] = ()
     ranges: tuple[Range, ...] = ()
     bias: tuple[str, ...] = ("*",)
     weight: Mapping[str, Any] | Changes = ()
@@ -90,7 +94,7 @@ class Profile:
     def __post_init__(self) -> None:
         for name in ("chains", "half_chains", "ranges"):
             object.__setattr__(self, name, tuple(tuple(entry) for entry in getattr(self, name)))
-        for name in ("outputs", "inputs", "weights", "residual", "shared", "bias", "rules"):
+        for name in ("outputs", "inputs", "weights", "residual", "shared", "gates", "bias", "rules"):
             value = getattr(self, name)
             if isinstance(value, str):
                 raise TypeError(f"Profile: got {name}={value!r}; expected a tuple: ({value!r},)")
@@ -158,10 +162,12 @@ DEFAULT = Profile("default", _chains(_ACTIVATION))
 
 # Integer kernels run where DequantizeLinear and QuantizeLinear stand on both sides. A rectifier goes into them if the zero point is the
 # smallest integer, which an asymmetric range from 0 gives, or the range is that of the Clip; other activations need a quantizer before
-# them. A table that Gather reads has one scale. On x86 the fast kernels take uint8 activations and int8 weights.
+# them. SiLU and HardSwish are two such kernels, gate and product, in 0.6 of the time that they take in float. A table that Gather reads
+# has one scale. On x86 the fast kernels take uint8 activations and int8 weights.
 ONNXRUNTIME = Profile(
     "onnxruntime",
     _chains(_RECTIFIER),
+    gates=("Swish", "HardSwish"),
     ranges=_UNIT,
     weight=_SYMMETRIC,
     activation={"signed": False},

@@ -1,14 +1,14 @@
 """The same weights simulated for another target, with ranges from what was observed for the first one.
 
-Both simulations are traced. Without their marks the graphs are the same, node by node, so the tensor that a new quantizer stands at is
-found among those that the old ones stand at.
+Both simulations are traced. Without their marks, and the gates that marks are for, the graphs are the same, node by node, so the tensor
+that a new quantizer stands at is found among those that the old ones stand at.
 """
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from operator import attrgetter
 from typing import TypeVar
 
@@ -30,6 +30,7 @@ from qsim.trace.capture import Program, capture
 from qsim.trace.marks_behind_moves import key_of, moved_from
 
 Sim = TypeVar("Sim", bound=Simulation)
+Places = Mapping[str, set[tuple[int, int]]]
 
 
 def retarget(sim: Sim, target: str | Profile) -> Sim:
@@ -40,7 +41,7 @@ def retarget(sim: Sim, target: str | Profile) -> Sim:
     detach(twin.model)
     made = type(sim)(twin.model, args or kwargs, dataclasses.replace(sim.config, target=target), inplace=True)
     made.folds = sim.folds + made.folds
-    sources = _sources(before, capture(made, args, kwargs))
+    sources = _sources(_places(before, _gates(twin)), _places(capture(made, args, kwargs), _gates(made)))
     old, new = twin.quantizers(), made.quantizers()
     unseen = []
     for key, planned in made.decisions.quantizers.items():
@@ -108,24 +109,29 @@ def _kept(source: Quantizer, spec: TensorSpec) -> Encoding | None:
     return encoding if grids[0] == grids[1] else None
 
 
-def _sources(old: Program, new: Program) -> Mapping[str, dict[str, None]]:
+def _gates(sim: Simulation) -> set[str]:
+    return {key for key, planned in sim.decisions.quantizers.items() if planned.role == "gate"}
+
+
+def _sources(old: Places, new: Places) -> Mapping[str, dict[str, None]]:
     """For each quantizer of `new`, those of `old` at the same tensors, or at tensors that these are moved from."""
-    places, wanted = _places(old), _places(new)
-    return {key: {name: None for place in tensors for name in _at(place, places)} for key, tensors in wanted.items()}
+    return {key: {name: None for place in tensors for name in _at(place, old)} for key, tensors in new.items()}
 
 
-def _at(place: tuple[int, int], places: Mapping[str, set[tuple[int, int]]]) -> list[str]:
+def _at(place: tuple[int, int], places: Places) -> list[str]:
     exact = [key for key, tensors in places.items() if place in tensors]
     return exact or [key for key, tensors in places.items() if any(base == place[1] for _, base in tensors)]
 
 
-def _places(program: Program) -> dict[str, set[tuple[int, int]]]:
-    """For each quantizer the tensors that it stands at, and those that they are moved from: by their positions among all but marks."""
-    unmarked = [node for node in program.exported.graph.nodes if not _is_mark(node)]
-    position = {node: i for i, node in enumerate(unmarked)}
+def _places(program: Program, gates: Collection[str]) -> Places:
+    """For each quantizer, but for those of gates, the tensors that it stands at, and those that they are moved from: by their positions
+    among all but marks and gates, without which a product with a gate is the activation that others have."""
+    nodes = program.exported.graph.nodes
+    inside = {node.args[0] for node in nodes if key_of(node) in gates}
+    position = {node: i for i, node in enumerate(node for node in nodes if not _is_mark(node) and node not in inside)}
     found: dict[str, set[tuple[int, int]]] = {}
-    for node in program.exported.graph.nodes:
-        if (key := key_of(node)) is not None:
+    for node in nodes:
+        if (key := key_of(node)) is not None and key not in gates:
             tensor = _behind_marks(node)
             base = tensor
             while (moved := moved_from(base)) is not None:

@@ -186,19 +186,21 @@ def _end(node: Node, encodings: Encodings, x: Encoding) -> _End:
 
 
 def _quantized_at(node: Node, encodings: Encodings) -> _End:
-    """The one mark that reads a node, or the rectifier that does; no key where the result goes on in float."""
-    (reader, *others) = node.users or (None,)
-    if reader is None or others:
-        return _End()
-    if reader.op == "call_function" and limits_of(reader) is not None:
-        rectifier = reader
-        (reader, *others) = rectifier.users or (None,)
-        if reader is None or others or key_of(reader) not in encodings:
-            raise _Float(f"the {onnx_type(function(rectifier))} behind it is not quantized")
-        _check_absorbed(rectifier, str(key_of(reader)), encodings)
-        return _End(key_of(reader), rectifier)
-    key = key_of(reader)
-    return _End(key if key in encodings else None)
+    """The one quantizer that reads a node, or the rectifier that does; no key where the result goes on in float."""
+    rectifier = next(iter(node.users)) if len(node.users) == 1 else None
+    if rectifier is None or rectifier.op != "call_function" or limits_of(rectifier) is None:
+        return _End(_read_by(node, encodings))
+    if (key := _read_by(rectifier, encodings)) is None:
+        raise _Float(f"the {onnx_type(function(rectifier))} behind it is not quantized")
+    _check_absorbed(rectifier, key, encodings)
+    return _End(key, rectifier)
+
+
+def _read_by(node: Node, encodings: Encodings) -> str | None:
+    """The quantizer that all readers of a node are marks of."""
+    keys = {key_of(reader) for reader in node.users}
+    key = keys.pop() if len(keys) == 1 else None
+    return key if key in encodings else None
 
 
 def _readers(node: Node) -> str:

@@ -1,6 +1,7 @@
 """Verification finds what differs, and what runs in float; retargeting finds the ranges of the same tensors."""
 
 import copy
+import dataclasses
 
 import numpy as np
 import onnx
@@ -12,6 +13,7 @@ from models import Forward, seeded, trained
 from torch import nn
 
 import qsim
+from qsim.config.profile import PROFILES
 from qsim.deploy.verify import verify
 
 CONFIG = qsim.int8(target="onnxruntime")
@@ -85,7 +87,8 @@ def test_the_loss_to_the_float_model_is_measured(tmp_path):
 def test_what_runs_in_float_is_named_with_the_reason(tmp_path):
     torch.manual_seed(0)
     model = Forward(lambda self, x: self.b(torch.nn.functional.silu(self.a(x))), a=nn.Linear(8, 8), b=nn.Linear(8, 8))
-    sim = qsim.QuantSim(model.eval(), torch.randn(2, 8), CONFIG)
+    profile = dataclasses.replace(PROFILES["onnxruntime"], gates=())
+    sim = qsim.QuantSim(model.eval(), torch.randn(2, 8), qsim.int8(target=profile))
     sim.calibrate([torch.randn(32, 8)], progress=False)
     report = sim.export(tmp_path / "model.onnx", verify=[torch.randn(64, 8)])
     assert report.lint == {"Sigmoid": "its result goes unquantized to Mul", "Mul": "operand 1 (made by Sigmoid) is not quantized"}

@@ -255,7 +255,7 @@ class LocalMode(TorchFunctionMode):
 
     def met(self, node: int, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call that leads to a node."""
-        operands, outputs, instead, link, half, overwrites = self.nodes[node]
+        operands, outputs, instead, link, written_out, overwrites = self.nodes[node]
         if link is not None and link.before and not self.has_begun(node, link, args, kwargs):
             outputs, instead = (), None
             self.place.note_broken(node)
@@ -266,7 +266,7 @@ class LocalMode(TorchFunctionMode):
             args, kwargs = _with_operands(args, kwargs, operands)
         if instead is not None and (quantized := instead(args, kwargs, given_away)) is not None:
             return quantized
-        out = func(*args, **kwargs) if half is None else half(func, args, kwargs)
+        out = func(*args, **kwargs) if written_out is None else written_out(func, args, kwargs)
         if outputs and overwrites and not given_away and out is args[0]:
             outputs = self.plain[node].outputs
         if outputs:

@@ -13,20 +13,23 @@ from qsim.graph.plan.savings import Saving
 from qsim.graph.record.containers import ParameterOf
 from qsim.graph.record.routes import Route, Site
 from qsim.graph.record.tape import Slot
+from qsim.operations.gates import Gated
 from qsim.operations.half import Half
 from qsim.quantizers.bias import BiasQuantizer
 from qsim.quantizers.quantizer import Quantizer
 
+WrittenOut = Half | Gated
+
 
 class Node(NamedTuple):
     """What happens at one call: what quantizes operands, by slot, and outputs, by index; what may take the call's place; where
-    it stands in a chain; how it runs in half precision; whether it may write into its first operand."""
+    it stands in a chain; how it is written out, in half precision or with a quantized gate; whether it may write into its first operand."""
 
     operands: tuple[tuple[Slot, Quantize], ...] = ()
     outputs: tuple[tuple[int, Quantize], ...] = ()
     instead: Rectifier | None = None
     link: Link | None = None
-    half: Half | None = None
+    written_out: WrittenOut | None = None
     overwrites: bool = False
 
 

@@ -14,7 +14,7 @@ from torch import nn
 from qsim.graph.execute.links import links_of
 from qsim.graph.execute.lowered import LiveMaker, Maker, MarkMaker, Quantize, fallen_site, planned_site, site_beside
 from qsim.graph.execute.marks import Mark
-from qsim.graph.execute.nodes import Node, Nodes, calls_before, frugal_node, own_weight, own_weights, weights_read
+from qsim.graph.execute.nodes import Node, Nodes, WrittenOut, calls_before, frugal_node, own_weight, own_weights, weights_read
 from qsim.graph.execute.shortcuts import FrugalMaker, Kept
 from qsim.graph.execute.switch import Switch
 from qsim.graph.plan.actions import Actions, QuantizationPlan
@@ -24,6 +24,7 @@ from qsim.graph.record.containers import joined
 from qsim.graph.record.routes import Route, Site, call_key
 from qsim.graph.record.tape import CallKey
 from qsim.operations.functions import MAC
+from qsim.operations.gates import Gated
 from qsim.operations.half import Half
 from qsim.quantizers.quantizer import Quantizer
 from qsim.runs.arguments import Arguments
@@ -105,9 +106,12 @@ class Place:
         frugal = [frugal_node(*each, quantizers, kept) for each in zip(self._actions, self._savings, strict=True)]
         plain, marked = ([Node(*planned_site(a, make)) for a in self._actions] for make in (LiveMaker(quantizers), MarkMaker()))
         links = links_of(route, plan)
+        self._ops = [*(site.op for site in route.sites), *(found.function for found in elsewhere.values())]
         halves = [*(plan.halves.get(site) for site in route.sites), *beyond]
-        running = [[n._replace(link=links.get(at), half=halves[at]) for at, n in enumerate(nodes)] for nodes in (plain, frugal)]
-        self.planned = Nodes(running[0], running[1], [node._replace(link=links.get(at)) for at, node in enumerate(marked)])
+        live: list[WrittenOut | None] = [half or self._gated(at, LiveMaker(quantizers)) for at, half in enumerate(halves)]
+        running = [[n._replace(link=links.get(at), written_out=live[at]) for at, n in enumerate(nodes)] for nodes in (plain, frugal)]
+        traced = [n._replace(link=links.get(at), written_out=self._gated(at, MarkMaker())) for at, n in enumerate(marked)]
+        self.planned = Nodes(running[0], running[1], traced)
         self.fallen = self.planned
         self.sites = [*((site.name, site.steps[0].line) for site in route.sites), *((leaf, "") for leaf in elsewhere)]
         self.floats = [*(site.first_operand for site in route.sites), *beyond]
@@ -116,7 +120,6 @@ class Place:
         ]
         self.weights = [*own, *beyond]
         self.weights_read = [weights_read(plan, found) for found in self._actions]
-        self._ops = [*(site.op for site in route.sites), *(found.function for found in elsewhere.values())]
         self.own_weights = own_weights(path, plan, quantizers)
         self.parameters = plan.weights
         self.after = calls_before(route, plan)
@@ -258,7 +261,10 @@ class Place:
             self._ends[known] = missed
         for key in self._expected[training]:
             node = next(at for at in self.nodes_of[key] if at is not None)
-            if counts[key] == 0 and (self._actions[node].operands or self._actions[node].outputs):
+            if counts[key] == 0 and passed is None and self._actions[node].gate is not None:
+                sentence = f"torch.compile hides {_named(*self.sites[node])}: compiled, its gate stays in float"
+                self.switch.notice(sentence, self.path, "", "Evaluate it without torch.compile, or take its type out of Profile.gates.")
+            elif counts[key] == 0 and (self._actions[node].operands or self._actions[node].outputs):
                 missed.append(_named(*self.sites[node]))
         if passed is not None:
             missed += [_named(*self._passed[number]) for number in self._expected_passed[training] if not passed >> number & 1]
@@ -282,8 +288,14 @@ class Place:
                 else:
                     found = site_beside(nodes[at].operands, nodes[at].outputs, around, formats, make)
                 format = formats.get(around.operation, "float32")
-                half = None if format == "float32" else Half(self._ops[at], format, narrow=False)
-                nodes[at] = Node(*found, link=nodes[at].link, half=None if nodes is self.fallen.marked else half or nodes[at].half)
+                half = None if format == "float32" or nodes is self.fallen.marked else Half(self._ops[at], format, narrow=False)
+                gated = isinstance(nodes[at].written_out, Gated) and around.operation in formats
+                nodes[at] = Node(*found, link=nodes[at].link, written_out=half or (None if gated else nodes[at].written_out))
+
+    def _gated(self, at: int, make: Maker) -> Gated | None:
+        """What runs a node with its gate quantized; None for one that has none."""
+        key = self._actions[at].gate
+        return None if key is None else Gated(self._ops[at], make.quantized(key, True))
 
 
 def _named(name: str, line: str) -> str:

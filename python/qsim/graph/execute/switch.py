@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from qsim.folders import QSIM, TORCH
 
+_EXAMPLE = "Give the call as an example too: QuantSim(model, [example, other], ...)."
 _SHOWN = 5  # so many sentences are in one warning; all of them are in the summary
 
 
@@ -44,7 +45,7 @@ class Switch:
         self.model: nn.Module | None = None
         self._parameters: dict[int, str] = {}
         self.noticed: dict[str, tuple[str, str]] = {}
-        self.unsaid: list[str] = []
+        self.unsaid: dict[str, str] = {}  # sentences, with what to do
         self._told_of_break = False
 
     @contextlib.contextmanager
@@ -72,12 +73,12 @@ class Switch:
             return self.parameter_name(parameter)
         return name
 
-    def notice(self, sentence: str, path: str, function: str) -> None:
-        """Note what a person should know, once."""
+    def notice(self, sentence: str, path: str, function: str, advice: str = _EXAMPLE) -> None:
+        """Note what a person should know, once, and may do about it."""
         if sentence not in self.noticed:
             self.noticed[sentence] = path, function
             if not self.marks:
-                self.unsaid.append(sentence)
+                self.unsaid[sentence] = advice
 
     def tell_of_break(self, path: str) -> None:
         """Warn, once, that a container was to be compiled and is not."""
@@ -92,11 +93,11 @@ class Switch:
 
     def say(self) -> None:
         """Warn of what was noticed since the last time."""
-        unsaid, self.unsaid = self.unsaid, []
+        unsaid, self.unsaid = self.unsaid, {}
         if unsaid:
             more = f" (and {len(unsaid) - _SHOWN} more: see sim.summary().notes)" if len(unsaid) > _SHOWN else ""
-            advice = "Give the call as an example too: QuantSim(model, [example, other], ...)"
-            warnings.warn(f"QuantSim: {'; '.join(unsaid[:_SHOWN])}{more}. {advice}.", stacklevel=_distance())
+            advice = " ".join(dict.fromkeys(unsaid.values()))
+            warnings.warn(f"QuantSim: {'; '.join([*unsaid][:_SHOWN])}{more}. {advice}", stacklevel=_distance())
 
 
 def _distance() -> int:

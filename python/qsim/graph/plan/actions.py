@@ -22,7 +22,8 @@ class PlannedQuantizer:
     key : str
         Its name in `QuantSim.quantizers`.
     role : str
-        "weight" (a constant operand of a multiply-accumulate), "constant" (of anything else), "activation" or "input".
+        "weight" (a constant operand of a multiply-accumulate), "constant" (of anything else), "activation", "gate" (inside one that is a
+        product with its gate) or "input".
     spec : TensorSpec
         With the axis that this tensor has.
     op : str
@@ -77,10 +78,11 @@ class PlannedBias:
 
 @dataclass
 class Actions:
-    """What happens at one site: quantizers of operands by slot, and of outputs by index; the bias."""
+    """What happens at one site: quantizers of operands by slot, of outputs by index, of its gate (`qsim.operations.gates`); the bias."""
 
     operands: dict[Slot, Use] = field(default_factory=dict)
     outputs: dict[int, str] = field(default_factory=dict)
+    gate: str | None = None
     bias: PlannedBias | None = None
 
 
@@ -137,8 +139,8 @@ class Operation:
 @dataclass(frozen=True)
 class Neighbours:
     """What a fallback has to know of a site: its floating-point operands, those that it writes into, its number of results; where
-    quantizers of operands and results stand; the operations whose results are quantized only where this one reads them; and the
-    quantizers whose grids hold results that have none of their own."""
+    quantizers of operands and results stand; the operations whose results are quantized only where this one reads them; the quantizers
+    whose grids hold results that have none of their own; and that of its gate."""
 
     operation: str
     operands: tuple[Slot, ...]
@@ -148,6 +150,7 @@ class Neighbours:
     makers: dict[Slot, tuple[str, ...]]
     results: dict[int, Post]
     joined: dict[int, Post]
+    gate: Post | None = None
 
     def is_concerned(self, formats: Container[str]) -> bool:
         """Whether something else stands here than the plan says while the operations in `formats` fall back."""
@@ -177,7 +180,8 @@ class Regions:
     def posts(self) -> list[Post]:
         """All places where quantizers stand, or will if operations fall back."""
         found = [each for around in self.neighbours.values() for each in (around.reads, around.results, around.joined)]
-        return [*self.inputs.values(), *(post for posts in found for post in posts.values())]
+        gates = [around.gate for around in self.neighbours.values() if around.gate is not None]
+        return [*self.inputs.values(), *(post for posts in found for post in posts.values()), *gates]
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,12 @@ from collections.abc import Callable, Container, Sequence
 from itertools import pairwise
 
 from qsim.config.override import SiteInfo
+from qsim.config.profile import selects
 from qsim.graph.plan.rules import hands_on, is_divisor, weight_axes
 from qsim.graph.record.routes import Site, build_routes
 from qsim.graph.record.tape import InputSlot, Origin, Reader, Slot, Step, Tape
-from qsim.operations.functions import METRICS
+from qsim.operations.functions import METRICS, name_of
+from qsim.operations.onnx_types import onnx_type
 
 Chain = Sequence[frozenset[str]]  # types of operations that run as one, with alternatives
 
@@ -27,6 +29,8 @@ class Dataflow:
         Of an operation and the one that reads it: whether something keeps them from running as one.
     is_half : callable
         Whether an operation runs in half precision: what it returns is rounded, whatever it is.
+    gates : sequence of str
+        Types of operations that eager modes meet though Dynamo hides them: see `qsim.Profile`.
 
     Attributes
     ----------
@@ -55,9 +59,11 @@ class Dataflow:
         half_chains: Sequence[Sequence[str]],
         apart: Callable[[SiteInfo, SiteInfo], bool],
         is_half: Callable[[SiteInfo], bool],
+        gates: Sequence[str] = (),
     ) -> None:
         self.tape = tape
-        self.routes, self.site_of = build_routes(tape)
+        gated = [step for step in tape.steps if not step.hook and selects(gates, onnx_type(name_of(step.func)))]
+        self.routes, self.site_of = build_routes(tape, {step for step in tape.steps if step.visible}.union(gated).__contains__)
         self.sites = list(dict.fromkeys(self.site_of.values()))
         self._constant, self.state = self._constant_steps()
         self.returned = {self.site_of[origin.source] for origin in tape.results if origin.kind in ("step", "stale")}

@@ -59,6 +59,13 @@ class Ledger:
             spec = replace(spec, method="minmax")  # nothing runs
         self.quantizers.setdefault(key, PlannedQuantizer(key, role, spec, op, parameter, known, reader))
 
+    def add_before(self, following: str, key: str, role: str, spec: TensorSpec, op: str, known: tuple[float, float]) -> None:
+        """Add one that the model meets before another one."""
+        later = list(self.quantizers)[list(self.quantizers).index(following) :]
+        behind = {name: self.quantizers.pop(name) for name in later}
+        self.add(key, role, spec, op, known=known)
+        self.quantizers.update(behind)
+
     def name_members(self) -> None:
         """Have quantizers that several tensors share say so."""
         for key, names in self.members.items():

@@ -13,6 +13,7 @@ from qsim.config.config import Config
 from qsim.graph.plan.actions import Actions, Elsewhere, LeftFloat, QuantizationPlan, Use
 from qsim.graph.plan.biases import plan_bias
 from qsim.graph.plan.elsewhere import elsewhere_of, unreached
+from qsim.graph.plan.gates import plan_gates
 from qsim.graph.plan.halves import find_halves
 from qsim.graph.plan.ledger import Ledger
 from qsim.graph.plan.notes import objections, unused_overrides
@@ -96,11 +97,10 @@ class _Planner:
         for site, key in stand_ins(self.flow, self.grids).items():
             self.actions[site].outputs[0] = key
             self.ledger.left.pop(LeftFloat(site.name, site.op, _TRAINING), None)
+        plan_gates(self.ledger, self.config.profile)
         self.ledger.name_members()
         infos = [*self.flow.infos.values(), *(self.specs.input_info(slot) for slot in self.tape.inputs)]
-        notes = [*self.ledger.notes, *unused_overrides(self.config, infos), *objections(self.config, self.quantizers)]
-        notes = list(dict.fromkeys(notes))
-        regions = find_regions(self.flow, self.placement, self.actions, self.quantizers, self.grids, self.ledger.inputs)
+        notes = list(dict.fromkeys([*self.ledger.notes, *unused_overrides(self.config, infos), *objections(self.config, self.quantizers)]))
         elsewhere = {**elsewhere_of(self.flow, self.actions, self.quantizers), **self._unreached()}
         return QuantizationPlan(
             self.flow.routes,
@@ -109,7 +109,7 @@ class _Planner:
             self.ledger.inputs,
             list(self.ledger.left),
             notes,
-            regions,
+            find_regions(self.flow, self.placement, self.actions, self.quantizers, self.grids, self.ledger.inputs),
             elsewhere,
             self.flow.fused,
             find_halves(self.specs, self.config.profile.half_accumulator),
@@ -365,8 +365,8 @@ class _Planner:
 
     def _quantizes(self, site: Site) -> bool:
         """Whether an operation takes quantized operands because the target asks it to."""
-        roles = {self.quantizers[use.key].role for use in self.actions[site].operands.values()}
-        return self.placement.is_reader(site) or not roles <= {"weight"}
+        uses = self.actions[site].operands.values()
+        return self.placement.is_reader(site) or any(self.quantizers[use.key].role != "weight" for use in uses)
 
     # Shared scales.
 

@@ -126,6 +126,7 @@ class _Finder:
             makers,
             {i: Post(key, name, self._deciders(site, i), (name, *readers[i])) for i, key in actions.outputs.items()},
             {i: Post(key, name, reading, (name, *readers[i])) for i, key in joined.items() if (reading := self._quantized(readers[i]))},
+            None if actions.gate is None else Post(actions.gate, name, (name,), (name,)),
         )
 
     def unplanned(self, site: Site, inputs: Container[InputSlot]) -> list[Unplanned]:

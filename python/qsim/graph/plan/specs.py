@@ -38,7 +38,7 @@ class Specs:
     def __init__(self, tape: Tape, config: Config) -> None:
         self._tape, self._config = tape, config
         profile = config.profile
-        self.flow = Dataflow(tape, profile.chains, profile.half_chains, self._has_cast_between, self.is_half)
+        self.flow = Dataflow(tape, profile.chains, profile.half_chains, self._has_cast_between, self.is_half, profile.gates)
         self.placement = Placement(self.flow, config.profile)
         self.uncast = self._uncast_inputs()
         replaced = tape.inputs.keys() - tape.unreplaced - {*self.uncast} if profile.model_input else set()
