@@ -20,6 +20,7 @@ from qsim.simulation.simulation import Simulation
 from qsim.stages import Stages
 from qsim.trace.capture import Program, capture
 from qsim.trace.constants import fold_marked
+from qsim.trace.integer_forms import use_integer_forms
 from qsim.trace.mark_uses import Marked, objections, per_channel, refusal
 from qsim.trace.marks_before_rectifiers import hoist_marks
 from qsim.trace.marks_behind_moves import carry_marks
@@ -57,7 +58,9 @@ class Tracing:
         fold_marked(self.program.exported)
         if target.carries:
             carry_marks(self.program.exported.graph, per_channel(sim.quantizers()))
+            encodings = {key: encoding for key, encoding in sim.encodings().items() if sim.quantizers()[key].enabled}
             hoist_marks(self.program.exported.graph, sim.encodings())
+            use_integer_forms(self.program.exported.graph, encodings)
             self.program.exported.graph_module.recompile()
         self.marked = Marked.of(self.program)
         self.objections = objections(self.marked, sim.quantizers(), sim.weights(), target)

@@ -17,10 +17,12 @@ from qsim.numbers.float_format import FLOAT_FORMATS
 from qsim.operations.onnx_types import onnx_type
 from qsim.operations.onnxruntime import INTEGER_KERNELS
 from qsim.trace.fx_nodes import arguments, function, is_float, is_leaf, module, shape
+from qsim.trace.integer_forms import NUMBER, SCALED, number, scaled
 from qsim.trace.marks_before_rectifiers import absorbs, limits_of
 from qsim.trace.marks_behind_moves import is_moving, key_of
 
 Encodings = Mapping[str, Encoding]
+_MARKS = (QUANTIZED, BIAS, ROUNDED, SCALED, NUMBER)
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ def classify(graph: Graph, encodings: Encodings) -> list[Kernel]:
 
 
 def _computes(node: Node) -> bool:
-    if node.op != "call_function" or node.target in (QUANTIZED, BIAS, ROUNDED) or not is_float(node) or is_moving(node):
+    if node.op != "call_function" or node.target in _MARKS or not is_float(node) or is_moving(node):
         return False
     return limits_of(node) is None or key_of(node.args[0]) is not None
 
@@ -118,6 +120,9 @@ def _place(node: Node) -> str:
 
 def _operand(value: object, encodings: Encodings, position: str) -> Encoding:
     """The grid of an operand, integers of at most eight bits."""
+    if isinstance(value, Node) and value.target in (SCALED, NUMBER):
+        _, key, factor = value.args
+        return scaled(encodings[key], factor) if value.target is SCALED else number(factor, encodings[key])[1]  # type: ignore[index, arg-type]
     key = key_of(value)
     if key is None:
         source = f", made by '{_name(value)}'," if isinstance(value, Node) and value.op == "call_function" else ""

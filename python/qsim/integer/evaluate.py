@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from operator import attrgetter
 from typing import Any
@@ -27,6 +28,7 @@ from qsim.numbers.float_format import FLOAT_FORMATS
 from qsim.quantizers.quantizer import Quantizer
 from qsim.trace.capture import Program
 from qsim.trace.fx_nodes import arguments
+from qsim.trace.integer_forms import NUMBER, SCALED, number, scaled
 from qsim.trace.mark_uses import per_channel
 from qsim.trace.marks_behind_moves import carry_marks
 
@@ -138,6 +140,11 @@ class _Run(Interpreter):
             return self._marked(*args)
         if target is BIAS:
             return self._bias(*args)
+        if target is SCALED:
+            return dataclasses.replace(args[0], encoding=scaled(args[0].encoding, args[2]))
+        if target is NUMBER:
+            integer, encoding = number(args[2], args[0].encoding)
+            return Quantized(args[0].integers.new_tensor(integer), encoding)
         args, kwargs = tree_map_only((Quantized, Bias), lambda value: value.dequantized(), (args, kwargs))
         if target is ROUNDED:
             return ops.round_to_format(*args[:2])

@@ -16,6 +16,7 @@ from qsim.integer.runtime_weights import bias_made_integers, weights_made_intege
 from qsim.numbers.encoding import Encoding
 from qsim.quantizers.quantizer import Quantizer
 from qsim.trace.capture import Program
+from qsim.trace.integer_forms import use_integer_forms
 from qsim.trace.mark_uses import Marked
 from qsim.trace.marks_before_rectifiers import hoist_marks
 from qsim.trace.runtimes import RUNTIMES, stored_as
@@ -55,6 +56,7 @@ class Prepared:
         graph.output(graph.graph_copy(program.exported.graph, {}))
         _bypass(graph, self.encodings)
         hoist_marks(graph, self.encodings)
+        use_integer_forms(graph, self.encodings)
         stored = dict(stored_inputs(program))
         parameters = {node: parameter(stored[node.name]) for node in graph.nodes if node.name in stored}
         self.encodings |= weights_made_integers(graph, self.encodings, parameters)

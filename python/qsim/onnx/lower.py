@@ -18,6 +18,7 @@ from qsim.onnx.tensors import ONNX_TYPES
 from qsim.onnx.translate import DOMAIN
 from qsim.quantizers.bias import BiasQuantizer
 from qsim.quantizers.quantizer import Quantizer
+from qsim.trace.integer_forms import number, scaled
 from qsim.trace.runtimes import stored_as
 from qsim.trace.storages import Storages
 
@@ -50,12 +51,13 @@ class Lowering:
         self.bypassed: list[str] = []
         self._insert = Insertion(model.graph)
         self._made: dict[tuple[Any, ...], ir.Value] = {}
+        self._lowered = {"quantized": self._quantized, "bias": self._bias, "scaled": self._scaled, "number": self._number}
 
     def run(self) -> None:
         """Replace every mark."""
         for node in list(self.graph):
             if node.domain == DOMAIN:
-                value = self._bias(node) if node.op_type == "bias" else self._quantized(node)
+                value = self._lowered[node.op_type](node)
                 node.outputs[0].replace_all_uses_with(value, replace_graph_outputs=True)
                 self.graph.remove(node, safe=True)
 
@@ -119,6 +121,31 @@ class Lowering:
         """Scale and zero point. The latter is there even where it is 0: its type says what the integers are stored in."""
         scale = self._insert.initializer(f"{key}_scale", encoding.scale.float(), "float32")
         return [scale, self._insert.initializer(f"{key}_zero_point", encoding.zero_point, storage)]
+
+    # Integer forms: see `qsim.trace.integer_forms`.
+
+    def _scaled(self, node: ir.Node) -> ir.Value:
+        key, (x,) = node.attributes["key"].as_string(), node.inputs
+        dequantize = None if x is None else x.producer()
+        q = None if dequantize is None else dequantize.inputs[0]
+        assert q is not None
+        return self._dequantized(node, q, scaled(self._encoding(key), node.attributes["factor"].as_float()), f"{key}_scaled", q.shape)
+
+    def _number(self, node: ir.Node) -> ir.Value:
+        key, value = node.attributes["key"].as_string(), node.attributes["value"].as_float()
+        integer, encoding = number(value, self._encoding(key))
+        q = self._insert.initializer(f"{key}_number_quantized", torch.tensor(integer), encoding.dtype)
+        return self._dequantized(node, q, encoding, f"{key}_number", ir.Shape(()))
+
+    def _encoding(self, key: str) -> Encoding:
+        """As activations are stored."""
+        encoding = self.quantizers[key].encoding
+        assert encoding is not None
+        return stored_as(encoding, self.storages.activations[key])
+
+    def _dequantized(self, node: ir.Node, q: ir.Value, encoding: Encoding, name: str, shape: ir.Shape | None) -> ir.Value:
+        grid = self._grid(name, encoding, encoding.dtype)
+        return self._insert.node(node, "DequantizeLinear", [q, *grid], f"{name}_dequantized", _FLOAT, shape)
 
     # Constants.
 

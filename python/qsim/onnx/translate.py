@@ -21,6 +21,7 @@ from qsim.errors import ExportError
 from qsim.graph.execute.marks import BIAS, QUANTIZED, ROUNDED
 from qsim.onnx.functional import Functional
 from qsim.trace.capture import Program
+from qsim.trace.integer_forms import NUMBER, SCALED
 
 DOMAIN = "qsim"
 _aten = torch.ops.aten
@@ -29,7 +30,8 @@ _FLOATS = [f"tensor({name})" for name in ("float", "double", "float16", "bfloat1
 
 def translate(program: Program, opset: int, *, movable: Collection[str]) -> ir.Model:
     """The program as an ONNX model, with nodes ``qsim::quantized`` (attribute `key`) and ``qsim::bias`` (`input`, `weight`) for marks;
-    ``qsim::rounded`` (`format`, `direction` "in" or "out") where an operation falls back.
+    ``qsim::rounded`` (`format`, `direction` "in" or "out") where an operation falls back; ``qsim::scaled`` (`key`, `factor`) and
+    ``qsim::number`` (`key`, `value`) for integer forms.
 
     Parameters
     ----------
@@ -78,16 +80,18 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def _private(name: str, *attributes: str) -> values.Op:
+def _private(name: str, *attributes: str, number: str = "") -> values.Op:
     schema = onnx.defs.OpSchema
     x, y = schema.FormalParameter("x", "T"), schema.FormalParameter("y", "T")
-    strings = [schema.Attribute(attribute, schema.AttrType.STRING, required=True) for attribute in attributes]
-    described = schema(name, DOMAIN, 1, inputs=[x], outputs=[y], type_constraints=[("T", _FLOATS, "")], attributes=strings)
+    types = [*((attribute, schema.AttrType.STRING) for attribute in attributes), *([(number, schema.AttrType.FLOAT)] if number else [])]
+    fields = [schema.Attribute(attribute, kind, required=True) for attribute, kind in types]
+    described = schema(name, DOMAIN, 1, inputs=[x], outputs=[y], type_constraints=[("T", _FLOATS, "")], attributes=fields)
     return values.Op(values.Opset(DOMAIN, 1), name, described)
 
 
 _QUANTIZED, _BIAS = _private("quantized", "key"), _private("bias", "input", "weight")
 _ROUNDED = _private("rounded", "format", "direction")
+_SCALED, _NUMBER = _private("scaled", "key", number="factor"), _private("number", "key", number="value")
 
 
 def mark_key(value: ir.Value | None) -> str | None:
@@ -118,6 +122,16 @@ def _translations(opset: int, movable: Collection[str]) -> dict[Any, Callable[..
 
     def rounded(x: Any, format: str, enters: bool) -> Any:
         y = _ROUNDED(x, format=format, direction="in" if enters else "out")
+        y.dtype = x.dtype
+        return y
+
+    def scaled(x: Any, key: str, factor: float) -> Any:
+        y = _SCALED(x, key=key, factor=factor)
+        y.dtype = x.dtype
+        return y
+
+    def number(x: Any, key: str, value: float) -> Any:
+        y = _NUMBER(x, key=key, value=value)
         y.dtype = x.dtype
         return y
 
@@ -217,6 +231,8 @@ def _translations(opset: int, movable: Collection[str]) -> dict[Any, Callable[..
         QUANTIZED: quantized,
         BIAS: bias,
         ROUNDED: rounded,
+        SCALED: scaled,
+        NUMBER: number,
         _aten.linear.default: linear,
         _aten.mean.dim: mean,
         _aten.unbind.int: unbind,

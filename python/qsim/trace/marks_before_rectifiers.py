@@ -58,6 +58,11 @@ def absorbs(encoding: Encoding, clamp: Node) -> bool:
     """
     limits = limits_of(clamp)
     assert limits is not None
-    low, high = (torch.tensor(limit) / encoding.scale.float().cpu() for limit in limits)
+    return clips_to(encoding, *limits)
+
+
+def clips_to(encoding: Encoding, lowest: float, highest: float) -> bool:
+    """Whether quantizing to a grid of one scale clips all that lies outside of [lowest, highest]."""
+    low, high = (torch.tensor(limit) / encoding.scale.float().cpu() for limit in (lowest, highest))
     zero_point = encoding.zero_point.cpu()
     return bool((low.round() + zero_point <= encoding.quant_min).all()) and bool((high.round() + zero_point >= encoding.quant_max).all())
