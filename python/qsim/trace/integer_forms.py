@@ -36,7 +36,9 @@ _TAKING = {
 
 def scaled(encoding: Encoding, factor: float) -> Encoding:
     """The grid of `SCALED`: the scale is multiplied in float32."""
-    return dataclasses.replace(encoding, scale=encoding.scale.float() * torch.tensor(factor, device=encoding.scale.device))
+    return dataclasses.replace(
+        encoding, scale=encoding.scale.float() * torch.tensor(factor, dtype=torch.float32, device=encoding.scale.device)
+    )
 
 
 def number(value: float, beside: Encoding) -> tuple[int, Encoding]:
@@ -44,14 +46,14 @@ def number(value: float, beside: Encoding) -> tuple[int, Encoding]:
 
     Examples
     --------
-    >>> uint8 = Encoding(torch.tensor(0.1), torch.tensor(7, dtype=torch.int32), 0, 255, dtype="uint8")
+    >>> uint8 = qsim.Encoding(torch.tensor(0.1), torch.tensor(7, dtype=torch.int32), 0, 255, dtype="uint8")
     >>> [(q, int(grid.zero_point), float(grid.scale)) for q, grid in (number(0.5, uint8), number(-3, uint8))]
     [(1, 0, 0.5), (0, 1, 3.0)]
     """
     unsigned = beside.quant_min >= 0
     integer, zero = (int(value > 0), int(value < 0)) if unsigned else (1 if value > 0 else -1, 0)
-    device = beside.scale.device
-    scale, zero_point = torch.tensor(abs(value), device=device), torch.tensor(zero, dtype=torch.int32, device=device)
+    pair = ((abs(value), torch.float32), (zero, torch.int32))
+    scale, zero_point = (torch.tensor(held, dtype=dtype, device=beside.scale.device) for held, dtype in pair)
     return integer, dataclasses.replace(beside, scale=scale, zero_point=zero_point)
 
 
