@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,7 @@ class Tracing:
         self.sim, self.target = sim, target
         self.program: Program = capture(sim, *sim.calls[0])
         fold_marked(self.program.exported)
+        self.plain = self.program.copied()  # as it is without the target's marks
         if target.carries:
             carry_marks(self.program.exported.graph, per_channel(sim.quantizers()))
             encodings = {key: encoding for key, encoding in sim.encodings().items() if sim.quantizers()[key].enabled}
@@ -132,10 +134,12 @@ def _written(
             write_atomically(files[-1], commands(file.name, built.fallback).encode())
     verification = None
     if verify is not None:
+        from qsim.deploy import times
         from qsim.deploy.verify import verify_simulation
 
         with seconds.stage("verify"):
-            verification = verify_simulation(sim, file, verify)
+            write_float = partial(times.write_float, traced.plain, traced.marked, quantizers, target, options)
+            verification = verify_simulation(sim, file, verify, built.model, write_float)
     sizes = {written: written.stat().st_size for written in files}
     session_options, more = sessions.entries(built.model) if target.name == "onnxruntime" else ({}, [])
     linted = lint.lint(built.model, target.name)

@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ import onnxruntime
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from qsim.deploy.times import Times, measured
 from qsim.integer.programs import evaluate, evaluation
 from qsim.numbers.sqnr import sqnr
 from qsim.onnx.lint import is_surrounded, lint
@@ -108,12 +109,15 @@ class Verification:
     float_types : dict of str to int
         How many operations of which ONNX types have no integer kernel: the last bits of what they compute decide at the edges of the next
         grid, so integers behind them may differ from those of `with sim.integer():`.
+    times : Times or None
+        How long the model takes, beside the float one; None where there is no float one, or the model is for another runtime.
     """
 
     version: str
     differences: dict[tuple[str, str], dict[str, Difference]] = field(default_factory=dict)
     in_float: dict[str, str] = field(default_factory=dict)
     float_types: dict[str, int] = field(default_factory=dict)
+    times: Times | None = None
 
     def __str__(self) -> str:
         rows = [
@@ -138,10 +142,17 @@ class Verification:
                 f"\n{apart:,} integers differ from sim.integer(): computed in float, whose last bits decide at the edges of a grid: {named}"
             )
         floats = [f"{len(self.in_float)} operations run in float:", *(f"  {n}: {why}" for n, why in self.in_float.items())]
-        return "\n".join([f"ONNX Runtime {self.version}", table, *(floats if self.in_float else [])])
+        head = f"ONNX Runtime {self.version}" + (f": {self.times}" if self.times is not None else "")
+        return "\n".join([head, table, *(floats if self.in_float else [])])
 
 
-def verify(path: Path, batches: Iterable[tuple[Mapping[str, Array], Mapping[str, Sequence[Array]]]]) -> Verification:
+def verify(
+    path: Path,
+    batches: Iterable[tuple[Mapping[str, Array], Mapping[str, Sequence[Array]]]],
+    *,
+    model: ir.Model | None = None,
+    beside: Path | None = None,
+) -> Verification:
     """Run ONNX Runtime on batches.
 
     Parameters
@@ -150,6 +161,10 @@ def verify(path: Path, batches: Iterable[tuple[Mapping[str, Array], Mapping[str,
         Of a Q/DQ model.
     batches : iterable of (inputs, references)
         Inputs by name; references by theirs ("simulation"): what another computation gives for each output. There may be none.
+    model : ir.Model, optional
+        The file's, where it was parsed.
+    beside : Path, optional
+        The float model, whose time is taken too.
 
     Returns
     -------
@@ -157,16 +172,18 @@ def verify(path: Path, batches: Iterable[tuple[Mapping[str, Array], Mapping[str,
         The optimised graph beside the unoptimised one, and both beside each reference; of a model for another runtime, which has
         kernels of its own, the unoptimised graph alone.
     """
-    model = ir.load(path)
+    model = ir.load(path) if model is None else model
     steps = {str(value.name): _step(value) for value in model.graph.outputs}
     result = Verification(onnxruntime.__version__)
-    sessions = {UNOPTIMISED: session(path, optimised=False)}
-    if is_for_onnxruntime(onnx.load(path, load_external_data=False)):
+    sessions = {UNOPTIMISED: session(path, optimised=False, model=model)}
+    if is_for_onnxruntime(model):
         with tempfile.TemporaryDirectory() as folder:
             saved = Path(folder, "optimised.onnx")
-            sessions[OPTIMISED] = session(path, optimised=True, save=saved)
+            sessions[OPTIMISED] = session(path, optimised=True, save=saved, model=model)
             result.in_float.update(_in_float(model, onnx.load(saved, load_external_data=False)))
     for inputs, references in batches:
+        if beside is not None and result.times is None:
+            result = replace(result, times=measured(session(beside), sessions[OPTIMISED], inputs))
         got = {name: one.run(None, dict(inputs)) for name, one in sessions.items()}
         pairs = [(UNOPTIMISED, name) for name in sessions if name != UNOPTIMISED]
         last = list(sessions)[-1]
@@ -179,10 +196,19 @@ def verify(path: Path, batches: Iterable[tuple[Mapping[str, Array], Mapping[str,
     return result
 
 
-def verify_simulation(sim: Simulation, path: Path, batches: Iterable[Any]) -> Verification:
-    """Run ONNX Runtime and the simulation, plain, on integers and in float, on batches as `QuantSim.calibrate` takes them, and compare."""
-    model = onnx.load(path, load_external_data=False)
-    sizes = {value.name: [d.dim_value for d in value.type.tensor_type.shape.dim] for value in model.graph.input}
+def verify_simulation(
+    sim: Simulation, path: Path, batches: Iterable[Any], model: ir.Model, write_float: Callable[[Path], Path]
+) -> Verification:
+    """Run ONNX Runtime and the simulation, plain, on integers and in float, on batches as `QuantSim.calibrate` takes them, and compare.
+
+    Parameters
+    ----------
+    model : ir.Model
+        That of the file.
+    write_float : callable
+        Writes the float model to a path.
+    """
+    sizes = {str(value.name): [n if isinstance(n, int) else 0 for n in value.shape or ()] for value in model.graph.inputs}
     ways = {"simulation": False, ON_INTEGERS: True} if is_for_onnxruntime(model) else {"simulation": False}
 
     def computed() -> Iterable[tuple[Mapping[str, Array], Mapping[str, Sequence[Array]]]]:
@@ -195,17 +221,18 @@ def verify_simulation(sim: Simulation, path: Path, batches: Iterable[Any]) -> Ve
                 references[IN_FLOAT] = evaluate(sim, _copied(batch), integer=False)
             yield inputs, {name: [_array(t) for t in tree_leaves(outputs)] for name, outputs in references.items()}
 
-    found = verify(path, computed())
+    with tempfile.TemporaryDirectory() as folder:
+        beside = write_float(Path(folder, "float.onnx")) if ON_INTEGERS in ways else None
+        found = verify(path, computed(), model=model, beside=beside)
     if ON_INTEGERS in ways:
         kernels = evaluation(sim, *sim.calls[0]).prepared.kernels
         found.float_types.update(Counter(kernel.op for kernel in kernels if kernel.kernel is None))
     return found
 
 
-def is_for_onnxruntime(model: onnx.ModelProto) -> bool:
+def is_for_onnxruntime(model: ir.Model) -> bool:
     """Whether a model was written for ONNX Runtime, or for nobody in particular: other runtimes have kernels of their own."""
-    target = next((entry.value for entry in model.metadata_props if entry.key == "qsim.target"), "onnxruntime")
-    return bool(target == "onnxruntime")
+    return model.metadata_props.get("qsim.target", "onnxruntime") == "onnxruntime"
 
 
 def _refuse_other_sizes(path: Path, sizes: Mapping[str, list[int]], inputs: Mapping[str, Array]) -> None:

@@ -72,7 +72,7 @@ def saturates() -> bool:
     return bool((y != 255 * 127 * depth).any())
 
 
-def session(path: Path, *, optimised: bool = True, save: Path | None = None) -> InferenceSession:
+def session(path: Path, *, optimised: bool = True, save: Path | None = None, model: ir.Model | None = None) -> InferenceSession:
     """A session on the CPU that computes the integers of the file.
 
     Parameters
@@ -82,12 +82,14 @@ def session(path: Path, *, optimised: bool = True, save: Path | None = None) -> 
         All of ONNX Runtime's graph optimisations, or none.
     save : Path, optional
         Write the optimised graph there.
+    model : ir.Model, optional
+        The file's, where it was parsed.
     """
     import onnxruntime
 
     options, level = onnxruntime.SessionOptions(), onnxruntime.GraphOptimizationLevel
     options.graph_optimization_level = level.ORT_ENABLE_ALL if optimised else level.ORT_DISABLE_ALL
-    for entry in entries(ir.load(path))[0].items():
+    for entry in entries(ir.load(path) if model is None else model)[0].items():
         options.add_session_config_entry(*entry)
     options.log_severity_level = 3
     if save is not None:

@@ -6,12 +6,13 @@ import inspect
 import re
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
+from torch.fx import Graph
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from qsim.errors import CaptureError
@@ -40,6 +41,25 @@ class Program:
     exported: ExportedProgram
     dynamic_batch: bool
     example_batch: int
+
+    def copied(self) -> Program:
+        """With a graph of its own."""
+        exported, graph = self.exported, Graph()
+        graph.output(graph.graph_copy(exported.graph, {}))
+        for node, own in zip(exported.graph.nodes, graph.nodes, strict=True):
+            own.name = node.name  # the signature has it, also where a new graph gives none such: "input"
+        made = ExportedProgram(
+            exported.graph_module,
+            graph,
+            exported.graph_signature,
+            exported.state_dict,
+            exported.range_constraints,
+            exported.module_call_graph,
+            exported.example_inputs,
+            exported.constants,
+            verifiers=exported.verifiers,
+        )
+        return replace(self, exported=made)
 
     @property
     def inputs(self) -> list[torch.fx.Node]:

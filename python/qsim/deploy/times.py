@@ -1,0 +1,84 @@
+"""How long a quantized model takes beside the float one, on this machine."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from qsim.onnx import file, model
+from qsim.onnx.options import Options
+from qsim.quantizers.quantizer import Quantizer
+from qsim.trace.capture import Program
+from qsim.trace.mark_uses import Marked
+from qsim.trace.runtimes import Runtime
+
+if TYPE_CHECKING:
+    from onnxruntime import InferenceSession
+
+Array = np.ndarray[Any, Any]
+_WARM_UP, _FEWEST, _MOST, _SECONDS = 2, 5, 50, 2.0
+
+
+@dataclass(frozen=True)
+class Times:
+    """Medians of interleaved runs of one batch in ONNX Runtime, with sessions as `ExportReport.session_options` has them.
+
+    Attributes
+    ----------
+    float_ms, quantized_ms : float
+        Milliseconds that the float model takes, BatchNorm folded, and the one that was written.
+    runs : int
+        Of each.
+    """
+
+    float_ms: float
+    quantized_ms: float
+    runs: int
+
+    @property
+    def ratio(self) -> float:
+        """Time of the quantized model in that of the float one: below 1 it is faster."""
+        return self.quantized_ms / self.float_ms
+
+    def __str__(self) -> str:
+        return (
+            f"{self.quantized_ms:.3g} ms a batch, the float model {self.float_ms:.3g} ms: {self.ratio:.2f} of its time "
+            f"(medians of {self.runs} interleaved runs of the first batch)"
+        )
+
+
+def measured(plain: InferenceSession, quantized: InferenceSession, inputs: Mapping[str, Array]) -> Times:
+    """Run two models by turns, so that what else the machine does falls on both."""
+    seconds: list[list[float]] = [[], []]
+    end = time.perf_counter() + _SECONDS
+    while len(seconds[0]) < _WARM_UP + _FEWEST or (len(seconds[0]) < _WARM_UP + _MOST and time.perf_counter() < end):
+        for taken, session in zip(seconds, (plain, quantized), strict=True):
+            start = time.perf_counter()
+            session.run(None, dict(inputs))
+            taken.append(time.perf_counter() - start)
+    float_ms, quantized_ms = (1e3 * statistics.median(taken[_WARM_UP:]) for taken in seconds)
+    return Times(float_ms, quantized_ms, len(seconds[0]) - _WARM_UP)
+
+
+def write_float(
+    program: Program, marked: Marked, quantizers: Mapping[str, Quantizer], target: Runtime, options: Options, path: Path
+) -> Path:
+    """Write a traced simulation without any quantizer: the float model, with BatchNorms folded.
+
+    Parameters
+    ----------
+    program : Program
+        Its graph is changed.
+    """
+    off = {key: Quantizer(quantizer.spec) for key, quantizer in quantizers.items()}
+    for quantizer in off.values():
+        quantizer.enabled = False
+    built = model.build(program, marked, off, target, options).model
+    file.write(built, path, external_data=model.size_of(built) > file.LARGE)
+    return path
