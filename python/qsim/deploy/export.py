@@ -50,12 +50,12 @@ def check_installed() -> None:
 class Tracing:
     """A simulation traced for a target, and what that cannot express."""
 
-    def __init__(self, sim: Simulation, target: Runtime) -> None:
+    def __init__(self, sim: Simulation, target: Runtime, dynamic_shapes: Any = None) -> None:
         if sharded_modules(sim):
             raise ExportError("QuantSim.export: fully_shard holds the weights; load the state into a simulation that is not sharded")
         borders(sim).check()
         self.sim, self.target = sim, target
-        self.program: Program = capture(sim, *sim.calls[0])
+        self.program: Program = capture(sim, *sim.calls[0], dynamic_shapes)
         fold_marked(self.program.exported)
         self.plain = self.program.copied()  # as it is without the target's marks
         if target.carries:
@@ -73,13 +73,17 @@ def export(
 ) -> ExportReport:
     """`QuantSim.export` documents it."""
     file, wanted = checked_path(path), target_of(target, sim.config.profile)
+    if options.dynamic_shapes is not None and not options.dynamic_batch:
+        raise ValueError(
+            "QuantSim.export: got dynamic_batch=False and dynamic_shapes=; expected one of them: leave the batch out of the latter"
+        )
     check_installed()
     seconds, notes = Stages(), list[str]()
     with seconds.stage("trace"):
-        traced = Tracing(sim, wanted)
+        traced = Tracing(sim, wanted, options.dynamic_shapes)
     if traced.objections and wanted.name != sim.config.profile.name:
         with seconds.stage("retarget"):
-            traced = Tracing(_retargeted(traced, notes), wanted)
+            traced = Tracing(_retargeted(traced, notes), wanted, options.dynamic_shapes)
     args, kwargs = sim.calls[0]
     batches = verify if not isinstance(verify, bool) else [kwargs or args] if verify else None
     return _written(traced, file, options, verify=batches, seconds=seconds, notes=notes)

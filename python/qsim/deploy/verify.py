@@ -269,11 +269,11 @@ def _in_float(model: ir.Model, optimised: onnx.ModelProto) -> dict[str, str]:
     """Nodes of `model` that the optimised graph computes in float: why."""
     reasons = lint(model, "onnxruntime")
     floats = {str(node.name): node for node in model.graph if node.op_type in _IN_FLOAT and node.outputs[0].dtype is ir.DataType.FLOAT}
-    found = {}
+    names, found = {str(node.name) for node in model.graph}, {}
     for node in optimised.graph.node:
         if node.op_type not in _IN_FLOAT:
             continue
-        origin = max((name for name in floats if name in node.name), key=len, default="")
+        origin = node.name if node.name in names else max((name for name in floats if name in node.name), key=len, default="")
         if origin in reasons:
             found[origin] = reasons[origin]
         elif origin in floats and is_surrounded(floats[origin]):

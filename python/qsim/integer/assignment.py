@@ -19,7 +19,7 @@ from qsim.operations.onnxruntime import INTEGER_KERNELS
 from qsim.trace.fx_nodes import arguments, function, is_float, is_leaf, module, shape
 from qsim.trace.integer_forms import NUMBER, SCALED, number, scaled
 from qsim.trace.marks_before_rectifiers import absorbs, limits_of
-from qsim.trace.marks_behind_moves import is_moving, key_of
+from qsim.trace.marks_behind_moves import is_moving, key_of, readers_of
 
 Encodings = Mapping[str, Encoding]
 _MARKS = (QUANTIZED, BIAS, ROUNDED, SCALED, NUMBER)
@@ -192,7 +192,8 @@ def _end(node: Node, encodings: Encodings, x: Encoding) -> _End:
 
 def _quantized_at(node: Node, encodings: Encodings) -> _End:
     """The one quantizer that reads a node, or the rectifier that does; no key where the result goes on in float."""
-    rectifier = next(iter(node.users)) if len(node.users) == 1 else None
+    readers = readers_of(node)
+    rectifier = readers[0] if len(readers) == 1 else None
     if rectifier is None or rectifier.op != "call_function" or limits_of(rectifier) is None:
         return _End(_read_by(node, encodings))
     if (key := _read_by(rectifier, encodings)) is None:
@@ -203,7 +204,7 @@ def _quantized_at(node: Node, encodings: Encodings) -> _End:
 
 def _read_by(node: Node, encodings: Encodings) -> str | None:
     """The quantizer that all readers of a node are marks of."""
-    keys = {key_of(reader) for reader in node.users}
+    keys = {key_of(reader) for reader in readers_of(node)}
     key = keys.pop() if len(keys) == 1 else None
     return key if key in encodings else None
 

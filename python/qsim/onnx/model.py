@@ -70,11 +70,14 @@ def build(program: Program, marked: Marked, quantizers: Mapping[str, Quantizer],
     regions.run()
     lowering = Lowering(model, quantizers, stored)
     lowering.run()
+    tidy.read_sizes_of_integers(model)
     tidy.clean(model)
     tidy.name_nodes(model)
     tidy.name_ends(model, inputs, outputs)
-    fixed = not (program.dynamic_batch and options.dynamic_batch)
-    tidy.name_batch(model, program.example_batch if fixed else None)
+    if program.sizes is not None:
+        tidy.name_sizes(model, program.sizes)
+    else:
+        tidy.name_batch(model, None if program.dynamic_batch and options.dynamic_batch else program.example_batch)
     kept = set(model.graph)
     fallback = {str(node.name): format for node, format in regions.formats.items() if node in kept}
     _describe(model, target, quantizers, lowering.names, fallback)
@@ -152,7 +155,9 @@ def _notes(program: Program, marked: Marked, quantizers: Mapping[str, Quantizer]
     for keys, why in ((lowering.bypassed, "switched off"), (absent, "not in the traced graph: fallen back, or for training alone")):
         if keys:
             notes.append(f"nothing stands for {len(keys)} quantizers, {why}: {', '.join(keys)}")
-    if not program.dynamic_batch:
+    if program.fixed:
+        notes.append(f"fixed, because forward makes numbers of them: {', '.join(program.fixed)}")
+    if not program.dynamic_batch and program.sizes is None:
         notes.append(
             f"the batch size is fixed to {program.example_batch}: something in forward makes a number of it, such as len(x); "
             "x.shape[0] leaves it open"

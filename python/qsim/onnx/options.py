@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -12,6 +13,7 @@ class Options:
 
     opset: int | None = None
     dynamic_batch: bool = True
+    dynamic_shapes: Any = None
     input_names: Sequence[str] | None = None
     output_names: Sequence[str] | None = None
     external_data: bool | None = None

@@ -44,6 +44,17 @@ def mark_before_reshapes(model: ir.Model, movable: Collection[str]) -> None:
         reshape.replace_input_with(0, marked)
 
 
+def read_sizes_of_integers(model: ir.Model) -> None:
+    """Have what asks for the size of a tensor ask for that of its integers: an operation whose result is read in float, too, has no integer
+    kernel."""
+    for node in model.graph:
+        x = node.inputs[0] if node.op_type == "Shape" else None
+        quantize = next((user for user in x.consumers() if user.op_type == "QuantizeLinear"), None) if x is not None else None
+        if quantize is not None:
+            node.replace_input_with(0, quantize.outputs[0])
+    model.graph.sort()
+
+
 def clean(model: ir.Model) -> None:
     """Drop what nothing reads, and all that the exporter noted for debugging: it names files of the machine."""
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
@@ -101,6 +112,11 @@ def name_batch(model: ir.Model, size: int | None) -> None:
         first = value.shape[0] if value.shape else None
         if isinstance(first, ir.SymbolicDim) and first.value is not None and first.value not in symbols:
             symbols[first.value] = f"batch_{len(symbols)}" if symbols else "batch"
+    name_sizes(model, symbols, size)
+
+
+def name_sizes(model: ir.Model, symbols: dict[str, str], size: int | None = None) -> None:
+    """Give open sizes their names, by symbol, or fix them to `size`."""
     values = [*model.graph.inputs, *model.graph.outputs, *(value for node in model.graph for value in node.outputs)]
     for value in values:
         if value.shape is not None:
@@ -112,5 +128,7 @@ def _renamed(length: int | ir.SymbolicDim, symbols: dict[str, str], size: int | 
         return length if isinstance(length, int) else None
     if size is not None and length.value in symbols:
         return size
+    if length.value.isdigit():  # left to torch, and fixed by a guard
+        return int(length.value)
     name = re.sub(r"\w+", lambda match: symbols.get(match[0], match[0]), length.value)
     return name if size is None else None

@@ -28,6 +28,7 @@ class Export(Simulation):
         opset: int | None = None,
         verify: Iterable[Any] | bool = False,
         dynamic_batch: bool = True,
+        dynamic_shapes: Any = None,
         input_names: Sequence[str] | None = None,
         output_names: Sequence[str] | None = None,
         external_data: bool | None = None,
@@ -52,6 +53,9 @@ class Export(Simulation):
             True takes the example inputs.
         dynamic_batch : bool
             Leave the size of the batch open, where the model allows it. False fixes that of the example inputs.
+        dynamic_shapes : dict, tuple or list, optional
+            The sizes to leave open, as `torch.export.export` takes them, in place of the batch alone:
+            ``{"image": {0: Dim("batch"), 2: Dim("height"), 3: Dim("width")}}``. The file has the names of the Dims.
         input_names, output_names : sequence of str, optional
             By default the names of the arguments of ``forward``; "output", the keys of a dict, or "output_0" and so on.
         external_data : bool, optional
@@ -69,9 +73,23 @@ class Export(Simulation):
         ExportError
             The target cannot express what is simulated: the message lists every tensor, why, and what to change.
         CaptureError
-            The model cannot be traced into one graph.
+            The model cannot be traced into one graph, or not with these sizes open.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> from torch import nn
+        >>> from torch.export import Dim
+        >>> model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU()).eval()
+        >>> sim = qsim.QuantSim(model, torch.randn(1, 3, 8, 8), qsim.int8(target="onnxruntime"))
+        >>> calibrated = sim.calibrate([torch.randn(4, 3, 8, 8)], progress=False)
+        >>> sizes = {0: Dim("batch"), 2: Dim("height"), 3: Dim("width")}
+        >>> report = sim.export(tempfile.mktemp(".onnx"), dynamic_shapes=(sizes,), verify=[torch.randn(2, 3, 17, 5)])
+        >>> [d.mismatching for d in report.verification.differences["on integers", "optimised"].values()]
+        [0]
         """
-        return export(self, path, target, Options(opset, dynamic_batch, input_names, output_names, external_data), verify=verify)
+        options = Options(opset, dynamic_batch, dynamic_shapes, input_names, output_names, external_data)
+        return export(self, path, target, options, verify=verify)
 
     def retarget(self, target: str | Profile) -> Self:
         """The same weights simulated for another target, with ranges from what was observed for this one. No data needed.

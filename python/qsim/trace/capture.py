@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import re
 import warnings
@@ -18,6 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from qsim.errors import CaptureError
 from qsim.runs.arguments import Arguments
 from qsim.runs.snapshot import unchanged
+from qsim.trace.open_sizes import doubled, names_of_sizes, open_axes
 
 if TYPE_CHECKING:
     from qsim.simulation.simulation import Simulation
@@ -36,11 +38,17 @@ class Program:
         Whether it holds for every size of the first axis of its inputs. Otherwise it holds for the shapes it was traced with.
     example_batch : int
         Size of the first axis of the example inputs; 0 without any.
+    sizes : dict of str to str, optional
+        Names of open sizes by their symbols, where a caller said which are open.
+    fixed : tuple of str
+        Sizes that a caller left to torch, and that forward fixes: "axis 2 of 'image'".
     """
 
     exported: ExportedProgram
     dynamic_batch: bool
     example_batch: int
+    sizes: dict[str, str] | None = None
+    fixed: tuple[str, ...] = ()
 
     def copied(self) -> Program:
         """With a graph of its own."""
@@ -68,7 +76,7 @@ class Program:
         return [node for node in self.exported.graph.nodes if node.op == "placeholder" and node.name in wanted]
 
 
-def capture(sim: Simulation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Program:
+def capture(sim: Simulation, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any = None) -> Program:
     """Trace the model in eval mode, with a mark for each of its quantizers, whether it is enabled and calibrated or not.
 
     Parameters
@@ -76,6 +84,8 @@ def capture(sim: Simulation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> P
     sim : Simulation
     args, kwargs
         A call of the model, on its device. Traced with a first axis of any length where the model allows that.
+    dynamic_shapes : optional
+        The sizes to leave open, as `torch.export.export` takes them, instead.
 
     Raises
     ------
@@ -84,17 +94,34 @@ def capture(sim: Simulation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> P
     """
     with unchanged(sim.model), sim.switch.turned(True, marks=True), torch.no_grad():
         sim.model.eval()
+        if dynamic_shapes is not None:
+            return _with_sizes(sim.model, (args, kwargs), dynamic_shapes)
         reason: Exception | None = None
-        for (given, named), doubled, open_batch in _attempts(args, kwargs):
+        for (given, named), is_doubled, open_batch in _attempts(args, kwargs):
             try:
                 exported = _export(sim.model, given, named, open_batch)
             except Exception as error:  # torch.export raises whatever its parts and the model raise
                 reason = reason or error
                 continue
             program = Program(exported, _has_dynamic_batch(exported), _batch_size(args, kwargs))
-            if program.dynamic_batch or not doubled:
+            if program.dynamic_batch or not is_doubled:
                 return program
     raise CaptureError(f"QuantSim: torch.export cannot trace {type(sim.model).__name__}: {_cured(str(reason))}") from reason
+
+
+def _with_sizes(model: nn.Module, call: Arguments, dynamic_shapes: Any) -> Program:
+    axes = None
+    with contextlib.suppress(TypeError, ValueError, KeyError, IndexError):  # torch.export says what it wants
+        axes = open_axes(model.forward, call, dynamic_shapes)
+        call = doubled(call, axes)
+    try:
+        with _quiet():
+            exported = torch.export.export(model, *call, dynamic_shapes=dynamic_shapes, strict=False)
+    except Exception as error:
+        said = "; ".join(line.strip() for line in str(error).strip().partition("\n\n")[0].splitlines())
+        raise CaptureError(f"QuantSim: torch.export cannot trace {type(model).__name__} with these dynamic_shapes: {said}") from error
+    assert axes is not None
+    return Program(exported, _has_dynamic_batch(exported), _batch_size(*call), *names_of_sizes(exported, axes))
 
 
 def _cured(reason: str) -> str:
@@ -129,9 +156,16 @@ def _export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], ope
 
     arguments = inspect.signature(model.forward).bind(*args, **kwargs).arguments
     shapes = torch.utils._pytree.tree_map(shape, dict(arguments)) if open_batch else None
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of torch's own: flat weights of recurrent layers
+    with _quiet():
         return torch.export.export(model, args, kwargs, dynamic_shapes=shapes, strict=False)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Torch warns of what is its own: flat weights of recurrent layers."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def _batch_size(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:

@@ -17,7 +17,7 @@ from torch.fx import Graph, Node
 
 from qsim.numbers.encoding import Encoding
 from qsim.trace.marks_before_rectifiers import clips_to, limits_of
-from qsim.trace.marks_behind_moves import key_of
+from qsim.trace.marks_behind_moves import key_of, readers_of
 
 torch.library.define("qsim_graph::scaled", "(Tensor x, str key, float factor) -> Tensor")
 torch.library.define("qsim_graph::number", "(Tensor x, str key, float value) -> Tensor")
@@ -79,10 +79,10 @@ def use_integer_forms(graph: Graph, encodings: Mapping[str, Encoding]) -> None:
 
 def _result(node: Node, encodings: Mapping[str, Encoding]) -> Encoding | None:
     """The grid that all readers of a node quantize it to, behind a rectifier too."""
-    (reader, *others) = node.users or (node,)
+    (reader, *others) = readers_of(node) or (node,)
     if not others and reader.op == "call_function" and reader is not node and limits_of(reader) is not None:
         node = reader
-    keys = {key_of(reader) for reader in node.users}
+    keys = {key_of(reader) for reader in readers_of(node)}
     key = keys.pop() if len(keys) == 1 else None
     return None if key is None else encodings.get(key)
 

@@ -26,6 +26,11 @@ def key_of(node: Any) -> str | None:
     return str(node.args[1]) if isinstance(node, Node) and node.target is QUANTIZED else None
 
 
+def readers_of(node: Node) -> list[Node]:
+    """The nodes that read a tensor: all its users but those that ask for sizes."""
+    return [user for user in node.users if operation(user) != "sym_size"]
+
+
 def is_moving(node: Node) -> bool:
     """Whether a node hands on elements of one tensor, and zeros, and computes nothing."""
     name = operation(node)
