@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from torch.fx import Graph, Node
 
 from qsim.graph.execute.marks import BIAS, QUANTIZED, ROUNDED
+from qsim.integer.kernels.pairs import INT16_MAX
 from qsim.numbers.encoding import Encoding
 from qsim.numbers.float_format import FLOAT_FORMATS
 from qsim.operations.onnx_types import onnx_type
@@ -47,6 +48,9 @@ class Kernel:
         The quantizer on whose grid the kernel leaves its result; None: the result is float.
     rectifier : Node or None
         The ReLU or Clip behind the operation that the kernel takes over.
+    pair : int or None
+        The largest sum of two products that uint8 activations could make with the weight (`qsim.integer.kernels.pairs`); None where it
+        multiplies no such types.
     """
 
     node: Node
@@ -57,6 +61,12 @@ class Kernel:
     reason: str = ""
     result: str | None = None
     rectifier: Node | None = None
+    pair: int | None = None
+
+    @property
+    def saturates(self) -> bool:
+        """Whether x86 CPUs without VNNI could compute something else: such a sum leaves 16 bits."""
+        return self.pair is not None and self.pair > INT16_MAX
 
 
 class _Float(Exception):
@@ -113,6 +123,25 @@ def _name(node: Node) -> str:
 def _place(node: Node) -> str:
     """The module of an operation, and the function unless the module is that."""
     return module(node) if is_leaf(node) else ".".join(filter(None, (module(node), function(node))))
+
+
+def weight_of(kernel: Kernel, encodings: Encodings) -> tuple[Node, int] | None:
+    """The mark of the signed weight that a kernel multiplies with unsigned activations, and its axis of output channels."""
+    if kernel.kernel is None or (found := _WEIGHTS.get(function(kernel.node))) is None:
+        return None
+    given = arguments(kernel.node)
+    (x, weight), channels = (given[name] for name in found[:2]), found[2]
+    grids = _operand(x, encodings, "input"), _operand(weight, encodings, "weight")
+    return (weight, channels) if grids[0].quant_min >= 0 > grids[1].quant_min else None
+
+
+_WEIGHTS = {
+    **{f"conv{n}d": ("input", "weight", 0) for n in (1, 2, 3)},
+    **dict.fromkeys(("mm", "bmm"), ("self", "mat2", -1)),
+    "matmul": ("self", "other", -1),
+    "linear": ("input", "weight", 0),
+    "addmm": ("mat1", "mat2", -1),
+}
 
 
 # What is read, and what is made.

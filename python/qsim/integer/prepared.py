@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -10,8 +11,10 @@ from torch.export.graph_signature import InputKind
 from torch.fx import Graph, GraphModule, Node
 
 from qsim.graph.execute.marks import BIAS, QUANTIZED
-from qsim.integer.assignment import Kernel, classify
+from qsim.integer.assignment import Kernel, classify, weight_of
 from qsim.integer.kernel_calls import Operators
+from qsim.integer.kernels.pairs import largest_pair
+from qsim.integer.kernels.quantized import quantize
 from qsim.integer.runtime_weights import bias_made_integers, weights_made_integers
 from qsim.numbers.encoding import Encoding
 from qsim.quantizers.quantizer import Quantizer
@@ -58,8 +61,8 @@ class Prepared:
         hoist_marks(graph, self.encodings)
         use_integer_forms(graph, self.encodings)
         stored = dict(stored_inputs(program))
-        parameters = {node: parameter(stored[node.name]) for node in graph.nodes if node.name in stored}
-        self.encodings |= weights_made_integers(graph, self.encodings, parameters)
+        self._parameters = {node: parameter(stored[node.name]) for node in graph.nodes if node.name in stored}
+        self.encodings |= weights_made_integers(graph, self.encodings, self._parameters)
         self.module = GraphModule(program.exported.graph_module, graph)
         self.kernels: list[Kernel] = classify(self.module.graph, self.encodings)
         floats = [kernel.node for kernel in self.kernels if kernel.kernel is None]
@@ -69,6 +72,16 @@ class Prepared:
         self.constants = {node for node in marks if node.args[0].target in stored}
         self.operators: Operators = {}
         self.marked: dict[Node, Any] = {}
+
+    def with_pairs(self) -> list[Kernel]:
+        """The kernels, each with the largest sum of two of its products."""
+        found = [(kernel, weight_of(kernel, self.encodings)) for kernel in self.kernels]
+        return [kernel if weight is None else replace(kernel, pair=self._pair(*weight)) for kernel, weight in found]
+
+    def _pair(self, mark: Node, channels: int) -> int | None:
+        """None for a weight that is computed."""
+        values, encoding = self._parameters.get(mark.args[0]), self.encodings[str(mark.args[1])]  # type: ignore[arg-type]
+        return None if values is None else largest_pair(quantize(values.detach().float(), encoding).integers, channels)
 
 
 def _bypass(graph: Graph, encodings: Mapping[str, Encoding]) -> None:

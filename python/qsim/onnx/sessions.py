@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 import onnx
 import onnx_ir as ir
+import torch
 from onnx import TensorProto, helper
+
+from qsim.integer.kernels.pairs import INT16_MAX, largest_pair
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession
 
 KEEP_INT8 = "session.qdqisint8allowed"  # int8 activations become uint8 without it, rounded anew
 EXACT_SUMS = "session.x64quantprecision"  # sums of two products of uint8 and int8 saturate at 16 bits on x86 without VNNI without it
-_SAFE = 64  # the largest magnitude of a weight whose sums do not: 2 * 255 * 64 < 2^15
 
 
 def entries(model: ir.Model) -> tuple[dict[str, str], list[str]]:
@@ -26,7 +28,7 @@ def entries(model: ir.Model) -> tuple[dict[str, str], list[str]]:
     activations = {value.dtype for value in dequantized if value is not None and value.const_value is None}
     if ir.DataType.INT8 in activations:
         return {KEEP_INT8: "1"}, []
-    if ir.DataType.UINT8 not in activations or _largest_weight(model) <= _SAFE:
+    if ir.DataType.UINT8 not in activations or not _could_saturate(model):
         return {}, []
     if _has_shared_weight(model):  # ONNX Runtime 1.32 replaces such a weight twice, and does not load
         return {}, [
@@ -48,10 +50,16 @@ def _has_shared_weight(model: ir.Model) -> bool:
     return any(len(weight.uses()) > 1 or len(made.uses()) > 1 for weight, made in weights)
 
 
-def _largest_weight(model: ir.Model) -> int:
-    read = [node.inputs[0].const_value for node in model.graph if node.op_type == "DequantizeLinear" and node.inputs[0] is not None]
-    weights = [tensor.numpy() for tensor in read if tensor is not None and tensor.dtype is ir.DataType.INT8]
-    return max((int(np.abs(weight.astype(np.int16)).max()) for weight in weights if weight.size), default=0)
+def _could_saturate(model: ir.Model) -> bool:
+    """Whether two products of any int8 weight with uint8 could leave 16 bits."""
+    for node in model.graph:
+        held = node.inputs[0].const_value if node.op_type == "DequantizeLinear" and node.inputs[0] is not None else None
+        if held is not None and held.dtype is ir.DataType.INT8:
+            weight, axis = torch.from_numpy(held.numpy().copy()), node.attributes.get("axis")
+            per_channel = axis is not None and weight.dim() > 1 and "block_size" not in node.attributes
+            if largest_pair(weight, axis.as_int() if per_channel and axis is not None else None) > INT16_MAX:
+                return True
+    return False
 
 
 @functools.cache
