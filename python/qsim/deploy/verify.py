@@ -20,6 +20,7 @@ import onnxruntime
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from qsim.deploy.parts import Joined, joined
 from qsim.deploy.times import Times, measured
 from qsim.integer.programs import evaluate, evaluation
 from qsim.numbers.sqnr import sqnr
@@ -33,6 +34,7 @@ from qsim.table import decibel, percent, text_table
 
 Array = np.ndarray[Any, Any]
 OPTIMISED, UNOPTIMISED, ON_INTEGERS, IN_FLOAT = "optimised", "not optimised", "on integers", "float"
+_FAR = 10.0  # dB below the whole output
 # As its optimiser leaves them; where an operation runs on integers it has another name.
 _IN_FLOAT = {"ConvTranspose", *INTEGER_KERNELS, *(kernel.fused for kernel in INTEGER_KERNELS.values() if kernel.fused)}
 
@@ -111,6 +113,10 @@ class Verification:
         grid, so integers behind them may differ from those of `with sim.integer():`.
     times : Times or None
         How long the model takes, beside the float one; None where there is no float one, or the model is for another runtime.
+    parts : dict of str to dict of str to Difference
+        Of each output that a concatenation made, the parts, ``"[:, 4:84]"``: the deployed model beside the float one.
+    joined : dict of str to Joined
+        Where they lie.
     """
 
     version: str
@@ -118,6 +124,23 @@ class Verification:
     in_float: dict[str, str] = field(default_factory=dict)
     float_types: dict[str, int] = field(default_factory=dict)
     times: Times | None = None
+    parts: dict[str, dict[str, Difference]] = field(default_factory=dict)
+    joined: dict[str, Joined] = field(default_factory=dict)
+
+    @property
+    def drowned(self) -> list[str]:
+        """Sentences, one for each output of which a part is far worse than the whole, and what to do."""
+        found = []
+        for name, parts in self.parts.items():
+            whole = next(outputs[name].sqnr for (mine, _), outputs in self.differences.items() if mine == IN_FLOAT)
+            worse = [f"{part} has {decibel(d.sqnr)} dB" for part, d in parts.items() if d.sqnr < whole - _FAR]
+            if worse:
+                operation = self.joined[name].quantizer.rpartition(".")[0]
+                own = f"leave the concatenation in float, Config.override({operation!r}, activation=None), or " if operation else ""
+                found.append(
+                    f"'{name}' has {decibel(whole)} dB to the float model, but its part {', '.join(worse)}: {own}return them apart"
+                )
+        return found
 
     def __str__(self) -> str:
         rows = [
@@ -142,6 +165,7 @@ class Verification:
                 f"\n{apart:,} integers differ from sim.integer(): computed in float, whose last bits decide at the edges of a grid: {named}"
             )
         floats = [f"{len(self.in_float)} operations run in float:", *(f"  {n}: {why}" for n, why in self.in_float.items())]
+        table = "\n".join([table, *self.drowned])
         head = f"ONNX Runtime {self.version}" + (f": {self.times}" if self.times is not None else "")
         return "\n".join([head, table, *(floats if self.in_float else [])])
 
@@ -174,7 +198,8 @@ def verify(
     """
     model = ir.load(path) if model is None else model
     steps = {str(value.name): _step(value) for value in model.graph.outputs}
-    result = Verification(onnxruntime.__version__)
+    found = {str(value.name): joined(value) for value in model.graph.outputs}
+    result = Verification(onnxruntime.__version__, joined={name: made for name, made in found.items() if made is not None})
     sessions = {UNOPTIMISED: session(path, optimised=False, model=model)}
     if is_for_onnxruntime(model):
         with tempfile.TemporaryDirectory() as folder:
@@ -191,8 +216,11 @@ def verify(
         for mine, other in pairs:
             grids = dict.fromkeys(steps) if mine == IN_FLOAT else steps
             outputs = result.differences.setdefault((mine, other), {name: Difference(step) for name, step in grids.items()})
-            for difference, *both in zip(outputs.values(), {**got, **references}[mine], got[other], strict=True):
+            for (name, difference), *both in zip(outputs.items(), {**got, **references}[mine], got[other], strict=True):
                 difference.add(*both)
+                for part in result.joined[name].parts if mine == IN_FLOAT and name in result.joined else ():
+                    parts = result.parts.setdefault(name, {})
+                    parts.setdefault(str(part), Difference(None)).add(*map(part.of, both))
     return result
 
 
