@@ -35,21 +35,18 @@ def verified(config: qsim.Config, path, order=(0, 1, 2, 3)):
 
 
 @pytest.mark.parametrize(
-    ("order", "first", "second"), [((0, 1, 2, 3), "[:, 0:4]", "[:, 4:10]"), ((2, 0, 3, 1), "[:, :, :, 0:4]", "[:, :, :, 4:10]")]
+    ("order", "first", "second"),
+    [((0, 1, 2, 3), "[:, 0:4]", "[:, 4:10]"), ((2, 0, 3, 1), "[:, :, :, 0:4]", "[:, :, :, 4:10]")],
+    ids=["as joined", "permuted"],
 )
 def test_a_part_that_drowns_is_named_with_its_loss(order, first, second, tmp_path):
-    model, found = verified(CONFIG, tmp_path / "model.onnx", order)
+    path, batches, back = tmp_path / "model.onnx", [images(5), images(7)], torch.tensor(order).argsort().tolist()
+    model, found = verified(CONFIG, path, order)
     parts = found.parts["output"]
     assert list(parts) == [first, second]
-    x = [images(5), images(7)]
     with torch.no_grad():
-        wanted = torch.cat([model(b).permute(torch.tensor(order).argsort().tolist()) for b in x])
-    got = torch.cat(
-        [
-            torch.from_numpy(computed(tmp_path / "model.onnx", b, optimised=True)[0]).permute(torch.tensor(order).argsort().tolist())
-            for b in x
-        ]
-    )
+        wanted = torch.cat([model(x).permute(back) for x in batches])
+    got = torch.cat([torch.from_numpy(computed(path, x, optimised=True)[0]).permute(back) for x in batches])
     for part, channels in ((first, slice(0, 4)), (second, slice(4, 10))):
         signal, noise = (t.double()[:, channels].square().sum() for t in (wanted, wanted - got))
         assert parts[part].sqnr == pytest.approx(float(10 * torch.log10(signal / noise)))
