@@ -19,6 +19,7 @@ from qsim.onnx.fallback import FallbackRegions
 from qsim.onnx.lint import overflowing_biases
 from qsim.onnx.lower import Lowering
 from qsim.onnx.options import Options
+from qsim.onnx.pads import fold_pads
 from qsim.onnx.translate import translate
 from qsim.quantizers.quantizer import Quantizer
 from qsim.trace.capture import Program
@@ -71,6 +72,7 @@ def build(program: Program, marked: Marked, quantizers: Mapping[str, Quantizer],
     lowering = Lowering(model, quantizers, stored)
     lowering.run()
     tidy.read_sizes_of_integers(model)
+    fold_pads(model)
     tidy.clean(model)
     tidy.name_nodes(model)
     tidy.name_ends(model, inputs, outputs)
