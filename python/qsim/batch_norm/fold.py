@@ -12,10 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from qsim.batch_norm.foldable import TRANSPOSED, Fold, Layer, NotFoldable, find_folds
+from qsim.batch_norm.foldable import Fold, NotFoldable, find_folds
 from qsim.batch_norm.own_forward import is_torchs_own
 from qsim.graph.record.record import record
 from qsim.graph.record.tape import Tape
+from qsim.operations.layers import Layer, by_channel
 from qsim.runs.arguments import example_calls
 
 # From here on the rounding of a float32 input, 2^-24 of it, grows to the size of the normalized signal: the result is noise.
@@ -249,23 +250,16 @@ def _after(layer: Layer, g: Tensor, mean: Tensor, beta: Tensor) -> tuple[Tensor,
 def _before(layer: Layer, g: Tensor, mean: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
     """Weight and bias of `layer` preceded by the normalization: `W' = W g` by input channel, `b' = b + W (beta - mean g)`."""
     weight, bias = _exact(layer.weight), _bias(layer)
-    by_channel = _by_channel(weight, layer)
-    bias += (by_channel * (beta - mean * g).view(by_channel.shape[0], 1, -1, 1)).sum((2, 3)).flatten()
+    view = by_channel(weight, layer)
+    bias += (view * (beta - mean * g).view(view.shape[0], 1, -1, 1)).sum((2, 3)).flatten()
     return _scaled(weight, layer, g, before=True), bias
 
 
 def _scaled(weight: Tensor, layer: Layer, g: Tensor, before: bool) -> Tensor:
     """`weight`, multiplied in place by `g` along its output channels, or its input channels."""
-    by_channel = _by_channel(weight, layer)
-    by_channel *= g.view(by_channel.shape[0], 1, -1, 1) if before else g.view(by_channel.shape[0], -1, 1, 1)
+    view = by_channel(weight, layer)
+    view *= g.view(view.shape[0], 1, -1, 1) if before else g.view(view.shape[0], -1, 1, 1)
     return weight
-
-
-def _by_channel(weight: Tensor, layer: Layer) -> Tensor:
-    """A view of the weight as [group, output channel in the group, input channel in the group, tap]."""
-    groups = 1 if isinstance(layer, nn.Linear) else layer.groups
-    view = weight.view(groups, weight.shape[0] // groups, weight.shape[1], -1)
-    return view.transpose(1, 2) if isinstance(layer, TRANSPOSED) else view
 
 
 def _bias(layer: Layer) -> Tensor:

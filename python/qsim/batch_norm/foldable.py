@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import parametrize
 
 from qsim.batch_norm.own_forward import is_followed_by_children, is_torchs_own
-from qsim.graph.record.containers import joined
 from qsim.graph.record.tape import Origin, Slot, Step, Tape
-from qsim.operations.functions import BIAS_POSITION, WEIGHT, name_of
+from qsim.graph.record.uses import Uses, computed_anew, mode, owner, reading
+from qsim.operations.functions import name_of
+from qsim.operations.layers import DIMS, LAYERS, TRANSPOSED, Layer
 
 T = TypeVar("T")
-Layer = nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d | nn.Linear
-TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-_LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, *TRANSPOSED, nn.Linear)
-
-# Dimensions of batched input and output, by function: with these the channels are on axis 1, which is the axis that BatchNorm normalizes.
-_DIMS = {"linear": 2, **{f"{kind}{n}d": n + 2 for kind in ("conv", "conv_transpose") for n in (1, 2, 3)}}
 
 
 class NotFoldable(Exception):
@@ -45,7 +39,7 @@ def find_folds(model: nn.Module, tape: Tape) -> tuple[list[Fold], dict[str, str]
     steps: dict[str, list[Step]] = defaultdict(list)
     for step in tape.steps:
         if step.kind == "batch_norm":
-            module = _owner(step)
+            module = owner(step)
             steps[module if isinstance(graph.modules[module], _BatchNorm) else step.name].append(step)
     uncalled = [path for path, m in graph.modules.items() if isinstance(m, _BatchNorm) and path not in steps]
     folds: list[Fold] = []
@@ -62,21 +56,8 @@ class _Graph:
     """The model's modules and tensors with the steps that use them."""
 
     def __init__(self, model: nn.Module, tape: Tape) -> None:
-        self.tape, self.modules = tape, dict(model.named_modules())
-        # What modules compute with their parameters: a layer may pad before that.
-        self.products = [step for step in tape.steps if step.kind == "batch_norm" or name_of(step.func) in _DIMS]
-        self.calls = Counter((_owner(step), step.run, step.example) for step in self.products)
-        self.names: dict[int, list[str]] = defaultdict(list)  # of the parameters and buffers at a memory address
-        for path, module in self.modules.items():
-            for own, t in _tensors(module):
-                if t.layout is torch.strided:  # others have no address
-                    self.names[t.data_ptr()].append(joined(path, own))
-        self.users: dict[str, list[Step | None]] = defaultdict(list)  # of a parameter or buffer; None: the model returns it
-        for step in tape.steps:
-            for name in _constants(o for found in (*step.operands.values(), step.side) for o in found):
-                self.users[name].append(step)
-        for name in _constants(tape.results):
-            self.users[name].append(None)
+        self.tape, self.uses = tape, Uses(model, tape)
+        self.modules, self.products = self.uses.modules, self.uses.products
 
     def fold(self, name: str, steps: list[Step]) -> Fold:
         self._check_batch_norm(name, steps)
@@ -100,43 +81,29 @@ class _Graph:
             )
         if parametrize.is_parametrized(bn):
             raise NotFoldable(f"'{name}' is parametrized: its weight or bias is computed anew in each call")
-        self._check_module(name, bn)
+        self._check_module(name)
         if bn.running_mean is None or bn.running_var is None:
             raise NotFoldable(f"'{name}' has no running statistics (track_running_stats=False): it normalizes each batch by its own")
         if any(s.options.get("training", s.options.get(5)) for s in steps if s.run == 0):
             raise NotFoldable(f"'{name}' normalizes each batch by its own statistics in eval mode too")
 
-    def _check_module(self, name: str, module: nn.Module) -> None:
+    def _check_module(self, name: str) -> None:
         """Both partners of a fold are called once, unobserved, with parameters that nobody else uses."""
-        counts = {(run, example): count for (owner, run, example), count in self.calls.items() if owner == name}
-        if not any(run == 0 for run, _ in counts):
-            raise NotFoldable(f"'{name}' is not called in eval mode with these example inputs")
-        calls = max(counts.values())
-        if calls > 1:
-            raise NotFoldable(f"'{name}' is called {calls} times in one forward")
-        if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
-            raise NotFoldable(f"'{name}' has hooks, which would see other tensors")
-        for own, t in _tensors(module):
-            full = joined(name, own)
-            others = [n for n in self.names[t.data_ptr()] if n != full and t.data_ptr()]
-            if others:
-                raise NotFoldable(f"the {own} of '{name}' is shared with '{others[0]}'")
-            for user in self.users[full]:
-                if user is None or _owner(user) != name:
-                    raise NotFoldable(f"the {own} of '{name}' is also {_reading(user)}")
+        if (why := self.uses.obstacle(name)) is not None:
+            raise NotFoldable(why)
 
     def _layer_before(self, name: str, steps: list[Step]) -> str:
         for step in steps:
             layer = _producer(step)
             if layer is None:
-                raise NotFoldable(f"'{name}' reads {_sources(step)}, not the result of a convolution or linear layer as it is{_mode(step)}")
+                raise NotFoldable(f"'{name}' reads {_sources(step)}, not the result of a convolution or linear layer as it is{mode(step)}")
             for reader in self.tape.readers(layer):
                 if reader.step is not step:
-                    raise NotFoldable(f"the output of '{layer.name}' goes to '{name}' and is also {_reading(reader.step)}")
+                    raise NotFoldable(f"the output of '{layer.name}' goes to '{name}' and is also {reading(reader.step)}")
             self._check_layer(layer, _input(step.dims), name)
         producers = [_producer(step) for step in steps]
         layer_path = _agreed(name, producers)
-        if any(_owner(step) == layer_path and step not in producers for step in self.products):
+        if any(owner(step) == layer_path and step not in producers for step in self.products):
             raise NotFoldable(f"'{layer_path}' also runs without '{name}' behind it")
         return layer_path
 
@@ -145,33 +112,31 @@ class _Graph:
         readers = self.tape.readers(step)
         if len(readers) != 1 or readers[0].step is None or readers[0].slot not in (0, "input"):
             return None
-        return readers[0].step if name_of(readers[0].step.func) in _DIMS else None
+        return readers[0].step if name_of(readers[0].step.func) in DIMS else None
 
     def _layer_after(self, name: str, steps: list[Step]) -> str:
         for step in steps:
             layer = self._consumer(step)
             if layer is None:
-                raise NotFoldable(f"the output of '{name}' is not read by one convolution or linear layer alone{_mode(step)}")
+                raise NotFoldable(f"the output of '{name}' is not read by one convolution or linear layer alone{mode(step)}")
             _check_padding(name, layer.name, self._check_layer(layer, _input(layer.dims), name))
             if not _is_result(_input(layer.operands)):
-                raise NotFoldable(f"'{layer.name}' reads '{name}' through a reshape, dropout or the like{_mode(step)}")
+                raise NotFoldable(f"'{layer.name}' reads '{name}' through a reshape, dropout or the like{mode(step)}")
         consumers = [self._consumer(step) for step in steps]
         layer_path = _agreed(name, consumers)
-        if any(_owner(step) == layer_path and step not in consumers for step in self.products):
+        if any(owner(step) == layer_path and step not in consumers for step in self.products):
             raise NotFoldable(f"'{layer_path}' also runs without '{name}' before it")
         return layer_path
 
     def _check_layer(self, step: Step, dims: int, batch_norm: str) -> Layer:
-        name, func = _owner(step), name_of(step.func)
+        name, func = owner(step), name_of(step.func)
         layer = self.modules.get(name)  # none where a recurrent layer is written out
-        if not isinstance(layer, _LAYERS):
+        if not isinstance(layer, LAYERS):
             raise NotFoldable(f"'{step.name}' beside '{batch_norm}' is a function call, not a layer that could hold the new bias")
-        for own, slot in (("weight", WEIGHT[func][0]), ("bias", BIAS_POSITION[func])):
-            read = own in step.operands or slot in step.operands
-            if read and joined(name, own) not in (step.constants.get(own), step.constants.get(slot)):
-                raise NotFoldable(f"the {own} of '{name}' is computed anew in each call (a parametrization, weight_norm or the like)")
-        self._check_module(name, layer)
-        if dims != _DIMS[func]:
+        if (own := computed_anew(step)) is not None:
+            raise NotFoldable(f"the {own} of '{name}' is computed anew in each call (a parametrization, weight_norm or the like)")
+        self._check_module(name)
+        if dims != DIMS[func]:
             raise NotFoldable(f"'{batch_norm}' normalizes axis 1, which '{name}' with {dims} dimensions does not have its channels on")
         return layer
 
@@ -198,11 +163,6 @@ def _check_padding(batch_norm: str, name: str, layer: Layer) -> None:
         raise NotFoldable(f"'{name}' pads what it gets from '{batch_norm}' (padding_mode='{layer.padding_mode}') before it convolves")
 
 
-def _owner(step: Step) -> str:
-    """Path of the module that the step belongs to."""
-    return step.leaf or step.path
-
-
 def _input(values: Mapping[Slot, T]) -> T:
     """Of the operands of a BatchNorm, convolution or linear layer: what it computes on."""
     return values[0] if 0 in values else values["input"]
@@ -215,7 +175,7 @@ def _producer(step: Step) -> Step | None:
         return None
     (origin,) = origins
     source: Step = origin.source
-    return source if name_of(source.func) in _DIMS else None
+    return source if name_of(source.func) in DIMS else None
 
 
 def _is_result(origins: frozenset[Origin]) -> bool:
@@ -224,27 +184,10 @@ def _is_result(origins: frozenset[Origin]) -> bool:
 
 
 def _agreed(name: str, found: list[Step | None]) -> str:
-    layers = sorted({_owner(step) for step in found if step})
+    layers = sorted({owner(step) for step in found if step})
     if len(layers) != 1:
         raise NotFoldable(f"'{name}' belongs to '{layers[0]}' in one mode and to '{layers[1]}' in the other")
     return layers[0]
-
-
-def _tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
-    """The module's own parameters and buffers."""
-    return [*module.named_parameters(recurse=False, remove_duplicate=False), *module.named_buffers(recurse=False, remove_duplicate=False)]
-
-
-def _constants(origins: Iterable[Origin]) -> set[str]:
-    return {o.source for o in origins if o.kind == "const" and o.source is not None}
-
-
-def _mode(step: Step) -> str:
-    return " in training mode" if step.run else ""
-
-
-def _reading(user: Step | None) -> str:
-    return f"read by '{user.name}'{_mode(user)}" if user else "returned by the model or read out as a mask or number"
 
 
 def _sources(step: Step) -> str:
