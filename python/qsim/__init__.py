@@ -19,6 +19,7 @@ from qsim.config.presets import bf16, fp8, fp16, int4, int8, int16, w4a8
 from qsim.config.profile import Profile
 from qsim.deploy.export_report import ExportReport
 from qsim.deploy.plan import Plan
+from qsim.equalization import EqualizeReport, equalize
 from qsim.errors import AccumulatorError, CalibrationError, CaptureError, ExportError, FileFormatError, NoEncodingError
 from qsim.files import EncodingFile, Entry, load_encodings, save_encodings
 from qsim.integer.assignment import Kernel
@@ -46,6 +47,7 @@ __all__ = [  # noqa: RUF022
     # simulate a model
     "QuantSim",
     "doctor",
+    "equalize",
     "fold_batch_norms",
     "quantize",
     # what to quantize, and how
@@ -90,6 +92,7 @@ __all__ = [  # noqa: RUF022
     "Comparison",
     "Diagnosis",
     "Distilled",
+    "EqualizeReport",
     "ExportReport",
     "FallbackReport",
     "Finding",

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
 
 from qsim.graph.record.containers import joined
-from qsim.graph.record.tape import Origin, Step, Tape
+from qsim.graph.record.tape import Call, Origin, Step, Tape
 from qsim.operations.functions import BIAS_POSITION, WEIGHT, name_of
 from qsim.operations.layers import DIMS
 
@@ -26,8 +26,9 @@ class Uses:
 
     def __init__(self, model: nn.Module, tape: Tape) -> None:
         self.modules = dict(model.named_modules())
-        self.products = [step for step in tape.steps if _multiplies(step)]
-        self._calls = Counter((owner(step), step.run, step.example) for step in self.products)
+        self.products = [step for step in tape.steps if step.kind == "batch_norm" or name_of(step.func) in DIMS]
+        calls = [*self.products, *(step for call in tape.calls for step in _first_reads(call))]
+        self._calls = Counter((owner(step), step.run, step.example) for step in calls)
         self._names: dict[int, list[str]] = defaultdict(list)  # of the parameters and buffers at a memory address
         for path, module in self.modules.items():
             for own, t in _tensors(module):
@@ -84,8 +85,14 @@ def reading(user: Step | None) -> str:
     return f"read by '{user.name}'{mode(user)}" if user else "returned by the model or read out as a mask or number"
 
 
-def _multiplies(step: Step) -> bool:
-    return step.kind == "batch_norm" or name_of(step.func) in DIMS or joined(owner(step), "weight") in step.constants.values()
+def _first_reads(call: Call) -> Iterator[Step]:
+    """What reads the weight of its module in a call and is none of `Uses.products`; once for a container that reads it again."""
+    seen = False
+    for step in call.steps:
+        product = step.kind == "batch_norm" or name_of(step.func) in DIMS
+        if not product and joined(owner(step), "weight") in step.constants.values() and (step.leaf or not seen):
+            seen = seen or not step.leaf
+            yield step
 
 
 def _tensors(module: nn.Module) -> list[tuple[str, Tensor]]:

@@ -1,0 +1,184 @@
+"""`qsim.equalize`: exact changes of a float model's weights after which it quantizes better."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from qsim.batch_norm.fold import FoldReport, fold_batch_norms, recorded
+from qsim.equalization.candidates import find_candidates
+from qsim.equalization.edges import Edge
+from qsim.equalization.finding import find_edges
+from qsim.equalization.methods import Awq, CrossLayer, SmoothQuant
+from qsim.equalization.report import Change, EqualizeReport
+from qsim.equalization.rotation import Rotation
+from qsim.equalization.statistics import Inputs, observe, results
+from qsim.graph.record.uses import Uses
+from qsim.runs.arguments import Arguments, example_calls
+from qsim.runs.batches import arguments_of, iterate, to_device
+from qsim.runs.sharding import refuse_wrapped
+from qsim.runs.snapshot import Snapshot
+
+Method = CrossLayer | SmoothQuant | Awq | Rotation
+
+METHODS: dict[str, type[Method]] = {method.name: method for method in (CrossLayer, SmoothQuant, Awq, Rotation)}
+TOLERANCE = 1e-5
+
+
+def equalize(
+    model: nn.Module,
+    example_inputs: Any,
+    data: Iterable[Any] | None = None,
+    *,
+    methods: Sequence[str | Method] = ("cross_layer",),
+    max_batches: int | None = None,
+) -> EqualizeReport:
+    """Change the weights of a float model, in place, so that it computes the same and quantizes better.
+
+    Parameters
+    ----------
+    model : nn.Module, any device, float32/float64
+        Runs on the example inputs in eval and in training mode. What changes is the contents of weights and biases (and BatchNorms that
+        "cross_layer" folds first, as `fold_batch_norms` does); modules, names and training flags stay. A layer that had no bias may get one
+        by "rotation".
+    example_inputs : Tensor, tuple of arguments, dict of keyword arguments, or list of such calls
+    data : iterable of batches, optional
+        What "smooth_quant" and "awq" look at, as `QuantSim.calibrate` takes it. It is kept, with what the model returns for it: a few
+        batches are enough.
+    methods : sequence of str or of CrossLayer, SmoothQuant, Awq, Rotation
+        In this order; a name stands for its class in `qsim.equalization` with its defaults: "cross_layer", "smooth_quant", "awq",
+        "rotation".
+    max_batches : int, optional
+        Of `data`.
+
+    Returns
+    -------
+    EqualizeReport
+        What was changed, what was refused for which reason, and by how much outputs differ.
+
+    Raises
+    ------
+    ValueError
+        A method is unknown or lacks `data`; parameters are in half precision, which scaling would round; the model fails on the example
+        inputs in eval mode.
+
+    Notes
+    -----
+    Each change is exact but for the rounding of the weights. Afterwards the outputs on `example_inputs` and `data` are compared with those
+    from before; where they differ by more than 1e-5 of the largest, everything is put back, and the report says so.
+
+    Examples
+    --------
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    >>> with torch.no_grad():
+    ...     _ = model[0].weight[3].mul_(100)
+    >>> report = equalize(model, torch.randn(5, 4))
+    >>> [(c.producer, c.readers) for c in report.changes], report.refused
+    ([('0', ('2',))], {'2': "what it returns is returned by the model, or read out as a mask or number"})
+    """
+    if isinstance(methods, str):
+        raise TypeError(f"qsim.equalize: got methods={methods!r}; expected a list, such as [{methods!r}]")
+    chosen = [_method(method, data is not None) for method in methods]
+    _check(model)
+    calls = example_calls(example_inputs)
+    batches = [] if data is None else [arguments_of(b, calls) for b in iterate(data, max_batches, False, "qsim.equalize")]
+    every = [*calls, *(to_device(batch, model) for batch in batches)]
+    if data is not None and not batches:
+        raise ValueError("qsim.equalize: got no batch. Is the iterator used up, or the data set empty?")
+    before, expected = Snapshot(model), results(model, every)
+    try:
+        report = _equalized(model, example_inputs, calls, every, chosen)
+        error = _difference(results(model, every), expected)
+    except BaseException:
+        before.restore()
+        raise
+    if error <= TOLERANCE:
+        return _with(report, error, "")
+    before.restore()
+    return _with(report, error, f"outputs differed by {error:.2g} of the largest, more than {TOLERANCE:.0e}")
+
+
+def _method(method: str | Method, has_data: bool) -> Method:
+    if isinstance(method, str):
+        if method not in METHODS:
+            raise ValueError(f"qsim.equalize: got the method {method!r}; expected {', '.join(map(repr, METHODS))}")
+        method = METHODS[method]()
+    if method.needs_data and not has_data:
+        raise ValueError(f"qsim.equalize: {method.name!r} looks at what layers read: pass data, an iterable of batches")
+    return method
+
+
+def _check(model: nn.Module) -> None:
+    refuse_wrapped(model)
+    for name, t in model.named_parameters():
+        if t.is_meta or t.dtype in (torch.float16, torch.bfloat16):
+            what = "has no values (meta device)" if t.is_meta else f"is {t.dtype}, which scaling would round"
+            raise ValueError(f"qsim.equalize: '{name}' {what}; equalize the model in float32, then convert it")
+
+
+def _equalized(
+    model: nn.Module, example_inputs: Any, calls: Sequence[Arguments], every: Sequence[Arguments], methods: Sequence[Method]
+) -> EqualizeReport:
+    folded = fold_batch_norms(model, example_inputs) if any(isinstance(m, CrossLayer) for m in methods) else FoldReport()
+    tape, problems = recorded(model, example_inputs, "qsim.equalize")
+    uses = Uses(model, tape)
+    candidates, refused = find_candidates(model, tape, uses)
+    edges, others = find_edges(model, candidates, calls)
+    refused |= others
+    changes: list[Change] = []
+    for method in methods:
+        if isinstance(method, Rotation):
+            found, reasons = method.rotate(model, edges, tape, uses, every)
+            changes += found
+            refused |= reasons
+        else:
+            changes += _scaled(model, method, [edge for edge in edges if method.takes(model, edge)], every, refused)
+    changed = {change.producer for change in changes}
+    refused = {path: why for path, why in refused.items() if path not in changed}
+    return EqualizeReport(tuple(changes), refused, 0.0, "", folded, tuple(problems))
+
+
+def _scaled(
+    model: nn.Module, method: CrossLayer | SmoothQuant | Awq, edges: Sequence[Edge], calls: Sequence[Arguments], refused: dict[str, str]
+) -> list[Change]:
+    readers = list(dict.fromkeys(path for edge in edges for path in edge.readers))
+    inputs = observe(model, readers, calls) if method.needs_data else Inputs()
+    before = {edge: method.size(model, edge, inputs) for edge in edges}
+    scales, kept = method.apply(model, edges, inputs)
+    refused |= {edge.producer: why for edge, why in kept.items()}
+    return [
+        Change(
+            method.name,
+            edge.producer,
+            tuple(edge.readers),
+            float(torch.maximum(factors, 1 / factors).max()),
+            spread(before[edge]),
+            spread(before[edge] / factors),
+        )
+        for edge, factors in scales.items()
+    ]
+
+
+def spread(ranges: Tensor) -> float:
+    """The largest channel over the median channel, of those that are not zero."""
+    ranges = ranges[ranges > 0]
+    return float(ranges.max() / ranges.median()) if len(ranges) else 1.0
+
+
+def _difference(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+    """The largest difference over the largest magnitude, of the worst tensor; infinite where NaN or Inf, or shapes, differ."""
+    worst = 0.0
+    for a, b in zip(found, expected, strict=True):
+        if a.shape != b.shape or not torch.equal(a.isfinite(), b.isfinite()):
+            return float("inf")
+        a, b = a[a.isfinite()].double(), b[b.isfinite()].double()
+        if b.numel() and not torch.equal(a, b):
+            worst = max(worst, float((a - b).abs().max() / b.abs().max()))
+    return worst
+
+
+def _with(report: EqualizeReport, error: float, put_back: str) -> EqualizeReport:
+    return EqualizeReport(report.changes, report.refused, error, put_back, report.folded, report.warnings)

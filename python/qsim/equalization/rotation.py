@@ -1,0 +1,96 @@
+"""Rotations of channels: outliers are spread over all channels of a head, or of the residual stream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from qsim.equalization.candidates import Refused
+from qsim.equalization.edges import Edge
+from qsim.equalization.heads import head_sizes
+from qsim.equalization.orthogonal import hadamard, rotation_matrix
+from qsim.equalization.report import Change
+from qsim.equalization.statistics import observe
+from qsim.equalization.stream import find_stream
+from qsim.graph.record.tape import Tape
+from qsim.graph.record.uses import Uses
+from qsim.runs.arguments import Arguments
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """Orthogonal matrices multiplied into weights: R1 and R2 of SpinQuant, chosen as in QuaRot.
+
+    R2 rotates the values of each attention head, and back in the output projection, by a Hadamard matrix. R1 rotates the residual stream:
+    everything that writes it and, with the norm's weight folded in, everything that reads it. RMSNorm commutes with any rotation, LayerNorm
+    with one that keeps the vector of ones, and so the mean: one is drawn where the model has LayerNorm.
+    Ashkboos et al. 2024, "QuaRot: Outlier-Free 4-Bit Inference in Rotated LLMs", section 4; Liu et al. 2024, "SpinQuant: LLM Quantization
+    with Learned Rotations", section 3.
+
+    Attributes
+    ----------
+    stream, values : bool
+        Which of the two.
+    seed : int
+        Of the random signs and rotations of R1.
+    """
+
+    stream: bool = True
+    values: bool = True
+    seed: int = 0
+    name = "rotation"
+    needs_data = False
+
+    def rotate(
+        self, model: nn.Module, edges: Sequence[Edge], tape: Tape, uses: Uses, calls: Sequence[Arguments]
+    ) -> tuple[list[Change], dict[str, str]]:
+        """Rotate what can be rotated. Returns the changes, and the reason for what stays."""
+        changes: list[Change] = []
+        refused: dict[str, str] = {}
+        if self.values:
+            sizes, refused = head_sizes(model, [edge for edge in edges if edge.is_mixing], calls)
+            for edge, size in sizes.items():
+                before = _ranges(model, edge.readers, calls)
+                rotate_heads(model, edge, size)
+                changes.append(Change(self.name, edge.producer, tuple(edge.readers), 1.0, before, _ranges(model, edge.readers, calls)))
+        if self.stream:
+            try:
+                stream = find_stream(model, tape, uses, edges)
+            except Refused as reason:
+                return changes, {**refused, "the residual stream": str(reason)}
+            readers = list(dict.fromkeys(path for edge in stream.norms for path in edge.readers))
+            before = _ranges(model, readers, calls)
+            stream.rotate(model, rotation_matrix(stream.width, stream.keeps_mean, torch.Generator().manual_seed(self.seed)))
+            changes.append(Change(self.name, stream.writers[0], tuple(readers), 1.0, before, _ranges(model, readers, calls)))
+        return changes, refused
+
+
+def rotate_heads(model: nn.Module, edge: Edge, size: int) -> None:
+    """R2: each head's values times a Hadamard matrix, and the readers' weights too, so that the products stay."""
+    matrix = hadamard(size)
+    source = edge.source(model)
+    assert isinstance(source, nn.Linear)
+    heads: set[int] = set()
+    with torch.no_grad():
+        for path, layer in edge.layers(model).items():
+            weight = layer.weight.detach().to("cpu", torch.float64)
+            for begin in range(0, weight.shape[1], size):
+                if (first := int(edge.readers[path][begin])) >= 0:
+                    weight[:, begin : begin + size] = weight[:, begin : begin + size] @ matrix
+                    heads.add(first)
+            layer.weight.copy_(weight)
+        for own in (source.weight, source.bias):
+            if own is not None:
+                values = own.detach().to("cpu", torch.float64)
+                for first in heads:
+                    values[first : first + size] = matrix.T @ values[first : first + size]
+                own.copy_(values)
+
+
+def _ranges(model: nn.Module, readers: Iterable[str], calls: Sequence[Arguments]) -> float:
+    """The largest channel over the median channel, of what the readers get."""
+    found = torch.cat(list(observe(model, readers, calls).largest.values()))
+    return float(found.max() / found.median()) if bool((found > 0).any()) else 1.0
