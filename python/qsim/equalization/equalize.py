@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from qsim.batch_norm.fold import FoldReport, fold_batch_norms, recorded
 from qsim.equalization.candidates import find_candidates
@@ -16,6 +17,7 @@ from qsim.equalization.methods import Awq, CrossLayer, SmoothQuant
 from qsim.equalization.report import Change, EqualizeReport
 from qsim.equalization.rotation import Rotation
 from qsim.equalization.statistics import Inputs, observe, results
+from qsim.graph.execute.simulated import Simulated
 from qsim.graph.record.uses import Uses
 from qsim.runs.arguments import Arguments, example_calls
 from qsim.runs.batches import arguments_of, iterate, to_device
@@ -62,8 +64,8 @@ def equalize(
     Raises
     ------
     ValueError
-        A method is unknown or lacks `data`; parameters are in half precision, which scaling would round; the model fails on the example
-        inputs in eval mode.
+        A method is unknown or lacks `data`; parameters are in half precision, which scaling would round, or have no values or shape yet;
+        the model is a simulation, or wrapped for several devices.
 
     Notes
     -----
@@ -77,7 +79,7 @@ def equalize(
     ...     _ = model[0].weight[3].mul_(100)
     >>> report = equalize(model, torch.randn(5, 4))
     >>> [(c.producer, c.readers) for c in report.changes], report.refused
-    ([('0', ('2',))], {'2': "what it returns is returned by the model, or read out as a mask or number"})
+    ([('0', ('2',))], {'2': 'what it returns is returned by the model, or read out as a mask or number'})
     """
     if isinstance(methods, str):
         raise TypeError(f"qsim.equalize: got methods={methods!r}; expected a list, such as [{methods!r}]")
@@ -113,7 +115,11 @@ def _method(method: str | Method, has_data: bool) -> Method:
 
 def _check(model: nn.Module) -> None:
     refuse_wrapped(model)
+    if any(isinstance(m, Simulated) for m in model.modules()):
+        raise ValueError("qsim.equalize: got a simulation; equalize the float model, and simulate it then")
     for name, t in model.named_parameters():
+        if is_lazy(t):
+            raise ValueError(f"qsim.equalize: '{name}' has no shape yet: run the model once on the example inputs")
         if t.is_meta or t.dtype in (torch.float16, torch.bfloat16):
             what = "has no values (meta device)" if t.is_meta else f"is {t.dtype}, which scaling would round"
             raise ValueError(f"qsim.equalize: '{name}' {what}; equalize the model in float32, then convert it")

@@ -51,7 +51,7 @@ def test_any_chain_keeps_its_outputs(names, method):
 def test_a_transformer_keeps_its_outputs(options, methods):
     model = Transformer(**options).eval()
     other = tokens(3, 17)
-    expected = copy.deepcopy(model).double()(other)
+    expected = copy.deepcopy(model).double()(other).detach()
     report = qsim.equalize(model, tokens(1, 9), [tokens(2, 12)], methods=methods)
     assert report.changes
     assert report.put_back == ""
@@ -127,6 +127,10 @@ def test_errors():
         qsim.equalize(model, x, [x], methods="awq")
     with pytest.raises(ValueError, match=r"'0.weight' is torch.float16, which scaling would round; equalize the model in float32"):
         qsim.equalize(copy.deepcopy(model).half(), x)
+    with pytest.raises(ValueError, match="got a simulation; equalize the float model"):
+        qsim.equalize(qsim.QuantSim(model, x), x)
+    with pytest.raises(ValueError, match=r"'0.weight' has no shape yet: run the model once"):
+        qsim.equalize(nn.Sequential(nn.LazyLinear(3)), x)
     with pytest.raises(ValueError, match="got no batch"):
         qsim.equalize(model, x, [], methods=["awq"])
     with pytest.raises(RuntimeError, match="mat1 and mat2"):

@@ -30,7 +30,7 @@ def wide_channels(exam: Examination) -> list[Finding]:
         lost = math.log2((largest.max() / largest.median()).item()) if largest.numel() else 0.0
         if lost >= _LOST:
             evidence = {"bits lost in the median channel": lost, "widest": largest.max().item(), "median": largest.median().item()}
-            fix = "Use one scale per output channel (TensorSpec(axis=0)); where the runtime has one per weight, equalize the layers first."
+            fix = "Use one scale per output channel (TensorSpec(axis=0)); where the runtime has one per weight, call qsim.equalize."
             findings.append(exam.finding("QS030", "info" if exam.target.per_channel else "warning", name, evidence, fix))
     return findings
 
