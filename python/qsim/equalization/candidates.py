@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from qsim.equalization.edges import MIXING
 from qsim.graph.record.containers import joined
 from qsim.graph.record.tape import Slot, Step, Tape
 from qsim.graph.record.uses import Uses, computed_anew, mode, owner
@@ -14,11 +15,9 @@ from qsim.operations.functions import name_of
 from qsim.operations.layers import DIMS, LAYERS
 from qsim.operations.moves import JOINING
 
-# f(s x) = s f(x) for every s > 0, channel by channel.
-_HOMOGENEOUS = frozenset({"relu", "leaky_relu", "prelu", "abs", "neg", "mean", "sum", "interpolate", "mul", "rmul"})
+# f(s x) = s f(x) for every s > 0; whether channel by channel, numbers tell.
+_HOMOGENEOUS = frozenset({"relu", "leaky_relu", "prelu", "abs", "neg", "mean", "sum", "interpolate", "mul", "rmul", "einsum"})
 _HOMOGENEOUS |= {f"{kind}avg_pool{n}d" for kind in ("", "adaptive_") for n in (1, 2, 3)} | JOINING
-# Sums over positions: the same weights for all channels of a head.
-_MIXING = frozenset({"matmul", "rmatmul", "bmm", "einsum"})
 
 
 class Refused(Exception):
@@ -143,7 +142,7 @@ class _Walk:
                 return f"{what} is read by {at}: {obstacle}"
             own = computed_anew(step)
             return own and f"{what} is read by {at}, whose {own} is computed anew in each call (a parametrization, weight_norm or the like)"
-        if step.kind == "mac" and func not in _MIXING and func != "scaled_dot_product_attention":
+        if step.kind == "mac" and func not in MIXING | _HOMOGENEOUS:
             return f"{what} is read by {at}, a product with what is no weight of a layer of torch.nn"
         if step.kind == "batch_norm":
             return f"{what} is read by BatchNorm {at}, which was not folded"
@@ -151,7 +150,7 @@ class _Walk:
             return f"{what} is also read by {at}, which adds to it what is not scaled"
         if func == "scaled_dot_product_attention":
             return None if slot in (2, "value") else f"{what} is read by {at} as query or key of a softmax"
-        if func in _HOMOGENEOUS or func in _MIXING or (func == "div" and slot == 0):
+        if func in MIXING | _HOMOGENEOUS or (func == "div" and slot == 0):
             return None
         if joined(step.path, "weight") in self.tape.shapes and is_norm(self.uses.modules[step.path]):
             return f"{what} is also read by the norm '{step.path}'"

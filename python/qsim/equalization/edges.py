@@ -9,9 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from qsim.equalization.channels import scale_input, scale_output
+from qsim.equalization.statistics import Inputs
 from qsim.operations.layers import LAYERS, Layer
 
-_MIXING = frozenset({"matmul", "rmatmul", "bmm", "scaled_dot_product_attention"})
+# Sums over positions, with the same weights for all channels of a head.
+MIXING = frozenset({"matmul", "rmatmul", "bmm", "scaled_dot_product_attention"})
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +47,7 @@ class Edge:
     @property
     def is_mixing(self) -> bool:
         """Whether an attention's sums over positions lie between, and as far as is known nothing else: they are the same for a head."""
-        return bool(self.between & _MIXING) and (self.sliced or self.between <= _MIXING)
+        return bool(self.between & MIXING) and (self.sliced or self.between <= MIXING)
 
     def source(self, model: nn.Module) -> nn.Module:
         return model.get_submodule(self.producer)
@@ -62,6 +64,10 @@ class Edge:
             read = index >= 0
             found.scatter_reduce_(0, index[read], values(path, layer).detach().to("cpu", torch.float64)[read], "amax")
         return found
+
+    def largest_read(self, model: nn.Module, inputs: Inputs) -> Tensor:
+        """By channel of the producer, the largest magnitude that a reader gets."""
+        return self.largest(model, lambda path, _: inputs.largest[path])
 
     def scale(self, model: nn.Module, factors: Tensor) -> None:
         """Divide the producer's channels by `factors`, float64 [channels], all above 0, and multiply what the readers do with them."""

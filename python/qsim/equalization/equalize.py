@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from qsim.equalization.candidates import find_candidates
 from qsim.equalization.edges import Edge
 from qsim.equalization.finding import find_edges
 from qsim.equalization.methods import Awq, CrossLayer, SmoothQuant
-from qsim.equalization.report import Change, EqualizeReport
+from qsim.equalization.report import Change, EqualizeReport, spread
 from qsim.equalization.rotation import Rotation
 from qsim.equalization.statistics import Inputs, observe, results
 from qsim.graph.execute.simulated import Simulated
@@ -98,9 +99,9 @@ def equalize(
         before.restore()
         raise
     if error <= TOLERANCE:
-        return _with(report, error, "")
+        return replace(report, error=error)
     before.restore()
-    return _with(report, error, f"outputs differed by {error:.2g} of the largest, more than {TOLERANCE:.0e}")
+    return replace(report, error=error, put_back=f"outputs differed by {error:.2g} of the largest, more than {TOLERANCE:.0e}")
 
 
 def _method(method: str | Method, has_data: bool) -> Method:
@@ -144,7 +145,7 @@ def _equalized(
             changes += _scaled(model, method, [edge for edge in edges if method.takes(model, edge)], every, refused)
     changed = {change.producer for change in changes}
     refused = {path: why for path, why in refused.items() if path not in changed}
-    return EqualizeReport(tuple(changes), refused, 0.0, "", folded, tuple(problems))
+    return EqualizeReport(tuple(changes), refused, folded=folded, warnings=tuple(problems))
 
 
 def _scaled(
@@ -168,12 +169,6 @@ def _scaled(
     ]
 
 
-def spread(ranges: Tensor) -> float:
-    """The largest channel over the median channel, of those that are not zero."""
-    ranges = ranges[ranges > 0]
-    return float(ranges.max() / ranges.median()) if len(ranges) else 1.0
-
-
 def _difference(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
     """The largest difference over the largest magnitude, of the worst tensor; infinite where NaN or Inf, or shapes, differ."""
     worst = 0.0
@@ -184,7 +179,3 @@ def _difference(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
         if b.numel() and not torch.equal(a, b):
             worst = max(worst, float((a - b).abs().max() / b.abs().max()))
     return worst
-
-
-def _with(report: EqualizeReport, error: float, put_back: str) -> EqualizeReport:
-    return EqualizeReport(report.changes, report.refused, error, put_back, report.folded, report.warnings)

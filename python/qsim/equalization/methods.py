@@ -98,7 +98,7 @@ class SmoothQuant:
         return True
 
     def size(self, model: nn.Module, edge: Edge, inputs: Inputs) -> Tensor:
-        return edge.largest(model, lambda path, _: inputs.largest[path])
+        return edge.largest_read(model, inputs)
 
     def apply(self, model: nn.Module, edges: Sequence[Edge], inputs: Inputs) -> tuple[dict[Edge, Tensor], dict[Edge, str]]:
         def factors(edge: Edge, alpha: float) -> Tensor:
@@ -132,7 +132,7 @@ class Awq:
         return True
 
     def size(self, model: nn.Module, edge: Edge, inputs: Inputs) -> Tensor:
-        return edge.largest(model, lambda path, _: inputs.largest[path])
+        return edge.largest_read(model, inputs)
 
     def apply(self, model: nn.Module, edges: Sequence[Edge], inputs: Inputs) -> tuple[dict[Edge, Tensor], dict[Edge, str]]:
         def factors(edge: Edge, alpha: float) -> Tensor:

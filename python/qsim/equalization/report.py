@@ -5,8 +5,16 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 
+from torch import Tensor
+
 from qsim.batch_norm.fold import FoldReport
 from qsim.table import text_table
+
+
+def spread(ranges: Tensor) -> float:
+    """The largest channel over the median channel, of those that are not zero."""
+    ranges = ranges[ranges > 0]
+    return float(ranges.max() / ranges.median()) if len(ranges) else 1.0
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from qsim.equalization.candidates import Refused
 from qsim.equalization.edges import Edge
 from qsim.equalization.heads import head_sizes
 from qsim.equalization.orthogonal import hadamard, rotation_matrix
-from qsim.equalization.report import Change
+from qsim.equalization.report import Change, spread
 from qsim.equalization.statistics import observe
 from qsim.equalization.stream import find_stream
 from qsim.graph.record.tape import Tape
@@ -48,24 +48,36 @@ class Rotation:
         self, model: nn.Module, edges: Sequence[Edge], tape: Tape, uses: Uses, calls: Sequence[Arguments]
     ) -> tuple[list[Change], dict[str, str]]:
         """Rotate what can be rotated. Returns the changes, and the reason for what stays."""
-        changes: list[Change] = []
         refused: dict[str, str] = {}
+        rotated: list[tuple[str, list[str]]] = []
+        before = _Ranges(model, edges, calls)
         if self.values:
             sizes, refused = head_sizes(model, [edge for edge in edges if edge.is_mixing], calls)
             for edge, size in sizes.items():
-                before = _ranges(model, edge.readers, calls)
                 rotate_heads(model, edge, size)
-                changes.append(Change(self.name, edge.producer, tuple(edge.readers), 1.0, before, _ranges(model, edge.readers, calls)))
+                rotated.append((edge.producer, list(edge.readers)))
         if self.stream:
             try:
                 stream = find_stream(model, tape, uses, edges)
             except Refused as reason:
-                return changes, {**refused, "the residual stream": str(reason)}
-            readers = list(dict.fromkeys(path for edge in stream.norms for path in edge.readers))
-            before = _ranges(model, readers, calls)
-            stream.rotate(model, rotation_matrix(stream.width, stream.keeps_mean, torch.Generator().manual_seed(self.seed)))
-            changes.append(Change(self.name, stream.writers[0], tuple(readers), 1.0, before, _ranges(model, readers, calls)))
-        return changes, refused
+                refused["the residual stream"] = str(reason)
+            else:
+                generator = torch.Generator().manual_seed(self.seed)
+                stream.rotate(model, rotation_matrix(stream.width, stream.keeps_mean, generator))
+                rotated.append((stream.writers[0], list(dict.fromkeys(path for edge in stream.norms for path in edge.readers))))
+        after = _Ranges(model, edges, calls)
+        return [Change(self.name, first, tuple(readers), 1.0, before.of(readers), after.of(readers)) for first, readers in rotated], refused
+
+
+class _Ranges:
+    """Of what the readers of edges get."""
+
+    def __init__(self, model: nn.Module, edges: Sequence[Edge], calls: Sequence[Arguments]) -> None:
+        readers = dict.fromkeys(path for edge in edges for path in edge.readers)
+        self._largest = observe(model, readers, calls).largest
+
+    def of(self, readers: Iterable[str]) -> float:
+        return spread(torch.cat([self._largest[path] for path in readers]))
 
 
 def rotate_heads(model: nn.Module, edge: Edge, size: int) -> None:
@@ -88,9 +100,3 @@ def rotate_heads(model: nn.Module, edge: Edge, size: int) -> None:
                 for first in heads:
                     values[first : first + size] = matrix.T @ values[first : first + size]
                 own.copy_(values)
-
-
-def _ranges(model: nn.Module, readers: Iterable[str], calls: Sequence[Arguments]) -> float:
-    """The largest channel over the median channel, of what the readers get."""
-    found = torch.cat(list(observe(model, readers, calls).largest.values()))
-    return float(found.max() / found.median()) if bool((found > 0).any()) else 1.0
