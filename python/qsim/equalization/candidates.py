@@ -112,6 +112,10 @@ class _Walk:
             if step in self._seen:
                 continue
             self._seen.add(step)
+            kept = [name for name, origins in self.tape.written.items() if any(o.source is step for o in origins)]
+            if kept:
+                self.sliced = False  # the next call reads it, which no output of this one shows
+                self.blocked = self.blocked or f"what it returns is kept in the buffer '{kept[0]}'"
             for reader in (r for i in range(step.outputs) for r in self.tape.readers(step, i)):
                 if step is first and reader.origin.direct:
                     self.sliced = False

@@ -47,7 +47,7 @@ def observe(model: nn.Module, readers: Iterable[str], calls: Sequence[Arguments]
             x = args[0] if args else next(iter(kwargs.values()))
             assert isinstance(module, LAYERS)
             values = rows(x, channel_axis(module))
-            size, count = values.abs().double().cpu(), counts.get(path, 0)
+            size, count = values.abs().cpu().double(), counts.get(path, 0)
             before = inputs.largest.get(path, torch.zeros(len(size), dtype=torch.float64))
             mean = inputs.mean.get(path, torch.zeros(len(size), dtype=torch.float64))
             counts[path] = count + size.shape[1]

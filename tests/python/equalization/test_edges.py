@@ -190,6 +190,23 @@ def test_a_batch_norm_that_was_not_folded():
     assert [change.producer for change in report.changes] == ["1"]  # itself it is a norm
 
 
+def test_what_is_kept_in_a_buffer_is_refused():
+    class Keeping(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+            self.register_buffer("last", torch.zeros(3, 4))
+
+        def forward(self, x):
+            y = F.relu(self.a(x).flip(0))
+            out = self.b(y) + self.last.mean()
+            self.last.copy_(y)
+            return out
+
+    report = qsim.equalize(Keeping().eval(), torch.randn(3, 4))
+    assert report.refused["a"] == "what it returns is kept in the buffer 'last'"
+
+
 def test_hooks_are_refused():
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
     model[0].register_forward_hook(lambda m, args, out: None)
