@@ -89,7 +89,7 @@ def _candidate(path: str, steps: list[Step], tape: Tape, uses: Uses) -> Candidat
         if name_of(step.func) in DIMS and (own := computed_anew(step)) is not None:
             raise Refused(f"the {own} of '{path}' is computed anew in each call (a parametrization, weight_norm or the like)")
         walk.follow(step)
-    if not walk.readers or (walk.blocked and not walk.sliced):
+    if not walk.readers or (walk.blocked and not walk.may_be_slices):
         raise Refused(walk.blocked or f"no layer reads '{path}'")
     return Candidate(path, tuple(walk.readers), frozenset(walk.between), walk.blocked)
 
@@ -102,8 +102,15 @@ class _Walk:
         self.readers: dict[str, None] = {}
         self.between: set[str] = set()
         self.blocked = ""
-        self.sliced = True  # nothing reads the result as it is: parts of it may go separate ways
+        self.sliced = True  # nothing reads the result as it is
         self._seen: set[Step] = set()
+        self._blocking: tuple[set[str], set[str]] = set(), set()  # names of steps, in eval and in training
+
+    @property
+    def may_be_slices(self) -> bool:
+        """Whether parts of the result may go separate ways, and runs in eval mode, which are tried, show all of them."""
+        evaluating, training = self._blocking
+        return self.sliced and training <= evaluating
 
     def follow(self, first: Step) -> None:
         left = [first]
@@ -121,6 +128,8 @@ class _Walk:
                     self.sliced = False
                 if (why := self._blocks(reader.step, reader.slot)) is not None:
                     self.blocked = self.blocked or why
+                    if reader.step is not None:
+                        self._blocking[reader.step.run].add(reader.step.name)
                 elif reader.step is not None and self._is_input(reader.step, reader.slot):
                     self.readers[owner(reader.step)] = None
                 elif reader.step is not None:

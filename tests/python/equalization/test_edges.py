@@ -207,6 +207,16 @@ def test_what_is_kept_in_a_buffer_is_refused():
     assert report.refused["a"] == "what it returns is kept in the buffer 'last'"
 
 
+def test_what_training_alone_reads_is_no_slice():
+    def forward(m, x):
+        y = m.a(x).flip(0)
+        out = m.b(y)
+        return out + F.gelu(y) if m.training else out
+
+    report = qsim.equalize(Forward(forward, a=nn.Linear(4, 4), b=nn.Linear(4, 4)).eval(), torch.randn(3, 4))
+    assert "gelu of a scaled value is not the scaled gelu of it" in report.refused["a"]
+
+
 def test_hooks_are_refused():
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
     model[0].register_forward_hook(lambda m, args, out: None)
