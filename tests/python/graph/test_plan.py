@@ -358,3 +358,12 @@ def test_int32_bias():
     assert (
         reasons(lambda m, x: m.a(x), ROWS, config=off, **members)["a.bias"] == "bias in float: input and weight have no grids to multiply"
     )
+
+
+def test_a_weight_that_attention_reads_and_the_config_leaves_in_float_is_not_taken_for_one_that_nothing_reached():
+    x = torch.randn(2, 3, 8)
+    model = nn.MultiheadAttention(8, 2, batch_first=True).eval()
+    plain = qsim.QuantSim(model, (x, x, x))
+    reader = plain.decisions.quantizers["out_proj.weight"].operation
+    sim = qsim.QuantSim(model, (x, x, x), qsim.int8().override(reader, weight=None))
+    assert plain.quantizers().keys() - sim.quantizers().keys() == {"out_proj.weight"}

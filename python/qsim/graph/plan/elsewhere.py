@@ -82,5 +82,5 @@ def unreached(tape: Tape, quantizers: Mapping[str, PlannedQuantizer]) -> Iterato
         elif name in _OPENED:
             weights = [key for key in tape.shapes if key.startswith(f"{path}.") and "weight" in key.removeprefix(f"{path}.")]
             for key in weights:
-                if "." not in key.removeprefix(f"{path}.") and key not in quantizers:
+                if "." not in key.removeprefix(f"{path}.") and key not in quantizers and key not in read:
                     yield Layer(SiteInfo(path, "linear", name, tape.shapes[key]), "linear", key, None)
