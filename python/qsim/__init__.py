@@ -6,6 +6,8 @@ from warnings import warn
 
 from qsim import ops, reference
 from qsim._library import cpu_capability
+from qsim.analysis.bit_costs import Budget
+from qsim.analysis.bit_search_report import BitSearch
 from qsim.analysis.comparison import Comparison
 from qsim.analysis.numeric_log_file import NumericLog, read_numeric_log
 from qsim.analysis.numeric_logger import numeric_log
@@ -51,6 +53,7 @@ __all__ = [  # noqa: RUF022
     "fold_batch_norms",
     "quantize",
     # what to quantize, and how
+    "Budget",
     "Config",
     "Override",
     "Plan",
@@ -87,6 +90,7 @@ __all__ = [  # noqa: RUF022
     "Watch",
     "clip_grad_norm_",
     # what reports are
+    "BitSearch",
     "Borders",
     "CalibrationReport",
     "Comparison",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from qsim.analysis.evidence import Evidence
-from qsim.analysis.search import Budget, search
+from qsim.analysis.search import Effort, search
 from qsim.analysis.sensitivity import Metric, Sensitivity, members_of
 from qsim.deploy.plan import Plan
 from qsim.runs.sharding import sharded_around
@@ -28,7 +28,7 @@ class Reached(NamedTuple):
     nonfinite: int = 0
 
 
-def float_plan(sim: Simulation, data: Any, metric: Metric, target: float, sensitivity: Sensitivity, budget: Budget) -> Plan:
+def float_plan(sim: Simulation, data: Any, metric: Metric, target: float, sensitivity: Sensitivity, budget: Effort) -> Plan:
     """See `QuantSim.float_plan`. The metric is that of the sensitivity, whose groups are operations."""
     if isinstance(data, Iterator):
         raise TypeError(

@@ -48,7 +48,7 @@ V = TypeVar("V", bound=Verdict)
 
 
 @dataclass(frozen=True)
-class Budget:
+class Effort:
     """When a search ends at the latest: after so many probes, or so many seconds. None: no limit."""
 
     probes: int | None = None
@@ -56,9 +56,9 @@ class Budget:
 
     def __post_init__(self) -> None:
         if self.probes is not None and self.probes < 1:
-            raise ValueError(f"Budget: got probes={self.probes}; expected 1 or more, or None for no limit")
+            raise ValueError(f"Effort: got probes={self.probes}; expected 1 or more, or None for no limit")
         if self.seconds is not None and not self.seconds > 0:
-            raise ValueError(f"Budget: got seconds={self.seconds}; expected a positive number, or None for no limit")
+            raise ValueError(f"Effort: got seconds={self.seconds}; expected a positive number, or None for no limit")
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Found(Generic[V]):
     note: str = ""
 
 
-def search(evidence: Evidence, probe: Callable[[frozenset[str]], V], budget: Budget = Budget()) -> Found[V]:
+def search(evidence: Evidence, probe: Callable[[frozenset[str]], V], budget: Effort = Effort()) -> Found[V]:
     """A set of operations that cures when it is kept, and that loses that with any single one left out.
 
     Parameters
@@ -95,7 +95,7 @@ def search(evidence: Evidence, probe: Callable[[frozenset[str]], V], budget: Bud
         Wrong or missing evidence costs probes, not correctness.
     probe : callable
         ``probe(keep) -> Verdict``. Asked about each set once. It need not be monotone: sets are tried, never concluded upon.
-    budget : Budget
+    budget : Effort
 
     Returns
     -------
@@ -139,7 +139,7 @@ class _Spent(Exception):
 class _Asked(Generic[V]):
     """The probe, asked about each set once, within the budget."""
 
-    def __init__(self, probe: Callable[[frozenset[str]], V], budget: Budget) -> None:
+    def __init__(self, probe: Callable[[frozenset[str]], V], budget: Effort) -> None:
         self.probe, self.budget = probe, budget
         self.seen: dict[frozenset[str], V] = {}
         self.began = time.monotonic()

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from qsim.analysis.evidence import Evidence
-from qsim.analysis.search import Budget, Found, search
+from qsim.analysis.search import Effort, Found, search
 from qsim.clinic.examination import Examination
 from qsim.clinic.finding import Finding
 from qsim.clinic.subject import Subject
@@ -39,7 +39,7 @@ def cure(exam: Examination, findings: Iterable[Finding] = ()) -> Plan:
     named = [name for finding in errors for name in (finding.op, *finding.evidence.get("chain", ()))]
     probes = None if exam.probes is None else exam.probes - shadow.probes
     seconds = None if math.isinf(exam.ends) else exam.ends - time.perf_counter()
-    found = search(evidence_of(exam, named), shadow.probe, Budget(probes, seconds))
+    found = search(evidence_of(exam, named), shadow.probe, Effort(probes, seconds))
     return plan_of(found, exam.subject, format=shadow.format, target=target.name)
 
 

@@ -31,3 +31,19 @@ def lines(series: dict[str, Sequence[float]], top: float) -> str:
             pen = "L"
         drawn += f'<path class="line {name}" d="{"".join(path)}"/>'
     return f'<svg class="lines" viewBox="0 0 {width} {height}" preserveAspectRatio="none" aria-hidden="true">{drawn}</svg>'
+
+
+def front(along: Sequence[float], values: Sequence[float], picked: int) -> str:
+    """Points with a line through them, from the least to the largest of both; the one that is `picked` stands out."""
+    width, height, margin = 1000, 200, 12
+
+    def place(values: Sequence[float], length: int) -> list[float]:
+        low, high = min(values), max(values)
+        return [margin + (length - 2 * margin) * (value - low) / ((high - low) or 1.0) for value in values]
+
+    places = [(x, height - y) for x, y in zip(place(along, width), place(values, height), strict=True)]
+    drawn = "".join(f'<path class="grid" d="M0 {height * i // 4}H{width}"/>' for i in range(1, 4))
+    drawn += '<path class="line local" d="M{}"/>'.format("L".join(f"{x:.5g} {y:.5g}" for x, y in places))
+    for i, (x, y) in enumerate(places):  # of no length: a round end of the stroke, which is round whatever the picture's shape
+        drawn += f'<path class="dot{" accumulated" if i == picked else " local"}" d="M{x:.5g} {y:.5g}h0"/>'
+    return f'<svg class="lines" viewBox="0 0 {width} {height}" preserveAspectRatio="none" aria-hidden="true">{drawn}</svg>'

@@ -6,11 +6,15 @@ from collections.abc import Sequence
 from os import PathLike
 from typing import Any
 
+from qsim.analysis.bit_choices import Bits
+from qsim.analysis.bit_costs import Budget
+from qsim.analysis.bit_search import Request, search_bits
+from qsim.analysis.bit_search_report import BitSearch
 from qsim.analysis.comparison import Comparison, compare
 from qsim.analysis.fewest_in_float import float_plan
 from qsim.analysis.progressive import Limits, Progressive, join
 from qsim.analysis.scores import ScoreFile
-from qsim.analysis.search import Budget
+from qsim.analysis.search import Effort
 from qsim.analysis.sensitivity import Metric, Sensitivity, measure, measured, output_sqnr
 from qsim.deploy.plan import Plan
 from qsim.runs.batches import Forward
@@ -18,7 +22,7 @@ from qsim.simulation.simulation import Simulation
 
 
 class Reports(Simulation):
-    """Base of `qsim.QuantSim`: comparison, sensitivity, float plans and progressive quantization."""
+    """Base of `qsim.QuantSim`: comparison, sensitivity, float plans, bits under a budget and progressive quantization."""
 
     def compare(self, batch: Any, forward: Forward | None = None, *, memory: int = 1 << 30) -> Comparison:
         """How far every tensor is from its float counterpart: by its own quantizer, and with everything before it quantized.
@@ -159,7 +163,74 @@ class Reports(Simulation):
                 f"QuantSim.float_plan: got a sensitivity with higher_is_better={found.higher_is_better}, and the opposite here"
             )
         with self.calibrated():
-            return float_plan(self, data, output_sqnr if metric is None else metric, target, found, Budget(probes, seconds))
+            return float_plan(self, data, output_sqnr if metric is None else metric, target, found, Effort(probes, seconds))
+
+    def search_bits(
+        self,
+        data: Any,
+        metric: Metric | None = None,
+        *,
+        budget: Budget,
+        candidates: Sequence[Bits] = (4, 6, 8, "float"),
+        higher_is_better: bool = True,
+        classes: int | None = None,
+        probes: int = 512,
+        progress: bool = True,
+    ) -> BitSearch:
+        """Bits for every quantizer, so that the model loses least within a budget. Needs SciPy: ``pip install "qsim[search]"``.
+
+        What each tensor loses with each candidate is estimated by one backward pass a batch, and measured for those that seem to lose most;
+        a knapsack is solved exactly for what they lose together, and its answer is improved step by step with all others in place
+        (docs/bits.md). Nothing of this simulation changes; its ranges come from what it observed, as its config chooses them.
+
+        Parameters
+        ----------
+        data : iterable of batches that can be read repeatedly
+            As `calibrate` takes them; handed to `metric` too. A few hundred samples do. Without targets: no label is asked for.
+        metric : callable, optional
+            ``metric(sim, data) -> float``, as in `sensitivity`. By default the distance of what the model returns from what it returns in
+            float: the mean squared error over the mean square, or the divergence of classes.
+        budget : Budget
+            Size, bit operations, and the share of tensors above the fewest bits: all that is given holds.
+        candidates : sequence of int or "float"
+            Bits from 2 to 16, and "float" to leave a tensor in float. Tensors with one shared scale stay in integers.
+        higher_is_better : bool
+            False for a metric that is a loss.
+        classes : int, optional
+            The axis of what the model returns along which there are logits of classes: 1, or -1. The distance is then the mean
+            Kullback-Leibler divergence of their softmax, in nats.
+        probes : int
+            Passes over the data besides the backward one, at most but for a few; half of them measure single tensors. 0: estimates alone.
+        progress : bool
+            Show progress bars where tqdm is installed.
+
+        Returns
+        -------
+        BitSearch
+            ``search.config`` for a new simulation of the model, ``search.front`` for other budgets; ``print``, ``search.save``.
+
+        Raises
+        ------
+        ValueError
+            The budget cannot be met, quantizers are off, fall back or are of float formats, or bit operations are not known.
+        ImportError
+            SciPy is not installed.
+        NoEncodingError
+            Before calibration.
+
+        Examples
+        --------
+        >>> from torch import nn
+        >>> model, x = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4)).eval(), torch.randn(64, 16)
+        >>> sim = QuantSim(model, x, qsim.int4())
+        >>> report = sim.calibrate([x], progress=False)
+        >>> search = sim.search_bits([x], budget=qsim.Budget(tensors=0.2), candidates=(4, 8), progress=False)
+        >>> sorted(set(search.best.bits.values())), search.best.costs.tensors <= 0.2
+        ([4, 8], True)
+        """
+        request = Request(budget, tuple(candidates), metric, higher_is_better, classes, probes)
+        with self.calibrated():
+            return search_bits(self, data, request, show=progress)
 
     def progressive(
         self,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import qsim.analysis.search
 from qsim.analysis.evidence import Evidence
-from qsim.analysis.search import Budget, search
+from qsim.analysis.search import Effort, search
 
 
 class Outcome(NamedTuple):
@@ -182,7 +182,7 @@ def test_a_spent_budget_leaves_the_smallest_set_seen_that_cures(probes):
         seen.append(keep)
         return Outcome(needed <= keep, float(len(needed & keep)))
 
-    found = search(Evidence(names), probe, Budget(probes=probes))
+    found = search(Evidence(names), probe, Effort(probes=probes))
     right = [keep for keep in seen if needed <= keep]
     assert found.probes == len(seen) == len(set(seen)) <= probes
     assert not found.irreducible
@@ -194,15 +194,15 @@ def test_a_spent_budget_leaves_the_smallest_set_seen_that_cures(probes):
 def test_a_budget_in_seconds(monkeypatch):
     clock = itertools.count()
     monkeypatch.setattr(qsim.analysis.search.time, "monotonic", lambda: next(clock))
-    found = search(Evidence([f"op{i}" for i in range(100)]), lambda keep: Outcome("op50" in keep, 0.0), Budget(seconds=5))
+    found = search(Evidence([f"op{i}" for i in range(100)]), lambda keep: Outcome("op50" in keep, 0.0), Effort(seconds=5))
     assert found.probes == 5
     assert "5 seconds" in found.note
 
 
 @pytest.mark.parametrize("limits", [{"probes": 0}, {"seconds": 0.0}, {"seconds": float("nan")}])
 def test_budgets_that_allow_nothing(limits):
-    with pytest.raises(ValueError, match="Budget: got"):
-        Budget(**limits)
+    with pytest.raises(ValueError, match="Effort: got"):
+        Effort(**limits)
 
 
 def test_names_that_cannot_be_kept_are_in_no_island():

@@ -12,6 +12,7 @@ from models import ConvNet, seeded
 from torch import nn
 
 import qsim
+from qsim.analysis.bit_search_report import bit_search_page
 from qsim.analysis.comparison import comparison_page
 from qsim.analysis.sensitivity import sensitivity_page
 from qsim.quantizers.sketch import Distribution
@@ -37,11 +38,12 @@ def documents():
         "summary": summary_page(sim.summary()),
         "comparison": comparison_page(sim.compare(X)),
         "sensitivity": sensitivity_page(sim.sensitivity([X], progress=False)),
+        "bits": bit_search_page(sim.search_bits([X], budget=qsim.Budget(size=0.3), probes=0, progress=False)),
     }
     return sim, report, {name: page.html() for name, page in pages.items()}
 
 
-@pytest.mark.parametrize("name", ["calibration", "summary", "comparison", "sensitivity"])
+@pytest.mark.parametrize("name", ["calibration", "summary", "comparison", "sensitivity", "bits"])
 def test_documents_are_well_formed_and_load_nothing(documents, name):
     reader = Reader(documents[2][name])
     for tag, attributes in reader.tags:
@@ -51,7 +53,7 @@ def test_documents_are_well_formed_and_load_nothing(documents, name):
     assert not re.search(r"url\(|@import|https?://", documents[2][name])
 
 
-@pytest.mark.parametrize("name", ["calibration", "summary", "comparison", "sensitivity"])
+@pytest.mark.parametrize("name", ["calibration", "summary", "comparison", "sensitivity", "bits"])
 def test_the_policy_allows_the_script_and_the_style_of_the_page_alone(documents, name):
     document = documents[2][name]
     policy = next(a["content"] for tag, a in Reader(document).tags if tag == "meta" and "http-equiv" in a)

@@ -1,0 +1,178 @@
+"""What bits cost: bytes of weights, bit operations of products, tensors above the fewest bits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from operator import attrgetter
+
+from qsim.analysis.bit_choices import Bits, Choice
+from qsim.analysis.bit_operations import Product
+from qsim.analysis.knapsack import Limit
+from qsim.numbers.spec import TensorSpec, range_shape
+from qsim.simulation.simulation import Simulation
+
+FLOAT_BITS = 32
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a model may cost at most; all that is given holds at once.
+
+    Parameters
+    ----------
+    size : float, optional
+        Bytes of all parameters over those of float32. Quantized ones count their bits, packed, and 4 bytes for each scale; asymmetric ones
+        a zero point of their own width for each scale; all others 4 bytes an element.
+    bit_operations : float, optional
+        Sum of multiplications times the bits of both operands, over 32 x 32 for each. What has no quantizer counts 32 bits.
+    tensors : float, optional
+        Share of the searched quantizers with more bits than the fewest candidate.
+
+    Examples
+    --------
+    >>> Budget(size=0.2, tensors=0.1)
+    Budget(size=0.2, bit_operations=None, tensors=0.1)
+    """
+
+    size: float | None = None
+    bit_operations: float | None = None
+    tensors: float | None = None
+
+    def __post_init__(self) -> None:
+        given = {name: value for name, value in vars(self).items() if value is not None}
+        if not given:
+            raise ValueError("Budget: got nothing; expected size, bit_operations or tensors, as a share from 0 to 1")
+        for name, value in given.items():
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
+                raise ValueError(f"Budget: got {name}={value!r}; expected a share from 0 to 1")
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What one assignment of bits costs, as `Budget` counts it; `bit_operations` is None where nothing is multiplied, or not known."""
+
+    size: float
+    bit_operations: float | None
+    tensors: float
+
+    def spent(self, budget: Budget) -> tuple[float, ...]:
+        """What is in the budget, in the order size, bit operations, tensors."""
+        return tuple(getattr(self, name) for name, most in vars(budget).items() if most is not None)
+
+    def within(self, budget: Budget) -> bool:
+        """Whether nothing is above the budget."""
+        limits = [most for most in vars(budget).values() if most is not None]
+        return all(cost <= most + 1e-9 for cost, most in zip(self.spent(budget), limits, strict=True))  # sums are rounded
+
+    def __str__(self) -> str:
+        operations = "" if self.bit_operations is None else f", bit_operations={self.bit_operations:.4g}"
+        return f"size={self.size:.4g}{operations}, tensors={self.tensors:.4g}"
+
+
+def bytes_of(spec: TensorSpec, shape: Sequence[int], bits: Bits) -> int:
+    """What a tensor takes: elements packed at their width, scales as float32, zero points of an asymmetric grid at its width.
+
+    Examples
+    --------
+    >>> bytes_of(TensorSpec(symmetric=True, axis=0), (8, 9), 4)  # 72 elements of half a byte, 8 scales
+    68
+    """
+    elements = math.prod(shape)
+    if isinstance(bits, str):
+        return elements * FLOAT_BITS // 8
+    scales = math.prod(range_shape(shape, spec.axis, spec.block_size))
+    return -(-elements * bits // 8) + 4 * scales + (0 if spec.symmetric else -(-scales * bits // 8))
+
+
+class CostModel:
+    """The costs of a simulation's choices, as limits of a knapsack.
+
+    Parameters
+    ----------
+    sim : Simulation
+    choices : sequence of Choice
+    products : sequence of Product, optional
+        None: not known.
+    """
+
+    def __init__(self, sim: Simulation, choices: Sequence[Choice], products: Sequence[Product] | None) -> None:
+        self.choices = choices
+        planned = sim.decisions.quantizers
+        shapes = {key: tuple(attrgetter(p.parameter)(sim.model).shape) for key, p in planned.items() if p.parameter}
+        quantized = {p.parameter: math.prod(shapes[key]) for key, p in planned.items() if p.parameter}
+        others = sum(p.numel() for name, p in sim.model.named_parameters() if name not in quantized)
+        total = FLOAT_BITS // 8 * (others + sum(quantized.values())) or 1
+
+        def size(choice: Choice, bits: Bits) -> float:
+            stored = {planned[key].parameter: key for key in reversed(choice.keys) if key in shapes}  # each parameter once
+            return sum(bytes_of(planned[key].spec, shapes[key], bits) for key in stored.values()) / total
+
+        self._size = [[size(choice, bits) for bits in choice.candidates] for choice in choices]
+        self._fixed_size = FLOAT_BITS // 8 * others / total
+        tensors = sum(len(choice.keys) for choice in choices) or 1
+        self._tensors = [[len(c.keys) * (a > 0) / tensors for a in range(len(c.candidates))] for c in choices]
+        self._products = None if products is None else _merged(choices, products)
+
+    def limits(self, budget: Budget) -> list[Limit]:
+        """The budget as limits of `knapsack`."""
+        found = []
+        if budget.size is not None:
+            found.append(Limit(self._size, budget.size - self._fixed_size))
+        if budget.tensors is not None:
+            found.append(Limit(self._tensors, budget.tensors))
+        if budget.bit_operations is not None:
+            found.append(replace(self._operations(), most=budget.bit_operations - self._fixed_operations()))
+        return found
+
+    def costs(self, picked: Sequence[int]) -> Costs:
+        size = self._fixed_size + Limit(self._size, 0.0).cost(picked)
+        operations = None if not self._products else self._fixed_operations() + self._operations().cost(picked)
+        return Costs(size, operations, Limit(self._tensors, 0.0).cost(picked))
+
+    def _operations(self) -> Limit:
+        if self._products is None:
+            raise ValueError("Budget: bit_operations are not known for this model")
+        return Limit(self._products.alone, math.inf, self._products.together)
+
+    def _fixed_operations(self) -> float:
+        return 0.0 if self._products is None else self._products.fixed
+
+
+@dataclass(frozen=True)
+class _Products:
+    """Bit operations over those of float: of products with one choice by it and its candidates, with two by both, and all others."""
+
+    alone: list[list[float]]
+    together: dict[tuple[int, int], list[list[float]]]
+    fixed: float
+
+
+def _width(bits: Bits) -> int:
+    return FLOAT_BITS if isinstance(bits, str) else bits
+
+
+def _merged(choices: Sequence[Choice], products: Sequence[Product]) -> _Products:
+    at = {key: i for i, choice in enumerate(choices) for key in choice.keys}
+    widths = [[_width(bits) for bits in choice.candidates] for choice in choices]
+    total = sum(product.multiplications for product in products) * FLOAT_BITS**2 or 1
+    alone = [[0.0] * len(each) for each in widths]
+    together: dict[tuple[int, int], list[list[float]]] = {}
+    fixed = 0.0
+    for product in products:
+        share = product.multiplications / total
+        known = sorted(at[key] for key in product.operands if key in at)
+        if not known:
+            fixed += share * FLOAT_BITS**2
+        elif len(known) == 1 or known[0] == known[1]:
+            i = known[0]
+            for a, width in enumerate(widths[i]):
+                alone[i][a] += share * width * (FLOAT_BITS if len(known) == 1 else width)
+        else:
+            i, j = known
+            table = together.setdefault((i, j), [[0.0] * len(widths[j]) for _ in widths[i]])
+            for a, left in enumerate(widths[i]):
+                for b, right in enumerate(widths[j]):
+                    table[a][b] += share * left * right
+    return _Products(alone, together, fixed)

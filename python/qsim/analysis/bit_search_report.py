@@ -1,0 +1,149 @@
+"""What a search for bits found: points, a table, a page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from os import PathLike
+
+from qsim.analysis.bit_choices import Bits
+from qsim.analysis.bit_costs import Budget, Costs
+from qsim.config.config import Config
+from qsim.pages import drawing, markup
+from qsim.pages.markup import Cell, Column, Fact, Line, finite, table, tiles
+from qsim.pages.page import Page
+from qsim.table import text_table
+
+
+@dataclass(frozen=True)
+class Point:
+    """One assignment of bits.
+
+    Attributes
+    ----------
+    bits : dict of str to int or "float"
+        Of every quantizer, by its key.
+    places : dict of str to (str, str)
+        The operation of each quantizer, as overrides match it, and its role there: "weight" or "activation".
+    costs : Costs
+        `size`, `bit_operations` and `tensors`, as `Budget` counts them.
+    predicted : float
+        The loss, as the sum of what each tensor loses by itself: in units of the metric, or the distance from float.
+    measured : float
+        The metric, or the distance, of a simulation with `config`.
+    loss : float
+        What of it is lost beside float.
+    config : Config
+    """
+
+    bits: dict[str, Bits]
+    places: dict[str, tuple[str, str]] = field(repr=False)
+    costs: Costs
+    predicted: float
+    measured: float
+    loss: float
+    config: Config = field(repr=False)
+
+
+def dominates(one: Point, other: Point, budget: Budget) -> bool:
+    """Whether `one` is nowhere worse than `other`, in what the budget counts and in what is lost, and somewhere better."""
+    mine, its = (one.loss, *one.costs.spent(budget)), (other.loss, *other.costs.spent(budget))
+    return mine != its and all(a <= b for a, b in zip(mine, its, strict=True))
+
+
+@dataclass(frozen=True)
+class BitSearch:
+    """What `QuantSim.search_bits` returns; ``print`` shows the points and the bits of the best one.
+
+    Attributes
+    ----------
+    front : list of Point
+        Those that no other is better than, the cheapest first.
+    best : Point
+        The one that loses least within the budget.
+    budget : Budget
+    baseline : float or None
+        The metric in float; None without a metric: then `Point.measured` is the distance from float.
+    higher_is_better : bool
+        Of the metric.
+    note : str
+        What is not known of the model; "" for nothing.
+    """
+
+    front: list[Point]
+    best: Point
+    budget: Budget
+    baseline: float | None
+    higher_is_better: bool
+    note: str = ""
+
+    @property
+    def config(self) -> Config:
+        """That of the best point: ``QuantSim(model, example_inputs, search.config)`` calibrates into what was found."""
+        return self.best.config
+
+    def __str__(self) -> str:
+        columns = ("size", "bit operations", "tensors above", "predicted loss", self._measured, "")
+        rows = [
+            (*_costs(point), f"{point.predicted:.4g}", f"{point.measured:.6g}", "best within the budget" if point is self.best else "")
+            for point in self.front
+        ]
+        bits = text_table(("operation", "weight", "activation"), [(name, *both) for name, both in _by_operation(self.best).items()])
+        return "\n".join([text_table(columns, rows, columns[:-1]), bits, *([f"note: {self.note}"] if self.note else [])])
+
+    @property
+    def _measured(self) -> str:
+        if self.baseline is None:
+            return "distance from float"
+        return f"metric ({self.baseline:.6g} in float)"
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write it as one HTML page that needs no network, as `Summary.save` does."""
+        bit_search_page(self).write(path)
+
+
+def _costs(point: Point) -> tuple[str, str, str]:
+    operations = point.costs.bit_operations
+    return f"{point.costs.size:.4f}", "" if operations is None else f"{operations:.4f}", f"{100 * point.costs.tensors:.1f} %"
+
+
+def _by_operation(point: Point) -> dict[str, tuple[str, str]]:
+    """The bits of each operation's weights and activations."""
+    found: dict[str, dict[str, dict[Bits, None]]] = {}
+    for key, bits in point.bits.items():
+        name, role = point.places[key]
+        found.setdefault(name, {"weight": {}, "activation": {}})[role][bits] = None
+    return {name: (", ".join(map(str, roles["weight"])), ", ".join(map(str, roles["activation"]))) for name, roles in found.items()}
+
+
+def bit_search_page(search: BitSearch) -> Page:
+    """The front as a curve, its points, and the bits of the best one."""
+    best = search.best
+    facts: list[Fact] = [("size of float32", f"{100 * best.costs.size:.1f} %")]
+    if best.costs.bit_operations is not None:
+        facts.append(("bit operations of float32", f"{100 * best.costs.bit_operations:.2f} %"))
+    facts += [("tensors above the fewest bits", f"{100 * best.costs.tensors:.1f} %"), ("lost", f"{best.loss:.4g}", "beside float")]
+    along = [point.costs.spent(search.budget)[0] for point in search.front]
+    name = next(name for name, most in vars(search.budget).items() if most is not None).replace("_", " ")
+    losses = [finite(point.loss) for point in search.front]
+    chart = drawing.front(along, losses, search.front.index(best))
+    ends = f"{name}, {min(along):.4g} to {max(along):.4g}, and what is lost, {min(losses):.4g} to {max(losses):.4g}"
+    legend = f"<small>{ends}; the best within the budget stands out</small>"
+    heads = ("size", "bit operations", "tensors above", "predicted loss", "measured")
+    columns = [Column("point"), *(Column(head, number=True, ascending=True) for head in heads)]
+    lines = [_line(point, "best" if point is best else "") for point in search.front]
+    points = table("Points", "None of them is worse in all than another.", columns, lines)
+    rows = [_bits_line(key, bits, " · ".join(best.places[key])) for key, bits in best.bits.items()]
+    chosen = table("Bits", "Of each quantizer, at the best point.", [Column("quantizer", wide=True), Column("bits", number=True)], rows)
+    notes = markup.problems([search.note] if search.note else [])
+    return Page("Bits under a budget", str(search.budget), tiles(facts) + notes + f"<section>{chart}{legend}</section>" + points + chosen)
+
+
+def _line(point: Point, name: str) -> Line:
+    values: Sequence[float | None] = (*vars(point.costs).values(), point.predicted, point.measured)
+    texts = (*_costs(point), f"{point.predicted:.4g}", f"{point.measured:.6g}")
+    return Line([Cell(name), *(Cell(text, value) for text, value in zip(texts, values, strict=True))], name)
+
+
+def _bits_line(key: str, bits: Bits, below: str) -> Line:
+    return Line([Cell(markup=markup.name(key, below), value=key), Cell(str(bits), 32.0 if isinstance(bits, str) else bits)], key)
