@@ -59,17 +59,31 @@ def knapsack(losses: Sequence[Sequence[float]], limits: Sequence[Limit]) -> list
     >>> knapsack([[3.0, 1.0], [2.0, 1.0]], [Limit([[4.0, 8.0], [4.0, 8.0]], most=12.0)])
     [1, 0]
     """
+    beyond = [[loss - min(row) for loss in row] for row in losses]  # of the least that each can lose
+    scale = max(map(max, beyond))
+    found = _within(beyond, limits, scale)
+    while found is not None and 0.0 < (total := sum(row[a] for row, a in zip(beyond, found, strict=True))) < 0.1 * scale:
+        # what loses more than this by itself is out, and the solver's tolerance, which is absolute, becomes one of what is left
+        scale, better = total, _within(beyond, limits, total)
+        if better is None or better == found:
+            break
+        found = better
+    return found
+
+
+def _within(losses: Sequence[Sequence[float]], limits: Sequence[Limit], scale: float) -> list[int] | None:
+    """What the solver finds, less its tolerance: 1e-6 of the largest cost may let through what does not fit."""
+    tightened = limits
     for _ in range(20):
-        found = _solved(losses, limits)
-        over = [] if found is None else [max(limit.cost(found) - limit.most, 0.0) for limit in limits]
+        found = _solved(losses, tightened, scale)
         if found is None or all(limit.is_kept(found) for limit in limits):
             return found
-        # the solver's own tolerance, 1e-6 of the largest cost, let through what does not fit
-        limits = [replace(limit, most=limit.most - 2 * excess) for limit, excess in zip(limits, over, strict=True)]
+        over = [max(limit.cost(found) - limit.most, 0.0) for limit in limits]
+        tightened = [replace(limit, most=limit.most - 2 * excess) for limit, excess in zip(tightened, over, strict=True)]
     raise RuntimeError("QuantSim.search_bits: SciPy's milp stays above the budget by its tolerance; change the budget by 1 %")
 
 
-def _solved(losses: Sequence[Sequence[float]], limits: Sequence[Limit]) -> list[int] | None:
+def _solved(losses: Sequence[Sequence[float]], limits: Sequence[Limit], scale: float) -> list[int] | None:
     try:
         import numpy as np
         from scipy.optimize import Bounds, LinearConstraint, milp
@@ -104,15 +118,16 @@ def _solved(losses: Sequence[Sequence[float]], limits: Sequence[Limit]) -> list[
         largest = max(map(abs, [*coefficients.values(), limit.most]), default=0.0) or 1.0  # the solver's tolerances are absolute
         rows.append(({at: cost / largest for at, cost in coefficients.items()}, -np.inf, limit.most / largest))
 
-    objective = np.zeros(count)
-    flat = [loss for costs in losses for loss in costs]
-    objective[:binary] = np.array(flat) / (max(map(abs, flat), default=0.0) or 1.0)
+    objective, highest = np.zeros(count), np.ones(count)
+    flat = np.array([loss for costs in losses for loss in costs])
+    objective[:binary] = np.minimum(flat, scale) / (scale or 1.0)
+    highest[:binary] = flat <= scale
     entries = [(r, at, value) for r, (coefficients, _, _) in enumerate(rows) for at, value in coefficients.items()]
     at_rows, at_columns, values = (list(column) for column in zip(*entries, strict=True))
     matrix = coo_array((values, (at_rows, at_columns)), shape=(len(rows), count))
     constraint = LinearConstraint(matrix.tocsr(), [low for _, low, _ in rows], [high for _, _, high in rows])
     integrality = np.concatenate([np.ones(binary), np.zeros(count - binary)])
-    solved: Any = milp(objective, integrality=integrality, bounds=Bounds(0, 1), constraints=constraint, options={"mip_rel_gap": 0.0})
+    solved: Any = milp(objective, integrality=integrality, bounds=Bounds(0, highest), constraints=constraint, options={"mip_rel_gap": 0.0})
     if solved.status == 2:
         return None
     if solved.x is None:
