@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from os import PathLike
@@ -126,9 +127,12 @@ def bit_search_page(search: BitSearch) -> Page:
     along = [point.costs.spent(search.budget)[0] for point in search.front]
     name = next(name for name, most in vars(search.budget).items() if most is not None).replace("_", " ")
     losses = [finite(point.loss) for point in search.front]
-    chart = drawing.front(along, losses, search.front.index(best))
+    positive = [loss for loss in losses if loss > 0]
+    is_logarithmic = bool(positive) and min(losses) >= 0
+    heights = [math.log10(max(loss, min(positive) / 10)) for loss in losses] if is_logarithmic else losses
+    chart = drawing.front(along, heights, search.front.index(best))
     ends = f"{name}, {min(along):.4g} to {max(along):.4g}, and what is lost, {min(losses):.4g} to {max(losses):.4g}"
-    legend = f"<small>{ends}; the best within the budget stands out</small>"
+    legend = f"<small>{ends};{' a logarithmic scale;' if is_logarithmic else ''} the best stands out</small>"
     heads = ("size", "bit operations", "tensors above", "predicted loss", "measured")
     columns = [Column("point"), *(Column(head, number=True, ascending=True) for head in heads)]
     lines = [_line(point, "best" if point is best else "") for point in search.front]
