@@ -7,15 +7,18 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from itertools import chain
 from typing import Any
 
 import torch
 from torch import nn
 
+from qsim.analysis.bit_costs import Budget
 from qsim.analysis.sensitivity import Metric
 from qsim.config.config import Config
 from qsim.config.presets import int8
+from qsim.equalization import equalize
 from qsim.errors import CalibrationError
 from qsim.progress import progress as progress_bar
 from qsim.quantsim.quantsim import QuantSim
@@ -23,6 +26,10 @@ from qsim.table import text_table
 
 _METHODS = ("mse", "percentile", "minmax")
 _DISTILLATION = 200  # steps
+_EQUALIZATION = ("cross_layer", "smooth_quant")
+_LOOKED_AT = 8  # batches, by equalization
+_MANY = 8  # bits: what a few tensors get where the others have fewer
+_SHARE = 0.1  # of the tensors
 _PROBES = 60  # evaluations of the metric for what stays in float
 
 
@@ -53,6 +60,8 @@ class Quantized:
         What the metric was to reach.
     reached : bool
         Whether it did.
+    notes : list of str
+        What was not tried, and why.
     """
 
     sim: QuantSim
@@ -61,12 +70,13 @@ class Quantized:
     in_float: float
     goal: float
     reached: bool
+    notes: list[str]
 
     def __str__(self) -> str:
         rows = [(each.name, f"{each.metric:.6g}", f"{each.seconds:.1f}") for each in self.trail]
         table = text_table(("tried", "metric", "seconds"), rows, ("metric", "seconds"))
         fate = "reached" if self.reached else "not reached: the best of these is returned"
-        return f"{table}\nfloat {self.in_float:.6g}, goal {self.goal:.6g}: {fate}"
+        return "\n".join([table, f"float {self.in_float:.6g}, goal {self.goal:.6g}: {fate}", *self.notes])
 
 
 @dataclass(frozen=True)
@@ -91,7 +101,10 @@ def quantize(
     train: Callable[[QuantSim], object] | None = None,
     progress: bool = True,
 ) -> Quantized:
-    """Quantize a model so that a metric keeps its value: range methods, restoring, distillation, operations in float, training.
+    """Quantize a model so that a metric keeps its value.
+
+    Tried are range methods, restoring, distillation, equalization, more bits for the first and last operation and for a tenth of the
+    tensors, the fewest operations in float, and training.
 
     What is cheap comes first, and it ends where the goal is reached. Every attempt begins with the float model, which stays as it is.
 
@@ -160,7 +173,7 @@ def quantize(
     best: _Attempt | None = None
     ends = math.inf if seconds is None else began + seconds
     maker = _Attempts(model, example_inputs, batches, first, sign, trail)
-    attempts = chain(maker.without_training(), maker.in_float(metric, wanted, ends), maker.trained(train))
+    attempts = chain(maker.as_configured(), maker.equalized(), maker.mixed(), maker.in_float(metric, wanted, ends), maker.trained(train))
     since = time.monotonic()
     for attempt in progress_bar(attempts, total=None, title="quantize", unit="attempt", show=progress):
         value = _measured(metric, attempt.sim, batches)
@@ -173,7 +186,7 @@ def quantize(
         since = time.monotonic()
     assert best is not None
     reached = sign * trail[_best(trail, sign)].metric >= sign * wanted
-    return Quantized(best.sim, best.sim.config, trail, in_float, wanted, reached)
+    return Quantized(best.sim, best.sim.config, trail, in_float, wanted, reached, maker.notes)
 
 
 def _best(trail: list[Tried], sign: int) -> int:
@@ -196,16 +209,17 @@ class _Attempts:
     def __init__(self, model: nn.Module, example_inputs: Any, batches: list[Any], config: Config, sign: int, trail: list[Tried]) -> None:
         self.model, self.example_inputs, self.batches = model, example_inputs, batches
         self.config, self.sign, self.trail = config, sign, trail
+        self.notes: list[str] = []
         self.method: str | None = None  # of ranges, if another is better than the config's
 
-    def calibrated(self, config: Config) -> QuantSim:
-        sim = QuantSim(self.model, self.example_inputs, config)
+    def calibrated(self, config: Config, model: nn.Module | None = None) -> QuantSim:
+        sim = QuantSim(self.model if model is None else model, self.example_inputs, config)
         sim.calibrate(self.batches, progress=False)
         if self.method is not None:
             sim.set_method(self.method)
         return sim
 
-    def without_training(self) -> Iterator[_Attempt]:
+    def as_configured(self) -> Iterator[_Attempt]:
         sim = self.calibrated(self.config)
         yield _Attempt("calibrate", sim)
         for method in _METHODS:
@@ -218,10 +232,40 @@ class _Attempts:
             sim = self.calibrated(self.config)
             sim.restore(self.batches, steps=steps, progress=False)
             yield _Attempt(f"restore{f' and {steps} steps' if steps else ''}{ranges}", sim)
-        mixed = self.config.override(position="first", bits=8).override(position="last", bits=8)
+
+    def equalized(self) -> Iterator[_Attempt]:
+        model = copy.deepcopy(self.model)
+        try:
+            report = equalize(model, self.example_inputs, self.batches, methods=_EQUALIZATION, max_batches=_LOOKED_AT)
+        except ValueError as error:  # half precision, sharded: it says so
+            self.notes.append(f"not equalized: {error}")
+            return
+        if not report.changes or report.put_back:
+            self.notes.append(f"not equalized: {report.put_back or 'there is nothing to scale'}")
+            return
+        sim = self.calibrated(self.config, model)
+        sim.restore(self.batches, progress=False)
+        yield _Attempt("equalize, restore", sim)
+
+    def mixed(self) -> Iterator[_Attempt]:
+        specs = [spec for spec in (self.config.weight, self.config.activation) if spec is not None and not spec.is_float]
+        bits = {spec.bits for spec in specs}
+        if min(bits, default=_MANY) >= _MANY:
+            return
+        mixed = self.config.override(position="first", bits=_MANY).override(position="last", bits=_MANY)
         sim = self.calibrated(mixed)
         sim.restore(self.batches, steps=_DISTILLATION, progress=False)
-        yield _Attempt("the same, first and last operation at 8 bits", sim)
+        yield _Attempt(f"first and last operation at {_MANY} bits, restore and {_DISTILLATION} steps", sim)
+        if len(bits) > 1:  # what has 8 bits already would count among those that get them
+            return
+        if find_spec("scipy") is None:
+            self.notes.append('bits were not searched: pip install "qsim[search]"')
+            return
+        budget = Budget(tensors=_SHARE)
+        search = self.calibrated(self.config).search_bits(self.batches, budget=budget, candidates=(*bits, _MANY), progress=False)
+        sim = self.calibrated(search.config)
+        sim.restore(self.batches, steps=_DISTILLATION, progress=False)
+        yield _Attempt(f"a tenth of the tensors at {_MANY} bits, restore and {_DISTILLATION} steps", sim)
 
     def in_float(self, metric: Metric, wanted: float, ends: float) -> Iterator[_Attempt]:
         sim = self.calibrated(self.config)
