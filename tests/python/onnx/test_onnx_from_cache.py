@@ -117,7 +117,7 @@ def test_what_does_not_fit_is_an_error_and_nothing_is_written(made, tmp_path):
     model, file, report = made
     out = tmp_path / "out.onnx"
     others = qsim.load_encodings(cache(tmp_path / "other.cache", {"nothing": np.float32(1)}))
-    with pytest.raises(qsim.FileFormatError, match=r"no tensor that can be quantized among the 1 of the cache, such as \['nothing'\]"):
+    with pytest.raises(qsim.FileFormatError, match=r"no tensor that can be quantized among the 1 of the cache, such as 'nothing'"):
         onnx_from_cache(others, model, out)
     with pytest.raises(qsim.FileFormatError, match="has QuantizeLinear already"):
         onnx_from_cache(file, report.path, out)
