@@ -71,6 +71,14 @@ def test_without_eight_bits_on_both_sides_there_is_no_kernel_and_no_quantizer(na
 
 
 @NAMES
+def test_an_empty_operand_is_no_data(name):
+    activation, _ = ACTIVATIONS[name]
+    sim = calibrated(Calls(lambda x: torch.cat([activation(x[:0]), x * 2])))
+    assert sim(X).shape == X.shape
+    assert not [key for key in sim.quantizers() if "gate" in key]
+
+
+@NAMES
 def test_gradients_are_those_of_the_product_in_place_too(name):
     activation, gate = ACTIVATIONS[name]
     found = []

@@ -14,11 +14,10 @@ def plan_gates(ledger: Ledger, profile: Profile) -> None:
     for site in ledger.flow.sites:
         if site.op not in GATES or not selects(profile.gates, site.type):
             continue
-        (slot,) = site.operands()
         result, known = ledger.grids.get((site, 0)), profile.known_range(GATES[site.op][1])
-        keys = [ledger.key_of(site, slot), result]
+        keys = [*(ledger.key_of(site, slot) for slot in site.operands()), result]
         specs = [ledger.quantizers[key].spec for key in keys if key is not None]
         fit = [spec for spec in specs if not spec.is_float and spec.bits == _BITS and spec.axis is None]
-        if result is not None and known is not None and len(fit) == len(keys):
+        if result is not None and known is not None and len(fit) == len(keys) == 2:
             ledger.actions[site].gate = f"{site.name}.gate"
             ledger.add_before(result, f"{site.name}.gate", "gate", fit[-1], site.op, known)
