@@ -98,10 +98,14 @@ def equalize(
     except BaseException:
         before.restore()
         raise
-    if error <= TOLERANCE:
-        return replace(report, error=error)
-    before.restore()
-    return replace(report, error=error, put_back=f"outputs differed by {error:.2g} of the largest, more than {TOLERANCE:.0e}")
+    objection = ""
+    if not error <= TOLERANCE:
+        objection = f"outputs differed by {error:.2g} of the largest, more than {TOLERANCE:.0e}"
+    elif report.changes and not any(bool(t.isfinite().any()) for t in expected):
+        objection = "the model returns no finite number that could be compared"
+    if objection:
+        before.restore()
+    return replace(report, error=error, put_back=objection)
 
 
 def _method(method: str | Method, has_data: bool) -> Method:
