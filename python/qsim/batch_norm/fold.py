@@ -14,6 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from qsim.batch_norm.foldable import Fold, NotFoldable, find_folds
 from qsim.batch_norm.own_forward import is_torchs_own
+from qsim.graph.execute.simulated import Simulated
 from qsim.graph.record.record import record
 from qsim.graph.record.tape import Tape
 from qsim.operations.layers import Layer, by_channel
@@ -73,7 +74,7 @@ def fold_batch_norms(model: nn.Module, example_inputs: Any, *, keep: Collection[
     Raises
     ------
     ValueError
-        If the model fails on the example inputs in eval mode, or has lazy modules that never ran.
+        If the model fails on the example inputs in eval mode, has lazy modules that never ran, or is a simulation.
 
     Examples
     --------
@@ -86,6 +87,8 @@ def fold_batch_norms(model: nn.Module, example_inputs: Any, *, keep: Collection[
     Jacob et al. 2018, "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference", section 3.2.
     Who follows whom is read from the recorded calls, not from the order of the modules.
     """
+    if any(isinstance(m, Simulated) for m in model.modules()):
+        raise ValueError("qsim.fold_batch_norms: got a simulation, which folds its own: sim.fold_batch_norms()")
     return fold_recorded(model, *recorded(model, example_inputs, "fold_batch_norms"), keep)
 
 

@@ -65,7 +65,7 @@ def product_of(call: WeightedCall) -> Product | str:
     """The call as a product, or why it is none."""
     names = _PARAMETERS.get(call.name)
     if names is None:
-        return f"{call.name} is no product of matrices with a weight" if call.name != "embedding" else "an embedding only looks up rows"
+        return f"{call.name} is no product of matrices with a weight" if call.name != "embedding" else "an embedding looks up rows of it"
     given = _by_name(call, names)
     weight, x, bias = given["weight"], given["input"], given.get("bias")
     slot = call.slot

@@ -285,3 +285,10 @@ def test_a_convolution_that_pads_by_itself(bias, size):
     x, before = torch.randn(4, 4, size, size), copy.deepcopy(model)
     assert qsim.fold_batch_norms(model, x).folded == {"1": "0"}
     torch.testing.assert_close(model(x), before(x), rtol=1e-5, atol=1e-5)
+
+
+def test_a_simulation_is_told_that_it_folds_its_own():
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2)).eval()
+    sim = qsim.QuantSim(model, torch.zeros(1, 1, 4, 4))
+    with pytest.raises(ValueError, match=r"sim\.fold_batch_norms"):
+        qsim.fold_batch_norms(sim, torch.zeros(1, 1, 4, 4))

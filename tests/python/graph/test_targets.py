@@ -286,3 +286,16 @@ def test_the_position_of_a_layer(target):
     assert (planned["patches.weight"].spec.bits, planned["input"].spec.bits) == (8, 8)
     assert "down.weight" not in planned
     assert {planned[f"{name}.weight"].spec.bits for name in ("qkv", "proj", "up")} == {4}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_what_no_recording_sees_made_is_quantized_where_it_is_read(target):
+    scripted = torch.jit.script(nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
+    normed = nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4))
+    for model in (nn.Sequential(scripted, nn.Linear(4, 2)), nn.Sequential(normed, nn.ReLU(), nn.Linear(4, 2))):
+        x = torch.randn(64, 4)
+        sim = qsim.QuantSim(model.eval(), x, qsim.int8(target=target))
+        sim.calibrate([x], progress=False)
+        with torch.no_grad():
+            got, expected = sim(x), model(x)
+        assert 0 < (got - expected).square().mean() < 1e-3 * expected.square().mean()

@@ -278,8 +278,8 @@ class _Planner:
             key = self._add_input(source.source, spec)
         else:
             key = self.read.setdefault((tensor, spec), key) if tensor else key  # readers that agree on how share a quantizer
-            (end, *others) = sources
-            span = None if others or not isinstance(end[0], Site) else self.placement.known_range(end[0])
+            maker = next(iter(sources))[0] if len(sources) == 1 else None  # none is known of a scripted module's results
+            span = self.placement.known_range(maker) if isinstance(maker, Site) else None
             self.ledger.add_activation(key, spec, site.name, site, site.op, known=span)
         self.actions[site].operands[slot] = self._use(key, site, slot)
 
