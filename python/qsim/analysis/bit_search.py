@@ -190,7 +190,7 @@ class _Search:
         value = measured(trial(self.sim, config, assigned), self.data, request.metric, request.classes)
         predicted = sum(row[a] for row, a in zip(self.losses, picked, strict=True))
         roles = {key: choice.role for choice in self.choices for key in choice.keys}
-        places = {key: (decided.operation, roles[key]) for key, decided in self.sim.decisions.quantizers.items()}
+        places = {key: (decided.operation, roles[key]) for key, decided in self.sim.decisions.quantizers.items() if key in roles}
         ordered = {key: assigned[key] for key in places}
         return Point(ordered, places, self.model.costs(picked), predicted, value, self.lost(value), config)
 

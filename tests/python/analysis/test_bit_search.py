@@ -234,3 +234,16 @@ def test_print_and_page_show_the_points_and_the_bits(tmp_path):
     rows = [row[0] for row in Reader(document).rows]
     for key in sim.quantizers():
         assert any(row.startswith(key) for row in rows), key
+
+
+def test_gates_come_and_go_with_the_bits_of_their_activations():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.SiLU(), nn.Conv2d(8, 8, 3), nn.Hardswish(), nn.Flatten(), nn.Linear(128, 4)).eval()
+    data = [torch.randn(8, 3, 8, 8) for _ in range(2)]
+    for config in (qsim.int4(target="onnxruntime"), qsim.int8(target="onnxruntime")):
+        sim = qsim.QuantSim(model, data[0], config)
+        sim.calibrate(data, progress=False)
+        search = sim.search_bits(data, budget=qsim.Budget(tensors=0.6), candidates=(4, 8), probes=64, progress=False)
+        assert not any(key.endswith(".gate") for key in search.best.bits)
+        chosen = qsim.QuantSim(model, data[0], search.config)
+        assert {key: q.spec.bits for key, q in chosen.quantizers().items() if not key.endswith(".gate")} == search.best.bits
