@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from qsim.graph.execute.links import Link
@@ -66,10 +66,10 @@ def own_weight(path: str, plan: QuantizationPlan, actions: Actions) -> tuple[Slo
     return None
 
 
-def weights_read(plan: QuantizationPlan, actions: Actions) -> tuple[tuple[Slot, str], ...]:
-    """Where a site reads quantized weights, and the keys of their quantizers."""
+def weights_read(plan: QuantizationPlan, actions: Sequence[Actions]) -> list[tuple[tuple[Slot, str], ...]]:
+    """Where each site reads quantized weights, and the keys of their quantizers."""
     weights = set(plan.weights.values())
-    return tuple((slot, use.key) for slot, use in actions.operands.items() if use.key in weights)
+    return [tuple((slot, use.key) for slot, use in found.operands.items() if use.key in weights) for found in actions]
 
 
 def own_weights(path: str, plan: QuantizationPlan, quantizers: Mapping[str, Quantizer]) -> list[tuple[ParameterOf, Quantize]]:

@@ -119,7 +119,7 @@ class Place:
             None if site.steps[0].leaf else own_weight(path, plan, found) for site, found in zip(route.sites, self._actions, strict=False)
         ]
         self.weights = [*own, *beyond]
-        self.weights_read = [weights_read(plan, found) for found in self._actions]
+        self.weights_read = weights_read(plan, self._actions)
         self.own_weights = own_weights(path, plan, quantizers)
         self.parameters = plan.weights
         self.after = calls_before(route, plan)
