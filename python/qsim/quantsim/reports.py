@@ -55,6 +55,7 @@ class Reports(Simulation):
         True
         """
         run = self.forward_batch if forward is None else forward
+        self.tell_of_restored()
         with self.calibrated():
             return compare(self, self.decisions.quantizers, lambda: run(self.called(), batch), memory)
 
@@ -98,6 +99,7 @@ class Reports(Simulation):
         NoEncodingError
             Before calibration.
         """
+        self.tell_of_restored()
         metric = output_sqnr if metric is None else metric
         with self.calibrated():
             file = ScoreFile(path, measured(self, metric, groups) if path is not None else {})
@@ -229,6 +231,7 @@ class Reports(Simulation):
         ([4, 8], True)
         """
         request = Request(budget, tuple(candidates), metric, higher_is_better, classes, probes)
+        self.tell_of_restored()
         with self.calibrated():
             return search_bits(self, data, request, show=progress)
 
@@ -274,6 +277,7 @@ class Reports(Simulation):
         NoEncodingError
             Before calibration.
         """
+        self.tell_of_restored()
         metric = output_sqnr if metric is None else metric
         with self.calibrated():
             file = ScoreFile(path, measured(self, metric, "operation") if path is not None else {})

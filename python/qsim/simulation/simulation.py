@@ -280,7 +280,17 @@ class Simulation(NamedAsTheModel):
 
     def in_float(self) -> contextlib.AbstractContextManager[None]:
         """``with sim.in_float():`` runs the model without any simulation, bit for bit as it computes in float; in all threads."""
+        self.tell_of_restored()
         return self.switch.turned(False)
+
+    def tell_of_restored(self) -> None:
+        """Warn where the model in float is taken for the float model, and its parameters were replaced by what was solved for."""
+        if self.restored:
+            warnings.warn(
+                f"QuantSim: what runs in float is not the float model any more: restoring replaced its parameters ({self.restored}). "
+                "Compare with the model that the simulation was made of",
+                stacklevel=3,
+            )
 
     def float(self) -> Self:
         """Cast to float32, as of every module.

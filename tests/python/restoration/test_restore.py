@@ -244,6 +244,20 @@ def test_refusals():
         calibrated().distill(batches_of(4), 0, progress=False)
 
 
+def test_what_compares_with_the_model_in_float_says_that_it_is_none_any_more():
+    sim, x = calibrated(), batches_of(1)
+    with sim.in_float():
+        sim(x[0])
+    sim.compare(x[0])
+    sim.restore(batches_of(4), progress=False)
+    for look in (lambda: sim.compare(x[0]), lambda: sim.sensitivity(x, progress=False), sim.in_float):
+        with pytest.warns(UserWarning, match="restoring replaced its parameters"):
+            look()
+    ranges = calibrated()
+    ranges.search_weight_ranges(batches_of(4), progress=False)
+    assert ranges.compare(x[0]).output.sqnr > 0  # its weights stayed: no warning
+
+
 def test_a_model_that_raises_changes_nothing():
     sim = calibrated()
     before = copy.deepcopy(sim.state_dict())

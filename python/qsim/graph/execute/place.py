@@ -67,6 +67,8 @@ class Place:
         Numbers of the calls that lead to nodes. Those behind `width` are of leaves, wherever these are called (`elsewhere`).
     nodes_of : list of list of int or None
         By key: the nodes of its first occurrence in a call of the container, its second, and so on; None: nothing is to be done.
+    weights_read : list of tuple of (Slot, str)
+        By node: where it reads quantized weights, with the keys of their quantizers.
     names : set of str
         Names of functions whose place is asked for.
     token : int
