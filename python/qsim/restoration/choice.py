@@ -19,7 +19,7 @@ from qsim.restoration.operands import Product, argument, product_of, with_argume
 from qsim.restoration.ranks import Group, total
 from qsim.restoration.report import Restored
 from qsim.restoration.rounding import learned
-from qsim.restoration.solvers import SOLVERS, Problem, gptq
+from qsim.restoration.solvers import SOLVERS, Problem, gptq_refined
 from qsim.runs.arguments import Arguments
 from qsim.simulation.simulation import Simulation
 
@@ -155,7 +155,7 @@ def _solved(weight: Tensor, grid: Grid, moments: Moments, steps: Steps) -> Solve
     if steps.method == LEARNED and not grid.spec.is_float:
         rows = learned(problem, found, steps.rounding_steps)
     else:
-        rows = SOLVERS.get(steps.method, gptq)(problem, found) if steps.method else found.rounded(weight)
+        rows = SOLVERS.get(steps.method, gptq_refined)(problem, found) if steps.method else found.rounded(weight)
     return Solved(found, rows, steps.method is not None)
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from qsim.restoration.grids import Grid
-from qsim.restoration.solvers import Problem, gptq
+from qsim.restoration.solvers import Problem, gptq, refined
 
 # Nagel et al. 2020, "Up or Down? Adaptive Rounding for Post-Training Quantization", sections 3.2 and 4: the stretch of the sigmoid, the
 # weight of the regulariser, its exponents at the beginning and the end, and the part of the steps before it begins.
@@ -24,7 +24,7 @@ def learned(problem: Problem, grid: Grid, steps: int) -> Tensor:
     """Soft rounding between the two neighbours of each number of the target, pressed to one of them as the steps go on.
 
     What is minimised is the squared error of the product, from its second moments, so that no step looks at data. Rows are solved each by
-    itself, and each takes what `gptq` finds for it where that is better.
+    itself, and each takes what `gptq` finds for it where that is better; both are refined by coordinate descent.
     """
     step, unit = grid.step, grid.step.mean()
     floor = (problem.target / step).floor()
@@ -47,7 +47,8 @@ def learned(problem: Problem, grid: Grid, steps: int) -> Tensor:
             optimizer.step()
     with torch.no_grad():
         hard = torch.clamp(floor + (variable >= 0), grid.low, grid.high) * step
-        other = gptq(problem, grid)
+        hard = refined(problem, grid, hard)
+        other = refined(problem, grid, gptq(problem, grid))
         costs = [((rows - problem.target) @ straight).square().sum(-1, keepdim=True) for rows in (hard, other)]
         return torch.where(costs[0] < costs[1], hard, other)
 

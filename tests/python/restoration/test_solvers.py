@@ -11,7 +11,7 @@ from qsim.restoration.grids import Grid
 from qsim.restoration.moments import Moments
 from qsim.restoration.operands import product_of
 from qsim.restoration.rounding import learned
-from qsim.restoration.solvers import SOLVERS, Problem, gptq
+from qsim.restoration.solvers import SOLVERS, Problem, descended, gptq, gptq_refined
 
 DAMPING = 0.01
 
@@ -74,7 +74,7 @@ def test_gptq_is_the_published_algorithm(size):
     _, _, _, problem, grid = setting(rows=5, size=size, count=2000, seed=size)
     extra = DAMPING * problem.own.diagonal(dim1=1, dim2=2).mean()
     expected = gptq_as_published(problem.target[0], problem.own[0] + extra * torch.eye(size), grid, problem.order[0])
-    got = SOLVERS["gptq"](problem, grid)[0]
+    got = gptq(problem, grid)[0]
     assert (got - expected).abs().gt(1e-6).float().mean() < 0.002  # ties that rounding breaks
 
 
@@ -102,6 +102,25 @@ def test_on_average_gptq_beats_rounding_of_the_target_and_that_beats_rounding_of
     assert totals["nearest"] < totals["weight"]
 
 
+@pytest.mark.parametrize("size", [1, 2, 9, 60])
+def test_descent_ends_where_no_single_number_is_better_and_never_rises(size):
+    _, _, _, problem, grid = setting(rows=4, size=size, bits=2, groups=1, seed=size)
+    straight = problem.straight()
+
+    def costs(rows):
+        return ((rows - problem.target) @ straight).square().sum(-1)
+
+    before = gptq(problem, grid)
+    after = descended(problem, grid, before)
+    assert bool((costs(after) <= costs(before) * (1 + 1e-9)).all())
+    assert torch.allclose(grid.rounded(after), after)
+    for i in range(size):
+        for sign in (-1, 1):
+            other = after.clone()
+            other[..., i] = grid.rounded(other[..., i] + sign * grid.step[..., i], i)
+            assert bool((costs(other) >= costs(after) * (1 - 1e-9)).all())
+
+
 def test_gpfq_is_the_greedy_choice_on_the_columns_themselves():
     weight, x, y, problem, grid = setting()
     left, expected = torch.zeros(6, 400, dtype=torch.float64), torch.empty(6, 9, dtype=torch.float64)
@@ -118,7 +137,7 @@ def test_learned_rounding_is_never_worse_than_gptq_on_any_row(size):
     for seed in range(3):
         _, _, _, problem, grid = setting(size=size, bits=2, seed=seed)
         costs = []
-        for rows in (learned(problem, grid, 150), gptq(problem, grid)):
+        for rows in (learned(problem, grid, 150), gptq_refined(problem, grid)):
             assert torch.allclose(grid.rounded(rows), rows)
             costs.append(((rows - problem.target) @ problem.straight()).square().sum(-1))
         assert bool((costs[0] <= costs[1] * (1 + 1e-9)).all())
