@@ -35,7 +35,6 @@ class Steps:
     biases: bool = True
     follows_inputs: bool = True
     damping: float = 0.01
-    seed: int = 0
     rounding_steps: int = 0
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from qsim.restoration.choice import Solved, Steps, choose
-from qsim.restoration.lockstep import Run, advance, lockstep
+from qsim.restoration.lockstep import Run, lockstep
 from qsim.restoration.moments import Moments
 from qsim.restoration.operands import Product, argument, product_of
 from qsim.restoration.ranks import Group, agree
@@ -34,7 +34,6 @@ class Pass:
     weights: list[Restored] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
     left_out: dict[int, str] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
     results: dict[int, tuple[Any, Any]] = field(default_factory=dict)  # by batch, of those that are measured on: in float, and restored
     references: dict[int, Any] = field(default_factory=dict)  # by batch, of all: in float
 
@@ -141,10 +140,10 @@ class Layers:
         self._align(pair)
 
     def _advance(self, run: Run, answer: Arguments | None = None) -> None:
-        advance(self.sim, run, answer)
+        run.advance(answer)
         while run.reached is not None and run.reached.key not in self._wanted:
             solved = self.found.solved.get(run.reached.key) if run.simulates else None
-            advance(self.sim, run, None if solved is None else solved.applied(run.reached))
+            run.advance(None if solved is None else solved.applied(run.reached))
         if run.error is not None:
             raise run.error
 
@@ -209,7 +208,7 @@ class Layers:
 
     def _generator(self, key: str, pair: _Pair) -> torch.Generator:
         """The same for the float run and the simulated one: they look at the same places."""
-        return torch.Generator().manual_seed(((self.steps.seed * 65_537 + self._order[key]) * 65_537 + pair.batch) * 257 + pair.uses[key])
+        return torch.Generator().manual_seed((self._order[key] * 65_537 + pair.batch) * 257 + pair.uses[key])
 
     def _skip(self, key: str, why: str) -> None:
         self.found.skipped[key] = why
@@ -251,11 +250,11 @@ def uses_of(sim: Simulation, call: Callable[[], Any]) -> tuple[Counter[str], int
     uses: Counter[str] = Counter()
     widest = 0
     with lockstep(sim, [call]) as ((run, _),):
-        advance(sim, run)
+        run.advance()
         while run.reached is not None:
             uses[run.reached.key] += 1
             widest = max(widest, sum(t.nbytes for t in run.reached.args if isinstance(t, Tensor) and not isinstance(t, nn.Parameter)))
-            advance(sim, run)
+            run.advance()
         if run.error is not None:
             raise run.error
     return uses, widest

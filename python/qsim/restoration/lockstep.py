@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from qsim.graph.execute.tapped import WeightedCall, tapped_mode
+from qsim.quantizers.quantizer import Quantizer
 from qsim.runs.arguments import Arguments
 from qsim.simulation.simulation import Simulation
 
@@ -39,6 +40,8 @@ class Run:
         Whether the simulation is on.
     workers : int
         Threads inside operations: OpenMP keeps a pool of its own for each thread that has operations.
+    silent : sequence of Quantizer
+        Those that are off while it runs: of the model's inputs, which stand before any operation, in a run in float.
 
     Attributes
     ----------
@@ -51,9 +54,9 @@ class Run:
     is_over : bool
     """
 
-    def __init__(self, call: Callable[[], Any], batch: int, *, simulates: bool, workers: int) -> None:
+    def __init__(self, call: Callable[[], Any], batch: int, *, simulates: bool, workers: int, silent: Sequence[Quantizer]) -> None:
         self.batch, self.simulates = batch, simulates
-        self._workers = workers
+        self._workers, self._silent = workers, silent
         self.reached: WeightedCall | None = None
         self.result: Any = None
         self.error: BaseException | None = None
@@ -71,6 +74,9 @@ class Run:
         if self.is_over:
             return
         self._answer = answer
+        on = [quantizer for quantizer in self._silent if quantizer.enabled]
+        for quantizer in on:
+            quantizer.enabled = False
         outside = torch.get_rng_state()
         torch.set_rng_state(self._random)  # the same batch draws the same numbers in float and simulated
         try:
@@ -83,6 +89,8 @@ class Run:
         finally:
             self._random = torch.get_rng_state()
             torch.set_rng_state(outside)
+            for quantizer in on:
+                quantizer.enabled = True
 
     def abandon(self) -> None:
         """End the run where it is."""
@@ -158,13 +166,15 @@ def _context_of_this_thread() -> Callable[[], contextlib.AbstractContextManager[
 def lockstep(sim: Simulation, calls: Sequence[Callable[[], Any]]) -> Iterator[list[tuple[Run, Run]]]:
     """For each of `calls`, which run the model on one batch, a run in float and one that is simulated, none of them begun.
 
-    Within the context use `advance`, which switches the simulation as each run wants it; on leaving, whatever still runs is abandoned.
+    Within the context `Run.advance` drives them; on leaving, whatever still runs is abandoned.
     """
     threads = torch.get_num_threads()
     workers = max(1, min(threads, _WORKERS // max(2 * len(calls), 1)))
+    quantizers = sim.quantizers()
+    inputs = list({quantizers[post.key]: None for post in sim.decisions.posts if post.operation == "input"})
 
     def made(call: Callable[[], Any], batch: int, simulates: bool) -> Run:
-        return Run(call, batch, simulates=simulates, workers=workers)
+        return Run(call, batch, simulates=simulates, workers=workers, silent=[] if simulates else inputs)
 
     runs = [(made(call, i, False), made(call, i, True)) for i, call in enumerate(calls)]
     switch, was = sim.switch, (sim.switch.mode, sim.switch.saves)
@@ -177,16 +187,3 @@ def lockstep(sim: Simulation, calls: Sequence[Callable[[], Any]]) -> Iterator[li
                 run.abandon()
         switch.mode, switch.saves = was
         torch.set_num_threads(threads)
-
-
-def advance(sim: Simulation, run: Run, answer: Arguments | None = None) -> None:
-    """`Run.advance` with the quantizers of inputs, which stand before any operation, on or off."""
-    inputs = [sim.quantizers()[post.key] for post in sim.decisions.posts if post.operation == "input"] if not run.simulates else []
-    on = [quantizer for quantizer in dict.fromkeys(inputs) if quantizer.enabled]
-    for quantizer in on:
-        quantizer.enabled = False
-    try:
-        run.advance(answer)
-    finally:
-        for quantizer in on:
-            quantizer.enabled = True

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import qsim
-from qsim.restoration.lockstep import advance, lockstep
+from qsim.restoration.lockstep import lockstep
 
 
 class Net(nn.Module):
@@ -34,12 +34,12 @@ def calibrated(config=None):
     return sim, batches
 
 
-def keys_of(run, sim):
+def keys_of(run):
     found = []
-    advance(sim, run)
+    run.advance()
     while run.reached is not None:
         found.append(run.reached.key)
-        advance(sim, run)
+        run.advance()
     return found
 
 
@@ -51,7 +51,7 @@ def test_results_are_those_of_the_model_and_of_the_simulation_bit_for_bit():
         left = [run for pair in runs for run in pair]
         while left:  # in turns, one weight each
             for run in left:
-                advance(sim, run)
+                run.advance()
             left = [run for run in left if not run.is_over]
     assert torch.equal(torch.get_rng_state(), state)
     for x, (in_float, simulated) in zip(batches, runs, strict=True):
@@ -66,8 +66,8 @@ def test_results_are_those_of_the_model_and_of_the_simulation_bit_for_bit():
 def test_float_and_simulated_runs_reach_the_same_weights():
     sim, batches = calibrated()
     with lockstep(sim, [lambda: sim.model(batches[0])]) as ((in_float, simulated),):
-        keys = keys_of(in_float, sim)
-        assert keys == keys_of(simulated, sim)
+        keys = keys_of(in_float)
+        assert keys == keys_of(simulated)
     assert keys.count("twice.weight") == 2
     assert set(keys) == set(sim.weights())
 
@@ -77,11 +77,11 @@ def test_a_float_run_reads_what_the_float_model_reads():
     seen = []
     hook = sim.model.twice.register_forward_pre_hook(lambda _, args: seen.append(args[0].clone()))
     with lockstep(sim, [lambda: sim.model(batches[0])]) as ((run, _),):
-        advance(sim, run)
+        run.advance()
         assert run.reached.key == "first.weight"
         assert torch.equal(run.reached.args[0], batches[0])
         assert run.reached.args[1] is sim.model.first.weight
-        advance(sim, run)
+        run.advance()
         assert torch.equal(run.reached.args[0], seen[0])
     hook.remove()
 
@@ -89,11 +89,11 @@ def test_a_float_run_reads_what_the_float_model_reads():
 def test_an_answer_replaces_the_arguments():
     sim, batches = calibrated()
     with lockstep(sim, [lambda: sim.model(batches[0])]) as ((_, run),):
-        advance(sim, run)
+        run.advance()
         while run.reached is not None:
             call = run.reached
             answer = (*call.args[:1], torch.zeros_like(call.args[1]), *call.args[2:]) if call.key == "matrix" else call.args
-            advance(sim, run, (answer, call.kwargs))
+            run.advance((answer, call.kwargs))
         assert not run.result.any()
 
 
@@ -108,8 +108,8 @@ def test_errors_come_out_and_no_thread_stays():
     with lockstep(sim, [fails, lambda: sim.model(batches[1])]) as runs:
         for pair in runs:
             for run in pair:
-                advance(sim, run)
-        keys_of(runs[0][1], sim)
+                run.advance()
+        keys_of(runs[0][1])
         assert isinstance(runs[0][1].error, RuntimeError)
         assert runs[1][0].reached is not None
     assert threading.active_count() == before
@@ -124,7 +124,7 @@ def test_a_body_that_raises_leaves_the_simulation_as_it_was():
 
     def interrupted():
         with lockstep(sim, [lambda: sim.model(batches[0])]) as ((run, _),):
-            advance(sim, run)
+            run.advance()
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

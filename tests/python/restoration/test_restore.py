@@ -5,42 +5,10 @@ import math
 
 import pytest
 import torch
+from restorable import W3A8, batches_of, calibrated, digits_net, error
 from torch import nn
 
 import qsim
-
-W3A8 = qsim.Config(weight=qsim.TensorSpec(bits=3, symmetric=True, axis=0, method="mse"), activation=qsim.TensorSpec(bits=8))
-
-
-def digits_net():
-    torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Conv2d(1, 12, 3, padding=1),
-        nn.ReLU(),
-        nn.Conv2d(12, 12, 3, padding=1, groups=12),
-        nn.ReLU(),
-        nn.ConvTranspose2d(12, 6, 2, 2),
-        nn.ReLU(),
-        nn.Flatten(),
-        nn.Linear(6 * 8 * 8, 5),
-    ).eval()
-
-
-def batches_of(count, size=16, seed=1):
-    g = torch.Generator().manual_seed(seed)
-    return [torch.rand(size, 1, 4, 4, generator=g) for _ in range(count)]
-
-
-def calibrated(model=None, config=W3A8, data=None):
-    data = data or batches_of(8)
-    sim = qsim.QuantSim(model or digits_net(), data[0][:1], config)
-    sim.calibrate(data, progress=False)
-    return sim
-
-
-def error(sim, model, data):
-    with torch.no_grad():
-        return sum(float((sim(x) - model(x)).square().sum()) for x in data)
 
 
 def test_gains_on_data_it_never_saw_and_writes_weights_on_their_grids():
@@ -317,42 +285,6 @@ def test_integers_are_those_of_the_restored_weights():
         assert torch.equal(sim(x), fresh(x))
 
 
-def test_distillation_gains_keeps_the_best_and_undoes_what_does_not_gain():
-    model, unseen = digits_net(), batches_of(4, seed=9)
-    sim = calibrated(model, qsim.int4())
-    before = error(sim, model, unseen)
-    distilled = sim.distill(batches_of(16, 32), 150, progress=False)
-    assert distilled.kept > 0
-    assert len(distilled.losses) == 150
-    assert error(sim, model, unseen) < before / 1.5
-    assert all(p.grad is None for p in sim.parameters())
-    assert not any(q.scale.requires_grad for q in sim.quantizers().values())
-    worse = calibrated(model, qsim.int4())
-    state = copy.deepcopy(worse.state_dict())
-    found = worse.distill(batches_of(8), 20, loss=lambda got, wanted: -(got - wanted).square().sum(), progress=False)
-    assert found.kept == 0
-    assert "gained nothing" in str(found)
-    assert all(torch.equal(t, state[name]) for name, t in worse.state_dict().items())
-
-
-def test_steps_follow_what_was_solved_and_lose_nothing_of_it():
-    model = digits_net()
-    solved, further = calibrated(model, qsim.int4()), calibrated(model, qsim.int4())
-    first = solved.restore(batches_of(16, 32), progress=False)
-    report = further.restore(batches_of(16, 32), steps=40, progress=False)
-    assert report.weights == first.weights
-    assert report.distilled.levels[0] == pytest.approx(first.after, abs=1e-3)
-    assert report.after >= first.after
-    held = [x for i, x in enumerate(batches_of(16, 32)) if i % 4 == 3]
-    assert error(further, model, held) <= error(solved, model, held) * 1.0001
-
-
-def test_a_distillation_on_results_without_a_gradient_says_so():
-    sim = calibrated()
-    with pytest.raises(ValueError, match="does not depend on the simulation"):
-        sim.distill(batches_of(4), 5, lambda model, x: model(x).detach(), progress=False)
-
-
 def restored_on_a_rank(rank, shares):
     import torch.distributed as dist
 
@@ -391,16 +323,3 @@ def test_models_of_other_types(dtype):
     report = sim.restore(data, progress=False)
     assert report.after > report.before + 3
     assert all(p.dtype is dtype for p in sim.model.parameters())
-
-
-def test_learned_scales_and_a_model_that_trains_on():
-    config = qsim.Config(
-        weight=qsim.TensorSpec(bits=3, symmetric=True, axis=0, learnable=True), activation=qsim.TensorSpec(bits=8, learnable=True)
-    )
-    sim = calibrated(config=config)
-    report = sim.restore(batches_of(8), steps=8, progress=False)
-    assert report.after > report.before
-    assert all(q.scale.requires_grad for q in sim.quantizers().values())
-    sim.train()
-    sim(batches_of(1)[0]).square().sum().backward()
-    assert all(q.scale.grad is not None for q in sim.quantizers().values())

@@ -1,0 +1,58 @@
+"""Training against the float model's results: it gains, keeps the best, and undoes what does not gain."""
+
+import copy
+
+import pytest
+import torch
+from restorable import batches_of, calibrated, digits_net, error
+
+import qsim
+
+
+def test_distillation_gains_keeps_the_best_and_undoes_what_does_not_gain():
+    model, unseen = digits_net(), batches_of(4, seed=9)
+    sim = calibrated(model, qsim.int4())
+    before = error(sim, model, unseen)
+    distilled = sim.distill(batches_of(16, 32), 150, progress=False)
+    assert distilled.kept > 0
+    assert len(distilled.losses) == 150
+    assert error(sim, model, unseen) < before / 1.5
+    assert all(p.grad is None for p in sim.parameters())
+    assert not any(q.scale.requires_grad for q in sim.quantizers().values())
+    worse = calibrated(model, qsim.int4())
+    state = copy.deepcopy(worse.state_dict())
+    found = worse.distill(batches_of(8), 20, loss=lambda got, wanted: -(got - wanted).square().sum(), progress=False)
+    assert found.kept == 0
+    assert "gained nothing" in str(found)
+    assert all(torch.equal(t, state[name]) for name, t in worse.state_dict().items())
+
+
+def test_steps_follow_what_was_solved_and_lose_nothing_of_it():
+    model = digits_net()
+    solved, further = calibrated(model, qsim.int4()), calibrated(model, qsim.int4())
+    first = solved.restore(batches_of(16, 32), progress=False)
+    report = further.restore(batches_of(16, 32), steps=40, progress=False)
+    assert report.weights == first.weights
+    assert report.distilled.levels[0] == pytest.approx(first.after, abs=1e-3)
+    assert report.after >= first.after
+    held = [x for i, x in enumerate(batches_of(16, 32)) if i % 4 == 3]
+    assert error(further, model, held) <= error(solved, model, held) * 1.0001
+
+
+def test_a_distillation_on_results_without_a_gradient_says_so():
+    sim = calibrated()
+    with pytest.raises(ValueError, match="does not depend on the simulation"):
+        sim.distill(batches_of(4), 5, lambda model, x: model(x).detach(), progress=False)
+
+
+def test_learned_scales_and_a_model_that_trains_on():
+    config = qsim.Config(
+        weight=qsim.TensorSpec(bits=3, symmetric=True, axis=0, learnable=True), activation=qsim.TensorSpec(bits=8, learnable=True)
+    )
+    sim = calibrated(config=config)
+    report = sim.restore(batches_of(8), steps=8, progress=False)
+    assert report.after > report.before
+    assert all(q.scale.requires_grad for q in sim.quantizers().values())
+    sim.train()
+    sim(batches_of(1)[0]).square().sum().backward()
+    assert all(q.scale.grad is not None for q in sim.quantizers().values())
