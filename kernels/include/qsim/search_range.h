@@ -24,7 +24,7 @@ struct RangeSearch {
   QuantGrid grid;
   RangeMethod method;
   double percentile;  // share of the values that the range keeps, 0 < percentile <= 100
-  double gamma;       // weight of the squared error beyond the ends of the grid; mse has 1
+  double gamma;       // weight of the squared error of values that round off the grid; mse has 1
 };
 
 struct Range {

@@ -49,7 +49,7 @@ class TensorSpec:
     percentile : float, 0 < percentile <= 100
         For "percentile": share of the mass inside the range, in percent.
     gamma : float, >= 0
-        For "tf_enhanced": weight of the error of values outside the range.
+        For "tf_enhanced": weight of the error of values that round off the grid.
     averaging : float, 0 < averaging <= 1
         For "ema": weight of a batch; how far the running range moves towards that of the batch.
     min_scale : float, >= 0

@@ -44,7 +44,7 @@ def search_range(
         ``"mse"``
             The candidate whose encoding has the least squared error.
         ``"tf_enhanced"``
-            The same with the error of saturated values (beyond the ends of the grid) weighted by `gamma`.
+            The same with the error of values that round off the grid weighted by `gamma`.
         ``"entropy"``
             The threshold on magnitudes whose clipped histogram (2048 bins), reduced to the grid's levels (128 at 8 bits),
             diverges least from the original; each end of the range is clipped at it. Exact zeros are left out. Grids with
@@ -52,7 +52,7 @@ def search_range(
     percentile : float
         Percent of the values that ``"percentile"`` keeps, in ``(0, 100]``.
     gamma : float
-        Weight of saturated values in ``"tf_enhanced"``.
+        Weight of values that round off the grid in ``"tf_enhanced"``.
     low_bits : Tensor, shape of `lowest`, int32, optional
         OR of ``float32_bits(x) & 0x3ffff``, as `observe_` keeps it: ``"mse"`` and ``"tf_enhanced"`` then know the lattice that
         values lie on which were bfloat16 or of fewer bits still. None: nothing is known.

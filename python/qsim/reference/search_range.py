@@ -110,21 +110,22 @@ class Distribution:
         return cls(x, x_mass, starts, ends, masses, unit)
 
     def cost(self, scale: Tensor, zero_point: Tensor, quant_min: int, quant_max: int, *, gamma: float = 1.0) -> Tensor:
-        """Squared error of encodings (0-dim or 1-dim); the part beyond the ends of the grid weighs `gamma`."""
+        """Squared error of encodings (0-dim or 1-dim); what rounds off the grid, half a step beyond its ends, weighs `gamma`."""
         scale = scale.double().reshape(-1, 1)
         low, high = (quant_min - zero_point.reshape(-1, 1)) * scale, (quant_max - zero_point.reshape(-1, 1)) * scale
 
         def integral(x: Tensor) -> Tensor:  # of the weighted squared error from 0 to x
-            inside = torch.minimum(torch.maximum(x, low), high)
-            t = inside / scale
+            t = torch.minimum(torch.maximum(x, low - scale / 2), high + scale / 2) / scale
             f = t.round()
-            return scale**3 * (f / 12 + (t - f) ** 3 / 3) + gamma * (x - inside) ** 3 / 3
+            off = x - torch.minimum(torch.maximum(x, low), high)  # signed: errors to the left of zero count down
+            far = (off.abs() ** 3 - (scale / 2) ** 3).clamp(min=0) * off.sign()
+            return scale**3 * (f / 12 + (t - f) ** 3 / 3) + gamma * far / 3
 
         spread = (integral(self.ends) - integral(self.starts)) / (self.ends - self.starts)
-        inside = torch.minimum(torch.maximum(self.points, low), high)
-        rounded = (inside / scale).round() * scale
-        error = (self.points - rounded) ** 2 * torch.where(inside == self.points, 1.0, gamma)
-        return (spread * self.mass).sum(1) + (error * self.point_mass).sum(1)
+        rounded = torch.minimum(torch.maximum((self.points / scale).round() * scale, low), high)
+        error = self.points - rounded
+        weighted = error**2 * torch.where(error.abs() > scale / 2, gamma, 1.0)
+        return (spread * self.mass).sum(1) + (weighted * self.point_mass).sum(1)
 
     @property
     def total(self) -> Tensor:

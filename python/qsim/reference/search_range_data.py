@@ -13,13 +13,12 @@ from qsim.reference.search_range import _clip_by_entropy, _lossless, _lowest_set
 
 
 def data_cost(x: Tensor, scale: Tensor, zero_point: Tensor, quant_min: int, quant_max: int, *, gamma: float = 1.0) -> Tensor:
-    """Squared error of quantizing finite values with each encoding (1-dim); beyond the ends of the grid it weighs `gamma`."""
+    """Squared error of quantizing finite values with each encoding (1-dim); of what rounds off the grid it weighs `gamma`."""
     costs = []
     for s, z in zip(scale.double(), zero_point.double(), strict=True):
-        low, high = (quant_min - z) * s, (quant_max - z) * s
-        inside = x.double().flatten().clamp(low, high)
-        error = (x.double().flatten() - (inside / s).round() * s) ** 2
-        costs.append((error * torch.where(inside == x.double().flatten(), 1.0, gamma)).sum())
+        error = x.double().flatten() / s
+        error -= error.round().clamp(quant_min - z, quant_max - z)
+        costs.append((error**2 * torch.where(error.abs() > 0.5, gamma, 1.0)).sum() * s**2)
     return torch.stack(costs)
 
 

@@ -63,11 +63,12 @@ NAMES += ["bimodal", "uniform", "half zeros", "constant"]
 
 
 def raw_costs(x, scale, zero_point, grid):
-    """Squared error of rounding and of saturated values, by the quantizer's formula in float32."""
+    """Squared error of values that round to a number of the grid, and of the others, by the quantizer's formula in float32."""
     s, z = scale.item(), float(zero_point)
-    error = (x / s).round_().add_(z).clamp_(*grid).sub_(z).mul_(s).sub_(x).square_()
+    nearest = (x / s).round_().add_(z)
+    inside = (nearest >= grid[0]).logical_and_(nearest <= grid[1])
+    error = nearest.clamp_(*grid).sub_(z).mul_(s).sub_(x).square_()
     total = error.sum(dtype=torch.float64).item()
-    inside = (x >= (grid[0] - z) * s).logical_and_(x <= (grid[1] - z) * s)
     saturated = total - error.mul_(inside).sum(dtype=torch.float64).item()
     return total - saturated, saturated
 

@@ -17,17 +17,17 @@ QSIM_HD T finite_or_zero(T x) {  // zero is exact on every grid
   return is_finite(x) ? x : T{0};
 }
 
-// The squared error in steps: of rounding within [low, high], of saturation beyond, which weighs gamma; one of them is
-// zero. T may be a vector: one candidate in each element.
+// The squared error in steps on the grid low, low + 1, .. high; of values that round off it, which weighs gamma. They
+// are more than half a step away. T may be a vector: one candidate in each element.
 template <class T>
 struct StepError {
   T inverse_scale, low, high, gamma;
 
   QSIM_HD T of(T value) const {
-    const T t = value * inverse_scale;
-    const T from_low = t < low ? low : t, clamped = from_low > high ? high : from_low;
-    const T rounding = clamped - round_half_even(clamped), saturation = t - clamped;
-    return rounding * rounding + gamma * (saturation * saturation);
+    const T t = value * inverse_scale, nearest = round_half_even(t);
+    const T from_low = nearest < low ? low : nearest, number = from_low > high ? high : from_low;
+    const T error = t - number, square = error * error;
+    return square > T{} + 0.25F ? gamma * square : square;
   }
 };
 

@@ -48,11 +48,11 @@ struct PointMasses {
     mass[points++] = mass_there;
   }
 
-  // The first point at or beyond x.
+  // The first point beyond x.
   QSIM_HD int find(double x) const {
     const int bin = magnitude_bin(x);
     int i = bin > last_bin ? points : points_before[bin];
-    while (i < points && at[i] < x) ++i;
+    while (i < points && at[i] <= x) ++i;
     return i;
   }
 

@@ -162,36 +162,40 @@ QSIM_HD void sum_moments(DensitySide& side) {
   }
 }
 
-// Where a side's end of the grid cuts the density.
+// Where a side of the density stops to round to numbers of the grid: half a step beyond the grid's last one.
 struct Cut {
-  double end;
-  int knot;        // the first at or beyond `end`
-  double density;  // just below that knot
-  int point;       // the first at or beyond `end`
+  double scale, steps;  // the last number is their product
+  int knot;             // the first at or beyond the cut
+  double density;       // just below that knot
+  int point;            // the first beyond the cut
+
+  QSIM_HD double end() const { return scale * steps; }
 };
 
-QSIM_HD Cut cut(const DensitySide& side, double end) {
-  const int bin = magnitude_bin(end);
+QSIM_HD Cut cut(const DensitySide& side, double scale, double steps) {
+  const double at = scale * (steps + 0.5);
+  const int bin = magnitude_bin(at);
   int knot = bin > side.last_bin ? side.knots : side.knots_before[bin];
-  while (knot < side.knots && side.knot[knot] < end) ++knot;
+  while (knot < side.knots && side.knot[knot] < at) ++knot;
   const bool inside = 0 < knot && knot < side.knots;
-  return {end, knot, inside ? side.mass_before[knot] / (side.knot[knot] - side.knot[knot - 1]) : 0.0,
-          side.points.find(end)};
+  return {scale, steps, knot, inside ? side.mass_before[knot] / (side.knot[knot] - side.knot[knot - 1]) : 0.0,
+          side.points.find(at)};
 }
 
-// The squared error of what lies beyond the end.
+// The squared error of what lies beyond the cut and becomes the last number.
 QSIM_HD double saturated(const DensitySide& side, Cut at) {
-  const double points = side.points.saturated(at.point, at.end);
+  const double end = at.end(), points = side.points.saturated(at.point, end);
   if (at.knot == side.knots) return points;
   const Moments& m = side.beyond[at.knot];
-  const double part = side.knot[at.knot] - at.end;
-  return points + larger(m.second - at.end * (2 * m.first - at.end * m.mass), 0) +
-         at.density * (part * part * part) / 3;
+  const double part = side.knot[at.knot] - end, half = at.scale / 2;
+  return points + larger(m.second - end * (2 * m.first - end * m.mass), 0) +
+         at.density * larger(part * part * part - half * half * half, 0) / 3;
 }
 
-// The squared error of what lies below the end, which is scale * steps. With t = x / scale, f = round_half_even(t), w =
-// t - f: H = scale^3 (f / 12 + w^3 / 3), constant from the end on; below scale / 2 it is x^3 / 3.
-QSIM_HD double rounded(const DensitySide& side, Cut at, double scale, double steps) {
+// The squared error of what lies below the cut. With t = x / scale, f = round_half_even(t), w = t - f:
+// H = scale^3 (f / 12 + w^3 / 3), constant from the cut on; below scale / 2 it is x^3 / 3.
+QSIM_HD double rounded(const DensitySide& side, Cut at) {
+  const double scale = at.scale;
   const int bin = magnitude_bin(scale / 2);
   int knot = bin > side.last_bin ? side.knots : side.knots_before[bin];
   if (knot > at.knot) knot = at.knot;
@@ -200,7 +204,7 @@ QSIM_HD double rounded(const DensitySide& side, Cut at, double scale, double ste
     const double t = side.knot[i] * inverse, f = round_half_even(t), w = t - f;
     return side.fall[i] * (f + 4 * (w * w * w));
   });
-  return side.head[knot] / 3 + scale * scale * scale / 12 * (sum + at.density * steps) +
+  return side.head[knot] / 3 + scale * scale * scale / 12 * (sum + at.density * (at.steps + 0.5)) +
          side.points.rounded(at.point, scale);
 }
 
@@ -231,12 +235,11 @@ QSIM_HD double cost_of(const SketchDensity& density, QuantParams<float> params, 
   const double scale = params.scale;
   const double below = static_cast<double>(params.zero_point) - grid.quant_min;
   const double above = static_cast<double>(grid.quant_max) - params.zero_point;
-  const density::Cut bottom = density::cut(density.below, below * scale);
-  const density::Cut top = density::cut(density.above, above * scale);
+  const density::Cut bottom = density::cut(density.below, scale, below);
+  const density::Cut top = density::cut(density.above, scale, above);
   const double beyond = gamma * (density::saturated(density.below, bottom) + density::saturated(density.above, top));
   if (beyond > limit) return beyond;
-  return beyond + density::rounded(density.below, bottom, scale, below) +
-         density::rounded(density.above, top, scale, above);
+  return beyond + density::rounded(density.below, bottom) + density::rounded(density.above, top);
 }
 
 }  // namespace qsim
