@@ -140,14 +140,15 @@ def choose(
     wanted = None if bias is None else attrgetter(bias)(sim.model)
     levels = {how: _level(each, weight, wanted, measured, group) for how, each in candidates.items()}
     best = max(levels, key=lambda how: (levels[how], how == "kept"))
-    return Choice(Restored(key, levels["kept"], levels[best], best), None if best == "kept" else candidates[best])
+    row, found = Restored(key, levels["kept"], levels[best], best), candidates[best]
+    return Choice(row, None if best == "kept" else dataclasses.replace(found, rows=found.rows.to(parameter.dtype)))
 
 
 def _solved(weight: Tensor, grid: Grid, moments: Moments, steps: Steps) -> Solved | None:
     """Scales and integers, None where there is nothing to solve or to solve with."""
     if not (steps.method or steps.ranges):
         return None
-    problem = Problem.of(weight, moments.own, moments.cross, steps.damping)
+    problem = Problem.of(weight, moments, steps.damping, keeps_moments=steps.method == "gpfq")
     if problem is None:
         return None
     found = grid.cheapest(problem.target if steps.method else weight, problem.root()) if steps.ranges else grid

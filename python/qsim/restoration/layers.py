@@ -18,6 +18,7 @@ from qsim.restoration.operands import Product, argument, product_of
 from qsim.restoration.ranks import Group, agree
 from qsim.restoration.report import Restored
 from qsim.runs.arguments import Arguments
+from qsim.runs.memory import give_back
 from qsim.simulation.simulation import Simulation
 from qsim.stages import Stages
 
@@ -116,6 +117,7 @@ class Layers:
                 with self.seconds.stage("forward"):
                     for pair in there:
                         self._go_on(pair)
+                    give_back()
             for pair in pairs:
                 self._end(pair)
         for key in [key for key in self._sites if key in self._wanted]:  # read less often by every batch than by the first

@@ -45,8 +45,11 @@ class Moments:
 
     def add(self, x: Tensor, y: Tensor) -> None:
         """Count columns of shape ``[groups, K, N]``, float32, finite."""
-        self.own += y @ y.transpose(1, 2)
-        self.cross += x @ y.transpose(1, 2)
+        for sums, left in ((self.own, y), (self.cross, x)):
+            if sums.dtype == y.dtype:
+                sums.baddbmm_(left, y.transpose(1, 2))
+            else:
+                sums += left @ y.transpose(1, 2)
         self.float_sum += x.sum(2, dtype=torch.float64)
         self.own_sum += y.sum(2, dtype=torch.float64)
         self.count += x.shape[2]
@@ -66,5 +69,11 @@ class Moments:
 
     def centre(self) -> None:
         """Take what the means explain out of `own` and `cross`, which are means: a bias takes that up."""
-        self.own -= self.own_sum[:, :, None] * self.own_sum[:, None]
-        self.cross -= self.float_sum[:, :, None] * self.own_sum[:, None]
+        for sums, left in ((self.own, self.own_sum), (self.cross, self.float_sum)):
+            sums.baddbmm_(left[:, :, None], self.own_sum[:, None], alpha=-1)
+
+    def used_up(self) -> Tensor:
+        """`own`, for the caller to overwrite; both matrices are gone from here."""
+        own, self.own = self.own, self.own.new_empty(0)
+        self.cross = self.own
+        return own

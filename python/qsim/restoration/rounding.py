@@ -30,7 +30,7 @@ def learned(problem: Problem, grid: Grid, steps: int) -> Tensor:
     floor = (problem.target / step).floor()
     rest = (problem.target / step - floor).clamp(0.01, 0.99)
     straight, generator = problem.straight(), torch.Generator(problem.target.device).manual_seed(0)
-    power = problem.own.diagonal(dim1=1, dim2=2).mean().sqrt()
+    power = straight.square().sum(-1).mean().sqrt()
     variable = -torch.log((_HIGH - _LOW) / (rest - _LOW) - 1)
     with torch.enable_grad():
         variable.requires_grad_(True)

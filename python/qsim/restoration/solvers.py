@@ -15,12 +15,14 @@ import torch
 from torch import Tensor
 
 from qsim.restoration.grids import Grid
+from qsim.restoration.moments import Moments
 
 METHODS = ("gptq", "gpfq", "nearest")
 _BLOCK = 128  # columns after which errors are handed on to all others in one product
 _DESCENT = 1024  # columns with which coordinate descent follows
 _ROUNDS = 10
 _SKETCH = 256  # columns that stand for the second moments where there are more
+_STRIPE = 256  # rows or columns of a matrix that are moved at a time
 
 
 @dataclass(frozen=True)
@@ -31,51 +33,55 @@ class Problem:
     ----------
     weight : Tensor, shape [groups, rows, K]
         In float.
-    own, cross : Tensor, shape [groups, K, K]
-        Means of ``y y^T`` and ``x y^T``.
     factor : Tensor, shape [groups, K, K]
-        Lower Cholesky factor of `own`, damped, with its columns in `order`.
+        Lower Cholesky factor of H, damped, with its columns in `order`.
     order : Tensor, int64, shape [groups, K]
         Columns by the power of their input, ascending.
     target : Tensor, shape [groups, rows, K]
         T.
+    moments : Moments, optional
+        Of ``y y^T`` and ``x y^T``, for those who need more than H and T.
     """
 
     weight: Tensor
-    own: Tensor
-    cross: Tensor
     factor: Tensor
     order: Tensor
     target: Tensor
+    moments: Moments | None = None
 
     @classmethod
-    def of(cls, weight: Tensor, own: Tensor, cross: Tensor, damping: float) -> Problem | None:
-        """`damping` times the mean of the diagonal is added to it: it draws T towards the weight. None where no input is ever nonzero."""
-        power = own.diagonal(dim1=1, dim2=2).clone()
+    def of(cls, weight: Tensor, moments: Moments, damping: float, *, keeps_moments: bool = False) -> Problem | None:
+        """`damping` times the mean of the diagonal is added to it: it draws T towards the weight. None where no input is ever nonzero.
+
+        These matrices are the largest there are in a restoration: the moments, which are means, are used up unless the problem keeps them.
+        """
+        power = moments.own.diagonal(dim1=1, dim2=2).clone()
         extra = damping * power.mean(-1)
         if not bool((extra > 0).any()):
             return None
         extra = torch.where(extra > 0, extra, 1.0)
         order = power.argsort(-1)
-        factor = _cholesky(_permuted(own, order), extra)
-        towards = weight @ cross + weight * extra[:, None, None]
+        towards = weight @ moments.cross + weight * extra[:, None, None]
+        factor = _cholesky(moments.own.clone() if keeps_moments else moments.used_up(), order, extra)
         ordered = torch.cholesky_solve(towards.gather(2, _like(order, towards)).transpose(1, 2), factor).transpose(1, 2)
-        return cls(weight, own, cross, factor, order, torch.empty_like(ordered).scatter_(2, _like(order, ordered), ordered))
+        target = torch.empty_like(ordered).scatter_(2, _like(order, ordered), ordered)
+        return cls(weight, factor, order, target, moments if keeps_moments else None)
 
     def straight(self) -> Tensor:
-        """A matrix whose product with its transpose is `own`, damped."""
-        return torch.empty_like(self.factor).scatter_(1, self.order[:, :, None].expand_as(self.factor), self.factor)
+        """A matrix whose product with its transpose is H, damped."""
+        return self._with_rows_in_place(self.factor)
 
     def root(self) -> Tensor:
         """The same; of more than 256 columns a random one that is so in the mean."""
-        straight = self.straight()
-        size = straight.shape[-1]
+        size = self.factor.shape[-1]
         if size <= _SKETCH:
-            return straight
+            return self.straight()
         generator = torch.Generator().manual_seed(0)
-        signs = torch.randint(0, 2, (size, _SKETCH), generator=generator).to(straight) * 2 - 1
-        sketch: Tensor = straight @ (signs / _SKETCH**0.5)
-        return sketch
+        signs = torch.randint(0, 2, (size, _SKETCH), generator=generator).to(self.factor) * 2 - 1
+        return self._with_rows_in_place(self.factor @ (signs / _SKETCH**0.5))
+
+    def _with_rows_in_place(self, ordered: Tensor) -> Tensor:
+        return torch.empty_like(ordered).scatter_(1, self.order[:, :, None].expand_as(ordered), ordered)
 
 
 def nearest(problem: Problem, grid: Grid) -> Tensor:
@@ -150,7 +156,9 @@ def gptq_refined(problem: Problem, grid: Grid) -> Tensor:
 def gpfq(problem: Problem, grid: Grid) -> Tensor:
     """Column by column in their order, each the best for the sum so far: Lybrand and Saab 2021, "A Greedy Algorithm for Quantizing Neural
     Networks", section 3, with the float model's columns on one side and the simulation's on the other."""
-    weight, own, cross = problem.weight, problem.own, problem.cross
+    moments = problem.moments
+    assert moments is not None
+    weight, own, cross = problem.weight, moments.own, moments.cross
     solved = torch.zeros_like(weight)
     power = own.diagonal(dim1=1, dim2=2)
     for i in range(weight.shape[-1]):
@@ -169,13 +177,13 @@ def _like(order: Tensor, rows: Tensor) -> Tensor:
     return order[:, None].expand_as(rows)
 
 
-def _permuted(matrix: Tensor, order: Tensor) -> Tensor:
-    rows = matrix.gather(1, order[:, :, None].expand_as(matrix))
-    return rows.gather(2, order[:, None].expand_as(matrix))
-
-
-def _cholesky(matrix: Tensor, extra: Tensor) -> Tensor:
-    """Of the matrix, which is overwritten, with so much added to its diagonal; with more where rounding has made it indefinite."""
+def _cholesky(matrix: Tensor, order: Tensor, extra: Tensor) -> Tensor:
+    """Of the matrix, which is overwritten, in this order of rows and columns, with so much added to its diagonal; with more where rounding
+    has made it indefinite."""
+    for part in torch.split(matrix, _STRIPE, 2):
+        part.copy_(part.gather(1, order[:, :, None].expand_as(part)))
+    for part in torch.split(matrix, _STRIPE, 1):
+        part.copy_(part.gather(2, _like(order, part)))
     for _ in range(8):
         matrix.diagonal(dim1=1, dim2=2).add_(extra[:, None])
         factor, info = torch.linalg.cholesky_ex(matrix)

@@ -34,7 +34,7 @@ def setting(rows=6, size=9, count=400, bits=3, seed=0, groups=1, axis=0, block_s
     moments.add(x, y)
     rows_of = product.to_rows(weight if groups == 1 else weight[..., None]).double()
     moments.averaged()
-    return rows_of, x.double(), y.double(), Problem.of(rows_of, moments.own, moments.cross, DAMPING), grid
+    return rows_of, x.double(), y.double(), Problem.of(rows_of, moments, DAMPING, keeps_moments=True), grid
 
 
 def grid_of_groups(spec, weight, product):
@@ -72,8 +72,9 @@ def gptq_as_published(target, own, grid, order):
 @pytest.mark.parametrize("size", [1, 2, 9, 127, 128, 129, 300])
 def test_gptq_is_the_published_algorithm(size):
     _, _, _, problem, grid = setting(rows=5, size=size, count=2000, seed=size)
-    extra = DAMPING * problem.own.diagonal(dim1=1, dim2=2).mean()
-    expected = gptq_as_published(problem.target[0], problem.own[0] + extra * torch.eye(size), grid, problem.order[0])
+    own = problem.moments.own
+    extra = DAMPING * own.diagonal(dim1=1, dim2=2).mean()
+    expected = gptq_as_published(problem.target[0], own[0] + extra * torch.eye(size), grid, problem.order[0])
     got = gptq(problem, grid)[0]
     assert (got - expected).abs().gt(1e-6).float().mean() < 0.002  # ties that rounding breaks
 
@@ -149,7 +150,7 @@ def test_groups_are_solved_each_by_itself():
     _, _, _, problem, grid = setting(groups=3)
     together = SOLVERS["gptq"](problem, grid)
     for i in range(3):
-        one = Problem(*(t[i : i + 1] for t in vars(problem).values()))
+        one = Problem(*(t[i : i + 1] for t in (problem.weight, problem.factor, problem.order, problem.target)))
         alone = SOLVERS["gptq"](
             one, Grid(grid.spec, grid.encoding, grid.product, *(t[i : i + 1] for t in (grid.step, grid.low, grid.high)))
         )
@@ -159,17 +160,29 @@ def test_groups_are_solved_each_by_itself():
 def test_inputs_that_are_always_zero_leave_their_weights_to_rounding():
     weight, _, y, _, grid = setting()
     y[:, 4] = 0
-    moments = y @ y.transpose(1, 2) / 400
-    solved = SOLVERS["gptq"](Problem.of(weight, moments, moments, DAMPING), grid)
+    moments = Moments.empty(1, y.shape[1], torch.device("cpu"))
+    moments.add(y, y)
+    moments.averaged()
+    solved = SOLVERS["gptq"](Problem.of(weight, moments, DAMPING), grid)
     assert torch.equal(solved[..., 4], grid.rounded(weight)[..., 4])
-    assert Problem.of(weight, moments * 0, moments * 0, DAMPING) is None
+    assert Problem.of(weight, Moments.empty(1, y.shape[1], torch.device("cpu")), DAMPING) is None
+
+
+def test_a_problem_uses_the_moments_up_or_keeps_them():
+    weight, _, _, problem, _ = setting(size=300, count=1000)
+    moments = problem.moments
+    alike = Problem.of(weight, moments, DAMPING)
+    assert torch.equal(alike.factor, problem.factor)
+    assert torch.equal(alike.target, problem.target)
+    assert (moments.own.numel(), moments.cross.numel(), alike.moments) == (0, 0, None)
 
 
 def test_the_root_squared_is_the_damped_moments():
     for size in (9, 300):
         _, _, _, problem, _ = setting(size=size, count=1000)
         root = problem.root()
-        damped = problem.own + DAMPING * problem.own.diagonal(dim1=1, dim2=2).mean() * torch.eye(size, dtype=torch.float64)
+        own = problem.moments.own
+        damped = own + DAMPING * own.diagonal(dim1=1, dim2=2).mean() * torch.eye(size, dtype=torch.float64)
         if size == 9:
             torch.testing.assert_close(root @ root.transpose(1, 2), damped, rtol=1e-5, atol=1e-5)
         else:  # in the mean: what it says of a vector is right to some percent
