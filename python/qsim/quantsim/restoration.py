@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from typing import Any
 
@@ -27,6 +28,7 @@ class Restoration(Simulation):
         steps: int = 0,
         max_batches: int | None = None,
         memory: int | None = None,
+        path: str | os.PathLike[str] | None = None,
         progress: bool = True,
         group: dist.ProcessGroup | None = None,
     ) -> RestoreReport:
@@ -48,6 +50,9 @@ class Restoration(Simulation):
             So many steps of `distill` after it, against the float model's results.
         memory : int, optional
             Bytes for batches under way, 4 GiB by default; batches beyond are not used, and the report says how many.
+        path : str or PathLike, optional
+            A folder in which what is found for each weight is kept at once. Called again with the same simulation and path, after the
+            process was cut off, it goes on from there. What `steps` trains is not kept.
         progress : bool
             Show a progress bar where tqdm is installed.
         group : torch.distributed.ProcessGroup, optional
@@ -66,7 +71,9 @@ class Restoration(Simulation):
         CalibrationError
             There is no batch without NaN or Inf.
         ValueError
-            It was restored already, or is sharded.
+            It was restored already, or is sharded, or `path` is another simulation's.
+        FileFormatError
+            A file below `path` is not what was written there.
 
         Examples
         --------
@@ -78,7 +85,7 @@ class Restoration(Simulation):
         >>> report.after > report.before + 1
         True
         """
-        options: dict[str, Any] = {"max_batches": max_batches, "memory": memory, "show": progress, "group": group}
+        options: dict[str, Any] = {"max_batches": max_batches, "memory": memory, "show": progress, "group": group, "path": path}
         return restore_layers(self, data, forward, Steps(), caller="QuantSim.restore", distilling=steps, **options)
 
     def solve_weights(
@@ -91,13 +98,14 @@ class Restoration(Simulation):
         follow_inputs: bool = True,
         max_batches: int | None = None,
         memory: int | None = None,
+        path: str | os.PathLike[str] | None = None,
         progress: bool = True,
     ) -> RestoreReport:
         """The integers of each weight alone, as `restore` finds them: scales and biases stay.
 
         Parameters
         ----------
-        data, forward, max_batches, memory, progress
+        data, forward, max_batches, memory, path, progress
             As in `restore`.
         method : "gptq", "gpfq" or "nearest"
             "gptq": column by column, errors handed on by the input's second moments (Frantar et al. 2023), and coordinate descent from
@@ -117,7 +125,7 @@ class Restoration(Simulation):
         if not damping > 0:
             raise ValueError(f"QuantSim.solve_weights: got damping={damping}; expected a number above 0, such as 0.01")
         steps = Steps(method, ranges=False, biases=False, follows_inputs=follow_inputs, damping=damping)
-        options: dict[str, Any] = {"max_batches": max_batches, "memory": memory, "show": progress}
+        options: dict[str, Any] = {"max_batches": max_batches, "memory": memory, "show": progress, "path": path}
         return restore_layers(self, data, forward, steps, caller="QuantSim.solve_weights", **options)
 
     def learn_rounding(
@@ -128,6 +136,7 @@ class Restoration(Simulation):
         steps: int = 500,
         max_batches: int | None = None,
         memory: int | None = None,
+        path: str | os.PathLike[str] | None = None,
         progress: bool = True,
     ) -> RestoreReport:
         """As `restore`, with rounding learned in place of GPTQ: AdaRound (Nagel et al. 2020) on second moments instead of samples.
@@ -137,7 +146,7 @@ class Restoration(Simulation):
 
         Parameters
         ----------
-        data, forward, max_batches, memory, progress
+        data, forward, max_batches, memory, path, progress
             As in `restore`.
         steps : int
             Of Adam, for each weight.
@@ -148,7 +157,7 @@ class Restoration(Simulation):
         """
         if steps < 1:
             raise ValueError(f"QuantSim.learn_rounding: got steps={steps}; expected at least 1")
-        options: dict[str, Any] = {"max_batches": max_batches, "memory": memory, "show": progress}
+        options: dict[str, Any] = {"max_batches": max_batches, "memory": memory, "show": progress, "path": path}
         how = Steps(LEARNED, rounding_steps=steps)
         return restore_layers(self, data, forward, how, caller="QuantSim.learn_rounding", **options)
 

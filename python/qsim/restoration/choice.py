@@ -40,14 +40,15 @@ class Steps:
 
 @dataclass(frozen=True)
 class Solved:
-    """What was found for one weight: rows on its grid, whether they are to replace it, and the bias.
+    """What was found for one weight: its scales, what is read of it, whether that is to replace it, and the bias.
 
     Attributes
     ----------
-    grid : Grid
-    rows : Tensor
+    encoding : Encoding
+    weight : Tensor
+        On its grid, as it is read.
     solves : bool
-        False: the weight stays, and is rounded to `rows` as ever.
+        False: the weight stays, and is rounded to this as ever.
     bias : str, optional
         The name of the bias, where its value changes.
     value : Tensor, optional
@@ -56,24 +57,16 @@ class Solved:
         What the operation reads of it, rounded to int32 where it is.
     """
 
-    grid: Grid
-    rows: Tensor
-    solves: bool = False
-    bias: str | None = None
-    value: Tensor | None = None
-    read: Tensor | None = None
-
-    @property
-    def encoding(self) -> Encoding:
-        return self.grid.encoding
-
-    def weight(self, like: Tensor) -> Tensor:
-        """The weight as it is read, of the dtype of `like`."""
-        return self.grid.product.from_rows(self.rows).to(like.dtype).contiguous()
+    encoding: Encoding
+    weight: Tensor
+    solves: bool
+    bias: str | None
+    value: Tensor | None
+    read: Tensor | None
 
     def applied(self, call: WeightedCall) -> Arguments:
         """The arguments that the call runs with."""
-        values = {call.slot: self.weight(argument(call, call.slot))}
+        values = {call.slot: self.weight.to(argument(call, call.slot).dtype)}
         product = product_of(call)
         if self.read is not None and isinstance(product, Product) and product.bias is not None:
             values[product.bias] = self.read
@@ -86,6 +79,23 @@ class Choice:
 
     row: Restored
     solved: Solved | None
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """As `Solved`, with the weight as rows of a product."""
+
+    grid: Grid
+    rows: Tensor
+    solves: bool = False
+    bias: str | None = None
+    value: Tensor | None = None
+    read: Tensor | None = None
+
+    def solved(self, like: Tensor) -> Solved:
+        """For a weight of the dtype of `like`."""
+        weight = self.grid.product.from_rows(self.rows).to(like.dtype).contiguous()
+        return Solved(self.grid.encoding, weight, self.solves, self.bias, self.value, self.read)
 
 
 def choose(
@@ -126,7 +136,7 @@ def choose(
     grid = Grid.of(quantizer.spec, encoding, product, weight.dtype)
     means = moments.averaged()
     shifts = steps.biases and bias is not None
-    kept = _with_bias(sim, key, Solved(grid, grid.rounded(weight)), bias, None)
+    kept = _with_bias(sim, key, _Candidate(grid, grid.rounded(weight)), bias, None)
     candidates = {"kept": kept}
     if shifts:
         candidates["bias"] = _with_bias(sim, key, kept, bias, _shift(kept, weight, *means))
@@ -140,11 +150,11 @@ def choose(
     wanted = None if bias is None else attrgetter(bias)(sim.model)
     levels = {how: _level(each, weight, wanted, measured, group) for how, each in candidates.items()}
     best = max(levels, key=lambda how: (levels[how], how == "kept"))
-    row, found = Restored(key, levels["kept"], levels[best], best), candidates[best]
-    return Choice(row, None if best == "kept" else dataclasses.replace(found, rows=found.rows.to(parameter.dtype)))
+    row = Restored(key, levels["kept"], levels[best], best)
+    return Choice(row, None if best == "kept" else candidates[best].solved(parameter))
 
 
-def _solved(weight: Tensor, grid: Grid, moments: Moments, steps: Steps) -> Solved | None:
+def _solved(weight: Tensor, grid: Grid, moments: Moments, steps: Steps) -> _Candidate | None:
     """Scales and integers, None where there is nothing to solve or to solve with."""
     if not (steps.method or steps.ranges):
         return None
@@ -156,10 +166,10 @@ def _solved(weight: Tensor, grid: Grid, moments: Moments, steps: Steps) -> Solve
         rows = learned(problem, found, steps.rounding_steps)
     else:
         rows = SOLVERS.get(steps.method, gptq_refined)(problem, found) if steps.method else found.rounded(weight)
-    return Solved(found, rows, steps.method is not None)
+    return _Candidate(found, rows, steps.method is not None)
 
 
-def _with_bias(sim: Simulation, key: str, found: Solved, name: str | None, shift: Tensor | None) -> Solved:
+def _with_bias(sim: Simulation, key: str, found: _Candidate, name: str | None, shift: Tensor | None) -> _Candidate:
     """With the bias of this name and what is added to it, and as it is read beside the scales that were found."""
     if name is None:
         return found
@@ -168,16 +178,16 @@ def _with_bias(sim: Simulation, key: str, found: Solved, name: str | None, shift
     read, quantizers = value, sim.quantizers()
     for bias in sim.decisions.biases:
         if bias.parameter == name and bias.weight == key and quantizers[bias.input].enabled:
-            read = rounded_bias(value, bias_scale(quantizers[bias.input].grid_scale.detach(), found.encoding.scale, value.numel()))
+            read = rounded_bias(value, bias_scale(quantizers[bias.input].grid_scale.detach(), found.grid.encoding.scale, value.numel()))
     return dataclasses.replace(found, bias=None if shift is None else name, value=value, read=read)
 
 
-def _shift(found: Solved, weight: Tensor, float_mean: Tensor, own_mean: Tensor) -> Tensor:
+def _shift(found: _Candidate, weight: Tensor, float_mean: Tensor, own_mean: Tensor) -> Tensor:
     """What makes the mean of the result that of the float model's: Nagel et al. 2019, section 4.2."""
     return (weight @ float_mean[..., None] - found.rows @ own_mean[..., None]).flatten()
 
 
-def _level(found: Solved, weight: Tensor, bias: Tensor | None, measured: Sequence[tuple[Tensor, Tensor]], group: Group) -> float:
+def _level(found: _Candidate, weight: Tensor, bias: Tensor | None, measured: Sequence[tuple[Tensor, Tensor]], group: Group) -> float:
     """SQNR in dB of the operation's result."""
     signal = noise = 0.0
     for x, y in measured:

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qsim.restoration.choice import Solved, Steps, choose
+from qsim.restoration.choice import Choice, Solved, Steps, choose
+from qsim.restoration.kept import Kept
 from qsim.restoration.lockstep import Run, lockstep
 from qsim.restoration.moments import Moments
 from qsim.restoration.operands import Product, argument, product_of
@@ -78,6 +79,8 @@ class Layers:
         Whether `Pass.references` is wanted.
     group : ProcessGroup or None
         The ranks that see other data.
+    kept : Kept, optional
+        Where what is found is kept, and what was found before comes from.
     """
 
     def __init__(
@@ -90,11 +93,15 @@ class Layers:
         *,
         keeps_results: bool,
         group: Group,
+        kept: Kept | None,
     ) -> None:
-        self.group = group
+        self.group, self.kept = group, kept
         self.sim, self.steps, self.uses, self.seconds, self.keeps_results = sim, steps, uses, seconds, keeps_results
         self.found = Pass()
         self._wanted = {key for key in wanted if uses[key]}
+        for key, choice in () if kept is None else kept.found(sorted(self._wanted)):
+            self._wanted.discard(key)
+            self._take_in(key, choice)
         self._sites: dict[str, _Site] = {}
         self._order = {key: i for i, key in enumerate(sim.quantizers())}
         self._names = {id(p): name for name, p in sim.model.named_parameters()}
@@ -226,13 +233,18 @@ class Layers:
         if site.product is not None and site.moments is not None:
             with self.seconds.stage("solving"), torch.no_grad():
                 choice = choose(self.sim, key, self.steps, site.product, site.bias, site.moments, site.measured, self.group)
-            if isinstance(choice, str):
-                self.found.skipped[key] = choice
-            else:
-                self.found.weights.append(choice.row)
-                if choice.solved is not None:
-                    self.found.solved[key] = choice.solved
+            if self.kept is not None:
+                self.kept.keep(key, choice)
+            self._take_in(key, choice)
         yield key
+
+    def _take_in(self, key: str, choice: Choice | str) -> None:
+        if isinstance(choice, str):
+            self.found.skipped[key] = choice
+            return
+        self.found.weights.append(choice.row)
+        if choice.solved is not None:
+            self.found.solved[key] = choice.solved
 
 
 def _key(run: Run) -> str:

@@ -25,6 +25,11 @@ def agree(what: Any, about: str, group: Group) -> None:
         raise CalibrationError(f"QuantSim: the ranks disagree about {about} ({shown}); give each of them data that takes the same way")
 
 
+def is_first(group: Group) -> bool:
+    """Whether this is the rank that writes for all."""
+    return group is None or dist.get_rank(group) == 0
+
+
 def add_up(tensors: Iterable[Tensor], group: Group) -> None:
     """Sum over the ranks, in place; the same bits on each of them."""
     for t in tensors if group is not None else ():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from qsim.numbers.sqnr import sqnr
 from qsim.progress import progress
 from qsim.restoration.choice import Solved, Steps
 from qsim.restoration.distill import Distilled, Loss, relative_error, train
+from qsim.restoration.kept import Kept
 from qsim.restoration.layers import Layers, Pass, uses_of
 from qsim.restoration.ranks import Group, agree, share, total
 from qsim.restoration.report import RestoreReport
@@ -48,6 +50,7 @@ def restore_layers(
     show: bool,
     distilling: int = 0,
     group: Group = None,
+    path: str | os.PathLike[str] | None = None,
 ) -> RestoreReport:
     """`QuantSim.restore` and its parts document it; `distilling`: so many steps of distillation follow."""
     refuse(sim, caller)
@@ -66,9 +69,13 @@ def restore_layers(
         if len(used) < len(calls):
             notes.append(f"{len(calls) - len(used)} of {len(calls)} batches were not used: what they keep in memory is more than memory=")
         calls, measures = [calls[i] for i in used], [measures[i] for i in used]
-        layers = Layers(sim, steps, wanted, uses, seconds, keeps_results=distilling > 0, group=group)
-        solved = layers.run(calls, measures)
-        for _ in progress(solved, total=sum(uses[key] > 0 for key in wanted), title=caller.rpartition(".")[2], unit="weight", show=show):
+        keep = None if path is None else Kept(path, sim, steps, group)
+        layers = Layers(sim, steps, wanted, uses, seconds, keeps_results=distilling > 0, group=group, kept=keep)
+        taken = len(layers.found.weights) + len(layers.found.skipped)
+        if taken:
+            notes.append(f"{taken} weights were taken from path=, where they had been kept")
+        left = sum(uses[key] > 0 for key in wanted) - taken
+        for _ in progress(layers.run(calls, measures), total=left, title=caller.rpartition(".")[2], unit="weight", show=show):
             pass
         found = layers.found
         if len(found.left_out) == len(calls):
@@ -245,7 +252,7 @@ def apply(sim: Simulation, solved: dict[str, Solved], group: Group) -> list[str]
             quantizers[key].set_encoding(found.encoding)
             changed = [quantizers[key].grid_tensors[0]]
             if found.solves:
-                changed.append(weights[key].copy_(found.weight(weights[key])))
+                changed.append(weights[key].copy_(found.weight))
             if found.bias is not None:
                 changed.append(attrgetter(found.bias)(sim.model).copy_(found.value))
             share(changed, group)
