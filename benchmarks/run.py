@@ -21,7 +21,7 @@ from plot import draw
 from report import Row, bars_of, line, title
 from timing import interleaved
 
-MODULES = ("fake_quantize", "quantize", "round_to_format", "observe", "observe_fake_quantize", "search_range", "clip_grad")
+MODULES = ("fake_quantize", "quantize", "round_to_format", "dynamic", "observe", "observe_fake_quantize", "search_range", "clip_grad")
 
 
 def bar_value(against: str, seconds: float, ratios: dict[str, float]) -> float:

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/StringUtil.h>
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <string_view>
@@ -25,14 +27,21 @@ struct RoundToFormatOptions {
   FakeQuantizeOptions granularity;  // of the scale; there is no grid
 };
 
-// float8 units saturate unless told otherwise, as ONNX QuantizeLinear; float16 and bfloat16 arithmetic goes to Inf.
-inline RoundToFormatOptions named_format(std::string_view format, std::optional<bool> saturate) {
-  if (format == "float16") return {FloatFormat::float16, saturate.value_or(false), {}, {}};
-  if (format == "bfloat16") return {FloatFormat::bfloat16, saturate.value_or(false), {}, {}};
-  if (format == "float8_e4m3fn") return {FloatFormat::float8_e4m3fn, saturate.value_or(true), {}, {}};
-  TORCH_CHECK_VALUE(format == "float8_e5m2", "qsim::round_to_format: got format '", format,
-                    "'; expected one of 'float16', 'bfloat16', 'float8_e4m3fn', 'float8_e5m2'");
-  return {FloatFormat::float8_e5m2, saturate.value_or(true), {}, {}};
+inline constexpr std::array<const char*, kFloatFormats> kFormatNames = {
+    "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float6_e3m2fn", "float6_e2m3fn", "float4_e2m1fn"};
+
+inline FloatFormat float_format_named(const char* op, std::string_view name) {
+  for (int i = 0; i < kFloatFormats; ++i) {
+    if (name == kFormatNames[static_cast<std::size_t>(i)]) return static_cast<FloatFormat>(i);
+  }
+  TORCH_CHECK_VALUE(false, op, ": got format '", name, "'; expected one of '", c10::Join("', '", kFormatNames), "'");
+}
+
+// Units of 8 bits and fewer saturate unless told otherwise, as ONNX QuantizeLinear; float16 and bfloat16 arithmetic
+// goes to Inf.
+inline RoundToFormatOptions named_format(std::string_view name, std::optional<bool> saturate) {
+  const FloatFormat format = float_format_named("qsim::round_to_format", name);
+  return {format, saturate.value_or(format >= FloatFormat::float8_e4m3fn), {}, {}};
 }
 
 inline RoundToFormatOptions check_round_to_format(const at::Tensor& x, std::string_view format,

@@ -17,7 +17,7 @@ from qsim.batch_norm.fold import FoldReport, fold_batch_norms
 from qsim.clinic import Diagnosis, Finding, doctor
 from qsim.config.config import Config
 from qsim.config.override import Override, SiteInfo
-from qsim.config.presets import bf16, fp8, fp16, int4, int8, int16, w4a8
+from qsim.config.presets import bf16, fp8, fp8_dynamic, fp16, int4, int8, int16, mxfp4, mxfp8, nvfp4, w4a8, w4a16, w8a8_dynamic
 from qsim.config.profile import Profile
 from qsim.deploy.export_report import ExportReport
 from qsim.deploy.plan import Plan
@@ -62,11 +62,17 @@ __all__ = [  # noqa: RUF022
     "TensorSpec",
     "bf16",
     "fp8",
+    "fp8_dynamic",
     "fp16",
     "int4",
     "int8",
     "int16",
+    "mxfp4",
+    "mxfp8",
+    "nvfp4",
     "w4a8",
+    "w4a16",
+    "w8a8_dynamic",
     # parts, usable alone
     "Encoding",
     "Observer",

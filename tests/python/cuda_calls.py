@@ -57,5 +57,11 @@ def device_calls():
     yield "round_to_format_counted", lambda: ops.round_to_format_counted(x, "float16", *formats)
     yield "count_format", lambda: ops.count_format_(x, "float16", *formats)
     yield "observe_fake_quantize", lambda: ops.observe_fake_quantize(x, on, on, *running, -8, 7, averaging=1.0)
+    yield "fake_quantize_dynamic", lambda: ops.fake_quantize_dynamic(rows, -128, 127, axis=-1)
+    yield (
+        "round_to_format_dynamic",
+        lambda: ops.round_to_format_dynamic(rows, "float4_e2m1fn", axis=-1, block_size=16, scale_format="float8_e4m3fn"),
+    )
+    yield "choose_block_scale", lambda: ops.choose_block_scale(*per_channel[:2], "float4_e2m1fn", "float8_e8m0fnu")
     yield "choose_qparams", lambda: ops.choose_qparams(*per_channel[:2], -128, 127)
     yield "clip_grad", lambda: ops.clip_grad_([g.clone() for g in grads], 1.0)

@@ -8,21 +8,13 @@
 #include <algorithm>
 #include <limits>
 
-#include "qsim/round_to_format.h"
+#include "round_to_format/scales.h"
 #include "vector/sums.h"
 
 namespace qsim::cpu {
 namespace {
 
 constexpr std::int64_t kCountedBlock = 1024;  // elements
-
-template <class N, class A>
-QSIM_INLINE FormatIn<N> in_every_lane(const FormatIn<A>& format) {
-  const auto bits = [](bits_t<A> b) { return bits_t<N>{} + b; };
-  return {bits(format.magnitude), bits(format.infinity), bits(format.smallest_normal), bits(format.overflow),
-          bits(format.beyond),    bits(format.normal),   bits(format.vanishing),       N{} + format.overflowing,
-          N{} + format.lift,      format.upper_half};
-}
 
 QSIM_INLINE void count_below(Longs& counts, Longs x, Longs bound) { counts = x < bound ? counts + 1 : counts; }
 QSIM_INLINE void count_below(Ints& counts, Ints x, Ints bound) {

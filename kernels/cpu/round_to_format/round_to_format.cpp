@@ -13,19 +13,6 @@ namespace qsim::cpu {
 
 namespace {
 
-template <bool upper_half, class N, class Scale>
-QSIM_INLINE N round_scaled(N quotient, Scale scale, const FormatIn<N>& format) {
-  return multiplied(round_to_format<upper_half>(quotient, format), scale);
-}
-
-template <bool upper_half, class T, class Scales>
-QSIM_INLINE void round_run(const T* x, T* y, std::int64_t n, Scales scales, const FormatIn<register_t<T>>& format) {
-  for_each_register(x, n, [&](std::int64_t i, auto v, std::int64_t lanes) QSIM_INLINE_LAMBDA {
-    const auto scale = scales.at(i, lanes);
-    store_first(y + i, round_scaled<upper_half>(divided(v, scale), scale, format), lanes, scale);
-  });
-}
-
 // 32 elements at a time: the flags stay in registers.
 template <bool upper_half, class T, class Scales>
 QSIM_INLINE void mask_run(const T* x, T* y, std::int64_t n, Scales scales, const FormatIn<register_t<T>>& format,

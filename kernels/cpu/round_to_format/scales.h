@@ -11,6 +11,14 @@
 namespace qsim::cpu {
 namespace {
 
+template <class N, class A>
+QSIM_INLINE FormatIn<N> in_every_lane(const FormatIn<A>& format) {
+  const auto bits = [](bits_t<A> b) { return bits_t<N>{} + b; };
+  return {bits(format.magnitude), bits(format.infinity), bits(format.smallest_normal), bits(format.overflow),
+          bits(format.beyond),    bits(format.normal),   bits(format.vanishing),       N{} + format.overflowing,
+          N{} + format.lift,      format.upper_half};
+}
+
 // at(i, n): the scales of elements i .. i + n of a run, n <= kElements, in a register.
 struct NoScale {
   QSIM_INLINE Unscaled at(std::int64_t, std::int64_t) const { return {}; }
@@ -87,6 +95,19 @@ QSIM_INLINE void store_first(T* to, register_t<T> v, std::int64_t n, Scale scale
   T all[kElements<T>];
   store_rounded(all, v, scale);
   std::memcpy(to, all, static_cast<std::size_t>(n) * sizeof(T));
+}
+
+template <bool upper_half, class N, class Scale>
+QSIM_INLINE N round_scaled(N quotient, Scale scale, const FormatIn<N>& format) {
+  return multiplied(round_to_format<upper_half>(quotient, format), scale);
+}
+
+template <bool upper_half, class T, class Scales>
+QSIM_INLINE void round_run(const T* x, T* y, std::int64_t n, Scales scales, const FormatIn<register_t<T>>& format) {
+  for_each_register(x, n, [&](std::int64_t i, auto v, std::int64_t lanes) QSIM_INLINE_LAMBDA {
+    const auto scale = scales.at(i, lanes);
+    store_first(y + i, round_scaled<upper_half>(divided(v, scale), scale, format), lanes, scale);
+  });
 }
 
 }  // namespace

@@ -19,7 +19,21 @@
 
 namespace qsim {
 
-enum class FloatFormat { float16, bfloat16, float8_e4m3fn, float8_e5m2 };
+enum class FloatFormat { float16, bfloat16, float8_e4m3fn, float8_e5m2, float6_e3m2fn, float6_e2m3fn, float4_e2m1fn };
+inline constexpr int kFloatFormats = 7;
+
+// IEEE 754-2019, table 3.5; Micikevicius et al. 2022, "FP8 Formats for Deep Learning", table 1; OCP Microscaling
+// Formats (MX) Specification v1.0, section 5.3. The last three have neither Inf nor NaN.
+struct FormatShape {
+  int mantissa, least_exponent, top_exponent;
+  double largest;
+  bool infinite;
+};
+inline constexpr FormatShape kFormatShapes[kFloatFormats] = {
+    {10, -14, 15, 65504, true}, {7, -126, 127, 0x1.fep127, true},
+    {3, -6, 8, 448, false},     {2, -14, 15, 57344, true},
+    {2, -2, 4, 28, false},      {3, 0, 2, 7.5, false},
+    {1, 0, 2, 6, false}};
 
 // A format as N sees it: magnitudes as bits, but for `lift` and `overflowing`.
 template <class N>
@@ -39,14 +53,6 @@ struct FormatIn {
 // At compile time only: where flush-to-zero is on, converting the numbers below would lose subnormals.
 template <class A>
 consteval FormatIn<A> describe(FloatFormat format, bool saturate) {
-  struct Shape {
-    int mantissa, least_exponent, top_exponent;
-    double largest;
-    bool infinite;
-  };
-  // IEEE 754-2019, table 3.5; Micikevicius et al. 2022, "FP8 Formats for Deep Learning", table 1.
-  constexpr Shape shapes[] = {
-      {10, -14, 15, 65504, true}, {7, -126, 127, 0x1.fep127, true}, {3, -6, 8, 448, false}, {2, -14, 15, 57344, true}};
   const auto power_of_two = [](int exponent) {
     double power = 1;
     for (; exponent > 0; --exponent) power *= 2;
@@ -54,7 +60,7 @@ consteval FormatIn<A> describe(FloatFormat format, bool saturate) {
     return power;
   };
   const auto bits = [](double x) { return std::bit_cast<bits_t<A>>(static_cast<A>(x)); };
-  const Shape shape = shapes[static_cast<int>(format)];
+  const FormatShape shape = kFormatShapes[static_cast<int>(format)];
   const double smallest_normal = power_of_two(shape.least_exponent);
   const double half_smallest = power_of_two(shape.least_exponent - shape.mantissa - 1);
   const double half_step = power_of_two(shape.top_exponent - shape.mantissa - 1);
@@ -78,13 +84,15 @@ consteval FormatIn<A> describe(FloatFormat format, bool saturate) {
 // saturated numbers only float16's 65504 is missing in one, bfloat16, whose next below is 65280.
 template <class T>
 inline FormatIn<arithmetic_t<T>> format_in(FloatFormat format, bool saturate) {
-  using F = FloatFormat;
   using A = arithmetic_t<T>;
-  static constexpr FormatIn<A> table[2][4] = {
+  using F = FloatFormat;
+  static constexpr FormatIn<A> table[2][kFloatFormats] = {
       {describe<A>(F::float16, false), describe<A>(F::bfloat16, false), describe<A>(F::float8_e4m3fn, false),
-       describe<A>(F::float8_e5m2, false)},
+       describe<A>(F::float8_e5m2, false), describe<A>(F::float6_e3m2fn, false), describe<A>(F::float6_e2m3fn, false),
+       describe<A>(F::float4_e2m1fn, false)},
       {describe<A>(F::float16, true), describe<A>(F::bfloat16, true), describe<A>(F::float8_e4m3fn, true),
-       describe<A>(F::float8_e5m2, true)}};
+       describe<A>(F::float8_e5m2, true), describe<A>(F::float6_e3m2fn, true), describe<A>(F::float6_e2m3fn, true),
+       describe<A>(F::float4_e2m1fn, true)}};
   FormatIn<A> found = table[saturate][static_cast<int>(format)];
   if constexpr (std::is_same_v<T, BFloat16>) found.beyond &= ~0xffff;
   return found;

@@ -72,8 +72,8 @@ def _check(sim: Simulation, data: Any) -> None:
     if sim.quantization.formats:
         raise ValueError(f"{name}: operations fall back to float formats, which no config says: call sim.fallback after the search")
     for key, decided in sim.decisions.quantizers.items():
-        if decided.spec.is_float or decided.spec.is_running:
-            got = decided.spec.dtype if decided.spec.is_float else "method='ema'"
+        if decided.spec.is_float or decided.spec.is_running or decided.spec.is_dynamic:
+            got = decided.spec.dtype if decided.spec.is_float else f"method={decided.spec.method!r}"
             raise ValueError(f"{name}: {key!r} has {got}; expected integers whose ranges are calibrated: give such a config")
     if not quantizers:
         raise ValueError(f"{name}: nothing is quantized; see sim.summary()")

@@ -74,6 +74,7 @@ class Config:
             if not isinstance(getattr(self, role), TensorSpec | None):
                 raise TypeError(f"Config: got {role}={getattr(self, role)!r}; expected a TensorSpec, or None to leave it in float")
             object.__setattr__(self, role, self.profile.applied(getattr(self, role), role))
+        _check_weight(self.weight)
         object.__setattr__(self, "overrides", tuple(self.overrides))
         for override in self.overrides:
             if not isinstance(override, Override):
@@ -192,6 +193,8 @@ class Config:
                     spec = override.apply(spec, role)
                 except ValueError as error:
                     raise ValueError(f"Config: override {override} does not fit the {role} of {site.name!r}: {error}") from None
+        if role == "weight":
+            _check_weight(spec)
         return self.profile.signed(spec, role)
 
     def to_json(self) -> str:
@@ -245,3 +248,11 @@ class Config:
         """
         base = cls() if base is None else base
         return dataclasses.replace(base, bias=None, **aimet.read(source, base.weight, base.activation)._asdict())
+
+
+def _check_weight(spec: TensorSpec | None) -> None:
+    if spec is not None and spec.is_dynamic:
+        raise ValueError(
+            "Config: got method='dynamic' for weights, whose values are known before; use method='minmax' for them "
+            "(config.override(..., activation={'method': 'dynamic'}) leaves them alone)"
+        )

@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from qsim.numbers.float_format import FLOAT_FORMATS, SHORT_NAMES
-from qsim.numbers.spec import TensorSpec, check_keys, checked_field
+from qsim.numbers.spec import TensorSpec, block_format, check_keys, checked_field
 from qsim.operations.onnx_types import onnx_type
 
 ROLES = ("weight", "activation")
@@ -75,7 +75,7 @@ class Override:
         A TensorSpec takes the place of the present one, None leaves the tensor in float, and a mapping (kept as a tuple of
         pairs) changes the fields that it names. A tensor left in float by what came before stays so unless a TensorSpec is given.
         For `dtype` there are short names: "int4" and "uint8" say the bits and the sign too, "fp16", "bf16" and "fp8" are float
-        formats, and "float" leaves the tensor in float.
+        formats, "mxfp4", "nvfp4" and the like say how blocks lie too, and "float" leaves the tensor in float.
     position : str, optional
         "first" or "last": only the first or last operation with a weight, as `SiteInfo` has them.
     """
@@ -145,6 +145,8 @@ def _checked_changes(fields: dict[str, Any]) -> tuple[tuple[str, Any], ...] | No
         implied = {"dtype": "int", "bits": int(integer[2]), "signed": not integer[1]}
         if clash := [name for name in ("bits", "signed") if name in fields and fields[name] != implied[name]]:
             raise ValueError(f"Override: dtype={dtype!r} says {clash[0]}={implied[clash[0]]}; got {clash[0]}={fields[clash[0]]} too")
+        fields = {**fields, **implied, "scale_format": None}
+    elif isinstance(dtype, str) and (implied := block_format(dtype, fields.get("axis"), fields.get("block_size"))):
         fields = {**fields, **implied}
     elif dtype in _FORMATS_BY_SHORT_NAME:
         fields = {**fields, "dtype": _FORMATS_BY_SHORT_NAME[dtype]}

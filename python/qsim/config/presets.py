@@ -3,12 +3,18 @@
 At 8 bits and more a weight channel has steps to spare, so its exact range is used; at 4 bits clipping the few largest weights
 buys everything else a finer step, so the range with the least squared error is searched. Activations have tails that calibration
 data only samples: their range is always searched. `target` is that of `Config`, and decides symmetry and signs too.
+
+Those for language models (`w4a16`, `w8a8_dynamic`, `fp8_dynamic`, `mxfp8`, `mxfp4`, `nvfp4`) quantize linear layers alone, as servers of
+such models do. Embeddings stay in float: they are looked up, not multiplied, so fewer bits save memory alone, and a tied one is the head
+too. The last layer with a weight, the head, stays in float: it is a few percent of the products, and behind it nothing makes up for its
+errors. llm-compressor, ModelOpt and AutoRound leave it out by default as well; to quantize it:
+``config.override(position="last", weight=config.weight, activation=config.activation)``.
 """
 
 from __future__ import annotations
 
 from qsim.config.config import Config
-from qsim.config.profile import Profile
+from qsim.config.profile import LINEAR_LAYERS, Profile
 from qsim.numbers.spec import TensorSpec
 
 
@@ -66,3 +72,75 @@ def bf16(target: str | Profile = "default") -> Config:
 def fp8(target: str | Profile = "default") -> Config:
     """float8_e4m3fn weights and activations, saturating: the largest magnitude of a tensor, of weights per output channel, is 448."""
     return _floating("float8_e4m3fn", target)
+
+
+def _language_model(weight: TensorSpec, activation: TensorSpec | None, target: str | Profile) -> Config:
+    return Config(weight=weight, activation=activation, bias=False, target=target).override(position="last", off=True)
+
+
+def _blocks(format: str, target: str | Profile) -> Config:
+    return _language_model(TensorSpec(dtype=format), TensorSpec(dtype=format, method="dynamic"), target)
+
+
+def w4a16(group: int = 128, *, symmetric: bool = True, target: str | Profile = LINEAR_LAYERS) -> Config:
+    """4-bit weights in groups along the input features, activations as they are: what GPTQ, AWQ and llama.cpp deploy.
+
+    Parameters
+    ----------
+    group : int
+        Weights that share a scale; the last group of a row may be short. Usually 32, 64 or 128.
+    symmetric : bool
+        Without zero points. AWQ and ``MatMulNBits`` know groups with them too.
+    target : str or Profile
+        By default linear layers alone.
+
+    Examples
+    --------
+    >>> w4a16(group=32).weight.block_size, w4a16().activation is None
+    (32, True)
+    """
+    return _language_model(TensorSpec(bits=4, symmetric=symmetric, axis=1, block_size=group, method="mse"), None, target)
+
+
+def w8a8_dynamic(*, target: str | Profile = LINEAR_LAYERS) -> Config:
+    """8-bit weights per output channel, 8-bit activations with a scale for each token from the token itself. Both symmetric.
+
+    Examples
+    --------
+    >>> w8a8_dynamic().activation.is_dynamic, w8a8_dynamic().activation.axis
+    (True, -1)
+    """
+    weight = TensorSpec(symmetric=True, narrow=True, axis=0, method="minmax")
+    return _language_model(weight, TensorSpec(symmetric=True, narrow=True, axis=-1, method="dynamic"), target)
+
+
+def fp8_dynamic(*, target: str | Profile = LINEAR_LAYERS) -> Config:
+    """float8_e4m3fn weights per output channel, float8_e4m3fn activations with a scale for each token from the token itself."""
+    dtype = "float8_e4m3fn"
+    return _language_model(TensorSpec(dtype=dtype, axis=0), TensorSpec(dtype=dtype, axis=-1, method="dynamic"), target)
+
+
+def mxfp8(*, target: str | Profile = LINEAR_LAYERS) -> Config:
+    """Weights and activations in MXFP8 (E4M3): blocks of 32 with a power of two each, those of activations from the tensor itself."""
+    return _blocks("mxfp8", target)
+
+
+def mxfp4(*, target: str | Profile = LINEAR_LAYERS) -> Config:
+    """Weights and activations in MXFP4: E2M1 in blocks of 32 with a power of two each, those of activations from the tensor itself.
+
+    ``config.override(activation=None)`` leaves activations in float, as models that are published in MXFP4 have them.
+
+    Examples
+    --------
+    >>> mxfp4().weight.scale_format
+    'float8_e8m0fnu'
+    """
+    return _blocks("mxfp4", target)
+
+
+def nvfp4(*, target: str | Profile = LINEAR_LAYERS) -> Config:
+    """Weights and activations in NVFP4: E2M1 in blocks of 16 with an E4M3 scale each, and one float32 a tensor.
+
+    The float32 of an activation comes from the tensor itself, too, and not from calibration, as some engines have it.
+    """
+    return _blocks("nvfp4", target)

@@ -211,4 +211,8 @@ COREML = Profile(
     activation=_SYMMETRIC,
 )
 
+# What servers of language models do: matrix products of linear layers, their operands quantized where they are read; attention,
+# normalization, embeddings and additions stay in float. Of no single runtime: the presets for language models have it.
+LINEAR_LAYERS = Profile("linear_layers", _chains(_ACTIVATION), outputs=(), inputs=("Gemm",), weights=("Gemm",), model_input=False, bias=())
+
 PROFILES = {profile.name: profile for profile in (DEFAULT, ONNXRUNTIME, TENSORRT, OPENVINO, COREML)}

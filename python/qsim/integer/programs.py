@@ -28,10 +28,20 @@ def evaluation(sim: Simulation, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     whole = (*key, repr([t.shape[:1] for t in leaves if isinstance(t, Tensor)]))
     found = programs.get(key) or programs.get(whole)
     if found is None:
+        _check_scales(sim)
         program = capture(sim, args, kwargs)
         found = Evaluation(program, sim.quantizers(), sim.model)
         programs[key if program.dynamic_batch else whole] = found
     return found
+
+
+def _check_scales(sim: Simulation) -> None:
+    dynamic = [key for key, quantizer in sim.quantizers().items() if quantizer.enabled and quantizer.spec.is_dynamic]
+    if dynamic:
+        raise ValueError(
+            f"QuantSim.integer: {len(dynamic)} tensors take their scale from each tensor (method='dynamic', {dynamic[0]!r} first); integer "
+            "kernels are known here for scales that are chosen before. Use another method, or sim.disable() them"
+        )
 
 
 def run(sim: Simulation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -89,7 +89,9 @@ class Encoding:
         """Largest value that the grid holds, of `scale`'s shape."""
         return self._value(self.quant_max)
 
-    def _value(self, number: int) -> Tensor:
+    def _value(self, number: float) -> Tensor:
+        if self.dtype in FLOAT_FORMATS and number in grid_of(self.dtype):
+            number = FLOAT_FORMATS[self.dtype].largest * (1 if number > 0 else -1)  # 7.5 of float6_e2m3fn
         return ((float(number) - self.zero_point.double()) * self.scale).to(self.scale.dtype)
 
     @property

@@ -18,12 +18,12 @@ class FloatFormat:
     largest, smallest_normal, eps : float
         Largest finite number, smallest normal number, distance from 1 to the next number.
     infinite : bool
-        Whether the format has Inf. Without it (float8_e4m3fn) an overflow is NaN.
+        Whether the format has Inf. Without it (float8_e4m3fn) an overflow is NaN; formats of 6 and 4 bits have no NaN either.
     saturates : bool
-        What hardware does with an overflow unless told otherwise: float8 units saturate, as ONNX's QuantizeLinear; float16 and
-        bfloat16 arithmetic goes to Inf.
+        What hardware does with an overflow unless told otherwise: units of 8 bits and fewer saturate, as ONNX's QuantizeLinear;
+        float16 and bfloat16 arithmetic goes to Inf.
     scaled : bool
-        Whether tensors are deployed as numbers of the format times a scale: float8, whose range is narrow.
+        Whether tensors are deployed as numbers of the format times a scale: formats of 8 bits and fewer, whose range is narrow.
     """
 
     bits: int
@@ -46,6 +46,10 @@ FLOAT_FORMATS = {
     "bfloat16": _format(torch.bfloat16),
     "float8_e4m3fn": _format(torch.float8_e4m3fn, infinite=False),
     "float8_e5m2": _format(torch.float8_e5m2),
+    # OCP Microscaling Formats (MX) Specification v1.0, section 5.3; torch has no dtypes for them.
+    "float6_e3m2fn": FloatFormat(6, 28.0, 0.25, 0.25, infinite=False, saturates=True, scaled=True),
+    "float6_e2m3fn": FloatFormat(6, 7.5, 1.0, 0.125, infinite=False, saturates=True, scaled=True),
+    "float4_e2m1fn": FloatFormat(4, 6.0, 1.0, 0.5, infinite=False, saturates=True, scaled=True),
 }
 HALF_FORMATS = ("float16", "bfloat16")
 # What people, and TensorRT's flags, call types of numbers.

@@ -6,11 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from qsim.numbers.block_formats import BLOCK_FORMATS, SCALE_FORMATS, SCALE_ROUNDINGS
 from qsim.numbers.blocks import Axes, block_lengths, ranges_shape
 from qsim.numbers.float_format import FLOAT_FORMATS
 
-METHODS = ("minmax", "percentile", "mse", "tf_enhanced", "entropy", "ema")
+METHODS = ("minmax", "percentile", "mse", "tf_enhanced", "entropy", "ema", "dynamic")
 DTYPES = ("int", *FLOAT_FORMATS)
+_ENDS_ALONE = ("minmax", "percentile", "dynamic")  # methods that do not weigh clipping against an even step
 ROUNDINGS = ("divide", "reciprocal")
 NONFINITE = ("skip", "raise", "saturate")
 
@@ -37,13 +39,17 @@ class TensorSpec:
         block_size=(128, 128)`` gives one scale per tile.
     method : str
         How the range is chosen: "minmax", "percentile", "mse", "tf_enhanced" or "entropy" from what calibration observed; "ema" is a
-        running range that follows the batches in training.
+        running range that follows the batches in training; "dynamic" is the range of each tensor itself, for activations: there is no
+        encoding, and nothing to calibrate. With it ``axis=-1`` alone is one scale per token: for each line along the axis, for every
+        index of all others.
     dtype : str
-        "int", or a float format: "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2". float16 and bfloat16 round without a scale:
-        `axis`, `block_size` (both become None) and all that concerns integers or ranges have no effect. float8 has a scale, the
-        largest magnitude of the range over the format's largest number, and is always symmetric. Its `method` is "percentile" or
-        "minmax", which the others become: they weigh clipping against the step of an integer grid, and the relative step of a
-        float format is the same at every scale.
+        "int", or a float format: "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float6_e3m2fn", "float6_e2m3fn",
+        "float4_e2m1fn". float16 and bfloat16 round without a scale: `axis`, `block_size` (both become None) and all that concerns
+        integers or ranges have no effect. The others have a scale, the largest magnitude of the range over the format's largest
+        number, and are always symmetric. Their `method` is "percentile", "dynamic" or "minmax", which the others become: they weigh
+        clipping against the step of an integer grid, and the relative step of a float format is the same at every scale.
+        Block formats go by their names: "mxfp8", "mxfp8_e5m2", "mxfp6_e3m2", "mxfp6_e2m3", "mxfp4", "mxint8" and "nvfp4" stand for a
+        dtype with its `scale_format` and, unless they are given, `block_size` and ``axis=-1``.
     learnable : bool
         Train the scale (LSQ, Esser et al. 2020).
     percentile : float, 0 < percentile <= 100
@@ -59,15 +65,24 @@ class TensorSpec:
     nonfinite : str
         What calibration does about NaN and Inf in the data: "skip" (leave them out and count them), "raise", or "saturate"
         (Inf counts as the largest finite value seen, -Inf as the smallest). Weights are searched without them.
+    scale_format : str, optional
+        What scales are stored as: "float8_e8m0fnu", powers of two, as in the OCP MX formats; "float8_e4m3fn", beside one float32 a
+        tensor, as in NVFP4. None is float32. Integers are then symmetric; ranges are those that float formats have. See
+        `qsim.ops.choose_block_scale`.
+    scale_rounding : str
+        Which power of two "float8_e8m0fnu" takes: "floor" (as the OCP specification says), "ceil", "even" or "rceil".
     saturate : bool, optional
-        For a float format: whether an overflow becomes the largest finite number. None is the format's habit: float8 saturates,
-        float16 and bfloat16 go to Inf.
+        For a float format: whether an overflow becomes the largest finite number. None is the format's habit: float16 and bfloat16 go
+        to Inf, all others saturate.
 
     Examples
     --------
     >>> spec = TensorSpec(bits=4, symmetric=True, narrow=True)
     >>> spec.quant_min, spec.quant_max
     (-7, 7)
+    >>> spec = TensorSpec(dtype="mxfp4", method="dynamic")
+    >>> spec.dtype, spec.block_size, spec.scale_format
+    ('float4_e2m1fn', 32, 'float8_e8m0fnu')
     """
 
     bits: int = 8
@@ -86,20 +101,21 @@ class TensorSpec:
     rounding: str = "divide"
     nonfinite: str = "skip"
     saturate: bool | None = None
+    scale_format: str | None = None
+    scale_rounding: str = "floor"
 
     def __post_init__(self) -> None:
+        self._set(block_format(self.dtype, self.axis, self.block_size))
         for name, value in vars(self).items():
             object.__setattr__(self, name, checked_field(name, value))
         if self.is_float:
             self._reject(self.learnable, f"learnable=True trains the scale of an integer grid; got dtype={self.dtype!r}: use dtype='int'")
-            implied: dict[str, Any] = {"bits": FLOAT_FORMATS[self.dtype].bits}
-            if not self.has_scale:
-                implied |= {"axis": None, "block_size": None}
-            else:
-                self._reject(self.method == "ema", f"method='ema' follows an integer grid; got dtype={self.dtype!r}: use method='minmax'")
-                implied |= {"symmetric": True, "method": self.method if self.method == "percentile" else "minmax"}
-            for name, value in implied.items():
-                object.__setattr__(self, name, value)
+            self._set({"bits": FLOAT_FORMATS[self.dtype].bits, **({} if self.has_scale else {"axis": None, "block_size": None})})
+        if self.scale_format is not None:
+            self._check_stored_scale()
+        if self.has_scale and (self.is_float or self.scale_format is not None):
+            self._reject(self.method == "ema", f"method='ema' follows an integer grid; got dtype={self.dtype!r}: use method='minmax'")
+            self._set({"symmetric": True, "method": self.method if self.method in _ENDS_ALONE else "minmax"})
         unsigned = self.signed is False and not self.is_float
         self._reject(self.narrow and unsigned, "narrow=True drops the lowest integer of a signed grid; got signed=False")
         self._reject(self.block_size is not None and self.axis is None, "block_size needs the axis that blocks lie along; got axis=None")
@@ -109,8 +125,25 @@ class TensorSpec:
             axes != sizes,
             f"got axis={self.axis}, block_size={self.block_size}; expected one block size for each axis",
         )
+        fraction = self.dtype == "float6_e2m3fn" and self.scale_format is None
+        self._reject(fraction, "float6_e2m3fn has no scale in float32; got scale_format=None: use 'float8_e8m0fnu', or dtype='mxfp6_e2m3'")
         self._reject(axes > 0 and self.method == "ema", f"method='ema' follows no tiles; got axis={self.axis}: use one axis")
         self._reject(self.saturate is False and not self.is_float, "saturate=False needs a float format; integers always saturate")
+        if self.is_dynamic:
+            self._reject(self.learnable, "learnable=True trains a scale, and method='dynamic' takes it from each tensor; use one")
+            self._reject(axes > 0, f"method='dynamic' knows lines and blocks along one axis; got axis={self.axis}: use one axis")
+            skips = "method='dynamic' leaves NaN and Inf out of a range"
+            self._reject(self.nonfinite != "skip", f"{skips}; got nonfinite={self.nonfinite!r}, which says what calibration does")
+
+    def _set(self, fields: Mapping[str, Any]) -> None:
+        for name, value in fields.items():
+            object.__setattr__(self, name, value)
+
+    def _check_stored_scale(self) -> None:
+        given = f"scale_format={self.scale_format!r}"
+        self._reject(not self.has_scale, f"got {given} for dtype={self.dtype!r}, which has no scale")
+        self._reject(self.learnable, f"learnable=True trains a scale in float32; got {given}")
+        self._reject(self.signed is False and not self.is_float, f"{given} needs a signed grid; got signed=False")
 
     def _reject(self, wrong: bool, message: str) -> None:
         if wrong:
@@ -132,6 +165,11 @@ class TensorSpec:
         return self.method == "ema" and not self.is_float
 
     @property
+    def is_dynamic(self) -> bool:
+        """Whether the scale comes from each tensor itself: there is no encoding to choose."""
+        return self.method == "dynamic" and self.has_scale
+
+    @property
     def quant_min(self) -> int:
         """Smallest number of the grid; of a float format, its smallest finite number."""
         if self.is_float:
@@ -140,7 +178,7 @@ class TensorSpec:
 
     @property
     def quant_max(self) -> int:
-        """Largest number of the grid; of a float format, its largest finite number."""
+        """Largest number of the grid; of a float format, its largest finite number, of which float6_e2m3fn's 7.5 lacks the fraction."""
         if self.is_float:
             return int(FLOAT_FORMATS[self.dtype].largest)
         return (1 << self.bits) - 1 if self.signed is False else (1 << (self.bits - 1)) - 1
@@ -164,7 +202,7 @@ class TensorSpec:
         return cls(**fields)
 
 
-def _one_of(*choices: str) -> tuple[Callable[[Any], bool], str]:
+def _one_of(*choices: str | None) -> tuple[Callable[[Any], bool], str]:
     return lambda value: value in choices, "one of " + ", ".join(repr(choice) for choice in choices)
 
 
@@ -195,7 +233,7 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
         "a positive integer, a tuple of them, or None",
     ),
     "method": _one_of(*METHODS),
-    "dtype": _one_of(*DTYPES),
+    "dtype": _one_of(*DTYPES, *BLOCK_FORMATS),
     "learnable": _BOOL,
     "percentile": (lambda value: _number(0, 100)(value) and value > 0, "a number above 0, at most 100"),
     "gamma": (_number(0), "a finite number, at least 0"),
@@ -204,7 +242,17 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "rounding": _one_of(*ROUNDINGS),
     "nonfinite": _one_of(*NONFINITE),
     "saturate": _BOOL_OR_NONE,
+    "scale_format": _one_of(*SCALE_FORMATS, None),
+    "scale_rounding": _one_of(*SCALE_ROUNDINGS),
 }
+
+
+def block_format(dtype: str, axis: Axes = None, block_size: Axes = None) -> dict[str, Any]:
+    """What a name such as "mxfp4" stands for, as fields of TensorSpec, with the axis and block size if given; empty for other names."""
+    named = BLOCK_FORMATS.get(dtype)
+    if named is None:
+        return {}
+    return {**named, "axis": -1 if axis is None else axis, "block_size": named["block_size"] if block_size is None else block_size}
 
 
 def check_field_name(name: str) -> None:

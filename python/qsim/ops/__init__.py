@@ -6,6 +6,7 @@ Each is a thin function over ``torch.ops.qsim``; `qsim.reference` holds the plai
 from qsim import _library as _library  # registers torch.ops.qsim
 from qsim.ops.choose_qparams import choose_qparams
 from qsim.ops.clip_grad import clip_grad_, grad_power_sum, scale_grad_
+from qsim.ops.dynamic import choose_block_scale, fake_quantize_dynamic, round_to_format_dynamic
 from qsim.ops.fake_quantize import fake_quantize, fake_quantize_
 from qsim.ops.int4 import pack_int4, unpack_int4
 from qsim.ops.observe import observe_, observe_range_
@@ -15,12 +16,14 @@ from qsim.ops.round_to_format import count_format_, round_to_format, round_to_fo
 from qsim.ops.search_range import search_range, search_range_data, search_range_weights
 
 __all__ = [
+    "choose_block_scale",
     "choose_qparams",
     "clip_grad_",
     "count_format_",
     "dequantize",
     "fake_quantize",
     "fake_quantize_",
+    "fake_quantize_dynamic",
     "grad_power_sum",
     "observe_",
     "observe_fake_quantize",
@@ -30,6 +33,7 @@ __all__ = [
     "round_to_format",
     "round_to_format_",
     "round_to_format_counted",
+    "round_to_format_dynamic",
     "scale_grad_",
     "search_range",
     "search_range_data",

@@ -37,13 +37,13 @@ def round_to_format(
     x : Tensor, any shape and strides, float16, bfloat16, float32 or float64
         Rounded once, also from float64.
     format : str
-        "float16", "bfloat16", "float8_e4m3fn" or "float8_e5m2".
+        "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float6_e3m2fn", "float6_e2m3fn" or "float4_e2m1fn".
     saturate : bool, optional
-        Whether what overflows, Inf included, becomes the largest finite number; otherwise it becomes Inf (NaN in float8_e4m3fn,
-        which has no Inf). By default float8 saturates, float16 and bfloat16 do not.
+        Whether what overflows, Inf included, becomes the largest finite number; otherwise it becomes Inf (NaN in float8_e4m3fn and
+        narrower formats, which have no Inf). By default float16 and bfloat16 do not saturate, all others do.
     scale : Tensor, float32 (float64 for float64 `x`), positive, optional
-        What deployed float8 is stored with: usually the largest magnitude over the format's largest number. Shape ``()`` or
-        ``(1,)``; with `axis` ``(x.shape[axis],)``; with `block_size` too, the shape of `x` with ``ceil(n / block_size)`` along
+        What deployed numbers of 8 bits and fewer are stored with: usually the largest magnitude over the format's largest number. Shape
+        ``()`` or ``(1,)``; with `axis` ``(x.shape[axis],)``; with `block_size` too, the shape of `x` with ``ceil(n / block_size)`` along
         `axis`. It has no gradient.
     axis : int or sequence of int, optional
         Of `x`, the axis that several scales lie along.

@@ -28,9 +28,10 @@ class Encoded(RangeState):
     zero_point: Tensor
 
     def __init__(self, spec: TensorSpec, shape: Sequence[int] | None, name: str) -> None:
-        super().__init__(spec.axis, spec.block_size, shape)
+        super().__init__(*(None, None) if spec.is_dynamic else (spec.axis, spec.block_size), shape)
         self.name = name
         self._spec = spec
+        self._dynamic = spec.is_dynamic
         self._running = spec.is_running
         self._enabled, self._observing = True, self._running
         self._turns = 0  # how often `train` was called
@@ -90,7 +91,7 @@ class Encoded(RangeState):
     @property
     def is_settled(self) -> bool:
         """Whether `forward` quantizes, and neither observes nor follows a running range: with an encoding that it does not change."""
-        return self._enabled and not (self.training if self._running else self._observing)
+        return self._enabled and not self._dynamic and not (self.training if self._running else self._observing)
 
     @property
     def grid_tensors(self) -> tuple[Tensor, Tensor]:
@@ -121,13 +122,18 @@ class Encoded(RangeState):
         return self._has_encoding
 
     @property
+    def lacks_encoding(self) -> bool:
+        """Whether it needs an encoding to quantize with, and has none yet. A dynamic one takes its scale from each tensor."""
+        return not self._dynamic and self.encoding is None
+
+    @property
     def grid_scale(self) -> Tensor:
         """The positive scale that quantizes, of `scale`'s shape: `scale` itself unless it is learned."""
         return positive(self.scale) if self._spec.learnable else self.scale
 
     @property
     def encoding(self) -> Encoding | None:
-        """The encoding in use, as new tensors; None while there is none."""
+        """The encoding in use, as new tensors; None while there is none, and where the scale comes from each tensor (dynamic)."""
         if not self._look_for_encoding():
             return None
         spec = self._spec
@@ -145,7 +151,8 @@ class Encoded(RangeState):
     @property
     def _identity(self) -> list[float]:
         """What `grid` holds. Every grid, of integers or of a float format, has ends that no other has."""
-        axes, blocks = (() if value is None else (value,) if isinstance(value, int) else value for value in (self.axis, self.block_size))
+        spec = self._spec
+        axes, blocks = (() if value is None else (value,) if isinstance(value, int) else value for value in (spec.axis, spec.block_size))
         return [float(number) for number in (*self._grid, *axes, *blocks)]
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
@@ -161,12 +168,12 @@ class Encoded(RangeState):
         self._switch_device()  # they are in no state dict, and memory that a state is loaded into may be fresh
         if prefix + "scale" not in state_dict or self.scale.is_meta:
             return
-        self._has_encoding = self.scale.numel() > 0 and not bool(self.scale.isnan().any())
+        self._has_encoding = not self._dynamic and self.scale.numel() > 0 and not bool(self.scale.isnan().any())
 
     @property
     def _title(self) -> str:
         return f"qsim: {self.name!r}" if self.name else "qsim: the quantizer"
 
     def extra_repr(self) -> str:
-        state = "" if self._has_encoding else ", no encoding"
-        return f"{self._spec.encoding_dtype}, axis={self.axis}, method={self._spec.method!r}{state}"
+        state = ", no encoding" if self.lacks_encoding else ""
+        return f"{self._spec.encoding_dtype}, axis={self._spec.axis}, method={self._spec.method!r}{state}"

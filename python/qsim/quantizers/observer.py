@@ -300,11 +300,19 @@ class Observer(RangeState):
 
 def with_method(spec: TensorSpec, method: str | None, *, percentile: float | None, gamma: float | None) -> TensorSpec:
     """The spec with another range method and options; None keeps what it has."""
+    if method == "dynamic" and not spec.is_dynamic:
+        raise ValueError("qsim: method='dynamic' chooses no encoding; make the quantizer with it: TensorSpec(method='dynamic')")
     given = {"method": method, "percentile": percentile, "gamma": gamma}
     return dataclasses.replace(spec, **{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
 
 
 def encoding_of_range(low: Tensor, high: Tensor, spec: TensorSpec) -> Encoding:
     """The encoding whose grid spans the range."""
-    scale, zero_point = ops.choose_qparams(low, high, spec.quant_min, spec.quant_max, symmetric=spec.symmetric, min_scale=spec.min_scale)
+    if spec.scale_format is None:
+        grid = spec.quant_min, spec.quant_max
+        scale, zero_point = ops.choose_qparams(low, high, *grid, symmetric=spec.symmetric, min_scale=spec.min_scale)
+    else:
+        options = {"scale_rounding": spec.scale_rounding}
+        scale = ops.choose_block_scale(low.float(), high.float(), spec.encoding_dtype, spec.scale_format, **options)
+        zero_point = torch.zeros_like(scale, dtype=torch.int32)
     return Encoding(scale, zero_point, spec.quant_min, spec.quant_max, spec.axis, spec.block_size, spec.encoding_dtype)

@@ -12,6 +12,7 @@ from qsim.errors import CalibrationError, NoEncodingError
 from qsim.numbers.blocks import is_tiled
 from qsim.numbers.encoding import Encoding
 from qsim.numbers.spec import TensorSpec, range_shape
+from qsim.quantizers.dynamic import quantize_dynamically
 from qsim.quantizers.encoded import Encoded, positive
 from qsim.quantizers.format_counts import FormatCounter, FormatCounts
 from qsim.quantizers.observer import Counts, Observer, with_method
@@ -82,13 +83,16 @@ class Quantizer(Encoded):
     2020, "Learned Step Size Quantization", section 2.2: by ``1 / sqrt(n * quant_max)`` for n weights, or features of one sample, to
     a scale: how many samples are in a batch does not change how fast a scale learns.
 
+    With ``method="dynamic"`` there is no encoding: the scale comes from each tensor. What it observes, per tensor, is for counts and
+    reports alone.
+
     With ``method="ema"`` both switches also live on the device, where one operator reads them in training mode: turning them
     neither waits for the device nor recompiles, and holds for CUDA graphs that were captured before.
     """
 
     def __init__(self, spec: TensorSpec, shape: Sequence[int] | None = None, name: str = "") -> None:
         super().__init__(spec, shape, name)
-        granularity = (spec.axis, spec.block_size, shape, name)
+        granularity = (self.axis, self.block_size, shape, name)
         self.observer = RunningObserver(spec.averaging, *granularity) if self._running else Observer(*granularity)
         self.format_counter = None if spec.has_scale else FormatCounter(spec.dtype)
         self.batched = False
@@ -156,6 +160,8 @@ class Quantizer(Encoded):
             return x
         if fallback is not None:
             return x if fallback == "float32" else (ops.round_to_format_ if in_place else ops.round_to_format)(x, fallback)
+        if self._dynamic:
+            return quantize_dynamically(x, self._spec)
         if not self._has_encoding and not (self._running and self.training) and not self._look_for_encoding():
             raise NoEncodingError(
                 f"{self._title} has no encoding. Calibrate first (observing = True, run data, compute_encoding()), "
@@ -204,6 +210,10 @@ class Quantizer(Encoded):
             With the grid, axis, block size and dtype of the spec; on any device.
         """
         spec = self._spec
+        if self._dynamic:
+            raise ValueError(
+                f"{self._title} takes its scale from each tensor (method='dynamic'): it holds no encoding. Use another method."
+            )
         got = (encoding.quant_min, encoding.quant_max, encoding.axis, encoding.block_size, encoding.dtype)
         expected = (*self._grid, spec.axis, spec.block_size, spec.encoding_dtype)
         if got != expected:
@@ -235,6 +245,8 @@ class Quantizer(Encoded):
         CalibrationError
             As `Observer.encoding`. The encoding in use before stays.
         """
+        if self._dynamic:
+            raise ValueError(f"{self._title} takes its scale from each tensor (method='dynamic'): there is no encoding to choose.")
         spec = with_method(self._spec, method, percentile=percentile, gamma=gamma)
         return self.use(spec, self.observer.encoding(spec) if spec.has_scale else None)
 

@@ -2,6 +2,7 @@
 
 from qsim.reference.choose_qparams import choose_qparams
 from qsim.reference.clip_grad import clip_grad_
+from qsim.reference.dynamic import choose_block_scale, fake_quantize_dynamic, round_to_format_dynamic
 from qsim.reference.fake_quantize import fake_quantize, fake_quantize_backward
 from qsim.reference.int4 import pack_int4, unpack_int4
 from qsim.reference.observe import observe_, observe_range_
@@ -12,12 +13,14 @@ from qsim.reference.search_range import search_range
 from qsim.reference.search_range_data import search_range_data, search_range_weights
 
 __all__ = [
+    "choose_block_scale",
     "choose_qparams",
     "clip_grad_",
     "count_format_",
     "dequantize",
     "fake_quantize",
     "fake_quantize_backward",
+    "fake_quantize_dynamic",
     "observe_",
     "observe_fake_quantize",
     "observe_range_",
@@ -25,6 +28,7 @@ __all__ = [
     "quantize",
     "round_to_format",
     "round_to_format_backward",
+    "round_to_format_dynamic",
     "search_range",
     "search_range_data",
     "search_range_weights",

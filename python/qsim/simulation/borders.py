@@ -120,7 +120,7 @@ def borders(sim: Simulation) -> Borders:
         if not quantizer.enabled:
             reason = f"its quantizer is disabled, and {who} would run in integers with it"
             floats.append(OpenTensor(key, operations, reason, f"sim.enable({key!r}) quantizes it"))
-        elif quantizer.encoding is None:
+        elif quantizer.lacks_encoding:
             reason = (
                 f"{_why(quantizer, sim.decisions.quantizers[key].parameter)}; {who} {'need' if len(operations) > 1 else 'needs'} its scale"
             )

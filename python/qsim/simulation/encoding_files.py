@@ -16,6 +16,7 @@ from qsim.files import EncodingFile, Entry, aimet_torch
 from qsim.files.fitting import fitted
 from qsim.numbers.encoding import Encoding, grid_of
 from qsim.quantizers.bias import bias_scale
+from qsim.quantizers.quantizer import Quantizer
 from qsim.runs.sharding import whole
 from qsim.simulation.module_names import module_names
 from qsim.simulation.simulation import Simulation
@@ -78,7 +79,7 @@ def load_encodings(sim: Simulation, path: str | PathLike[str], strict: bool, nam
         elif fits:
             chosen[key] = fits[0]
     cache = file.format == "tensorrt-cache"
-    expected = [key for key, q in quantizers.items() if q.enabled and q.spec.has_scale and not (cache and _is_parameter(sim, key))]
+    expected = [key for key, q in quantizers.items() if q.enabled and _is_stored(q) and not (cache and _is_parameter(sim, key))]
     missing = [key for key in expected if not any(name in file.entries for name in called[key])]
     biases = {named[bias.parameter] for bias in sim.decisions.biases}
     used = {name for key in quantizers for name in called[key]}
@@ -92,6 +93,11 @@ def load_encodings(sim: Simulation, path: str | PathLike[str], strict: bool, nam
     for key, encoding in chosen.items():
         quantizers[key].set_encoding(encoding)
     return LoadedEncodings(missing, unknown)
+
+
+def _is_stored(quantizer: Quantizer) -> bool:
+    """Whether a file can have an encoding for it: not without a scale, nor with one from each tensor."""
+    return quantizer.spec.has_scale and not quantizer.spec.is_dynamic
 
 
 def _is_parameter(sim: Simulation, key: str) -> bool:

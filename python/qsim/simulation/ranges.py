@@ -20,16 +20,16 @@ def choose_encodings(
     """Give every quantizer its encoding. Returns a sentence for each that had to be changed afterwards."""
     quantizers = sim.quantizers()
     problems: dict[str, CalibrationError] = {}
-    parameters = {key: whole(weight) for key, weight in sim.weights().items()}
+    parameters = {key: whole(weight) for key, weight in sim.weights().items() if not quantizers[key].spec.is_dynamic}
     of_weights = [quantizers[key] for key in parameters]
     specs = [with_method(s, None if s.is_running else method, percentile=percentile, gamma=gamma) for s in (q.spec for q in of_weights)]
     for key, found in zip(parameters, encode_weights(of_weights, list(parameters.values()), specs), strict=True):
         if isinstance(found, CalibrationError):
             problems[key] = found
     for key, quantizer in quantizers.items():
-        if key in parameters or sim.decisions.quantizers[key].range is not None:
-            continue
         spec = quantizer.spec
+        if key in parameters or sim.decisions.quantizers[key].range is not None or spec.is_dynamic:
+            continue
         chosen = None if spec.is_running or spec.axis is not None else method
         try:
             quantizer.compute_encoding(chosen, percentile=percentile, gamma=gamma)

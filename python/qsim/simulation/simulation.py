@@ -163,7 +163,7 @@ class Simulation(NamedAsTheModel):
     def missing(self) -> list[str]:
         """The quantizers without an encoding that quantize."""
         needed = self.needed()
-        return [key for key, q in self.quantizers().items() if q.enabled and q.encoding is None and key in needed]
+        return [key for key, q in self.quantizers().items() if q.enabled and q.lacks_encoding and key in needed]
 
     def unread(self) -> list[str]:
         """The weights that no batch of a calibration read: what is computed with them has not been seen. Empty before the first."""

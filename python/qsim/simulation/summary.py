@@ -60,6 +60,8 @@ class Row:
         bins, 1/32 of their value wide, that the ends of the grid cut. None where it is not known: not calibrated, or no sketch.
     format_counts : FormatCounts or None
         What rounding to float16 or bfloat16 does.
+    dynamic : bool
+        Whether the scale comes from each tensor: there is no encoding.
     enabled : bool
     fallback : str
         The float format in place of the grid, where all that use the tensor fall back; "" otherwise.
@@ -85,11 +87,12 @@ class Row:
     format_counts: FormatCounts | None = None
     fallback: str = ""
     distribution: Distribution | None = field(default=None, repr=False, compare=False)
+    dynamic: bool = False
 
     @property
     def calibrated(self) -> bool:
-        """Whether it has an encoding; a bias has what its input and its weight have."""
-        return self.role == "bias" or self.low is not None
+        """Whether it has the encoding that it needs; a bias has what its input and its weight have."""
+        return self.role == "bias" or self.dynamic or self.low is not None
 
     @property
     def grid(self) -> str:
@@ -246,6 +249,7 @@ def _row(plan: PlannedQuantizer, quantizer: Quantizer, model: nn.Module, fallbac
         format_counts=quantizer.format_counts,
         fallback=fallback,
         distribution=distribution,
+        dynamic=spec.is_dynamic,
     )
 
 
@@ -265,10 +269,20 @@ def _ends(encoding: Encoding | None) -> dict[str, float]:
 def _granularity(spec: TensorSpec) -> str:
     if not spec.has_scale:
         return ""
+    if spec.is_dynamic:
+        return f"dynamic, {_extent(spec)}"
+    return _extent(spec)
+
+
+def _extent(spec: TensorSpec) -> str:
     if spec.block_size is not None:
         tile = " x ".join(map(str, spec.block_size)) if isinstance(spec.block_size, tuple) else spec.block_size
         return f"per {tile} along axis {spec.axis}"
-    return "per tensor" if spec.axis is None else f"per channel (axis {spec.axis})"
+    if spec.axis is None:
+        return "per tensor"
+    if spec.is_dynamic:
+        return "per token" if spec.axis == -1 else f"per line along axis {spec.axis}"
+    return f"per channel (axis {spec.axis})"
 
 
 _HISTOGRAMS = (

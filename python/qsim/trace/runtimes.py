@@ -58,6 +58,12 @@ class Runtime:
     def objections(self, quantizer: Quantizer, constant: bool) -> Iterator[str]:
         """Why the runtime cannot take what a quantizer makes, and what to change, a sentence each."""
         encoding, spec = quantizer.encoding, quantizer.spec
+        if spec.is_dynamic:
+            yield (
+                f"a scale from each tensor (method='dynamic'), which no export writes: use another method for it and calibrate "
+                f"({self.name} then quantizes with a fixed scale), or leave it in float (activation=None)"
+            )
+            return
         if encoding is None:
             yield "no encoding: calibrate with data that reach it"
             return

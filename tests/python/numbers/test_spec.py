@@ -1,12 +1,14 @@
 import dataclasses
 import json
 
+import ml_dtypes
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from qsim import TensorSpec
+from qsim.numbers.block_formats import BLOCK_FORMATS
 from qsim.numbers.float_format import FLOAT_FORMATS
 from qsim.numbers.spec import METHODS, range_shape
 
@@ -23,13 +25,13 @@ def test_grids_are_those_of_twos_complement(bits):
 
 
 @pytest.mark.parametrize("dtype", FLOAT_FORMATS)
-def test_float_formats_fix_their_width_and_float8_alone_has_scales(dtype):
-    spec = TensorSpec(bits=4, axis=1, block_size=32, dtype=dtype)
-    info = torch.finfo(getattr(torch, dtype))
-    scaled = info.bits == 8
+def test_float_formats_fix_their_width_and_those_of_8_bits_and_fewer_have_scales(dtype):
+    spec = TensorSpec(bits=4, axis=1, block_size=32, dtype=dtype, scale_format="float8_e8m0fnu" if dtype == "float6_e2m3fn" else None)
+    info = ml_dtypes.finfo(getattr(ml_dtypes, dtype, dtype))
+    scaled = info.bits <= 8
     assert (spec.bits, spec.encoding_dtype, spec.has_scale) == (info.bits, dtype, scaled)
     assert (spec.axis, spec.block_size) == ((1, 32) if scaled else (None, None))
-    assert (spec.quant_min, spec.quant_max) == (info.min, info.max)
+    assert (spec.quant_min, spec.quant_max) == (int(float(info.min)), int(float(info.max)))
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -39,11 +41,13 @@ def test_float8_takes_methods_that_do_not_count_steps(method):
             TensorSpec(dtype="float8_e5m2", method=method)
         return
     spec = TensorSpec(dtype="float8_e5m2", method=method)
-    assert (spec.method, spec.symmetric) == ("percentile" if method == "percentile" else "minmax", True)
+    assert (spec.method, spec.symmetric) == (method if method in ("percentile", "dynamic") else "minmax", True)
 
 
 def _spec(dtype, method, **fields):
-    return TensorSpec(dtype=dtype, method="minmax" if dtype.startswith("float8") and method == "ema" else method, **fields)
+    stored = "float8_e8m0fnu" if dtype == "float6_e2m3fn" else None
+    runs = dtype != "int" and FLOAT_FORMATS[dtype].scaled and method == "ema"
+    return TensorSpec(dtype=dtype, method="minmax" if runs else method, scale_format=stored, **fields)
 
 
 specs = st.builds(
@@ -128,3 +132,30 @@ def test_range_shape_rejects_what_does_not_tell(shape, axis, block_size):
 
 def test_open_lengths_do_not_matter_to_channels():
     assert range_shape((-1, 4, -1), 1, None) == (4,)
+
+
+@pytest.mark.parametrize("name", BLOCK_FORMATS)
+def test_names_of_block_formats_say_how_blocks_lie(name):
+    spec = TensorSpec(dtype=name)
+    assert (spec.axis, spec.block_size, spec.symmetric) == (-1, 16 if name == "nvfp4" else 32, True)
+    assert spec.scale_format == ("float8_e4m3fn" if name == "nvfp4" else "float8_e8m0fnu")
+    assert TensorSpec(dtype=name, axis=1, block_size=8) == dataclasses.replace(spec, axis=1, block_size=8)
+    assert TensorSpec.from_dict(spec.to_dict()) == spec
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"method": "dynamic", "learnable": True}, "takes it from each tensor"),
+        ({"method": "dynamic", "axis": (0, 1), "block_size": (8, 8)}, "one axis"),
+        ({"method": "dynamic", "nonfinite": "raise"}, "what calibration does"),
+        ({"dtype": "float6_e2m3fn"}, "mxfp6_e2m3"),
+        ({"dtype": "float16", "scale_format": "float8_e8m0fnu"}, "has no scale"),
+        ({"scale_format": "float8_e8m0fnu", "signed": False}, "signed grid"),
+        ({"scale_format": "float8_e8m0fnu", "learnable": True}, "float32"),
+        ({"scale_format": "e8m0"}, "float8_e8m0fnu"),
+    ],
+)
+def test_what_dynamic_and_stored_scales_do_not_go_with(fields, message):
+    with pytest.raises(ValueError, match=message):
+        TensorSpec(**fields)

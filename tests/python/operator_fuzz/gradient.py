@@ -13,9 +13,11 @@ from operator_fuzz.spoil import permuted
 DIFFERENTIABLE = (
     "fake_quantize",
     "fake_quantize_",
+    "fake_quantize_dynamic",
     "round_to_format",
     "round_to_format_",
     "round_to_format_counted",
+    "round_to_format_dynamic",
     "observe_fake_quantize",
 )
 

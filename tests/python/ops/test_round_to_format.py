@@ -13,6 +13,7 @@ from qsim import reference
 from qsim.numbers.float_format import FLOAT_FORMATS
 from qsim.ops import count_format_, round_to_format, round_to_format_, round_to_format_counted
 
+NARROW = ("float6_e3m2fn", "float6_e2m3fn", "float4_e2m1fn")  # without Inf and NaN: their casts saturate
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 
 
@@ -24,10 +25,12 @@ def same_bits(a, b):
 
 def every_number(name):
     """All finite numbers of a format, ascending, as float64."""
-    dtype = getattr(torch, name)
     patterns = torch.arange(2 ** FLOAT_FORMATS[name].bits)
-    integer = torch.uint8 if dtype.itemsize == 1 else torch.int16
-    numbers = patterns.to(integer).view(dtype).double()
+    if name in NARROW:
+        numbers = torch.from_numpy(patterns.numpy().astype(np.uint8).view(getattr(ml_dtypes, name)).astype(np.float64))
+    else:
+        dtype = getattr(torch, name)
+        numbers = patterns.to(torch.uint8 if dtype.itemsize == 1 else torch.int16).view(dtype).double()
     return numbers[numbers.isfinite()].unique()
 
 
@@ -55,12 +58,14 @@ def cast(x, name):
 @pytest.mark.parametrize(("name", "dtype"), [*itertools.product(FLOAT_FORMATS, [torch.float32, torch.float16, torch.bfloat16])])
 def test_equals_casting_to_the_format(name, dtype):
     x = adversarial(name, dtype)
-    same_bits(round_to_format(x, name, saturate=False), cast(x.float(), name).to(dtype))
+    x = x[~x.isnan()] if name in NARROW else x
+    same_bits(round_to_format(x, name, saturate=name in NARROW), cast(x.float(), name).to(dtype))
 
 
 @pytest.mark.parametrize("name", FLOAT_FORMATS)
 def test_saturating_equals_clamping_first(name):
     x = adversarial(name, torch.float32)
+    x = x[~x.isnan()] if name in NARROW else x
     largest = FLOAT_FORMATS[name].largest
     same_bits(round_to_format(x, name, saturate=True), cast(x.clamp(-largest, largest), name))
 
@@ -123,7 +128,7 @@ def test_saturation(name):
     x = torch.tensor([math.inf, -math.inf, largest, math.nan, 1.0])
     assert round_to_format(x, name, saturate=True).nan_to_num(7).tolist() == [largest, -largest, largest, 7, 1]
     by_default = round_to_format(x, name)
-    assert by_default[0].isfinite() == name.startswith("float8")
+    assert by_default[0].isfinite() == FLOAT_FORMATS[name].saturates
 
 
 def test_a_saturated_number_exists_in_the_dtype():
@@ -241,7 +246,7 @@ def test_cuda_equals_the_cpu(x, name, saturate):
 @pytest.mark.parametrize(("name", "saturate"), [*itertools.product(FLOAT_FORMATS, [False, True])])
 def test_gradient_passes_where_the_result_is_in_range(name, saturate):
     largest = FLOAT_FORMATS[name].largest
-    x = torch.tensor([0.3, -0.0, largest, -math.inf, math.nan, 3.4e38], requires_grad=True)
+    x = torch.tensor([1.2, -0.0, largest, -math.inf, math.nan, 3.4e38], requires_grad=True)
     weights = torch.arange(1.0, 7.0)
     counts = torch.zeros(6, dtype=torch.int64)
     for call in (

@@ -17,7 +17,7 @@ def plan_gates(ledger: Ledger, profile: Profile) -> None:
         result, known = ledger.grids.get((site, 0)), profile.known_range(GATES[site.op][1])
         keys = [*(ledger.key_of(site, slot) for slot in site.operands()), result]
         specs = [ledger.quantizers[key].spec for key in keys if key is not None]
-        fit = [spec for spec in specs if not spec.is_float and spec.bits == _BITS and spec.axis is None]
+        fit = [spec for spec in specs if not (spec.is_float or spec.is_dynamic) and spec.bits == _BITS and spec.axis is None]
         if result is not None and known is not None and len(fit) == len(keys) == 2:
             ledger.actions[site].gate = f"{site.name}.gate"
             ledger.add_before(result, f"{site.name}.gate", "gate", fit[-1], site.op, known)

@@ -53,7 +53,7 @@ class Ledger:
         known: tuple[float, float] | None = None,
         reader: str | None = None,
     ) -> None:
-        if known is not None and not spec.has_scale:
+        if known is not None and (not spec.has_scale or spec.is_dynamic):
             known = None
         if known is not None and spec.is_running:
             spec = replace(spec, method="minmax")  # nothing runs
@@ -97,4 +97,6 @@ class Ledger:
     def has_one_scale(self, key: str) -> bool:
         """Per tensor, or per channel of a weight: a scale for each product."""
         planned = self.quantizers[key]
+        if planned.spec.is_dynamic:
+            return False
         return not planned.spec.is_float and planned.spec.block_size is None and (planned.spec.axis is None or planned.role == "weight")

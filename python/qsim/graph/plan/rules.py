@@ -75,7 +75,9 @@ def weight_spec(spec: TensorSpec, axes: WeightAxes | None, dims: int) -> TensorS
         return replace(spec, axis=None, block_size=None)  # a vector is summed over: it has no output channels
     if isinstance(spec.axis, tuple):
         return replace(spec, axis=tuple(axes[a] % dims if a in (0, 1) else a for a in spec.axis))
-    return replace(spec, axis=axes[spec.axis] % dims) if spec.axis in (0, 1) else spec
+    along_sums = spec.axis == -1 and spec.scale_format is not None  # blocks of the formats that store their scales lie there
+    axis = 1 if along_sums else spec.axis
+    return replace(spec, axis=axes[axis] % dims) if axis in (0, 1) else spec
 
 
 def is_divisor(step: Step, slot: Slot) -> bool:
