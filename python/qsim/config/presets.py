@@ -13,6 +13,8 @@ errors. llm-compressor, ModelOpt and AutoRound leave it out by default as well; 
 
 from __future__ import annotations
 
+import dataclasses
+
 from qsim.config.config import Config
 from qsim.config.profile import LINEAR_LAYERS, Profile
 from qsim.numbers.spec import TensorSpec
@@ -103,15 +105,17 @@ def w4a16(group: int = 128, *, symmetric: bool = True, target: str | Profile = L
 
 
 def w8a8_dynamic(*, target: str | Profile = LINEAR_LAYERS) -> Config:
-    """8-bit weights per output channel, 8-bit activations with a scale for each token from the token itself. Both symmetric.
+    """8-bit weights per output channel, 8-bit activations with a scale for each token from the token itself.
+
+    Both on ``[-127, 127]``: a scale is the largest magnitude over 127, as vLLM's and TensorRT-LLM's kernels compute it.
 
     Examples
     --------
     >>> w8a8_dynamic().activation.is_dynamic, w8a8_dynamic().activation.axis
     (True, -1)
     """
-    weight = TensorSpec(symmetric=True, narrow=True, axis=0, method="minmax")
-    return _language_model(weight, TensorSpec(symmetric=True, narrow=True, axis=-1, method="dynamic"), target)
+    weight = TensorSpec(symmetric=True, signed=True, narrow=True, axis=0, method="minmax")
+    return _language_model(weight, dataclasses.replace(weight, axis=-1, method="dynamic"), target)
 
 
 def fp8_dynamic(*, target: str | Profile = LINEAR_LAYERS) -> Config:

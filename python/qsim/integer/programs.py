@@ -39,8 +39,8 @@ def _check_scales(sim: Simulation) -> None:
     dynamic = [key for key, quantizer in sim.quantizers().items() if quantizer.enabled and quantizer.spec.is_dynamic]
     if dynamic:
         raise ValueError(
-            f"QuantSim.integer: {len(dynamic)} tensors take their scale from each tensor (method='dynamic', {dynamic[0]!r} first); integer "
-            "kernels are known here for scales that are chosen before. Use another method, or sim.disable() them"
+            f"QuantSim.integer: {dynamic[0]!r} and {len(dynamic) - 1} others have method='dynamic', a scale from each tensor; integer "
+            "kernels are known here for scales that were chosen before. Use another method, or sim.disable() them"
         )
 
 

@@ -67,7 +67,7 @@ def fake_quantize_dynamic(
     tensor([[  0.1016,  -1.0000,   0.3984],
             [100.0000,  29.9213,  -7.0866]])
     >>> fake_quantize_dynamic(x, -128, 127, symmetric=True)[0]  # one for all
-    tensor([0.0000, -0.7874, 0.7874])
+    tensor([ 0.0000, -0.7874,  0.7874])
 
     Notes
     -----

@@ -269,9 +269,8 @@ def _ends(encoding: Encoding | None) -> dict[str, float]:
 def _granularity(spec: TensorSpec) -> str:
     if not spec.has_scale:
         return ""
-    if spec.is_dynamic:
-        return f"dynamic, {_extent(spec)}"
-    return _extent(spec)
+    stored = "" if spec.scale_format is None else f", scales in {spec.scale_format}"
+    return f"{'dynamic, ' if spec.is_dynamic else ''}{_extent(spec)}{stored}"
 
 
 def _extent(spec: TensorSpec) -> str:

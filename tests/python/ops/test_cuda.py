@@ -174,6 +174,20 @@ def test_float_formats(dtype, layout):
                 torch.testing.assert_close(got[2], expected[2], rtol=1e-12, atol=0)  # another order of the sums
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_scales_from_the_tensor_itself(dtype, layout):
+    for shape in SHAPES:
+        x = elements(shape, dtype, layout)
+        for axis, block_size in ((None, None), (-1, None), (-1, 16)):
+            groups = {"axis": axis if x.dim() else None, "block_size": block_size if x.dim() else None}
+            check_same_bits(ops.fake_quantize_dynamic, x, -128, 127, **groups)
+            check_same_bits(ops.fake_quantize_dynamic, x, -8, 7, symmetric=True, **groups)
+            check_same_bits(ops.round_to_format_dynamic, x, "float8_e4m3fn", **groups)
+            for scale_format in ("float8_e8m0fnu", "float8_e4m3fn"):
+                check_same_bits(ops.round_to_format_dynamic, x, "float4_e2m1fn", scale_format=scale_format, **groups)
+
+
 def counted(x, name, counts, squares, saturate):
     y = ops.round_to_format_counted(x, name, counts, squares, saturate=saturate)
     ops.count_format_(x, name, counts, squares, saturate=saturate)
