@@ -62,7 +62,8 @@ def _fold(model: nn.Module, fold: Fold, quantizer: Quantizer | None) -> list[str
     if quantizer is None or encoding is None or not quantizer.spec.has_scale:
         apply_fold(model, fold)
         return []
-    before = None if quantizer.spec.is_float else _stored(weight, encoding, quantizer)
+    free = not quantizer.spec.is_float and quantizer.spec.scale_format is None  # any positive number is a scale
+    before = _stored(weight, encoding, quantizer) if free else None
     factor = apply_fold(model, fold).to(weight.device)
     absorbed = _absorbed(encoding, factor)
     if absorbed is None or before is None:

@@ -221,6 +221,8 @@ class Quantizer(Encoded):
                 f"{self._title}: the encoding has (quant_min, quant_max, axis, block_size, dtype) = {got}; its spec wants {expected}. "
                 "Make the quantizer with a spec that fits."
             )
+        if spec.scale_format == "float8_e8m0fnu" and not bool((torch.frexp(encoding.scale).mantissa == 0.5).all()):
+            raise ValueError(f"{self._title}: the encoding has scales that are no powers of two, as {spec.scale_format} stores them")
         shape = tuple(encoding.scale.shape)
         if self.held_shape not in (None, shape):
             raise ValueError(f"{self._title}: the encoding has scales of shape {shape}; expected {self.held_shape}")

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from qsim.analysis.deviation import Deviation, float_tensors
+from qsim.numbers.spec import TensorSpec
 from qsim.progress import progress
 from qsim.simulation.simulation import Simulation
 
@@ -130,9 +131,7 @@ def _learning(sim: Simulation) -> Iterator[list[dict[str, Any]]]:
     """Groups for an optimizer of what is learned, and how far each may go; afterwards nothing requires a gradient that did not."""
     quantizers, weights = sim.quantizers(), sim.weights()
     steps = {id(weights[key]): float(quantizers[key].grid_scale.detach().mean()) for key in weights if quantizers[key].spec.has_scale}
-    scales = [
-        q.grid_tensors[0] for q in quantizers.values() if q.enabled and q.spec.has_scale and not q.spec.is_float and not q.spec.is_running
-    ]
+    scales = [q.grid_tensors[0] for q in quantizers.values() if q.enabled and _has_free_scale(q.spec)]
     parameters = [p for p in sim.model.parameters() if p.is_floating_point()]
     was = [(t, t.requires_grad) for t in (*parameters, *scales)]
     groups = [
@@ -147,6 +146,12 @@ def _learning(sim: Simulation) -> Iterator[list[dict[str, Any]]]:
         for t, required in was:
             t.requires_grad_(required)
             t.grad = None
+
+
+def _has_free_scale(spec: TensorSpec) -> bool:
+    """Whether a scale may be any positive number, and stays from one call to the next."""
+    kept = spec.has_scale and not spec.is_running and not spec.is_dynamic
+    return kept and not spec.is_float and spec.scale_format is None
 
 
 def _size(p: Tensor) -> float:

@@ -14,8 +14,12 @@ from qsim.numbers.spec import TensorSpec
 from qsim.reference.blocks import per_element
 from qsim.restoration.operands import Product
 
-_COARSE = [0.35 + 0.1 * i for i in range(11)]  # factors of the scale that there is
-_FINE = (-0.075, -0.05, -0.025, 0.025, 0.05, 0.075)
+# Factors of the scale that there is, and offsets from the best of them, by what scales are stored as.
+_FACTORS: dict[str | None, tuple[tuple[float, ...], tuple[float, ...]]] = {
+    None: (tuple(0.35 + 0.1 * i for i in range(11)), (-0.075, -0.05, -0.025, 0.025, 0.05, 0.075)),
+    "float8_e8m0fnu": ((0.5, 2.0), ()),
+    "float8_e4m3fn": ((), ()),
+}
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,8 @@ class Grid:
         """The grid whose nearest numbers to `target` cost the product least, with each scale 0.35 to 1.35 times what it is.
 
         The idea is that of sequential mean squared error in AIMET: a scale is judged by the error of the layer's results, not of its
-        weight. Scales are judged each by itself: what the others do is left out. Eleven factors first, then six about the best.
+        weight. Scales are judged each by itself: what the others do is left out. Eleven factors first, then six about the best; powers
+        of two become others, half and twice as large, and scales of two levels stay as they are.
 
         Parameters
         ----------
@@ -95,11 +100,12 @@ class Grid:
             best, factors = torch.where(better, cost, best), torch.where(better, candidates, factors)
 
         judge(factors)  # what there is first: it stays unless another is better
-        for factor in _COARSE:
+        coarse, fine = _FACTORS[self.spec.scale_format]
+        for factor in coarse:
             judge(torch.full_like(factors, factor))
-        coarse = factors
-        for offset in _FINE:
-            judge(coarse + offset)
+        found = factors
+        for offset in fine:
+            judge(found + offset)
         return self.with_factors(factors.reshape(scale.shape))
 
 

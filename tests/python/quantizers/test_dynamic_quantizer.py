@@ -1,6 +1,7 @@
 """Quantizers that take their scale from each tensor, and those whose scales are stored in few bits."""
 
 import copy
+import dataclasses
 
 import pytest
 import torch
@@ -64,6 +65,8 @@ def test_weights_get_the_scales_that_each_tensor_would_give(name):
     assert encoding.scale.shape == (15, 3 if name == "nvfp4" else 2)
     if name != "nvfp4":
         assert torch.equal(encoding.scale.log2(), encoding.scale.log2().round())
+        with pytest.raises(ValueError, match="powers of two"):
+            static.set_encoding(dataclasses.replace(encoding, scale=encoding.scale * 1.5))
     again = Encoding.from_dict(encoding.to_dict())
     assert again == encoding
     if name == "mxfp6_e2m3":

@@ -1,6 +1,7 @@
 """Simulations with scales from each tensor, and the presets for language models."""
 
 import copy
+import pydoc_data.topics
 
 import pytest
 import torch
@@ -178,3 +179,43 @@ def test_training(model):
             p -= 0.05 * p.grad
     assert F.cross_entropy(sim(TOKENS).flatten(0, 1), TOKENS.flatten()) < loss
     assert not torch.equal(sim(TOKENS), before)
+
+
+def test_restoring_keeps_scales_that_the_format_stores(model):
+    sim = simulated(model, qsim.mxfp4())
+    report = sim.restore([TOKENS] * 4, progress=False)
+    assert "ranges" in str(report)
+    for encoding in sim.encodings().values():
+        assert torch.equal(encoding.scale.log2(), encoding.scale.log2().round())
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """A model of characters, and what it is judged on: batches of text that comes with Python."""
+    text = "".join(pydoc_data.topics.topics.values())[:120_000]
+    characters = sorted(set(text))
+    ids = torch.tensor([characters.index(c) for c in text])
+    torch.manual_seed(0)
+    model = LanguageModel(len(characters))
+    optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
+    for _ in range(120):
+        drawn = torch.stack([ids[i : i + 33] for i in torch.randint(len(ids) - 10_000, (16,))])
+        optimizer.zero_grad()
+        F.cross_entropy(model(drawn[:, :-1]).flatten(0, 1), drawn[:, 1:].flatten()).backward()
+        optimizer.step()
+    return model.eval(), ids[-6401:]
+
+
+@torch.no_grad()
+def nats(model, ids):
+    return F.cross_entropy(model(ids[:-1].reshape(-1, 32)).flatten(0, 1), ids[1:]).item()
+
+
+@pytest.mark.parametrize(
+    ("name", "most"), [("w8a8_dynamic", 0.002), ("fp8_dynamic", 0.01), ("w4a16", 0.03), ("nvfp4", 0.05), ("mxfp4", 0.1)]
+)
+def test_a_language_model_of_characters_loses_little(trained, name, most):
+    """In nats a character over the model in float, which learned something: 3.3 nats are what the frequencies of characters alone give."""
+    model, ids = trained
+    assert nats(model, ids) < 2.8
+    assert nats(simulated(model, getattr(qsim, name)()), ids) - nats(model, ids) < most
