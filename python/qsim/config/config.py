@@ -30,7 +30,8 @@ class Config:
         For weights; None leaves them in float. ``axis=0`` means the output channels: the planner moves it to where an operation
         has them.
     activation : TensorSpec or None
-        For activations and inputs; None leaves them in float.
+        For activations and inputs; None leaves them in float. In a format that stores its scales ("mxfp4", "nvfp4") they take them
+        from each tensor, ``method="dynamic"``.
     overrides : tuple of Override
         Applied in order to the sites that they match, so where two change the same field the last match wins.
     bias : bool, optional
@@ -73,8 +74,7 @@ class Config:
         for role in ROLES:
             if not isinstance(getattr(self, role), TensorSpec | None):
                 raise TypeError(f"Config: got {role}={getattr(self, role)!r}; expected a TensorSpec, or None to leave it in float")
-            object.__setattr__(self, role, self.profile.applied(getattr(self, role), role))
-        _check_weight(self.weight)
+            object.__setattr__(self, role, _settled(self.profile.applied(getattr(self, role), role), role))
         object.__setattr__(self, "overrides", tuple(self.overrides))
         for override in self.overrides:
             if not isinstance(override, Override):
@@ -193,9 +193,7 @@ class Config:
                     spec = override.apply(spec, role)
                 except ValueError as error:
                     raise ValueError(f"Config: override {override} does not fit the {role} of {site.name!r}: {error}") from None
-        if role == "weight":
-            _check_weight(spec)
-        return self.profile.signed(spec, role)
+        return self.profile.signed(_settled(spec, role), role)
 
     def to_json(self) -> str:
         """The config as JSON text; lossless. A ValueError where an override has a predicate, which is code."""
@@ -250,9 +248,14 @@ class Config:
         return dataclasses.replace(base, bias=None, **aimet.read(source, base.weight, base.activation)._asdict())
 
 
-def _check_weight(spec: TensorSpec | None) -> None:
-    if spec is not None and spec.is_dynamic:
+def _settled(spec: TensorSpec | None, role: str) -> TensorSpec | None:
+    """Weights have their scales before the model runs; activations in a block format get theirs from each tensor."""
+    if spec is None or not spec.has_scale:
+        return spec
+    if role == "weight" and spec.is_dynamic:
         raise ValueError(
             "Config: got method='dynamic' for weights, whose values are known before; use method='minmax' for them "
             "(config.override(..., activation={'method': 'dynamic'}) leaves them alone)"
         )
+    stored = role == "activation" and spec.scale_format is not None
+    return dataclasses.replace(spec, method="dynamic", nonfinite="skip") if stored else spec

@@ -81,7 +81,7 @@ def _language_model(weight: TensorSpec, activation: TensorSpec | None, target: s
 
 
 def _blocks(format: str, target: str | Profile) -> Config:
-    return _language_model(TensorSpec(dtype=format), TensorSpec(dtype=format, method="dynamic"), target)
+    return _language_model(TensorSpec(dtype=format), TensorSpec(dtype=format), target)
 
 
 def w4a16(group: int = 128, *, symmetric: bool = True, target: str | Profile = LINEAR_LAYERS) -> Config:

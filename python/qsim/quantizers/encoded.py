@@ -175,5 +175,5 @@ class Encoded(RangeState):
         return f"qsim: {self.name!r}" if self.name else "qsim: the quantizer"
 
     def extra_repr(self) -> str:
-        state = ", no encoding" if self.lacks_encoding else ""
+        state = "" if self._has_encoding or self._dynamic else ", no encoding"
         return f"{self._spec.encoding_dtype}, axis={self._spec.axis}, method={self._spec.method!r}{state}"

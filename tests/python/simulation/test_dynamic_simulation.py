@@ -164,6 +164,8 @@ def test_an_override_by_the_name_of_a_block_format():
     config = qsim.int8().override("a", dtype="mxfp4").override("b", dtype="mxfp4").override("b", dtype="int8", axis=0, block_size=None)
     mx, plain = (config.spec_for(site, "linear", "weight") for site in "ab")
     assert (mx.dtype, mx.axis, mx.block_size, mx.scale_format) == ("float4_e2m1fn", -1, 32, "float8_e8m0fnu")
+    assert config.spec_for("a", "linear", "activation").is_dynamic  # activations in a block format take their scales from each tensor
+    assert not config.spec_for("b", "linear", "activation").is_dynamic
     assert (plain.dtype, plain.bits, plain.axis, plain.block_size, plain.scale_format) == ("int", 8, 0, None, None)
 
 
