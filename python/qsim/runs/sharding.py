@@ -1,11 +1,11 @@
-"""What FSDP2 (`torch.distributed.fsdp.fully_shard`) and DistributedDataParallel ask of a simulation."""
+"""What FSDP2 (`torch.distributed.fsdp.fully_shard`), DistributedDataParallel and DataParallel ask of a simulation."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -53,12 +53,22 @@ def sharded_around(module: nn.Module) -> Iterator[None]:
 def refuse_wrapped(model: nn.Module) -> None:
     """Raise a ValueError where a model is wrapped before it is simulated: a simulation is what gets wrapped."""
     for path, m in model.named_modules():
-        if isinstance(m, nn.parallel.DistributedDataParallel):
+        if isinstance(m, nn.parallel.DistributedDataParallel | nn.DataParallel):
             name = f"'{path}'" if path else "the model"
-            raise ValueError(f"QuantSim: {name} is in DistributedDataParallel; simulate its .module, and wrap the simulation")
+            wrapper = type(m).__name__
+            then = "and wrap the simulation" if wrapper == "DistributedDataParallel" else "and wrap it in DistributedDataParallel"
+            raise ValueError(f"QuantSim: {name} is in {wrapper}; simulate its .module, {then}")
     for path in sharded_modules(model):
         name = f"'{path}'" if path else "the model"
         raise ValueError(f"QuantSim: {name} is sharded by fully_shard; simulate the model first, and shard the simulation")
+
+
+def refuse_replicas() -> NoReturn:
+    """Replicas of a module, one a device, share quantizers whose state is on one device."""
+    raise RuntimeError(
+        "QuantSim: nn.DataParallel copies a model to each device for every call, and a simulation cannot be copied so. Show the process "
+        "one device (CUDA_VISIBLE_DEVICES=0), or use DistributedDataParallel: torchrun --nproc-per-node ..."
+    )
 
 
 def layout_of(t: Tensor) -> Hashable:

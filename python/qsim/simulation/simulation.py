@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import functools
 import sys
+import types
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,6 +29,7 @@ from qsim.graph.execute.liveness import is_entered
 from qsim.graph.execute.mode import LocalMode
 from qsim.graph.execute.switch import Switch
 from qsim.graph.execute.traced import TracedMode
+from qsim.graph.plan.actions import Decisions
 from qsim.graph.plan.plan import plan
 from qsim.graph.plan.savings import find_savings
 from qsim.graph.record.containers import settle_forwards
@@ -36,6 +39,7 @@ from qsim.quantizers.quantizer import Quantizer
 from qsim.runs.arguments import Arguments, example_calls
 from qsim.runs.batches import arguments_of, to_device
 from qsim.runs.sharding import refuse_wrapped, sharded_modules
+from qsim.simulation.as_the_model import AsTheModel
 from qsim.simulation.bank import QuantizerBank
 from qsim.simulation.state_names import NamedAsTheModel
 from qsim.simulation.summary import Summary, summarize
@@ -55,7 +59,7 @@ class Derived(dict[str, Any]):
         return Derived, ()
 
 
-class Simulation(NamedAsTheModel):
+class Simulation(NamedAsTheModel, AsTheModel):
     """Base of `qsim.QuantSim`, which documents it: construction, calls and switches.
 
     What other packages may use of it, besides its methods; none of it is theirs to change.
@@ -87,8 +91,15 @@ class Simulation(NamedAsTheModel):
         Keys of the weights that a batch of a calibration read; None before the first.
     """
 
-    config: Config
     quantization: QuantizerBank
+    decisions: Decisions
+    switch: Switch
+    calls: list[Arguments]
+    examples: list[Arguments]
+    frozen: set[str]
+    followed: dict[str, str]
+    derived: Derived
+    notes: list[str]
     evaluator: Evaluator | None = None
     restored = ""
     read: frozenset[str] | None = None
@@ -98,7 +109,7 @@ class Simulation(NamedAsTheModel):
         if places(model):
             raise ValueError("QuantSim: the model is simulated already; give the original one")
         refuse_wrapped(model)
-        self.config = int8() if config is None else config
+        vars(self)["config"] = int8() if config is None else config
         self.model = model if inplace else copy.deepcopy(model)
         settle_forwards(self.model)
         if any(module.training for module in self.model.modules()):
@@ -116,6 +127,7 @@ class Simulation(NamedAsTheModel):
             remedy = "Load other statistics, or call sim.reestimate_batch_norms(data) in `with sim.in_float():` before calibrating"
             warnings.warn(f"QuantSim: {'; '.join(useless.values())}. {remedy}", stacklevel=2)
         self.eval()  # as the model is
+        self.show_signature()
         self.register_load_state_dict_post_hook(_follow_state)  # type: ignore[no-untyped-call]
 
     def simulate(self, examples: Sequence[Arguments], folding: FoldReport, known: Mapping[str, Quantizer]) -> None:
@@ -124,18 +136,20 @@ class Simulation(NamedAsTheModel):
         tape, notes = record(self.model, examples)
         decided = plan(tape, self.config)
         self.decisions = decided.decisions
+        if decided.unseen:
+            _warn_of_unseen(decided.unseen)
         self.switch.calls_compiled = tape.calls_compiled
         formats = self.quantization.formats if known else {}
         self.quantization = QuantizerBank(self.model, self.decisions.quantizers, known, list(self.decisions.operations))
         # its broadcast of buffers before every forward would cost a sketch per activation, and overwrite what ranks observed
         self._ddp_params_and_buffers_to_ignore = [f"quantization.{name}" for name in rank_local(dict(self.quantization.items()))]
         notes += attach(self.model, decided, find_savings(decided), self.quantization.by_key(), self.switch)
-        self.followed: dict[str, str] = {}
+        self.followed = {}
         self.fall_back({name: format for name, format in formats.items() if name in self.decisions.operations})
         kept = [f"BatchNorm '{name}' is not folded: {reason}" for name, reason in folding.kept.items()]
         self.notes = list(dict.fromkeys([*kept, *folding.warnings, *decided.notes, *notes]))
-        self.calls: list[Arguments] = tree_map_only(Tensor, Tensor.detach, list(examples))  # to look at the model again: to fold, to trace
-        self.examples: list[Arguments] = tree_map_only(Tensor, lambda _: None, list(examples))
+        self.calls = tree_map_only(Tensor, Tensor.detach, list(examples))  # to look at the model again: to fold, to trace
+        self.examples = tree_map_only(Tensor, lambda _: None, list(examples))
 
     def fall_back(self, formats: Mapping[str, str]) -> None:
         """From now on these operations, by name, compute in these float formats, all others as planned."""
@@ -177,9 +191,24 @@ class Simulation(NamedAsTheModel):
         if self.evaluator is not None and self.switch.on:
             return self.evaluator(self, args, kwargs)
         try:
-            return self.model(*args, **kwargs)
+            return self._modules["model"](*args, **kwargs)  # type: ignore[misc]  # Dynamo knows no __getattr__ but nn.Module's
         except NoEncodingError as error:
             raise self.no_encoding() from error
+
+    def model_method(self, method: types.MethodType) -> Any:
+        @functools.wraps(method)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            if self.evaluator is not None and self.switch.on:
+                raise RuntimeError(
+                    f"QuantSim: within sim.integer() only sim(...) itself is computed as the runtime does; sim.{method.__name__}() is a "
+                    "method of the model, and would run the simulation in float. Call it outside"
+                )
+            try:
+                return method(*args, **kwargs)
+            except NoEncodingError as error:
+                raise self.no_encoding() from error
+
+        return called
 
     def no_encoding(self) -> NoEncodingError:
         missing = self.missing()
@@ -320,6 +349,16 @@ class Simulation(NamedAsTheModel):
 
 def _follow_state(sim: Simulation, _: object) -> None:
     sim.fall_back(sim.quantization.formats)
+
+
+def _warn_of_unseen(weights: Sequence[str]) -> None:
+    shown = ", ".join(map(repr, weights[:4])) + (f" and {len(weights) - 4} more" if len(weights) > 4 else "")
+    warnings.warn(
+        f"QuantSim: {len(weights)} weights stay in float, and no figure of this simulation has their error in it: {shown}. What multiplies "
+        "with them is nothing that torch.compile shows to a simulation (grouped products of experts, for example). Experts that are "
+        "modules of their own, with an nn.Linear each, are simulated",
+        stacklevel=4,
+    )
 
 
 def _warn_of_training(model: nn.Module) -> None:

@@ -12,7 +12,7 @@ import copy
 import functools
 from collections.abc import Callable, Iterator
 from types import GeneratorType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from torch.overrides import _get_current_function_mode
 from qsim.graph.execute.methods import PLACE, methods
 from qsim.graph.record.containers import subclass
 from qsim.graph.record.resume import driven
+from qsim.runs.sharding import refuse_replicas
 
 
 class Simulated(nn.Module):
@@ -44,6 +45,9 @@ class Simulated(nn.Module):
     def train(self, mode: bool = True) -> Simulated:
         vars(self)[PLACE][0].forget_kept()
         return super().train(mode)
+
+    def _replicate_for_data_parallel(self) -> NoReturn:
+        refuse_replicas()
 
     def __reduce_ex__(self, protocol: Any) -> Any:  # the class has no importable name
         state = self.__getstate__() if hasattr(self, "__getstate__") else self.__dict__  # type: ignore[no-untyped-call]

@@ -28,6 +28,8 @@ class Ledger:
         What shares a quantizer, by its key.
     left, notes : dict
         What stays in float and why, and what is odd about the config; in order.
+    unseen : dict
+        The weights that stay in float because no mode meets what reads them.
     """
 
     def __init__(self, flow: Dataflow) -> None:
@@ -39,6 +41,7 @@ class Ledger:
         self.members: dict[str, dict[str, None]] = defaultdict(dict)
         self.left: dict[LeftFloat, None] = {}
         self.notes: dict[str, None] = {}
+        self.unseen: dict[str, None] = {}
 
     def leave(self, name: str, op: str, reason: str) -> None:
         self.left[LeftFloat(name, op, reason)] = None

@@ -1,4 +1,4 @@
-"""What a plan has to say about the config that it follows."""
+"""What a plan has to say about the config that it follows, and of what no mode meets."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from qsim.config.config import Config
 from qsim.config.override import SiteInfo
 from qsim.graph.plan.actions import PlannedQuantizer
+from qsim.graph.record.routes import Site
 
 
 def unused_overrides(config: Config, sites: Iterable[SiteInfo]) -> list[str]:
@@ -26,3 +27,9 @@ def objections(config: Config, quantizers: Mapping[str, PlannedQuantizer]) -> li
         for name, value in profile.decided("weight" if planned.role == "weight" else "activation").items()
         if (got := getattr(planned.spec, name)) != value
     ]
+
+
+def unmet(site: Site) -> str:
+    """Why no mode meets the calls of a site."""
+    hook = any(step.hook for step in site.steps)
+    return "runs in a hook, which is not of the model" if hook else f"Dynamo does not hand {site.op} to function modes"

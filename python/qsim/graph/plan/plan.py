@@ -16,7 +16,7 @@ from qsim.graph.plan.elsewhere import elsewhere_of, unreached
 from qsim.graph.plan.gates import plan_gates
 from qsim.graph.plan.halves import find_halves
 from qsim.graph.plan.ledger import Ledger
-from qsim.graph.plan.notes import objections, unused_overrides
+from qsim.graph.plan.notes import objections, unmet, unused_overrides
 from qsim.graph.plan.regions import find_regions
 from qsim.graph.plan.rules import is_bias, stays_float, weight_axes, weight_spec
 from qsim.graph.plan.sharing import Made, made
@@ -29,8 +29,6 @@ from qsim.numbers.spec import TensorSpec
 _BY_CONFIG = "left in float by the config"
 _RETURNED = "changed in place, and returned to the model's caller by its older name"
 _READ_IN_FLOAT = "read by what the config leaves in float: rounded where others read it"
-_UNSEEN = "Dynamo does not hand {} to function modes"
-_HOOK = "runs in a hook, which is not of the model"
 _TRAINING = "runs in training only"
 _METRIC = "a loss, metric, index or number that is compared, or read by one alone"
 _MASK = "a mask: holds -Inf or the lowest finite number"
@@ -115,6 +113,7 @@ class _Planner:
             find_halves(self.specs, self.config.profile.half_accumulator),
             self.after,
             frozenset(self.hidden),
+            list(self.ledger.unseen),
         )
 
     def _unreached(self) -> dict[str, Elsewhere]:
@@ -168,17 +167,15 @@ class _Planner:
             if not changed or site not in self.flow.absorbed.values():
                 self.ledger.leave(name, site.op, "changed in place")
         elif not site.visible:
-            self.ledger.leave(name, site.op, self._unmet(site))
+            self.ledger.leave(name, site.op, unmet(site))
+            if kinds == {"const"} and weight_axes(site.op, slot) is not None and self.specs.of(site, "weight") is not None:
+                self.ledger.unseen.update(dict.fromkeys(origin.source or name for origin in origins))
         elif kinds == {"const"}:
             self._constant(site, slot, origins)
         elif asked:
             self._read(site, slot, origins)
         else:
             self._where_read(site, slot, origins)
-
-    @staticmethod
-    def _unmet(site: Site) -> str:
-        return _HOOK if any(step.hook for step in site.steps) else _UNSEEN.format(site.op)
 
     def _is_quantized(self, origin: Origin) -> bool:
         return self.placement.is_quantized(origin) or (origin.kind == "step" and made(self.flow, origin) in self.grids)
@@ -336,7 +333,7 @@ class _Planner:
             return
         if not site.visible:
             if not (steps := {reader.step for reader in self.flow.readers(site)}) or None in steps:
-                self.ledger.leave(site.name, site.op, self._unmet(site))
+                self.ledger.leave(site.name, site.op, unmet(site))
             return
         if site in self.flow.divisors:
             if site in self.flow.returned:

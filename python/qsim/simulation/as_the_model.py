@@ -1,0 +1,146 @@
+"""What a simulation shows of its model: the signature of its forward, its attributes and methods, and its own `config`.
+
+Trainers and generation loops ask a model for more than a call: ``inspect.signature(model.forward)``, ``model.generate``,
+``model.config.use_cache = False``. What a simulation does not have itself is the model's, read and written.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import types
+from typing import Any, NoReturn
+
+from torch import nn
+
+from qsim.config.config import Config
+from qsim.runs.sharding import refuse_replicas
+
+
+class AsTheModel(nn.Module):
+    """Base of `QuantSim`: what it does not have itself is its model's."""
+
+    model: nn.Module
+
+    def model_method(self, method: types.MethodType) -> Any:
+        """What stands for a method of the model."""
+        raise NotImplementedError
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            model = _model_of(self)
+            if model is None or name.startswith("_") or not hasattr(model, name):
+                raise
+        found = getattr(model, name)
+        return self.model_method(found) if isinstance(found, types.MethodType) and found.__self__ is model else found
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        model = _model_of(self)
+        if model is None or name.startswith("_") or _is_own(self, name) or not hasattr(model, name):
+            super().__setattr__(name, value)
+        else:
+            setattr(model, name, value)
+
+    @property
+    def config(self) -> Config:
+        """What is quantized and how; it was planned when the simulation was made. Whatever else it is asked for, or told, is the
+        model's own ``config``, as Hugging Face's models have one: ``sim.config.use_cache = False``."""
+        config: Config = vars(self)["config"]
+        return config if getattr(self.model, "config", None) is None else _BesideModelConfig(config, self.model)
+
+    @config.setter
+    def config(self, config: Config) -> NoReturn:
+        raise AttributeError(
+            "QuantSim: sim.config says what was planned when the simulation was made, and assigning it would change nothing. Make another "
+            "simulation, QuantSim(model, example_inputs, config); the model's own config is sim.model.config"
+        )
+
+    def show_signature(self) -> None:
+        """Have ``forward`` show the signature of the model's, on the instance and on its class."""
+        self.__class__ = _with_signature(_plain(type(self)), type(self.model))  # type: ignore[arg-type]  # Module's __hash__
+
+    def __reduce_ex__(self, protocol: Any) -> Any:  # the class has no importable name
+        return _rebuild, (_plain(type(self)),), self.__dict__
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self.show_signature()
+
+    def _replicate_for_data_parallel(self) -> NoReturn:
+        refuse_replicas()
+
+
+class _BesideModelConfig(Config):
+    """A `Config` beside that of a model, which has what a `Config` does not have. To all who compare, replace or copy it is a `Config`."""
+
+    def __init__(self, config: Config, model: nn.Module) -> None:
+        vars(self).update(vars(config))
+        vars(self)["_model"] = model
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type[Config]:  # type: ignore[override]  # what dataclasses compare and `dataclasses.replace` calls
+        return Config
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(vars(self)["_model"].config, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if hasattr(Config, name) or name in _fields():
+            raise dataclasses.FrozenInstanceError(
+                f"cannot assign to field {name!r}: it was planned when the simulation was made. Make another one, with "
+                f"dataclasses.replace(sim.config, {name}=...); the model's own is sim.model.config"
+            )
+        setattr(vars(self)["_model"].config, name, value)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return Config, tuple(getattr(self, name) for name in _fields())
+
+
+@functools.cache
+def _fields() -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(Config))
+
+
+def _model_of(module: nn.Module) -> nn.Module | None:
+    """The model of a simulation; None while it has none yet."""
+    model: nn.Module | None = vars(module).get("_modules", {}).get("model")
+    return model
+
+
+def _is_own(module: nn.Module, name: str) -> bool:
+    declared = _declared(type(module))  # type: ignore[arg-type]  # Module's __hash__
+    return name in vars(module) or name in vars(module)["_modules"] or hasattr(type(module), name) or name in declared
+
+
+@functools.cache
+def _declared(cls: type) -> frozenset[str]:
+    return frozenset(name for base in cls.__mro__ for name in inspect.get_annotations(base))
+
+
+def _plain(cls: type) -> type:
+    """The class of simulations that one with a signature was made of."""
+    made: type = getattr(cls, "_plain", cls)
+    return made
+
+
+@functools.cache
+def _with_signature(cls: type, model: type[nn.Module]) -> type:
+    """`cls`, whose forward shows the signature of that of `model`; `cls` itself where that has none."""
+    try:
+        signature = inspect.signature(model.forward)
+    except (TypeError, ValueError):
+        return cls
+    before: types.FunctionType = cls.forward  # type: ignore[attr-defined]
+    forward = functools.wraps(before)(types.FunctionType(before.__code__.replace(), before.__globals__, "forward", before.__defaults__))
+    del forward.__wrapped__  # type: ignore[attr-defined]  # its signature is not this one
+    forward.__signature__ = signature  # type: ignore[attr-defined]
+    return type(cls.__name__, (cls,), {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "_plain": cls, "forward": forward})
+
+
+def _rebuild(cls: type[nn.Module]) -> nn.Module:
+    return cls.__new__(cls)
