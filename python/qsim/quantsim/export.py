@@ -6,7 +6,10 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor, nn
+
 from qsim.config.profile import Profile
+from qsim.deploy import bake
 from qsim.deploy.export import export
 from qsim.deploy.export_report import ExportReport
 from qsim.deploy.retarget import retarget
@@ -121,3 +124,63 @@ class Export(Simulation):
         ['0.weight', '2.input[0]', '2.weight', 'input']
         """
         return retarget(self, target)
+
+    def bake(self) -> nn.Module:
+        """The plain model with its weights on their grids: it computes what this simulation does with its quantizers of weights alone.
+
+        Nothing of qsim is left in it: it costs what the float model costs, in time and in memory, and is saved, loaded and compiled like
+        it. Weights that restoring solved for, and those that training moved, are in it; BatchNorms that were folded stay folded; shared
+        weights stay shared. Activations, caches and biases are in float in it, with a warning where the simulation quantizes them. That
+        the two agree is checked on the example inputs. The integers are in `integer_state_dict`.
+
+        Returns
+        -------
+        nn.Module
+            A copy of `model`, in the modes it is in. The simulation stays as it is.
+
+        Raises
+        ------
+        NoEncodingError
+            A weight has no encoding yet.
+        ValueError
+            What is quantized is no parameter, but computed from some: the message lists all; or is in half precision.
+        RuntimeError
+            The baked model differs from the simulation on the example inputs.
+
+        Examples
+        --------
+        >>> from torch import nn
+        >>> sim = qsim.QuantSim(nn.Linear(4, 2), torch.randn(1, 4), qsim.Config(qsim.TensorSpec(bits=4, axis=0), None))
+        >>> report = sim.calibrate([torch.randn(8, 4)], progress=False)
+        >>> baked, x = sim.bake(), torch.randn(3, 4)
+        >>> type(baked).__name__, torch.equal(baked(x), sim(x))
+        ('Linear', True)
+        """
+        return bake.bake(self)
+
+    def integer_state_dict(self) -> dict[str, Tensor]:
+        """The state dict of `model` with integers in place of the weights that are quantized, and their scales and zero points beside them.
+
+        ``fc.weight`` is what a runtime stores: int8 or uint8 up to 8 bits (`qsim.ops.pack_int4` halves those of 4), int16 or uint16 up to
+        16, or float8. ``fc.weight_scale`` is float32 and ``fc.weight_zero_point`` int32, with the shapes of `Encoding`. What they stand
+        for, ``qsim.ops.dequantize(integers, scale, zero_point, axis=, block_size=)``, is the weight of `bake`, bit for bit. All other
+        entries are those of `model`, in its memory.
+
+        Returns
+        -------
+        dict of str to Tensor
+
+        Raises
+        ------
+        NoEncodingError, ValueError
+            As `bake`.
+
+        Examples
+        --------
+        >>> from torch import nn
+        >>> sim = qsim.QuantSim(nn.Linear(4, 2), torch.randn(1, 4), qsim.Config(qsim.TensorSpec(bits=4, axis=0), None))
+        >>> report = sim.calibrate([torch.randn(8, 4)], progress=False)
+        >>> {name: (str(t.dtype), tuple(t.shape)) for name, t in sim.integer_state_dict().items()}["weight_scale"]
+        ('torch.float32', (2,))
+        """
+        return bake.integer_state_dict(self)

@@ -1,0 +1,164 @@
+"""A simulation's weights, once and for all: the plain model with weights on their grids, and the integers that these are."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from qsim import ops
+from qsim.graph.execute.attach import detach
+from qsim.graph.execute.methods import PLACE
+from qsim.numbers.encoding import Encoding
+from qsim.quantizers.quantizer import Quantizer
+from qsim.runs.sharding import is_sharded
+from qsim.simulation.simulation import Simulation
+
+_NOISE = 64  # so many units in the last place may two kernels for one operation differ by, as those of recurrent layers do
+
+
+class Weight(NamedTuple):
+    """A parameter that the simulation quantizes, and its quantizer."""
+
+    name: str
+    parameter: nn.Parameter
+    quantizer: Quantizer
+
+
+def bake(sim: Simulation) -> nn.Module:
+    """`QuantSim.bake` documents it."""
+    weights = _weights(sim, "bake")
+    memo: dict[int, Any] = {}
+    for module in sim.model.modules():
+        if PLACE in vars(module):
+            memo[id(vars(module)[PLACE])] = vars(module)[PLACE]  # goes with `detach`: copying it would copy the quantizers
+    with torch.no_grad():
+        for weight in weights:
+            on_grid = weight.quantizer.quantize(weight.parameter.detach())
+            memo[id(weight.parameter)] = nn.Parameter(on_grid, requires_grad=weight.parameter.requires_grad)
+    baked = copy.deepcopy(sim.model, memo)
+    detach(baked)
+    _check(sim, baked, weights)
+    left = [key for key in _others(sim, weights) if key in sim.needed()]
+    if left:
+        warnings.warn(
+            f"QuantSim.bake: {len(left)} quantizers of activations are not in the baked model ({', '.join(left[:3])}"
+            f"{', ...' if len(left) > 3 else ''}): it computes with float activations and biases, as weight-only runtimes do",
+            stacklevel=3,
+        )
+    return baked
+
+
+def integer_state_dict(sim: Simulation) -> dict[str, Tensor]:
+    """`QuantSim.integer_state_dict` documents it."""
+    own = {id(weight.parameter): weight for weight in _weights(sim, "integer_state_dict")}
+    found: dict[str, Tensor] = {}
+    for name, t in sim.model.state_dict(keep_vars=True).items():
+        weight = own.get(id(t))
+        if weight is None:
+            found[name] = t.detach()
+            continue
+        encoding = weight.quantizer.encoding
+        assert encoding is not None
+        found[name] = integers(t.detach(), encoding, weight.quantizer.spec.rounding)
+        found[f"{name}_scale"] = encoding.scale
+        if encoding.dtype.startswith(("int", "uint")):
+            found[f"{name}_zero_point"] = encoding.zero_point
+    return found
+
+
+def integers(weight: Tensor, encoding: Encoding, rounding: str) -> Tensor:
+    """What is stored for a weight: integers in the smallest type that holds the grid, or float8."""
+    if encoding.dtype.startswith(("int", "uint")):
+        scale = encoding.scale.double() if weight.dtype is torch.float64 else encoding.scale
+        layout: Any = {"axis": encoding.axis, "block_size": encoding.block_size}
+        return ops.quantize(weight, scale, encoding.zero_point, encoding.quant_min, encoding.quant_max, rounding=rounding, **layout)
+    stored = getattr(torch, encoding.dtype)
+    rounded = ops.round_to_format(weight.float(), encoding.dtype, scale=encoding.scale, axis=encoding.axis, block_size=encoding.block_size)
+    one = torch.zeros_like(encoding.scale, dtype=torch.int32)
+    spread = ops.dequantize(
+        torch.ones_like(rounded, dtype=torch.int8), encoding.scale, one, axis=encoding.axis, block_size=encoding.block_size
+    )
+    steps: Tensor = rounded / spread
+    return steps.to(stored)
+
+
+def _weights(sim: Simulation, caller: str) -> list[Weight]:
+    """The parameters whose quantizers quantize. Raises where a weight is quantized otherwise than as a parameter of its own."""
+    needed, quantizers = sim.needed(), sim.quantizers()
+    found, parameters, computed, halves = [], sim.weights(), [], []
+    for key, planned in sim.decisions.quantizers.items():
+        quantizer = quantizers[key]
+        if planned.role != "weight" or not quantizer.enabled or key not in needed:
+            continue
+        if planned.parameter is None:
+            computed.append(key)
+        elif not planned.spec.has_scale:
+            halves.append(key)
+        elif quantizer.encoding is None:
+            raise sim.no_encoding()
+        elif is_sharded(parameters[key]):
+            raise ValueError(f"QuantSim.{caller}: '{planned.parameter}' is sharded by fully_shard; bake a simulation that is not")
+        else:
+            found.append(Weight(planned.parameter, parameters[key], quantizer))  # type: ignore[arg-type]
+    if computed:
+        raise ValueError(
+            f"QuantSim.{caller}: {', '.join(map(repr, computed))} quantize what the model computes from its parameters, or parts of them "
+            f"(experts, standardized weights): no parameter can hold that. Leave them in float: sim.disable({computed[0]!r}, ...)"
+        )
+    if halves:
+        raise ValueError(f"QuantSim.{caller}: {', '.join(map(repr, halves))} are in half precision; that is model.half(), without qsim")
+    return found
+
+
+def _others(sim: Simulation, weights: list[Weight]) -> list[str]:
+    own = {id(weight.quantizer) for weight in weights}
+    return [key for key, quantizer in sim.quantizers().items() if quantizer.enabled and id(quantizer) not in own]
+
+
+def _check(sim: Simulation, baked: nn.Module, weights: list[Weight]) -> None:
+    """The baked model computes on the example inputs what the simulation does with its quantizers of weights alone."""
+    with _weights_alone(sim, weights), torch.no_grad(), torch.random.fork_rng():
+        for args, kwargs in sim.calls:
+            results = []
+            for model in (sim.model, baked):
+                torch.manual_seed(0)
+                args, kwargs = tree_map_only(Tensor, torch.clone, (args, kwargs))
+                results.append([t for t in tree_leaves(model(*args, **kwargs)) if isinstance(t, Tensor)])
+            for expected, got in zip(*results, strict=True):
+                if not _agree(expected, got):
+                    raise RuntimeError(
+                        "QuantSim.bake: the baked model differs from the simulation on the example inputs: a weight is read at one place "
+                        "where it is quantized and at another where it is not, or a forward is not deterministic. Leave such a weight in "
+                        "float: sim.disable('<module>.weight')"
+                    )
+
+
+def _agree(expected: Tensor, got: Tensor) -> bool:
+    if torch.equal(expected, got) or not expected.is_floating_point():
+        return torch.equal(expected, got)
+    limit = _NOISE * torch.finfo(expected.dtype).eps
+    return bool(torch.allclose(expected, got, rtol=limit, atol=limit * float(expected.abs().nan_to_num(0.0).max()), equal_nan=True))
+
+
+@contextmanager
+def _weights_alone(sim: Simulation, weights: list[Weight]) -> Iterator[None]:
+    """In eval mode, with the quantizers of these weights on and all others off."""
+    on, flags = [sim.quantizers()[key] for key in _others(sim, weights)], {module: module.training for module in sim.modules()}
+    try:
+        for quantizer in on:
+            quantizer.enabled = False
+        sim.eval()
+        with sim.switch.turned(True, falls_back=False):
+            yield
+    finally:
+        for quantizer in on:
+            quantizer.enabled = True
+        for module, training in flags.items():
+            module.training = training

@@ -1,0 +1,167 @@
+"""The baked model is plain, and computes what the simulation does with its quantizers of weights alone."""
+
+import copy
+import itertools
+
+import pytest
+import torch
+import torch.nn.functional as F
+from language_model import TOKENS, LanguageModel
+from torch import nn
+
+import qsim
+
+X = torch.randn(4, 3, 9, 9, generator=torch.Generator().manual_seed(0))
+FOUR = qsim.Config(qsim.TensorSpec(bits=4, axis=0), None)
+
+
+def calibrated(model, example, config):
+    sim = qsim.QuantSim(model.eval(), example, config)
+    sim.calibrate([example], progress=False)
+    return sim
+
+
+def network():
+    torch.manual_seed(0)
+    layers = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.ConvTranspose2d(8, 6, 2, groups=2), nn.Flatten(), nn.Linear(384, 5)
+    return nn.Sequential(*layers)
+
+
+GROUPS = [
+    qsim.TensorSpec(bits=bits, symmetric=symmetric, axis=1, block_size=group)
+    for bits, symmetric, group in itertools.product((2, 3, 4, 8), (True, False), (32, 64, 128))
+]
+
+
+@pytest.mark.parametrize(
+    "spec", GROUPS, ids=lambda spec: f"{spec.bits}-{'symmetric' if spec.symmetric else 'asymmetric'}-{spec.block_size}"
+)
+def test_groups_and_their_integers(spec):
+    torch.manual_seed(0)
+    sim = calibrated(nn.Sequential(nn.Linear(256, 48), nn.ReLU(), nn.Linear(48, 3)), torch.randn(5, 256), qsim.Config(spec, None))
+    baked, x, state = sim.bake(), torch.randn(7, 256), sim.integer_state_dict()
+    assert torch.equal(baked(x), sim(x))
+    for name in ("0.weight", "2.weight"):
+        q, scale, zero_point = (state[f"{name}{end}"] for end in ("", "_scale", "_zero_point"))
+        assert int(q.max()) - int(q.min()) < 2**spec.bits
+        assert torch.equal(qsim.ops.dequantize(q, scale, zero_point, axis=1, block_size=spec.block_size), baked.state_dict()[name])
+    assert torch.equal(state["0.bias"], sim.model[0].bias)
+
+
+@pytest.mark.parametrize("config", [FOUR, qsim.Config(qsim.TensorSpec(bits=8, symmetric=True), None), qsim.Config(qsim.fp8().weight, None)])
+def test_convolutions_folded_and_transposed(config):
+    sim = calibrated(network(), X, config)
+    before = copy.deepcopy(sim.state_dict())
+    baked = sim.bake()
+    assert torch.equal(baked(X), sim(X))
+    assert not any(module.__class__.__module__.startswith("qsim") or "_qsim" in "".join(vars(module)) for module in baked.modules())
+    assert [type(m) for m in baked.modules()] == [getattr(type(m), "_original", type(m)) for m in sim.model.modules()]
+    assert {t.data_ptr() for t in baked.state_dict().values()}.isdisjoint(t.data_ptr() for t in sim.model.state_dict().values())
+    assert all(torch.equal(before[name], t) or t.isnan().any() for name, t in sim.state_dict().items())
+
+
+def test_float8_as_it_is_stored():
+    sim = calibrated(nn.Linear(16, 4), torch.randn(2, 16), qsim.Config(qsim.fp8().weight, None))
+    state = sim.integer_state_dict()
+    assert state["weight"].dtype is torch.float8_e4m3fn
+    scale = state["weight_scale"].reshape(-1, 1)
+    assert torch.equal(state["weight"].float() * scale, sim.bake().weight)
+    assert "weight_zero_point" not in state
+
+
+@pytest.mark.filterwarnings("ignore:QuantSim. 'attention")
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_language_model_generates_the_same(tied):
+    torch.manual_seed(0)
+    sim = calibrated(LanguageModel(tied=tied), {"input_ids": TOKENS}, FOUR)
+    baked = sim.bake().requires_grad_(False)  # torch chooses another kernel for a weight that requires a gradient
+    assert torch.equal(baked.generate(TOKENS, 64), sim.generate(TOKENS, 64))
+    assert (baked.lm_head.weight is baked.embed.weight) is tied
+
+
+def test_recurrent_layers():
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm = nn.LSTM(6, 5, batch_first=True)
+
+        def forward(self, x):
+            return self.lstm(x)[0]
+
+    torch.manual_seed(0)
+    sim = calibrated(Recurrent(), torch.randn(2, 4, 6), FOUR)
+    x = torch.randn(3, 9, 6)
+    baked = sim.bake()
+    torch.testing.assert_close(baked(x), sim(x), rtol=1e-5, atol=1e-6)
+    assert not torch.equal(baked.lstm.weight_hh_l0, sim.model.lstm.weight_hh_l0)
+
+
+@pytest.mark.filterwarnings("ignore:QuantSim. what runs in float")
+def test_solved_weights_are_in_it():
+    sim = calibrated(network(), X, FOUR)
+    plain = sim.bake()(X)
+    sim.solve_weights([X], progress=False)
+    assert torch.equal(sim.bake()(X), sim(X))
+    assert not torch.equal(sim(X), plain)
+
+
+def test_activations_are_not_in_it_and_that_is_said():
+    sim = calibrated(network(), X, qsim.w4a8())
+    with pytest.warns(UserWarning, match="quantizers of activations are not in the baked model"):
+        baked = sim.bake()
+    simulated = sim(X)
+    sim.disable("input", "*.output")
+    assert torch.equal(baked(X), sim(X))
+    assert not torch.equal(baked(X), simulated)
+
+
+def test_what_falls_back_or_is_off_stays_in_float():
+    sim = calibrated(network(), X, FOUR)
+    sim.disable("5.weight")
+    baked = sim.bake()
+    assert torch.equal(baked[5].weight, sim.model[5].weight)
+    assert torch.equal(baked(X), sim(X))
+    assert "5.weight_scale" not in sim.integer_state_dict()
+
+
+def test_before_calibration():
+    with pytest.raises(qsim.NoEncodingError, match="no encoding"):
+        qsim.QuantSim(network().eval(), X, FOUR).bake()
+
+
+class Computed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.scale = nn.Linear(8, 8), nn.Parameter(torch.ones(8, 1))
+
+    def forward(self, x):
+        return F.linear(x, self.fc.weight * self.scale)
+
+
+def test_computed_weights_are_refused_by_name():
+    sim = calibrated(Computed(), torch.randn(2, 8), FOUR)
+    with pytest.raises(ValueError, match=r"'linear.weight'.*sim\.disable\('linear.weight'"):
+        sim.bake()
+    sim.disable("linear.weight")
+    assert torch.equal(sim.bake()(X[0, 0, :, :8]), sim(X[0, 0, :, :8]))
+
+
+class TwiceRead(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.fc(x) + self.fc.weight.sum(1)
+
+
+def test_a_weight_that_is_read_in_float_too_is_refused():
+    sim = calibrated(TwiceRead(), torch.randn(2, 8), FOUR)
+    with pytest.raises(RuntimeError, match="read at one place where it is quantized and at another where it is not"):
+        sim.bake()
+    assert sim.quantizers()["fc.weight"].enabled
+
+
+def test_half_precision_is_refused():
+    with pytest.raises(ValueError, match=r"half precision; that is model\.half"):
+        calibrated(network(), X, qsim.fp16()).bake()

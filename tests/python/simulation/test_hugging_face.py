@@ -1,0 +1,131 @@
+"""Hugging Face's generation and Trainer on a simulation, with the real library, where it is installed."""
+
+import copy
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import qsim
+
+transformers = pytest.importorskip("transformers")
+
+IDS = torch.randint(3, 128, (2, 9), generator=torch.Generator().manual_seed(0))
+MASK = torch.ones_like(IDS)
+SIZES = {
+    "vocab_size": 128,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+}
+
+
+def llama():
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES))
+
+
+def qwen2():
+    return transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**SIZES))
+
+
+def gpt2():
+    sizes = {"vocab_size": 128, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128, "bos_token_id": 1, "eos_token_id": 2}
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes))
+
+
+def t5():
+    sizes = {"vocab_size": 128, "d_model": 32, "d_ff": 64, "num_layers": 2, "num_heads": 4, "d_kv": 8, "decoder_start_token_id": 0}
+    return transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes))
+
+
+WAYS = {
+    "greedy": {"do_sample": False},
+    "sampling": {"do_sample": True, "temperature": 1.5},
+    "beams": {"do_sample": False, "num_beams": 3},
+    "static cache": {"do_sample": False, "cache_implementation": "static"},
+    "no cache": {"do_sample": False, "use_cache": False},
+}
+
+
+def simulated(make, config):
+    torch.manual_seed(0)
+    model = make().eval()
+    example = {"input_ids": IDS, "attention_mask": MASK, **({"decoder_input_ids": IDS[:, :4]} if model.config.is_encoder_decoder else {})}
+    sim = qsim.QuantSim(model, example, config)
+    sim.calibrate([example], progress=False)
+    return sim
+
+
+def generated(model, way, count=64):
+    torch.manual_seed(7)
+    length = {"max_new_tokens": count, "min_new_tokens": count, "pad_token_id": 0}
+    return model.generate(IDS, attention_mask=MASK, output_logits=True, return_dict_in_generate=True, **length, **WAYS[way])
+
+
+@pytest.mark.filterwarnings("ignore:QuantSim")
+@pytest.mark.parametrize("make", [llama, qwen2, gpt2, t5])
+def test_weights_are_quantized_on_every_path(make):
+    """The baked model, which has them on their grids, is the simulation written by hand."""
+    sim = simulated(make, qsim.Config(qsim.TensorSpec(bits=4, axis=1, block_size=16), None))
+    baked = sim.bake().requires_grad_(False)  # torch chooses another kernel for a weight that requires a gradient
+    for way in WAYS:
+        ours, theirs = generated(sim, way), generated(baked, way)
+        assert torch.equal(ours.sequences, theirs.sequences), way
+        assert all(map(torch.equal, ours.logits, theirs.logits)), way
+    with sim.in_float():
+        assert not torch.equal(generated(sim, "greedy").logits[0], theirs.logits[0])
+
+
+@pytest.mark.filterwarnings("ignore:QuantSim")
+@pytest.mark.parametrize("make", [llama, gpt2])
+def test_generation_is_a_loop_over_the_simulation(make):
+    sim = simulated(make, qsim.int8())
+    for way, cache in (("greedy", None), ("static cache", transformers.StaticCache(config=sim.model.config, max_cache_len=80))):
+        tokens, mask, steps = IDS, MASK, []
+        with torch.no_grad():
+            for _ in range(64):
+                out = sim(input_ids=tokens, attention_mask=mask, past_key_values=cache, logits_to_keep=1)
+                cache = out.past_key_values
+                steps.append(out.logits[:, -1].argmax(-1, keepdim=True))
+                tokens, mask = steps[-1], torch.cat([mask, torch.ones(2, 1, dtype=torch.long)], 1)
+        assert torch.equal(generated(sim, way).sequences[:, IDS.shape[1] :], torch.cat(steps, 1)), way
+
+
+@pytest.mark.filterwarnings("ignore:QuantSim")
+def test_trainer_trains_a_simulation(tmp_path):
+    pytest.importorskip("accelerate")
+    sim = simulated(llama, qsim.int8())
+    twin = copy.deepcopy(sim)
+    data = [{"input_ids": row, "labels": row, "no argument of the model": 1} for row in torch.randint(3, 128, (8, 12))]
+    options = {"report_to": [], "use_cpu": True, "disable_tqdm": True, "logging_steps": 1, "save_strategy": "no"}
+    arguments = transformers.TrainingArguments(str(tmp_path), max_steps=4, per_device_train_batch_size=8, learning_rate=1e-2, **options)
+    trainer = transformers.Trainer(model=sim, args=arguments, train_dataset=data, eval_dataset=data)
+    trainer.train()
+    logged = [entry for entry in trainer.state.log_history if "loss" in entry]
+    ids = torch.stack([row["input_ids"] for row in data])
+    logits = twin.train()(input_ids=ids, use_cache=False).logits
+    loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+    loss.backward()
+    norm = torch.nn.utils.get_total_norm([p.grad for p in twin.parameters() if p.grad is not None])
+    assert logged[0]["loss"] == pytest.approx(loss.item(), rel=1e-3)
+    assert logged[0]["grad_norm"] == pytest.approx(norm.item(), rel=1e-2)
+    assert logged[-1]["loss"] < logged[0]["loss"] - 0.1
+    assert trainer.evaluate()["eval_loss"] < logged[0]["loss"]
+
+
+@pytest.mark.filterwarnings("ignore:QuantSim")
+def test_the_page_on_language_models(tmp_path, monkeypatch):
+    pytest.importorskip("accelerate")
+    page = Path(__file__).parents[3] / "docs" / "language_models.md"
+    blocks = re.findall(r"```py\n(.*?)```", page.read_text(), re.S)
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    for block in blocks:
+        exec(compile(block, str(page), "exec"), names)
+    assert names["tokens"].shape[1] <= 32
+    assert (tmp_path / "sim.pt").exists()
