@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from qsim.config.profile import Profile
 from qsim.deploy import bake
+from qsim.deploy.compressed_tensors import save_compressed
 from qsim.deploy.export import export
 from qsim.deploy.export_report import ExportReport
 from qsim.deploy.retarget import retarget
@@ -184,3 +185,28 @@ class Export(Simulation):
         ('torch.float32', (2,))
         """
         return bake.integer_state_dict(self)
+
+    def save_compressed(self, folder: str | os.PathLike[str]) -> None:
+        """Write the model with packed integer weights, as vLLM and transformers read it: compressed-tensors, pack-quantized.
+
+        For linear layers whose weights have 4 or 8 bits, per output channel (``axis=0``) or in groups along the input channels
+        (``axis=1, block_size=128``), symmetric or not; all else stays in float, and activations are not written. The weights that a
+        reader makes of the file in float32 are those of `bake`, bit for bit. Needs safetensors: ``pip install "qsim[weights]"``.
+
+        Parameters
+        ----------
+        folder : path-like
+            Made if it is not there. ``model.safetensors`` and ``config.json`` in it are replaced; tokenizers are not written.
+
+        Raises
+        ------
+        NoEncodingError
+            A weight has no encoding yet.
+        ValueError
+            The format cannot hold the simulation: the message lists every weight, why, and what to change. Nothing is written.
+
+        Notes
+        -----
+        Source: github.com/vllm-project/compressed-tensors.
+        """
+        save_compressed(self, folder)

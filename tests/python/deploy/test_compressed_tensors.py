@@ -1,0 +1,112 @@
+"""Packed weights, unpacked bit by bit, and read by the libraries that they are for, where these are installed."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+import qsim
+from qsim.deploy.compressed_tensors import pack
+
+X = torch.randn(6, 64, generator=torch.Generator().manual_seed(0))
+SPECS = {
+    "group 32": qsim.TensorSpec(bits=4, axis=1, block_size=32, method="minmax"),
+    "group 16 symmetric": qsim.TensorSpec(bits=4, axis=1, block_size=16, symmetric=True, method="minmax"),
+    "channel": qsim.TensorSpec(bits=4, axis=0, method="minmax"),
+    "unsigned": qsim.TensorSpec(bits=4, axis=1, block_size=32, signed=False, method="minmax"),
+    "8 bits": qsim.TensorSpec(bits=8, axis=1, block_size=64, method="minmax"),
+    "narrow": qsim.TensorSpec(bits=8, axis=0, symmetric=True, narrow=True, method="minmax"),
+}
+
+
+def simulated(config, width=20):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, 3)).eval()
+    sim = qsim.QuantSim(model, X, config)
+    sim.calibrate([X], progress=False)
+    return sim
+
+
+def unpacked(words, bits, columns):
+    """Number by number, in Python's integers."""
+    rows = []
+    for row in words.tolist():
+        bytes_ = b"".join((word % 2**32).to_bytes(4, "little") for word in row)
+        number = int.from_bytes(bytes_, "little")
+        rows.append([(number >> (bits * i)) % 2**bits - 2 ** (bits - 1) for i in range(columns)])
+    return torch.tensor(rows)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("columns", [1, 7, 8, 33])
+def test_pack(bits, columns):
+    numbers = torch.randint(-(2 ** (bits - 1)), 2 ** (bits - 1), (5, columns), dtype=torch.int32)
+    assert torch.equal(unpacked(pack(numbers, bits), bits, columns), numbers.long())
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_what_is_written_is_the_baked_weight(name, tmp_path):
+    safetensors = pytest.importorskip("safetensors.torch")
+    sim = simulated(qsim.Config(SPECS[name], None).override("2", weight=None))
+    sim.save_compressed(tmp_path)
+    state = safetensors.load_file(tmp_path / "model.safetensors")
+    config = json.loads((tmp_path / "config.json").read_text())["quantization_config"]
+    scheme, baked = config["config_groups"]["group_0"]["weights"], sim.bake()
+    bits, rows, columns = scheme["num_bits"], *state["0.weight_shape"].tolist()
+    q, scale = unpacked(state["0.weight_packed"], bits, columns), state["0.weight_scale"]
+    zeros = torch.zeros(rows, scale.shape[1]) if scheme["symmetric"] else unpacked(state["0.weight_zero_point"].T, bits, rows).T
+    groups = q.unflatten(1, (scale.shape[1], -1))
+    assert torch.equal(((groups - zeros[..., None]).float() * scale[..., None]).flatten(1), baked[0].weight)
+    assert scheme["group_size"] == SPECS[name].block_size
+    assert config["ignore"] == ["2"]
+    assert torch.equal(state["2.weight"], sim.model[2].weight)
+    assert "0.weight" not in state
+
+
+def test_what_it_cannot_hold_is_listed_and_nothing_written(tmp_path):
+    sim = simulated(qsim.Config(qsim.TensorSpec(bits=3, axis=1, block_size=48), None))
+    with pytest.raises(ValueError, match=r"(?s)'0\.weight' is int3; expected integers of 4 or 8 bits.*'2\.weight' is int3"):
+        sim.save_compressed(tmp_path)
+    with pytest.raises(ValueError, match="which groups of 48 do not divide"):
+        simulated(qsim.Config(qsim.TensorSpec(bits=4, axis=1, block_size=48), None)).save_compressed(tmp_path)
+    with pytest.raises(ValueError, match=r"quantizers are of no weight.*activation=None"):
+        simulated(qsim.w4a8()).save_compressed(tmp_path)
+    with pytest.raises(ValueError, match="no weight is quantized"):
+        simulated(qsim.Config(None, None)).save_compressed(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_the_library_unpacks_it(name, tmp_path):
+    pytest.importorskip("compressed_tensors")
+    from compressed_tensors.compressors.pack_quantized import PackedQuantizationCompressor
+    from compressed_tensors.quantization import QuantizationConfig
+
+    safetensors = pytest.importorskip("safetensors.torch")
+    sim = simulated(qsim.Config(SPECS[name], None).override("2", weight=None))
+    sim.save_compressed(tmp_path)
+    config = QuantizationConfig(**json.loads((tmp_path / "config.json").read_text())["quantization_config"])
+    state = safetensors.load_file(tmp_path / "model.safetensors")
+    own = {key.removeprefix("0."): t for key, t in state.items() if key.startswith("0.")}
+    read = PackedQuantizationCompressor.decompress(own, config.config_groups["group_0"])
+    assert torch.equal(read["weight"], sim.bake()[0].weight)
+
+
+@pytest.mark.parametrize("name", ["group 16 symmetric", "narrow"])
+def test_transformers_reads_it(name, tmp_path):
+    """Symmetric ones: compressed-tensors 0.20 makes room for zero points that are not packed, and then refuses packed ones."""
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("compressed_tensors")
+    sizes = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, tie_word_embeddings=False)).eval()
+    ids = torch.randint(64, (2, 9))
+    config = qsim.Config(SPECS[name], None).override("lm_head", weight=None).override("*.embed_tokens", weight=None)
+    sim = qsim.QuantSim(model, {"input_ids": ids}, config)
+    sim.calibrate([{"input_ids": ids}], progress=False)
+    sim.save_compressed(tmp_path)
+    read = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    with torch.no_grad():
+        assert torch.equal(read(input_ids=ids).logits, sim.bake()(input_ids=ids).logits)
+        assert not torch.equal(read(input_ids=ids).logits, model(input_ids=ids).logits)
