@@ -31,6 +31,11 @@ def cpu_capability() -> str:
     """The instruction-set level of the CPU kernels in use: ``"default"``, ``"avx2"`` or ``"avx512"``.
 
     The environment variable ``QSIM_CPU_CAPABILITY`` forces one; a level this processor lacks is an error.
+
+    Examples
+    --------
+    >>> cpu_capability() in ("default", "avx2", "avx512")
+    True
     """
     return str(torch.ops.qsim.cpu_capability())
 

@@ -69,6 +69,19 @@ class BitSearch:
         Of the metric.
     note : str
         What is not known of the model; "" for nothing.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from torch import nn
+    >>> model, x = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4)).eval(), torch.randn(64, 16)
+    >>> sim = qsim.QuantSim(model, x, qsim.int4())
+    >>> report = sim.calibrate([x], progress=False)
+    >>> search = sim.search_bits([x], budget=Budget(tensors=0.2), candidates=(4, 8), probes=0, progress=False)
+    >>> finer = qsim.QuantSim(model, x, search.config)
+    >>> finer.quantizers()["0.weight"].spec.bits == search.best.bits["0.weight"]
+    True
+    >>> search.save(tempfile.mktemp(".html"))
     """
 
     front: list[Point]

@@ -61,6 +61,17 @@ class Comparison:
         What the model returns, simulated beside float: all floating-point tensors in it.
     notes : list of str
         Tensors that could not be compared, and why.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> sim = qsim.QuantSim(torch.nn.Linear(3, 2), torch.zeros(1, 3))
+    >>> x = torch.randn(64, 3)
+    >>> report = sim.calibrate([x], progress=False)
+    >>> comparison = sim.compare(x)
+    >>> comparison.output.sqnr > 20, comparison.worst()[0].local.sqnr == min(row.local.sqnr for row in comparison.rows)
+    (True, True)
+    >>> comparison.save(tempfile.mktemp(".html"))
     """
 
     rows: list[TensorError]

@@ -117,6 +117,16 @@ class NumericLog:
         Whether the model was in training mode, by step.
     first_nonfinite : dict of str to int
         In which step a module met NaN or Inf first, also where the log does not reach back so far; in the order in which they did.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> model, path = torch.nn.Sequential(torch.nn.Linear(4, 2)), tempfile.mktemp(".bin")
+    >>> with qsim.numeric_log(model, path):
+    ...     _ = model(torch.ones(1, 4)), model(torch.full((1, 4), torch.nan))
+    >>> log = qsim.read_numeric_log(path)
+    >>> log.layers, log.steps, log.first_nonfinite["0"]
+    (['0', ''], [0, 1], 1)
     """
 
     layers: list[str] = field(default_factory=list)
@@ -150,6 +160,15 @@ def read_numeric_log(path: str | PathLike[str]) -> NumericLog:
     ValueError
         It is no such log.
     FileNotFoundError
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> model, path = torch.nn.Sequential(torch.nn.Linear(4, 2)), tempfile.mktemp(".bin")
+    >>> with qsim.numeric_log(model, path):
+    ...     _ = model(torch.ones(1, 4))
+    >>> len(read_numeric_log(path)["0"].max)
+    1
     """
     path = Path(path)
     try:

@@ -66,6 +66,17 @@ class Progressive:
         Operations that did not join, the one that was too much among them, in the order of the model.
     note : str
         Why it ended early; "" if all joined.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from torch import nn
+    >>> sim = qsim.QuantSim(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), torch.zeros(1, 4))
+    >>> report = sim.calibrate([torch.randn(32, 4)], progress=False)
+    >>> progressive = sim.progressive([torch.randn(32, 4)], progress=False)
+    >>> len(progressive.steps), progressive.breaks in progressive.steps, progressive.left
+    (3, True, [])
+    >>> progressive.save(tempfile.mktemp(".html"))
     """
 
     steps: list[Joined]

@@ -61,6 +61,20 @@ class Sensitivity:
     quantized : float
         With all on that were on.
     higher_is_better : bool
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from torch import nn
+    >>> sim = qsim.QuantSim(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), torch.zeros(1, 4))
+    >>> report = sim.calibrate([torch.randn(32, 4)], progress=False)
+    >>> sensitivity = sim.sensitivity([torch.randn(32, 4)], progress=False)
+    >>> first = sensitivity.ranked()[0]
+    >>> first.value == min(score.value for score in sensitivity.scores), len(sensitivity.worst(2))
+    (True, 2)
+    >>> sensitivity.lost(sensitivity.quantized)  # in dB; in float the SQNR is infinite
+    inf
+    >>> sensitivity.save(tempfile.mktemp(".html"))
     """
 
     scores: list[Score]

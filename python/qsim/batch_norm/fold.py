@@ -38,6 +38,13 @@ class FoldReport:
         What deserves a look although it was no obstacle: one sentence each.
     folds : tuple of (Fold, BatchNorm)
         What was done, in order, with the modules that are gone: for states of the model as it was (`fold_state`).
+
+    Examples
+    --------
+    >>> from torch import nn
+    >>> model = nn.Sequential(nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2)).eval()
+    >>> qsim.fold_batch_norms(model, torch.zeros(1, 1, 4, 4)).folded
+    {'1': '0'}
     """
 
     folded: dict[str, str] = field(default_factory=dict)

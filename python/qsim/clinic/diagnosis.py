@@ -41,6 +41,19 @@ class Diagnosis:
         What to keep in float32, for `Config.with_plan` and deployment files; None where nothing was run.
     nonfinite : int
         Elements of the output that are NaN or Inf on the target and finite in float32, in the first batch that has any.
+
+    Examples
+    --------
+    >>> import json, tempfile
+    >>> class Squares(torch.nn.Module):
+    ...     def forward(self, x):
+    ...         return (x * x).mean(-1).sqrt()
+    >>> diagnosis = qsim.doctor(Squares(), [torch.full((2, 4), 300.0)], target="tensorrt-fp16")
+    >>> diagnosis.healthy, diagnosis.plan.keep
+    (False, ('mul', 'mean', 'sqrt'))
+    >>> json.loads(diagnosis.to_json())["target"]
+    'tensorrt-fp16'
+    >>> diagnosis.to_html(tempfile.mktemp(".html"))
     """
 
     findings: tuple[Finding, ...]
@@ -55,7 +68,13 @@ class Diagnosis:
 
     @property
     def healthy(self) -> bool:
-        """Whether nothing was found but what is worth knowing."""
+        """Whether nothing was found but what is worth knowing.
+
+        Examples
+        --------
+        >>> qsim.doctor(torch.nn.Linear(4, 2), [torch.randn(8, 4)], target="tensorrt-fp16").healthy
+        True
+        """
         return all(finding.severity == "info" for finding in self.findings)
 
     def __str__(self) -> str:

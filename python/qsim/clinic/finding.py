@@ -32,6 +32,15 @@ class Finding:
         One sentence: what to do.
     source : str
         "model.py:42: y = x.cumsum(-1)", the line of Python that made the call; "" where it is not known.
+
+    Examples
+    --------
+    >>> class Squares(torch.nn.Module):
+    ...     def forward(self, x):
+    ...         return (x * x).mean(-1).sqrt()
+    >>> finding = qsim.doctor(Squares(), [torch.full((2, 4), 300.0)], target="tensorrt-fp16").findings[0]
+    >>> finding.code, finding.severity, finding.place
+    ('QS010', 'error', 'mul')
     """
 
     code: str

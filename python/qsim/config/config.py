@@ -92,13 +92,25 @@ class Config:
         return (("*", given),) if isinstance(given, str) else tuple(dict(given).items())
 
     def batch_norm_policy(self, name: str) -> str:
-        """What becomes of the BatchNorm at this path: "fold", "keep" or "freeze"."""
+        """What becomes of the BatchNorm at this path: "fold", "keep" or "freeze".
+
+        Examples
+        --------
+        >>> Config(batch_norm={"*": "keep", "stem.*": "fold"}).batch_norm_policy("stem.bn")
+        'fold'
+        """
         matching = [policy for pattern, policy in self._batch_norm_policies() if fnmatchcase(name, pattern)]
         return matching[-1] if matching else "fold"
 
     @property
     def profile(self) -> Profile:
-        """The rules of the target."""
+        """The rules of the target.
+
+        Examples
+        --------
+        >>> qsim.int8(target="tensorrt").profile.shared
+        ('Concat',)
+        """
         return self.target if isinstance(self.target, Profile) else PROFILES[self.target]
 
     def override(
@@ -157,6 +169,12 @@ class Config:
         -------
         Config
             With an override for each name in `plan.keep`, which wins over the earlier ones.
+
+        Examples
+        --------
+        >>> plan = qsim.Plan(("head",), "int8", "tensorrt-int8")
+        >>> qsim.int8().with_plan(plan).spec_for("head", "linear", "weight") is None
+        True
         """
         config = self
         for name in plan.keep:
@@ -183,7 +201,14 @@ class Config:
         return self.spec_of(SiteInfo(site, op_type), role)
 
     def spec_of(self, site: SiteInfo, role: str) -> TensorSpec | None:
-        """As `spec_for`, for a site of which more is known than name and operation."""
+        """As `spec_for`, for a site of which more is known than name and operation.
+
+        Examples
+        --------
+        >>> site = SiteInfo("stem", "conv2d", "Conv2d", (8, 3, 3, 3), is_first=True)
+        >>> qsim.int4().override(position="first", bits=8).spec_of(site, "weight").bits
+        8
+        """
         if role not in ROLES:
             raise ValueError(f"Config: got role {role!r}; expected 'weight' or 'activation'")
         spec: TensorSpec | None = getattr(self, role)

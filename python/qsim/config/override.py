@@ -56,7 +56,13 @@ class SiteInfo:
 
     @property
     def type(self) -> str | None:
-        """The operation's ONNX type, "Conv" for "conv2d"; the function's name where ONNX has no such operator."""
+        """The operation's ONNX type, "Conv" for "conv2d"; the function's name where ONNX has no such operator.
+
+        Examples
+        --------
+        >>> SiteInfo("add", "add").type
+        'Add'
+        """
         return None if self.op is None else onnx_type(self.op)
 
 
@@ -67,8 +73,8 @@ class Override:
     Parameters
     ----------
     pattern : str or callable
-        Glob as `fnmatch.fnmatchcase` takes it, matched with whole site names: "fc", "layer1.*", "*.conv[12]". Or a function of a
-        `SiteInfo` that returns whether the site is meant; such an override cannot go into JSON.
+        Glob as `fnmatch.fnmatchcase` takes it, matched with whole site names: ``"fc"``, ``"layer1.*"``, ``"*.conv[12]"``. Or a function
+        of a `SiteInfo` that returns whether the site is meant; such an override cannot go into JSON.
     op_type : str, optional
         Glob for the type of the operation, as a torch function ("conv2d", "conv*") or an ONNX operator ("Conv"); by default any.
     weight, activation : TensorSpec, mapping or None
@@ -78,6 +84,14 @@ class Override:
         formats, "mxfp4", "nvfp4" and the like say how blocks lie too, and "float" leaves the tensor in float.
     position : str, optional
         "first" or "last": only the first or last operation with a weight, as `SiteInfo` has them.
+
+    Examples
+    --------
+    >>> first = Override(position="first", weight={"bits": 8})
+    >>> Config(overrides=(first,)).weight == Config().weight  # the rest stays as it is
+    True
+    >>> Override("head.*", activation=None) == Override.from_dict(Override("head.*", activation=None).to_dict())
+    True
     """
 
     pattern: str | Callable[[SiteInfo], bool] = "*"

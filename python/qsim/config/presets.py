@@ -47,32 +47,70 @@ def int8(target: str | Profile = "default") -> Config:
 
 
 def int4(target: str | Profile = "default") -> Config:
-    """4-bit weights and activations: usually needs training."""
+    """4-bit weights and activations: usually needs training.
+
+    Examples
+    --------
+    >>> int4().weight.bits, int4().weight.method
+    (4, 'mse')
+    """
     return _integer(4, 4, target)
 
 
 def int16(target: str | Profile = "default") -> Config:
-    """16-bit weights and activations; biases stay in float."""
+    """16-bit weights and activations; biases stay in float.
+
+    Examples
+    --------
+    >>> int16().activation.quant_max, int16().bias
+    (32767, False)
+    """
     return _integer(16, 16, target)
 
 
 def w4a8(target: str | Profile = "default") -> Config:
-    """4-bit weights, 8-bit activations."""
+    """4-bit weights, 8-bit activations.
+
+    Examples
+    --------
+    >>> w4a8().weight.bits, w4a8().activation.bits
+    (4, 8)
+    """
     return _integer(4, 8, target)
 
 
 def fp16(target: str | Profile = "default") -> Config:
-    """float16 weights and activations; what overflows becomes Inf."""
+    """float16 weights and activations; what overflows becomes Inf.
+
+    Examples
+    --------
+    >>> sim = qsim.QuantSim(torch.nn.Tanh(), torch.zeros(1), fp16())
+    >>> report = sim.calibrate([torch.ones(4)], progress=False)
+    >>> sim(torch.tensor([0.1])).half().float() == sim(torch.tensor([0.1]))
+    tensor([True])
+    """
     return _floating("float16", target)
 
 
 def bf16(target: str | Profile = "default") -> Config:
-    """bfloat16 weights and activations."""
+    """bfloat16 weights and activations.
+
+    Examples
+    --------
+    >>> bf16().weight.dtype, bf16().weight.has_scale
+    ('bfloat16', False)
+    """
     return _floating("bfloat16", target)
 
 
 def fp8(target: str | Profile = "default") -> Config:
-    """float8_e4m3fn weights and activations, saturating: the largest magnitude of a tensor, of weights per output channel, is 448."""
+    """float8_e4m3fn weights and activations, saturating: the largest magnitude of a tensor, of weights per output channel, is 448.
+
+    Examples
+    --------
+    >>> fp8().activation.dtype, fp8().activation.has_scale, fp8().activation.quant_max
+    ('float8_e4m3fn', True, 448)
+    """
     return _floating("float8_e4m3fn", target)
 
 

@@ -129,7 +129,14 @@ class Profile:
         return next(((low, high) for pattern, low, high in self.ranges if fnmatchcase(op_type, pattern)), None)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """As JSON has it.
+
+        Examples
+        --------
+        >>> from qsim.config.profile import TENSORRT
+        >>> Profile.from_dict(TENSORRT.to_dict()) == TENSORRT
+        True
+        """
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         decided = {role: self.decided(role) for role in ("weight", "activation")}
         return {**fields, **decided, "rules": [rule.to_dict() for rule in self.rules]}

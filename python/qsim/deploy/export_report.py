@@ -41,6 +41,15 @@ class ExportReport:
         ``qsim.fallback``.
     session_options : dict of str to str
         Entries for `onnxruntime.SessionOptions.add_session_config_entry`, so that a CPU like this one computes the integers of the file.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> sim = qsim.QuantSim(torch.nn.Linear(3, 2), torch.zeros(1, 3), qsim.int8(target="onnxruntime"))
+    >>> report = sim.calibrate([torch.randn(64, 3)], progress=False)
+    >>> exported = sim.export(tempfile.mktemp(".onnx"), target="onnxruntime", verify=[torch.randn(8, 3)])
+    >>> exported.target, exported.path in exported.files, exported.verification is None
+    ('onnxruntime', True, False)
     """
 
     path: Path

@@ -48,7 +48,16 @@ class Plan(FloatPlan):
     """
 
     def nodes(self, model: str | PathLike[str]) -> dict[str, list[str]]:
-        """The nodes of an exported ONNX model that each kept operation became: see `qsim.deploy.plan_nodes.find`."""
+        """The nodes of an exported ONNX model that each kept operation became: see `qsim.deploy.plan_nodes.find`.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> model, path = torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.Tanh()).eval(), tempfile.mktemp(".onnx")
+        >>> exported = torch.onnx.export(model, (torch.zeros(1, 4),), path, verbose=False)
+        >>> list(Plan(("1",), "float16").nodes(path))
+        ['1']
+        """
         return plan_nodes.find(model, self)
 
     def op_selector(self) -> Callable[[Any], bool]:
@@ -56,10 +65,20 @@ class Plan(FloatPlan):
 
         Examples
         --------
-        ``ct.convert(traced, compute_precision=ct.transform.FP16ComputePrecision(op_selector=plan.op_selector()))``
+        >>> selector = Plan(("norm.pow",), "float16", "coreml-fp16").op_selector()
+        >>> callable(selector)  # ct.convert(traced, compute_precision=ct.transform.FP16ComputePrecision(op_selector=selector))
+        True
         """
         return plan_coreml.selector(self)
 
     def write(self, folder: str | PathLike[str], model: str | PathLike[str] | None = None, batch: Any = None) -> PlanFiles:
-        """Write the plan, and what tools that build engines take: see `qsim.deploy.plan_files.write`."""
+        """Write the plan, and what tools that build engines take: see `qsim.deploy.plan_files.write`.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> files = Plan(("norm.pow",), "float16", "coreml-fp16").write(tempfile.mkdtemp())
+        >>> sorted(path.name for path in files)
+        ['coreml_op_selector.py', 'modelopt.json', 'plan.json']
+        """
         return plan_files.write(self, folder, model, batch)

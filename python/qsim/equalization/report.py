@@ -60,6 +60,14 @@ class EqualizeReport:
         BatchNorms that were folded first.
     warnings : tuple of str
         What could not be seen while the model was recorded.
+
+    Examples
+    --------
+    >>> from torch import nn
+    >>> model = nn.Sequential(nn.Conv2d(3, 8, 1), nn.ReLU(), nn.Conv2d(8, 4, 1)).eval()
+    >>> report = qsim.equalize(model, torch.randn(1, 3, 8, 8))
+    >>> len(report.changes), report.error < 1e-5, report.put_back
+    (1, True, '')
     """
 
     changes: tuple[Change, ...] = ()

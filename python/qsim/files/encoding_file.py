@@ -48,6 +48,12 @@ class Entry:
         Why there is no encoding.
     source : Source, optional
         The entry as it was read. It counts while it still says what `encoding` says.
+
+    Examples
+    --------
+    >>> entry = Entry(Encoding(torch.tensor(0.5), torch.tensor(0, dtype=torch.int32), -128, 127), "activation")
+    >>> qsim.EncodingFile({"input": entry}).entries["input"].role
+    'activation'
     """
 
     encoding: Encoding | None
@@ -97,12 +103,26 @@ class EncodingFile:
 
     @property
     def encodings(self) -> dict[str, Encoding]:
-        """All entries that an `Encoding` can hold."""
+        """All entries that an `Encoding` can hold.
+
+        Examples
+        --------
+        >>> encoding = Encoding(torch.tensor(0.5), torch.tensor(0, dtype=torch.int32), -128, 127)
+        >>> EncodingFile({"input": Entry(encoding)}).encodings["input"].scale.item()
+        0.5
+        """
         return {name: entry.encoding for name, entry in self.entries.items() if entry.encoding is not None}
 
     @property
     def activations(self) -> dict[str, Entry]:
-        """The entries of activations."""
+        """The entries of activations.
+
+        Examples
+        --------
+        >>> encoding = Encoding(torch.tensor(0.5), torch.tensor(0, dtype=torch.int32), -128, 127)
+        >>> list(EncodingFile({"input": Entry(encoding, "activation"), "weight": Entry(encoding, "parameter")}).activations)
+        ['input']
+        """
         return {name: entry for name, entry in self.entries.items() if entry.role == "activation"}
 
     @property

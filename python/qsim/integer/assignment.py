@@ -51,6 +51,13 @@ class Kernel:
     pair : int or None
         The largest sum of two products that uint8 activations could make with the weight (`qsim.integer.kernels.pairs`); None where it
         multiplies no such types.
+
+    Examples
+    --------
+    >>> sim = qsim.QuantSim(torch.nn.Linear(3, 2), torch.zeros(1, 3), qsim.int8(target="onnxruntime"))
+    >>> report = sim.calibrate([torch.randn(64, 3)], progress=False)
+    >>> sim.kernels()[0].kernel
+    'QGemm'
     """
 
     node: Node

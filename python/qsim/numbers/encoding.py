@@ -112,7 +112,14 @@ class Encoding:
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in ("scale", "zero_point")}
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields as JSON has them: tensors as nested lists, and the dtype of `scale`. Lossless, except for the device."""
+        """All fields as JSON has them: tensors as nested lists, and the dtype of `scale`. Lossless, except for the device.
+
+        Examples
+        --------
+        >>> encoding = Encoding(torch.tensor(0.5), torch.tensor(0, dtype=torch.int32), -8, 7)
+        >>> Encoding.from_dict(encoding.to_dict()).quant_max
+        7
+        """
         precision = str(self.scale.dtype).removeprefix("torch.")
         return {
             "scale": self.scale.tolist(),

@@ -151,17 +151,35 @@ class TensorSpec:
 
     @property
     def is_float(self) -> bool:
-        """Whether the tensor is rounded to a float format instead of an integer grid."""
+        """Whether the tensor is rounded to a float format instead of an integer grid.
+
+        Examples
+        --------
+        >>> TensorSpec(dtype="float16").is_float, TensorSpec(bits=2).is_float
+        (True, False)
+        """
         return self.dtype != "int"
 
     @property
     def has_scale(self) -> bool:
-        """Whether a scale is chosen from a range: for integers and float8, not for float16 and bfloat16."""
+        """Whether a scale is chosen from a range: for integers and float8, not for float16 and bfloat16.
+
+        Examples
+        --------
+        >>> [TensorSpec(dtype=dtype).has_scale for dtype in ("int", "float8_e4m3fn", "float16")]
+        [True, True, False]
+        """
         return not self.is_float or FLOAT_FORMATS[self.dtype].scaled
 
     @property
     def is_running(self) -> bool:
-        """Whether the range is a running one, which follows the batches in training."""
+        """Whether the range is a running one, which follows the batches in training.
+
+        Examples
+        --------
+        >>> TensorSpec(method="ema").is_running
+        True
+        """
         return self.method == "ema" and not self.is_float
 
     @property
@@ -185,13 +203,26 @@ class TensorSpec:
 
     @property
     def encoding_dtype(self) -> str:
-        """Name of what the tensor is stored as: "int8", "uint4", "float16"."""
+        """Name of what the tensor is stored as: "int8", "uint4", "float16".
+
+        Examples
+        --------
+        >>> TensorSpec(bits=4, signed=False).encoding_dtype, TensorSpec(dtype="float16").encoding_dtype
+        ('uint4', 'float16')
+        """
         if self.is_float:
             return self.dtype
         return f"{'u' if self.signed is False else ''}int{self.bits}"
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields, as JSON has them."""
+        """All fields, as JSON has them.
+
+        Examples
+        --------
+        >>> spec = TensorSpec(bits=4)
+        >>> TensorSpec.from_dict(spec.to_dict()) == spec
+        True
+        """
         return dataclasses.asdict(self)
 
     @classmethod

@@ -67,6 +67,12 @@ def grad_power_sum(grads: Sequence[Tensor], *, norm_type: float = 2.0) -> tuple[
         Sum of ``|x| ** norm_type`` over the finite elements of each gradient; for ``inf`` their largest ``|x|``.
     nonfinite : Tensor, shape (len(grads),), int64
         How many elements of each gradient are not finite.
+
+    Examples
+    --------
+    >>> powers, nonfinite = grad_power_sum([torch.tensor([3.0, 4.0]), torch.tensor([torch.nan])])
+    >>> powers.tolist(), nonfinite.tolist()
+    ([25.0, 0.0], [0, 1])
     """
     powers, counts = torch.ops.qsim.grad_power_sum(grads, norm_type=norm_type)
     return powers, counts
@@ -91,6 +97,16 @@ def scale_grad_(
     Returns
     -------
     total_norm : Tensor, shape (), float32 (float64 when one of these gradients is)
+
+    Examples
+    --------
+    >>> here, there = torch.tensor([3.0]), torch.tensor([4.0])  # as if on two devices
+    >>> sums = [grad_power_sum([grad]) for grad in (here, there)]
+    >>> powers, counts = (torch.cat(parts) for parts in zip(*sums, strict=True))
+    >>> [scale_grad_([grad], powers, counts, 1.0).item() for grad in (here, there)]
+    [5.0, 5.0]
+    >>> round(here.item(), 4), round(there.item(), 4)
+    (0.6, 0.8)
     """
     total_norm: Tensor = torch.ops.qsim.scale_grad_(grads, powers, counts, max_norm, norm_type=norm_type, nonfinite=nonfinite)
     return total_norm

@@ -53,7 +53,13 @@ class Encoded(RangeState):
 
     @property
     def spec(self) -> TensorSpec:
-        """How the tensor is quantized, with the range method last used."""
+        """How the tensor is quantized, with the range method last used.
+
+        Examples
+        --------
+        >>> qsim.Quantizer(TensorSpec(bits=4)).spec.bits
+        4
+        """
         return self._spec
 
     @property
@@ -133,7 +139,13 @@ class Encoded(RangeState):
 
     @property
     def encoding(self) -> Encoding | None:
-        """The encoding in use, as new tensors; None while there is none, and where the scale comes from each tensor (dynamic)."""
+        """The encoding in use, as new tensors; None while there is none, and where the scale comes from each tensor (dynamic).
+
+        Examples
+        --------
+        >>> qsim.Quantizer(TensorSpec()).encoding is None
+        True
+        """
         if not self._look_for_encoding():
             return None
         spec = self._spec

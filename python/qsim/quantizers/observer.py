@@ -125,7 +125,13 @@ class Observer(RangeState):
 
     @property
     def sketched(self) -> bool:
-        """Whether there is a sketch of the distribution."""
+        """Whether there is a sketch of the distribution.
+
+        Examples
+        --------
+        >>> Observer().sketched, Observer(axis=0).sketched
+        (True, False)
+        """
         return self.axis is None
 
     @property
@@ -144,7 +150,16 @@ class Observer(RangeState):
         return self.highest.clone()
 
     def reset(self) -> None:
-        """Forget what was observed."""
+        """Forget what was observed.
+
+        Examples
+        --------
+        >>> observer = Observer()
+        >>> _ = observer(torch.ones(3))
+        >>> observer.reset()
+        >>> observer.counts.elements
+        0
+        """
         self.lowest.fill_(torch.inf)
         self.highest.fill_(-torch.inf)
         self.counters.zero_()
@@ -159,6 +174,14 @@ class Observer(RangeState):
         ----------
         other : Observer
             Of the same axis, block size and shape; on any device. Not changed.
+
+        Examples
+        --------
+        >>> one, other = Observer(), Observer()
+        >>> _ = one(torch.tensor([1.0])), other(torch.tensor([-2.0]))
+        >>> one.merge(other)
+        >>> one.min.item(), one.max.item()
+        (-2.0, 1.0)
         """
         if (self.axis, self.block_size) != (other.axis, other.block_size):
             raise ValueError(
@@ -247,6 +270,14 @@ class Observer(RangeState):
         ------
         ValueError
             Fewer than two different finite values were observed, or there is no sketch.
+
+        Examples
+        --------
+        >>> observer = Observer()
+        >>> _ = observer(torch.randn(1000))
+        >>> edges, masses = observer.histogram(bins=16)
+        >>> edges.numel(), masses.sum().item()
+        (17, 1000.0)
         """
         if not self.sketched:
             raise ValueError(

@@ -75,6 +75,12 @@ class Quantizer(Encoded):
     >>> quantizer.observing, quantizer.enabled = False, True
     >>> quantizer(torch.tensor([0.33, 5.0]))
     tensor([0.4000, 2.0000])
+    >>> quantizer.min.item(), quantizer.max.item(), quantizer.counts.elements
+    (-1.0, 2.0, 100)
+    >>> quantizer.reset()  # the encoding stays
+    >>> quantizer.observe(torch.tensor([7.0]))
+    >>> quantizer.max.item(), quantizer.encoding == encoding
+    (7.0, True)
 
     Notes
     -----
@@ -155,7 +161,14 @@ class Quantizer(Encoded):
         return y
 
     def quantize(self, x: Tensor, *, in_place: bool = False, fallback: str | None = None) -> Tensor:
-        """Quantize as `forward` does, without observing: for a tensor that is read, and observed, elsewhere too."""
+        """Quantize as `forward` does, without observing: for a tensor that is read, and observed, elsewhere too.
+
+        Examples
+        --------
+        >>> quantizer = Quantizer(TensorSpec(bits=4, dtype="float16"))
+        >>> quantizer.quantize(torch.tensor([2049.0])).item()
+        2048.0
+        """
         if not self._enabled:
             return x
         if fallback is not None:
@@ -208,6 +221,13 @@ class Quantizer(Encoded):
         ----------
         encoding : Encoding
             With the grid, axis, block size and dtype of the spec; on any device.
+
+        Examples
+        --------
+        >>> quantizer = Quantizer(TensorSpec(bits=4))
+        >>> quantizer.set_encoding(Encoding(torch.tensor(0.5), torch.tensor(0, dtype=torch.int32), -8, 7, dtype="int4"))
+        >>> quantizer(torch.tensor([0.6])).item()
+        0.5
         """
         spec = self._spec
         if self._dynamic:
@@ -275,6 +295,12 @@ class Quantizer(Encoded):
         ------
         CalibrationError
             The tensor, or a channel or block of it, has no finite value. The encoding in use before stays.
+
+        Examples
+        --------
+        >>> quantizer = Quantizer(TensorSpec(bits=4, symmetric=True, method="minmax", axis=0), shape=(2, 2))
+        >>> quantizer.compute_encoding_from(torch.tensor([[7.0, 1.0], [0.7, 0.1]])).scale.shape
+        torch.Size([2])
         """
         spec = with_method(self._spec, method, percentile=percentile, gamma=gamma)
         (found,) = encode_weights([self], [weight], [spec])
@@ -298,7 +324,16 @@ class Quantizer(Encoded):
 
     @property
     def format_counts(self) -> FormatCounts | None:
-        """What rounding to float16 or bfloat16 does to what was observed; None for other formats. Waits for the device."""
+        """What rounding to float16 or bfloat16 does to what was observed; None for other formats. Waits for the device.
+
+        Examples
+        --------
+        >>> quantizer = Quantizer(TensorSpec(dtype="float16"))
+        >>> quantizer.observing = True
+        >>> _ = quantizer(torch.tensor([1.0, 70000.0]))
+        >>> quantizer.format_counts.overflows
+        1
+        """
         return None if self.format_counter is None else self.format_counter.counts
 
     @property
@@ -325,7 +360,18 @@ class Quantizer(Encoded):
             self.format_counter.reset()
 
     def merge(self, other: Quantizer) -> None:
-        """Add what another quantizer observed: see `Observer.merge`. The encoding in use stays."""
+        """Add what another quantizer observed: see `Observer.merge`. The encoding in use stays.
+
+        Examples
+        --------
+        >>> one, other = Quantizer(TensorSpec(method="minmax")), Quantizer(TensorSpec(method="minmax"))
+        >>> for quantizer, value in ((one, 1.0), (other, 3.0)):
+        ...     quantizer.observing, quantizer.enabled = True, False
+        ...     _ = quantizer(torch.tensor([value]))
+        >>> one.merge(other)
+        >>> one.max.item()
+        3.0
+        """
         self.observer.merge(other.observer)
         if self.format_counter is not None and other.format_counter is not None:
             self.format_counter.merge(other.format_counter)

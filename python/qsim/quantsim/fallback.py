@@ -71,5 +71,14 @@ class SelectiveFallback(Simulation):
         Borders
             ``print`` lists each tensor without a scale, why it has none, which operation needs it, and what to do;
             ``borders.check()`` raises that as an error, and ``sim.fallback(borders.cure)`` lets what needs them fall back.
+
+        Examples
+        --------
+        >>> from torch import nn
+        >>> sim = qsim.QuantSim(nn.Linear(4, 2), torch.zeros(1, 4))
+        >>> len(sim.borders().missing)
+        3
+        >>> report = sim.calibrate([torch.randn(8, 4)], progress=False)
+        >>> sim.borders().check()
         """
         return borders(self)

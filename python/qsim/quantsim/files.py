@@ -74,5 +74,17 @@ class Files(Simulation):
             The file is damaged.
         ValueError
             It does not fit: the message lists all names that are missing, unknown, or of another grid, with close ones.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> path = tempfile.mktemp(".json")
+        >>> sim = qsim.QuantSim(torch.nn.Linear(3, 2), torch.zeros(1, 3))
+        >>> report = sim.calibrate([torch.ones(4, 3)], progress=False)
+        >>> sim.save_encodings(path)
+        >>> other = qsim.QuantSim(torch.nn.Linear(3, 2), torch.zeros(1, 3))
+        >>> loaded = other.load_encodings(path)
+        >>> other.encodings()["input"].scale == sim.encodings()["input"].scale
+        tensor(True)
         """
         return encoding_files.load_encodings(self, path, strict, names)

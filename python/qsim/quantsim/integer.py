@@ -82,5 +82,13 @@ class IntegerEvaluation(Simulation):
         Returns
         -------
         What the model returns.
+
+        Examples
+        --------
+        >>> sim = qsim.QuantSim(torch.nn.Linear(4, 2), torch.zeros(1, 4), qsim.int8(target="onnxruntime"))
+        >>> report = sim.calibrate([torch.randn(8, 4)], progress=False)
+        >>> batch = (torch.randn(8, 4), torch.zeros(8))  # with labels
+        >>> sim.evaluate(batch, integer=True).shape
+        torch.Size([8, 2])
         """
         return programs.evaluate(self, batch, integer=integer)

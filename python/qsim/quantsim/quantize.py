@@ -62,6 +62,16 @@ class Quantized:
         Whether it did.
     notes : list of str
         What was not tried, and why.
+
+    Examples
+    --------
+    >>> model, x = torch.nn.Linear(16, 4).eval(), torch.randn(256, 16)
+    >>> labels = model(x).argmax(1)
+    >>> def accuracy(network, data):
+    ...     return float((network(x).argmax(1) == labels).float().mean())
+    >>> quantized = qsim.quantize(model, x[:1], x.split(32), accuracy, goal=0.9, progress=False)
+    >>> quantized.in_float, len(quantized.trail)
+    (1.0, 1)
     """
 
     sim: QuantSim

@@ -17,19 +17,8 @@ class QuantSim(Reports, RangeChoice, SelectiveFallback, IntegerEvaluation, Resto
     """A model as it will compute once quantized. It is called, trained and saved like the model.
 
     The model is run once to see its operations, whatever Python they come from. BatchNorms are folded into the layers before them,
-    or stay and train (`Config.batch_norm`);
-    weights, inputs and the results of operations get quantizers, one at the end of each chain that inference engines fuse.
-
-    Parameters
-    ----------
-    model : nn.Module
-        Left as it is, unless `inplace`. In training mode its copy is put in eval mode, with a warning if it has BatchNorm.
-    example_inputs : Tensor, tuple or dict
-        One input, positional or keyword arguments. On the model's device.
-    config : Config, optional
-        What to quantize and how; `qsim.int8` by default.
-    inplace : bool
-        Simulate on `model` itself instead of a copy.
+    or stay and train (`Config.batch_norm`); weights, inputs and the results of operations get quantizers, one at the end of each chain that
+    inference engines fuse.
 
     Attributes
     ----------
@@ -45,6 +34,11 @@ class QuantSim(Reports, RangeChoice, SelectiveFallback, IntegerEvaluation, Resto
     >>> list(sim.quantizers())
     ['input', '0.weight', '0.output', '4.weight', '4.output']
     >>> report = sim.calibrate([torch.randn(8, 1, 8, 8)], progress=False)
-    >>> sim(torch.randn(2, 1, 8, 8)).shape
-    torch.Size([2, 2])
+    >>> sim(torch.randn(2, 1, 8, 8)).shape, sim.train().training
+    (torch.Size([2, 2]), True)
+    >>> with sim.eval().in_float():
+    ...     y = sim(torch.randn(2, 1, 8, 8))
+    >>> sim.encodings()["0.weight"].scale.shape  # one for each output channel
+    torch.Size([4])
+    >>> sim.savings = False  # every step computed anew: the same bits, slower
     """

@@ -46,6 +46,16 @@ class RangeChoice(Simulation):
         ------
         CalibrationError
             There was no batch, or quantizers have no range: the message lists them, and why. What was observed is kept.
+
+        Examples
+        --------
+        >>> from torch import nn
+        >>> sim = qsim.QuantSim(nn.Linear(4, 2), torch.zeros(1, 4))
+        >>> report = sim.calibrate([torch.tensor([[1.0, 2.0, 3.0, torch.nan], [0.0, 1.0, 2.0, 3.0]])], progress=False)
+        >>> report.counts["input"].nans, sim.quantizers()["input"].max.item()
+        (1, 3.0)
+        >>> batches = [{"images": torch.randn(8, 4), "labels": torch.zeros(8)}]
+        >>> report = sim.calibrate(batches, forward=lambda model, batch: model(batch["images"]), progress=False)
         """
         return calibrate(self, data, forward, max_batches=max_batches, progress=progress)
 
@@ -64,6 +74,17 @@ class RangeChoice(Simulation):
         ------
         CalibrationError
             As `calibrate`: nothing was observed yet, or nothing finite.
+
+        Examples
+        --------
+        >>> from torch import nn
+        >>> sim = qsim.QuantSim(nn.Linear(4, 2), torch.zeros(1, 4))
+        >>> report = sim.calibrate([torch.randn(512, 4)], progress=False)
+        >>> sim.set_method("minmax")
+        >>> widest = sim.encodings()["input"].scale
+        >>> sim.set_method("percentile", percentile=99.0)
+        >>> bool(sim.encodings()["input"].scale < widest)
+        True
         """
         choose_encodings(self, method, percentile=percentile, gamma=gamma)
 
@@ -89,6 +110,15 @@ class RangeChoice(Simulation):
         CalibrationError
             As `calibrate`: no rank has a range for some quantizers. On a single rank calibrate may raise that for what its share does
             not reach; what was observed is kept, so catch it there and synchronize.
+
+        Examples
+        --------
+        >>> import torch.distributed as dist
+        >>> sim = qsim.QuantSim(torch.nn.Linear(4, 2), torch.zeros(1, 4))
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # torchrun starts as many as there are devices
+        >>> report = sim.calibrate([torch.randn(8, 4)], progress=False)  # each rank its share
+        >>> sim.synchronize()
+        >>> dist.destroy_process_group()
         """
         merge(self.quantizers(), self.weights(), group)
         self.read = read_by_any(self.read, group)

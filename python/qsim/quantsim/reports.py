@@ -98,6 +98,15 @@ class Reports(Simulation):
             The file holds scores of another config, other weights or encodings, other groups or another metric.
         NoEncodingError
             Before calibration.
+
+        Examples
+        --------
+        >>> from torch import nn
+        >>> sim = QuantSim(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), torch.randn(1, 4), qsim.w4a8())
+        >>> report = sim.calibrate([torch.randn(32, 4)], progress=False)
+        >>> sensitivity = sim.sensitivity([torch.randn(32, 4)], progress=False)
+        >>> sorted(score.name for score in sensitivity.ranked())
+        ['0.output', '0.weight', '2.output', '2.weight', 'input']
         """
         self.tell_of_restored()
         metric = output_sqnr if metric is None else metric
@@ -276,6 +285,15 @@ class Reports(Simulation):
             An unknown order or operation; `max_drop` with a metric that is infinite in float; the file is of something else.
         NoEncodingError
             Before calibration.
+
+        Examples
+        --------
+        >>> from torch import nn
+        >>> sim = QuantSim(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), torch.randn(1, 4))
+        >>> report = sim.calibrate([torch.randn(32, 4)], progress=False)
+        >>> progressive = sim.progressive([torch.randn(32, 4)], order="forward", progress=False)
+        >>> [step.operation for step in progressive.steps]
+        ['input', '0', '2']
         """
         self.tell_of_restored()
         metric = output_sqnr if metric is None else metric

@@ -119,6 +119,16 @@ class Restoration(Simulation):
         Returns
         -------
         RestoreReport
+
+        Examples
+        --------
+        >>> from torch import nn
+        >>> x = torch.randn(256, 4) @ torch.randn(4, 16)  # columns that depend on each other
+        >>> sim = qsim.QuantSim(nn.Linear(16, 8), x[:1], qsim.w4a8())
+        >>> calibration = sim.calibrate(x.split(32), progress=False)
+        >>> report = sim.solve_weights(x.split(32), progress=False)
+        >>> report.after > report.before
+        True
         """
         if method not in METHODS:
             raise ValueError(f"QuantSim.solve_weights: got method={method!r}; expected one of {', '.join(map(repr, METHODS))}")
@@ -154,6 +164,16 @@ class Restoration(Simulation):
         Returns
         -------
         RestoreReport
+
+        Examples
+        --------
+        >>> from torch import nn
+        >>> x = torch.randn(256, 16)
+        >>> sim = qsim.QuantSim(nn.Linear(16, 8), x[:1], qsim.w4a8())
+        >>> calibration = sim.calibrate(x.split(32), progress=False)
+        >>> report = sim.learn_rounding(x.split(32), steps=50, progress=False)
+        >>> report.after > report.before
+        True
         """
         if steps < 1:
             raise ValueError(f"QuantSim.learn_rounding: got steps={steps}; expected at least 1")
@@ -173,6 +193,16 @@ class Restoration(Simulation):
         """Biases alone, so that the mean of each channel is the float model's: Nagel et al. 2019, "Data-Free Quantization", section 4.2.
 
         Parameters and results as of `restore`.
+
+        Examples
+        --------
+        >>> from torch import nn
+        >>> x = torch.rand(256, 16)  # not around zero: rounding weights moves the mean
+        >>> sim = qsim.QuantSim(nn.Linear(16, 8), x[:1], qsim.w4a8())
+        >>> calibration = sim.calibrate(x.split(32), progress=False)
+        >>> report = sim.correct_biases(x.split(32), progress=False)
+        >>> report.after > report.before
+        True
         """
         steps = Steps(None, ranges=False)
         options: dict[str, Any] = {"max_batches": max_batches, "memory": memory, "show": progress}
@@ -190,6 +220,16 @@ class Restoration(Simulation):
         """Scales of weights alone: those whose rounded weights cost the layer's results least, among 0.35 to 1.325 times the ones in use.
 
         Weights and biases stay, so `restore` and the others can follow. Parameters and results as of `restore`.
+
+        Examples
+        --------
+        >>> from torch import nn
+        >>> x = torch.randn(256, 16)
+        >>> sim = qsim.QuantSim(nn.Linear(16, 8), x[:1], qsim.w4a8())
+        >>> calibration = sim.calibrate(x.split(32), progress=False)
+        >>> report = sim.search_weight_ranges(x.split(32), progress=False)
+        >>> report.after >= report.before
+        True
         """
         steps = Steps(None, biases=False)
         options: dict[str, Any] = {"max_batches": max_batches, "memory": memory, "show": progress}

@@ -39,6 +39,16 @@ class Training(Simulation):
         ------
         CalibrationError
             There was no batch, or a BatchNorm, which it names, met none that counts. No statistics are changed then.
+
+        Examples
+        --------
+        >>> from torch import nn
+        >>> model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4)).eval()
+        >>> sim = qsim.QuantSim(model, torch.randn(1, 3, 8, 8), qsim.Config(batch_norm="keep"))
+        >>> batches = [torch.randn(4, 3, 8, 8) for _ in range(2)]
+        >>> report = sim.calibrate(batches, progress=False)
+        >>> sim.reestimate_batch_norms(batches, progress=False)
+        {'1': 2}
         """
         return reestimate_batch_norms(self, data, forward, max_batches=max_batches, progress=progress)
 
@@ -51,6 +61,15 @@ class Training(Simulation):
             Globs for the paths of modules: ``"*"`` for all. One that matches no BatchNorm is an error.
         affine : bool
             Stop the training of their weight and bias as well.
+
+        Examples
+        --------
+        >>> from torch import nn
+        >>> model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4)).eval()
+        >>> sim = qsim.QuantSim(model, torch.randn(1, 3, 8, 8), qsim.Config(batch_norm="keep"))
+        >>> sim.freeze_batch_norms("*")
+        >>> sim.train().model[1].training
+        False
         """
         freeze_batch_norms(self, patterns, affine=affine)
 
@@ -70,6 +89,15 @@ class Training(Simulation):
         ------
         ValueError
             The simulation is sharded by FSDP.
+
+        Examples
+        --------
+        >>> from torch import nn
+        >>> model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4)).eval()
+        >>> sim = qsim.QuantSim(model, torch.randn(1, 3, 8, 8), qsim.Config(batch_norm="keep"))
+        >>> report = sim.calibrate([torch.randn(4, 3, 8, 8)], progress=False)
+        >>> sim.fold_batch_norms().folded
+        {'1': '0'}
         """
         return fold_batch_norms(self)
 
@@ -127,6 +155,14 @@ class Training(Simulation):
         -------
         Schedule
             With `state_dict` and `load_state_dict`.
+
+        Examples
+        --------
+        >>> sim = qsim.QuantSim(torch.nn.Linear(4, 2), torch.zeros(1, 4))
+        >>> schedule = sim.schedule(quantize_from={"*": 2})
+        >>> schedule.step()
+        >>> sim.quantizers()["weight"].enabled
+        False
         """
         return Schedule(self, quantize_from, observe_until, freeze_batch_norms_from)
 
@@ -136,5 +172,17 @@ class Training(Simulation):
         The first operation that makes NaN or Inf out of finite numbers, forward or backward, raises a NonFiniteError that names it,
         its module and the step. Each operation is followed by a look at its results, so that a step takes several times as long,
         and one wait for the device a step; outside the context nothing is different. Not under `torch.compile`.
+
+        Examples
+        --------
+        >>> sim = qsim.QuantSim(torch.nn.Linear(4, 2), torch.zeros(1, 4))
+        >>> report = sim.calibrate([torch.randn(8, 4)], progress=False)
+        >>> with sim.watch() as watch:
+        ...     (sim(torch.randn(8, 4)).sum() * 1e38 * 1e38).backward()
+        ...     try:
+        ...         watch.step()
+        ...     except qsim.NonFiniteError as error:
+        ...         error.events[0].op, error.events[0].what
+        ('mul', 'Inf')
         """
         return Watch(self.model)

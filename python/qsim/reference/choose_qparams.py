@@ -15,7 +15,14 @@ def _largest_scale(steps: Tensor, dtype: torch.dtype) -> Tensor:
 def choose_qparams(
     min: Tensor, max: Tensor, quant_min: int, quant_max: int, symmetric: bool = False, *, min_scale: float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """Twin of `qsim.ops.choose_qparams` (docs/numerics.md, section 2)."""
+    """Twin of `qsim.ops.choose_qparams` (docs/numerics.md, section 2).
+
+    Examples
+    --------
+    >>> scale, zero_point = choose_qparams(torch.tensor(-1.0), torch.tensor(3.0), -128, 127)
+    >>> torch.equal(scale, ops.choose_qparams(torch.tensor(-1.0), torch.tensor(3.0), -128, 127)[0])
+    True
+    """
     finite = (min <= max) & min.isfinite() & max.isfinite()
     low, high = min.double().clamp(max=0), max.double().clamp(min=0)
     if symmetric:

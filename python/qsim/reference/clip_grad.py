@@ -8,7 +8,14 @@ from torch import Tensor
 
 
 def clip_grad_(grads: Sequence[Tensor], max_norm: float, *, norm_type: float = 2.0, nonfinite: str = "skip") -> tuple[Tensor, Tensor]:
-    """Twin of `qsim.ops.clip_grad_`; its sums are taken in another order."""
+    """Twin of `qsim.ops.clip_grad_`; its sums are taken in another order.
+
+    Examples
+    --------
+    >>> grads = [torch.tensor([3.0, 0.0]), torch.tensor([4.0])]
+    >>> clip_grad_(grads, 1.0)[0].item()
+    5.0
+    """
     dtype = torch.float64 if any(grad.dtype == torch.float64 for grad in grads) else torch.float32
     counts = torch.stack([grad.numel() - grad.isfinite().sum() for grad in grads])
     broken = bool(counts.sum() > 0)

@@ -30,7 +30,13 @@ def fake_quantize(
     block_size: Axes = None,
     rounding: str = "divide",
 ) -> Tensor:
-    """Twin of `qsim.ops.fake_quantize` (docs/numerics.md, section 1)."""
+    """Twin of `qsim.ops.fake_quantize` (docs/numerics.md, section 1).
+
+    Examples
+    --------
+    >>> fake_quantize(torch.tensor([0.24, 0.75, 9.0]), torch.tensor(0.5), torch.tensor(0, dtype=torch.int32), -8, 7).tolist()
+    [0.0, 1.0, 3.5]
+    """
     scale = per_element(scale, x, axis, block_size)
     steps, _ = _steps(_quotient(x.to(scale.dtype), scale, rounding), per_element(zero_point, x, axis, block_size), quant_min, quant_max)
     return (steps * scale).to(x.dtype) + 0.0  # -0.0 + 0.0 is +0.0
@@ -49,7 +55,15 @@ def fake_quantize_backward(
     rounding: str = "divide",
     grad_factor: float = 1.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of x, scale and zero_point; the last two in float64 (docs/numerics.md, section 1). An integer zero point has none: 0."""
+    """Gradients of x, scale and zero_point; the last two in float64 (docs/numerics.md, section 1). An integer zero point has none: 0.
+
+    Examples
+    --------
+    >>> x, scale, zero_point = torch.tensor([0.5, 9.0]), torch.tensor(0.5), torch.tensor(0, dtype=torch.int32)
+    >>> grad_x, grad_scale, grad_zero_point = fake_quantize_backward(torch.ones(2), x, scale, zero_point, -8, 7)
+    >>> grad_x.tolist(), grad_scale.item()  # outside the grid the scale gets its end
+    ([1.0, 0.0], 7.0)
+    """
     wide_scale = per_element(scale, x, axis, block_size)
     elements = x.to(scale.dtype)
     quotient = _quotient(elements, wide_scale, rounding)

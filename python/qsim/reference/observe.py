@@ -20,7 +20,15 @@ def _extend(lowest: Tensor, highest: Tensor, low: Tensor, high: Tensor) -> None:
 
 
 def observe_range_(x: Tensor, lowest: Tensor, highest: Tensor, counts: Tensor, axis: Axes = None, *, block_size: Axes = None) -> None:
-    """Twin of `qsim.ops.observe_range_` (docs/numerics.md, section 3)."""
+    """Twin of `qsim.ops.observe_range_` (docs/numerics.md, section 3).
+
+    Examples
+    --------
+    >>> lowest, highest, counts = torch.tensor(torch.inf), torch.tensor(-torch.inf), torch.zeros(4, dtype=torch.int64)
+    >>> observe_range_(torch.tensor([-2.0, 3.0, torch.nan]), lowest, highest, counts)
+    >>> lowest.item(), highest.item(), counts.tolist()
+    (-2.0, 3.0, [3, 1, 0, 0])
+    """
     x = x.detach().float()
     _add_counts(x, counts)
     low, high = torch.where(x.isfinite(), x, torch.inf), torch.where(x.isfinite(), x, -torch.inf)
@@ -33,7 +41,16 @@ def observe_range_(x: Tensor, lowest: Tensor, highest: Tensor, counts: Tensor, a
 
 
 def observe_(x: Tensor, lowest: Tensor, highest: Tensor, counts: Tensor, sketch: Tensor, low_bits: Tensor) -> None:
-    """Twin of `qsim.ops.observe_` (docs/numerics.md, section 3)."""
+    """Twin of `qsim.ops.observe_` (docs/numerics.md, section 3).
+
+    Examples
+    --------
+    >>> lowest, highest, low_bits = torch.tensor(torch.inf), torch.tensor(-torch.inf), torch.zeros((), dtype=torch.int32)
+    >>> counts, sketch = torch.zeros(4, dtype=torch.int64), torch.zeros(16384, dtype=torch.int64)
+    >>> observe_(torch.tensor([1.0, 1.01]), lowest, highest, counts, sketch, low_bits)
+    >>> sketch[sketch > 0].tolist()  # in one bin
+    [2]
+    """
     observe_range_(x, lowest, highest, counts)
     finite = x.detach().float()[x.detach().float().isfinite()] + 0.0  # +0.0 for both zeros
     bits = finite.view(torch.int32).long() & 0xFFFFFFFF

@@ -27,7 +27,17 @@ def observe_fake_quantize(
     min_scale: float = 0.0,
     rounding: str = "divide",
 ) -> Tensor:
-    """Twin of `qsim.ops.observe_fake_quantize` (docs/numerics.md, section 4)."""
+    """Twin of `qsim.ops.observe_fake_quantize` (docs/numerics.md, section 4).
+
+    Examples
+    --------
+    >>> on, counts = torch.tensor(True), torch.zeros(4, dtype=torch.int64)
+    >>> lowest, highest = torch.tensor(torch.inf), torch.tensor(-torch.inf)
+    >>> scale, zero_point = torch.tensor(torch.nan), torch.tensor(0, dtype=torch.int32)
+    >>> x = torch.tensor([-1.0, 2.75])
+    >>> observe_fake_quantize(x, on, on, lowest, highest, counts, scale, zero_point, -8, 7).tolist()
+    [-1.0, 2.75]
+    """
     if observing:
         low, high = torch.full_like(lowest, torch.inf), torch.full_like(highest, -torch.inf)
         observe_range_(x, low, high, counts, axis, block_size=block_size)

@@ -22,7 +22,13 @@ def quantize(
     rounding: str = "divide",
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Twin of `qsim.ops.quantize` (docs/numerics.md, section 1)."""
+    """Twin of `qsim.ops.quantize` (docs/numerics.md, section 1).
+
+    Examples
+    --------
+    >>> quantize(torch.tensor([-1.0, 0.25, 9.0]), torch.tensor(0.5), torch.tensor(0, dtype=torch.int32), -8, 7).tolist()
+    [-2, 0, 7]
+    """
     if dtype is None:
         dtype = next(t for t in _STORAGE if torch.iinfo(t).min <= quant_min and quant_max <= torch.iinfo(t).max)
     scale, zero_point = (per_element(values, x, axis, block_size) for values in (scale, zero_point))
@@ -39,6 +45,12 @@ def dequantize(
     block_size: Axes = None,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Twin of `qsim.ops.dequantize`."""
+    """Twin of `qsim.ops.dequantize`.
+
+    Examples
+    --------
+    >>> dequantize(torch.tensor([-2, 7], dtype=torch.int8), torch.tensor(0.5), torch.tensor(0, dtype=torch.int32)).tolist()
+    [-1.0, 3.5]
+    """
     scale, zero_point = (per_element(values, q, axis, block_size) for values in (scale, zero_point))
     return ((q.to(torch.int32) - zero_point) * scale).to(dtype or scale.dtype) + 0.0  # -0.0 + 0.0 is +0.0

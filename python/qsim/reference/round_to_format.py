@@ -65,14 +65,26 @@ def round_to_format(
     axis: Axes = None,
     block_size: Axes = None,
 ) -> Tensor:
-    """Twin of `qsim.ops.round_to_format` (docs/numerics.md, section 7)."""
+    """Twin of `qsim.ops.round_to_format` (docs/numerics.md, section 7).
+
+    Examples
+    --------
+    >>> round_to_format(torch.tensor([2049.0, 70000.0]), "float16").tolist()
+    [2048.0, inf]
+    """
     return _rounded(x, format, saturate, scale, axis, block_size).to(x.dtype)
 
 
 def round_to_format_backward(
     grad: Tensor, x: Tensor, format: str, *, scale: Tensor | None = None, axis: Axes = None, block_size: Axes = None
 ) -> Tensor:
-    """The straight-through gradient: 0 where `x` is NaN, Inf or overflows."""
+    """The straight-through gradient: 0 where `x` is NaN, Inf or overflows.
+
+    Examples
+    --------
+    >>> round_to_format_backward(torch.ones(2), torch.tensor([1.0, 70000.0]), "float16").tolist()
+    [1.0, 0.0]
+    """
     form = FLOAT_FORMATS[format]
     quotient, _ = _scaled(x, scale, axis, block_size)
     return torch.where(_round_unbounded(quotient, form).abs() <= form.largest, grad, 0)
@@ -89,7 +101,15 @@ def count_format_(
     axis: Axes = None,
     block_size: Axes = None,
 ) -> None:
-    """Twin of `qsim.ops.count_format_`."""
+    """Twin of `qsim.ops.count_format_`.
+
+    Examples
+    --------
+    >>> counts = torch.zeros(6, dtype=torch.int64)
+    >>> count_format_(torch.tensor([3.0, 70000.0, torch.nan]), "float16", counts)
+    >>> counts.tolist()
+    [3, 1, 0, 1, 0, 0]
+    """
     form = FLOAT_FORMATS[format]
     wide = _arithmetic(x)
     quotient, _ = _scaled(x, scale, axis, block_size)

@@ -255,7 +255,16 @@ def search_range(
     gamma: float = 3.0,
     low_bits: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Twin of `qsim.ops.search_range` (docs/numerics.md, section 4)."""
+    """Twin of `qsim.ops.search_range` (docs/numerics.md, section 4).
+
+    Examples
+    --------
+    >>> x = torch.randn(1000)
+    >>> sketch = torch.bincount((x.view(torch.int32) >> 18) & 16383, minlength=16384)
+    >>> low, high = search_range(x.min(), x.max(), sketch, -8, 7, symmetric=True)
+    >>> bool(high < x.max())
+    True
+    """
     bits = [None] * lowest.numel() if low_bits is None else low_bits.reshape(-1)
     found = [
         _search_one(low, high, counts, seen, (quant_min, quant_max), symmetric, method, percentile, gamma)

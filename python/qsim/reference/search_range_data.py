@@ -67,7 +67,14 @@ def search_range_data(
     percentile: float = 99.99,
     gamma: float = 3.0,
 ) -> tuple[Tensor, Tensor]:
-    """Twin of `qsim.ops.search_range_data` (docs/numerics.md, section 4)."""
+    """Twin of `qsim.ops.search_range_data` (docs/numerics.md, section 4).
+
+    Examples
+    --------
+    >>> weight = torch.randn(4, 16)
+    >>> torch.equal(search_range_data(weight, -7, 7, axis=0)[0], ops.search_range_data(weight, -7, 7, axis=0)[0])
+    True
+    """
     values = x if x.dtype == torch.float64 else x.float()
     pieces, shape = blocks_of(values, axis, block_size)
     found = [_search_values(piece, (quant_min, quant_max), symmetric, method, percentile, gamma) for piece in pieces]
@@ -88,7 +95,14 @@ def search_range_weights(
     percentile: float = 99.99,
     gamma: float = 3.0,
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Twin of `qsim.ops.search_range_weights`: each weight alone."""
+    """Twin of `qsim.ops.search_range_weights`: each weight alone.
+
+    Examples
+    --------
+    >>> low, high = search_range_weights([torch.randn(4, 16)], [-7], [7], axis=[0], block_size=[None], symmetric=[True])
+    >>> [tuple(x.shape) for x in low]
+    [(4,)]
+    """
     found = [
         search_range_data(x, low, high, axis=a, block_size=b, symmetric=s, method=method, percentile=percentile, gamma=gamma)
         for x, low, high, a, b, s in zip(weights, quant_min, quant_max, axis, block_size, symmetric, strict=True)

@@ -39,6 +39,15 @@ class Distilled:
         SQNR in dB of the model's results to the float model's on the data that was held back, by step.
     losses : list of float
         Of each step.
+
+    Examples
+    --------
+    >>> x = torch.randn(256, 16)
+    >>> sim = qsim.QuantSim(torch.nn.Linear(16, 8), x[:1], qsim.int4())
+    >>> report = sim.calibrate(x.split(32), progress=False)
+    >>> distilled = sim.distill(x.split(32), steps=10, progress=False)
+    >>> distilled.steps, len(distilled.losses)
+    (10, 10)
     """
 
     steps: int

@@ -57,6 +57,15 @@ class RestoreReport:
         Time by stage.
     memory : dict of str to PeakMemory
         As in `CalibrationReport`.
+
+    Examples
+    --------
+    >>> x = torch.randn(256, 16)
+    >>> sim = qsim.QuantSim(torch.nn.Linear(16, 8), x[:1], qsim.w4a8())
+    >>> calibration = sim.calibrate(x.split(32), progress=False)
+    >>> report = sim.restore(x.split(32), progress=False)
+    >>> report.batches + report.held_back, [weight.key for weight in report.weights]
+    (8, ['weight'])
     """
 
     weights: list[Restored]

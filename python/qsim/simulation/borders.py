@@ -56,6 +56,17 @@ class Borders:
         Whether any batch was calibrated, or encodings were loaded.
     unread : list of OpenTensor
         Weights that no batch of the calibrations read: they have scales, of their values, and what is computed with them was not seen.
+
+    Examples
+    --------
+    >>> from torch import nn
+    >>> sim = qsim.QuantSim(nn.Sequential(nn.Linear(4, 2), nn.ReLU(), nn.Linear(2, 2)), torch.zeros(1, 4))
+    >>> report = sim.calibrate([torch.randn(8, 4)], progress=False)
+    >>> sim.quantizers()["0.output"].reset()
+    >>> borders = sim.borders()
+    >>> borders.checked, borders.missing, borders.cure
+    (5, [], [])
+    >>> borders.check()  # nothing is missing
     """
 
     checked: int

@@ -48,6 +48,17 @@ class CalibrationReport:
         Peak memory of the "process", and of each CUDA device by its name.
     summary : callable
         `QuantSim.summary` of the simulation that was calibrated.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> sim = qsim.QuantSim(torch.nn.Linear(3, 2), torch.zeros(1, 3))
+    >>> report = sim.calibrate([torch.ones(4, 3), torch.zeros(4, 3)], progress=False)
+    >>> report.batches, report.counts["input"].elements, report.problems
+    (2, 24, [])
+    >>> "forward" in report.times()
+    True
+    >>> report.save(tempfile.mktemp(".html"))
     """
 
     batches: int

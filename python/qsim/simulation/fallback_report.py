@@ -48,6 +48,15 @@ class FallbackReport:
         Quantizers between an operation that falls back and one that does not: these tensors are still quantized, and need a scale.
     notes : list of str
         What is odd.
+
+    Examples
+    --------
+    >>> from torch import nn
+    >>> sim = qsim.QuantSim(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), torch.zeros(1, 4))
+    >>> calibration = sim.calibrate([torch.randn(32, 4)], progress=False)
+    >>> report = sim.fallback("2", to="bf16")
+    >>> [(operation.name, operation.format) for operation in report.operations]
+    [('2', 'bfloat16')]
     """
 
     operations: list[FallenOperation]

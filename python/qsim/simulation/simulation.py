@@ -105,6 +105,19 @@ class Simulation(NamedAsTheModel, AsTheModel):
     read: frozenset[str] | None = None
 
     def __init__(self, model: nn.Module, example_inputs: Any, config: Config | None = None, *, inplace: bool = False) -> None:
+        """Record `model` on `example_inputs`, fold its BatchNorms, and put quantizers where `config` has them.
+
+        Parameters
+        ----------
+        model : nn.Module
+            Left as it is, unless `inplace`. In training mode its copy is put in eval mode, with a warning if it has BatchNorm.
+        example_inputs : Tensor, tuple or dict
+            One input, positional or keyword arguments. On the model's device.
+        config : Config, optional
+            What to quantize and how; `qsim.int8` by default.
+        inplace : bool
+            Simulate on `model` itself instead of a copy.
+        """
         super().__init__()
         if places(model):
             raise ValueError("QuantSim: the model is simulated already; give the original one")
@@ -239,6 +252,12 @@ class Simulation(NamedAsTheModel, AsTheModel):
 
         Keys: ``layer1.0.conv1.weight``; ``layer1.0.conv1.output``, also where the activation behind it is what is quantized;
         ``layer1.0.add.output`` for an operation that is no module; ``input``, or ``input[0]`` ... and keywords where there are several.
+
+        Examples
+        --------
+        >>> sim = qsim.QuantSim(torch.nn.Linear(3, 2), torch.zeros(1, 3))
+        >>> list(sim.quantizers())
+        ['input', 'weight', 'linear.output']
         """
         return self.quantization.by_key()
 
@@ -248,7 +267,14 @@ class Simulation(NamedAsTheModel, AsTheModel):
         return {key: encoding for key, encoding in found.items() if encoding is not None}
 
     def summary(self) -> Summary:
-        """What is quantized and how, what stays in float, and why. ``print(sim.summary())``."""
+        """What is quantized and how, what stays in float, and why. ``print(sim.summary())``.
+
+        Examples
+        --------
+        >>> sim = qsim.QuantSim(torch.nn.Linear(3, 2), torch.zeros(1, 3))
+        >>> [row.key for row in sim.summary().rows]
+        ['input', 'weight', 'linear.output', 'bias']
+        """
         notes = list(self.switch.noticed)
         fallen = Counter(self.quantization.formats.values())
         notes += [f"{count} operations fall back to {format}" for format, count in fallen.items()]
@@ -287,6 +313,14 @@ class Simulation(NamedAsTheModel, AsTheModel):
         """Quantize with the quantizers that match any glob: a key (``*.weight``) or what comes before its last dot (``layer1.*``).
 
         A pattern that matches nothing is an error.
+
+        Examples
+        --------
+        >>> sim = qsim.QuantSim(torch.nn.Linear(3, 2), torch.zeros(1, 3))
+        >>> sim.disable("*")
+        >>> sim.enable("weight")
+        >>> [key for key, quantizer in sim.quantizers().items() if quantizer.enabled]
+        ['weight']
         """
         for quantizer in self.matching(patterns):
             quantizer.enabled = True
@@ -325,6 +359,12 @@ class Simulation(NamedAsTheModel, AsTheModel):
         """Cast to float32, as of every module.
 
         ``with sim.float():`` is the old name of `in_float`, and goes with the next release.
+
+        Examples
+        --------
+        >>> sim = qsim.QuantSim(torch.nn.Linear(3, 2).double(), torch.zeros(1, 3).double())
+        >>> sim.float().model.weight.dtype
+        torch.float32
         """
         if is_entered(sys._getframe(1)):
             advice = "QuantSim: `with sim.float():` is now `with sim.in_float():`; sim.float() casts"

@@ -173,7 +173,14 @@ class Summary:
         return "\n".join([*parts, *(f"note: {note}" for note in self.notes)])
 
     def totals(self) -> list[str]:
-        """A line on all quantizers, and one for each kind of grid; then the problems, so that nobody reads 500 rows to find them."""
+        """A line on all quantizers, and one for each kind of grid; then the problems, so that nobody reads 500 rows to find them.
+
+        Examples
+        --------
+        >>> sim = qsim.QuantSim(torch.nn.Linear(3, 2), torch.randn(1, 3))
+        >>> len(sim.summary().totals()) > 0
+        True
+        """
         grids = Counter((row.role, row.grid) for row in self.rows if row.role != "bias")
         biases = sum(row.role == "bias" for row in self.rows)
         lines = [f"{sum(grids.values())} quantizers" + (f", {biases} biases as int32" if biases else "")]
@@ -197,6 +204,12 @@ class Summary:
         ----------
         path : path-like
             Such as "summary.html"; an existing file is replaced.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> sim = qsim.QuantSim(torch.nn.Linear(3, 2), torch.randn(1, 3))
+        >>> sim.summary().save(tempfile.mktemp(".html"))
         """
         summary_page(self).write(path)
 

@@ -21,6 +21,17 @@ class Schedule:
     ----------
     steps : int
         How often `step` was called.
+
+    Examples
+    --------
+    >>> sim = qsim.QuantSim(torch.nn.Linear(4, 2), torch.zeros(1, 4))
+    >>> schedule = sim.schedule(quantize_from=1)
+    >>> schedule.step()
+    >>> schedule.state_dict(), sim.quantizers()["weight"].enabled
+    ({'steps': 1}, True)
+    >>> schedule.load_state_dict({"steps": 0})
+    >>> sim.quantizers()["weight"].enabled
+    False
     """
 
     def __init__(

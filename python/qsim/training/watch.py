@@ -46,7 +46,20 @@ class Event:
 
 
 class NonFiniteError(RuntimeError):
-    """A training step met NaN or Inf. `events` are the operations that made them, first one first."""
+    """A training step met NaN or Inf. `events` are the operations that made them, first one first.
+
+    Examples
+    --------
+    >>> layer = torch.nn.Linear(4, 2)
+    >>> with qsim.Watch(layer) as watch:
+    ...     (layer(torch.ones(1, 4)) / 0).sum().backward()
+    ...     try:
+    ...         watch.step()
+    ...     except NonFiniteError as error:
+    ...         found = error.events[0]
+    >>> found.op, found.step
+    ('div', 0)
+    """
 
     def __init__(self, message: str, events: list[Event]) -> None:
         super().__init__(message)
@@ -62,6 +75,15 @@ class Watch:
     ----------
     steps : int
         How many steps were finished.
+
+    Examples
+    --------
+    >>> layer = torch.nn.Linear(4, 2)
+    >>> with Watch(layer) as watch:
+    ...     layer(torch.ones(1, 4)).sum().backward()
+    ...     watch.step()
+    >>> watch.steps
+    1
     """
 
     def __init__(self, model: nn.Module) -> None:
