@@ -2,6 +2,7 @@
 
 NAVIGATION: dict[str, list[str]] = {
     "Start": ["docs/calibrate", "docs/reports", "docs/gallery", "docs/train", "docs/export", "examples/README"],
+    "Coming from": ["docs/from/aimet", "docs/from/torchao", "docs/from/modelopt", "docs/from/nncf"],
     "Accuracy": ["docs/restore", "docs/equalization", "docs/mixed_precision", "docs/bits", "docs/keep_in_float", "docs/distributed"],
     "Deployment": [
         "docs/targets",

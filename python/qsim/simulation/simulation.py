@@ -41,6 +41,7 @@ from qsim.runs.batches import arguments_of, to_device
 from qsim.runs.sharding import refuse_wrapped, sharded_modules
 from qsim.simulation.as_the_model import AsTheModel
 from qsim.simulation.bank import QuantizerBank
+from qsim.simulation.eval_mode import EvalMode
 from qsim.simulation.state_names import NamedAsTheModel
 from qsim.simulation.summary import Summary, summarize
 from qsim.simulation.synchronize import rank_local
@@ -119,6 +120,7 @@ class Simulation(NamedAsTheModel, AsTheModel):
             Simulate on `model` itself instead of a copy.
         """
         super().__init__()
+        self.eval_mode = EvalMode()
         if places(model):
             raise ValueError("QuantSim: the model is simulated already; give the original one")
         refuse_wrapped(model)
@@ -201,6 +203,8 @@ class Simulation(NamedAsTheModel, AsTheModel):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's forward, simulated. Raises NoEncodingError before calibration."""
+        if not self.training:
+            self.eval_mode.look(self)
         if self.evaluator is not None and self.switch.on:
             return self.evaluator(self, args, kwargs)
         try:
@@ -305,6 +309,7 @@ class Simulation(NamedAsTheModel, AsTheModel):
     def train(self, mode: bool = True) -> Self:
         """As of every module; frozen BatchNorms stay in eval mode."""
         super().train(mode)
+        self.eval_mode.begin()
         for name in self.frozen:
             self.model.get_submodule(name).eval()
         return self
@@ -388,6 +393,7 @@ class Simulation(NamedAsTheModel, AsTheModel):
 
 
 def _follow_state(sim: Simulation, _: object) -> None:
+    sim.eval_mode.begin()  # a state that was loaded is no training
     sim.fall_back(sim.quantization.formats)
 
 

@@ -1,0 +1,38 @@
+"""Notices that a simulation is trained while it is in eval mode, where BatchNorm, dropout and running ranges stand still."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+from torch import nn
+
+
+class EvalMode:
+    """What calls in eval mode saw since the simulation was put into it.
+
+    A simulation starts in eval mode, and loops that keep the mode of what they are given (Lightning's) would train it there.
+    """
+
+    def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        self._version: int | None = None
+        self._told = False
+
+    def look(self, sim: nn.Module) -> None:
+        """Warn, once, if a parameter was written to between two calls that record gradients."""
+        if torch.compiler.is_compiling() or self._told or not torch.is_grad_enabled():
+            return
+        parameter = next((p for p in sim.parameters() if p.requires_grad), None)
+        if type(parameter) is not nn.Parameter or parameter.is_inference():  # shards and the like have versions of their own
+            return
+        if self._version not in (None, parameter._version):
+            self._told = True
+            warnings.warn(
+                "QuantSim: its parameters change while it is in eval mode, where BatchNorm, dropout and running ranges stand still. "
+                "To train it, call sim.train() before; Lightning's Trainer keeps the mode that it finds, so call it before trainer.fit()",
+                stacklevel=4,
+            )
+        self._version = parameter._version

@@ -1,0 +1,63 @@
+"""Training in eval mode does not go unnoticed."""
+
+import copy
+import pickle
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import qsim
+
+
+@pytest.fixture
+def sim():
+    simulated = qsim.QuantSim(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), torch.randn(1, 4))
+    simulated.calibrate([torch.randn(8, 4)], progress=False)
+    return simulated
+
+
+def step(sim):
+    optimizer = torch.optim.SGD(sim.parameters(), 0.1)
+    sim(torch.randn(8, 4)).square().mean().backward()
+    optimizer.step()
+
+
+def test_training_in_eval_mode_warns_once(sim):
+    step(sim)
+    with pytest.warns(UserWarning, match=r"while it is in eval mode.*call sim\.train\(\) before"):
+        step(sim)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        step(sim)
+
+
+def test_copies_and_pickles_notice_too(sim):
+    for twin in (copy.deepcopy(sim), pickle.loads(pickle.dumps(sim))):
+        step(twin)
+        with pytest.warns(UserWarning, match="eval mode"):
+            step(twin)
+
+
+@pytest.mark.parametrize("quiet", ["train", "no_grad", "load", "eval"])
+def test_nothing_is_said_where_nobody_trains_there(sim, quiet):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        if quiet == "train":
+            sim.train()
+            step(sim)
+            step(sim)
+        elif quiet == "no_grad":
+            for _ in range(2):
+                with torch.no_grad():
+                    sim(torch.randn(8, 4))
+                    next(sim.parameters()).mul_(0.5)
+        elif quiet == "load":
+            sim(torch.randn(8, 4))
+            sim.load_state_dict(sim.state_dict())
+            sim(torch.randn(8, 4))
+        else:
+            step(sim)
+            sim.eval()
+            sim(torch.randn(8, 4))
