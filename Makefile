@@ -1,6 +1,7 @@
 # make demo    set everything up in .venv, install qsim, run the main example
 # make test    set everything up, then lint, build, and run all tests (C++, Python, CUDA compile check where nvcc is)
 # make docs    the site, in build/site (opens without a network: build/site/index.html); pictures of reports where chromium is installed
+# make wheel   dist/: an sdist, and from it a wheel for each Python here, tried in an environment of its own
 # make bench   the benchmarks: ratios in one process, out/bench.json and its plot; five minutes
 # make fuzz    a million inputs for each libFuzzer target, a million calls of operators (FUZZ_INPUTS=...), 20,000 programs (FUZZ_PROGRAMS=...)
 # Wants python3 (3.10 or newer), g++ and make; the rest is installed into .venv.
@@ -13,7 +14,7 @@ NVCC := $(shell command -v nvcc || ls /usr/local/cuda*/bin/nvcc 2>/dev/null | ta
 # Two workers: more only compete for the memory bandwidth that the kernels use. One thread each: more spin while they wait for a core.
 PYTEST := OMP_NUM_THREADS=1 PYTHONPATH=python $(BIN)/python -m pytest -n 2
 
-.PHONY: demo test lint build test-cpp test-python audit compile-cuda sanitize fuzz bench docs format clean
+.PHONY: demo test lint build test-cpp test-python audit compile-cuda sanitize fuzz bench docs wheel format clean
 
 demo: $(VENV)/installed
 	$(BIN)/python examples/digits_qat.py --output out
@@ -61,6 +62,9 @@ docs: build  # a warning is an error, and so is a dead link
 	PYTHONPATH=python $(BIN)/sphinx-build -q -E -W --keep-going -c docs/site -d build/site-trees . build/site
 	$(BIN)/python docs/site/check_links.py build/site
 
+wheel:
+	scripts/wheels.sh
+
 bench: $(VENV)/tools build
 	PYTHONPATH=python $(BIN)/python benchmarks/run.py
 
@@ -69,7 +73,7 @@ format: $(VENV)/tools
 	git ls-files '*.h' '*.cpp' '*.cu' '*.cuh' | xargs $(BIN)/clang-format -i
 
 clean:
-	rm -rf build $(VENV) out docs/api/names docs/pictures python/qsim/*.so python/qsim/_build_info.py
+	rm -rf build dist $(VENV) out docs/api/names docs/pictures python/qsim/*.so python/qsim/_build_info.py
 
 # ---- environments: torch first, then everything else under a constraint, so that nothing pulls another torch in
 $(VENV)/torch:

@@ -1,8 +1,9 @@
 """Where each page stands in the site: captions and pages, as paths from the repository root without suffix."""
 
 NAVIGATION: dict[str, list[str]] = {
-    "Start": ["docs/calibrate", "docs/reports", "docs/gallery", "docs/train", "docs/export", "examples/README"],
+    "Start": ["docs/install", "docs/calibrate", "docs/reports", "docs/gallery", "docs/train", "docs/export", "examples/README"],
     "Coming from": ["docs/from/aimet", "docs/from/torchao", "docs/from/modelopt", "docs/from/nncf"],
+    "Recipes": ["docs/recipes/hugging_face", "docs/recipes/lightning", "docs/recipes/timm", "docs/recipes/batches"],
     "Accuracy": ["docs/restore", "docs/equalization", "docs/mixed_precision", "docs/bits", "docs/keep_in_float", "docs/distributed"],
     "Deployment": [
         "docs/targets",
@@ -38,8 +39,10 @@ NAVIGATION: dict[str, list[str]] = {
     "Project": [
         "docs/architecture",
         "docs/performance",
+        "docs/versions",
         "CHANGELOG",
         "CONTRIBUTING",
+        "SECURITY",
         "docs/README",
     ],
 }
