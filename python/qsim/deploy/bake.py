@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves
 
 from qsim import ops
 from qsim.graph.execute.attach import detach
@@ -79,7 +79,9 @@ def integers(weight: Tensor, encoding: Encoding, rounding: str) -> Tensor:
         scale = encoding.scale.double() if weight.dtype is torch.float64 else encoding.scale
         layout: Any = {"axis": encoding.axis, "block_size": encoding.block_size}
         return ops.quantize(weight, scale, encoding.zero_point, encoding.quant_min, encoding.quant_max, rounding=rounding, **layout)
-    stored = getattr(torch, encoding.dtype)
+    stored = getattr(torch, encoding.dtype, None)
+    if stored is None:
+        raise ValueError(f"QuantSim.integer_state_dict: torch has no type that stores {encoding.dtype}; the values are in sim.bake()")
     rounded = ops.round_to_format(weight.float(), encoding.dtype, scale=encoding.scale, axis=encoding.axis, block_size=encoding.block_size)
     one = torch.zeros_like(encoding.scale, dtype=torch.int32)
     spread = ops.dequantize(
@@ -129,8 +131,8 @@ def _check(sim: Simulation, baked: nn.Module, weights: list[Weight]) -> None:
             results = []
             for model in (sim.model, baked):
                 torch.manual_seed(0)
-                args, kwargs = tree_map_only(Tensor, torch.clone, (args, kwargs))
-                results.append([t for t in tree_leaves(model(*args, **kwargs)) if isinstance(t, Tensor)])
+                given, named = copy.deepcopy((args, kwargs))  # a cache among them is written to
+                results.append([t for t in tree_leaves(model(*given, **named)) if isinstance(t, Tensor)])
             for expected, got in zip(*results, strict=True):
                 if not _agree(expected, got):
                     raise RuntimeError(

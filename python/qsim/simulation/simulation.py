@@ -400,7 +400,7 @@ def _follow_state(sim: Simulation, _: object) -> None:
 def _warn_of_unseen(weights: Sequence[str]) -> None:
     shown = ", ".join(map(repr, weights[:4])) + (f" and {len(weights) - 4} more" if len(weights) > 4 else "")
     warnings.warn(
-        f"QuantSim: {len(weights)} weights stay in float, and no figure of this simulation has their error in it: {shown}. What multiplies "
+        f"QuantSim: weights stay in float, and no figure of this simulation has their error in it: {shown}. What multiplies "
         "with them is nothing that torch.compile shows to a simulation (grouped products of experts, for example). Experts that are "
         "modules of their own, with an nn.Linear each, are simulated",
         stacklevel=4,

@@ -153,5 +153,5 @@ def test_weights_that_no_mode_meets_are_told_of():
         def forward(self, x):
             return nn.functional.grouped_mm(x, self.up.transpose(-2, -1), offs=torch.tensor([2, 4], dtype=torch.int32))
 
-    with pytest.warns(UserWarning, match="1 weights stay in float.*'up'"):
+    with pytest.warns(UserWarning, match="weights stay in float.*'up'"):
         qsim.QuantSim(Experts(), torch.randn(4, 16))
