@@ -25,6 +25,9 @@ class QuantSim(Reports, RangeChoice, SelectiveFallback, IntegerEvaluation, Resto
     model : nn.Module
         The simulated model, with the original names of modules and parameters.
     config : Config
+        What was planned; beside that it has what the model's own ``config`` has, as Hugging Face's models have one.
+
+    What else the model has is reached through the simulation, its methods simulated: ``sim.generate(...)``.
 
     Examples
     --------
