@@ -9,6 +9,8 @@ from pathlib import Path
 
 def write_atomically(path: Path, data: bytes) -> None:
     """Write `data` to a new file beside `path` and rename it: readers see the old file or the new one, whatever fails in between."""
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"qsim: cannot write {str(path)!r}: there is no folder {str(path.parent)!r}; make it first")
     temporary = path.with_name(f".{path.name[:200]}.{secrets.token_hex(8)}.tmp")
     try:
         with temporary.open("xb") as stream:

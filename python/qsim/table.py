@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
+
+_QUOTED = re.compile(r"'[^']*'")
 
 
 def text_table(head: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequence[str] = ()) -> str:
@@ -41,6 +44,33 @@ def _plain_table(head: Sequence[str], rows: Sequence[Sequence[str]], numeric: Se
         cells = [text.rjust(width) if name in numeric else text.ljust(width) for name, text, width in zip(head, line, widths, strict=True)]
         lines.append("  ".join(cells).rstrip())
     return "\n".join(lines)
+
+
+def counted(sentences: Iterable[str], named: int = 3) -> list[str]:
+    """Sentences that say the same of different names, as one with their number: names are what stands in single quotes.
+
+    Parameters
+    ----------
+    sentences : iterable of str
+    named : int
+        So many of the others are named by the first name in them.
+
+    Examples
+    --------
+    >>> counted(["'a' is not folded: it reads 'x'", "'b' is not folded: it reads 'y'", "no data"])
+    ["'a' is not folded: it reads 'x' (and so of 1 more: 'b')", 'no data']
+    """
+    groups: dict[str, list[str]] = {}
+    for sentence in sentences:
+        groups.setdefault(_QUOTED.sub("''", sentence), []).append(sentence)
+    lines = []
+    for first, *others in groups.values():
+        names = list(dict.fromkeys(found[0] if (found := _QUOTED.findall(other)) else "" for other in others))
+        shown = ", ".join(names[:named]) + (", ..." if len(names) > named else "")
+        lines.append(
+            f"{first} (and so of {len(others)} more: {shown})" if shown else f"{first} ({len(others) + 1} times)" if others else first
+        )
+    return lines
 
 
 def percent(share: float | None) -> str:

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map_only
 from qsim.analysis.bit_choices import Bits, Choice
 from qsim.analysis.deviation import float_tensors
 from qsim.quantizers.quantizer import Quantizer
-from qsim.runs.batches import arguments_of, iterate, to_device
+from qsim.runs.batches import Forward, arguments_of, iterate, to_device
 from qsim.runs.hooks import hooked
 from qsim.runs.snapshot import unchanged
 from qsim.simulation.simulation import Simulation
@@ -79,7 +79,7 @@ class Distance:
 
 
 def estimated(
-    sim: Simulation, choices: Sequence[Choice], grids: Grids, data: Any, classes: int | None, *, show: bool
+    sim: Simulation, choices: Sequence[Choice], grids: Grids, data: Any, classes: int | None, *, show: bool, forward: Forward | None = None
 ) -> dict[tuple[int, Bits], float]:
     """The distance that each choice causes by itself, to second order around the float model; by the choice's position and its bits.
 
@@ -109,12 +109,17 @@ def estimated(
                 each = products.movedim(axis, 0).flatten(1).sum(1) if isinstance(axis, int) and x.dim() > 1 else products
                 sums[at[key], bits] += float(each.square().sum())
 
+    def run(batch: Any) -> Any:
+        if forward is not None:
+            return sim.runner(forward)(tree_map_only(Tensor, _with_gradient, batch))
+        args, kwargs = tree_map_only(Tensor, _with_gradient, to_device(arguments_of(batch, sim.examples), sim.model))
+        return sim(*args, **kwargs)
+
     activations = [quantizer for key, quantizer in sim.quantizers().items() if key not in weights]
     with _differentiable(sim, weights.values()), hooked(activations, before=take):
         for number, batch in enumerate(iterate(data, None, show, "QuantSim.search_bits")):
             met.clear()
-            args, kwargs = tree_map_only(Tensor, _with_gradient, to_device(arguments_of(batch, sim.examples), sim.model))
-            results = [result for result in float_tensors(sim(*args, **kwargs)) if result.requires_grad]
+            results = [result for result in float_tensors(run(batch)) if result.requires_grad]
             if not results:
                 raise ValueError("QuantSim.search_bits: nothing that the model returns has a gradient; return logits, not classes")
             if not all(bool(result.isfinite().all()) for result in results):

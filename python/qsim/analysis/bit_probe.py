@@ -13,13 +13,16 @@ import torch
 from qsim.analysis.bit_choices import Bits, Choice
 from qsim.analysis.bit_losses import Distance, Grids
 from qsim.analysis.deviation import float_tensors
-from qsim.analysis.sensitivity import Metric
+from qsim.analysis.metric import Metric, value_of
 from qsim.progress import progress
 from qsim.quantizers.observer import encoding_of_range
 from qsim.quantizers.quantizer import Quantizer
 from qsim.quantizers.weights import search_encodings
+from qsim.runs.batches import Forward
 from qsim.runs.snapshot import unchanged
 from qsim.simulation.simulation import Simulation
+
+_CALLER = "QuantSim.search_bits"
 
 Assignment = dict[str, Bits]  # by key; what is missing stays in float
 
@@ -63,6 +66,8 @@ class Probe:
         ``metric(sim, data) -> float``; None: the `Distance`, lower is better.
     classes : int, optional
         As in `Distance`.
+    forward : callable, optional
+        As in `QuantSim.calibrate`.
     show : bool
         Show a progress bar.
 
@@ -72,8 +77,19 @@ class Probe:
         Assignments that were measured.
     """
 
-    def __init__(self, sim: Simulation, grids: Grids, data: Any, metric: Metric | None, classes: int | None, *, show: bool) -> None:
+    def __init__(
+        self,
+        sim: Simulation,
+        grids: Grids,
+        data: Any,
+        metric: Metric | None,
+        classes: int | None,
+        *,
+        show: bool,
+        forward: Forward | None = None,
+    ) -> None:
         self._sim, self._grids, self._data, self._metric, self._classes, self._show = sim, grids, data, metric, classes, show
+        self._run = sim.runner(forward)
         self._quantizers = sim.quantizers()
         self._own = {key: dict(vars(quantizer)) for key, quantizer in self._quantizers.items()}
         self.count = 0
@@ -88,15 +104,15 @@ class Probe:
                 values = []
                 for assignment in progress(assignments, total=len(assignments), title="search_bits", unit="probe", show=self._show):
                     self._take(assignment)
-                    values.append(float(metric(sim, data)))
+                    values.append(value_of(metric, sim, data, _CALLER))
                 return values
             distances = [Distance(self._classes) for _ in assignments]
             for batch in progress(data, total=None, title="search_bits", unit="batch", show=self._show):
                 with sim.in_float():
-                    expected = [result.clone() for result in float_tensors(sim.forward_batch(sim, batch))]
+                    expected = [result.clone() for result in float_tensors(self._run(batch))]
                 for assignment, distance in zip(assignments, distances, strict=True):
                     self._take(assignment)
-                    distance.add(expected, float_tensors(sim.forward_batch(sim, batch)))
+                    distance.add(expected, float_tensors(self._run(batch)))
             return [distance.value for distance in distances]
 
     def _take(self, assignment: Assignment) -> None:
@@ -109,17 +125,17 @@ class Probe:
             quantizer.enabled = not isinstance(bits, str)
 
 
-def measured(sim: Simulation, data: Any, metric: Metric | None, classes: int | None) -> float:
+def measured(sim: Simulation, data: Any, metric: Metric | None, classes: int | None, forward: Forward | None = None) -> float:
     """The metric, or the distance, of a simulation as it is."""
     sim.eval()
     with torch.no_grad():
         if metric is not None:
-            return float(metric(sim, data))
-        distance = Distance(classes)
+            return value_of(metric, sim, data, _CALLER)
+        distance, run = Distance(classes), sim.runner(forward)
         for batch in data:
             with sim.in_float():
-                expected = float_tensors(sim.forward_batch(sim, batch))
-            distance.add(expected, float_tensors(sim.forward_batch(sim, batch)))
+                expected = float_tensors(run(batch))
+            distance.add(expected, float_tensors(run(batch)))
         return distance.value
 
 

@@ -14,8 +14,9 @@ from qsim.analysis.bit_operations import Product, UncountedError, products_of
 from qsim.analysis.bit_probe import Assignment, Probe, grids_of, losses, measured
 from qsim.analysis.bit_search_report import BitSearch, Point, dominates
 from qsim.analysis.knapsack import Limit, knapsack
-from qsim.analysis.sensitivity import Metric
+from qsim.analysis.metric import Metric
 from qsim.errors import CaptureError
+from qsim.runs.batches import Forward
 from qsim.runs.sharding import sharded_modules
 from qsim.simulation.simulation import Simulation
 
@@ -33,6 +34,7 @@ class Request:
     higher_is_better: bool
     classes: int | None
     probes: int
+    forward: Forward | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.budget, Budget):
@@ -87,7 +89,7 @@ class _Search:
         self.model = CostModel(sim, self.choices, self._products())
         self.limits = self.model.limits(request.budget)
         self.grids = grids_of(sim, request.candidates)
-        self.probe = Probe(sim, self.grids, data, request.metric, request.classes, show=show)
+        self.probe = Probe(sim, self.grids, data, request.metric, request.classes, show=show, forward=request.forward)
 
     def _products(self) -> list[Product] | None:
         try:
@@ -105,7 +107,7 @@ class _Search:
             raise ValueError(
                 f"QuantSim.search_bits: got {request.budget}; with {request.candidates[0]} bits everywhere the model costs {least}"
             )
-        estimates = estimated(self.sim, self.choices, self.grids, self.data, request.classes, show=self.show)
+        estimates = estimated(self.sim, self.choices, self.grids, self.data, request.classes, show=self.show, forward=request.forward)
         self.baseline = self.probe.measure([{}])[0] if request.metric is not None else 0.0
         if not math.isfinite(self.baseline):
             raise ValueError(
@@ -187,7 +189,7 @@ class _Search:
         request = self.request
         bits = [choice.candidates[a] for choice, a in zip(self.choices, picked, strict=True)]
         config, assigned = config_with(self.sim, self.choices, bits), self._assigned(picked)
-        value = measured(trial(self.sim, config, assigned), self.data, request.metric, request.classes)
+        value = measured(trial(self.sim, config, assigned), self.data, request.metric, request.classes, request.forward)
         predicted = sum(row[a] for row, a in zip(self.losses, picked, strict=True))
         roles = {key: choice.role for choice in self.choices for key in choice.keys}
         places = {key: (decided.operation, roles[key]) for key, decided in self.sim.decisions.quantizers.items() if key in roles}

@@ -23,7 +23,7 @@ from qsim.runs.hooks import hooked
 from qsim.runs.sharding import sharded_around, whole
 from qsim.runs.snapshot import unchanged
 from qsim.simulation.simulation import Simulation
-from qsim.table import decibel, text_table
+from qsim.table import counted, decibel, text_table
 
 _Call = tuple[str, int]  # a quantizer's key, and which of its calls: modules may be used repeatedly
 
@@ -107,7 +107,7 @@ class Comparison:
             for row in self.worst()
         ]
         output = f"{len(rows)} tensors; SQNR of the output {decibel(self.output.sqnr)} dB, largest error {self.output.max_error:.3g}"
-        return "\n".join([output, text_table(head, rows, head[3:]), *(f"note: {note}" for note in self.notes)])
+        return "\n".join([output, text_table(head, rows, head[3:]), *(f"note: {note}" for note in counted(self.notes))])
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write it as one HTML page that needs no network, as `Summary.save` does."""

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from qsim.analysis.evidence import Evidence
+from qsim.analysis.metric import Metric, value_of
 from qsim.analysis.search import Effort, search
-from qsim.analysis.sensitivity import Metric, Sensitivity, members_of
+from qsim.analysis.sensitivity import Sensitivity, members_of
 from qsim.deploy.plan import Plan
 from qsim.runs.sharding import sharded_around
 from qsim.runs.snapshot import unchanged
@@ -49,7 +50,7 @@ def float_plan(sim: Simulation, data: Any, metric: Metric, target: float, sensit
         for name, keys in members.items():
             for key in keys:
                 quantizers[key].enabled = name not in keep
-        value = sign * float(metric(sim, data))
+        value = sign * value_of(metric, sim, data, "QuantSim.float_plan")
         return Reached(value >= sign * target, value)
 
     suspicion = {score.name: math.inf if math.isnan(score.value) else -sign * score.value for score in sensitivity.scores}

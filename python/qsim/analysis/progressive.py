@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 
+from qsim.analysis.metric import Metric, value_of
 from qsim.analysis.scores import ScoreFile
-from qsim.analysis.sensitivity import Metric, measure, members_of
+from qsim.analysis.sensitivity import measure, members_of
 from qsim.pages import drawing, markup
 from qsim.pages.markup import Cell, Column, Fact, Line, finite, problems, table, tiles
 from qsim.pages.page import Page
@@ -148,7 +149,7 @@ def join(
                 sim.eval()
                 for key, quantizer in quantizers.items():
                     quantizer.enabled = key in on
-                file.add(name, float(metric(sim, data)))
+                file.add(name, value_of(metric, sim, data, "QuantSim.progressive"))
         return file.scores[name]
 
     baseline = score("(float)", set())

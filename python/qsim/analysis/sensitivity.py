@@ -5,14 +5,14 @@ from __future__ import annotations
 import glob
 import hashlib
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from os import PathLike
 from typing import Any
 
 import torch
 
-from qsim.analysis.deviation import Deviation, float_tensors
+from qsim.analysis.metric import Metric, value_of
 from qsim.analysis.scores import ScoreFile, digest
 from qsim.pages import drawing
 from qsim.pages.markup import Cell, Column, Line, finite, name, table, tiles
@@ -21,9 +21,8 @@ from qsim.progress import progress
 from qsim.runs.sharding import sharded_around, whole
 from qsim.runs.snapshot import unchanged
 from qsim.simulation.simulation import Simulation
-from qsim.table import text_table
+from qsim.table import decibel, percent, text_table
 
-Metric = Callable[[Any, Any], float]
 GROUPS = ("quantizer", "operation")
 
 
@@ -61,6 +60,8 @@ class Sensitivity:
     quantized : float
         With all on that were on.
     higher_is_better : bool
+    unit : str
+        "dB" where the metric is qsim's own, the SQNR of the results; "" of a user's metric.
 
     Examples
     --------
@@ -81,6 +82,7 @@ class Sensitivity:
     baseline: float
     quantized: float
     higher_is_better: bool
+    unit: str = ""
 
     def ranked(self) -> list[Score]:
         """The scores, most sensitive first; NaN before all. Equals stay in the order of the model."""
@@ -98,36 +100,49 @@ class Sensitivity:
         """
         return list(dict.fromkeys(score.operation for score in self.ranked()))[:count]
 
+    @property
+    def best(self) -> float:
+        """What losses are counted from: the metric in float; where that is infinite (dB), the best finite one of a group alone."""
+        if not math.isinf(self.baseline):
+            return self.baseline
+        finite = [score.value for score in self.scores if math.isfinite(score.value)]
+        return (max if self.higher_is_better else min)(finite, default=math.nan)
+
     def lost(self, value: float) -> float:
-        """How much worse than float a value of the metric is; negative where it is better."""
-        return (self.baseline - value) * (1 if self.higher_is_better else -1)
+        """How much worse than `best` a value of the metric is; negative where it is better."""
+        return (self.best - value) * (1 if self.higher_is_better else -1)
+
+    def share(self, value: float) -> float:
+        """Of an SQNR in dB: its noise as a part of that with all quantized, ``10 ** ((quantized - value) / 10)``; NaN of other metrics.
+
+        The shares need not add up to 1: errors of tensors may cancel, and what is quantized changes what comes after it.
+        """
+        if self.unit != "dB" or not math.isfinite(self.quantized):
+            return math.nan
+        return math.nan if math.isnan(value) else 10 ** (min(self.quantized - value, 300.0) / 10)
 
     def __str__(self) -> str:
         better = "higher" if self.higher_is_better else "lower"
+        if self.unit == "dB":
+            head = f"SQNR of the results: {self.quantized:.1f} dB with all quantized; one at a time, lost beside the best of them:"
+            columns = ("quantized alone", "SQNR dB", "lost dB", "of all noise")
+            rows = [(s.name, decibel(s.value), _number(self.lost(s.value)), _share(self.share(s.value))) for s in self.ranked()]
+            return f"{head}\n{text_table(columns, rows, columns[1:])}"
         head = f"metric ({better} is better): float {self.baseline:.6g}, quantized {self.quantized:.6g}; one at a time:"
-        rows = [(score.name, f"{score.value:.6g}", _lost_text(self.lost(score.value))) for score in self.ranked()]
-        return f"{head}\n{text_table(('quantized alone', 'metric', 'lost'), rows, ('metric', 'lost'))}"
+        plain = [(score.name, f"{score.value:.6g}", _number(self.lost(score.value))) for score in self.ranked()]
+        return f"{head}\n{text_table(('quantized alone', 'metric', 'lost'), plain, ('metric', 'lost'))}"
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write it as one HTML page that needs no network, as `Summary.save` does."""
         sensitivity_page(self).write(path)
 
 
-def _lost_text(lost: float) -> str:
-    return "" if math.isinf(lost) else f"{lost:.3g}"  # of dB beside +Inf nothing can be said
+def _number(value: float) -> str:
+    return f"{value:.3g}" if math.isfinite(value) else ""  # a group that costs nothing has +Inf dB
 
 
-def output_sqnr(sim: Simulation, data: Iterable[Any]) -> float:
-    """SQNR in dB of what the model returns beside what it returns in float, over all batches. Higher is better; +Inf in float."""
-    if isinstance(data, (torch.Tensor, Mapping, str)) or not isinstance(data, Iterable):
-        raise TypeError(f"QuantSim.sensitivity: got data of type {type(data).__name__}; expected an iterable of batches, or a metric")
-    deviation = Deviation()
-    for batch in data:
-        with sim.in_float():
-            expected = sim.forward_batch(sim, batch)
-        for x, y in zip(float_tensors(expected), float_tensors(sim.forward_batch(sim, batch)), strict=True):
-            deviation.add(x, y)
-    return deviation.sqnr
+def _share(share: float) -> str:
+    return "" if math.isnan(share) else "none" if share < 1e-6 else percent(share)
 
 
 def measured(sim: Simulation, metric: Metric, groups: str) -> dict[str, str]:
@@ -145,7 +160,9 @@ def measured(sim: Simulation, metric: Metric, groups: str) -> dict[str, str]:
     }
 
 
-def measure(sim: Simulation, data: Any, metric: Metric, *, higher_is_better: bool, groups: str, file: ScoreFile, show: bool) -> Sensitivity:
+def measure(
+    sim: Simulation, data: Any, metric: Metric, *, higher_is_better: bool, groups: str, file: ScoreFile, show: bool, unit: str = ""
+) -> Sensitivity:
     """The metric of the sim in float, as it is, and with the enabled quantizers of each group alone."""
     if isinstance(data, Iterator):
         raise TypeError(
@@ -160,7 +177,7 @@ def measure(sim: Simulation, data: Any, metric: Metric, *, higher_is_better: boo
         if name not in file.scores:
             for key, quantizer in quantizers.items():
                 quantizer.enabled = key in on
-            file.add(name, float(metric(sim, data)))
+            file.add(name, value_of(metric, sim, data, "QuantSim.sensitivity"))
         return file.scores[name]
 
     with unchanged(sim), sharded_around(sim), torch.no_grad():
@@ -168,7 +185,7 @@ def measure(sim: Simulation, data: Any, metric: Metric, *, higher_is_better: boo
         whole = score("(float)", ()), score("(quantized)", quantizers)
         each = progress(members.items(), total=len(members), title="sensitivity", unit="group", show=show)
         scores = [Score(name, tuple(keys), glob.escape(operations[keys[0]]), score(name, keys)) for name, keys in each]
-    return Sensitivity(scores, *whole, higher_is_better)
+    return Sensitivity(scores, *whole, higher_is_better, unit)
 
 
 def members_of(operations: Mapping[str, str], groups: str) -> dict[str, list[str]]:

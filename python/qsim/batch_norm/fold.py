@@ -19,6 +19,7 @@ from qsim.graph.record.record import record
 from qsim.graph.record.tape import Tape
 from qsim.operations.layers import Layer, by_channel
 from qsim.runs.arguments import example_calls
+from qsim.runs.model import cannot_run, check_module, refuse_packed
 
 # From here on the rounding of a float32 input, 2^-24 of it, grows to the size of the normalized signal: the result is noise.
 _LARGEST_FACTOR = 2.0**23
@@ -100,8 +101,25 @@ def fold_batch_norms(model: nn.Module, example_inputs: Any, *, keep: Collection[
 
 
 def recorded(model: nn.Module, example_inputs: Any, caller: str) -> tuple[Tape, list[str]]:
-    """The recording of a model on its example inputs, and what could not be seen. Raises a ValueError if it does not run in eval mode."""
-    tape, problems = record(model, example_calls(example_inputs))
+    """The recording of a model on its example inputs, and what could not be seen.
+
+    Raises
+    ------
+    TypeError
+        It is no module, returns None, or takes a packed sequence.
+    ValueError
+        It does not run in eval mode.
+    """
+    check_module(model, caller)
+    calls = example_calls(example_inputs)
+    refuse_packed(calls, caller)
+    tape, problems = record(model, calls)
+    if tape.answers == {type(None)}:
+        raise TypeError(
+            f"{caller}: the model returned None for the example inputs; expected tensors. Does its forward end without `return`?"
+        )
+    for number, error in tape.raised.items():
+        raise cannot_run(model, calls, number, error, caller) from error
     if not any(call.run == 0 for call in tape.calls):
         raise ValueError(f"{caller}: {problems[0] if problems else 'the model has no forward in Python to look at'}")
     return tape, problems

@@ -25,6 +25,7 @@ from qsim.clinic.subject import Subject
 from qsim.clinic.survey import survey
 from qsim.clinic.targets import Target, target_named
 from qsim.runs.batches import Forward, iterate
+from qsim.runs.model import check_module
 from qsim.runs.snapshot import unchanged
 from qsim.stages import Stages
 
@@ -85,7 +86,7 @@ def doctor(
     Raises
     ------
     TypeError, ValueError
-        Data that is no iterable of batches, or an unknown target.
+        The model is no module, the data no iterable of batches, or the target unknown.
 
     Examples
     --------
@@ -98,6 +99,7 @@ def doctor(
     >>> diagnosis.plan.keep
     ('pow', 'mean', 'add', 'sqrt')
     """
+    check_module(model, "qsim.doctor")
     ends = math.inf if seconds is None else time.perf_counter() + seconds
     chosen = target_named(target)
     stages = Stages("record", "survey", "checks", "plan")

@@ -3,7 +3,7 @@ from __future__ import annotations
 import dataclasses
 import glob
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -132,7 +132,8 @@ class Config:
             Leave weights and activations of these sites in float. Beside half precision they read and return float32, and what reads
             their results rounds them.
         **changes
-            `weight` and `activation` as in `Override`; every other name is a field of `TensorSpec`, changed for both.
+            `weight` and `activation` as in `Override`; every other name is a field of `TensorSpec`, changed for both. Fields given to one
+            role quantize it where this config has left it in float (with what `qsim.int8` has besides); those for both do not.
 
         Returns
         -------
@@ -146,13 +147,14 @@ class Config:
         """
         if off and changes:
             raise ValueError(f"Config.override: off=True leaves nothing to change; got {', '.join(changes)} too")
+        starts = tuple(role for role in ROLES if changes.get(role) and not isinstance(changes[role], TensorSpec))
         roles: dict[str, Change] = dict.fromkeys(ROLES) if off else {role: changes.pop(role, ()) for role in ROLES}
         for role, change in roles.items():
             if change is not None and not isinstance(change, TensorSpec):
                 roles[role] = {**changes, **dict(change)}
             elif changes:
                 raise ValueError(f"Config.override: {role}={change!r} decides every field; got {', '.join(changes)} too")
-        added = Override(pattern, op_type, position=position, **roles)
+        added = Override(pattern, op_type, position=position, starts=starts, **roles)
         return dataclasses.replace(self, overrides=(*self.overrides, added))
 
     def with_plan(self, plan: FloatPlan) -> Config:
@@ -200,8 +202,9 @@ class Config:
         """
         return self.spec_of(SiteInfo(site, op_type), role)
 
-    def spec_of(self, site: SiteInfo, role: str) -> TensorSpec | None:
-        """As `spec_for`, for a site of which more is known than name and operation.
+    def spec_of(self, site: SiteInfo | Sequence[SiteInfo], role: str) -> TensorSpec | None:
+        """As `spec_for`, for a site of which more is known than name and operation; or for several that run as one: what is for any of
+        them is for all.
 
         Examples
         --------
@@ -209,15 +212,20 @@ class Config:
         >>> qsim.int4().override(position="first", bits=8).spec_of(site, "weight").bits
         8
         """
+        sites = [site] if isinstance(site, SiteInfo) else site
         if role not in ROLES:
             raise ValueError(f"Config: got role {role!r}; expected 'weight' or 'activation'")
+        default = INT8_WEIGHT if role == "weight" else INT8_ACTIVATION
         spec: TensorSpec | None = getattr(self, role)
-        for override in (*self.profile.rules, *self.overrides):
-            if override.matches(site):
+        start = self.profile.applied(default, role)  # for fields that an override gives a tensor which the config leaves in float
+        for number, override in enumerate((*self.profile.rules, *self.overrides)):
+            if any(map(override.matches, sites)):
                 try:
-                    spec = override.apply(spec, role)
+                    spec = override.apply(spec, role, start)
+                    if number < len(self.profile.rules):
+                        start = override.apply(start, role)  # None where the target leaves it in float
                 except ValueError as error:
-                    raise ValueError(f"Config: override {override} does not fit the {role} of {site.name!r}: {error}") from None
+                    raise ValueError(f"Config: override {override} does not fit the {role} of {sites[0].name!r}: {error}") from None
         return self.profile.signed(_settled(spec, role), role)
 
     def to_json(self) -> str:

@@ -79,11 +79,15 @@ class Override:
         Glob for the type of the operation, as a torch function ("conv2d", "conv*") or an ONNX operator ("Conv"); by default any.
     weight, activation : TensorSpec, mapping or None
         A TensorSpec takes the place of the present one, None leaves the tensor in float, and a mapping (kept as a tuple of
-        pairs) changes the fields that it names. A tensor left in float by what came before stays so unless a TensorSpec is given.
+        pairs) changes the fields that it names. A tensor left in float by what came before stays so unless a TensorSpec is given,
+        or its role is in `starts`.
         For `dtype` there are short names: "int4" and "uint8" say the bits and the sign too, "fp16", "bf16" and "fp8" are float
         formats, "mxfp4", "nvfp4" and the like say how blocks lie too, and "float" leaves the tensor in float.
     position : str, optional
         "first" or "last": only the first or last operation with a weight, as `SiteInfo` has them.
+    starts : tuple of str
+        Roles whose changes start from the spec of `qsim.int8` where the config has left the tensor in float: those that a call of
+        `Config.override` named. What the target leaves in float stays so.
 
     Examples
     --------
@@ -99,12 +103,14 @@ class Override:
     weight: Change = ()
     activation: Change = ()
     position: str | None = None
+    starts: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not (isinstance(self.pattern, str) or callable(self.pattern)):
             raise TypeError(f"Override: got pattern={self.pattern!r}; expected a glob, or a function of a SiteInfo")
         if self.position not in (None, *POSITIONS):
             raise ValueError(f"Override: got position={self.position!r}; expected 'first', 'last' or None")
+        object.__setattr__(self, "starts", tuple(self.starts))
         for role in ROLES:
             change = getattr(self, role)
             if change is not None and not isinstance(change, TensorSpec):
@@ -118,9 +124,11 @@ class Override:
             return False
         return bool(self.pattern(site)) if callable(self.pattern) else fnmatchcase(site.name, self.pattern)
 
-    def apply(self, spec: TensorSpec | None, role: str) -> TensorSpec | None:
-        """The spec of `role` ("weight" or "activation") after this override."""
+    def apply(self, spec: TensorSpec | None, role: str, start: TensorSpec | None = None) -> TensorSpec | None:
+        """The spec of `role` ("weight" or "activation") after this override; fields that start one change `start` where there is none."""
         change: Change = getattr(self, role)
+        if spec is None and role in self.starts:
+            spec = start
         if change is None or isinstance(change, TensorSpec):
             return change
         changes = dict(change)
@@ -130,15 +138,16 @@ class Override:
 
     def __str__(self) -> str:
         pattern = self.pattern if isinstance(self.pattern, str) else getattr(self.pattern, "__name__", "predicate")
-        position = "" if self.position is None else f", position={self.position!r}"
-        return f"{pattern!r} (op_type={self.op_type!r}{position})"
+        narrowed = [f"{name}={value!r}" for name in ("op_type", "position") if (value := getattr(self, name)) is not None]
+        return f"{pattern!r}" + (f" ({', '.join(narrowed)})" if narrowed else "")
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON has it: a change of fields is an object, a whole spec is ``{"replace": {...}}``, switched off is null."""
         if not isinstance(self.pattern, str):
             raise ValueError(f"Override: the predicate {self} is code and has no JSON; use a glob, op_type or position instead")
         where = {"pattern": self.pattern, "op_type": self.op_type, "position": self.position}
-        return {**where, **{role: _change_to_json(getattr(self, role)) for role in ROLES}}
+        starts = {"starts": list(self.starts)} if self.starts else {}
+        return {**where, **{role: _change_to_json(getattr(self, role)) for role in ROLES}, **starts}
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Override:

@@ -15,6 +15,7 @@ from qsim.deploy.retarget import retarget
 from qsim.deploy.tensorrt import commands
 from qsim.errors import CalibrationError, ExportError
 from qsim.onnx.options import Options
+from qsim.runs.batches import Forward, iterate
 from qsim.runs.sharding import sharded_modules
 from qsim.simulation.borders import borders
 from qsim.simulation.simulation import Simulation
@@ -69,7 +70,13 @@ class Tracing:
 
 
 def export(
-    sim: Simulation, path: str | os.PathLike[str], target: str | None, options: Options, *, verify: Iterable[Any] | bool
+    sim: Simulation,
+    path: str | os.PathLike[str],
+    target: str | None,
+    options: Options,
+    *,
+    verify: Iterable[Any] | bool,
+    forward: Forward | None = None,
 ) -> ExportReport:
     """`QuantSim.export` documents it."""
     file, wanted = checked_path(path), target_of(target, sim.config.profile)
@@ -85,8 +92,8 @@ def export(
         with seconds.stage("retarget"):
             traced = Tracing(_retargeted(traced, notes), wanted, options.dynamic_shapes)
     args, kwargs = sim.calls[0]
-    batches = verify if not isinstance(verify, bool) else [kwargs or args] if verify else None
-    return _written(traced, file, options, verify=batches, seconds=seconds, notes=notes)
+    batches = iterate(verify, None, False, "QuantSim.export") if not isinstance(verify, bool) else [kwargs or args] if verify else None
+    return _written(traced, file, options, verify=batches, forward=None if verify is True else forward, seconds=seconds, notes=notes)
 
 
 def _retargeted(traced: Tracing, notes: list[str]) -> Simulation:
@@ -115,6 +122,7 @@ def _written(
     options: Options,
     *,
     verify: Iterable[Any] | None,
+    forward: Forward | None,
     seconds: Stages,
     notes: list[str],
 ) -> ExportReport:
@@ -143,7 +151,7 @@ def _written(
 
         with seconds.stage("verify"):
             write_float = partial(times.write_float, traced.plain, traced.marked, quantizers, target, options)
-            verification = verify_simulation(sim, file, verify, built.model, write_float)
+            verification = verify_simulation(sim, file, verify, built.model, write_float, forward)
     sizes = {written: written.stat().st_size for written in files}
     session_options, more = sessions.entries(built.model) if target.name == "onnxruntime" else ({}, [])
     linted = lint.lint(built.model, target.name)

@@ -28,7 +28,8 @@ from qsim.onnx.lint import is_surrounded, lint
 from qsim.onnx.sessions import session
 from qsim.operations.moves import MOVING_TYPES
 from qsim.operations.onnxruntime import INTEGER_KERNELS
-from qsim.runs.batches import arguments_of
+from qsim.runs.arguments import Arguments
+from qsim.runs.batches import Forward, arguments_of, calls_made
 from qsim.simulation.simulation import Simulation
 from qsim.table import decibel, percent, text_table
 
@@ -225,7 +226,12 @@ def verify(
 
 
 def verify_simulation(
-    sim: Simulation, path: Path, batches: Iterable[Any], model: ir.Model, write_float: Callable[[Path], Path]
+    sim: Simulation,
+    path: Path,
+    batches: Iterable[Any],
+    model: ir.Model,
+    write_float: Callable[[Path], Path],
+    forward: Forward | None = None,
 ) -> Verification:
     """Run ONNX Runtime and the simulation, plain, on integers and in float, on batches as `QuantSim.calibrate` takes them, and compare.
 
@@ -235,12 +241,14 @@ def verify_simulation(
         That of the file.
     write_float : callable
         Writes the float model to a path.
+    forward : callable, optional
+        As in `QuantSim.calibrate`: every call of the model that it makes is verified.
     """
     sizes = {str(value.name): [n if isinstance(n, int) else 0 for n in value.shape or ()] for value in model.graph.inputs}
     ways = {"simulation": False, ON_INTEGERS: True} if is_for_onnxruntime(model) else {"simulation": False}
 
     def computed() -> Iterable[tuple[Mapping[str, Array], Mapping[str, Sequence[Array]]]]:
-        for batch in batches:
+        for batch in batches if forward is None else map(_as_batch, calls_made(sim.called(), batches, forward)):
             tensors = [t for t in tree_leaves(arguments_of(batch, sim.examples)) if isinstance(t, Tensor)]
             inputs = dict(zip(sizes, map(_array, tensors), strict=True))
             _refuse_other_sizes(path, sizes, inputs)
@@ -252,10 +260,24 @@ def verify_simulation(
     with tempfile.TemporaryDirectory() as folder:
         beside = write_float(Path(folder, "float.onnx")) if ON_INTEGERS in ways else None
         found = verify(path, computed(), model=model, beside=beside)
+    if not found.differences:
+        raise ValueError(
+            f"QuantSim.export: verify= got no batch. Is the iterator used up? {path} is written, and was compared with nothing"
+        )
     if ON_INTEGERS in ways:
         kernels = evaluation(sim, *sim.calls[0]).prepared.kernels
         found.float_types.update(Counter(kernel.op for kernel in kernels if kernel.kernel is None))
     return found
+
+
+def _as_batch(call: Arguments) -> Any:
+    """A call as a batch that stands for it."""
+    args, kwargs = call
+    if args and kwargs:
+        raise ValueError(
+            "QuantSim.export: forward calls the model with positional and keyword arguments; expected one kind, as example_inputs"
+        )
+    return kwargs or args
 
 
 def is_for_onnxruntime(model: ir.Model) -> bool:

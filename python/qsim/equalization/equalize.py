@@ -21,7 +21,8 @@ from qsim.equalization.statistics import Inputs, observe, results
 from qsim.graph.execute.simulated import Simulated
 from qsim.graph.record.uses import Uses
 from qsim.runs.arguments import Arguments, example_calls
-from qsim.runs.batches import arguments_of, iterate, to_device
+from qsim.runs.batches import Forward, arguments_of, calls_made, iterate, to_device
+from qsim.runs.model import check_module
 from qsim.runs.sharding import refuse_wrapped
 from qsim.runs.snapshot import Snapshot
 
@@ -38,6 +39,7 @@ def equalize(
     *,
     methods: Sequence[str | Method] = ("cross_layer",),
     max_batches: int | None = None,
+    forward: Forward | None = None,
 ) -> EqualizeReport:
     """Change the weights of a float model, in place, so that it computes the same and quantizes better.
 
@@ -56,6 +58,8 @@ def equalize(
         "rotation".
     max_batches : int, optional
         Of `data`.
+    forward : callable, optional
+        ``forward(model, batch)`` for batches that are not the model's arguments, as in `QuantSim.calibrate`.
 
     Returns
     -------
@@ -87,7 +91,8 @@ def equalize(
     chosen = [_method(method, data is not None) for method in methods]
     _check(model)
     calls = example_calls(example_inputs)
-    batches = [] if data is None else [arguments_of(b, calls) for b in iterate(data, max_batches, False, "qsim.equalize")]
+    given = [] if data is None else list(iterate(data, max_batches, False, "qsim.equalize"))
+    batches = [arguments_of(b, calls) for b in given] if forward is None else list(calls_made(model, given, forward))
     every = [*calls, *(to_device(batch, model) for batch in batches)]
     if data is not None and not batches:
         raise ValueError("qsim.equalize: got no batch. Is the iterator used up, or the data set empty?")
@@ -119,6 +124,7 @@ def _method(method: str | Method, has_data: bool) -> Method:
 
 
 def _check(model: nn.Module) -> None:
+    check_module(model, "qsim.equalize")
     refuse_wrapped(model)
     if any(isinstance(m, Simulated) for m in model.modules()):
         raise ValueError("qsim.equalize: got a simulation; equalize the float model, and simulate it then")

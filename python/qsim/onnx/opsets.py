@@ -27,7 +27,7 @@ def needed(storages: Storages, blocks: Iterable[str], bfloat16: bool) -> Iterato
     bfloat16 : bool
         Whether the model computes in bfloat16.
     """
-    yield SMALLEST, "the exporter"
+    yield SMALLEST, "a Q/DQ model as qsim writes it"
     for key, storage in [*storages.constants.items(), *storages.activations.items()]:
         if storage in _TYPES:
             yield _TYPES[storage], f"'{key}' ({storage})"
@@ -52,10 +52,15 @@ def chosen(wanted: int | None, demands: Sequence[tuple[int, str]], largest: int,
     smallest = max(opset for opset, _ in demands)
     if wanted is None:
         return max(smallest, best)
+    if isinstance(wanted, bool) or not isinstance(wanted, int):
+        raise TypeError(f"QuantSim.export: got opset={wanted!r}; expected an integer from {SMALLEST} to {largest}, or None")
     if wanted > largest:
         raise ExportError(f"QuantSim.export: got opset={wanted}; the installed onnx knows opsets up to {largest}")
     unmet = [f"{what} needs {opset}" for opset, what in demands if opset > wanted]
     if unmet:
         shown = "; ".join(unmet[:8]) + (f"; and {len(unmet) - 8} more" if len(unmet) > 8 else "")
-        raise ExportError(f"QuantSim.export: got opset={wanted}, and {shown}. Leave opset=None, or quantize these tensors to 8 bits.")
+        cure = f"Leave opset out, or write opset={smallest}"
+        if any(opset > SMALLEST for opset, _ in demands):
+            cure += "; tensors of 8 bits need no more than 19"
+        raise ExportError(f"QuantSim.export: got opset={wanted}, and {shown}. {cure}: ONNX Runtime 1.15 (2023) and later read 19.")
     return wanted

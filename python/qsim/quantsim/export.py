@@ -15,6 +15,7 @@ from qsim.deploy.export import export
 from qsim.deploy.export_report import ExportReport
 from qsim.deploy.retarget import retarget
 from qsim.onnx.options import Options
+from qsim.runs.batches import Forward
 from qsim.simulation.simulation import Simulation
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ class Export(Simulation):
         *,
         opset: int | None = None,
         verify: Iterable[Any] | bool = False,
+        forward: Forward | None = None,
         dynamic_batch: bool = True,
         dynamic_shapes: Any = None,
         input_names: Sequence[str] | None = None,
@@ -55,6 +57,8 @@ class Export(Simulation):
         verify : bool or iterable of batches
             Run ONNX Runtime on them and compare with the simulation: see `ExportReport.verification`. Batches as `calibrate` takes them;
             True takes the example inputs.
+        forward : callable, optional
+            ``forward(model, batch)`` for batches of `verify`, as in `calibrate`: ONNX Runtime is given what it calls the model with.
         dynamic_batch : bool
             Leave the size of the batch open, where the model allows it. False fixes that of the example inputs.
         dynamic_shapes : dict, tuple or list, optional
@@ -93,7 +97,7 @@ class Export(Simulation):
         [0]
         """
         options = Options(opset, dynamic_batch, dynamic_shapes, input_names, output_names, external_data)
-        return export(self, path, target, options, verify=verify)
+        return export(self, path, target, options, verify=verify, forward=forward)
 
     def retarget(self, target: str | Profile) -> Self:
         """The same weights simulated for another target, with ranges from what was observed for this one. No data needed.

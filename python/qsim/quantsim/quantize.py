@@ -15,13 +15,16 @@ import torch
 from torch import nn
 
 from qsim.analysis.bit_costs import Budget
-from qsim.analysis.sensitivity import Metric
+from qsim.analysis.metric import Metric, metric_of, value_of
 from qsim.config.config import Config
+from qsim.config.named import config_of
 from qsim.config.presets import int8
 from qsim.equalization import equalize
 from qsim.errors import CalibrationError
 from qsim.progress import progress as progress_bar
 from qsim.quantsim.quantsim import QuantSim
+from qsim.runs.batches import Forward
+from qsim.runs.model import check_module
 from qsim.table import text_table
 
 _METHODS = ("mse", "percentile", "minmax")
@@ -106,7 +109,8 @@ def quantize(
     goal: float = 0.99,
     higher_is_better: bool = True,
     target: str = "onnxruntime",
-    config: Config | None = None,
+    config: Config | str | None = None,
+    forward: Forward | None = None,
     seconds: float | None = None,
     train: Callable[[QuantSim], object] | None = None,
     progress: bool = True,
@@ -134,7 +138,9 @@ def quantize(
     target : str
         As `Config.target`; of the default config.
     config : Config, optional
-        What to begin with; `qsim.int8` for the target by default.
+        What to begin with, or the name of a preset; `qsim.int8` for the target by default.
+    forward : callable, optional
+        As in `QuantSim.calibrate`, which calibration, restoring and equalization run the model by.
     seconds : float, optional
         Nothing new begins after so long.
     train : callable, optional
@@ -165,6 +171,8 @@ def quantize(
     >>> quantized.reached
     True
     """
+    check_module(model, "qsim.quantize")
+    metric_of(metric, None, "qsim.quantize")
     batches = list(data)
     if not batches:
         raise CalibrationError("qsim.quantize: got no batch. Is the iterator used up, or the data set empty?")
@@ -178,11 +186,11 @@ def quantize(
         )
     wanted = in_float * goal if higher_is_better else in_float / goal
     sign = 1 if higher_is_better else -1
-    first = int8(target) if config is None else config
+    first = int8(target) if config is None else config_of(config, "qsim.quantize")
     trail: list[Tried] = []
     best: _Attempt | None = None
     ends = math.inf if seconds is None else began + seconds
-    maker = _Attempts(model, example_inputs, batches, first, sign, trail)
+    maker = _Attempts(model, example_inputs, batches, first, sign, trail, forward)
     attempts = chain(maker.as_configured(), maker.equalized(), maker.mixed(), maker.in_float(metric, wanted, ends), maker.trained(train))
     since = time.monotonic()
     for attempt in progress_bar(attempts, total=None, title="quantize", unit="attempt", show=progress):
@@ -208,7 +216,7 @@ def _measured(metric: Metric, network: nn.Module, batches: list[Any]) -> float:
     was = network.training
     network.eval()
     with torch.no_grad():
-        value = float(metric(network, batches))
+        value = value_of(metric, network, batches, "qsim.quantize")
     network.train(was)
     return value
 
@@ -216,15 +224,24 @@ def _measured(metric: Metric, network: nn.Module, batches: list[Any]) -> float:
 class _Attempts:
     """What is tried, in order; each is made when it is asked for, and may look at the trail so far."""
 
-    def __init__(self, model: nn.Module, example_inputs: Any, batches: list[Any], config: Config, sign: int, trail: list[Tried]) -> None:
-        self.model, self.example_inputs, self.batches = model, example_inputs, batches
+    def __init__(
+        self,
+        model: nn.Module,
+        example_inputs: Any,
+        batches: list[Any],
+        config: Config,
+        sign: int,
+        trail: list[Tried],
+        forward: Forward | None,
+    ) -> None:
+        self.model, self.example_inputs, self.batches, self.forward = model, example_inputs, batches, forward
         self.config, self.sign, self.trail = config, sign, trail
         self.notes: list[str] = []
         self.method: str | None = None  # of ranges, if another is better than the config's
 
     def calibrated(self, config: Config, model: nn.Module | None = None) -> QuantSim:
         sim = QuantSim(self.model if model is None else model, self.example_inputs, config)
-        sim.calibrate(self.batches, progress=False)
+        sim.calibrate(self.batches, self.forward, progress=False)
         if self.method is not None:
             sim.set_method(self.method)
         return sim
@@ -240,13 +257,13 @@ class _Attempts:
         ranges = f", ranges by {self.method}" if self.method else ""
         for steps in (0, _DISTILLATION):
             sim = self.calibrated(self.config)
-            sim.restore(self.batches, steps=steps, progress=False)
+            sim.restore(self.batches, self.forward, steps=steps, progress=False)
             yield _Attempt(f"restore{f' and {steps} steps' if steps else ''}{ranges}", sim)
 
     def equalized(self) -> Iterator[_Attempt]:
         model = copy.deepcopy(self.model)
         try:
-            report = equalize(model, self.example_inputs, self.batches, methods=_EQUALIZATION, max_batches=_LOOKED_AT)
+            report = equalize(model, self.example_inputs, self.batches, methods=_EQUALIZATION, max_batches=_LOOKED_AT, forward=self.forward)
         except ValueError as error:  # half precision, sharded: it says so
             self.notes.append(f"not equalized: {error}")
             return
@@ -254,7 +271,7 @@ class _Attempts:
             self.notes.append(f"not equalized: {report.put_back or 'there is nothing to scale'}")
             return
         sim = self.calibrated(self.config, model)
-        sim.restore(self.batches, progress=False)
+        sim.restore(self.batches, self.forward, progress=False)
         yield _Attempt("equalize, restore", sim)
 
     def mixed(self) -> Iterator[_Attempt]:
@@ -264,7 +281,7 @@ class _Attempts:
             return
         mixed = self.config.override(position="first", bits=_MANY).override(position="last", bits=_MANY)
         sim = self.calibrated(mixed)
-        sim.restore(self.batches, steps=_DISTILLATION, progress=False)
+        sim.restore(self.batches, self.forward, steps=_DISTILLATION, progress=False)
         yield _Attempt(f"first and last operation at {_MANY} bits, restore and {_DISTILLATION} steps", sim)
         if len(bits) > 1:  # what has 8 bits already would count among those that get them
             return
@@ -272,9 +289,11 @@ class _Attempts:
             self.notes.append('bits were not searched: pip install "qsim[search]"')
             return
         budget = Budget(tensors=_SHARE)
-        search = self.calibrated(self.config).search_bits(self.batches, budget=budget, candidates=(*bits, _MANY), progress=False)
+        search = self.calibrated(self.config).search_bits(
+            self.batches, budget=budget, candidates=(*bits, _MANY), forward=self.forward, progress=False
+        )
         sim = self.calibrated(search.config)
-        sim.restore(self.batches, steps=_DISTILLATION, progress=False)
+        sim.restore(self.batches, self.forward, steps=_DISTILLATION, progress=False)
         yield _Attempt(f"a tenth of the tensors at {_MANY} bits, restore and {_DISTILLATION} steps", sim)
 
     def in_float(self, metric: Metric, wanted: float, ends: float) -> Iterator[_Attempt]:
@@ -284,12 +303,12 @@ class _Attempts:
             self.batches, metric, target=wanted, higher_is_better=self.sign > 0, probes=_PROBES, seconds=left, progress=False
         )
         sim = self.calibrated(self.config.with_plan(plan))
-        sim.restore(self.batches, progress=False)
+        sim.restore(self.batches, self.forward, progress=False)
         yield _Attempt(f"restore, {len(plan.keep)} operations in float", sim)
 
     def trained(self, train: Callable[[QuantSim], object] | None) -> Iterator[_Attempt]:
         if train is not None:
             sim = self.calibrated(self.config)
-            sim.restore(self.batches, progress=False)
+            sim.restore(self.batches, self.forward, progress=False)
             train(sim)
             yield _Attempt("restore and train", sim)

@@ -12,10 +12,11 @@ from qsim.analysis.bit_search import Request, search_bits
 from qsim.analysis.bit_search_report import BitSearch
 from qsim.analysis.comparison import Comparison, compare
 from qsim.analysis.fewest_in_float import float_plan
+from qsim.analysis.metric import Metric, metric_of
 from qsim.analysis.progressive import Limits, Progressive, join
 from qsim.analysis.scores import ScoreFile
 from qsim.analysis.search import Effort
-from qsim.analysis.sensitivity import Metric, Sensitivity, measure, measured, output_sqnr
+from qsim.analysis.sensitivity import Sensitivity, measure, measured
 from qsim.deploy.plan import Plan
 from qsim.runs.batches import Forward
 from qsim.simulation.simulation import Simulation
@@ -66,6 +67,7 @@ class Reports(Simulation):
         *,
         higher_is_better: bool = True,
         groups: str = "quantizer",
+        forward: Forward | None = None,
         path: str | PathLike[str] | None = None,
         progress: bool = True,
     ) -> Sensitivity:
@@ -82,6 +84,8 @@ class Reports(Simulation):
             False for a metric that is a loss.
         groups : "quantizer" or "operation"
             One quantizer at a time, or all of an operation: its weight and its output.
+        forward : callable, optional
+            As in `calibrate`, where there is no metric: what it returns is compared.
         path : path-like, optional
             Keep the scores in this JSON file, and go on from what it holds: after an interruption, call again with the same arguments.
         progress : bool
@@ -109,10 +113,11 @@ class Reports(Simulation):
         ['0.output', '0.weight', '2.output', '2.weight', 'input']
         """
         self.tell_of_restored()
-        metric = output_sqnr if metric is None else metric
+        unit = "dB" if metric is None else ""
+        metric = metric_of(metric, forward, "QuantSim.sensitivity")
         with self.calibrated():
             file = ScoreFile(path, measured(self, metric, groups) if path is not None else {})
-            return measure(self, data, metric, higher_is_better=higher_is_better, groups=groups, file=file, show=progress)
+            return measure(self, data, metric, higher_is_better=higher_is_better, groups=groups, file=file, show=progress, unit=unit)
 
     def float_plan(
         self,
@@ -122,6 +127,7 @@ class Reports(Simulation):
         target: float,
         higher_is_better: bool = True,
         sensitivity: Sensitivity | None = None,
+        forward: Forward | None = None,
         probes: int | None = None,
         seconds: float | None = None,
         progress: bool = True,
@@ -133,7 +139,7 @@ class Reports(Simulation):
 
         Parameters
         ----------
-        data, metric, higher_is_better
+        data, metric, higher_is_better, forward
             As in `sensitivity`; by default the metric is the SQNR of the results, in dB.
         target : float
             What the metric is to reach: at least, or at most where lower is better.
@@ -166,15 +172,17 @@ class Reports(Simulation):
         >>> plan.keep, plan.irreducible
         (('input', '0', '2'), True)
         """
-        found = sensitivity
+        found, by = sensitivity, metric_of(metric, forward, "QuantSim.float_plan")
         if found is None:
-            found = self.sensitivity(data, metric, higher_is_better=higher_is_better, groups="operation", progress=progress)
+            found = self.sensitivity(
+                data, metric, higher_is_better=higher_is_better, groups="operation", forward=forward, progress=progress
+            )
         elif found.higher_is_better != higher_is_better:
             raise ValueError(
                 f"QuantSim.float_plan: got a sensitivity with higher_is_better={found.higher_is_better}, and the opposite here"
             )
         with self.calibrated():
-            return float_plan(self, data, output_sqnr if metric is None else metric, target, found, Effort(probes, seconds))
+            return float_plan(self, data, by, target, found, Effort(probes, seconds))
 
     def search_bits(
         self,
@@ -185,6 +193,7 @@ class Reports(Simulation):
         candidates: Sequence[Bits] = (4, 6, 8, "float"),
         higher_is_better: bool = True,
         classes: int | None = None,
+        forward: Forward | None = None,
         probes: int = 512,
         progress: bool = True,
     ) -> BitSearch:
@@ -210,6 +219,8 @@ class Reports(Simulation):
         classes : int, optional
             The axis of what the model returns along which there are logits of classes: 1, or -1. The distance is then the mean
             Kullback-Leibler divergence of their softmax, in nats.
+        forward : callable, optional
+            As in `calibrate`; what it returns is compared where there is no metric.
         probes : int
             Passes over the data besides the backward one, at most but for a few; half of them measure single tensors. 0: estimates alone.
         progress : bool
@@ -239,7 +250,9 @@ class Reports(Simulation):
         >>> sorted(set(search.best.bits.values())), search.best.costs.tensors <= 0.2
         ([4, 8], True)
         """
-        request = Request(budget, tuple(candidates), metric, higher_is_better, classes, probes)
+        if metric is not None:
+            metric_of(metric, None, "QuantSim.search_bits")
+        request = Request(budget, tuple(candidates), metric, higher_is_better, classes, probes, forward)
         self.tell_of_restored()
         with self.calibrated():
             return search_bits(self, data, request, show=progress)
@@ -253,6 +266,7 @@ class Reports(Simulation):
         higher_is_better: bool = True,
         max_drop: float | None = None,
         seconds: float | None = None,
+        forward: Forward | None = None,
         path: str | PathLike[str] | None = None,
         progress: bool = True,
     ) -> Progressive:
@@ -260,7 +274,7 @@ class Reports(Simulation):
 
         Parameters
         ----------
-        data, metric, higher_is_better
+        data, metric, higher_is_better, forward
             As in `sensitivity`; by default the metric is the SQNR of the results, in dB.
         order : "sensitivity", "forward", "backward" or sequence of str
             The least sensitive first, which is measured before; in the order of the model, or from its end; or names of operations, the
@@ -296,7 +310,7 @@ class Reports(Simulation):
         ['input', '0', '2']
         """
         self.tell_of_restored()
-        metric = output_sqnr if metric is None else metric
+        metric = metric_of(metric, forward, "QuantSim.progressive")
         with self.calibrated():
             file = ScoreFile(path, measured(self, metric, "operation") if path is not None else {})
             limits = Limits(max_drop, seconds)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -37,7 +38,7 @@ def example_calls(example_inputs: Any) -> list[Arguments]:
 def _arguments(call: Any) -> Arguments:
     if isinstance(call, Mapping):
         return (), dict(call)
-    return (tuple(call) if isinstance(call, tuple) else (call,)), {}
+    return (tuple(call) if isinstance(call, tuple) and not isinstance(call, PackedSequence) else (call,)), {}
 
 
 def is_dense(t: Tensor) -> bool:

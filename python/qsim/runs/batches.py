@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Siz
 from itertools import chain, islice
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
@@ -77,6 +78,24 @@ def _arguments_as(batch: Any, example: Arguments) -> Arguments:
 
 def _unfit(got: str, wanted: str) -> ValueError:
     return ValueError(f"QuantSim: got a batch of {got}, and example_inputs had {wanted} arguments; pass forward=lambda model, batch: ...")
+
+
+def calls_made(model: nn.Module, data: Iterable[Any], forward: Forward) -> Iterator[Arguments]:
+    """The arguments of every call of `model` while ``forward(model, batch)`` runs, batch by batch, without gradients."""
+    made: list[Arguments] = []
+
+    def note(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        made.append((args, kwargs))
+
+    for batch in data:
+        made.clear()
+        handle = model.register_forward_pre_hook(note, with_kwargs=True)
+        try:
+            with torch.no_grad():
+                forward(model, batch)
+        finally:
+            handle.remove()
+        yield from tuple(made)
 
 
 def to_device(arguments: Arguments, model: nn.Module) -> Arguments:

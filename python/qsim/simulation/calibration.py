@@ -25,6 +25,7 @@ from qsim.simulation.ranges import choose_encodings
 from qsim.simulation.simulation import Simulation
 from qsim.simulation.summary import Summary, facts_of, tensors_of
 from qsim.stages import Stages, seconds_text
+from qsim.table import counted
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class CalibrationReport:
         head = f"calibrated {len(self.counts)} quantizers on {self.batches} batches ({self.times()})"
         if not self.problems:
             return f"{head}\nno NaN, no Inf"
-        return "\n".join([head, f"{len(self.problems)} problems:", *(f"  {problem}" for problem in self.problems)])
+        return "\n".join([head, f"{len(self.problems)} problems:", *(f"  {problem}" for problem in counted(self.problems))])
 
     def times(self) -> str:
         """Seconds by stage, and peak memory, as text."""

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_map_only
 from qsim.batch_norm.fold import FoldReport, fold_recorded, recorded
 from qsim.batch_norm.statistics import batch_norms, degenerate
 from qsim.config.config import Config
-from qsim.config.presets import int8
+from qsim.config.named import config_of
 from qsim.errors import NoEncodingError
 from qsim.graph.execute.attach import attach, fall_back, places
 from qsim.graph.execute.liveness import is_entered
@@ -34,10 +34,12 @@ from qsim.graph.plan.plan import plan
 from qsim.graph.plan.savings import find_savings
 from qsim.graph.record.containers import settle_forwards
 from qsim.graph.record.record import record
+from qsim.graph.record.telling import Telling
 from qsim.numbers.encoding import Encoding
 from qsim.quantizers.quantizer import Quantizer
 from qsim.runs.arguments import Arguments, example_calls
-from qsim.runs.batches import arguments_of, to_device
+from qsim.runs.batches import Forward, arguments_of, to_device
+from qsim.runs.model import check_module
 from qsim.runs.sharding import refuse_wrapped, sharded_modules
 from qsim.simulation.as_the_model import AsTheModel
 from qsim.simulation.bank import QuantizerBank
@@ -49,6 +51,8 @@ from qsim.simulation.synchronize import rank_local
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+
+_SHOWN = 5  # so many sentences are in one warning
 
 Evaluator = Callable[["Simulation", tuple[Any, ...], dict[str, Any]], Any]
 
@@ -105,7 +109,7 @@ class Simulation(NamedAsTheModel, AsTheModel):
     restored = ""
     read: frozenset[str] | None = None
 
-    def __init__(self, model: nn.Module, example_inputs: Any, config: Config | None = None, *, inplace: bool = False) -> None:
+    def __init__(self, model: nn.Module, example_inputs: Any, config: Config | str | None = None, *, inplace: bool = False) -> None:
         """Record `model` on `example_inputs`, fold its BatchNorms, and put quantizers where `config` has them.
 
         Parameters
@@ -115,16 +119,17 @@ class Simulation(NamedAsTheModel, AsTheModel):
         example_inputs : Tensor, tuple or dict
             One input, positional or keyword arguments. On the model's device.
         config : Config, optional
-            What to quantize and how; `qsim.int8` by default.
+            What to quantize and how, or the name of a preset ("w4a8"); `qsim.int8` by default.
         inplace : bool
             Simulate on `model` itself instead of a copy.
         """
         super().__init__()
         self.eval_mode = EvalMode()
+        check_module(model, "QuantSim")
         if places(model):
             raise ValueError("QuantSim: the model is simulated already; give the original one")
         refuse_wrapped(model)
-        vars(self)["config"] = int8() if config is None else config
+        vars(self)["config"] = config_of(config, "QuantSim")
         self.model = model if inplace else copy.deepcopy(model)
         settle_forwards(self.model)
         if any(module.training for module in self.model.modules()):
@@ -141,6 +146,7 @@ class Simulation(NamedAsTheModel, AsTheModel):
         if useless := degenerate(self.model):
             remedy = "Load other statistics, or call sim.reestimate_batch_norms(data) in `with sim.in_float():` before calibrating"
             warnings.warn(f"QuantSim: {'; '.join(useless.values())}. {remedy}", stacklevel=2)
+        self._warn_of_float()
         self.eval()  # as the model is
         self.show_signature()
         self.register_load_state_dict_post_hook(_follow_state)  # type: ignore[no-untyped-call]
@@ -150,6 +156,8 @@ class Simulation(NamedAsTheModel, AsTheModel):
         self.derived = Derived()
         tape, notes = record(self.model, examples)
         decided = plan(tape, self.config)
+        if decided.mistyped and not known:
+            raise ValueError(f"QuantSim: {'; '.join(decided.mistyped)}")
         self.decisions = decided.decisions
         if decided.unseen:
             _warn_of_unseen(decided.unseen)
@@ -165,6 +173,11 @@ class Simulation(NamedAsTheModel, AsTheModel):
         self.notes = list(dict.fromkeys([*kept, *folding.warnings, *decided.notes, *notes]))
         self.calls = tree_map_only(Tensor, Tensor.detach, list(examples))  # to look at the model again: to fold, to trace
         self.examples = tree_map_only(Tensor, lambda _: None, list(examples))
+
+    def _warn_of_float(self) -> None:
+        if told := [note for note in self.notes if isinstance(note, Telling)]:
+            more = f" (and {len(told) - _SHOWN} more: see sim.summary().notes)" if len(told) > _SHOWN else ""
+            warnings.warn(f"QuantSim: {'; '.join(told[:_SHOWN])}{more}", stacklevel=3)
 
     def fall_back(self, formats: Mapping[str, str]) -> None:
         """From now on these operations, by name, compute in these float formats, all others as planned."""
@@ -250,6 +263,12 @@ class Simulation(NamedAsTheModel, AsTheModel):
     def forward_batch(self, model: nn.Module, batch: Any) -> Any:
         args, kwargs = to_device(arguments_of(batch, self.examples), model)
         return model(*args, **kwargs)
+
+    def runner(self, forward: Forward | None) -> Callable[[Any], Any]:
+        """What runs this simulation on a batch: `forward_batch`, or `forward` on what `called` says; on the sim while another evaluates."""
+        if forward is None:
+            return lambda batch: self.forward_batch(self, batch)
+        return lambda batch: forward(self.called() if self.evaluator is None else self, batch)
 
     def quantizers(self) -> dict[str, Quantizer]:
         """All quantizers, in the order in which the model meets them.

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from os import PathLike
 
+import torch
 from torch import Tensor, nn
 
 from qsim.graph.plan.actions import LeftFloat, PlannedBias, PlannedQuantizer
@@ -23,7 +24,7 @@ from qsim.quantizers.sketch import Distribution
 from qsim.runs.sharding import is_sharded
 from qsim.simulation.clipping import clipped_share_of, clipped_share_seen
 from qsim.simulation.histogram import histogram
-from qsim.table import percent, text_table
+from qsim.table import counted, percent, text_table
 
 CLIPPED = 0.05  # share of clipped values that is a problem; the best range for a Gaussian at 3 and 4 bits clips 1 to 4 %
 _NAMES = 6  # so many names of what stays in float for one reason are printed; `Summary.left` has all
@@ -47,9 +48,9 @@ class Row:
     granularity : str
         "per tensor", "per channel (axis 0)", "per 32 along axis 1", "scale of input x fc.weight"; "" of a format without scales.
     scale : (float, float) or None
-        Smallest and largest scale; None before calibration, and of a format without scales.
+        Smallest and largest scale of channels that are not all zero; None before calibration, and of a format without scales.
     low, high : float or None
-        The range: what the grid holds, over all channels. None before calibration.
+        The range: what the grid holds, over all channels that are not all zero. None before calibration.
     observed : (float, float) or None
         The finite range observed; of a weight, at its calibration.
     elements, nonfinite : int
@@ -65,6 +66,8 @@ class Row:
     enabled : bool
     fallback : str
         The float format in place of the grid, where all that use the tensor fall back; "" otherwise.
+    zeros : int
+        Channels of a weight that hold nothing but zeros, which any grid holds: 1 of a tensor with one scale that is all zero.
     distribution : Distribution or None
         Of what was observed, of a weight as it is now; None without a sketch, and of a weight that FSDP shards, as `clipped` then.
     """
@@ -86,6 +89,7 @@ class Row:
     clipped: float | None = None
     format_counts: FormatCounts | None = None
     fallback: str = ""
+    zeros: int = 0
     distribution: Distribution | None = field(default=None, repr=False, compare=False)
     dynamic: bool = False
 
@@ -117,6 +121,14 @@ class Row:
     def scale_text(self) -> str:
         """The scale as text, of several the smallest and the largest: "0.01 .. 0.02"."""
         return "" if self.scale is None else " .. ".join(dict.fromkeys(f"{scale:.3g}" for scale in self.scale))
+
+    @property
+    def remark(self) -> str:
+        """What else there is to say: "off", "computed in float16", "2 channels all zero"; "" where there is nothing."""
+        if not self.enabled:
+            return "off"
+        zero = "" if not self.zeros else "all zero" if self.scale is None else f"{self.zeros} channel{'s' * (self.zeros > 1)} all zero"
+        return ", ".join(filter(None, [f"computed in {self.fallback}" if self.fallback else "", zero]))
 
     @property
     def problem(self) -> str:
@@ -163,14 +175,14 @@ class Summary:
                 r.range,
                 percent(r.clipped),
                 str(r.nonfinite or ""),
-                (f"computed in {r.fallback}" if r.fallback else "") if r.enabled else "off",
+                r.remark,
             )
             for r in self.rows
         ]
         parts = [*self.totals(), text_table(head, rows, ("clipped", "NaN, Inf"))]
         if self.left:
             parts += [f"{len(self.left)} left in float", text_table(("operation", "reason", "names"), self._left_by_reason())]
-        return "\n".join([*parts, *(f"note: {note}" for note in self.notes)])
+        return "\n".join([*parts, *(f"note: {note}" for note in counted(self.notes))])
 
     def totals(self) -> list[str]:
         """A line on all quantizers, and one for each kind of grid; then the problems, so that nobody reads 500 rows to find them.
@@ -244,6 +256,7 @@ def _row(plan: PlannedQuantizer, quantizer: Quantizer, model: nn.Module, fallbac
     clipped = None
     if encoding is not None:
         clipped = clipped_share_seen(quantizer, encoding, distribution) if weight is None else clipped_share_of(weight, quantizer)
+    alive = None if encoding is None else ~_zeros(quantizer, weight, encoding)
     return Row(
         plan.key,
         plan.role,
@@ -253,14 +266,15 @@ def _row(plan: PlannedQuantizer, quantizer: Quantizer, model: nn.Module, fallbac
         spec.symmetric,
         _granularity(spec),
         quantizer.enabled,
-        scale=(encoding.scale.min().item(), encoding.scale.max().item()) if encoding is not None and spec.has_scale else None,
-        **_ends(encoding),
+        scale=None if encoding is None or alive is None or not spec.has_scale else _span(encoding.scale[alive]),
+        **_ends(encoding, alive),
         observed=(quantizer.min.min().item(), quantizer.max.max().item()) if counts.elements > counts.nonfinite else None,
         elements=counts.elements,
         nonfinite=counts.nonfinite,
         clipped=clipped,
         format_counts=quantizer.format_counts,
         fallback=fallback,
+        zeros=0 if alive is None else int((~alive).sum()),
         distribution=distribution,
         dynamic=spec.is_dynamic,
     )
@@ -275,8 +289,29 @@ def _distribution(observer: Observer, weight: Tensor | None) -> Distribution | N
     return Distribution.of(observer.sketch, observer.lowest, observer.highest)
 
 
-def _ends(encoding: Encoding | None) -> dict[str, float]:
-    return {} if encoding is None else {"low": encoding.min.min().item(), "high": encoding.max.max().item()}
+def _zeros(quantizer: Quantizer, weight: Tensor | None, encoding: Encoding) -> Tensor:
+    """Which channels hold nothing but zeros, of the shape of the scale; none is looked for in blocks."""
+    scale, axis = encoding.scale, encoding.axis
+    if encoding.block_size is not None or isinstance(axis, tuple):
+        return torch.zeros_like(scale, dtype=torch.bool)
+    if weight is not None:
+        magnitude = weight.detach().abs()
+        zero = (magnitude.max() if axis is None else magnitude.movedim(axis, 0).flatten(1).amax(1)) == 0
+    else:
+        zero = (quantizer.min == 0) & (quantizer.max == 0)
+    return zero.to(scale.device).reshape(scale.shape) if zero.numel() == scale.numel() else torch.zeros_like(scale, dtype=torch.bool)
+
+
+def _span(values: Tensor) -> tuple[float, float] | None:
+    return (values.min().item(), values.max().item()) if values.numel() else None
+
+
+def _ends(encoding: Encoding | None, alive: Tensor | None) -> dict[str, float]:
+    if encoding is None or alive is None:
+        return {}
+    if not bool(alive.any()):
+        return {"low": 0.0, "high": 0.0}
+    return {"low": encoding.min[alive].min().item(), "high": encoding.max[alive].max().item()}
 
 
 def _granularity(spec: TensorSpec) -> str:
@@ -343,7 +378,7 @@ def _quantizer(row: Row) -> Line:
         Cell(
             markup=histogram(row.distribution, (row.low, row.high), told), value=math.nan if observed is None else observed[1] - observed[0]
         ),
-        Cell(row.grid, below=f"computed in {row.fallback}" if row.fallback else ""),
+        Cell(row.grid, below=row.remark if row.enabled else ""),
         Cell(row.scale_text, math.nan if row.scale is None else row.scale[1]),
         Cell(row.range, math.nan if width is None else width, below=seen, bad=not row.calibrated and not row.fallback),
         Cell(percent(row.clipped), math.nan if row.clipped is None else row.clipped, bad=(row.clipped or 0) >= CLIPPED),

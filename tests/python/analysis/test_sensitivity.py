@@ -50,7 +50,12 @@ def test_the_default_metric_is_the_ratio_at_the_output():
     assert found.quantized == pytest.approx(sim.compare(ROWS).output.sqnr, abs=1e-6)
     values = [score.value for score in found.ranked()]
     assert values == sorted(values)
-    assert "inf" in str(found).splitlines()[0]
+    lines = str(found).splitlines()
+    assert "lost dB" in lines[1]
+    assert f"{found.ranked()[0].value:.1f}" in lines[3]
+    least = max(found.scores, key=lambda score: score.value)
+    assert found.lost(least.value) == 0
+    assert found.share(found.quantized) == 1
 
 
 def test_worst_operations_go_into_a_config():
@@ -208,5 +213,6 @@ def test_progress_bar(installed, monkeypatch, capsys):
     if not installed:
         monkeypatch.setitem(sys.modules, "tqdm", None)
         monkeypatch.setitem(sys.modules, "tqdm.auto", None)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     calibrated().sensitivity([ROWS], loss)
     assert ("sensitivity" in capsys.readouterr().err) == installed

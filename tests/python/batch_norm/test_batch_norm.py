@@ -179,7 +179,7 @@ def test_training_pass_that_fails_is_reported():
 
 def test_failing_model_raises_and_stays():
     model = trained(nn.Sequential(nn.Conv2d(4, 8, 3), nn.BatchNorm2d(8)))
-    with pytest.raises(ValueError, match="fold_batch_norms: the model could not be recorded in eval mode: RuntimeError"):
+    with pytest.raises(ValueError, match=r"fold_batch_norms: the model does not run on example_inputs: .* It raised RuntimeError"):
         qsim.fold_batch_norms(model, torch.randn(1, 3, 5, 5))
     assert [type(m) for m in model] == [nn.Conv2d, nn.BatchNorm2d]
 

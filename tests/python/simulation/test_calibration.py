@@ -320,6 +320,7 @@ def test_progress_bar(installed, monkeypatch, capsys):
     if not installed:
         monkeypatch.setitem(sys.modules, "tqdm", None)
         monkeypatch.setitem(sys.modules, "tqdm.auto", None)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     simulated().calibrate([ROWS] * 3)
     assert ("calibrate" in capsys.readouterr().err) == installed
 

@@ -17,6 +17,7 @@ from qsim.graph.plan.savings import Saving
 from qsim.graph.record.call_sites import LEAF
 from qsim.graph.record.containers import containers, leaf_paths
 from qsim.graph.record.routes import Site
+from qsim.graph.record.telling import Telling
 from qsim.quantizers.quantizer import Quantizer
 
 
@@ -24,7 +25,7 @@ def attach(
     model: nn.Module, plan: QuantizationPlan, savings: Mapping[Site, Saving], quantizers: Mapping[str, Quantizer], switch: Switch
 ) -> list[str]:
     """Make every container of `model` follow the plan. Returns a sentence for each that could not be made to."""
-    notes = []
+    notes: list[str] = []
     kept: dict[tuple[str, ...], Kept] = {}
     found = dict(containers(model))
     switch.model = model
@@ -41,7 +42,7 @@ def attach(
         try:
             module.__class__ = simulated(original)  # type: ignore[arg-type]  # Module's __hash__
         except TypeError as error:
-            notes.append(f"'{path}' is not simulated: its class {original.__name__} takes no subclass here ({error})")
+            notes.append(Telling(f"'{path}' is not simulated: its class {original.__name__} takes no subclass here ({error})"))
             continue
         inputs = Inputs(original, plan, quantizers) if path == "" and plan.inputs else None
         vars(module)[PLACE] = (made[path], inputs)

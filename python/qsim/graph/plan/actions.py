@@ -202,8 +202,8 @@ class QuantizationPlan:
     """Routes of all containers by path, what happens at each site, quantizers by key, keys of quantized inputs, what stays in float,
     what is odd about the config, what runs as one, what leaves do where no example called them, by path,
     the operation behind each of a chain that runs as one, but for the last, what runs in half precision, after which operations a
-    tensor is quantized where it is read, which of those Dynamo hides, and the weights that are in float because it hides what reads
-    them."""
+    tensor is quantized where it is read, which of those Dynamo hides, the weights that are in float because it hides what reads them,
+    and what of the config must be mistyped."""
 
     routes: dict[str, Route]
     actions: dict[Site, Actions]
@@ -218,6 +218,7 @@ class QuantizationPlan:
     after: dict[tuple[Site, Slot], frozenset[Site]] = field(default_factory=dict)
     hidden: frozenset[Site] = frozenset()
     unseen: list[str] = field(default_factory=list)
+    mistyped: list[str] = field(default_factory=list)
 
     @cached_property
     def weights(self) -> dict[str, str]:

@@ -2,22 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
 
 from qsim.config.config import Config
-from qsim.config.override import SiteInfo
-from qsim.graph.plan.actions import PlannedQuantizer
+from qsim.config.override import Override, SiteInfo
+from qsim.graph.plan.actions import LeftFloat, PlannedQuantizer
 from qsim.graph.record.routes import Site
+from qsim.graph.record.telling import Telling
+
+NOT_REACHED = "not reached by the example inputs"
+_CLOSE = 0.8  # of 1: how like a name a pattern is that was mistyped
+_PARTS = ("weight", "output", "input")  # what keys of quantizers end in, and names of operations do not
 
 
-def unused_overrides(config: Config, sites: Iterable[SiteInfo]) -> list[str]:
-    """A sentence for each override that is for none of the sites."""
-    infos = list(sites)
-    unused = [override for override in config.overrides if not any(override.matches(info) for info in infos)]
-    return [f"the config's override {override} matches no operation" for override in unused]
+def _idle(config: Config, sites: Sequence[SiteInfo]) -> list[Override]:
+    """The overrides that are for none of the sites."""
+    return [override for override in config.overrides if not any(map(override.matches, sites))]
 
 
-def objections(config: Config, quantizers: Mapping[str, PlannedQuantizer]) -> list[str]:
+def notes_of(config: Config, sites: Sequence[SiteInfo], quantizers: Mapping[str, PlannedQuantizer], left: Iterable[LeftFloat]) -> list[str]:
+    """Sentences on overrides that are for no operation, on those that the target would not have, and on what no example reached."""
+    told = [Telling(f"the config's override {override} matches no operation") for override in _idle(config, sites)]
+    return [*told, *_objections(config, quantizers), *_not_reached([entry.name for entry in left if entry.reason == NOT_REACHED])]
+
+
+def mistyped(config: Config, sites: Sequence[SiteInfo], modules: Collection[str]) -> list[str]:
+    """A sentence for each override that is for no operation, and whose pattern is nearly the name of one; what to write instead.
+
+    Parameters
+    ----------
+    config : Config
+    sites : sequence of SiteInfo
+        All operations.
+    modules : collection of str
+        Paths of all modules. Their names are not mistyped, though nothing may be quantized there.
+    """
+    names = list(dict.fromkeys(site.name for site in sites))
+    parts = {name[:i] for name in names for i, letter in enumerate(name) if letter == "."}
+    found = []
+    for override in _idle(config, sites):
+        pattern = override.pattern
+        if not isinstance(pattern, str) or any(fnmatchcase(name, pattern) for name in names):
+            continue
+        if pattern in parts:
+            found.append(f"the override {pattern!r} names a part of the model, no operation; for all in it write {pattern + '.*'!r}")
+        elif pattern.rpartition(".")[0] in names and pattern.rpartition(".")[2].partition("[")[0] in _PARTS:
+            operation, _, part = pattern.rpartition(".")
+            role = "weight" if part == "weight" else "activation"
+            found.append(f"the override {pattern!r} names a quantizer; write its operation and role: override({operation!r}, {role}=...)")
+        elif pattern not in modules and (close := get_close_matches(pattern, [*names, *(f"{part}.*" for part in parts)], cutoff=_CLOSE)):
+            found.append(f"the override {pattern!r} matches no operation; close to it: {', '.join(map(repr, close))}")
+    return found
+
+
+def _objections(config: Config, quantizers: Mapping[str, PlannedQuantizer]) -> list[str]:
     """A sentence for each field of a spec that an override gave another value than the target takes."""
     profile = config.profile
     return [
@@ -26,6 +66,20 @@ def objections(config: Config, quantizers: Mapping[str, PlannedQuantizer]) -> li
         if not planned.spec.is_float
         for name, value in profile.decided("weight" if planned.role == "weight" else "activation").items()
         if (got := getattr(planned.spec, name)) != value
+    ]
+
+
+def _not_reached(names: Collection[str]) -> list[str]:
+    """A sentence on layers that no example call reached; none without any."""
+    if not names:
+        return []
+    shown = [name.removesuffix(".output") for name in [*names][:4]]
+    more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
+    return [
+        Telling(
+            f"no example input reaches {', '.join(map(repr, shown))}{more}: only weights are quantized there. Give a call that does as an "
+            "example too, QuantSim(model, [example, other])"
+        )
     ]
 
 

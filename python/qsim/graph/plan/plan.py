@@ -16,7 +16,7 @@ from qsim.graph.plan.elsewhere import elsewhere_of, unreached
 from qsim.graph.plan.gates import plan_gates
 from qsim.graph.plan.halves import find_halves
 from qsim.graph.plan.ledger import Ledger
-from qsim.graph.plan.notes import objections, unmet, unused_overrides
+from qsim.graph.plan.notes import NOT_REACHED, mistyped, notes_of, unmet
 from qsim.graph.plan.regions import find_regions
 from qsim.graph.plan.rules import is_bias, stays_float, weight_axes, weight_spec
 from qsim.graph.plan.sharing import Made, made
@@ -97,16 +97,15 @@ class _Planner:
             self.ledger.left.pop(LeftFloat(site.name, site.op, _TRAINING), None)
         plan_gates(self.ledger, self.config.profile)
         self.ledger.name_members()
-        infos = [*self.flow.infos.values(), *(self.specs.input_info(slot) for slot in self.tape.inputs)]
-        notes = list(dict.fromkeys([*self.ledger.notes, *unused_overrides(self.config, infos), *objections(self.config, self.quantizers)]))
         elsewhere = {**elsewhere_of(self.flow, self.actions, self.quantizers), **self._unreached()}
+        infos = [*self.flow.infos.values(), *(self.specs.input_info(slot) for slot in self.tape.inputs)]
         return QuantizationPlan(
             self.flow.routes,
             dict(self.actions),
             self.quantizers,
             self.ledger.inputs,
             list(self.ledger.left),
-            notes,
+            list(dict.fromkeys([*self.ledger.notes, *notes_of(self.config, infos, self.quantizers, self.ledger.left)])),
             find_regions(self.flow, self.placement, self.actions, self.quantizers, self.grids, self.ledger.inputs),
             elsewhere,
             self.flow.fused,
@@ -114,6 +113,7 @@ class _Planner:
             self.after,
             frozenset(self.hidden),
             list(self.ledger.unseen),
+            mistyped(self.config, infos, self.tape.modules),
         )
 
     def _unreached(self) -> dict[str, Elsewhere]:
@@ -125,7 +125,7 @@ class _Planner:
             if known is None and self.placement.weighs(layer.info.type) and spec is not None:
                 spec = weight_spec(spec, weight_axes(layer.op, "weight"), len(layer.info.weight_shape or ()))
                 self.ledger.add(layer.parameter, "weight", spec, layer.op, layer.parameter, reader=layer.info.name)
-                self.ledger.leave(f"{layer.info.name}.output", layer.op, "not reached by the example inputs")
+                self.ledger.leave(f"{layer.info.name}.output", layer.op, NOT_REACHED)
             if layer.slot is not None and layer.parameter in self.quantizers:
                 found[layer.info.name] = Elsewhere(layer.op, Actions({layer.slot: Use(layer.parameter)}))
         return found

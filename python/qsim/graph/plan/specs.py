@@ -53,9 +53,8 @@ class Specs:
         return is_half(self._config.spec_of(info, "activation"))
 
     def of_chain(self, chain: Sequence[Site]) -> TensorSpec | None:
-        """For the result of a chain: an override that names any operation of it applies, the last operation's first."""
-        specs = [self.of(site, "activation") for site in reversed(chain)]
-        return next((spec for spec in specs if spec != self._config.activation), self._config.activation)
+        """For the result of a chain: an override that names any operation of it applies, the last override's fields last."""
+        return self._config.spec_of([self.flow.infos[site] for site in chain], "activation")
 
     def of_input(self, slot: InputSlot) -> TensorSpec | None:
         """For an input of the model."""

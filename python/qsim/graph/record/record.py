@@ -36,6 +36,7 @@ from qsim.graph.record.tape import (
     unwrapped,
     version_of,
 )
+from qsim.graph.record.telling import Telling
 from qsim.operations.functions import (
     COMPOSITE,
     CONSTRUCTORS,
@@ -80,13 +81,15 @@ def record(model: nn.Module, examples: Sequence[Arguments]) -> tuple[Tape, list[
             try:
                 _run(model, _Pass(tape, run, number), args, kwargs, report)
             except Exception as e:
+                if mode == "eval":
+                    tape.raised[number] = e
                 del tape.calls[before[0] :], tape.steps[before[1] :]
                 tape.results, tape.reads = before[2:]
                 which = f" with example call {number}" if len(examples) > 1 else ""
                 report.append(f"the model could not be recorded in {mode} mode{which}: {type(e).__name__}: {e}")
             tape.forget_tensors()
     _forget_onlookers(tape)
-    report += [f"the result of '{name}' is not dense (sparse, or of another layout): it stays in float" for name in tape.unusual]
+    report += [Telling(f"the result of '{name}' is not dense (sparse, or of another layout): it stays in float") for name in tape.unusual]
     return tape, list(dict.fromkeys(report))
 
 
@@ -96,6 +99,8 @@ def _run(model: nn.Module, current: _Pass, args: tuple[Any, ...], kwargs: dict[s
         held = _Held(model)
         given = tree_map_only(Tensor, torch.clone, (args, kwargs))
         out = model.train(current.run == 1)(*given[0], **given[1])
+        if current.run == 0:
+            tape.answers.add(type(out))
         tape.results |= {o for t in tensors_in(list(out) if isinstance(out, types.GeneratorType) else out) for o in tape.origins(t)}
         kept = [value for m in model.modules() for name, value in vars(m).items() if not name.startswith("_")]
         tape.reads |= {o for t in tensors_in(kept) for o in tape.origins(t) if isinstance(o.source, Step)}
@@ -146,9 +151,8 @@ def _blind_spots(model: nn.Module) -> list[str]:
     scripted = [path for path, m in model.named_modules() if isinstance(m, torch.jit.ScriptModule)]
     replaced = [path for path, m in model.named_modules() if "forward" in vars(m) and path not in scripted]
     tops = [p for p in scripted if not any(p.startswith(f"{other}.") or other == "" for other in scripted if other != p)]
-    return [f"'{path}' is a scripted module: its operations are not seen" for path in tops] + [
-        f"'{path}' has a forward set on the instance: its operations are counted as its caller's" for path in replaced
-    ]
+    seen: list[str] = [Telling(f"'{path}' is a scripted module: its operations are not seen") for path in tops]
+    return seen + [f"'{path}' has a forward set on the instance: its operations are counted as its caller's" for path in replaced]
 
 
 @dataclass

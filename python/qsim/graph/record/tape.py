@@ -188,10 +188,16 @@ class Tape:
         Of the model's parameters and buffers.
     modules : dict of str to str
         Names of the classes of its modules.
+    raised : dict of int to Exception
+        What passes in eval mode raised, which are not on the tape, by the example call.
+    answers : set of type
+        Types of what the model returned in eval mode.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self.calls: list[Call] = []
+        self.raised: dict[int, Exception] = {}
+        self.answers: set[type] = set()
         self.steps: list[Step] = []
         self.inputs: dict[InputSlot, torch.dtype] = {}
         self.unreplaced: set[InputSlot] = set()

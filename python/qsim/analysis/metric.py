@@ -1,0 +1,87 @@
+"""What a user measures by: a number for a simulation and data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+
+from qsim.analysis.deviation import Deviation, float_tensors
+from qsim.runs.batches import Forward
+from qsim.simulation.simulation import Simulation
+
+Metric = Callable[[Any, Any], float]
+
+
+def metric_of(metric: Metric | None, forward: Forward | None, caller: str) -> Metric:
+    """The metric that is meant: the user's, or by default `output_sqnr`, of what `forward` returns where that is given.
+
+    Raises
+    ------
+    TypeError
+        It cannot be called.
+    ValueError
+        A metric calls the simulation itself, so `forward` would never be used.
+    """
+    if metric is None:
+        return output_sqnr if forward is None else _output_sqnr_of(forward)
+    if not callable(metric):
+        raise TypeError(
+            f"{caller}: got metric={metric!r}; expected a function, metric(sim, data) -> float, where a sim is called as the model"
+        )
+    if forward is not None:
+        raise ValueError(f"{caller}: got a metric and forward=, which it would not use: the metric calls the sim; leave one of them out")
+    return metric
+
+
+def value_of(metric: Metric, network: Any, data: Any, caller: str) -> float:
+    """The metric as a float. A TypeError, which names the metric, where it is no number.
+
+    Examples
+    --------
+    >>> value_of(lambda sim, data: torch.tensor(0.5), None, None, "QuantSim.sensitivity")
+    0.5
+    """
+    found = metric(network, data)
+    if isinstance(found, torch.Tensor) and found.numel() == 1:
+        return float(found)
+    try:
+        return float(found)
+    except (TypeError, ValueError, RuntimeError):
+        name = getattr(metric, "__name__", type(metric).__name__)
+        shape = f" of the shape {tuple(found.shape)}" if isinstance(found, torch.Tensor) else ""
+        cure = "does it end without `return`?" if found is None else "return one number"
+        raise TypeError(f"{caller}: the metric {name!r} returned {_kind(found)}{shape}; expected a number: {cure}") from None
+
+
+def _kind(found: Any) -> str:
+    return "None" if found is None else f"a {type(found).__name__}"
+
+
+def output_sqnr(sim: Simulation, data: Iterable[Any], forward: Forward | None = None) -> float:
+    """SQNR in dB of what the model returns beside what it returns in float, over all batches. Higher is better; +Inf in float."""
+    if isinstance(data, (torch.Tensor, Mapping, str)) or not isinstance(data, Iterable):
+        raise TypeError(f"QuantSim.sensitivity: got data of type {type(data).__name__}; expected an iterable of batches, or a metric")
+    deviation, run = Deviation(), sim.runner(forward)
+    for batch in data:
+        with sim.in_float():
+            expected = run(batch)
+        found = run(batch)
+        pair = float_tensors(expected), float_tensors(found)
+        if not pair[0] or [t.shape for t in pair[0]] != [t.shape for t in pair[1]]:
+            shapes = " and ".join(str([tuple(t.shape) for t in tensors]) for tensors in pair)
+            raise ValueError(
+                f"QuantSim: what the model returns ({type(expected).__name__}) cannot be compared: in float and simulated it has "
+                f"floating-point tensors of the shapes {shapes}; give a metric, or forward= that returns tensors"
+            )
+        for x, y in zip(*pair, strict=True):
+            deviation.add(x, y)
+    return deviation.sqnr
+
+
+def _output_sqnr_of(forward: Forward) -> Metric:
+    def output_sqnr_of_forward(sim: Simulation, data: Iterable[Any]) -> float:
+        return output_sqnr(sim, data, forward)
+
+    return output_sqnr_of_forward

@@ -1,0 +1,110 @@
+"""What can be run: a module, on arguments that it takes."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+from qsim.runs.arguments import Arguments
+
+_LONGEST = 600  # characters of another's error message
+
+
+def check_module(model: Any, caller: str) -> None:
+    """Raise a TypeError unless `model` is a module: the message says what it is, and how to get the module.
+
+    Examples
+    --------
+    >>> check_module(nn.ReLU, "QuantSim")
+    Traceback (most recent call last):
+    ...
+    TypeError: QuantSim: got the class ReLU as model; expected a module: an instance of it, ReLU(...)
+    """
+    if isinstance(model, torch.jit.ScriptModule):
+        raise TypeError(f"{caller}: got a scripted model, whose operations cannot be seen; expected the Python module that it was made of")
+    if isinstance(model, nn.Module):
+        return
+    if isinstance(model, type) and issubclass(model, nn.Module):
+        got, cure = f"the class {model.__name__}", f"an instance of it, {model.__name__}(...)"
+    elif isinstance(model, Mapping):
+        state = any(isinstance(value, Tensor) for value in model.values())
+        got, cure = ("a state dict" if state else f"a {type(model).__name__}"), "build the model, then model.load_state_dict(it)"
+    elif isinstance(model, (str, os.PathLike)):
+        got, cure = f"the path {os.fspath(model)!r}", "load the model first; of an .onnx file, `qsim quantize` makes an integer one"
+    else:
+        got, cure = f"a {type(model).__name__}", "a function can be called in the forward of one"
+    raise TypeError(f"{caller}: got {got} as model; expected a module: {cure}")
+
+
+def refuse_packed(calls: Sequence[Arguments], caller: str) -> None:
+    """Raise a TypeError where an argument is a packed sequence, whose rows are of different times: no quantizer could stand there."""
+    for args, kwargs in calls:
+        for value in (*args, *kwargs.values()):
+            if isinstance(value, PackedSequence):
+                raise TypeError(
+                    f"{caller}: got a PackedSequence among the example inputs; expected tensors: let forward take the padded batch and the "
+                    "lengths, and call pack_padded_sequence itself"
+                )
+
+
+def cannot_run(model: nn.Module, calls: Sequence[Arguments], number: int, error: Exception, caller: str) -> ValueError:
+    """The error for a model that does not run on an example call: what was given, what forward takes, what it said, and what to change."""
+    args, kwargs = calls[number]
+    message = " ".join(str(error).split())
+    said = message if len(message) <= _LONGEST else f"{message[:_LONGEST]} ..."
+    text = (
+        f"{caller}: the model does not run on {_which(calls, number)}: {_call_text(calls[number])}. "
+        f"forward takes {_signature(model)}. It raised {type(error).__name__}: {said}"
+    )
+    hints = list(dict.fromkeys(hint for value in (*args, *kwargs.values()) for hint in _hints(value, model)))
+    if len(calls) > 1:
+        hints.append("A list holds calls; of one call with several arguments make a tuple")
+    if hints:
+        text += f". {'. '.join(hints)}"
+    return ValueError(text)
+
+
+def _which(calls: Sequence[Arguments], number: int) -> str:
+    return "example_inputs" if len(calls) == 1 else f"call {number} of the {len(calls)} in example_inputs"
+
+
+def _call_text(call: Arguments) -> str:
+    args, kwargs = call
+    return ", ".join([*map(_value_text, args), *(f"{name}={_value_text(value)}" for name, value in kwargs.items())]) or "no arguments"
+
+
+def _value_text(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"a {str(value.dtype).removeprefix('torch.')} tensor of the shape {tuple(value.shape)}"
+    return repr(value) if value is None or isinstance(value, (bool, int, float, str)) else f"a {type(value).__name__}"
+
+
+def _signature(model: nn.Module) -> str:
+    try:
+        return f"({', '.join(map(str, inspect.signature(model.forward).parameters.values()))})"
+    except (TypeError, ValueError):
+        return "what only it knows"
+
+
+def _hints(value: Any, model: nn.Module) -> Iterator[str]:
+    if type(value).__module__.partition(".")[0] == "numpy":
+        yield "Make tensors of arrays: torch.from_numpy(array)"
+    elif isinstance(value, torch.utils.data.DataLoader):
+        yield "Give the inputs of one batch, such as next(iter(loader))[0]"
+    elif value is None:
+        yield "Give an input, such as torch.randn(1, 3, 224, 224)"
+    elif isinstance(value, (int, float)) and not isinstance(value, bool):
+        yield "A tuple holds positional arguments, one each: of a shape make a tensor, torch.randn(shape)"
+    first = next((t for t in chain(model.parameters(), model.buffers()) if t.is_floating_point()), None)
+    if isinstance(value, Tensor) and first is not None:
+        if value.device != first.device:
+            yield f"The model lies on {first.device}, an input on {value.device}"
+        if value.dtype != first.dtype and (value.is_floating_point() or value.dtype is torch.uint8):
+            yield f"The model computes in {first.dtype}, an input is {value.dtype}: convert it, x.to({first.dtype})"

@@ -1,0 +1,315 @@
+"""What people get wrong: the message says what was got, what was expected, and what to write."""
+
+import re
+import subprocess
+import sys
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils.rnn import PackedSequence, pack_sequence, pad_packed_sequence
+
+import qsim
+from qsim.config.named import PRESETS
+
+IMAGES = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4)).eval()
+
+
+def calibrated(config=None, model=None):
+    sim = qsim.QuantSim(network() if model is None else model, IMAGES, config)
+    sim.calibrate([IMAGES], progress=False)
+    return sim
+
+
+class ReturnsNothing(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x):
+        self.layer(x)
+
+
+class TakesPacked(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.LSTM(3, 3)
+
+    def forward(self, packed):
+        return pad_packed_sequence(self.layer(packed)[0])[0]
+
+
+def test_the_name_of_a_preset_is_that_preset():
+    assert qsim.QuantSim(network(), IMAGES, "w4a8").config == qsim.w4a8()
+    assert set(PRESETS) >= {"int8", "int4", "int16", "w4a8", "fp16", "bf16", "fp8"}
+
+
+@pytest.mark.parametrize(
+    ("config", "error", "says"),
+    [
+        ("int9", ValueError, "got config='int9'; expected a qsim.Config or the name of a preset: 'int8', .*; close to it: 'int8'"),
+        ("tensorrt", ValueError, re.escape("is a target, not a preset; expected a config for it, such as qsim.int8(target='tensorrt')")),
+        (qsim.int8, TypeError, re.escape("got the function qsim.int8 as config; expected the config that it makes: qsim.int8()")),
+        ({"bits": 8}, TypeError, "got {'bits': 8} as config; expected a qsim.Config"),
+    ],
+)
+def test_what_is_no_config(config, error, says):
+    with pytest.raises(error, match=f"QuantSim: .*{says}"):
+        qsim.QuantSim(network(), IMAGES, config)
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        (nn.ReLU, "the class ReLU as model; expected a module: an instance of it"),
+        (network().state_dict(), "a state dict as model; expected a module: build the model, then model.load_state_dict"),
+        ("model.onnx", "the path 'model.onnx' as model; expected a module: load the model first"),
+        (lambda x: x, "a function as model; expected a module"),
+        (None, "a NoneType as model; expected a module"),
+    ],
+    ids=["class", "state", "path", "function", "none"],
+)
+def test_what_is_no_module(model, says):
+    with pytest.raises(TypeError, match=f"QuantSim: got {says}"):
+        qsim.QuantSim(model, IMAGES)
+    with pytest.raises(TypeError, match=f"qsim.equalize: got {says}"):
+        qsim.equalize(model, IMAGES)
+    with pytest.raises(TypeError, match=f"qsim.doctor: got {says}"):
+        qsim.doctor(model, [IMAGES])
+
+
+def test_a_model_that_returns_none():
+    with pytest.raises(TypeError, match=r"the model returned None for the example inputs; .* Does its forward end without `return`"):
+        qsim.QuantSim(ReturnsNothing(), torch.randn(2, 3))
+
+
+@pytest.mark.parametrize(
+    ("inputs", "says"),
+    [
+        (IMAGES[:, :1], "a float32 tensor of the shape (4, 1, 8, 8). forward takes (input). It raised RuntimeError: Given groups=1"),
+        ((IMAGES, IMAGES), "forward takes (input). It raised TypeError"),
+        ({"image": IMAGES}, "image=a float32 tensor of the shape (4, 3, 8, 8). forward takes (input)"),
+        ((1, 3, 8, 8), "of a shape make a tensor, torch.randn(shape)"),
+        (None, "Give an input, such as torch.randn(1, 3, 224, 224)"),
+        (IMAGES.numpy(), "Make tensors of arrays: torch.from_numpy(array)"),
+        (torch.utils.data.DataLoader(IMAGES), "Give the inputs of one batch, such as next(iter(loader))[0]"),
+        (IMAGES.double(), "The model computes in torch.float32, an input is torch.float64: convert it"),
+        (IMAGES.to(torch.uint8), "The model computes in torch.float32, an input is torch.uint8: convert it"),
+        ([IMAGES, torch.zeros(2)], "call 1 of the 2 in example_inputs: a float32 tensor of the shape (2,)"),
+    ],
+    ids=["channels", "two", "keyword", "shape", "none", "array", "loader", "double", "uint8", "batch"],
+)
+def test_wrong_example_inputs(inputs, says):
+    with pytest.raises(ValueError, match="QuantSim: the model does not run on ") as caught:
+        qsim.QuantSim(network(), inputs)
+    assert says in str(caught.value)
+    assert caught.value.__cause__ is not None
+
+
+def test_packed_sequences():
+    packed = pack_sequence([torch.randn(4, 3), torch.randn(2, 3)])
+    assert isinstance(packed, PackedSequence)
+    with pytest.raises(TypeError, match=r"got a PackedSequence among the example inputs; expected tensors: .* call pack_padded_sequence"):
+        qsim.QuantSim(TakesPacked(), packed)
+
+
+@pytest.mark.parametrize(
+    ("result", "says"),
+    [
+        (None, "returned None; expected a number: does it end without `return`"),
+        (torch.zeros(2), r"returned a Tensor of the shape \(2,\); expected a number"),
+        ((0.5, 0.6), "returned a tuple; expected a number"),
+    ],
+    ids=["none", "tensor", "tuple"],
+)
+def test_what_is_no_number_of_a_metric(result, says):
+    def accuracy(sim, data):
+        return result
+
+    sim = calibrated()
+    for measure in (sim.sensitivity, sim.progressive):
+        with pytest.raises(TypeError, match=f"the metric 'accuracy' {says}"):
+            measure([IMAGES], accuracy, progress=False)
+    with pytest.raises(TypeError, match=f"qsim.quantize: the metric 'accuracy' {says}"):
+        qsim.quantize(network(), IMAGES, [IMAGES], accuracy, progress=False)
+
+
+def test_what_is_no_metric():
+    with pytest.raises(TypeError, match=re.escape("got metric='accuracy'; expected a function, metric(sim, data) -> float")):
+        calibrated().sensitivity([IMAGES], "accuracy", progress=False)
+    with pytest.raises(ValueError, match="got a metric and forward="):
+        calibrated().sensitivity([IMAGES], lambda sim, data: 1.0, forward=lambda model, batch: model(batch), progress=False)
+
+
+@pytest.mark.parametrize(("opset", "error"), [(13, qsim.ExportError), (999, qsim.ExportError), ("19", TypeError)])
+def test_opsets(opset, error, tmp_path):
+    says = {13: "got opset=13, .*Leave opset out, or write opset=19", 999: "knows opsets up to", "19": "expected an integer from 19"}
+    with pytest.raises(error, match=says[opset]):
+        calibrated(qsim.int8(target="onnxruntime")).export(tmp_path / "model.onnx", opset=opset)
+    assert not list(tmp_path.iterdir())
+
+
+class TestFieldsOverNone:
+    def test_fields_of_one_role_start_from_int8(self):
+        sim = calibrated(qsim.Config(activation=None).override("0", activation={"bits": 4}))
+        assert [key for key in sim.quantizers() if not key.endswith(".weight")] == ["0.output"]
+        assert sim.quantizers()["0.output"].spec == qsim.TensorSpec(bits=4)
+
+    def test_over_an_earlier_override(self):
+        sim = calibrated(qsim.int8().override("*", activation=None).override("0", activation={"method": "mse"}))
+        assert sim.quantizers()["0.output"].spec == qsim.TensorSpec(method="mse")
+
+    def test_fields_for_both_roles_start_nothing(self):
+        sim = calibrated(qsim.Config(activation=None).override("0", bits=4))
+        assert list(sim.quantizers()) == ["0.weight", "4.weight"]
+
+    def test_what_the_target_leaves_in_float_stays_so(self):
+        rules = (qsim.Override("4", activation=None),)
+        profile = qsim.Profile("mine", rules=rules)
+        config = qsim.Config(activation=None, target=profile).override("*", activation={"bits": 4})
+        assert config.spec_for("4", "linear", "activation") is None
+        assert config.spec_for("0", "conv2d", "activation").bits == 4
+
+    def test_json(self):
+        config = qsim.Config(activation=None).override("0", activation={"bits": 4})
+        assert qsim.Config.from_json(config.to_json()) == config
+
+
+class TestNamesOfOverrides:
+    @pytest.mark.parametrize(
+        ("pattern", "says"),
+        [
+            ("body", "names a part of the model, no operation; for all in it write 'body.*'"),
+            ("hed", "matches no operation; close to it: 'head'"),
+            ("boddy.*", "matches no operation; close to it: 'body.*'"),
+            ("head.weight", "write its operation and role: override('head', weight=...)"),
+            ("head.output", "write its operation and role: override('head', activation=...)"),
+        ],
+    )
+    def test_a_mistyped_one_is_an_error(self, pattern, says):
+        model = nn.Sequential()
+        model.add_module("body", network()[:4])
+        model.add_module("head", nn.Linear(8, 4))
+        with pytest.raises(ValueError, match="QuantSim: the override") as caught:
+            qsim.QuantSim(model, IMAGES, qsim.int8().override(pattern, bits=4))
+        assert says in str(caught.value)
+
+    def test_any_other_is_warned_of_once(self):
+        with pytest.warns(UserWarning, match="the config's override 'classifier.*' matches no operation") as caught:
+            sim = qsim.QuantSim(network(), IMAGES, qsim.int8().override("classifier.*", bits=4))
+        assert len(caught) == 1
+        assert caught[0].filename == __file__
+        assert "the config's override 'classifier.*' matches no operation" in sim.notes
+
+    def test_what_fits_is_not_told_of(self):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            qsim.QuantSim(network(), IMAGES, qsim.int8().override("4", bits=4).override(op_type="Conv", bits=4))
+
+
+def test_what_no_example_reaches_is_warned_of():
+    class Branches(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.small, self.large = nn.Linear(4, 4), nn.Linear(8, 4)
+
+        def forward(self, x):
+            return self.small(x) if x.shape[-1] == 4 else self.large(x)
+
+    with pytest.warns(UserWarning, match="no example input reaches 'large': only weights are quantized there. Give a call that does"):
+        qsim.QuantSim(Branches(), torch.randn(1, 4))
+
+
+def test_rows_of_zeros_do_not_hide_the_range():
+    model = network()
+    with torch.no_grad():
+        model[4].weight[1].zero_()
+        model[0].weight.zero_()
+    rows = {row.key: row for row in calibrated(model=model).summary().rows}
+    assert rows["4.weight"].zeros == 1
+    assert rows["4.weight"].high == pytest.approx(float(model[4].weight.detach().abs().max()), rel=0.02)
+    assert rows["4.weight"].scale[1] < 0.01
+    assert rows["4.weight"].remark == "1 channel all zero"
+    assert (rows["0.weight"].range, rows["0.weight"].remark) == ("[0, 0]", "all zero")
+
+
+def test_empty_or_single_verification(tmp_path):
+    sim = calibrated(qsim.int8(target="onnxruntime"))
+    with pytest.raises(ValueError, match="verify= got no batch"):
+        sim.export(tmp_path / "model.onnx", verify=[])
+    with pytest.raises(TypeError, match=r"QuantSim.export: got data of type Tensor; expected an iterable of batches"):
+        sim.export(tmp_path / "model.onnx", verify=IMAGES)
+
+
+def test_a_folder_that_is_not_there(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"there is no folder '.*nowhere'; make it first"):
+        calibrated().summary().save(tmp_path / "nowhere" / "page.html")
+
+
+def test_a_scripted_model():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = torch.jit.script(network())
+    with pytest.raises(TypeError, match=r"got a scripted model, .*; expected the Python module that it was made of"):
+        qsim.QuantSim(model, IMAGES)
+
+
+class TestForward:
+    """Batches in dicts that the model does not take."""
+
+    DATA = ({"pixels": IMAGES, "label": 1},)
+
+    @staticmethod
+    def forward(model, batch):
+        return model(batch["pixels"])
+
+    @pytest.fixture
+    def sim(self):
+        sim = qsim.QuantSim(network(), IMAGES, qsim.int8(target="onnxruntime"))
+        sim.calibrate(self.DATA, self.forward, progress=False)
+        return sim
+
+    def test_analysis_takes_it(self, sim):
+        plain = sim.sensitivity([IMAGES], progress=False)
+        assert sim.sensitivity(self.DATA, forward=self.forward, progress=False) == plain
+        assert sim.progressive(self.DATA, order="forward", forward=self.forward, progress=False).steps[-1].value == plain.quantized
+        assert sim.float_plan(self.DATA, target=1000.0, forward=self.forward, progress=False).keep == ("input", "0", "2", "4")
+
+    def test_the_search_for_bits_takes_it(self, sim):
+        options = {"budget": qsim.Budget(size=0.3), "candidates": (4, 8), "probes": 8, "progress": False}
+        plain = sim.search_bits([IMAGES], **options)
+        assert sim.search_bits(self.DATA, forward=self.forward, **options).best.bits == plain.best.bits
+
+    def test_export_verifies_with_it(self, sim, tmp_path):
+        report = sim.export(tmp_path / "model.onnx", verify=self.DATA, forward=self.forward)
+        assert [d.mismatching for d in report.verification.differences["on integers", "optimised"].values()] == [0]
+        assert next(iter(report.verification.differences["on integers", "optimised"].values())).elements == 16
+
+    def test_equalize_takes_it(self):
+        models = [network(), network()]
+        qsim.equalize(models[0], IMAGES, [IMAGES], methods=["smooth_quant"])
+        qsim.equalize(models[1], IMAGES, self.DATA, methods=["smooth_quant"], forward=self.forward)
+        assert all(torch.equal(a, b) for a, b in zip(models[0].parameters(), models[1].parameters(), strict=True))
+
+
+def test_no_progress_bar_in_a_pipe():
+    code = "import torch, qsim; m = torch.nn.Linear(2, 2); s = qsim.QuantSim(m, torch.ones(1, 2)); s.calibrate([torch.ones(4, 2)])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+
+
+def test_one_sentence_for_what_is_the_same():
+    model = nn.Sequential(*(nn.Sequential(nn.ReLU(), nn.BatchNorm1d(4), nn.ReLU()) for _ in range(5))).eval()
+    x = torch.from_numpy(np.ones((2, 4), np.float32))
+    summary = qsim.QuantSim(model, x).summary()
+    lines = [line for line in str(summary).splitlines() if line.startswith("note: BatchNorm")]
+    assert len([note for note in summary.notes if note.startswith("BatchNorm")]) == 5
+    assert len(lines) == 1
+    assert "(and so of 4 more: '1.1', '2.1', '3.1', ...)" in lines[0]
