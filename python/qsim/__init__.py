@@ -1,129 +1,18 @@
-"""qsim: what int8, int4, fp16 and fp8 will do to a PyTorch model, seen before it is deployed."""
+"""qsim: what int8, int4, fp16 and fp8 will do to a PyTorch model, seen before it is deployed.
 
+Names are imported when they are first asked for, from where ``__init__.pyi`` says, so that ``import qsim`` takes no time; torch comes with
+the first of them. ``import qsim.ops`` registers the operators, ``torch.ops.qsim``, without any other name being asked for.
+"""
+
+import ast
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 from warnings import warn
 
-from qsim import ops, reference
-from qsim._library import cpu_capability
-from qsim.analysis.bit_costs import Budget
-from qsim.analysis.bit_search_report import BitSearch
-from qsim.analysis.comparison import Comparison
-from qsim.analysis.numeric_log_file import NumericLog, read_numeric_log
-from qsim.analysis.numeric_logger import numeric_log
-from qsim.analysis.progressive import Progressive
-from qsim.analysis.sensitivity import Sensitivity
-from qsim.batch_norm.fold import FoldReport, fold_batch_norms
-from qsim.clinic import Diagnosis, Finding, doctor
-from qsim.config.config import Config
-from qsim.config.override import Override, SiteInfo
-from qsim.config.presets import bf16, fp8, fp8_dynamic, fp16, int4, int8, int16, mxfp4, mxfp8, nvfp4, w4a8, w4a16, w8a8_dynamic
-from qsim.config.profile import Profile
-from qsim.deploy.export_report import ExportReport
-from qsim.deploy.plan import Plan
-from qsim.equalization import EqualizeReport, equalize
-from qsim.errors import AccumulatorError, CalibrationError, CaptureError, ExportError, FileFormatError, NoEncodingError
-from qsim.files import EncodingFile, Entry, load_encodings, save_encodings
-from qsim.integer.assignment import Kernel
-from qsim.numbers.encoding import Encoding
-from qsim.numbers.spec import TensorSpec
-from qsim.ops import round_to_format
-from qsim.quantizers.observer import Observer
-from qsim.quantizers.quantizer import Quantizer
-from qsim.quantsim.quantize import Quantized, quantize
-from qsim.quantsim.quantsim import QuantSim
-from qsim.restoration.distill import Distilled
-from qsim.restoration.report import RestoreReport
-from qsim.simulation.borders import Borders
-from qsim.simulation.calibration import CalibrationReport
-from qsim.simulation.fallback_report import FallbackReport
-from qsim.simulation.summary import Summary
-from qsim.training.clip_grad import ClipReport, clip_grad_norm_
-from qsim.training.schedule import Schedule
-from qsim.training.watch import NonFiniteError, Watch
 from qsim.version import VERSION
 
 __version__ = VERSION
-
-__all__ = [  # noqa: RUF022
-    # simulate a model
-    "QuantSim",
-    "doctor",
-    "equalize",
-    "fold_batch_norms",
-    "quantize",
-    # what to quantize, and how
-    "Budget",
-    "Config",
-    "Override",
-    "Plan",
-    "Profile",
-    "SiteInfo",
-    "TensorSpec",
-    "bf16",
-    "fp8",
-    "fp8_dynamic",
-    "fp16",
-    "int4",
-    "int8",
-    "int16",
-    "mxfp4",
-    "mxfp8",
-    "nvfp4",
-    "w4a8",
-    "w4a16",
-    "w8a8_dynamic",
-    # parts, usable alone
-    "Encoding",
-    "Observer",
-    "Quantizer",
-    # operators
-    "ops",
-    "reference",
-    "round_to_format",
-    # files
-    "EncodingFile",
-    "Entry",
-    "NumericLog",
-    "load_encodings",
-    "numeric_log",
-    "read_numeric_log",
-    "save_encodings",
-    # training
-    "ClipReport",
-    "FoldReport",
-    "Schedule",
-    "Watch",
-    "clip_grad_norm_",
-    # what reports are
-    "BitSearch",
-    "Borders",
-    "CalibrationReport",
-    "Comparison",
-    "Diagnosis",
-    "Distilled",
-    "EqualizeReport",
-    "ExportReport",
-    "FallbackReport",
-    "Finding",
-    "Kernel",
-    "Progressive",
-    "Quantized",
-    "RestoreReport",
-    "Sensitivity",
-    "Summary",
-    # errors
-    "AccumulatorError",
-    "CalibrationError",
-    "CaptureError",
-    "ExportError",
-    "FileFormatError",
-    "NoEncodingError",
-    "NonFiniteError",
-    # this installation
-    "__version__",
-    "cpu_capability",
-]
 
 _MOVED = {
     "Counts": "qsim.quantizers.observer",
@@ -133,9 +22,34 @@ _MOVED = {
 }
 
 
+def _read_stub() -> tuple[dict[str, str], list[str]]:
+    """The module of each name, and ``__all__``."""
+    tree = ast.parse(Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
+    homes = {alias.name: str(node.module) for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    listed = next(node.value for node in tree.body if isinstance(node, ast.Assign))
+    return homes, list(ast.literal_eval(listed))
+
+
+_HOMES, __all__ = _read_stub()
+
+
 def __getattr__(name: str) -> Any:
-    """What no user makes lies in its own module; under its old name it is found until the next release."""
-    if name not in _MOVED:
-        raise AttributeError(f"module 'qsim' has no attribute {name!r}")
-    warn(f"qsim.{name} is now {_MOVED[name]}.{name}", DeprecationWarning, stacklevel=2)
-    return getattr(import_module(_MOVED[name]), name)
+    """A public name, from its module; what no user makes is found under its old name until the next release."""
+    if name in _MOVED:
+        warn(f"qsim.{name} is now {_MOVED[name]}.{name}", DeprecationWarning, stacklevel=2)
+        return getattr(import_module(_MOVED[name]), name)
+    if name not in _HOMES and (Path(__file__).parent / name).is_dir() and name.isidentifier():  # a package, as `qsim.equalization`
+        return import_module(f"qsim.{name}")
+    if name not in _HOMES:
+        from difflib import get_close_matches
+
+        close = get_close_matches(name, _HOMES, n=1)
+        raise AttributeError(f"module 'qsim' has no attribute {name!r}" + (f"; did you mean {close[0]!r}?" if close else ""))
+    home = import_module(_HOMES[name])
+    found = import_module(f"qsim.{name}") if home is import_module("qsim") else getattr(home, name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

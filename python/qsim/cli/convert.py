@@ -7,9 +7,8 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
+from qsim.cli.choices import one_of
 from qsim.cli.failure import Failure
-from qsim.cli.reading import read_encodings
-from qsim.files import FORMATS, save_encodings
 
 HELP = "convert encodings between formats, and calibration caches to Q/DQ models"
 _MODEL = ".onnx"
@@ -18,7 +17,12 @@ _MODEL = ".onnx"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("input", type=Path, metavar="IN", help="encodings, a calibration cache, or a Q/DQ model")
     parser.add_argument("output", type=Path, metavar="OUT", help="replaced as a whole, or left as it was; .onnx needs --model")
-    parser.add_argument("--format", choices=FORMATS, help="of OUT (default: tensorrt-cache for *.cache, qsim for others)")
+    parser.add_argument(
+        "--format",
+        type=one_of("qsim.files", "FORMATS"),
+        metavar="FORMAT",
+        help="of OUT: qsim, aimet-0.6.1, aimet-1.0.0, aimet-2.0.0, aimet-2.1.0 or tensorrt-cache (default: by its ending, .cache or other)",
+    )
     parser.add_argument("--model", type=Path, metavar="FLOAT.onnx", help="the float model that a calibration cache was made for")
     parser.add_argument("--without", action="append", default=[], metavar="GLOB", help="leave out entries of these names; may be repeated")
     parser.add_argument("--tensor-names", action="store_true", help="from a model of qsim: name tensors, not modules")
@@ -27,6 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     _check(options)
+    from qsim.cli.reading import read_encodings
+    from qsim.files import save_encodings
+
     file = read_encodings(options.input, options.tensor_names).without(*options.without)
     if options.model is not None:
         from qsim.onnx.from_cache import onnx_from_cache

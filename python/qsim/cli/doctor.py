@@ -10,15 +10,14 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import nn
-
-from qsim.cli.arrays import batches, read_npz
+from qsim.cli.choices import one_of
 from qsim.cli.failure import Failure
-from qsim.clinic import TARGETS, doctor
-from qsim.files.file_place import FilePlace
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
 
 HELP = "find where NaN, Inf and lost accuracy come from (runs the package that is named)"
 
@@ -29,7 +28,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--data", type=Path, nargs="+", metavar="FILE.npz", help="arrays by the names of forward's arguments, or in their order"
     )
     parser.add_argument("--batch-size", type=int, metavar="N", help="cut the arrays into batches (default: a file is one batch)")
-    parser.add_argument("--target", choices=TARGETS, default="float32")
+    parser.add_argument(
+        "--target",
+        type=one_of("qsim.clinic", "TARGETS"),
+        default="float32",
+        metavar="TARGET",
+        help="float32 (the default), bf16, tensorrt-fp16, onnxruntime-fp16, coreml-fp16, tensorrt-int8, onnxruntime-int8, openvino-int8",
+    )
     parser.add_argument("--max-batches", type=int, metavar="N", help="by default all of the data")
     parser.add_argument("--seconds", type=float, metavar="S", help="what may be spent")
     parser.add_argument("--probes", type=int, metavar="N", help="executions in half precision that may be spent")
@@ -45,6 +50,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     if options.onnx is not None and options.plan is None:
         raise Failure("--onnx is for the files of a plan; expected --plan FOLDER beside it")
+    from qsim.clinic import TARGETS, doctor
+
     if options.plan is not None and TARGETS[options.target].format is None:
         raise Failure(
             f"--plan says what half precision needs in float32, and {options.target!r} runs nothing in it; choose another --target"
@@ -95,6 +102,8 @@ def _built(name: str) -> tuple[nn.Module, Any]:
     except Exception as error:
         raise Failure(f"{name} failed: {type(error).__name__}: {error}") from error
     model, example = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+    from torch import nn
+
     if not isinstance(model, nn.Module):
         raise Failure(f"{name} returned {type(model).__name__}; expected a module, or a tuple (module, example_inputs)")
     return model, example
@@ -108,6 +117,11 @@ class _Batches:
         self._arguments = inspect.signature(model.forward).parameters
 
     def __iter__(self) -> Iterator[Any]:
+        import torch
+
+        from qsim.cli.arrays import batches, read_npz
+        from qsim.files.file_place import FilePlace
+
         for path in self._files:
             for arrays in batches(read_npz(path), self._size, FilePlace(str(path))):
                 yield self._batch({name: torch.from_numpy(array) for name, array in arrays.items()})

@@ -8,16 +8,15 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+from qsim.cli.choices import one_of
 
-from qsim.analysis.numeric_log_file import NumericLog, read_numeric_log
-from qsim.cli.reading import kind_of
-from qsim.files import Entry, load_encodings
-from qsim.files.file_place import FilePlace
-from qsim.table import text_table
-from qsim.trace.runtimes import RUNTIMES
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from qsim.analysis.numeric_log_file import NumericLog
+    from qsim.files import Entry
 
 HELP = "show encodings, calibration caches, Q/DQ models and numeric logs"
 _COLUMNS = ("name", "role", "type", "scale", "zero point", "min", "max", "axis", "block")
@@ -27,10 +26,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", type=Path, metavar="FILE")
     parser.add_argument("--json", action="store_true", help="print everything, as JSON")
     parser.add_argument("--tensor-names", action="store_true", help="of a model of qsim: name tensors, not modules")
-    parser.add_argument("--target", choices=RUNTIMES, help="of a model: by whose rules to say what runs in float (default: its own)")
+    parser.add_argument(
+        "--target",
+        type=one_of("qsim.trace.runtimes", "RUNTIMES"),
+        metavar="RUNTIME",
+        help="of a model, by whose rules to say what runs in float: onnxruntime, tensorrt, openvino, coreml (default: its own)",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
+    from qsim.analysis.numeric_log_file import read_numeric_log
+    from qsim.cli.reading import kind_of
+    from qsim.table import text_table
+
     kind = kind_of(options.file)
     if kind == "log":
         log = read_numeric_log(options.file)
@@ -51,15 +59,19 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _file(path: Path) -> tuple[dict[str, Any], Mapping[str, Entry]]:
+    from qsim.files import load_encodings
+
     file = load_encodings(path)
     extra = ", ".join(sorted(file.extra))
     return {"format": file.format, "version": file.version, "encodings": len(file.entries), "also": extra}, file.entries
 
 
 def _model(options: argparse.Namespace) -> tuple[dict[str, Any], Mapping[str, Entry]]:
+    from qsim.files.file_place import FilePlace
     from qsim.onnx.encodings import encodings_of
     from qsim.onnx.lint import lint
     from qsim.onnx.open import open_model
+    from qsim.trace.runtimes import RUNTIMES
 
     model = open_model(options.file)
     own = model.metadata_props.get("qsim.target")

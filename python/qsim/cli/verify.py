@@ -11,13 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qsim.cli.arrays import batches, read_npz
 from qsim.cli.failure import Failure
-from qsim.files.file_place import FilePlace
 
 if TYPE_CHECKING:
     from qsim.cli.arrays import Array
     from qsim.deploy.verify import Verification
+    from qsim.files.file_place import FilePlace
 
 HELP = "run a Q/DQ model in ONNX Runtime and compare"
 _REFERENCE = "reference"
@@ -53,6 +52,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _runs(options: argparse.Namespace) -> Iterator[tuple[Mapping[str, Array], Mapping[str, Sequence[Array]]]]:
+    from qsim.cli.arrays import batches, read_npz
+    from qsim.files.file_place import FilePlace
     from qsim.onnx.sessions import session
 
     taken = session(options.model, optimised=False)

@@ -68,7 +68,7 @@ def test_what_cannot_be_done_leaves_the_output_as_it_was(old, capsys, tmp_path):
     assert "give the float model" in refused(capsys, "convert", old, missing / "m.onnx")
     assert "there is no folder" in refused(capsys, "convert", old, missing / "m.onnx", "--model", model)
     assert "expected OUT to end in .onnx" in refused(capsys, "convert", old, out, "--model", model)
-    assert "invalid choice" in refused(capsys, "convert", old, out, "--format", "aimet-9")
+    assert "expected one of" in refused(capsys, "convert", old, out, "--format", "aimet-9")
     assert "expected --format tensorrt-cache" in refused(capsys, "convert", old, tmp_path / "e", "--cache-version", "1")
     assert "no tensor that can be quantized" in refused(capsys, "convert", old, tmp_path / "m.onnx", "--model", _other(tmp_path))
     assert "expected 'tensorrt-cache'" in refused(capsys, "convert", tmp_path / "e.json", tmp_path / "m.onnx", "--model", model)

@@ -125,7 +125,7 @@ def test_what_cannot_be_built(name, expected, package, capsys):
 
 
 def test_what_cannot_be_examined(package, capsys):
-    assert "invalid choice" in refused(capsys, "doctor", f"{package}:build", "--target", "abacus")
+    assert "expected one of" in refused(capsys, "doctor", f"{package}:build", "--target", "abacus")
     assert "No such file" in refused(capsys, "doctor", f"{package}:build", "--data", "none.npz", "--quiet")
     assert "choose another --target" in refused(capsys, "doctor", f"{package}:build", "--data", "large.npz", "--plan", "plan", "--quiet")
     assert "expected --plan" in refused(capsys, "doctor", f"{package}:build", "--onnx", "m.onnx")

@@ -9,6 +9,9 @@ import pytest
 from command import fine, refused, run
 
 import qsim
+from qsim.clinic import TARGETS
+from qsim.files import FORMATS
+from qsim.trace.runtimes import RUNTIMES
 
 PYTHON = Path(__file__).parents[3] / "python"
 
@@ -16,6 +19,18 @@ PYTHON = Path(__file__).parents[3] / "python"
 @pytest.mark.parametrize("command", ["inspect", "convert", "verify", "doctor"])
 def test_help(command, capsys):
     assert f"usage: qsim {command}" in fine(capsys, command, "--help")
+
+
+@pytest.mark.parametrize("command", [[], ["inspect"], ["convert"], ["verify"], ["doctor"]])
+def test_help_takes_no_torch(command):
+    code = f"import sys; from qsim.cli import main; main([*{command}, '--help']); assert not {{'torch', 'numpy'}} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(PYTHON)}, check=True, capture_output=True)
+
+
+def test_help_has_the_names_that_options_take(capsys):
+    assert all(name in fine(capsys, "doctor", "--help") for name in TARGETS)
+    assert all(name in fine(capsys, "convert", "--help") for name in FORMATS)
+    assert all(name in fine(capsys, "inspect", "--help") for name in RUNTIMES)
 
 
 def test_doctor_says_that_it_runs_code(capsys):

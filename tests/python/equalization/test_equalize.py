@@ -114,9 +114,8 @@ def test_what_does_not_agree_is_put_back():
     assert torch.equal(model(x), expected)
 
 
-@pytest.mark.parametrize("last", [lambda y: y * torch.nan, lambda y: None])
-def test_where_nothing_can_be_compared_all_is_put_back(last):
-    model = Forward(lambda m, x: last(m.b(F.relu(m.a(x)))), a=nn.Linear(4, 4), b=nn.Linear(4, 4))
+def test_where_nothing_can_be_compared_all_is_put_back():
+    model = Forward(lambda m, x: m.b(F.relu(m.a(x))) * torch.nan, a=nn.Linear(4, 4), b=nn.Linear(4, 4))
     before = copy.deepcopy(model.state_dict())
     report = qsim.equalize(model, torch.randn(3, 4))
     assert report.put_back == "the model returns no finite number that could be compared"

@@ -1,6 +1,9 @@
 """What holds for all files of the package (floors are held by import-linter, in `make lint`)."""
 
 import ast
+import os
+import subprocess
+import sys
 from collections import defaultdict
 from importlib import import_module
 from pathlib import Path
@@ -76,6 +79,7 @@ def test_names_that_moved_are_found_with_a_warning():
     with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):
         _ = qsim.Nothing
     assert set(qsim.__all__) <= set(dir(qsim))
+    assert all(hasattr(qsim, name) for name in qsim.__all__)
 
 
 def test_files_that_call_sites_are_told_by_are_there():
@@ -84,3 +88,13 @@ def test_files_that_call_sites_are_told_by_are_there():
     for name, function in call_sites.BASES:
         (found,) = ROOT.joinpath("graph").rglob(name)
         assert f"def {function}(" in found.read_text()
+
+
+def test_importing_qsim_takes_no_torch():
+    code = "import sys, qsim; assert 'torch' not in sys.modules; qsim.QuantSim; assert 'torch' in sys.modules; qsim.equalization"
+    subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT.parent)}, check=True)
+
+
+def test_a_name_that_is_none():
+    with pytest.raises(AttributeError, match="module 'qsim' has no attribute 'QuantSimm'; did you mean 'QuantSim'"):
+        qsim.QuantSimm  # noqa: B018

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import qsim  # noqa: F401  (loads the operators)
+import qsim.ops  # noqa: F401  (registers the operators)
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.uint16)

@@ -1,0 +1,121 @@
+"""What `import qsim` offers: read by type checkers, and by `__init__.py`, which imports each name from here when it is first asked for."""
+
+from qsim import ops, reference
+from qsim._library import cpu_capability
+from qsim.analysis.bit_costs import Budget
+from qsim.analysis.bit_search_report import BitSearch
+from qsim.analysis.comparison import Comparison
+from qsim.analysis.numeric_log_file import NumericLog, read_numeric_log
+from qsim.analysis.numeric_logger import numeric_log
+from qsim.analysis.progressive import Progressive
+from qsim.analysis.sensitivity import Sensitivity
+from qsim.batch_norm.fold import FoldReport, fold_batch_norms
+from qsim.clinic import Diagnosis, Finding, doctor
+from qsim.config.config import Config
+from qsim.config.override import Override, SiteInfo
+from qsim.config.presets import bf16, fp8, fp8_dynamic, fp16, int4, int8, int16, mxfp4, mxfp8, nvfp4, w4a8, w4a16, w8a8_dynamic
+from qsim.config.profile import Profile
+from qsim.deploy.export_report import ExportReport
+from qsim.deploy.plan import Plan
+from qsim.equalization import EqualizeReport, equalize
+from qsim.errors import AccumulatorError, CalibrationError, CaptureError, ExportError, FileFormatError, NoEncodingError
+from qsim.files import EncodingFile, Entry, load_encodings, save_encodings
+from qsim.integer.assignment import Kernel
+from qsim.numbers.encoding import Encoding
+from qsim.numbers.spec import TensorSpec
+from qsim.ops import round_to_format
+from qsim.quantizers.observer import Observer
+from qsim.quantizers.quantizer import Quantizer
+from qsim.quantsim.quantize import Quantized, quantize
+from qsim.quantsim.quantsim import QuantSim
+from qsim.restoration.distill import Distilled
+from qsim.restoration.report import RestoreReport
+from qsim.simulation.borders import Borders
+from qsim.simulation.calibration import CalibrationReport
+from qsim.simulation.fallback_report import FallbackReport
+from qsim.simulation.summary import Summary
+from qsim.training.clip_grad import ClipReport, clip_grad_norm_
+from qsim.training.schedule import Schedule
+from qsim.training.watch import NonFiniteError, Watch
+
+__version__: str
+
+__all__ = [  # noqa: RUF022
+    # simulate a model
+    "QuantSim",
+    "doctor",
+    "equalize",
+    "fold_batch_norms",
+    "quantize",
+    # what to quantize, and how
+    "Budget",
+    "Config",
+    "Override",
+    "Plan",
+    "Profile",
+    "SiteInfo",
+    "TensorSpec",
+    "bf16",
+    "fp8",
+    "fp8_dynamic",
+    "fp16",
+    "int4",
+    "int8",
+    "int16",
+    "mxfp4",
+    "mxfp8",
+    "nvfp4",
+    "w4a8",
+    "w4a16",
+    "w8a8_dynamic",
+    # parts, usable alone
+    "Encoding",
+    "Observer",
+    "Quantizer",
+    # operators
+    "ops",
+    "reference",
+    "round_to_format",
+    # files
+    "EncodingFile",
+    "Entry",
+    "NumericLog",
+    "load_encodings",
+    "numeric_log",
+    "read_numeric_log",
+    "save_encodings",
+    # training
+    "ClipReport",
+    "FoldReport",
+    "Schedule",
+    "Watch",
+    "clip_grad_norm_",
+    # what reports are
+    "BitSearch",
+    "Borders",
+    "CalibrationReport",
+    "Comparison",
+    "Diagnosis",
+    "Distilled",
+    "EqualizeReport",
+    "ExportReport",
+    "FallbackReport",
+    "Finding",
+    "Kernel",
+    "Progressive",
+    "Quantized",
+    "RestoreReport",
+    "Sensitivity",
+    "Summary",
+    # errors
+    "AccumulatorError",
+    "CalibrationError",
+    "CaptureError",
+    "ExportError",
+    "FileFormatError",
+    "NoEncodingError",
+    "NonFiniteError",
+    # this installation
+    "__version__",
+    "cpu_capability",
+]
