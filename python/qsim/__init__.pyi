@@ -23,6 +23,7 @@ from qsim.files import EncodingFile, Entry, load_encodings, save_encodings
 from qsim.integer.assignment import Kernel
 from qsim.numbers.encoding import Encoding
 from qsim.numbers.spec import TensorSpec
+from qsim.onnx_ptq.quantize import OnnxQuantized, quantize_onnx
 from qsim.ops import round_to_format
 from qsim.quantizers.observer import Observer
 from qsim.quantizers.quantizer import Quantizer
@@ -47,6 +48,7 @@ __all__ = [  # noqa: RUF022
     "equalize",
     "fold_batch_norms",
     "quantize",
+    "quantize_onnx",
     # what to quantize, and how
     "Budget",
     "Config",
@@ -102,6 +104,7 @@ __all__ = [  # noqa: RUF022
     "FallbackReport",
     "Finding",
     "Kernel",
+    "OnnxQuantized",
     "Progressive",
     "Quantized",
     "RestoreReport",

@@ -1,4 +1,4 @@
-"""The command line: ``qsim inspect``, ``convert``, ``verify`` and ``doctor``, a module each."""
+"""The command line: ``qsim inspect``, ``convert``, ``quantize``, ``compare``, ``verify``, ``doctor`` and ``completion``, a module each."""
 
 from qsim.cli.main import main
 

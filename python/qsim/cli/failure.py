@@ -20,6 +20,8 @@ def one_line(error: BaseException) -> str:
         return f"'{error.filename}': {error.strerror}" if error.filename is not None else error.strerror
     if isinstance(error, ImportError) and (error.name or "").partition(".")[0] in _EXTRA:
         return f"this needs {error.name}: pip install qsim[onnx]"
+    if isinstance(error, ImportError) and error.name == "shtab":
+        return "this needs shtab: pip install qsim[cli]"
     text = " ".join(str(error).split()).removeprefix("qsim: ")
     text = text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."
     return text if isinstance(error, (Failure, *_SPEAKING)) else f"{type(error).__name__}: {text}"

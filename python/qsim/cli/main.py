@@ -9,13 +9,13 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from qsim.cli import convert, doctor, inspect, verify
+from qsim.cli import compare, completion, convert, doctor, inspect, quantize, verify
 from qsim.cli.failure import Failure, one_line
 from qsim.version import VERSION
 
 _FAILED = 2
 _INTERRUPTED, _NOBODY_READS = 130, 141  # 128 and the signal, as shells have it
-_COMMANDS = (inspect, convert, verify, doctor)
+_COMMANDS = (inspect, convert, quantize, compare, verify, doctor, completion)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns
     -------
     int
-        0: fine. 1: `verify` met differences, or `doctor` errors. 2: bad usage or a bad file, told in one line on stderr.
+        0: fine. 1: `verify`, `compare` or `quantize` met differences, `doctor` errors. 2: bad usage or a bad file: one line on stderr.
 
     Examples
     --------
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = argparse.Namespace(traceback=False)
     logging.getLogger("onnx_ir").setLevel(logging.ERROR)  # it warns about damaged models, which end in an error anyway
     try:
-        _parser().parse_args(arguments, options)
+        parser().parse_args(arguments, options)
         code = options.run(options)
         sys.stdout.flush()
         return int(code)
@@ -65,14 +65,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _FAILED
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="qsim", description="Look at, convert and check quantized models and their encodings.")
-    parser.add_argument("--version", action="version", version=f"qsim {VERSION}")
-    parser.add_argument("--traceback", action="store_true", help="raise errors as Python does, in place of one line")
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+def parser() -> argparse.ArgumentParser:
+    """The arguments of all commands."""
+    made = _Parser(
+        prog="qsim", description="Quantize ONNX models; look at, convert, compare and check quantized models and their encodings."
+    )
+    made.add_argument("--version", action="version", version=f"qsim {VERSION}")
+    made.add_argument("--traceback", action="store_true", help="raise errors as Python does, in place of one line")
+    commands = made.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for command in _COMMANDS:
         name = command.__name__.rpartition(".")[2]
         added = commands.add_parser(name, help=command.HELP, description=command.__doc__)
         command.add_arguments(added)
-        added.set_defaults(run=command.run)
-    return parser
+        added.set_defaults(run=command.run, parser=made)
+    return made

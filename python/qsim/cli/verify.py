@@ -16,7 +16,6 @@ from qsim.cli.failure import Failure
 if TYPE_CHECKING:
     from qsim.cli.arrays import Array
     from qsim.deploy.verify import Verification
-    from qsim.files.file_place import FilePlace
 
 HELP = "run a Q/DQ model in ONNX Runtime and compare"
 _REFERENCE = "reference"
@@ -52,46 +51,19 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _runs(options: argparse.Namespace) -> Iterator[tuple[Mapping[str, Array], Mapping[str, Sequence[Array]]]]:
-    from qsim.cli.arrays import batches, read_npz
-    from qsim.files.file_place import FilePlace
+    from qsim.cli.onnx_inputs import Inputs
     from qsim.onnx.sessions import session
 
     taken = session(options.model, optimised=False)
     reference = None if options.reference is None else session(options.reference, optimised=True)
     if reference is not None and len(reference.get_outputs()) != len(taken.get_outputs()):
         raise Failure(f"the reference has {len(reference.get_outputs())} outputs, the model {len(taken.get_outputs())}; expected as many")
-    for path in options.data:
-        place = FilePlace(str(path))
-        for batch in batches(read_npz(path), options.batch_size, place):
-            inputs = _inputs(taken.get_inputs(), batch, place)
-            if reference is None:
-                yield inputs, {}
-                continue
-            renamed = dict(zip([value.name for value in reference.get_inputs()], inputs.values(), strict=True))
-            yield inputs, {_REFERENCE: reference.run(None, renamed)}
-
-
-def _inputs(wanted: Sequence[Any], arrays: Mapping[str, Array], place: FilePlace) -> dict[str, Array]:
-    """The arrays by the names of inputs, checked for what these take."""
-    names = [value.name for value in wanted]
-    if len(arrays) != len(names) or (set(arrays) != set(names) and any(name in names for name in arrays)):
-        raise place.error(f"holds the arrays {', '.join(arrays)}; the model takes {', '.join(names)}")
-    found = {name: arrays[name] for name in names} if set(arrays) == set(names) else dict(zip(names, arrays.values(), strict=True))
-    for value in wanted:
-        got = found[value.name]
-        fits = len(got.shape) == len(value.shape) and all(
-            n == m or not isinstance(m, int) for n, m in zip(got.shape, value.shape, strict=True)
-        )
-        if not fits or got.dtype.name != _dtype(value.type):
-            shape = ", ".join(str(n) for n in value.shape)
-            raise place.at(value.name).error(f"is {got.dtype} of the shape {got.shape}; the model takes {_dtype(value.type)} of ({shape})")
-    return found
-
-
-def _dtype(kind: str) -> str:
-    """What NumPy calls "tensor(float)"."""
-    name = kind.removeprefix("tensor(").removesuffix(")")
-    return {"float": "float32", "double": "float64"}.get(name, name)
+    for inputs in Inputs(options.data, options.batch_size, taken.get_inputs()):
+        if reference is None:
+            yield inputs, {}
+            continue
+        renamed = dict(zip([value.name for value in reference.get_inputs()], inputs.values(), strict=True))
+        yield inputs, {_REFERENCE: reference.run(None, renamed)}
 
 
 def _failed(result: Verification, options: argparse.Namespace) -> bool:

@@ -31,15 +31,25 @@ class Insertion:
         return chosen
 
     def node(
-        self, before: ir.Node, op: str, inputs: list[ir.Value], name: str, dtype: ir.DataType, shape: ir.Shape | None, **attributes: Any
+        self,
+        before: ir.Node | None,
+        op: str,
+        inputs: list[ir.Value],
+        name: str,
+        dtype: ir.DataType,
+        shape: ir.Shape | None,
+        **attributes: Any,
     ) -> ir.Value:
-        """The result, `name`, of a new node that stands before another."""
+        """The result, `name`, of a new node that stands before another, or at the end."""
         node = ir.Node("", op, inputs, ir.convenience.convert_attributes(attributes), num_outputs=1)
-        node.metadata_props.update(before.metadata_props)
         node.meta[OWN] = True
         (result,) = node.outputs
         result.name, result.dtype, result.shape = self.free(name), dtype, shape
-        self.graph.insert_before(before, node)
+        if before is None:
+            self.graph.append(node)
+        else:
+            node.metadata_props.update(before.metadata_props)
+            self.graph.insert_before(before, node)
         return result
 
     def initializer(self, name: str, values: Tensor, dtype: str) -> ir.Value:
