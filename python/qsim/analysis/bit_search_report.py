@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from os import PathLike
 
 from qsim.analysis.bit_choices import Bits
 from qsim.analysis.bit_costs import Budget, Costs
@@ -13,6 +12,7 @@ from qsim.config.config import Config
 from qsim.pages import drawing, markup
 from qsim.pages.markup import Cell, Column, Fact, Line, finite, table, tiles
 from qsim.pages.page import Page
+from qsim.pages.report import Report
 from qsim.table import text_table
 
 
@@ -53,7 +53,7 @@ def dominates(one: Point, other: Point, budget: Budget) -> bool:
 
 
 @dataclass(frozen=True)
-class BitSearch:
+class BitSearch(Report):
     """What `QuantSim.search_bits` returns; ``print`` shows the points and the bits of the best one.
 
     Attributes
@@ -111,9 +111,9 @@ class BitSearch:
             return "distance from float"
         return f"metric ({self.baseline:.6g} in float)"
 
-    def save(self, path: str | PathLike[str]) -> None:
-        """Write it as one HTML page that needs no network, as `Summary.save` does."""
-        bit_search_page(self).write(path)
+    def page(self) -> Page:
+        """See `Report.page`."""
+        return bit_search_page(self)
 
 
 def _costs(point: Point) -> tuple[str, str, str]:

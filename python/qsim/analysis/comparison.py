@@ -16,8 +16,9 @@ from torch import Tensor
 from qsim.analysis.deviation import Deviation, float_tensors
 from qsim.graph.plan.actions import PlannedQuantizer
 from qsim.pages import drawing
-from qsim.pages.markup import Cell, Column, Line, count_cell, name, problems, table, tiles
+from qsim.pages.markup import Cell, Column, Fact, Line, count_cell, name, problems, table, tiles
 from qsim.pages.page import Page
+from qsim.pages.report import Report
 from qsim.quantizers.quantizer import Quantizer
 from qsim.runs.hooks import hooked
 from qsim.runs.sharding import sharded_around, whole
@@ -50,7 +51,7 @@ class TensorError:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(Report):
     """What `QuantSim.compare` returns; ``print`` shows the tensors, those that quantization hurts most by themselves first.
 
     Attributes
@@ -109,9 +110,21 @@ class Comparison:
         output = f"{len(rows)} tensors; SQNR of the output {decibel(self.output.sqnr)} dB, largest error {self.output.max_error:.3g}"
         return "\n".join([output, text_table(head, rows, head[3:]), *(f"note: {note}" for note in counted(self.notes))])
 
-    def save(self, path: str | PathLike[str]) -> None:
-        """Write it as one HTML page that needs no network, as `Summary.save` does."""
-        comparison_page(self).write(path)
+    def page(self, beside: Comparison | None = None) -> Page:
+        """See `Report.page`; with another run beside it, of which it shows what was gained."""
+        return comparison_page(self, beside)
+
+    def save(self, path: str | PathLike[str], beside: Comparison | None = None) -> None:
+        """Write it as one HTML page that needs no network.
+
+        Parameters
+        ----------
+        path : path-like
+            Such as "comparison.html"; an existing file is replaced.
+        beside : Comparison, optional
+            Another run, such as that of another config: the page then has its accumulated SQNR too, and what this one gains over it.
+        """
+        self.page(beside).write(path)
 
 
 def compare(sim: Simulation, planned: Mapping[str, PlannedQuantizer], run: Callable[[], Any], memory: int) -> Comparison:
@@ -223,13 +236,16 @@ class _Numbered:
         return key, self._calls[key]
 
 
-def comparison_page(comparison: Comparison) -> Page:
-    """Errors of all tensors, in the order of the model."""
+def comparison_page(comparison: Comparison, beside: Comparison | None = None) -> Page:
+    """Errors of all tensors, in the order of the model; those of another run beside them."""
     columns = [
         Column("quantizer", wide=True),
         *(Column(head, number=True, ascending=True) for head in ("local dB", "accumulated dB")),
         *(Column(head, number=True) for head in ("local max", "accumulated max", "NaN, Inf")),
     ]
+    others = {} if beside is None else {row.key: row.accumulated for row in beside.rows}
+    if beside is not None:
+        columns += [Column(head, number=True, ascending=True) for head in ("beside dB", "gained dB")]
     rows = comparison.rows
     finite = [d.sqnr for row in rows for d in (row.local, row.accumulated) if math.isfinite(d.sqnr)]
     top = max([*finite, 1.0])
@@ -240,20 +256,35 @@ def comparison_page(comparison: Comparison) -> Page:
                 *(_ratio_cell(deviation, top) for deviation in (row.local, row.accumulated)),
                 *(Cell(f"{d.max_error:.3g}", d.max_error) for d in (row.local, row.accumulated)),
                 count_cell(row.accumulated.nonfinite),
+                *([] if beside is None else _beside_cells(row.accumulated, others.get(row.key))),
             ],
             f"{row.key} {row.role} {row.op}",
         )
         for row in rows
     ]
     path = [row for row in rows if row.role != "weight"]  # weights have no error of others
-    chart = drawing.lines({"local": [r.local.sqnr for r in path], "accumulated": [r.accumulated.sqnr for r in path]}, 1.05 * top)
+    series = {"local": [r.local.sqnr for r in path], "accumulated": [r.accumulated.sqnr for r in path]}
     keys = '<span class="key in"></span>local <span class="key out"></span>accumulated'
+    if beside is not None:
+        series["beside"] = [others[r.key].sqnr if r.key in others else math.nan for r in path]
+        keys += ' <span class="key other"></span>accumulated of the other run'
+    chart = drawing.lines(series, 1.05 * top)
     legend = f"<small>SQNR along the model, 0 to {1.05 * top:.0f} dB: {keys}</small>"
-    facts = [("tensors", str(len(rows))), ("SQNR of the output", f"{decibel(comparison.output.sqnr)} dB")]
+    facts: list[Fact] = [("tensors", str(len(rows))), ("SQNR of the output", f"{decibel(comparison.output.sqnr)} dB")]
     facts.append(("largest error of the output", f"{comparison.output.max_error:.3g}"))
+    if beside is not None:
+        gained = decibel(comparison.output.sqnr - beside.output.sqnr)
+        facts.append(("SQNR of the other run's output", f"{decibel(beside.output.sqnr)} dB", f"{gained} dB gained"))
     note = "Local: the float tensor beside itself quantized. Accumulated: with everything before it quantized too. Higher dB is closer."
     body = tiles(facts) + problems(comparison.notes) + f"<section>{chart}{legend}</section>" + table("Tensors", note, columns, lines)
     return Page("Comparison with float", "How far each tensor is from what the float model computes", body)
+
+
+def _beside_cells(mine: Deviation, other: Deviation | None) -> list[Cell]:
+    if other is None:
+        return [Cell(value=math.nan), Cell(value=math.nan)]
+    gained = mine.sqnr - other.sqnr
+    return [Cell(decibel(other.sqnr), other.sqnr), Cell(decibel(gained), gained, bad=gained < 0)]
 
 
 def _ratio_cell(deviation: Deviation, top: float) -> Cell:

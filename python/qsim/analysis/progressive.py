@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from os import PathLike
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from qsim.analysis.sensitivity import measure, members_of
 from qsim.pages import drawing, markup
 from qsim.pages.markup import Cell, Column, Fact, Line, finite, problems, table, tiles
 from qsim.pages.page import Page
+from qsim.pages.report import Report
 from qsim.progress import progress
 from qsim.runs.sharding import sharded_around
 from qsim.runs.snapshot import unchanged
@@ -53,7 +53,7 @@ class Joined:
 
 
 @dataclass(frozen=True)
-class Progressive:
+class Progressive(Report):
     """What `QuantSim.progressive` returns; ``print`` shows every step.
 
     Attributes
@@ -104,9 +104,9 @@ class Progressive:
         lines.append(text_table(columns, rows, ("step", "metric", "drop", "lost")))
         return "\n".join([*lines, *([self.note] if self.note else [])])
 
-    def save(self, path: str | PathLike[str]) -> None:
-        """Write it as one HTML page that needs no network, as `Summary.save` does."""
-        progressive_page(self).write(path)
+    def page(self) -> Page:
+        """See `Report.page`."""
+        return progressive_page(self)
 
 
 def _number(value: float) -> str:

@@ -7,7 +7,6 @@ import hashlib
 import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from os import PathLike
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from qsim.analysis.scores import ScoreFile, digest
 from qsim.pages import drawing
 from qsim.pages.markup import Cell, Column, Line, finite, name, table, tiles
 from qsim.pages.page import Page
+from qsim.pages.report import Report
 from qsim.progress import progress
 from qsim.runs.sharding import sharded_around, whole
 from qsim.runs.snapshot import unchanged
@@ -48,7 +48,7 @@ class Score:
 
 
 @dataclass(frozen=True)
-class Sensitivity:
+class Sensitivity(Report):
     """What `QuantSim.sensitivity` returns; ``print`` shows the most sensitive first.
 
     Attributes
@@ -132,9 +132,9 @@ class Sensitivity:
         plain = [(score.name, f"{score.value:.6g}", _number(self.lost(score.value))) for score in self.ranked()]
         return f"{head}\n{text_table(('quantized alone', 'metric', 'lost'), plain, ('metric', 'lost'))}"
 
-    def save(self, path: str | PathLike[str]) -> None:
-        """Write it as one HTML page that needs no network, as `Summary.save` does."""
-        sensitivity_page(self).write(path)
+    def page(self) -> Page:
+        """See `Report.page`."""
+        return sensitivity_page(self)
 
 
 def _number(value: float) -> str:
@@ -201,21 +201,20 @@ def members_of(operations: Mapping[str, str], groups: str) -> dict[str, list[str
 def sensitivity_page(sensitivity: Sensitivity) -> Page:
     """The metric with each group alone, the most sensitive first."""
     ranked = sensitivity.ranked()
-    best = sensitivity.baseline
-    beside = "float"
-    if math.isinf(best):  # dB
-        beside = "the best group"
-        best = (max if sensitivity.higher_is_better else min)(map(finite, (score.value for score in ranked)), default=0.0)
-    loss = [abs(best - score.value) for score in ranked]
-    most = max([*map(finite, loss), 1e-30])
-    columns = [Column("quantized alone", wide=True), Column("metric", number=True, ascending=sensitivity.higher_is_better)]
-    columns.append(Column("lost", number=True))
+    beside = "the best group" if math.isinf(sensitivity.baseline) else "float"
+    unit = f" {sensitivity.unit}" if sensitivity.unit else ""
+    loss = [sensitivity.lost(score.value) for score in ranked]
+    most = max([*(abs(finite(lost)) for lost in loss), 1e-30])
+    measured = "SQNR" if unit else "metric"
+    columns = [Column("quantized alone", wide=True), Column(measured + unit, number=True, ascending=sensitivity.higher_is_better)]
+    columns += [Column("lost" + unit, number=True), *([Column("of all noise", number=True)] if unit else [])]
     lines = [
         Line(
             [
                 Cell(markup=name(score.name, ", ".join(score.keys) if len(score.keys) > 1 else ""), value=score.name),
                 Cell(f"{score.value:.6g}", score.value),
-                Cell(markup=f"{lost:.3g}" + drawing.bar(finite(lost) / most, bad=True), value=lost),
+                Cell(markup=_number(lost) + drawing.bar(abs(finite(lost)) / most, bad=True), value=lost),
+                *([Cell(_share(sensitivity.share(score.value)), sensitivity.share(score.value))] if unit else []),
             ],
             score.name,
         )

@@ -73,7 +73,7 @@ def run(options: argparse.Namespace) -> int:
     )
     written = None
     if options.html is not None:
-        diagnosis.to_html(options.html)
+        diagnosis.save(options.html)
     if options.plan is not None and diagnosis.plan is not None:
         written = diagnosis.plan.write(options.plan, options.onnx, None if options.onnx is None else next(iter(data)))
     print(diagnosis.to_json() if options.json else diagnosis)

@@ -9,17 +9,19 @@ from dataclasses import dataclass, field
 from html import escape
 from os import PathLike
 from typing import Any
+from warnings import warn
 
 from qsim.clinic.finding import SEVERITIES, Finding
 from qsim.deploy.plan import Plan
 from qsim.pages.markup import Cell, Column, Fact, Line, name, problems, table, tiles
 from qsim.pages.page import Page
+from qsim.pages.report import Report
 from qsim.stages import seconds_text
 from qsim.table import decibel, text_table
 
 
 @dataclass(frozen=True)
-class Diagnosis:
+class Diagnosis(Report):
     """The result of `qsim.doctor`. ``print(diagnosis)`` shows it.
 
     Attributes
@@ -127,15 +129,14 @@ class Diagnosis:
         }
         return json.dumps(_plain(whole), indent=2, allow_nan=False)
 
-    def to_html(self, path: str | PathLike[str]) -> None:
-        """Write one HTML page that needs no network.
+    def page(self) -> Page:
+        """See `Report.page`."""
+        return diagnosis_page(self)
 
-        Parameters
-        ----------
-        path : path-like
-            Such as "diagnosis.html"; an existing file is replaced.
-        """
-        diagnosis_page(self).write(path)
+    def to_html(self, path: str | PathLike[str]) -> None:
+        """The old name of `save`, which goes with the next release."""
+        warn("Diagnosis.to_html is now Diagnosis.save", DeprecationWarning, stacklevel=2)
+        self.save(path)
 
 
 def ordered(findings: Sequence[Finding], order: Mapping[str, int]) -> tuple[Finding, ...]:

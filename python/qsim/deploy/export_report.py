@@ -6,14 +6,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from qsim.pages.markup import Cell, Column, Fact, Line, problems, table, tiles
+from qsim.pages.page import Page
+from qsim.pages.report import Report
 from qsim.stages import seconds_text
+from qsim.table import counted, decibel, percent
 
 if TYPE_CHECKING:
     from qsim.deploy.verify import Verification
 
 
 @dataclass(frozen=True)
-class ExportReport:
+class ExportReport(Report):
     """What `QuantSim.export` wrote. ``print(report)`` tells all of it.
 
     Attributes
@@ -68,6 +72,51 @@ class ExportReport:
         lines = [f"exported {len(self.names)} quantizers for {self.target}, opset {self.opset} ({seconds_text(self.seconds)})"]
         lines += [f"  {file}  {size:,} bytes" for file, size in self.files.items()]
         lines += [f'  open with options.add_session_config_entry("{name}", "{value}")' for name, value in self.session_options.items()]
-        for title, entries in (("notes", self.notes), ("in float", [f"{name}: {why}" for name, why in self.lint.items()])):
+        for title, entries in (
+            ("notes", counted(self.notes)),
+            ("in float", counted(f"'{name}': {why}" for name, why in self.lint.items())),
+        ):
             lines += [f"{title}:", *(f"  {entry}" for entry in entries)] if entries else []
         return "\n".join([*lines, *([str(self.verification)] if self.verification is not None else [])])
+
+    def page(self) -> Page:
+        """Files and times, what ONNX Runtime computes beside the simulation, and what runs in float."""
+        facts: list[Fact] = [("target", self.target), ("opset", str(self.opset)), ("quantizers", str(len(self.names)))]
+        facts += [(file.name, f"{size / 2**20:.2f} MiB") for file, size in self.files.items()]
+        facts.append(("seconds", f"{sum(self.seconds.values()):.2f}", seconds_text(self.seconds)))
+        body = tiles(facts) + problems(counted(self.notes))
+        if self.verification is not None:
+            body += _verified(self.verification)
+        floats = {**self.lint, **(self.verification.in_float if self.verification is not None else {})}
+        if floats:
+            columns = [Column("operation", wide=True), Column("why", wide=True)]
+            lines = [Line([Cell(name), Cell(why)], f"{name} {why}") for name, why in floats.items()]
+            body += table("In float", "Operations that have an integer kernel and run in float.", columns, lines)
+        columns = [Column("quantizer", wide=True), Column("tensor of the model", wide=True)]
+        lines = [Line([Cell(key), Cell(tensor)], f"{key} {tensor}") for key, tensor in self.names.items()]
+        body += table("Names", "The tensors that hold what the quantizers of the simulation make.", columns, lines)
+        return Page("Export", f"{self.path.name} for {self.target}", body)
+
+
+def _verified(verification: Verification) -> str:
+    columns = [Column("compared", wide=True), Column("output")]
+    columns += [Column(head, number=True) for head in ("elements", "differ", "largest")]
+    columns += [Column("SQNR dB", number=True, ascending=True), Column("top-1", number=True, ascending=True)]
+    lines = [
+        Line(
+            [
+                Cell(f"{mine} / {other}"),
+                Cell(name),
+                Cell(f"{d.elements:,}", d.elements),
+                Cell(f"{d.mismatching:,}", d.mismatching),
+                Cell(f"{d.largest:g}{'' if d.step is None else ' steps'}", d.largest),
+                Cell(decibel(d.sqnr), d.sqnr),
+                Cell(percent(d.top1), d.top1),
+            ],
+            f"{mine} {other} {name}",
+        )
+        for (mine, other), outputs in verification.differences.items()
+        for name, d in outputs.items()
+    ]
+    note = f"ONNX Runtime {verification.version}, all outputs: integers where they are quantized, numbers otherwise."
+    return table("Verification", note, columns, lines)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 
 def bar(share: float, bad: bool = False) -> str:
@@ -16,7 +16,7 @@ def bar(share: float, bad: bool = False) -> str:
     )
 
 
-def lines(series: dict[str, Sequence[float]], top: float) -> str:
+def lines(series: Mapping[str, Sequence[float]], top: float) -> str:
     """Values from 0 to `top` along the model, one line each, named by the CSS class that colors it; NaN and Inf leave gaps."""
     width, height = 1000, 200
     drawn = "".join(f'<path class="grid" d="M0 {height * i // 4}H{width}"/>' for i in range(1, 4))

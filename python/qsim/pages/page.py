@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import hashlib
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from html import escape
+from importlib import metadata
 from os import PathLike
 from pathlib import Path
 from string import Template
@@ -40,11 +42,17 @@ class Page:
             style_hash=_digest(style),
             script_hash=_digest(script),
             version=escape(VERSION),
+            made=escape(_made()),
         )
 
     def write(self, path: str | PathLike[str]) -> None:
         """Write the document to a file, whole or not at all."""
         write_atomically(Path(path), self.html().encode())
+
+
+def _made() -> str:
+    """By what, beside what and when a page was made."""
+    return f"qsim {VERSION}, torch {metadata.version('torch')}, {datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC"
 
 
 def _digest(text: str) -> str:

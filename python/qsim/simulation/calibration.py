@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from os import PathLike
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from qsim.errors import CalibrationError
 from qsim.pages.markup import Fact, problems, tiles
 from qsim.pages.page import Page
+from qsim.pages.report import Report
 from qsim.quantizers.observer import Counts, Observer
 from qsim.quantizers.quantizer import Quantizer
 from qsim.runs.batches import Forward, iterate
@@ -29,7 +29,7 @@ from qsim.table import counted
 
 
 @dataclass(frozen=True)
-class CalibrationReport:
+class CalibrationReport(Report):
     """What a calibration saw. ``print(report)`` names every problem.
 
     Attributes
@@ -79,18 +79,10 @@ class CalibrationReport:
         """Seconds by stage, and peak memory, as text."""
         return ", ".join([seconds_text(self.seconds)] + [f"peak memory of {name} {peak}" for name, peak in self.memory.items()])
 
-    def save(self, path: str | PathLike[str]) -> None:
-        """Write one HTML page that needs no network: problems, times, and a histogram of every tensor with its range.
-
-        Counts and times are those of this report; histograms and ranges those of the simulation at the time of writing, so a page that
-        is written after `QuantSim.set_method` shows the new ranges.
-
-        Parameters
-        ----------
-        path : path-like
-            Such as "report.html"; an existing file is replaced.
-        """
-        calibration_page(self).write(path)
+    def page(self) -> Page:
+        """Counts and times are those of this report; histograms and ranges those of the simulation now, so a page that is written after
+        `QuantSim.set_method` shows the new ranges."""
+        return calibration_page(self)
 
 
 def calibrate(

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from os import PathLike
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +16,7 @@ from qsim.numbers.encoding import Encoding
 from qsim.numbers.spec import TensorSpec
 from qsim.pages.markup import Cell, Column, Fact, Line, count_cell, name, problems, table, tiles
 from qsim.pages.page import Page
+from qsim.pages.report import Report
 from qsim.quantizers.format_counts import FormatCounts
 from qsim.quantizers.observer import Observer
 from qsim.quantizers.quantizer import Quantizer
@@ -140,7 +140,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Summary:
+class Summary(Report):
     """What `QuantSim.summary` returns; ``print`` shows it as tables (drawn with rich where that is installed).
 
     Attributes
@@ -209,21 +209,9 @@ class Summary:
         more = {key: f" and {len(found) - _NAMES} more" if len(found) > _NAMES else "" for key, found in names.items()}
         return [(*key, ", ".join(found[:_NAMES]) + more[key]) for key, found in names.items()]
 
-    def save(self, path: str | PathLike[str]) -> None:
-        """Write it as one HTML page that needs no network: histograms with the ranges, sortable tables, a filter.
-
-        Parameters
-        ----------
-        path : path-like
-            Such as "summary.html"; an existing file is replaced.
-
-        Examples
-        --------
-        >>> import tempfile
-        >>> sim = qsim.QuantSim(torch.nn.Linear(3, 2), torch.randn(1, 3))
-        >>> sim.summary().save(tempfile.mktemp(".html"))
-        """
-        summary_page(self).write(path)
+    def page(self) -> Page:
+        """See `Report.page`."""
+        return summary_page(self)
 
 
 def summarize(

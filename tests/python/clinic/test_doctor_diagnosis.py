@@ -62,7 +62,7 @@ def test_json_is_standard_and_whole(diagnosis):
 
 def test_page(diagnosis, tmp_path):
     path = tmp_path / "diagnosis.html"
-    diagnosis.to_html(path)
+    diagnosis.save(path)
     html = path.read_text(encoding="utf-8")
     assert html.startswith("<!doctype html>") or html.lower().startswith("<!doctype html>")
     assert all(finding.code in html and finding.op in html for finding in diagnosis.findings)

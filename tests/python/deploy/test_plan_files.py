@@ -136,7 +136,7 @@ def test_the_plan_of_a_diagnosis(model):
 
 
 def test_the_page_of_a_diagnosis_has_the_plan(model, tmp_path):
-    qsim.doctor(model, [X], target="tensorrt-fp16", progress=False).to_html(tmp_path / "page.html")
+    qsim.doctor(model, [X], target="tensorrt-fp16", progress=False).save(tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text()
     assert "keep 3 operations in float32" in text
     assert "block.<wbr>cumsum" in text

@@ -1,0 +1,96 @@
+"""What every report can do: pages in files, and in notebooks."""
+
+import json
+from html import unescape
+from pathlib import Path
+
+import pytest
+import torch
+from html_reader import Reader
+from torch import nn
+
+import qsim
+from qsim.pages.page import Page
+from qsim.pages.report import Report
+
+X = torch.randn(32, 8, generator=torch.Generator().manual_seed(0))
+NOTEBOOK = Path(__file__).parents[3] / "examples" / "tour.ipynb"
+
+
+@pytest.fixture(scope="module")
+def sim():
+    torch.manual_seed(0)
+    sim = qsim.QuantSim(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)).eval(), X, qsim.int8(target="onnxruntime"))
+    sim.calibrate([X], progress=False)
+    return sim
+
+
+@pytest.fixture(scope="module")
+def reports(sim, tmp_path_factory):
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)).eval()
+    return {
+        "calibration": qsim.QuantSim(model, X).calibrate([X], progress=False),
+        "summary": sim.summary(),
+        "comparison": sim.compare(X),
+        "sensitivity": sim.sensitivity([X], progress=False),
+        "progressive": sim.progressive([X], progress=False),
+        "diagnosis": qsim.doctor(model, [X], "tensorrt-fp16", progress=False),
+        "export": sim.export(tmp_path_factory.mktemp("export") / "model.onnx", verify=[X]),
+    }
+
+
+@pytest.mark.parametrize("name", ["calibration", "summary", "comparison", "sensitivity", "progressive", "diagnosis", "export"])
+def test_every_report_is_a_page_in_a_file_and_in_a_notebook(reports, name, tmp_path):
+    report = reports[name]
+    assert isinstance(report, Report)
+    report.save(tmp_path / "page.html")
+    document = (tmp_path / "page.html").read_text()
+    assert "<table>" in document
+    assert f"qsim {qsim.__version__}, torch " in document
+    shown = report._repr_html_()
+    frames = [attributes for tag, attributes in Reader(shown).tags if tag == "iframe"]
+    (frame,) = frames
+    assert "<table>" in unescape(frame["srcdoc"])
+    assert shown.startswith("<details open><summary>")
+
+
+def test_a_large_report_is_text_in_a_notebook():
+    class Large(Report):
+        def page(self):
+            return Page("Large", "of many tensors", "x" * (1 << 20))
+
+        def __str__(self):
+            return "<all of it>"
+
+    assert "<pre>&lt;all of it&gt;</pre>" in Large()._repr_html_()
+
+
+def test_losses_without_a_metric_are_in_decibels(reports):
+    found = reports["sensitivity"]
+    heads = [text for text in ("SQNR dB", "lost dB", "of all noise") if f"<button>{text}</button>" in found.page().html()]
+    assert heads == ["SQNR dB", "lost dB", "of all noise"]
+    worst = found.ranked()[0]
+    assert f"{found.lost(worst.value):.3g}" in str(found)
+
+
+def test_two_runs_side_by_side(sim, tmp_path):
+    other = sim.retarget("onnxruntime")
+    other.disable("0.weight")
+    mine, beside = sim.compare(X), other.compare(X)
+    mine.save(tmp_path / "both.html", beside=beside)
+    document = (tmp_path / "both.html").read_text()
+    assert "<button>gained dB</button>" in document
+    assert 'class="line beside"' in document
+    assert f"{beside['2.output'].accumulated.sqnr:.1f}" in document
+
+
+def test_the_notebook_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    cells = [cell for cell in json.loads(NOTEBOOK.read_text())["cells"] if cell["cell_type"] == "code"]
+    assert len(cells) >= 5
+    names: dict = {}
+    for cell in cells:
+        *lines, last = "".join(cell["source"]).splitlines()
+        exec("\n".join(lines), names)
+        shown = eval(last, names)
+        assert shown is None or "<table>" in unescape(shown._repr_html_())
