@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import torch
 
 from qsim.config.config import Config
 from qsim.config.named import config_of
+from qsim.config.override import SiteInfo
 from qsim.config.presets import int8
 from qsim.deploy.verify import IN_FLOAT, Verification, verify
 from qsim.numbers.encoding import Encoding
@@ -113,8 +114,7 @@ def quantize_onnx(
     target : str
         "onnxruntime". For other runtimes: simulate the Python model, and `QuantSim.export`.
     config : Config or name of a preset, optional
-        8-bit integers; `qsim.int8` for the target by default. Its specs of weights and activations count; overrides by the names of
-        nodes do, and a node that they leave in float is not quantized.
+        8-bit integers; `qsim.int8` for the target by default. Overrides, by names and types of nodes, may leave these in float.
     method : str, optional
         How ranges of activations are chosen, in place of the config's: "minmax", "percentile", "mse", "tf_enhanced", "entropy".
     progress : bool
@@ -158,7 +158,7 @@ def quantize_onnx(
     with seconds.stage("prepare"):
         opened = prepared(model)
         _name_nodes(opened.graph)
-        placement = place(opened.graph, lambda name, op: given.spec_for(name, op, "activation") is not None)
+        placement = place(opened.graph, _wanted(given, opened.graph))
     if not placement.observed:
         raise ValueError(f"{_CALLER}: {Path(model).name} has no operation that an integer kernel takes, such as Conv, Gemm or MatMul")
     with seconds.stage("observe"):
@@ -190,6 +190,22 @@ def _checked(config: Config, method: str | None, target: str) -> Config:
     if method is None:
         return config
     return dataclasses.replace(config, activation=dataclasses.replace(config.activation, method=method))
+
+
+def _wanted(config: Config, graph: ir.Graph) -> Callable[[str, str], bool]:
+    """Whether a node, by its name and type, is quantized: an override may leave it in float, and nothing else."""
+    for override in config.overrides:
+        if not any(override.matches(SiteInfo(str(node.name), node.op_type)) for node in graph):
+            raise ValueError(f"{_CALLER}: the override {override} matches no node of the model, such as {graph[0].name!r}")
+
+    def wanted(name: str, op: str) -> bool:
+        specs = {role: config.spec_for(name, op, role) for role in ("weight", "activation")}
+        for role, spec in specs.items():
+            if spec is not None and spec != getattr(config, role):
+                raise ValueError(f"{_CALLER}: an override changes the {role} of node {name!r}; expected overrides with off=True alone")
+        return None not in specs.values()
+
+    return wanted
 
 
 def _name_nodes(graph: ir.Graph) -> None:

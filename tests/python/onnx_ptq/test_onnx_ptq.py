@@ -76,6 +76,10 @@ def test_what_stays_in_float_by_the_config(model, tmp_path):
     config = qsim.int8().override(first, off=True)
     less = qsim.quantize_onnx(model, batches(), tmp_path / "less.onnx", config=config, progress=False)
     assert less.weights == everything.weights - 1
+    with pytest.raises(ValueError, match=f"changes the weight of node '{first}'; expected overrides with off=True alone"):
+        qsim.quantize_onnx(model, batches(), tmp_path / "x.onnx", config=qsim.int8().override(first, method="mse"))
+    with pytest.raises(ValueError, match="the override 'nothing' matches no node"):
+        qsim.quantize_onnx(model, batches(), tmp_path / "x.onnx", config=qsim.int8().override("nothing", off=True))
 
 
 def test_values_that_are_not_finite_are_told(model, tmp_path):
