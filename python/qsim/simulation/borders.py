@@ -62,11 +62,10 @@ class Borders:
     >>> from torch import nn
     >>> sim = qsim.QuantSim(nn.Sequential(nn.Linear(4, 2), nn.ReLU(), nn.Linear(2, 2)), torch.zeros(1, 4))
     >>> report = sim.calibrate([torch.randn(8, 4)], progress=False)
-    >>> sim.quantizers()["0.output"].reset()
     >>> borders = sim.borders()
     >>> borders.checked, borders.missing, borders.cure
     (5, [], [])
-    >>> borders.check()  # nothing is missing
+    >>> borders.check()  # raises where something is missing
     """
 
     checked: int

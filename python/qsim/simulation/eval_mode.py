@@ -18,7 +18,7 @@ class EvalMode:
         self.begin()
 
     def begin(self) -> None:
-        self._version: int | None = None
+        self._seen: int | None = None
         self._told = False
 
     def look(self, sim: nn.Module) -> None:
@@ -28,11 +28,11 @@ class EvalMode:
         parameter = next((p for p in sim.parameters() if p.requires_grad), None)
         if type(parameter) is not nn.Parameter or parameter.is_inference():  # shards and the like have versions of their own
             return
-        if self._version not in (None, parameter._version):
+        if self._seen not in (None, parameter._version):
             self._told = True
             warnings.warn(
                 "QuantSim: its parameters change while it is in eval mode, where BatchNorm, dropout and running ranges stand still. "
                 "To train it, call sim.train() before; Lightning's Trainer keeps the mode that it finds, so call it before trainer.fit()",
                 stacklevel=4,
             )
-        self._version = parameter._version
+        self._seen = parameter._version

@@ -124,7 +124,6 @@ class Simulation(NamedAsTheModel, AsTheModel):
             Simulate on `model` itself instead of a copy.
         """
         super().__init__()
-        self.eval_mode = EvalMode()
         check_module(model, "QuantSim")
         if places(model):
             raise ValueError("QuantSim: the model is simulated already; give the original one")
@@ -154,6 +153,7 @@ class Simulation(NamedAsTheModel, AsTheModel):
     def simulate(self, examples: Sequence[Arguments], folding: FoldReport, known: Mapping[str, Quantizer]) -> None:
         """Record, plan, attach. `known` are quantizers to go on with."""
         self.derived = Derived()
+        self.eval_mode = EvalMode()
         tape, notes = record(self.model, examples)
         decided = plan(tape, self.config)
         if decided.mistyped and not known:

@@ -40,6 +40,17 @@ def test_copies_and_pickles_notice_too(sim):
             step(twin)
 
 
+def test_folding_is_no_training():
+    model = nn.Sequential(nn.Conv1d(4, 8, 1), nn.BatchNorm1d(8)).eval()
+    sim = qsim.QuantSim(model, torch.randn(1, 4, 4), qsim.Config(batch_norm="keep"))
+    sim.calibrate([torch.randn(8, 4, 4)], progress=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sim(torch.randn(8, 4, 4))
+        sim.fold_batch_norms()
+        sim(torch.randn(8, 4, 4))
+
+
 @pytest.mark.parametrize("quiet", ["train", "no_grad", "load", "eval"])
 def test_nothing_is_said_where_nobody_trains_there(sim, quiet):
     with warnings.catch_warnings():
