@@ -1,22 +1,13 @@
 # libqsim_ops_cuda. nvcc compiles kernels/cuda/*.cu without any torch header; the bindings are host C++ for g++.
 # Against a CPU torch (QSIM_CUDA=CHECK) the link leaves c10::cuda symbols undefined: scripts/audit_cuda_symbols.sh compares them
 # with the list of what a CUDA torch provides.
-if(NOT CMAKE_CUDA_ARCHITECTURES)
-  set(CMAKE_CUDA_ARCHITECTURES 80 90)
-endif()
-set(CMAKE_CUDA_RUNTIME_LIBRARY Shared)  # the default puts a second CUDA runtime into the process
-enable_language(CUDA)
-if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake < 3.26 does not know nvcc's -std=c++20
-  set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")
-  set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION "-std=c++20")
-endif()
-find_package(CUDAToolkit REQUIRED GLOBAL)  # the tests link CUDA::cudart too
+include(CudaLanguage)
 
 file(GLOB cuda_kernels CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/kernels/cuda/*.cu")
 file(GLOB cuda_bindings CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/cuda/*.cpp")
 add_library(qsim_kernels_cuda OBJECT ${cuda_kernels})
 target_include_directories(qsim_kernels_cuda PUBLIC "${PROJECT_SOURCE_DIR}/kernels/include")
-target_compile_options(qsim_kernels_cuda PRIVATE -fmad=false --expt-relaxed-constexpr)  # -fmad=false: as -ffp-contract=off on the CPU
+target_compile_options(qsim_kernels_cuda PRIVATE ${QSIM_NVCC_NUMERICS})
 # A register spill is an error in the check of the architectures that the kernels are tuned for. Elsewhere it costs time, and a
 # build that fails for it would cost more.
 set(untuned ${CMAKE_CUDA_ARCHITECTURES})

@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(kThreads, 3)
   using A = computed_t<T>;
   for_each_octet(call.n, [&](std::int64_t at, int count) {
     Q integers[kOctet];
-    T elements[kOctet];
+    T elements[kOctet] = {};  // g++ does not see that a whole octet is written whole
     load_octet(q, at, count, packs, integers);
     GridCursor<A, I> cursor(call, at);
     follow(cursor, count, [&](int i) {
@@ -68,12 +68,13 @@ cudaError_t quantize(const FakeQuantizeCall& call, const void* x, void* q, int i
   if (call.n == 0) return cudaSuccess;
   return with_element(call.element, [&](auto element) {
     using T = decltype(element);
-    return with_integer(integer_size == 1 ? Integer::u8 : Integer::u16, [&](auto integer) {
+    const auto run = [&](auto integer) {
       using Q = decltype(integer);
       const auto kernel = is_small(call.n) ? quantize_octets<T, Q, unsigned> : quantize_octets<T, Q, std::int64_t>;
       return launch(kernel, shape_for(call.n), stream, call, static_cast<const T*>(x), static_cast<Q*>(q),
                     all_aligned(x, q));
-    });
+    };
+    return integer_size == 1 ? run(std::uint8_t{}) : run(std::uint16_t{});
   });
 }
 

@@ -92,7 +92,7 @@ TEMPLATE_TEST_CASE("numbers from integers equal the CPU's", "", float, double, q
   }
 }
 
-TEST_CASE("no elements, no launch") {
+TEST_CASE("nothing to quantize, no launch") {
   const FakeQuantizeCall call{qsim::Element::f32, 0, {}, {0, 0, 1, 0}, Rounding::divide};
   CHECK(qsim::cuda::quantize(call, nullptr, nullptr, 1, nullptr) == cudaSuccess);
   CHECK(qsim::cuda::dequantize(call, qsim::Integer::i8, nullptr, nullptr, nullptr) == cudaSuccess);
