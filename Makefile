@@ -6,6 +6,7 @@
 # make bench   the benchmarks: ratios in one process, out/bench.json and its plot; five minutes
 # make fuzz    a million inputs for each libFuzzer target, a million calls of operators (FUZZ_INPUTS=...), 20,000 programs (FUZZ_PROGRAMS=...)
 # make ptx     the PTX of the CUDA kernels on this machine, for five architectures; wants nvcc
+# make aarch64 kernels and C++ tests for 64-bit ARM, under qemu; wants g++-aarch64-linux-gnu and qemu-user
 # make test-cuda-torch   a CUDA build of torch without a GPU, in an environment of its own (some GB): all Python tests; scripts/test_torch.sh takes other versions
 # Wants python3 (3.10 or newer), g++ and make; the rest is installed into .venv.
 PYTHON ?= python3
@@ -17,7 +18,7 @@ NVCC := $(shell command -v nvcc || ls /usr/local/cuda*/bin/nvcc 2>/dev/null | ta
 # Two workers: more only compete for the memory bandwidth that the kernels use. One thread each: more spin while they wait for a core.
 PYTEST := OMP_NUM_THREADS=1 PYTHONPATH=python $(BIN)/python -m pytest -n 2
 
-.PHONY: demo test lint build test-cpp test-python audit compile-cuda sanitize fuzz ptx test-cuda-torch bench docs wheel recipes format clean
+.PHONY: demo test lint build test-cpp test-python audit compile-cuda sanitize fuzz ptx aarch64 test-cuda-torch bench docs wheel recipes format clean
 
 demo: $(VENV)/installed
 	$(BIN)/python examples/digits_qat.py --output out
@@ -59,6 +60,9 @@ fuzz: build
 ptx: $(VENV)/tools
 	scripts/require_catch2.sh
 	PATH="$(CURDIR)/$(BIN):$$PATH" NVCC=$(NVCC) scripts/ptx.sh
+
+aarch64: $(VENV)/tools
+	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/aarch64.sh
 
 test-cuda-torch:
 	PYTHON=$(PYTHON) scripts/test_torch.sh torch==2.14.1
