@@ -41,7 +41,7 @@ test-cpp: build
 
 audit: build
 	scripts/audit_levels.sh build/dev
-	scripts/audit_exports.sh build/dev/csrc/libqsim_ops*.so
+	scripts/audit_exports.sh build/dev/csrc/libqsim_ops*.so build/dev/csrc/_C.*.so
 	$(if $(NVCC),scripts/audit_cuda_symbols.sh build/dev/csrc/libqsim_ops_cuda.so,@echo "skipped: no nvcc, CUDA sources not compiled")
 
 # The build compiles for the architectures that are tuned; these are the oldest and the newest. All: scripts/compile_cuda.sh

@@ -125,10 +125,12 @@ def learned_per_channel(layout: torch.memory_format, n: int) -> Calls:
     }
 
 
-def small(requires_grad: bool, n: int) -> Calls:
-    x, grid = torch.randn(n, requires_grad=requires_grad), encoding()
+def small(kind: str, n: int) -> Calls:
+    x, grid = torch.randn(n, requires_grad=kind != "plain"), encoding()
+    x = x * 1.0 if kind == "activation" else x
     return {
         "qsim": lambda: fake_quantize(x, *grid),
+        "clone": x.clone,
         "torch core": lambda: torch.fake_quantize_per_tensor_affine(x, *grid),
         "torch.compile": lambda: peers.compiled(peers.quantized)(x, *grid),
     }
@@ -152,8 +154,9 @@ CASES = [
     Case(
         FORWARD, "with 1-bit mask", TO_MEMORY, with_mask, 8.125, bars={2**20: {"copy_": 1.15}}, parallel=True, parallel_bars={"clone": 1.10}
     ),
-    Case(FORWARD, "small, no gradient", (1024,), partial(small, False), 8, bars={1024: {"torch core": 0.4}}),
-    Case(FORWARD, "small, with graph", (1024,), partial(small, True), 8, bars={1024: {"us": 7}}),
+    Case(FORWARD, "small, no gradient", (1024,), partial(small, "plain"), 8, bars={1024: {"torch core": 0.4, "clone": 1.3}}),
+    Case(FORWARD, "small weight, with graph", (1024,), partial(small, "weight"), 8, bars={1024: {"clone": 1.5}}),
+    Case(FORWARD, "small activation, with graph", (1024,), partial(small, "activation"), 8, bars={1024: {"clone": 1.5}}),
     *(
         Case(
             FORWARD,

@@ -3,20 +3,24 @@
 //   x, a leaf              x, which lives anyway: the range is computed again
 //   x, an activation       one bit per element
 // Without a gradient nothing is saved and the kernel runs directly.
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/autograd/VariableTypeUtils.h>
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
-#include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
+#include <string_view>
+#include <tuple>
+#include <utility>
+
 #include "autograd/mask_layout.h"
+#include "autograd/nodes.h"
 #include "autograd/version.h"
 
 namespace qsim {
 namespace {
 
 using at::Tensor;
-using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
 using Axis = std::optional<std::int64_t>;
 
 template <class Signature>
@@ -37,36 +41,8 @@ using WithMaskInPlace = Tensor(Tensor&, const Tensor&, const Tensor&, std::int64
 using MaskBackward = Tensor(const Tensor&, const Tensor&, at::OptionalSymIntArrayRef);
 using Backward = Tensor(const Tensor&, const Tensor&, const Tensor&, const Tensor&, std::int64_t, std::int64_t, Axis,
                         Axis, std::string_view);
-using LearnableBackward = std::tuple<Tensor, Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&, const Tensor&,
-                                                             std::int64_t, std::int64_t, Axis, Axis, std::string_view,
-                                                             double);
 
-// The arguments that are no tensors.
-struct Options {
-  std::int64_t quant_min, quant_max;
-  Axis axis, block_size;
-  std::string rounding;
-  double grad_factor;
-
-  void save(AutogradContext* ctx) const {
-    auto& saved = ctx->saved_data;
-    saved["quant_min"] = quant_min;
-    saved["quant_max"] = quant_max;
-    saved["axis"] = axis;
-    saved["block_size"] = block_size;
-    saved["rounding"] = rounding;
-    saved["grad_factor"] = grad_factor;
-  }
-  static Options saved(AutogradContext* ctx) {
-    auto& saved = ctx->saved_data;
-    return {saved["quant_min"].toInt(),
-            saved["quant_max"].toInt(),
-            saved["axis"].toOptional<std::int64_t>(),
-            saved["block_size"].toOptional<std::int64_t>(),
-            saved["rounding"].toStringRef(),
-            saved["grad_factor"].toDouble()};
-  }
-};
+constexpr const char* kName = "FakeQuantizeBackward";
 
 Tensor forward(const Tensor& x, const Tensor& scale, const Tensor& zero_point, const Options& o) {
   static const auto call = op<Forward>("qsim::fake_quantize");
@@ -88,158 +64,64 @@ Tensor with_mask_(Tensor& x, const Tensor& scale, const Tensor& zero_point, cons
   return call.call(x, scale, zero_point, o.quant_min, o.quant_max, o.axis, o.block_size, o.rounding);
 }
 
-Tensor mask_backward(const Tensor& grad, const Tensor& mask, at::OptionalSymIntArrayRef strides) {
-  static const auto call = op<MaskBackward>("qsim::fake_quantize_mask_backward");
-  return call.call(grad, mask, strides);
+bool is_learned(const Tensor& scale, const Tensor& zero_point) {
+  return scale.requires_grad() || zero_point.requires_grad();
 }
 
-Tensor backward(const Tensor& grad, const Tensor& x, const Tensor& scale, const Tensor& zero_point, const Options& o) {
-  static const auto call = op<Backward>("qsim::fake_quantize_backward");
-  return call.call(grad, x, scale, zero_point, o.quant_min, o.quant_max, o.axis, o.block_size, o.rounding);
-}
-
-std::tuple<Tensor, Tensor, Tensor> learnable_backward(const Tensor& grad, const Tensor& x, const Tensor& scale,
-                                                      const Tensor& zero_point, const Options& o) {
-  static const auto call = op<LearnableBackward>("qsim::fake_quantize_learnable_backward");
-  return call.call(grad, x, scale, zero_point, o.quant_min, o.quant_max, o.axis, o.block_size, o.rounding,
-                   o.grad_factor);
-}
-
-enum Saved : std::int64_t { kMask, kElements, kElementsToLearn };
-
-Saved what_to_save(const Tensor& x, const Tensor& scale, const Tensor& zero_point) {
-  if (scale.requires_grad() || zero_point.requires_grad()) return kElementsToLearn;
-  return x.is_leaf() ? kElements : kMask;
-}
-
-// y: laid out as the mask's bits are.
-void save_mask(AutogradContext* ctx, const Tensor& mask, const Tensor& y) {
-  ctx->saved_data["saved"] = static_cast<std::int64_t>(kMask);
-  ctx->saved_data["strides"] = y.sym_strides();
-  ctx->save_for_backward({mask});
-}
-
-void save_elements(AutogradContext* ctx, Saved saved, const Tensor& x, const Tensor& scale, const Tensor& zero_point,
-                   const Options& options) {
-  ctx->saved_data["saved"] = static_cast<std::int64_t>(saved);
-  options.save(ctx);
-  ctx->save_for_backward({x, scale, zero_point});
-}
-
-variable_list backward_of_saved(AutogradContext* ctx, const variable_list& grads) {
-  const Tensor& grad = grads[0];
-  if (!grad.defined()) return {Tensor(), Tensor(), Tensor(), Tensor()};
-  const variable_list saved = ctx->get_saved_variables();
-  const auto kind = static_cast<Saved>(ctx->saved_data["saved"].toInt());
-  if (kind == kMask) {
-    const auto strides = ctx->saved_data["strides"].toSymIntVector();
-    return {mask_backward(grad, saved[0], at::SymIntArrayRef(strides)), Tensor(), Tensor(), Tensor()};
+Tensor with_graph(const Tensor& x, const Tensor& scale, const Tensor& zero_point, const Options& options) {
+  const bool learned = is_learned(scale, zero_point);
+  if (learned || x.is_leaf()) {
+    Tensor y = [&] {
+      const at::AutoDispatchBelowAutograd guard;
+      return forward(x, scale, zero_point, options);
+    }();
+    return with_history(std::move(y),
+                        learned ? learnable_node(kName, edges_of(x, scale, zero_point), x, scale, zero_point, options)
+                                : elements_node(kName, edges_of(x), x, scale, zero_point, options));
   }
-  const Tensor &x = saved[0], &scale = saved[1], &zero_point = saved[2];
-  const Options options = Options::saved(ctx);
-  if (kind == kElements) return {backward(grad, x, scale, zero_point, options), Tensor(), Tensor(), Tensor()};
-  const auto [dx, dscale, dzero_point] = learnable_backward(grad, x, scale, zero_point, options);
-  return {dx, dscale, zero_point.is_floating_point() ? dzero_point : Tensor(), Tensor()};
-}
-
-class FakeQuantize : public torch::autograd::Function<FakeQuantize> {
- public:
-  static constexpr bool is_traceable = true;
-
-  static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& scale, const Tensor& zero_point,
-                        const Options& options) {
+  auto [y, mask] = [&] {
     const at::AutoDispatchBelowAutograd guard;
-    ctx->set_materialize_grads(false);
-    const Saved saved = what_to_save(x, scale, zero_point);
-    if (saved == kMask) {
-      auto [y, mask] = with_mask(x, scale, zero_point, options);
-      save_mask(ctx, mask, y);
-      return y;
-    }
-    save_elements(ctx, saved, x, scale, zero_point, options);
-    return qsim::forward(x, scale, zero_point, options);
-  }
-
-  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    return backward_of_saved(ctx, grads);
-  }
-};
+    return with_mask(x, scale, zero_point, options);
+  }();
+  const auto node = mask_node(kName, edges_of(x), mask, y.sym_strides());
+  return with_history(std::move(y), node);
+}
 
 // In place, x is gone after the call: a learned scale keeps a copy of it.
-class FakeQuantizeInPlace : public torch::autograd::Function<FakeQuantizeInPlace> {
- public:
-  static constexpr bool is_traceable = true;
-
-  static Tensor forward(AutogradContext* ctx, Tensor x, const Tensor& scale, const Tensor& zero_point,
-                        const Options& options) {
-    const at::AutoDispatchBelowAutograd guard;
-    ctx->set_materialize_grads(false);
-    ctx->mark_dirty({x});
-    if (what_to_save(x, scale, zero_point) == kElementsToLearn) {
-      save_elements(ctx, kElementsToLearn, x.clone(), scale, zero_point, options);
+void with_graph_(Tensor& x, const Tensor& scale, const Tensor& zero_point, const Options& options) {
+  torch::autograd::check_inplace(x, true);
+  if (is_learned(scale, zero_point)) {
+    edge_list edges = edges_of(x, scale, zero_point);
+    const Tensor before = [&] {
+      const at::AutoDispatchBelowAutograd guard;
+      Tensor copy = x.clone();
       forward_(x, scale, zero_point, options);
-    } else {
-      save_mask(ctx, with_mask_(x, scale, zero_point, options), mask_layout(x));
-    }
-    return x;
+      return copy;
+    }();
+    with_history_(x, learnable_node(kName, std::move(edges), before, scale, zero_point, options));
+    return;
   }
-
-  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    return backward_of_saved(ctx, grads);
-  }
-};
-
-// The gradients of an activation and of a weight are linear in grad: differentiable once more, by themselves.
-class MaskBackwardFunction : public torch::autograd::Function<MaskBackwardFunction> {
- public:
-  static constexpr bool is_traceable = true;
-
-  static Tensor forward(AutogradContext* ctx, const Tensor& grad, const Tensor& mask,
-                        at::OptionalSymIntArrayRef strides) {
+  edge_list edges = edges_of(x);
+  const auto [mask, layout] = [&] {
     const at::AutoDispatchBelowAutograd guard;
-    const Tensor dx = mask_backward(grad, mask, strides);
-    save_mask(ctx, mask, dx);
-    return dx;
-  }
-
-  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    const auto strides = ctx->saved_data["strides"].toSymIntVector();
-    return {mask_backward(grads[0], ctx->get_saved_variables()[0], at::SymIntArrayRef(strides)), Tensor(), Tensor()};
-  }
-};
-
-class BackwardFunction : public torch::autograd::Function<BackwardFunction> {
- public:
-  static constexpr bool is_traceable = true;
-
-  static Tensor forward(AutogradContext* ctx, const Tensor& grad, const Tensor& x, const Tensor& scale,
-                        const Tensor& zero_point, const Options& options) {
-    const at::AutoDispatchBelowAutograd guard;
-    save_elements(ctx, kElements, x, scale, zero_point, options);
-    return qsim::backward(grad, x, scale, zero_point, options);
-  }
-
-  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    const variable_list saved = ctx->get_saved_variables();
-    return {qsim::backward(grads[0], saved[0], saved[1], saved[2], Options::saved(ctx)), Tensor(), Tensor(), Tensor(),
-            Tensor()};
-  }
-};
-
-// Forward-mode tangents go through the Function too, which says that it has no rule for them.
-bool is_differentiated(const Tensor& x) { return x.requires_grad() || x._fw_grad(0).defined(); }
+    Tensor bits = with_mask_(x, scale, zero_point, options);
+    return std::pair(std::move(bits), mask_layout(x));
+  }();
+  with_history_(x, mask_node(kName, std::move(edges), mask, layout.sym_strides()));
+}
 
 bool any_differentiated(const Tensor& x, const Tensor& scale, const Tensor& zero_point) {
-  return at::GradMode::is_enabled() &&
-         (is_differentiated(x) || is_differentiated(scale) || is_differentiated(zero_point));
+  constexpr const char* name = "qsim::fake_quantize";
+  const bool of_x = is_differentiated(name, x), of_scale = is_differentiated(name, scale);
+  return is_differentiated(name, zero_point) || of_x || of_scale;
 }
 
 Tensor fake_quantize_autograd(c10::DispatchKeySet keys, const Tensor& x, const Tensor& scale, const Tensor& zero_point,
                               std::int64_t quant_min, std::int64_t quant_max, Axis axis, Axis block_size,
                               std::string_view rounding, double grad_factor) {
   if (any_differentiated(x, scale, zero_point)) {
-    return FakeQuantize::apply(x, scale, zero_point,
-                               Options{quant_min, quant_max, axis, block_size, std::string(rounding), grad_factor});
+    return with_graph(x, scale, zero_point,
+                      {quant_min, quant_max, axis, block_size, std::string(rounding), grad_factor});
   }
   static const auto call = op<Forward>("qsim::fake_quantize");
   const at::AutoDispatchBelowAutograd guard;
@@ -251,9 +133,7 @@ Tensor& fake_quantize_inplace_autograd(c10::DispatchKeySet keys, Tensor& x, cons
                                        const Tensor& zero_point, std::int64_t quant_min, std::int64_t quant_max,
                                        Axis axis, Axis block_size, std::string_view rounding, double grad_factor) {
   if (any_differentiated(x, scale, zero_point)) {
-    torch::autograd::check_inplace(x, true);
-    FakeQuantizeInPlace::apply(x, scale, zero_point,
-                               Options{quant_min, quant_max, axis, block_size, std::string(rounding), grad_factor});
+    with_graph_(x, scale, zero_point, {quant_min, quant_max, axis, block_size, std::string(rounding), grad_factor});
     return x;
   }
   static const auto call = op<ForwardInPlace>("qsim::fake_quantize_");
@@ -266,7 +146,7 @@ Tensor& fake_quantize_out_autograd(c10::DispatchKeySet keys, const Tensor& x, co
                                    const Tensor& zero_point, std::int64_t quant_min, std::int64_t quant_max, Axis axis,
                                    Axis block_size, std::string_view rounding, double grad_factor, Tensor& out) {
   TORCH_CHECK(
-      !any_differentiated(x, scale, zero_point) && !(at::GradMode::is_enabled() && is_differentiated(out)),
+      !any_differentiated(x, scale, zero_point) && !is_differentiated("qsim::fake_quantize", out),
       "qsim::fake_quantize: out= has no gradient, but one of the arguments requires grad; call it without out, or "
       "under torch.no_grad()");
   static const auto call = op<ForwardOut>("qsim::fake_quantize", "out");
@@ -275,25 +155,62 @@ Tensor& fake_quantize_out_autograd(c10::DispatchKeySet keys, const Tensor& x, co
                          block_size, rounding, grad_factor, out);
 }
 
+// The gradients of an activation and of a weight are linear in grad: differentiable once more, by themselves.
 Tensor mask_backward_autograd(c10::DispatchKeySet keys, const Tensor& grad, const Tensor& mask,
                               at::OptionalSymIntArrayRef strides) {
-  if (at::GradMode::is_enabled() && is_differentiated(grad)) return MaskBackwardFunction::apply(grad, mask, strides);
+  const bool differentiated = is_differentiated("qsim::fake_quantize_mask_backward", grad);
   static const auto call = op<MaskBackward>("qsim::fake_quantize_mask_backward");
-  const at::AutoDispatchBelowAutograd guard;
-  return call.redispatch(keys & c10::after_autograd_keyset, grad, mask, strides);
+  Tensor dx = [&] {
+    const at::AutoDispatchBelowAutograd guard;
+    return call.redispatch(keys & c10::after_autograd_keyset, grad, mask, strides);
+  }();
+  if (!differentiated) return dx;
+  const auto node = mask_node("FakeQuantizeMaskBackwardBackward", edges_of(grad), mask, dx.sym_strides());
+  return with_history(std::move(dx), node);
 }
 
 Tensor backward_autograd(c10::DispatchKeySet keys, const Tensor& grad, const Tensor& x, const Tensor& scale,
                          const Tensor& zero_point, std::int64_t quant_min, std::int64_t quant_max, Axis axis,
                          Axis block_size, std::string_view rounding) {
-  if (at::GradMode::is_enabled() && is_differentiated(grad)) {
-    return BackwardFunction::apply(grad, x, scale, zero_point,
-                                   Options{quant_min, quant_max, axis, block_size, std::string(rounding), 1.0});
-  }
+  const bool differentiated = is_differentiated("qsim::fake_quantize_backward", grad);
   static const auto call = op<Backward>("qsim::fake_quantize_backward");
-  const at::AutoDispatchBelowAutograd guard;
-  return call.redispatch(keys & c10::after_autograd_keyset, grad, x, scale, zero_point, quant_min, quant_max, axis,
-                         block_size, rounding);
+  Tensor dx = [&] {
+    const at::AutoDispatchBelowAutograd guard;
+    return call.redispatch(keys & c10::after_autograd_keyset, grad, x, scale, zero_point, quant_min, quant_max, axis,
+                           block_size, rounding);
+  }();
+  if (!differentiated) return dx;
+  return with_history(std::move(dx),
+                      elements_node("FakeQuantizeBackwardBackward", edges_of(grad), x, scale, zero_point,
+                                    {quant_min, quant_max, axis, block_size, std::string(rounding), 1.0}));
+}
+
+Tensor& fake_quantize_inplace_versioned(c10::DispatchKeySet keys, Tensor& x, const Tensor& scale,
+                                        const Tensor& zero_point, std::int64_t quant_min, std::int64_t quant_max,
+                                        Axis axis, Axis block_size, std::string_view rounding, double grad_factor) {
+  static const auto call = op<ForwardInPlace>("qsim::fake_quantize_");
+  check_version(x);
+  {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    call.redispatch(keys & c10::after_ADInplaceOrView_keyset, x, scale, zero_point, quant_min, quant_max, axis,
+                    block_size, rounding, grad_factor);
+  }
+  bump_version(x);
+  return x;
+}
+
+Tensor with_mask_inplace_versioned(c10::DispatchKeySet keys, Tensor& x, const Tensor& scale, const Tensor& zero_point,
+                                   std::int64_t quant_min, std::int64_t quant_max, Axis axis, Axis block_size,
+                                   std::string_view rounding) {
+  static const auto call = op<WithMaskInPlace>("qsim::fake_quantize_with_mask_");
+  check_version(x);
+  Tensor mask = [&] {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    return call.redispatch(keys & c10::after_ADInplaceOrView_keyset, x, scale, zero_point, quant_min, quant_max, axis,
+                           block_size, rounding);
+  }();
+  bump_version(x);
+  return mask;
 }
 
 }  // namespace
@@ -311,7 +228,7 @@ TORCH_LIBRARY_IMPL(qsim, Autograd, m) {
 
 TORCH_LIBRARY_IMPL(qsim, ADInplaceOrView, m) {  // version counters, also in inference mode
   m.impl("fake_quantize.out", torch::CppFunction::makeFromBoxedFunction<&versioned>());
-  m.impl("fake_quantize_", torch::CppFunction::makeFromBoxedFunction<&versioned>());
-  m.impl("fake_quantize_with_mask_", torch::CppFunction::makeFromBoxedFunction<&versioned>());
+  m.impl("fake_quantize_", fake_quantize_inplace_versioned);
+  m.impl("fake_quantize_with_mask_", with_mask_inplace_versioned);
 }
 }  // namespace qsim

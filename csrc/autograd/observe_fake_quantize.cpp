@@ -2,20 +2,21 @@
 // next batch, so nothing could be computed again from it.
 #include "observe_fake_quantize.h"
 
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
-#include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
 #include <tuple>
+#include <utility>
 
+#include "autograd/nodes.h"
 #include "autograd/version.h"
 
 namespace qsim {
 namespace {
 
 using at::Tensor;
-using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
 using Masked = std::tuple<Tensor, Tensor>;
 
 // Guard: which keys are done with.
@@ -31,34 +32,13 @@ Result dispatch(const char* name, const RunningCall& c) {
                  c.quant_max, c.averaging, c.axis, c.block_size, c.symmetric, c.min_scale, c.rounding);
 }
 
-class ObserveFakeQuantize : public torch::autograd::Function<ObserveFakeQuantize> {
- public:
-  static constexpr bool is_traceable = true;
-
-  static Tensor forward(AutogradContext* ctx, const Tensor&, const RunningCall& call) {
-    ctx->set_materialize_grads(false);
-    const auto [y, mask] =
-        dispatch<at::AutoDispatchBelowAutograd, Masked>("qsim::observe_fake_quantize_with_mask", call);
-    ctx->saved_data["strides"] = y.sym_strides();
-    ctx->save_for_backward({mask});
-    return y;
-  }
-
-  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    using MaskBackward = Tensor(const Tensor&, const Tensor&, at::OptionalSymIntArrayRef);
-    static const auto mask_backward =
-        c10::Dispatcher::singleton().findSchemaOrThrow("qsim::fake_quantize_mask_backward", "").typed<MaskBackward>();
-    if (!grads[0].defined()) return {Tensor(), Tensor()};
-    const auto strides = ctx->saved_data["strides"].toSymIntVector();
-    return {mask_backward.call(grads[0], ctx->get_saved_variables()[0], at::SymIntArrayRef(strides)), Tensor()};
-  }
-};
-
 Tensor differentiable(const RunningCall& call) {
-  if (at::GradMode::is_enabled() && (call.x.requires_grad() || call.x._fw_grad(0).defined())) {
-    return ObserveFakeQuantize::apply(call.x, call);
+  if (!is_differentiated("qsim::observe_fake_quantize", call.x)) {
+    return dispatch<at::AutoDispatchBelowAutograd, Tensor>("qsim::observe_fake_quantize", call);
   }
-  return dispatch<at::AutoDispatchBelowAutograd, Tensor>("qsim::observe_fake_quantize", call);
+  auto [y, mask] = dispatch<at::AutoDispatchBelowAutograd, Masked>("qsim::observe_fake_quantize_with_mask", call);
+  const auto node = mask_node("ObserveFakeQuantizeBackward", edges_of(call.x), mask, y.sym_strides());
+  return with_history(std::move(y), node);
 }
 
 // Every kernel below writes the state, so its tensors get new versions.

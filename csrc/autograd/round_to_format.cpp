@@ -1,21 +1,23 @@
 // The straight-through gradient of round_to_format: it passes where the element is in the format, as one bit per
 // element remembers. Without a gradient nothing is saved and the kernel runs directly.
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/autograd/VariableTypeUtils.h>
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
-#include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
-#include <string>
+#include <string_view>
+#include <tuple>
+#include <utility>
 
 #include "autograd/mask_layout.h"
+#include "autograd/nodes.h"
 #include "autograd/version.h"
 
 namespace qsim {
 namespace {
 
 using at::Tensor;
-using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
 using Saturate = std::optional<bool>;
 using OptionalTensor = std::optional<Tensor>;
 using OptionalInt = std::optional<std::int64_t>;
@@ -36,63 +38,34 @@ using Counted = Tensor(const Tensor&, std::string_view, const Tensor&, const Opt
                        const OptionalTensor&, OptionalInt, OptionalInt);
 using Count = void(const Tensor&, std::string_view, const Tensor&, const OptionalTensor&, Saturate,
                    const OptionalTensor&, OptionalInt, OptionalInt);
-using MaskBackward = Tensor(const Tensor&, const Tensor&, at::OptionalSymIntArrayRef);
 
-void save_mask(AutogradContext* ctx, const Tensor& mask, const Tensor& y) {
-  ctx->set_materialize_grads(false);
-  ctx->saved_data["strides"] = y.sym_strides();
-  ctx->save_for_backward({mask});
-}
+constexpr const char* kName = "RoundToFormatBackward";
 
-variable_list backward_of_mask(AutogradContext* ctx, const variable_list& grads) {
-  variable_list given(6);  // x, format and the options, of which none has a gradient
-  if (!grads[0].defined()) return given;
-  static const auto call = op<MaskBackward>("qsim::fake_quantize_mask_backward");
-  const auto strides = ctx->saved_data["strides"].toSymIntVector();
-  given[0] = call.call(grads[0], ctx->get_saved_variables()[0], at::SymIntArrayRef(strides));
-  return given;
-}
-
-class RoundToFormat : public torch::autograd::Function<RoundToFormat> {
- public:
-  static constexpr bool is_traceable = true;
-
-  static Tensor forward(AutogradContext* ctx, const Tensor& x, const std::string& format, Saturate saturate,
-                        const OptionalTensor& scale, OptionalInt axis, OptionalInt block_size) {
-    static const auto call = op<WithMask>("qsim::round_to_format_with_mask");
+Tensor with_graph(const Tensor& x, std::string_view format, Saturate saturate, const OptionalTensor& scale,
+                  OptionalInt axis, OptionalInt block_size) {
+  static const auto call = op<WithMask>("qsim::round_to_format_with_mask");
+  auto [y, mask] = [&] {
     const at::AutoDispatchBelowAutograd guard;
-    const auto [y, mask] = call.call(x, format, saturate, scale, axis, block_size);
-    save_mask(ctx, mask, y);
-    return y;
-  }
-
-  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    return backward_of_mask(ctx, grads);
-  }
-};
-
-class RoundToFormatInPlace : public torch::autograd::Function<RoundToFormatInPlace> {
- public:
-  static constexpr bool is_traceable = true;
-
-  static Tensor forward(AutogradContext* ctx, Tensor x, const std::string& format, Saturate saturate,
-                        const OptionalTensor& scale, OptionalInt axis, OptionalInt block_size) {
-    static const auto call = op<WithMaskInPlace>("qsim::round_to_format_with_mask_");
-    const at::AutoDispatchBelowAutograd guard;
-    ctx->mark_dirty({x});
-    save_mask(ctx, call.call(x, format, saturate, scale, axis, block_size), mask_layout(x));
-    return x;
-  }
-
-  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    return backward_of_mask(ctx, grads);
-  }
-};
-
-// Forward-mode tangents go through the Function too, which says that it has no rule for them.
-bool is_differentiated(const Tensor& x) {
-  return at::GradMode::is_enabled() && (x.requires_grad() || x._fw_grad(0).defined());
+    return call.call(x, format, saturate, scale, axis, block_size);
+  }();
+  const auto node = mask_node(kName, edges_of(x), mask, y.sym_strides());
+  return with_history(std::move(y), node);
 }
+
+void with_graph_(Tensor& x, std::string_view format, Saturate saturate, const OptionalTensor& scale, OptionalInt axis,
+                 OptionalInt block_size) {
+  static const auto call = op<WithMaskInPlace>("qsim::round_to_format_with_mask_");
+  torch::autograd::check_inplace(x, true);
+  edge_list edges = edges_of(x);
+  const auto [mask, layout] = [&] {
+    const at::AutoDispatchBelowAutograd guard;
+    Tensor bits = call.call(x, format, saturate, scale, axis, block_size);
+    return std::pair(std::move(bits), mask_layout(x));
+  }();
+  with_history_(x, mask_node(kName, std::move(edges), mask, layout.sym_strides()));
+}
+
+bool is_differentiated(const Tensor& x) { return qsim::is_differentiated("qsim::round_to_format", x); }
 
 bool is_differentiated(const Tensor& x, const OptionalTensor& scale) {
   TORCH_CHECK(!scale || !is_differentiated(*scale),
@@ -102,8 +75,7 @@ bool is_differentiated(const Tensor& x, const OptionalTensor& scale) {
 
 Tensor round_to_format_autograd(c10::DispatchKeySet keys, const Tensor& x, std::string_view format, Saturate saturate,
                                 const OptionalTensor& scale, OptionalInt axis, OptionalInt block_size) {
-  if (is_differentiated(x, scale))
-    return RoundToFormat::apply(x, std::string(format), saturate, scale, axis, block_size);
+  if (is_differentiated(x, scale)) return with_graph(x, format, saturate, scale, axis, block_size);
   static const auto call = op<Forward>("qsim::round_to_format");
   const at::AutoDispatchBelowAutograd guard;
   return call.redispatch(keys & c10::after_autograd_keyset, x, format, saturate, scale, axis, block_size);
@@ -113,8 +85,7 @@ Tensor& round_to_format_inplace_autograd(c10::DispatchKeySet keys, Tensor& x, st
                                          Saturate saturate, const OptionalTensor& scale, OptionalInt axis,
                                          OptionalInt block_size) {
   if (is_differentiated(x, scale)) {
-    torch::autograd::check_inplace(x, true);
-    RoundToFormatInPlace::apply(x, std::string(format), saturate, scale, axis, block_size);
+    with_graph_(x, format, saturate, scale, axis, block_size);
     return x;
   }
   static const auto call = op<ForwardInPlace>("qsim::round_to_format_");
@@ -140,7 +111,7 @@ Tensor counted_autograd(c10::DispatchKeySet keys, const Tensor& x, std::string_v
   if (is_differentiated(x, scale)) {
     static const auto count = op<Count>("qsim::count_format_");
     count.call(x, format, counts, squares, saturate, scale, axis, block_size);
-    return RoundToFormat::apply(x, std::string(format), saturate, scale, axis, block_size);
+    return with_graph(x, format, saturate, scale, axis, block_size);
   }
   static const auto call = op<Counted>("qsim::round_to_format_counted");
   const at::AutoDispatchBelowAutograd guard;

@@ -1,7 +1,10 @@
-"""Loads the compiled operators into `torch.ops.qsim`, after checking that this torch is the one they were compiled for."""
+"""Loads the compiled operators into `torch.ops.qsim`, and `qsim._C`, after checking that they were compiled for this torch and Python."""
 
 from __future__ import annotations
 
+import sys
+import sysconfig
+from importlib import import_module
 from pathlib import Path
 
 import torch
@@ -16,7 +19,7 @@ def _minor(version: str) -> tuple[str, ...]:
 
 
 def load() -> None:
-    """Register the operators; raises ImportError with the command that repairs the installation."""
+    """Register the operators and import `qsim._C`; raises ImportError with the command that repairs the installation."""
     if _minor(torch.__version__) != _minor(_build_info.TORCH_VERSION):
         raise ImportError(
             f"qsim was compiled for torch {_build_info.TORCH_VERSION} but torch {torch.__version__} is installed: "
@@ -25,6 +28,14 @@ def load() -> None:
     libraries = [_FOLDER / "libqsim_ops.so", *_FOLDER.glob("libqsim_ops_cuda.so")]  # the second where qsim was built for CUDA
     for library in libraries:
         torch.ops.load_library(library)  # type: ignore[no-untyped-call]
+    try:
+        import_module("qsim._C")
+    except ModuleNotFoundError:
+        raise ImportError(
+            f"qsim was compiled for Python {_build_info.PYTHON_VERSION} but this is Python {sys.version.split()[0]}: there is no "
+            f"_C{sysconfig.get_config_var('EXT_SUFFIX')} in {_FOLDER}. Reinstall qsim with this Python "
+            "(pip install --force-reinstall --no-deps .)"
+        ) from None
 
 
 def cpu_capability() -> str:
@@ -42,3 +53,7 @@ def cpu_capability() -> str:
 
 load()
 cpu_capability()  # an impossible QSIM_CPU_CAPABILITY fails at import, not inside a training loop
+
+from qsim import _C  # noqa: E402  # behind `load`, which says what is wrong where there is none
+
+eager = _C  # operators for whom nobody traces: the functions of `torch.ops.qsim`, called directly

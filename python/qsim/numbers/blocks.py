@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 Axes = int | Sequence[int] | None
+_ONE = int | None  # made once: it costs as much as the question
 
 
 def is_tiled(axis: Axes, block_size: Axes) -> bool:
     """Whether blocks lie along a sequence of axes, which the operators do not know."""
-    return not isinstance(axis, int | None) or not isinstance(block_size, int | None)
+    return not isinstance(axis, _ONE) or not isinstance(block_size, _ONE)
 
 
 def block_lengths(dims: int, axis: Axes, block_size: Axes) -> dict[int, int]:
@@ -45,7 +46,7 @@ def ranges_shape(shape: Sequence[int], lengths: dict[int, int]) -> tuple[int, ..
 
 def along_one_axis(x: Tensor, axis: Axes, block_size: Axes, *parameters: Tensor) -> tuple[int | None, int | None, tuple[Tensor, ...]]:
     """Axis, block size and parameters with which an operator sees blocks along the last of several axes."""
-    if isinstance(axis, int | None) and isinstance(block_size, int | None):
+    if isinstance(axis, _ONE) and isinstance(block_size, _ONE):
         return axis, block_size, parameters
     lengths = block_lengths(x.dim(), axis, block_size)
     expected = ranges_shape(x.shape, lengths)

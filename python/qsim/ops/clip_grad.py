@@ -4,6 +4,9 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
+
+from qsim._library import eager
 
 
 def clip_grad_(grads: Sequence[Tensor], max_norm: float, *, norm_type: float = 2.0, nonfinite: str = "skip") -> tuple[Tensor, Tensor]:
@@ -47,8 +50,8 @@ def clip_grad_(grads: Sequence[Tensor], max_norm: float, *, norm_type: float = 2
     depends neither on the number of threads nor on the instruction set, and squares beyond float32 do not overflow. The
     product with the coefficient is taken in float32 (float64 for float64 gradients) and rounded once. No gradient.
     """
-    total_norm, counts = torch.ops.qsim.clip_grad_(grads, max_norm, norm_type=norm_type, nonfinite=nonfinite)
-    return total_norm, counts
+    operator = torch.ops.qsim.clip_grad_.default if is_dynamo_compiling() else eager.clip_grad_
+    return operator(grads, max_norm, norm_type=norm_type, nonfinite=nonfinite)
 
 
 def grad_power_sum(grads: Sequence[Tensor], *, norm_type: float = 2.0) -> tuple[Tensor, Tensor]:

@@ -1,30 +1,11 @@
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
+from qsim._library import eager
 from qsim.numbers.blocks import Axes, along_one_axis
-
-# Bound once: looking an operator up costs as much as quantizing a thousand elements.
-_fake_quantize = torch.ops.qsim.fake_quantize.default
-_fake_quantize_out = torch.ops.qsim.fake_quantize.out
-_fake_quantize_inplace = torch.ops.qsim.fake_quantize_.default
-
-
-def _options(
-    x: Tensor, scale: Tensor, zero_point: Tensor, axis: Axes, block_size: Axes, rounding: str, grad_factor: float
-) -> tuple[Tensor, Tensor, dict[str, Any]]:
-    """Parameters as the operators know them, and the options that differ from their defaults: parsing all is a third of a small call."""
-    options: dict[str, Any] = {}
-    if axis is not None or block_size is not None:
-        options["axis"], options["block_size"], (scale, zero_point) = along_one_axis(x, axis, block_size, scale, zero_point)
-    if rounding != "divide":
-        options["rounding"] = rounding
-    if grad_factor != 1.0:
-        options["grad_factor"] = grad_factor
-    return scale, zero_point, options
 
 
 def fake_quantize(
@@ -91,12 +72,16 @@ def fake_quantize(
     in an order that does not depend on the number of threads; NaN elements take no part. For a leaf `x` nothing but `x` is saved,
     otherwise one bit per element. ``torch.func`` transforms and forward-mode differentiation are not supported.
     """
-    scale, zero_point, options = _options(x, scale, zero_point, axis, block_size, rounding, grad_factor)
+    if axis is not None or block_size is not None:
+        axis, block_size, (scale, zero_point) = along_one_axis(x, axis, block_size, scale, zero_point)
+    if is_dynamo_compiling():
+        given = {} if out is None else {"out": out}
+        options = {"axis": axis, "block_size": block_size, "rounding": rounding, "grad_factor": grad_factor, **given}
+        result: Tensor = torch.ops.qsim.fake_quantize(x, scale, zero_point, quant_min, quant_max, **options)
+        return result
     if out is not None:
-        written: Tensor = _fake_quantize_out(x, scale, zero_point, quant_min, quant_max, out=out, **options)
-        return written
-    result: Tensor = _fake_quantize(x, scale, zero_point, quant_min, quant_max, **options)
-    return result
+        return eager.fake_quantize_out(x, scale, zero_point, quant_min, quant_max, axis, block_size, rounding, grad_factor, out)
+    return eager.fake_quantize(x, scale, zero_point, quant_min, quant_max, axis, block_size, rounding, grad_factor)
 
 
 def fake_quantize_(
@@ -121,6 +106,10 @@ def fake_quantize_(
     >>> fake_quantize_(torch.tensor([0.3, -7.0]), torch.tensor(0.5), torch.tensor(0, dtype=torch.int32), -8, 7)
     tensor([ 0.5000, -4.0000])
     """
-    scale, zero_point, options = _options(x, scale, zero_point, axis, block_size, rounding, grad_factor)
-    result: Tensor = _fake_quantize_inplace(x, scale, zero_point, quant_min, quant_max, **options)
-    return result
+    if axis is not None or block_size is not None:
+        axis, block_size, (scale, zero_point) = along_one_axis(x, axis, block_size, scale, zero_point)
+    if is_dynamo_compiling():
+        options = {"axis": axis, "block_size": block_size, "rounding": rounding, "grad_factor": grad_factor}
+        result: Tensor = torch.ops.qsim.fake_quantize_(x, scale, zero_point, quant_min, quant_max, **options)
+        return result
+    return eager.fake_quantize_(x, scale, zero_point, quant_min, quant_max, axis, block_size, rounding, grad_factor)

@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
-from qsim.numbers.blocks import Axes, block_lengths, is_tiled, join_blocks, ranges_shape
+from qsim._library import eager
+from qsim.numbers.blocks import Axes, block_lengths, join_blocks, ranges_shape
 
 
 def observe_range_(x: Tensor, lowest: Tensor, highest: Tensor, counts: Tensor, axis: Axes = None, *, block_size: Axes = None) -> None:
@@ -41,8 +43,9 @@ def observe_range_(x: Tensor, lowest: Tensor, highest: Tensor, counts: Tensor, a
     -----
     One read of `x`. No gradient. The version counters of the state are bumped.
     """
-    if not is_tiled(axis, block_size):
-        torch.ops.qsim.observe_range_(x, lowest, highest, counts, axis=axis, block_size=block_size)
+    observe = torch.ops.qsim.observe_range_ if is_dynamo_compiling() else eager.observe_range_
+    if isinstance(axis, int | None) and isinstance(block_size, int | None):
+        observe(x, lowest, highest, counts, axis, block_size=block_size)
         return
     lengths = block_lengths(x.dim(), axis, block_size)
     expected = ranges_shape(x.shape, lengths)
@@ -53,7 +56,7 @@ def observe_range_(x: Tensor, lowest: Tensor, highest: Tensor, counts: Tensor, a
     *others, (last, size) = lengths.items()
     shape = ranges_shape(x.shape, {last: size})
     low, high = lowest.new_full(shape, torch.inf), highest.new_full(shape, -torch.inf)
-    torch.ops.qsim.observe_range_(x, low, high, counts, axis=last, block_size=size)
+    observe(x, low, high, counts, axis=last, block_size=size)
     for a, length in others:
         low, high = join_blocks(low, a, length, largest=False), join_blocks(high, a, length, largest=True)
     lowest.copy_(torch.minimum(lowest, low))
@@ -95,4 +98,5 @@ def observe_(x: Tensor, lowest: Tensor, highest: Tensor, counts: Tensor, sketch:
     A histogram with logarithmic bins of bounded relative width merges exactly: Masson et al. 2019, "DDSketch", section 2;
     here the logarithm is the float's own exponent. No gradient.
     """
-    torch.ops.qsim.observe_(x, lowest, highest, counts, sketch, low_bits)
+    observe = torch.ops.qsim.observe_ if is_dynamo_compiling() else eager.observe_
+    observe(x, lowest, highest, counts, sketch, low_bits)

@@ -2,6 +2,11 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
+
+from qsim._library import eager
+
+_observe_fake_quantize = torch.ops.qsim.observe_fake_quantize.default  # what a compiler sees
 
 
 def observe_fake_quantize(
@@ -84,7 +89,8 @@ def observe_fake_quantize(
     Differentiable in `x` like `fake_quantize` (all of it passes when not quantizing), from one saved bit per element. The
     version counters of the state are bumped.
     """
-    y: Tensor = torch.ops.qsim.observe_fake_quantize(
+    operator = _observe_fake_quantize if is_dynamo_compiling() else eager.observe_fake_quantize
+    return operator(
         x,
         observing,
         quantizing,
@@ -102,4 +108,3 @@ def observe_fake_quantize(
         min_scale=min_scale,
         rounding=rounding,
     )
-    return y

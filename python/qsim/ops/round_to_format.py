@@ -4,20 +4,23 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
+from qsim._library import eager
 from qsim.numbers.blocks import Axes, along_one_axis
 
-_round_to_format = torch.ops.qsim.round_to_format.default
-_round_to_format_out = torch.ops.qsim.round_to_format.out
-_round_to_format_inplace = torch.ops.qsim.round_to_format_.default
+Options = tuple[bool | None, Tensor | None, int | None, int | None]
 
 
-def _options(x: Tensor, saturate: bool | None, scale: Tensor | None, axis: Axes, block_size: Axes) -> dict[str, Any]:
-    """Those options that are not the operator's defaults: parsing the others costs a part of a small call."""
+def _options(x: Tensor, saturate: bool | None, scale: Tensor | None, axis: Axes, block_size: Axes) -> Options:
+    """The options as the operators take them: blocks lie along one axis."""
     if scale is not None:
         axis, block_size, (scale,) = along_one_axis(x, axis, block_size, scale)
-    options = {"saturate": saturate, "scale": scale, "axis": axis, "block_size": block_size}
-    return {name: value for name, value in options.items() if value is not None}
+    return saturate, scale, axis, block_size  # type: ignore[return-value]  # without a scale the operators refuse several axes
+
+
+def _named(options: Options) -> dict[str, Any]:
+    return dict(zip(("saturate", "scale", "axis", "block_size"), options, strict=True))
 
 
 def round_to_format(
@@ -83,11 +86,13 @@ def round_to_format(
     A float16 `x` rounds to the bfloat16 65536 from 65408 on, which float16 itself holds as Inf.
     """
     options = _options(x, saturate, scale, axis, block_size)
+    if is_dynamo_compiling():
+        given = {} if out is None else {"out": out}
+        rounded: Tensor = torch.ops.qsim.round_to_format(x, format, **_named(options), **given)
+        return rounded
     if out is not None:
-        written: Tensor = _round_to_format_out(x, format, **options, out=out)
-        return written
-    rounded: Tensor = _round_to_format(x, format, **options)
-    return rounded
+        return eager.round_to_format_out(x, format, *options, out)
+    return eager.round_to_format(x, format, *options)
 
 
 def round_to_format_(
@@ -103,8 +108,11 @@ def round_to_format_(
     >>> round_to_format_(torch.tensor([0.3, 1000.0]), "float8_e5m2").tolist()
     [0.3125, 1024.0]
     """
-    rounded: Tensor = _round_to_format_inplace(x, format, **_options(x, saturate, scale, axis, block_size))
-    return rounded
+    options = _options(x, saturate, scale, axis, block_size)
+    if is_dynamo_compiling():
+        rounded: Tensor = torch.ops.qsim.round_to_format_(x, format, **_named(options))
+        return rounded
+    return eager.round_to_format_(x, format, *options)
 
 
 def round_to_format_counted(
@@ -151,8 +159,11 @@ def round_to_format_counted(
     The state is changed in place without host synchronisation. Counts do not depend on the order of calls; the sums are float64 over
     fixed chunks, joined in order, so neither threads nor instruction sets change a bit.
     """
-    rounded: Tensor = torch.ops.qsim.round_to_format_counted(x, format, counts, squares, **_options(x, saturate, scale, axis, block_size))
-    return rounded
+    options = _options(x, saturate, scale, axis, block_size)
+    if is_dynamo_compiling():
+        rounded: Tensor = torch.ops.qsim.round_to_format_counted(x, format, counts, squares, **_named(options))
+        return rounded
+    return eager.round_to_format_counted(x, format, counts, squares, *options)
 
 
 def count_format_(
@@ -175,4 +186,8 @@ def count_format_(
     >>> counts.tolist()
     [3, 1, 0, 1, 0, 0]
     """
-    torch.ops.qsim.count_format_(x, format, counts, squares, **_options(x, saturate, scale, axis, block_size))
+    options = _options(x, saturate, scale, axis, block_size)
+    if is_dynamo_compiling():
+        torch.ops.qsim.count_format_(x, format, counts, squares, **_named(options))
+    else:
+        eager.count_format_(x, format, counts, squares, *options)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from qsim import ops
+
 
 @dataclass(frozen=True)
 class FormatCounts:
@@ -72,7 +74,7 @@ class FormatCounter(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Count a tensor, float16/bfloat16/float32/float64 on the counter's device, and return it, unchanged."""
-        torch.ops.qsim.count_format_(x, self.format, self.counters)
+        ops.count_format_(x, self.format, self.counters)
         return x
 
     @property

@@ -118,7 +118,7 @@ class Observer(RangeState):
         state = self._buffers
         ranges = state["lowest"], state["highest"], state["counters"]
         if self.axis is None:
-            torch.ops.qsim.observe_(x, *ranges, state["sketch"], state["low_bits"])
+            ops.observe_(x, *ranges, state["sketch"], state["low_bits"])
         else:
             ops.observe_range_(x, *ranges, axis=self.axis, block_size=self.block_size)
         return x

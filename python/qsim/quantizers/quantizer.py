@@ -6,8 +6,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
 from qsim import ops
+from qsim._library import eager
 from qsim.errors import CalibrationError, NoEncodingError
 from qsim.numbers.blocks import is_tiled
 from qsim.numbers.encoding import Encoding
@@ -18,16 +20,6 @@ from qsim.quantizers.format_counts import FormatCounter, FormatCounts
 from qsim.quantizers.observer import Counts, Observer, with_method
 from qsim.quantizers.running_observer import RunningObserver
 from qsim.quantizers.weights import encode_weights
-
-_fake_quantize = torch.ops.qsim.fake_quantize.default  # the documented functions, without their calls
-_fake_quantize_ = torch.ops.qsim.fake_quantize_.default
-_observe_fake_quantize = torch.ops.qsim.observe_fake_quantize.default
-
-
-def _options(spec: TensorSpec) -> dict[str, Any]:
-    """Those options of fake_quantize that are not its defaults: parsing the others costs a third of a small call."""
-    options = {"axis": spec.axis, "block_size": spec.block_size, "rounding": None if spec.rounding == "divide" else spec.rounding}
-    return {name: value for name, value in options.items() if value is not None}
 
 
 def _gradient_factor(x: Tensor, scales: int, spec: TensorSpec, batched: bool) -> float:
@@ -103,7 +95,7 @@ class Quantizer(Encoded):
         self.format_counter = None if spec.has_scale else FormatCounter(spec.dtype)
         self.batched = False
         self.merged: list[Tensor] | None = None  # `additive` as the last QuantSim.synchronize gave it to all ranks
-        self._options = _options(spec)
+        self._tiled = is_tiled(spec.axis, spec.block_size)
 
     def forward(self, x: Tensor, *, in_place: bool = False, fallback: str | None = None) -> Tensor:
         """Observe and quantize as the switches say.
@@ -145,20 +137,19 @@ class Quantizer(Encoded):
         if seen.held_shape is None:
             seen.adopt(range_shape(x.shape, spec.axis, spec.block_size))
         ranges = seen._buffers["lowest"], seen._buffers["highest"], seen._buffers["counters"]
-        y: Tensor = _observe_fake_quantize(
-            x,
-            self._observing_here,
-            self._enabled_here,
-            *ranges,
-            mine["scale"],
-            mine["zero_point"],
-            *self._grid,
+        arguments = x, self._observing_here, self._enabled_here, *ranges, mine["scale"], mine["zero_point"], *self._grid
+        if not is_dynamo_compiling():
+            options = spec.averaging, spec.axis, spec.block_size, spec.symmetric, spec.min_scale, spec.rounding
+            return eager.observe_fake_quantize(*arguments, *options)  # type: ignore[arg-type]  # nobody follows tiles
+        return ops.observe_fake_quantize(
+            *arguments,
             averaging=spec.averaging,
+            axis=spec.axis,  # type: ignore[arg-type]
+            block_size=spec.block_size,  # type: ignore[arg-type]
             symmetric=spec.symmetric,
             min_scale=spec.min_scale,
-            **self._options,
+            rounding=spec.rounding,
         )
-        return y
 
     def quantize(self, x: Tensor, *, in_place: bool = False, fallback: str | None = None) -> Tensor:
         """Quantize as `forward` does, without observing: for a tensor that is read, and observed, elsewhere too.
@@ -180,24 +171,23 @@ class Quantizer(Encoded):
                 f"{self._title} has no encoding. Calibrate first (observing = True, run data, compute_encoding()), "
                 "load a calibrated state dict, or set enabled = False."
             )
-        if self._spec.is_float:
+        spec, state, factor = self._spec, self._buffers, 1.0
+        if spec.is_float:
             return self._round(x, in_place)
-        state = self._buffers
-        if self._spec.learnable:
+        if spec.learnable:
             learned = self.scale
             in_place = in_place and not (learned.requires_grad and torch.is_grad_enabled())
-            factor = _gradient_factor(x, learned.numel(), self._spec, self.batched)
-            scale, options = positive(learned), {**self._options, "grad_factor": factor}
+            scale, factor = positive(learned), _gradient_factor(x, learned.numel(), spec, self.batched)
         else:
-            scale, options = state["scale"], self._options
+            scale = state["scale"]  # type: ignore[assignment]
         if x.dtype is torch.float64:
             scale = scale.double()
-        if is_tiled(self.axis, self.block_size):
+        arguments = x, scale, state["zero_point"], *self._grid
+        if self._tiled or is_dynamo_compiling():
             quantize = ops.fake_quantize_ if in_place else ops.fake_quantize
-        else:
-            quantize = _fake_quantize_ if in_place else _fake_quantize
-        y: Tensor = quantize(x, scale, state["zero_point"], *self._grid, **options)
-        return y
+            return quantize(*arguments, axis=spec.axis, block_size=spec.block_size, rounding=spec.rounding, grad_factor=factor)
+        directly = eager.fake_quantize_ if in_place else eager.fake_quantize
+        return directly(*arguments, spec.axis, spec.block_size, spec.rounding, factor)  # type: ignore[arg-type]  # no tiles
 
     def _round(self, x: Tensor, in_place: bool) -> Tensor:
         """Quantize to a float format."""

@@ -1,0 +1,183 @@
+// qsim._C: eager calls of the operators that are called most, from Python straight to the dispatcher's typed handle.
+//
+// torch.ops parses arguments by the schema into boxed values, which at 1024 elements costs more than everything else.
+// Here pybind11 parses them by C++ types. What those do not take goes to torch.ops, which decides: subclasses and modes
+// with __torch_function__, numbers that are no plain int or float, and whatever is an error. So both have the same
+// results and the same errors.
+#include <ATen/PythonTorchFunctionTLS.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace qsim {
+namespace {
+
+using at::Tensor;
+
+// A torch.Tensor or Parameter, borrowed from its Python object, while no mode of __torch_function__ is on.
+struct PlainTensor {
+  const Tensor* tensor = nullptr;
+};
+
+}  // namespace
+}  // namespace qsim
+
+template <>
+struct pybind11::detail::type_caster<qsim::PlainTensor> {
+  PYBIND11_TYPE_CASTER(qsim::PlainTensor, const_name("torch.Tensor"));
+
+  bool load(handle source, bool) {
+    if (!THPVariable_CheckExact(source.ptr()) || at::impl::torch_function_mode_enabled()) return false;
+    value.tensor = &THPVariable_Unpack(source.ptr());
+    return true;
+  }
+};
+
+namespace qsim {
+namespace {
+
+using Integer = std::optional<std::int64_t>;
+using MaybeTensor = std::optional<Tensor>;
+
+// What Python's argument is parsed to, for a parameter of an operator.
+template <class Parameter>
+struct Parsed {
+  using Type = Parameter;
+  static Parameter given(const Type& x) { return x; }
+};
+template <>
+struct Parsed<const Tensor&> {
+  using Type = PlainTensor;
+  static const Tensor& given(const Type& x) { return *x.tensor; }
+};
+template <>
+struct Parsed<Tensor&> {
+  using Type = PlainTensor;
+  static Tensor& given(const Type& x) { return const_cast<Tensor&>(*x.tensor); }
+};
+template <>
+struct Parsed<const MaybeTensor&> {
+  using Type = std::optional<PlainTensor>;
+  static MaybeTensor given(const Type& x) { return x ? MaybeTensor(*x->tensor) : std::nullopt; }
+};
+template <>
+struct Parsed<at::TensorList> {
+  using Type = std::vector<PlainTensor>;
+  static std::vector<Tensor> given(const Type& list) {
+    std::vector<Tensor> tensors;
+    tensors.reserve(list.size());
+    for (const PlainTensor& x : list) tensors.push_back(*x.tensor);
+    return tensors;
+  }
+};
+
+// What the schema says; None where it says nothing, which no parameter without a default takes.
+py::object default_of(const c10::Argument& argument) {
+  const auto& value = argument.default_value();
+  if (!value || value->isNone()) return py::none();
+  if (value->isBool()) return py::bool_(value->toBool());
+  if (value->isInt()) return py::int_(value->toInt());
+  if (value->isDouble()) return py::float_(value->toDouble());
+  return py::str(value->toStringRef());
+}
+
+// torch.ops.qsim.<name>.<overload>, which wants options by name.
+py::object through_torch(const c10::FunctionSchema& schema, const py::args& given, const py::kwargs& named) {
+  const std::string overload = schema.overload_name().empty() ? "default" : schema.overload_name();
+  const std::string name = schema.name().substr(std::string_view("qsim::").size());
+  py::list positional;
+  for (std::size_t i = 0; i < given.size(); ++i) {
+    const bool by_name = i < schema.arguments().size() && schema.arguments()[i].kwarg_only();
+    if (by_name) {
+      named[schema.arguments()[i].name().c_str()] = given[i];
+    } else {
+      positional.append(given[i]);
+    }
+  }
+  const py::object operators = py::module_::import("torch").attr("ops").attr("qsim");
+  return operators.attr(name.c_str()).attr(overload.c_str())(*positional, **named);
+}
+
+// Adds operator qsim::<name>.<overload> to the module, with the names and defaults of its schema. All may be given by
+// position, which costs least.
+template <class Signature>
+struct Binding;
+
+template <class Result, class... Parameters>
+struct Binding<Result(Parameters...)> {
+  static void define(py::module_& m, const char* as, const char* name, const char* overload = "") {
+    const auto op = c10::Dispatcher::singleton().findSchemaOrThrow((std::string("qsim::") + name).c_str(), overload);
+    define_typed(m, as, op.typed<Result(Parameters...)>(), op.schema().arguments(),
+                 std::index_sequence_for<Parameters...>());
+    m.def(as,
+          [op](const py::args& given, const py::kwargs& named) { return through_torch(op.schema(), given, named); });
+  }
+
+ private:
+  template <std::size_t... i>
+  static void define_typed(py::module_& m, const char* as, c10::TypedOperatorHandle<Result(Parameters...)> op,
+                           const std::vector<c10::Argument>& schema, std::index_sequence<i...>) {
+    const auto call = [op](const typename Parsed<Parameters>::Type&... given) -> Result {
+      HANDLE_TH_ERRORS
+      std::tuple<decltype(Parsed<Parameters>::given(given))...> arguments(Parsed<Parameters>::given(given)...);
+      const py::gil_scoped_release release;
+      return std::apply([&](auto&... argument) -> Result { return op.call(argument...); }, arguments);
+      END_HANDLE_TH_ERRORS_PYBIND
+    };
+    m.def(as, call, py::arg_v(schema[i].name().c_str(), default_of(schema[i]))...);
+  }
+};
+
+using FakeQuantize = Tensor(const Tensor&, const Tensor&, const Tensor&, std::int64_t, std::int64_t, Integer, Integer,
+                            std::string_view, double);
+using FakeQuantizeOut = Tensor&(const Tensor&, const Tensor&, const Tensor&, std::int64_t, std::int64_t, Integer,
+                                Integer, std::string_view, double, Tensor&);
+using FakeQuantizeInPlace = Tensor&(Tensor&, const Tensor&, const Tensor&, std::int64_t, std::int64_t, Integer, Integer,
+                                    std::string_view, double);
+using Observe = void(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&);
+using ObserveRange = void(const Tensor&, const Tensor&, const Tensor&, const Tensor&, Integer, Integer);
+using ObserveFakeQuantize = Tensor(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                                   const Tensor&, const Tensor&, const Tensor&, std::int64_t, std::int64_t, double,
+                                   Integer, Integer, bool, double, std::string_view);
+using Format = std::string_view;
+using Saturate = std::optional<bool>;
+using RoundToFormat = Tensor(const Tensor&, Format, Saturate, const MaybeTensor&, Integer, Integer);
+using RoundToFormatOut = Tensor&(const Tensor&, Format, Saturate, const MaybeTensor&, Integer, Integer, Tensor&);
+using RoundToFormatInPlace = Tensor&(Tensor&, Format, Saturate, const MaybeTensor&, Integer, Integer);
+using RoundToFormatCounted = Tensor(const Tensor&, Format, const Tensor&, const MaybeTensor&, Saturate,
+                                    const MaybeTensor&, Integer, Integer);
+using CountFormat = void(const Tensor&, Format, const Tensor&, const MaybeTensor&, Saturate, const MaybeTensor&,
+                         Integer, Integer);
+using ClipGrad = std::tuple<Tensor, Tensor>(at::TensorList, double, double, std::string_view);
+
+}  // namespace
+}  // namespace qsim
+
+PYBIND11_MODULE(_C, m) {
+  using namespace qsim;
+  py::options options;
+  options.disable_function_signatures();
+  Binding<FakeQuantize>::define(m, "fake_quantize", "fake_quantize");
+  Binding<FakeQuantizeOut>::define(m, "fake_quantize_out", "fake_quantize", "out");
+  Binding<FakeQuantizeInPlace>::define(m, "fake_quantize_", "fake_quantize_");
+  Binding<Observe>::define(m, "observe_", "observe_");
+  Binding<ObserveRange>::define(m, "observe_range_", "observe_range_");
+  Binding<ObserveFakeQuantize>::define(m, "observe_fake_quantize", "observe_fake_quantize");
+  Binding<RoundToFormat>::define(m, "round_to_format", "round_to_format");
+  Binding<RoundToFormatOut>::define(m, "round_to_format_out", "round_to_format", "out");
+  Binding<RoundToFormatInPlace>::define(m, "round_to_format_", "round_to_format_");
+  Binding<RoundToFormatCounted>::define(m, "round_to_format_counted", "round_to_format_counted");
+  Binding<CountFormat>::define(m, "count_format_", "count_format_");
+  Binding<ClipGrad>::define(m, "clip_grad_", "clip_grad_");
+}

@@ -1,0 +1,108 @@
+"""Operators of `torch.ops.qsim` with less to do before their kernel (csrc/python/module.cpp). Not for Dynamo, which cannot look inside."""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+def fake_quantize(
+    x: Tensor,
+    scale: Tensor,
+    zero_point: Tensor,
+    quant_min: int,
+    quant_max: int,
+    axis: int | None = None,
+    block_size: int | None = None,
+    rounding: str = "divide",
+    grad_factor: float = 1.0,
+) -> Tensor: ...
+def fake_quantize_out(
+    x: Tensor,
+    scale: Tensor,
+    zero_point: Tensor,
+    quant_min: int,
+    quant_max: int,
+    axis: int | None,
+    block_size: int | None,
+    rounding: str,
+    grad_factor: float,
+    out: Tensor,
+) -> Tensor: ...
+def fake_quantize_(
+    x: Tensor,
+    scale: Tensor,
+    zero_point: Tensor,
+    quant_min: int,
+    quant_max: int,
+    axis: int | None = None,
+    block_size: int | None = None,
+    rounding: str = "divide",
+    grad_factor: float = 1.0,
+) -> Tensor: ...
+def observe_(x: Tensor, lowest: Tensor, highest: Tensor, counts: Tensor, sketch: Tensor, low_bits: Tensor) -> None: ...
+def observe_range_(
+    x: Tensor, lowest: Tensor, highest: Tensor, counts: Tensor, axis: int | None = None, block_size: int | None = None
+) -> None: ...
+def observe_fake_quantize(
+    x: Tensor,
+    observing: Tensor,
+    quantizing: Tensor,
+    lowest: Tensor,
+    highest: Tensor,
+    counts: Tensor,
+    scale: Tensor,
+    zero_point: Tensor,
+    quant_min: int,
+    quant_max: int,
+    averaging: float = 0.01,
+    axis: int | None = None,
+    block_size: int | None = None,
+    symmetric: bool = False,
+    min_scale: float = 0.0,
+    rounding: str = "divide",
+) -> Tensor: ...
+def round_to_format(
+    x: Tensor,
+    format: str,
+    saturate: bool | None = None,
+    scale: Tensor | None = None,
+    axis: int | None = None,
+    block_size: int | None = None,
+) -> Tensor: ...
+def round_to_format_out(
+    x: Tensor,
+    format: str,
+    saturate: bool | None,
+    scale: Tensor | None,
+    axis: int | None,
+    block_size: int | None,
+    out: Tensor,
+) -> Tensor: ...
+def round_to_format_(
+    x: Tensor,
+    format: str,
+    saturate: bool | None = None,
+    scale: Tensor | None = None,
+    axis: int | None = None,
+    block_size: int | None = None,
+) -> Tensor: ...
+def round_to_format_counted(
+    x: Tensor,
+    format: str,
+    counts: Tensor,
+    squares: Tensor | None = None,
+    saturate: bool | None = None,
+    scale: Tensor | None = None,
+    axis: int | None = None,
+    block_size: int | None = None,
+) -> Tensor: ...
+def count_format_(
+    x: Tensor,
+    format: str,
+    counts: Tensor,
+    squares: Tensor | None = None,
+    saturate: bool | None = None,
+    scale: Tensor | None = None,
+    axis: int | None = None,
+    block_size: int | None = None,
+) -> None: ...
+def clip_grad_(grads: Sequence[Tensor], max_norm: float, norm_type: float = 2.0, nonfinite: str = "skip") -> tuple[Tensor, Tensor]: ...
