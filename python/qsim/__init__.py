@@ -1,10 +1,11 @@
 """qsim: what int8, int4, fp16 and fp8 will do to a PyTorch model, seen before it is deployed.
 
-Names are imported when they are first asked for, from where ``__init__.pyi`` says, so that ``import qsim`` takes no time; torch comes with
-the first of them. ``import qsim.ops`` registers the operators, ``torch.ops.qsim``, without any other name being asked for.
+``import qsim`` registers the operators, ``torch.ops.qsim``. Names are imported when they are first asked for, from where ``__init__.pyi``
+says, so that it takes hardly longer than ``import torch``.
 """
 
 import ast
+import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -53,3 +54,12 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *_HOMES})
+
+
+def _is_command() -> bool:
+    """Whether this is the command line, which answers ``--help`` without torch."""
+    return [Path(started).stem for started in sys.argv[:1]] == ["qsim"] or sys.orig_argv[1:3] == ["-m", "qsim"]
+
+
+if not _is_command():
+    import_module("qsim._library")

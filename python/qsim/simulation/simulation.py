@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from qsim.batch_norm.fold import FoldReport, fold_recorded, recorded
-from qsim.batch_norm.statistics import batch_norms, degenerate
+from qsim.batch_norm.statistics import batch_norms
 from qsim.config.config import Config
 from qsim.config.named import config_of
 from qsim.errors import NoEncodingError
@@ -34,13 +34,13 @@ from qsim.graph.plan.plan import plan
 from qsim.graph.plan.savings import find_savings
 from qsim.graph.record.containers import settle_forwards
 from qsim.graph.record.record import record
-from qsim.graph.record.telling import Telling
 from qsim.numbers.encoding import Encoding
 from qsim.quantizers.quantizer import Quantizer
 from qsim.runs.arguments import Arguments, example_calls
 from qsim.runs.batches import Forward, arguments_of, to_device
 from qsim.runs.model import check_module
 from qsim.runs.sharding import refuse_wrapped, sharded_modules
+from qsim.simulation import warned_of
 from qsim.simulation.as_the_model import AsTheModel
 from qsim.simulation.bank import QuantizerBank
 from qsim.simulation.eval_mode import EvalMode
@@ -51,8 +51,6 @@ from qsim.simulation.synchronize import rank_local
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-
-_SHOWN = 5  # so many sentences are in one warning
 
 Evaluator = Callable[["Simulation", tuple[Any, ...], dict[str, Any]], Any]
 
@@ -132,7 +130,7 @@ class Simulation(NamedAsTheModel, AsTheModel):
         self.model = model if inplace else copy.deepcopy(model)
         settle_forwards(self.model)
         if any(module.training for module in self.model.modules()):
-            _warn_of_training(self.model)
+            warned_of.training(self.model)
             self.model.eval()
         policies = {name: self.config.batch_norm_policy(name) for name in batch_norms(self.model)}
         kept = [name for name, policy in policies.items() if policy != "fold"]
@@ -142,10 +140,8 @@ class Simulation(NamedAsTheModel, AsTheModel):
         self.folds = folding.folds
         unfolded = {name: reason for name, reason in folding.kept.items() if policies.get(name, "fold") == "fold"}
         self.simulate(example_calls(example_inputs), dataclasses.replace(folding, kept=unfolded), {})
-        if useless := degenerate(self.model):
-            remedy = "Load other statistics, or call sim.reestimate_batch_norms(data) in `with sim.in_float():` before calibrating"
-            warnings.warn(f"QuantSim: {'; '.join(useless.values())}. {remedy}", stacklevel=2)
-        self._warn_of_float()
+        warned_of.useless_statistics(self.model)
+        warned_of.parts_in_float(self.notes)
         self.eval()  # as the model is
         self.show_signature()
         self.register_load_state_dict_post_hook(_follow_state)  # type: ignore[no-untyped-call]
@@ -159,8 +155,7 @@ class Simulation(NamedAsTheModel, AsTheModel):
         if decided.mistyped and not known:
             raise ValueError(f"QuantSim: {'; '.join(decided.mistyped)}")
         self.decisions = decided.decisions
-        if decided.unseen:
-            _warn_of_unseen(decided.unseen)
+        warned_of.unseen_weights(decided.unseen)
         self.switch.calls_compiled = tape.calls_compiled
         formats = self.quantization.formats if known else {}
         self.quantization = QuantizerBank(self.model, self.decisions.quantizers, known, list(self.decisions.operations))
@@ -173,11 +168,6 @@ class Simulation(NamedAsTheModel, AsTheModel):
         self.notes = list(dict.fromkeys([*kept, *folding.warnings, *decided.notes, *notes]))
         self.calls = tree_map_only(Tensor, Tensor.detach, list(examples))  # to look at the model again: to fold, to trace
         self.examples = tree_map_only(Tensor, lambda _: None, list(examples))
-
-    def _warn_of_float(self) -> None:
-        if told := [note for note in self.notes if isinstance(note, Telling)]:
-            more = f" (and {len(told) - _SHOWN} more: see sim.summary().notes)" if len(told) > _SHOWN else ""
-            warnings.warn(f"QuantSim: {'; '.join(told[:_SHOWN])}{more}", stacklevel=3)
 
     def fall_back(self, formats: Mapping[str, str]) -> None:
         """From now on these operations, by name, compute in these float formats, all others as planned."""
@@ -286,8 +276,7 @@ class Simulation(NamedAsTheModel, AsTheModel):
 
     def encodings(self) -> dict[str, Encoding]:
         """The encodings in use: of every enabled quantizer that has one."""
-        found = {key: quantizer.encoding for key, quantizer in self.quantizers().items() if quantizer.enabled}
-        return {key: encoding for key, encoding in found.items() if encoding is not None}
+        return {key: found for key, q in self.quantizers().items() if q.enabled and (found := q.encoding) is not None}
 
     def summary(self) -> Summary:
         """What is quantized and how, what stays in float, and why. ``print(sim.summary())``.
@@ -372,12 +361,7 @@ class Simulation(NamedAsTheModel, AsTheModel):
 
     def tell_of_restored(self) -> None:
         """Warn where the model in float is taken for the float model, and its parameters were replaced by what was solved for."""
-        if self.restored:
-            warnings.warn(
-                f"QuantSim: what runs in float is not the float model any more: restoring replaced its parameters ({self.restored}). "
-                "Compare with the model that the simulation was made of",
-                stacklevel=3,
-            )
+        warned_of.restored_weights(self.restored)
 
     def float(self) -> Self:
         """Cast to float32, as of every module.
@@ -414,24 +398,3 @@ class Simulation(NamedAsTheModel, AsTheModel):
 def _follow_state(sim: Simulation, _: object) -> None:
     sim.eval_mode.begin()  # a state that was loaded is no training
     sim.fall_back(sim.quantization.formats)
-
-
-def _warn_of_unseen(weights: Sequence[str]) -> None:
-    shown = ", ".join(map(repr, weights[:4])) + (f" and {len(weights) - 4} more" if len(weights) > 4 else "")
-    warnings.warn(
-        f"QuantSim: weights stay in float, and no figure of this simulation has their error in it: {shown}. What multiplies "
-        "with them is nothing that torch.compile shows to a simulation (grouped products of experts, for example). Experts that are "
-        "modules of their own, with an nn.Linear each, are simulated",
-        stacklevel=4,
-    )
-
-
-def _warn_of_training(model: nn.Module) -> None:
-    names = [name or "the model itself" for name in batch_norms(model)]
-    if names:
-        shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-        warnings.warn(
-            f"QuantSim: the model was in training mode; it is simulated in eval mode, with the running statistics of BatchNorm ({shown}). "
-            "Call sim.train() to train.",
-            stacklevel=3,
-        )

@@ -13,7 +13,7 @@ from qsim.clinic import TARGETS
 from qsim.files import FORMATS
 from qsim.trace.runtimes import RUNTIMES
 
-PYTHON = Path(__file__).parents[3] / "python"
+PYTHON = Path(qsim.__path__[0]).parent
 
 
 @pytest.mark.parametrize("command", ["inspect", "convert", "verify", "doctor"])
@@ -23,7 +23,9 @@ def test_help(command, capsys):
 
 @pytest.mark.parametrize("command", [[], ["inspect"], ["convert"], ["verify"], ["doctor"]])
 def test_help_takes_no_torch(command):
-    code = f"import sys; from qsim.cli import main; main([*{command}, '--help']); assert not {{'torch', 'numpy'}} & set(sys.modules)"
+    code = "import sys; sys.argv[0] = '/bin/qsim'; from qsim.cli import main; " + (
+        f"main([*{command}, '--help']); assert not {{'torch', 'numpy'}} & set(sys.modules)"
+    )
     subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(PYTHON)}, check=True, capture_output=True)
 
 

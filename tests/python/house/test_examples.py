@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+import qsim
+
 ROOT = Path(__file__).parents[3]
 EXAMPLES = {
     "digits_qat.py": (["--epochs", "1", "--qat-epochs", "1"], "ranges that moved"),
@@ -24,7 +26,7 @@ def test_no_example_is_left_out():
 def test_runs(name, tmp_path):
     arguments, shown = EXAMPLES[name]
     command = [sys.executable, str(ROOT / "examples" / name), *arguments]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "python"), "COLUMNS": "200"}
+    environment = {**os.environ, "PYTHONPATH": str(Path(qsim.__path__[0]).parent), "COLUMNS": "200"}
     run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr[-2000:]
     assert shown in run.stdout

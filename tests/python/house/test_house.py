@@ -90,9 +90,12 @@ def test_files_that_call_sites_are_told_by_are_there():
         assert f"def {function}(" in found.read_text()
 
 
-def test_importing_qsim_takes_no_torch():
-    code = "import sys, qsim; assert 'torch' not in sys.modules; qsim.QuantSim; assert 'torch' in sys.modules; qsim.equalization"
-    subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT.parent)}, check=True)
+def test_importing_qsim_registers_operators_and_imports_little_more():
+    code = (
+        "import sys, qsim, torch; torch.ops.qsim.fake_quantize; assert 'qsim.numbers.spec' not in sys.modules; "
+        "qsim.QuantSim; assert 'qsim.simulation.simulation' in sys.modules; qsim.equalization"
+    )
+    subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(Path(qsim.__path__[0]).parent)}, check=True)
 
 
 def test_a_name_that_is_none():

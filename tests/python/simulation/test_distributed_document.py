@@ -11,6 +11,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import qsim
+
 ROOT = Path(__file__).parents[3]
 DOCUMENT = ROOT / "docs" / "distributed.md"
 SCRIPTS = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.S)
@@ -24,7 +26,7 @@ def test_runs_on_two_ranks(script, tmp_path):
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
-    surroundings = {**os.environ, **address, "PYTHONPATH": str(ROOT / "python")}
+    surroundings = {**os.environ, **address, "PYTHONPATH": str(Path(qsim.__path__[0]).parent)}
     command = [sys.executable, "-W", "ignore", "script.py"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     ranks = [subprocess.Popen(command, cwd=tmp_path, env={**surroundings, "RANK": str(rank)}, **pipes) for rank in range(2)]

@@ -1,0 +1,62 @@
+"""What a simulation warns of when it is made, and when it runs in float: sentences, pointed at the caller of `Simulation`."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Sequence
+
+from torch import nn
+
+from qsim.batch_norm.statistics import batch_norms, degenerate
+from qsim.graph.record.telling import Telling
+
+_SHOWN = 5  # so many sentences are in one warning
+
+
+def training(model: nn.Module) -> None:
+    """A model with BatchNorm that was in training mode."""
+    names = [name or "the model itself" for name in batch_norms(model)]
+    if names:
+        shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+        warnings.warn(
+            f"QuantSim: the model was in training mode; it is simulated in eval mode, with the running statistics of BatchNorm ({shown}). "
+            "Call sim.train() to train.",
+            stacklevel=3,
+        )
+
+
+def useless_statistics(model: nn.Module) -> None:
+    """Statistics of BatchNorm that say nothing of the data."""
+    if useless := degenerate(model):
+        remedy = "Load other statistics, or call sim.reestimate_batch_norms(data) in `with sim.in_float():` before calibrating"
+        warnings.warn(f"QuantSim: {'; '.join(useless.values())}. {remedy}", stacklevel=3)
+
+
+def parts_in_float(notes: Iterable[str]) -> None:
+    """Those of a plan's notes that change what numbers mean."""
+    if told := [note for note in notes if isinstance(note, Telling)]:
+        more = f" (and {len(told) - _SHOWN} more: see sim.summary().notes)" if len(told) > _SHOWN else ""
+        warnings.warn(f"QuantSim: {'; '.join(told[:_SHOWN])}{more}", stacklevel=3)
+
+
+def unseen_weights(weights: Sequence[str]) -> None:
+    """Weights that nothing which a simulation meets reads; called while it is made."""
+    if not weights:
+        return
+    shown = ", ".join(map(repr, weights[:4])) + (f" and {len(weights) - 4} more" if len(weights) > 4 else "")
+    warnings.warn(
+        f"QuantSim: weights stay in float, and no figure of this simulation has their error in it: {shown}. What multiplies "
+        "with them is nothing that torch.compile shows to a simulation (grouped products of experts, for example). Experts that are "
+        "modules of their own, with an nn.Linear each, are simulated",
+        stacklevel=4,
+    )
+
+
+def restored_weights(what: str) -> None:
+    """The model in float is taken for the float model, and its parameters were replaced by what was solved for."""
+    if what:
+        warnings.warn(
+            f"QuantSim: what runs in float is not the float model any more: restoring replaced its parameters ({what}). "
+            "Compare with the model that the simulation was made of",
+            stacklevel=4,
+        )
