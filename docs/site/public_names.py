@@ -13,17 +13,19 @@ import qsim
 
 # Members without an underscore that are there for other packages of qsim, by the class that defines them.
 FOR_PACKAGES = {
+    "AsTheModel": ("model_method", "show_signature"),
     "Simulation": (
         *("simulate", "fall_back", "needed", "released", "missing", "unread", "no_encoding", "calibrated", "called", "forward_batch"),
-        *("met", "weights", "matching", "tell_of_restored"),
+        *("met", "weights", "matching", "tell_of_restored", "runner", "model_method"),
     ),
-    "Encoded": ("is_settled", "grid_tensors", "settings", "turn", "grid_scale", "train", "extra_repr"),
+    "Encoded": ("is_settled", "grid_tensors", "settings", "turn", "grid_scale", "lacks_encoding", "train", "extra_repr"),
     "RangeState": ("adopt",),
     "Observer": ("check_method", "check", "extra_repr", "adopt"),
     "Quantizer": ("additive", "use", "extra_repr", "adopt"),
     "Profile": ("decided", "applied", "signed", "known_range"),
     "Override": ("matches", "apply"),
     "Kernel": ("saturates",),
+    "Diagnosis": ("to_html",),  # the old name of `save`
     "Watch": ("check", "note"),
 }
 
@@ -40,7 +42,7 @@ def function_of(member: object) -> FunctionType | None:
 def is_for_users(name: str, member: object) -> bool:
     function = function_of(member)
     owner = function.__qualname__.rpartition(".")[0] if function else ""
-    return name not in FOR_PACKAGES.get(owner, ())
+    return name not in (*FOR_PACKAGES.get(owner, ()), "page")  # of a report: what `save` writes
 
 
 def is_listed(name: str, member: object) -> bool:

@@ -55,7 +55,7 @@ class Diagnosis(Report):
     (False, ('mul', 'mean', 'sqrt'))
     >>> json.loads(diagnosis.to_json())["target"]
     'tensorrt-fp16'
-    >>> diagnosis.to_html(tempfile.mktemp(".html"))
+    >>> diagnosis.save(tempfile.mktemp(".html"))
     """
 
     findings: tuple[Finding, ...]

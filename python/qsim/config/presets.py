@@ -157,13 +157,25 @@ def w8a8_dynamic(*, target: str | Profile = LINEAR_LAYERS) -> Config:
 
 
 def fp8_dynamic(*, target: str | Profile = LINEAR_LAYERS) -> Config:
-    """float8_e4m3fn weights per output channel, float8_e4m3fn activations with a scale for each token from the token itself."""
+    """float8_e4m3fn weights per output channel, float8_e4m3fn activations with a scale for each token from the token itself.
+
+    Examples
+    --------
+    >>> fp8_dynamic().activation.method, fp8_dynamic().activation.axis
+    ('dynamic', -1)
+    """
     dtype = "float8_e4m3fn"
     return _language_model(TensorSpec(dtype=dtype, axis=0), TensorSpec(dtype=dtype, axis=-1, method="dynamic"), target)
 
 
 def mxfp8(*, target: str | Profile = LINEAR_LAYERS) -> Config:
-    """Weights and activations in MXFP8 (E4M3): blocks of 32 with a power of two each, those of activations from the tensor itself."""
+    """Weights and activations in MXFP8 (E4M3): blocks of 32 with a power of two each, those of activations from the tensor itself.
+
+    Examples
+    --------
+    >>> mxfp8().weight.dtype, mxfp8().weight.block_size
+    ('float8_e4m3fn', 32)
+    """
     return _blocks("mxfp8", target)
 
 
@@ -184,5 +196,10 @@ def nvfp4(*, target: str | Profile = LINEAR_LAYERS) -> Config:
     """Weights and activations in NVFP4: E2M1 in blocks of 16 with an E4M3 scale each, and one float32 a tensor.
 
     The float32 of an activation comes from the tensor itself, too, and not from calibration, as some engines have it.
+
+    Examples
+    --------
+    >>> nvfp4().weight.scale_format, nvfp4().weight.block_size
+    ('float8_e4m3fn', 16)
     """
     return _blocks("nvfp4", target)

@@ -54,6 +54,7 @@ class ExportReport(Report):
     >>> exported = sim.export(tempfile.mktemp(".onnx"), target="onnxruntime", verify=[torch.randn(8, 3)])
     >>> exported.target, exported.path in exported.files, exported.verification is None
     ('onnxruntime', True, False)
+    >>> exported.save(tempfile.mktemp(".html"))
     """
 
     path: Path

@@ -184,7 +184,13 @@ class TensorSpec:
 
     @property
     def is_dynamic(self) -> bool:
-        """Whether the scale comes from each tensor itself: there is no encoding to choose."""
+        """Whether the scale comes from each tensor itself: there is no encoding to choose.
+
+        Examples
+        --------
+        >>> TensorSpec(method="dynamic", axis=-1).is_dynamic
+        True
+        """
         return self.method == "dynamic" and self.has_scale
 
     @property

@@ -60,6 +60,18 @@ class OnnxQuantized:
         Entries for `onnxruntime.SessionOptions.add_session_config_entry`, by which this CPU computes the integers of the file.
     verification : Verification
         The model beside the float one, on the data.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np
+    >>> folder, data = tempfile.mkdtemp(), [{"x": np.random.default_rng(0).normal(size=(64, 8)).astype("float32")}]
+    >>> program = torch.onnx.export(
+    ...     torch.nn.Linear(8, 4).eval(), (torch.ones(64, 8),), f"{folder}/float.onnx", dynamo=True, verbose=False, input_names=["x"]
+    ... )
+    >>> done = quantize_onnx(f"{folder}/float.onnx", data, f"{folder}/int8.onnx", progress=False)
+    >>> done.worst > 30, done.path in done.files
+    (True, True)
     """
 
     path: Path

@@ -212,5 +212,15 @@ class Export(Simulation):
         Notes
         -----
         Source: github.com/vllm-project/compressed-tensors.
+
+        Examples
+        --------
+        >>> import os, tempfile
+        >>> folder, model = tempfile.mkdtemp(), torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 8))
+        >>> sim = QuantSim(model.eval(), torch.randn(1, 64), qsim.w4a16(group=32))
+        >>> report = sim.calibrate([torch.randn(8, 64)], progress=False)
+        >>> sim.save_compressed(folder)
+        >>> sorted(os.listdir(folder))
+        ['config.json', 'model.safetensors']
         """
         save_compressed(self, folder)

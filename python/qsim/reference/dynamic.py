@@ -55,7 +55,14 @@ def _two_levels(magnitude: Tensor, usable: Tensor, element: str) -> Tensor:
 
 
 def choose_block_scale(lowest: Tensor, highest: Tensor, element: str, scale_format: str, *, scale_rounding: str = "floor") -> Tensor:
-    """Twin of `qsim.ops.choose_block_scale` (docs/numerics.md, section 9)."""
+    """Twin of `qsim.ops.choose_block_scale` (docs/numerics.md, section 9).
+
+    Examples
+    --------
+    >>> low, high = torch.tensor([-5.0]), torch.tensor([7.0])
+    >>> choose_block_scale(low, high, "float4_e2m1fn", "float8_e8m0fnu").item()  # 4 / 4: powers of two
+    1.0
+    """
     magnitude = torch.maximum(-lowest, highest).double()
     usable = (lowest <= highest) & magnitude.isfinite()
     if scale_format == "float8_e4m3fn":
@@ -92,7 +99,14 @@ def fake_quantize_dynamic(
     scale_format: str | None = None,
     scale_rounding: str = "floor",
 ) -> Tensor:
-    """Twin of `qsim.ops.fake_quantize_dynamic` (docs/numerics.md, section 9)."""
+    """Twin of `qsim.ops.fake_quantize_dynamic` (docs/numerics.md, section 9).
+
+    Examples
+    --------
+    >>> x = torch.tensor([[1.0, 0.3], [100.0, 30.0]])  # two tokens
+    >>> torch.equal(fake_quantize_dynamic(x, -8, 7, axis=-1), qsim.ops.fake_quantize_dynamic(x, -8, 7, axis=-1))
+    True
+    """
     block = _block(x, axis, block_size)
     low, high = _ranges(x, axis, block)
     if scale_format is None:
@@ -116,7 +130,15 @@ def round_to_format_dynamic(
     scale_format: str | None = None,
     scale_rounding: str = "floor",
 ) -> Tensor:
-    """Twin of `qsim.ops.round_to_format_dynamic` (docs/numerics.md, section 9)."""
+    """Twin of `qsim.ops.round_to_format_dynamic` (docs/numerics.md, section 9).
+
+    Examples
+    --------
+    >>> x = torch.tensor([[1.0, 0.3], [100.0, 30.0]])
+    >>> rounded = round_to_format_dynamic(x, "float8_e4m3fn", axis=-1)
+    >>> torch.equal(rounded, qsim.ops.round_to_format_dynamic(x, "float8_e4m3fn", axis=-1))
+    True
+    """
     block = _block(x, axis, block_size)
     low, high = _ranges(x, axis, block)
     if scale_format is None:

@@ -47,7 +47,14 @@ class AsTheModel(nn.Module):
     @property
     def config(self) -> Config:
         """What is quantized and how; it was planned when the simulation was made. Whatever else it is asked for, or told, is the
-        model's own ``config``, as Hugging Face's models have one: ``sim.config.use_cache = False``."""
+        model's own ``config``, as Hugging Face's models have one: ``sim.config.use_cache = False``.
+
+        Examples
+        --------
+        >>> sim = qsim.QuantSim(torch.nn.Linear(3, 2), torch.zeros(1, 3), "w4a8")
+        >>> sim.config.weight.bits
+        4
+        """
         config: Config = vars(self)["config"]
         return config if getattr(self.model, "config", None) is None else _BesideModelConfig(config, self.model)
 

@@ -154,9 +154,11 @@ class Summary(Report):
 
     Examples
     --------
+    >>> import tempfile
     >>> sim = QuantSim(torch.nn.Linear(3, 2), torch.randn(1, 3), int8())
     >>> [(row.key, row.bits, row.granularity) for row in sim.summary().rows[:2]]
     [('input', 8, 'per tensor'), ('weight', 8, 'per channel (axis 0)')]
+    >>> sim.summary().save(tempfile.mktemp(".html"))
     """
 
     rows: list[Row]

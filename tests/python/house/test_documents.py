@@ -40,7 +40,8 @@ def surroundings() -> dict:
 
 @pytest.mark.parametrize(("path", "block"), BLOCKS, ids=[f"{p.name}-{i}" for i, (p, _) in enumerate(BLOCKS)])
 def test_runs(path, block, tmp_path, monkeypatch):
-    for name in OTHERS & set(re.findall(r"^(?:import|from) (\w+)", block, re.M)):
+    imported = re.findall(r"^from (\w+)", block, re.M) + re.findall(r"\w+", " ".join(re.findall(r"^import (.*)", block, re.M)))
+    for name in sorted(OTHERS & set(imported)):
         pytest.importorskip(name)
     monkeypatch.chdir(tmp_path)
     exec(compile(block, str(path), "exec"), surroundings())
