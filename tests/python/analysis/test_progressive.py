@@ -187,7 +187,7 @@ def test_a_plan_reaches_its_target_and_no_part_of_it_does(sim, target):
     plan = sim.float_plan([X], target=target, progress=False)
     names = list(operations(sim))
     assert plan.sqnr >= target
-    assert plan.sqnr == pytest.approx(with_on(sim, set(names) - set(plan.keep), sqnr))
+    assert plan.sqnr == pytest.approx(with_on(sim, set(names) - set(plan.keep), sqnr), rel=1e-5)  # BatchNorm is folded, and not
     assert plan.irreducible
     for size in range(len(plan.keep)):
         for part in itertools.combinations(plan.keep, size):

@@ -43,7 +43,7 @@ for operator in operators():
         mode(False, 1)
         for tensor in found:
             tensor = torch.where(tensor.isnan(), torch.nan, tensor) if tensor.is_floating_point() else tensor
-            digest.update(tensor.contiguous().view(-1).view(torch.uint8).numpy())
+            digest.update(tensor.reshape(-1).clone(memory_format=torch.contiguous_format).view(torch.uint8).numpy())
     print(operator, digest.hexdigest())
 """
 
