@@ -11,6 +11,7 @@ from typing import Any
 
 from qsim.config import aimet
 from qsim.config.float_plan import FloatPlan
+from qsim.config.kv_cache import KVCache, kv_cache
 from qsim.config.override import ROLES, Change, Override, SiteInfo
 from qsim.config.profile import PROFILES, Profile
 from qsim.numbers.spec import TensorSpec, check_keys
@@ -44,6 +45,11 @@ class Config:
         What becomes of BatchNorm. "fold": it is folded into the layer beside it where that is possible. "keep": it stays and trains,
         and `QuantSim.fold_batch_norms` folds it afterwards. "freeze": it stays, with its running statistics in training too. A
         mapping (kept as a tuple of pairs) decides by the names of the modules: the last match wins, and what nothing matches is folded.
+    kv_cache : int, TensorSpec, pair of these, or None
+        What attention reads from a cache is stored as: for keys and values, or ``(keys, values)``, where None is float (kept as a
+        `KVCache`). Bits stand for a scale per token and head from the token itself. With ``axis=-1`` and a method that is calibrated
+        there is one scale per channel of `head_dim`, and with ``axis=None`` one for all. Not where the target quantizes these tensors
+        anyway. See docs/language_models.md.
 
     Examples
     --------
@@ -64,6 +70,7 @@ class Config:
     bias: bool | None = None
     target: str | Profile = "default"
     batch_norm: str | Mapping[str, str] | tuple[tuple[str, str], ...] = "fold"
+    kv_cache: KVCache | TensorSpec | int | tuple[TensorSpec | int | None, TensorSpec | int | None] | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.target, Profile):
@@ -79,6 +86,7 @@ class Config:
         for override in self.overrides:
             if not isinstance(override, Override):
                 raise TypeError(f"Config: got {override!r} among overrides; expected Override (or use Config.override)")
+        object.__setattr__(self, "kv_cache", kv_cache(self.kv_cache))
         if not isinstance(self.bias, bool | None):
             raise TypeError(f"Config: got bias={self.bias!r}; expected True, False, or None to leave it to the target")
         if not isinstance(self.batch_norm, str):
@@ -234,6 +242,8 @@ class Config:
         fields = {**specs, "overrides": [override.to_dict() for override in self.overrides], "bias": self.bias}
         fields["target"] = self.target.to_dict() if isinstance(self.target, Profile) else self.target
         fields["batch_norm"] = self.batch_norm if isinstance(self.batch_norm, str) else dict(self.batch_norm)
+        cache = kv_cache(self.kv_cache)
+        fields["kv_cache"] = None if cache is None else [None if spec is None else spec.to_dict() for spec in cache]
         return json.dumps(fields, indent=2)
 
     @classmethod
@@ -244,6 +254,8 @@ class Config:
         for role in ROLES:
             if fields.get(role) is not None:
                 fields[role] = TensorSpec.from_dict(fields[role])
+        if fields.get("kv_cache") is not None:
+            fields["kv_cache"] = tuple(None if spec is None else TensorSpec.from_dict(spec) for spec in fields["kv_cache"])
         if "overrides" in fields:
             fields["overrides"] = tuple(Override.from_dict(override) for override in fields["overrides"])
         if isinstance(fields.get("target"), dict):

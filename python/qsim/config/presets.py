@@ -8,7 +8,8 @@ Those for language models (`w4a16`, `w8a8_dynamic`, `fp8_dynamic`, `mxfp8`, `mxf
 such models do. Embeddings stay in float: they are looked up, not multiplied, so fewer bits save memory alone, and a tied one is the head
 too. The last layer with a weight, the head, stays in float: it is a few percent of the products, and behind it nothing makes up for its
 errors. llm-compressor, ModelOpt and AutoRound leave it out by default as well; to quantize it:
-``config.override(position="last", weight=config.weight, activation=config.activation)``.
+``config.override(position="last", weight=config.weight, activation=config.activation)``. `kv_cache` is that of `Config`:
+``kv_cache=8`` stores keys and values in 8 bits, a scale per token and head.
 """
 
 from __future__ import annotations
@@ -16,8 +17,11 @@ from __future__ import annotations
 import dataclasses
 
 from qsim.config.config import Config
+from qsim.config.kv_cache import KVCache
 from qsim.config.profile import LINEAR_LAYERS, Profile
 from qsim.numbers.spec import TensorSpec
+
+Cache = KVCache | TensorSpec | int | tuple[TensorSpec | int | None, TensorSpec | int | None] | None
 
 
 def _integer(weight_bits: int, activation_bits: int, target: str | Profile) -> Config:
@@ -114,15 +118,16 @@ def fp8(target: str | Profile = "default") -> Config:
     return _floating("float8_e4m3fn", target)
 
 
-def _language_model(weight: TensorSpec, activation: TensorSpec | None, target: str | Profile) -> Config:
-    return Config(weight=weight, activation=activation, bias=False, target=target).override(position="last", off=True)
+def _language_model(weight: TensorSpec, activation: TensorSpec | None, kv_cache: Cache, target: str | Profile) -> Config:
+    config = Config(weight=weight, activation=activation, bias=False, target=target, kv_cache=kv_cache)
+    return config.override(position="last", off=True)
 
 
-def _blocks(format: str, target: str | Profile) -> Config:
-    return _language_model(TensorSpec(dtype=format), TensorSpec(dtype=format), target)
+def _blocks(format: str, kv_cache: Cache, target: str | Profile) -> Config:
+    return _language_model(TensorSpec(dtype=format), TensorSpec(dtype=format), kv_cache, target)
 
 
-def w4a16(group: int = 128, *, symmetric: bool = True, target: str | Profile = LINEAR_LAYERS) -> Config:
+def w4a16(group: int = 128, *, symmetric: bool = True, kv_cache: Cache = None, target: str | Profile = LINEAR_LAYERS) -> Config:
     """4-bit weights in groups along the input features, activations as they are: what GPTQ, AWQ and llama.cpp deploy.
 
     Parameters
@@ -131,6 +136,8 @@ def w4a16(group: int = 128, *, symmetric: bool = True, target: str | Profile = L
         Weights that share a scale; the last group of a row may be short. Usually 32, 64 or 128.
     symmetric : bool
         Without zero points. AWQ and ``MatMulNBits`` know groups with them too.
+    kv_cache : int, TensorSpec, pair of these, or None
+        As in `Config`.
     target : str or Profile
         By default linear layers alone.
 
@@ -139,10 +146,11 @@ def w4a16(group: int = 128, *, symmetric: bool = True, target: str | Profile = L
     >>> w4a16(group=32).weight.block_size, w4a16().activation is None
     (32, True)
     """
-    return _language_model(TensorSpec(bits=4, symmetric=symmetric, axis=1, block_size=group, method="mse"), None, target)
+    weight = TensorSpec(bits=4, symmetric=symmetric, axis=1, block_size=group, method="mse")
+    return _language_model(weight, None, kv_cache, target)
 
 
-def w8a8_dynamic(*, target: str | Profile = LINEAR_LAYERS) -> Config:
+def w8a8_dynamic(*, kv_cache: Cache = None, target: str | Profile = LINEAR_LAYERS) -> Config:
     """8-bit weights per output channel, 8-bit activations with a scale for each token from the token itself.
 
     Both on ``[-127, 127]``: a scale is the largest magnitude over 127, as vLLM's and TensorRT-LLM's kernels compute it.
@@ -153,10 +161,10 @@ def w8a8_dynamic(*, target: str | Profile = LINEAR_LAYERS) -> Config:
     (True, -1)
     """
     weight = TensorSpec(symmetric=True, signed=True, narrow=True, axis=0, method="minmax")
-    return _language_model(weight, dataclasses.replace(weight, axis=-1, method="dynamic"), target)
+    return _language_model(weight, dataclasses.replace(weight, axis=-1, method="dynamic"), kv_cache, target)
 
 
-def fp8_dynamic(*, target: str | Profile = LINEAR_LAYERS) -> Config:
+def fp8_dynamic(*, kv_cache: Cache = None, target: str | Profile = LINEAR_LAYERS) -> Config:
     """float8_e4m3fn weights per output channel, float8_e4m3fn activations with a scale for each token from the token itself.
 
     Examples
@@ -165,10 +173,11 @@ def fp8_dynamic(*, target: str | Profile = LINEAR_LAYERS) -> Config:
     ('dynamic', -1)
     """
     dtype = "float8_e4m3fn"
-    return _language_model(TensorSpec(dtype=dtype, axis=0), TensorSpec(dtype=dtype, axis=-1, method="dynamic"), target)
+    activation = TensorSpec(dtype=dtype, axis=-1, method="dynamic")
+    return _language_model(TensorSpec(dtype=dtype, axis=0), activation, kv_cache, target)
 
 
-def mxfp8(*, target: str | Profile = LINEAR_LAYERS) -> Config:
+def mxfp8(*, kv_cache: Cache = None, target: str | Profile = LINEAR_LAYERS) -> Config:
     """Weights and activations in MXFP8 (E4M3): blocks of 32 with a power of two each, those of activations from the tensor itself.
 
     Examples
@@ -176,10 +185,10 @@ def mxfp8(*, target: str | Profile = LINEAR_LAYERS) -> Config:
     >>> mxfp8().weight.dtype, mxfp8().weight.block_size
     ('float8_e4m3fn', 32)
     """
-    return _blocks("mxfp8", target)
+    return _blocks("mxfp8", kv_cache, target)
 
 
-def mxfp4(*, target: str | Profile = LINEAR_LAYERS) -> Config:
+def mxfp4(*, kv_cache: Cache = None, target: str | Profile = LINEAR_LAYERS) -> Config:
     """Weights and activations in MXFP4: E2M1 in blocks of 32 with a power of two each, those of activations from the tensor itself.
 
     ``config.override(activation=None)`` leaves activations in float, as models that are published in MXFP4 have them.
@@ -189,10 +198,10 @@ def mxfp4(*, target: str | Profile = LINEAR_LAYERS) -> Config:
     >>> mxfp4().weight.scale_format
     'float8_e8m0fnu'
     """
-    return _blocks("mxfp4", target)
+    return _blocks("mxfp4", kv_cache, target)
 
 
-def nvfp4(*, target: str | Profile = LINEAR_LAYERS) -> Config:
+def nvfp4(*, kv_cache: Cache = None, target: str | Profile = LINEAR_LAYERS) -> Config:
     """Weights and activations in NVFP4: E2M1 in blocks of 16 with an E4M3 scale each, and one float32 a tensor.
 
     The float32 of an activation comes from the tensor itself, too, and not from calibration, as some engines have it.
@@ -202,4 +211,4 @@ def nvfp4(*, target: str | Profile = LINEAR_LAYERS) -> Config:
     >>> nvfp4().weight.scale_format, nvfp4().weight.block_size
     ('float8_e4m3fn', 16)
     """
-    return _blocks("nvfp4", target)
+    return _blocks("nvfp4", kv_cache, target)

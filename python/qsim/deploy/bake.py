@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 from qsim import ops
 from qsim.graph.execute.attach import detach
 from qsim.graph.execute.methods import PLACE
+from qsim.graph.record.given import own_arguments
 from qsim.numbers.encoding import Encoding
 from qsim.quantizers.quantizer import Quantizer
 from qsim.runs.sharding import is_sharded
@@ -131,7 +132,7 @@ def _check(sim: Simulation, baked: nn.Module, weights: list[Weight]) -> None:
             results = []
             for model in (sim.model, baked):
                 torch.manual_seed(0)
-                given, named = copy.deepcopy((args, kwargs))  # a cache among them is written to
+                (given, named), _ = own_arguments(model, (args, kwargs))  # a cache among them is written to
                 results.append([t for t in tree_leaves(model(*given, **named)) if isinstance(t, Tensor)])
             for expected, got in zip(*results, strict=True):
                 if not _agree(expected, got):

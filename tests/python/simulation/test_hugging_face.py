@@ -1,6 +1,7 @@
 """Hugging Face's generation and Trainer on a simulation, with the real library, where it is installed."""
 
 import copy
+import dataclasses
 import re
 from pathlib import Path
 
@@ -61,10 +62,10 @@ def simulated(make, config):
     return sim
 
 
-def generated(model, way, count=64):
+def generated(model, way, count=64, **options):
     torch.manual_seed(7)
     length = {"max_new_tokens": count, "min_new_tokens": count, "pad_token_id": 0}
-    return model.generate(IDS, attention_mask=MASK, output_logits=True, return_dict_in_generate=True, **length, **WAYS[way])
+    return model.generate(IDS, attention_mask=MASK, output_logits=True, return_dict_in_generate=True, **length, **WAYS[way], **options)
 
 
 @pytest.mark.filterwarnings("ignore:QuantSim")
@@ -94,6 +95,65 @@ def test_generation_is_a_loop_over_the_simulation(make):
                 steps.append(out.logits[:, -1].argmax(-1, keepdim=True))
                 tokens, mask = steps[-1], torch.cat([mask, torch.ones(2, 1, dtype=torch.long)], 1)
         assert torch.equal(generated(sim, way).sequences[:, IDS.shape[1] :], torch.cat(steps, 1)), way
+
+
+def written(cache, bits):
+    """A cache of the library's, quantized where it is written."""
+
+    class Written(cache):
+        def update(self, keys, values, *args, **kwargs):
+            low, high = -(1 << bits - 1), (1 << bits - 1) - 1
+            keys, values = (qsim.reference.fake_quantize_dynamic(x, low, high, axis=-1) for x in (keys, values))
+            return super().update(keys, values, *args, **kwargs)
+
+    return Written
+
+
+def by_hand(module, query, key, value, mask, **options):
+    """The library's own attention, on keys and values of 4 bits."""
+    key, value = (qsim.reference.fake_quantize_dynamic(x, -8, 7, axis=-1) for x in (key, value))
+    return transformers.AttentionInterface()["sdpa"](module, query, key, value, mask, **options)
+
+
+@pytest.mark.filterwarnings("ignore:QuantSim")
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("make", [llama, qwen2, gpt2])
+def test_caches_are_quantized_where_they_are_written(make, attention):
+    """64 tokens and their logits, to the bit, with every cache and without."""
+    torch.manual_seed(0)
+    model = make().eval()
+    model.set_attn_implementation(attention)
+    example = {"input_ids": IDS, "attention_mask": MASK}
+    sim = qsim.QuantSim(model, example, dataclasses.replace(qsim.w4a16(kv_cache=4), weight=None))
+    for cache, sizes in ((transformers.DynamicCache, {}), (transformers.StaticCache, {"max_cache_len": 80})):
+        ours = generated(sim, "greedy", past_key_values=cache(config=model.config, **sizes))
+        theirs = generated(model, "greedy", past_key_values=written(cache, 4)(config=model.config, **sizes))
+        assert torch.equal(ours.sequences, theirs.sequences), cache
+        assert all(map(torch.equal, ours.logits, theirs.logits)), cache
+    in_float = generated(model, "greedy")
+    assert not torch.equal(in_float.logits[0], ours.logits[0])
+    if attention == "sdpa":
+        transformers.AttentionInterface.register("by_hand", by_hand)
+        transformers.AttentionMaskInterface.register("by_hand", transformers.AttentionMaskInterface()["sdpa"])
+        model.set_attn_implementation("by_hand")
+        ours, theirs = generated(sim, "no cache"), generated(model, "no cache")
+        assert torch.equal(ours.sequences, theirs.sequences)
+        assert all(map(torch.equal, ours.logits, theirs.logits))
+
+
+@pytest.mark.filterwarnings("ignore:QuantSim")
+def test_a_cache_given_as_an_example_stays_as_it_is():
+    torch.manual_seed(0)
+    model = llama().eval()
+    for cache in (transformers.DynamicCache(config=model.config), transformers.StaticCache(config=model.config, max_cache_len=20)):
+        model(input_ids=IDS, past_key_values=cache)  # with gradients: what is in it is part of a graph
+        kept = [(layer.keys.clone(), layer.values.clone()) for layer in cache.layers]
+        decode = {"input_ids": IDS[:, :1], "past_key_values": cache}
+        sim = qsim.QuantSim(model, [{"input_ids": IDS}, decode], qsim.w4a16(16, kv_cache=8))
+        sim.calibrate([{"input_ids": IDS}], progress=False)
+        sim.bake()
+        assert cache.get_seq_length() == IDS.shape[1]
+        assert all(torch.equal(layer.keys, k) and torch.equal(layer.values, v) for layer, (k, v) in zip(cache.layers, kept, strict=True))
 
 
 @pytest.mark.filterwarnings("ignore:QuantSim")

@@ -97,6 +97,10 @@ class Ledger:
             keys.add(self.grids.get(found) if found else self.inputs.get(origin.source) if origin.kind == "input" else None)
         return keys.pop() if len(keys) == 1 else None
 
+    def is_on_grid(self, site: Site, slot: Slot) -> bool:
+        """Whether any of what an operand may be is quantized where it is made."""
+        return any(made(self.flow, o) in self.grids or o.source in self.inputs for o in site.operands()[slot])
+
     def has_one_scale(self, key: str) -> bool:
         """Per tensor, or per channel of a weight: a scale for each product."""
         planned = self.quantizers[key]

@@ -12,6 +12,7 @@ from dataclasses import replace
 from qsim.config.config import Config
 from qsim.graph.plan.actions import Actions, Elsewhere, LeftFloat, QuantizationPlan, Use
 from qsim.graph.plan.biases import plan_bias
+from qsim.graph.plan.caches import Caches
 from qsim.graph.plan.elsewhere import elsewhere_of, unreached
 from qsim.graph.plan.gates import plan_gates
 from qsim.graph.plan.halves import find_halves
@@ -61,6 +62,7 @@ class _Planner:
         self.flow, self.placement = self.specs.flow, self.specs.placement
         self.ledger = Ledger(self.flow)
         self.actions, self.quantizers, self.grids = self.ledger.actions, self.ledger.quantizers, self.ledger.grids
+        self.caches = Caches(self.specs, config.kv_cache, self.ledger)
         self.read: dict[object, str] = {}  # keys of tensors that are quantized where they are read
         self.observed: set[object] = set()
         self.whole: dict[str, set[object]] = defaultdict(set)  # tensors that quantizers observe where they are read, all of them
@@ -81,7 +83,8 @@ class _Planner:
                 self.ledger.leave(site.name, site.op, _TRAINING)
             else:
                 for slot, origins in site.operands().items():
-                    self._operand(site, slot, origins)
+                    if not self.caches.plan(site, slot):
+                        self._operand(site, slot, origins)
                 plan_bias(site, self.ledger, self.config.bias, self.placement, is_half=self._is_half(site))
                 self._joined(site)
                 if site in self.flow.chains:

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map_only
 
 from qsim.graph.record.call_sites import LEAF, CallSite, call_site
 from qsim.graph.record.containers import containers, joined, leaf_paths, subclass
+from qsim.graph.record.given import own_arguments
 from qsim.graph.record.resume import driven
 from qsim.graph.record.routes import call_key
 from qsim.graph.record.tape import (
@@ -97,11 +97,13 @@ def _run(model: nn.Module, current: _Pass, args: tuple[Any, ...], kwargs: dict[s
     tape = current.tape
     with _plain_eager(), unchanged(model), _recording(model, current, report):
         held = _Held(model)
-        given = tree_map_only(Tensor, torch.clone, (args, kwargs))
-        out = model.train(current.run == 1)(*given[0], **given[1])
+        (args, kwargs), shared = own_arguments(model, (args, kwargs))
+        report += [f"an argument of type {name} cannot be copied: what the model writes into it stays there" for name in shared]
+        out = model.train(current.run == 1)(*args, **kwargs)
         if current.run == 0:
             tape.answers.add(type(out))
         tape.results |= {o for t in tensors_in(list(out) if isinstance(out, types.GeneratorType) else out) for o in tape.origins(t)}
+        tape.handed_back |= {o for t in tensors_in((args, kwargs)) for o in tape.origins(t) if isinstance(o.source, Step)}
         kept = [value for m in model.modules() for name, value in vars(m).items() if not name.startswith("_")]
         tape.reads |= {o for t in tensors_in(kept) for o in tape.origins(t) if isinstance(o.source, Step)}
         for name, origins in held.written(model, tape).items():

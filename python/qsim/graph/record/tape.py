@@ -176,6 +176,8 @@ class Tape:
         What the model returned.
     reads : set of Origin
         What was read out as a Python number, a mask or indices, or kept in a module's attribute: no operand shows who uses it.
+    handed_back : set of Origin
+        What was in the model's arguments afterwards: a cache that it filled.
     rewritten : set of (Step, int)
         Results that were written to afterwards, by any name or view of theirs.
     written : dict of str to frozenset of Origin
@@ -203,6 +205,7 @@ class Tape:
         self.unreplaced: set[InputSlot] = set()
         self.results: set[Origin] = set()
         self.reads: set[Origin] = set()
+        self.handed_back: set[Origin] = set()
         self.rewritten: set[tuple[Step, int]] = set()
         self.returned: dict[int | None, set[tuple[Step, int]]] = defaultdict(set)  # by steps in place and views, by memory
         self.written: dict[str, frozenset[Origin]] = {}
@@ -268,7 +271,7 @@ class Tape:
         self.steps = [step for step in self.steps if step in wanted]
         for call in self.calls:
             call.steps = [step for step in call.steps if step in wanted]
-        self.results, self.reads = set(known(self.results)), set(known(self.reads))
+        self.results, self.reads, self.handed_back = (set(known(found)) for found in (self.results, self.reads, self.handed_back))
         self.written = {name: frozenset(known(origins)) for name, origins in self.written.items()}
         self.rewritten = {(step, output) for step, output in self.rewritten if step in wanted}
 
