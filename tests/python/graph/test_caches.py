@@ -171,8 +171,28 @@ def test_what_cannot_be_simulated_is_refused_by_name():
         qsim.QuantSim(nn.Linear(4, 4).eval(), torch.randn(2, 4), only(8))
     with pytest.raises(ValueError, match="the keys that 'matmul' reads are not in the cache as they are read"):
         qsim.QuantSim(Attention(fused=False, turned=True).eval(), torch.randn(2, 5, 16), only(8))
+    sim = qsim.QuantSim(Attention(fused=False, turned=True).eval(), torch.randn(2, 5, 16), only((None, 8)))
+    assert [*sim.quantizers()] == ["matmul_2.input[1]"]
     with pytest.raises(ValueError, match=r"input\[1\]' is quantized as an activation already, on target 'default'"):
         qsim.QuantSim(Attention().eval(), torch.randn(2, 5, 16), dataclasses.replace(qsim.int8(), kv_cache=8))
+
+
+@pytest.mark.parametrize("way", ["einsum", "keys first"])
+def test_a_cache_that_is_read_otherwise_is_refused_by_name(way):
+    class Otherwise(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fused, self.k_proj, self.v_proj = Attention(), nn.Linear(16, 16), nn.Linear(16, 16)
+
+        def forward(self, x):
+            out, cache = self.fused(x)
+            q, k, v = self.fused.q_proj(x), self.k_proj(x), self.v_proj(x)
+            if way == "einsum":
+                return torch.einsum("bij,bjd->bid", torch.einsum("bid,bjd->bij", q, k).softmax(-1), v), out, cache, k, v
+            return torch.matmul(torch.matmul(k, q.transpose(1, 2)).transpose(1, 2).softmax(-1), v), out, cache, k, v
+
+    with pytest.raises(ValueError, match=r"the keys that '(einsum|matmul)' reads"):
+        qsim.QuantSim(Otherwise().eval(), torch.randn(2, 5, 16), only(8))
 
 
 def test_examples_are_used_as_they_were_given():

@@ -23,17 +23,18 @@ from qsim.numbers.spec import TensorSpec
 
 _UNCACHED = "no example shows a cache that it is read from"
 _FUSED = "scaled_dot_product_attention"
-_PRODUCTS: dict[str, tuple[Slot, ...]] = {"matmul": (1, "other"), "bmm": (1, "mat2"), "baddbmm": (2, "batch2")}
+# Where the products of written-out attention take keys and values; nobody knows of einsum.
+_PRODUCTS: dict[str, tuple[Slot, ...]] = {"matmul": (1, "other"), "bmm": (1, "mat2"), "baddbmm": (2, "batch2"), "einsum": ()}
 # What may stand between a product and the softmax: scaling, masks, soft caps, casts.
 _ELEMENTWISE = frozenset({"mul", "rmul", "div", "add", "radd", "sub", "tanh", "where", "maximum", "clamp"})
 
 
 class Read(NamedTuple):
-    """An operand of attention, and the axis along which `head_dim` lies there."""
+    """An operand of attention, and the axis along which `head_dim` lies there; None where that is not known."""
 
     site: Site
     slot: Slot
-    axis: int
+    axis: int | None
 
 
 class Attention(NamedTuple):
@@ -78,26 +79,25 @@ class Caches:
 
 def _cached_operands(flow: Dataflow, cache: KVCache, ledger: Ledger) -> dict[tuple[Site, Slot], TensorSpec]:
     """The specs of what is read from a cache. What attention without one reads is noted as left in float."""
-    outlives = _outliving(flow)
+    kept = _outliving(flow)
     found: dict[tuple[Site, Slot], TensorSpec] = {}
-    halves = []
+    missed = []
     for attention in _attentions(flow):
-        cached = [outlives(read) for read in attention]
-        if all(cached):
-            for read, spec in zip(attention, cache, strict=True):
-                if spec is not None:
-                    # blocks and channels lie along head_dim; a spec for the whole tensor has no axis
-                    found[read.site, read.slot] = spec if spec.axis is None else replace(spec, axis=read.axis)
-        elif any(cached):
-            read = attention[cached.index(False)]
-            halves.append(f"the {'values' if cached[0] else 'keys'} that {read.site.name!r} reads")
-        else:
-            for read in attention:
+        wanted = [(name, read, spec) for name, read, spec in zip(KVCache._fields, attention, cache, strict=True) if spec is not None]
+        cached = [_is_cached(flow, read, kept) for _, read, _ in wanted]
+        for is_cached, (name, read, spec) in zip(cached, wanted, strict=True):
+            if is_cached:
+                # blocks and channels lie along head_dim; a spec for the whole tensor has no axis
+                found[read.site, read.slot] = spec if spec.axis is None else replace(spec, axis=read.axis)
+            elif any(cached) or _is_kept_elsewhere(flow, read, kept):
+                missed.append(f"the {name} that {read.site.name!r} reads")
+            else:
                 ledger.leave(f"{read.site.name}.input[{read.slot}]", read.site.op, _UNCACHED)
-    if halves:
+    if missed:
         raise ValueError(
-            f"Config.kv_cache: {', '.join(halves)} are not in the cache as they are read: something is computed between the cache and "
-            "attention (a rotary embedding), and that is not simulated. Cache what attention reads, or leave kv_cache out"
+            f"Config.kv_cache: {', '.join(missed)} are not in the cache as they are read, or not the second factor of matmul or bmm. A "
+            "rotary embedding between cache and attention, and products written otherwise, are not simulated: change that, or leave keys "
+            "or values in float, kv_cache=(None, 8)"
         )
     if not found:
         raise ValueError(
@@ -108,16 +108,25 @@ def _cached_operands(flow: Dataflow, cache: KVCache, ledger: Ledger) -> dict[tup
     return found
 
 
-def _outliving(flow: Dataflow) -> Callable[[Read], bool]:
+def _outliving(flow: Dataflow) -> set[tuple[Any, int]]:
+    """The results that are there after a call."""
     tape = flow.tape
     kept = {*tape.results, *tape.reads, *tape.handed_back, *(o for origins in tape.written.values() for o in origins)}
-    results = {(origin.source, origin.output) for origin in kept if origin.kind in ("step", "stale")}
+    return {(origin.source, origin.output) for origin in kept if origin.kind in ("step", "stale")}
 
-    def outlives(read: Read) -> bool:
-        origins = read.site.operands().get(read.slot, [])
-        return any(flow.kind(origin) in ("input", "other") or (origin.source, origin.output) in results for origin in origins)
 
-    return outlives
+def _is_cached(flow: Dataflow, read: Read, kept: set[tuple[Any, int]]) -> bool:
+    """Whether an operand outlives the call, or was there before it."""
+    origins = read.site.operands().get(read.slot, []) if read.axis is not None else []
+    return any(flow.kind(origin) in ("input", "other") or (origin.source, origin.output) in kept for origin in origins)
+
+
+def _is_kept_elsewhere(flow: Dataflow, read: Read, kept: set[tuple[Any, int]]) -> bool:
+    """Whether a product takes what outlives the call where it is not looked for: as its first factor, or by `einsum`. A model may return
+    the probabilities, too."""
+    operands = read.site.operands() if read.site.op != _FUSED else {}
+    found = [origin for slot, origins in operands.items() if slot != read.slot for origin in origins]
+    return any((o.source, o.output) in kept and flow.site_of[o.source].op != "softmax" for o in found)
 
 
 def _attentions(flow: Dataflow) -> list[Attention]:
@@ -125,20 +134,20 @@ def _attentions(flow: Dataflow) -> list[Attention]:
     for site in flow.sites:
         if site.op == _FUSED:
             keys, values = (_slot(site, slots) for slots in ((1, "key"), (2, "value")))
-            if keys is not None and values is not None:
-                found.append(Attention(Read(site, keys, -1), Read(site, values, -1)))
+            found.append(Attention(Read(site, keys, -1), Read(site, values, -1)))
         elif site.op == "softmax":
             before, after = _reached(flow, site, _sources), _reached(flow, site, _readers)
-            for product in before:
-                for other in after:
-                    keys, values = _slot(product, _PRODUCTS[product.op]), _slot(other, _PRODUCTS[other.op])
-                    if keys is not None and values is not None:
-                        found.append(Attention(Read(product, keys, -2), Read(other, values, -1)))
+            found += [Attention(_factor(product, -2), _factor(other, -1)) for product in before for other in after]
     return found
 
 
-def _slot(site: Site, slots: tuple[Slot, ...]) -> Slot | None:
-    return next((slot for slot in slots if slot in site.operands()), None)
+def _factor(product: Site, axis: int) -> Read:
+    slots = _PRODUCTS[product.op]
+    return Read(product, _slot(product, slots), axis) if slots else Read(product, "", None)
+
+
+def _slot(site: Site, slots: tuple[Slot, ...]) -> Slot:
+    return next((slot for slot in slots if slot in site.operands()), slots[0])
 
 
 def _reached(flow: Dataflow, start: Site, neighbours: Callable[[Dataflow, Site], list[Site]]) -> list[Site]:

@@ -14,7 +14,7 @@ from qsim.runs.arguments import Arguments
 
 
 def own_arguments(model: nn.Module, given: Arguments) -> tuple[Arguments, list[str]]:
-    """Copies of arguments, of tensors and of objects such as caches, without gradients; the model's own modules stay what they are.
+    """Copies of arguments, of tensors and of objects such as caches, without gradients; modules stay what they are.
 
     Returns
     -------
@@ -23,12 +23,15 @@ def own_arguments(model: nn.Module, given: Arguments) -> tuple[Arguments, list[s
         Types of the arguments that cannot be copied, and are used as they were given.
     """
     shared: list[str] = []
+    memo: dict[int, Any] = {id(held): held for held in (*model.modules(), *model.parameters(), *model.buffers())}
 
     def own(value: Any) -> Any:
         if isinstance(value, Tensor):
             return torch.clone(value)
-        memo: dict[int, Any] = {id(t): torch.clone(t) for t in tensors_in(value)}  # results in a graph refuse to be deep-copied
-        memo.update((id(held), held) for held in (*model.modules(), *model.parameters(), *model.buffers()))
+        if isinstance(value, nn.Module):
+            return value
+        for t in tensors_in(value):
+            memo.setdefault(id(t), torch.clone(t))  # results in a graph refuse to be deep-copied
         try:
             return copy.deepcopy(value, memo)
         except Exception:  # a generator, a lock, a handle: whatever its type raises
