@@ -128,7 +128,7 @@ def _written(
 ) -> ExportReport:
     """Write a simulation that was traced."""
     from qsim.onnx import file as onnx_file
-    from qsim.onnx import lint, sessions
+    from qsim.onnx import lint, openvino_sessions, sessions
     from qsim.onnx import model as onnx_model
 
     sim, target = traced.sim, traced.target
@@ -153,7 +153,11 @@ def _written(
             write_float = partial(times.write_float, traced.plain, traced.marked, quantizers, target, options)
             verification = verify_simulation(sim, file, verify, built.model, write_float, forward)
     sizes = {written: written.stat().st_size for written in files}
-    session_options, more = sessions.entries(built.model) if target.name == "onnxruntime" else ({}, [])
+    session_options, more = dict[str, str](), list[str]()
+    if target.name == "onnxruntime":
+        session_options, more = sessions.entries(built.model)
+    elif target.name == "openvino":
+        more = openvino_sessions.notes(built.model)
     linted = lint.lint(built.model, target.name)
     opset = built.model.opset_imports[""]
     notes = [*notes, *built.notes, *more]

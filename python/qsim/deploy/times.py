@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -18,16 +18,20 @@ from qsim.trace.capture import Program
 from qsim.trace.mark_uses import Marked
 from qsim.trace.runtimes import Runtime
 
-if TYPE_CHECKING:
-    from onnxruntime import InferenceSession
-
 Array = np.ndarray[Any, Any]
 _WARM_UP, _FEWEST, _MOST, _SECONDS = 2, 5, 50, 2.0
 
 
+class Session(Protocol):
+    """What runs a model: `onnxruntime.InferenceSession`, `qsim.onnx.openvino_sessions.OpenVinoSession`."""
+
+    def run(self, names: None, inputs: dict[str, Array], /) -> Sequence[Array]:
+        """All outputs, in order."""
+
+
 @dataclass(frozen=True)
 class Times:
-    """Medians of interleaved runs of one batch in ONNX Runtime, with sessions as `ExportReport.session_options` has them.
+    """Medians of interleaved runs of one batch in the model's runtime, ONNX Runtime with `ExportReport.session_options`.
 
     Attributes
     ----------
@@ -53,7 +57,7 @@ class Times:
         )
 
 
-def measured(plain: InferenceSession, quantized: InferenceSession, inputs: Mapping[str, Array]) -> Times:
+def measured(plain: Session, quantized: Session, inputs: Mapping[str, Array]) -> Times:
     """Run two models by turns, so that what else the machine does falls on both."""
     seconds: list[list[float]] = [[], []]
     end = time.perf_counter() + _SECONDS

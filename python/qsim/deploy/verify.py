@@ -1,14 +1,15 @@
-"""Verification: what ONNX Runtime computes from a model, beside a simulation of it, and which operations it computes in float.
+"""Verification: what ONNX Runtime and OpenVINO compute from a model, beside a simulation of it, and which operations it computes in float.
 
 Works on a file alone, too: then its optimised graph is compared with the same graph unoptimised.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,13 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from qsim.deploy.parts import Joined, joined
-from qsim.deploy.times import Times, measured
+from qsim.deploy.times import Session, Times, measured
 from qsim.integer.programs import evaluate, evaluation
 from qsim.numbers.sqnr import sqnr
+from qsim.onnx import file, openvino_sessions
 from qsim.onnx.lint import is_surrounded, lint
+from qsim.onnx.model import size_of
+from qsim.onnx.openvino_sessions import OpenVinoSession
 from qsim.onnx.sessions import session
 from qsim.operations.moves import MOVING_TYPES
 from qsim.operations.onnxruntime import INTEGER_KERNELS
@@ -34,7 +38,7 @@ from qsim.simulation.simulation import Simulation
 from qsim.table import decibel, percent, text_table
 
 Array = np.ndarray[Any, Any]
-OPTIMISED, UNOPTIMISED, ON_INTEGERS, IN_FLOAT = "optimised", "not optimised", "on integers", "float"
+OPTIMISED, UNOPTIMISED, ON_INTEGERS, IN_FLOAT, OPENVINO = "optimised", "not optimised", "on integers", "float", "OpenVINO"
 _FAR = 10.0  # dB below the whole output
 # As its optimiser leaves them; where an operation runs on integers it has another name.
 _IN_FLOAT = {"ConvTranspose", *INTEGER_KERNELS, *(kernel.fused for kernel in INTEGER_KERNELS.values() if kernel.fused)}
@@ -98,12 +102,14 @@ class Difference:
 
 @dataclass(frozen=True)
 class Verification:
-    """What ONNX Runtime computed. ``print(verification)`` is a table.
+    """What ONNX Runtime, or OpenVINO, computed. ``print(verification)`` is a table.
 
     Attributes
     ----------
     version : str
         Of ONNX Runtime.
+    openvino : str or None
+        The version of OpenVINO, if it ran: for a model that was written for it, where it is installed.
     differences : dict of (str, str) to dict of str to Difference
         By what was compared, such as ``("simulation", "optimised")``: each output.
     in_float : dict of str to str
@@ -118,15 +124,23 @@ class Verification:
         Of each output that a concatenation made, the parts, ``"[:, 4:84]"``: the deployed model beside the float one.
     joined : dict of str to Joined
         Where they lie.
+    borders : dict of str to Difference
+        OpenVINO's integers at every quantizer with one scale beside the simulation's, for the first batch, by names of tensors: what
+        differs at one changes what comes behind it. Empty for other runtimes.
+    notes : list of str
+        What did not run, and why.
     """
 
     version: str
+    openvino: str | None = None
     differences: dict[tuple[str, str], dict[str, Difference]] = field(default_factory=dict)
     in_float: dict[str, str] = field(default_factory=dict)
     float_types: dict[str, int] = field(default_factory=dict)
     times: Times | None = None
     parts: dict[str, dict[str, Difference]] = field(default_factory=dict)
     joined: dict[str, Joined] = field(default_factory=dict)
+    borders: dict[str, Difference] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
     @property
     def drowned(self) -> list[str]:
@@ -166,9 +180,19 @@ class Verification:
                 f"\n{apart:,} integers differ from sim.integer(): computed in float, whose last bits decide at the edges of a grid: {named}"
             )
         floats = [f"{len(self.in_float)} operations run in float:", *(f"  {n}: {why}" for n, why in self.in_float.items())]
-        table = "\n".join([table, *self.drowned])
-        head = f"ONNX Runtime {self.version}" + (f": {self.times}" if self.times is not None else "")
+        table = "\n".join([table, *self._at_borders(), *self.drowned, *self.notes])
+        runtime = f"ONNX Runtime {self.version}" if self.openvino is None else f"OpenVINO {self.openvino}"
+        head = runtime + (f": {self.times}" if self.times is not None else "")
         return "\n".join([head, table, *(floats if self.in_float else [])])
+
+    def _at_borders(self) -> Iterator[str]:
+        if self.borders:
+            apart = {name: d for name, d in self.borders.items() if d.mismatching}
+            total = sum(d.elements for d in self.borders.values())
+            differ = sum(d.mismatching for d in apart.values())
+            largest = max(d.largest for d in self.borders.values())
+            first = f", first at '{next(iter(apart))}', by at most {largest:g} steps" if apart else ""
+            yield f"of the integers at {len(self.borders)} quantizers {differ:,} of {total:,} differ from the simulation's{first}"
 
 
 def verify(
@@ -194,22 +218,32 @@ def verify(
     Returns
     -------
     Verification
-        The optimised graph beside the unoptimised one, and both beside each reference; of a model for another runtime, which has
-        kernels of its own, the unoptimised graph alone.
+        The optimised graph beside the unoptimised one, and both beside each reference. Of a model for OpenVINO it is OpenVINO that is
+        beside them, where it is installed; of one for another runtime, which has kernels of its own, there is the unoptimised graph alone.
     """
     model = ir.load(path) if model is None else model
     steps = {str(value.name): _step(value) for value in model.graph.outputs}
     found = {str(value.name): joined(value) for value in model.graph.outputs}
     result = Verification(onnxruntime.__version__, joined={name: made for name, made in found.items() if made is not None})
-    sessions = {UNOPTIMISED: session(path, optimised=False, model=model)}
+    sessions: dict[str, Session] = {UNOPTIMISED: session(path, optimised=False, model=model)}
     if is_for_onnxruntime(model):
         with tempfile.TemporaryDirectory() as folder:
             saved = Path(folder, "optimised.onnx")
             sessions[OPTIMISED] = session(path, optimised=True, save=saved, model=model)
             result.in_float.update(_in_float(model, onnx.load(saved, load_external_data=False)))
-    for inputs, references in batches:
-        if beside is not None and result.times is None:
-            result = replace(result, times=measured(session(beside), sessions[OPTIMISED], inputs))
+    elif _is_for_openvino(model):
+        if openvino_sessions.is_installed():
+            sessions[OPENVINO] = opened = OpenVinoSession(path)
+            result = replace(result, openvino=opened.version)
+            result.in_float.update(openvino_sessions.in_float(model, opened.precisions()))
+        else:
+            result.notes.append('OpenVINO is not installed, so its kernels did not run: pip install "qsim[openvino]"')
+    for index, (inputs, references) in enumerate(batches):
+        if index == 0 and OPENVINO in sessions:
+            result.borders.update(_borders(path, inputs))
+        if index == 0 and beside is not None and len(sessions) > 1:
+            plain = OpenVinoSession(beside) if OPENVINO in sessions else session(beside)
+            result = replace(result, times=measured(plain, list(sessions.values())[-1], inputs))
         got = {name: one.run(None, dict(inputs)) for name, one in sessions.items()}
         pairs = [(UNOPTIMISED, name) for name in sessions if name != UNOPTIMISED]
         last = list(sessions)[-1]
@@ -233,7 +267,7 @@ def verify_simulation(
     write_float: Callable[[Path], Path],
     forward: Forward | None = None,
 ) -> Verification:
-    """Run ONNX Runtime and the simulation, plain, on integers and in float, on batches as `QuantSim.calibrate` takes them, and compare.
+    """Run the model's runtime and the simulation, plain, on integers and in float, on batches as `calibrate` takes them, and compare.
 
     Parameters
     ----------
@@ -258,7 +292,8 @@ def verify_simulation(
             yield inputs, {name: [_array(t) for t in tree_leaves(outputs)] for name, outputs in references.items()}
 
     with tempfile.TemporaryDirectory() as folder:
-        beside = write_float(Path(folder, "float.onnx")) if ON_INTEGERS in ways else None
+        runs = ON_INTEGERS in ways or (_is_for_openvino(model) and openvino_sessions.is_installed())
+        beside = write_float(Path(folder, "float.onnx")) if runs else None
         found = verify(path, computed(), model=model, beside=beside)
     if not found.differences:
         raise ValueError(
@@ -283,6 +318,27 @@ def _as_batch(call: Arguments) -> Any:
 def is_for_onnxruntime(model: ir.Model) -> bool:
     """Whether a model was written for ONNX Runtime, or for nobody in particular: other runtimes have kernels of their own."""
     return model.metadata_props.get("qsim.target", "onnxruntime") == "onnxruntime"
+
+
+def _is_for_openvino(model: ir.Model) -> bool:
+    return model.metadata_props.get("qsim.target") == "openvino"
+
+
+def _borders(path: Path, inputs: Mapping[str, Array]) -> dict[str, Difference]:
+    """OpenVINO's integers beside those of ONNX Runtime's unoptimised graph, which are the simulation's, at quantizers of one scale."""
+    model = ir.load(path)
+    before, names = len(model.graph.outputs), set(json.loads(model.metadata_props.get("qsim.names", "{}")).values())
+    made = openvino_sessions.exposed(model, names)
+    steps = {name: _step(value) for name, value in zip(made, model.graph.outputs[before:], strict=True)}
+    with tempfile.TemporaryDirectory() as folder:
+        probe = Path(folder, "borders.onnx")
+        file.write(model, probe, external_data=size_of(model) > file.LARGE)
+        both = [one.run(None, dict(inputs))[before:] for one in (session(probe, optimised=False), OpenVinoSession(probe))]
+    found = {name: Difference(step) for name, step in steps.items() if step is not None}
+    for name, *arrays in zip(made, *both, strict=True):
+        if name in found:
+            found[name].add(*arrays)
+    return found
 
 
 def _refuse_other_sizes(path: Path, sizes: Mapping[str, list[int]], inputs: Mapping[str, Array]) -> None:

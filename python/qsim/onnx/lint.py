@@ -50,6 +50,11 @@ def is_surrounded(node: ir.Node) -> bool:
     return not [*_operands(node, kernel.operands if kernel else (0, 1), True), *_result(node)]
 
 
+def reads_quantized(node: ir.Node) -> bool:
+    """Whether both operands of a product are quantized, also behind what only moves values."""
+    return not list(_operands(node, (0, 1), False))
+
+
 def overflowing_biases(model: ir.Model) -> list[str]:
     """Names of operations whose float bias ONNX Runtime's optimiser makes int32 though it does not fit: it saturates there.
 

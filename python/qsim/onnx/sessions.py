@@ -24,11 +24,9 @@ EXACT_SUMS = "session.x64quantprecision"  # sums of two products of uint8 and in
 
 def entries(model: ir.Model) -> tuple[dict[str, str], list[str]]:
     """What a session on this CPU is opened with for a Q/DQ model, as config entries; and what to know of other CPUs, as sentences."""
-    dequantized = [node.inputs[0] for node in model.graph if node.op_type == "DequantizeLinear"]
-    activations = {value.dtype for value in dequantized if value is not None and value.const_value is None}
-    if ir.DataType.INT8 in activations:
+    if ir.DataType.INT8 in _activations(model):
         return {KEEP_INT8: "1"}, []
-    if ir.DataType.UINT8 not in activations or not _could_saturate(model):
+    if not could_saturate(model):
         return {}, []
     if _has_shared_weight(model):  # ONNX Runtime 1.32 replaces such a weight twice, and does not load
         return {}, [
@@ -50,8 +48,16 @@ def _has_shared_weight(model: ir.Model) -> bool:
     return any(len(weight.uses()) > 1 or len(made.uses()) > 1 for weight, made in weights)
 
 
-def _could_saturate(model: ir.Model) -> bool:
-    """Whether two products of any int8 weight with uint8 could leave 16 bits."""
+def _activations(model: ir.Model) -> set[ir.DataType | None]:
+    """The types of integers that are no constants."""
+    dequantized = [node.inputs[0] for node in model.graph if node.op_type == "DequantizeLinear"]
+    return {value.dtype for value in dequantized if value is not None and value.const_value is None}
+
+
+def could_saturate(model: ir.Model) -> bool:
+    """Whether activations are uint8, and two products of any int8 weight with them could leave 16 bits."""
+    if ir.DataType.UINT8 not in _activations(model):
+        return False
     for node in model.graph:
         held = node.inputs[0].const_value if node.op_type == "DequantizeLinear" and node.inputs[0] is not None else None
         if held is not None and held.dtype is ir.DataType.INT8:
