@@ -125,8 +125,8 @@ class Verification:
     joined : dict of str to Joined
         Where they lie.
     borders : dict of str to Difference
-        OpenVINO's integers at every quantizer with one scale beside the simulation's, for the first batch, by names of tensors: what
-        differs at one changes what comes behind it. Empty for other runtimes.
+        OpenVINO's integers at every quantizer beside the simulation's, for the first batch, by names of tensors. It is given the
+        simulation's at all of them, so that each operation between two is compared by itself. Empty for other runtimes.
     notes : list of str
         What did not run, and why.
     """
@@ -191,8 +191,9 @@ class Verification:
             total = sum(d.elements for d in self.borders.values())
             differ = sum(d.mismatching for d in apart.values())
             largest = max(d.largest for d in self.borders.values())
-            first = f", first at '{next(iter(apart))}', by at most {largest:g} steps" if apart else ""
-            yield f"of the integers at {len(self.borders)} quantizers {differ:,} of {total:,} differ from the simulation's{first}"
+            name, most = max(apart.items(), key=lambda item: item[1].mismatching / item[1].elements, default=("", None))
+            worst = f", by at most {largest:g} steps; most at '{name}', {most.mismatching:,} of {most.elements:,}" if most else ""
+            yield f"of the integers at {len(self.borders)} quantizers {differ:,} of {total:,} differ from the simulation's{worst}"
 
 
 def verify(
@@ -232,7 +233,10 @@ def verify(
             sessions[OPTIMISED] = session(path, optimised=True, save=saved, model=model)
             result.in_float.update(_in_float(model, onnx.load(saved, load_external_data=False)))
     elif _is_for_openvino(model):
-        if openvino_sessions.is_installed():
+        reason = openvino_sessions.refusal(path) if openvino_sessions.is_installed() else None
+        if reason is not None:
+            result.notes.append(f"OpenVINO cannot load the file: {reason}")
+        elif openvino_sessions.is_installed():
             sessions[OPENVINO] = opened = OpenVinoSession(path)
             result = replace(result, openvino=opened.version)
             result.in_float.update(openvino_sessions.in_float(model, opened.precisions()))
@@ -240,7 +244,7 @@ def verify(
             result.notes.append('OpenVINO is not installed, so its kernels did not run: pip install "qsim[openvino]"')
     for index, (inputs, references) in enumerate(batches):
         if index == 0 and OPENVINO in sessions:
-            result.borders.update(_borders(path, inputs))
+            result.borders.update(_borders(path, inputs, result.notes))
         if index == 0 and beside is not None and len(sessions) > 1:
             plain = OpenVinoSession(beside) if OPENVINO in sessions else session(beside)
             result = replace(result, times=measured(plain, list(sessions.values())[-1], inputs))
@@ -324,20 +328,28 @@ def _is_for_openvino(model: ir.Model) -> bool:
     return model.metadata_props.get("qsim.target") == "openvino"
 
 
-def _borders(path: Path, inputs: Mapping[str, Array]) -> dict[str, Difference]:
-    """OpenVINO's integers beside those of ONNX Runtime's unoptimised graph, which are the simulation's, at quantizers of one scale."""
-    model = ir.load(path)
-    before, names = len(model.graph.outputs), set(json.loads(model.metadata_props.get("qsim.names", "{}")).values())
-    made = openvino_sessions.exposed(model, names)
-    steps = {name: _step(value) for name, value in zip(made, model.graph.outputs[before:], strict=True)}
+def _borders(path: Path, inputs: Mapping[str, Array], notes: list[str]) -> dict[str, Difference]:
+    """OpenVINO's integers at quantizers, given those of ONNX Runtime's unoptimised graph, which are the simulation's, at all quantizers.
+
+    Where OpenVINO cannot load such a model `notes` gets a sentence.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        probe = Path(folder, "borders.onnx")
-        file.write(model, probe, external_data=size_of(model) > file.LARGE)
-        both = [one.run(None, dict(inputs))[before:] for one in (session(probe, optimised=False), OpenVinoSession(probe))]
-    found = {name: Difference(step) for name, step in steps.items() if step is not None}
-    for name, *arrays in zip(made, *both, strict=True):
-        if name in found:
-            found[name].add(*arrays)
+        probes = {given: Path(folder, f"{given}.onnx") for given in (False, True)}
+        for given, probe in probes.items():
+            model = ir.load(path)
+            before, names = len(model.graph.outputs), json.loads(model.metadata_props.get("qsim.names", "{}")).values()
+            made = openvino_sessions.exposed(model, names, given=given)
+            file.write(model, probe, external_data=size_of(model) > file.LARGE)
+        if (reason := openvino_sessions.refusal(probes[True])) is not None:
+            notes.append(f"integers at quantizers were not compared, for OpenVINO cannot load a model with them as inputs: {reason}")
+            return {}
+        expected = session(probes[False], optimised=False).run(None, dict(inputs))[before:]
+        fed = {f"{name}_given": integers for name, integers in zip(made, expected, strict=True)}
+        got = OpenVinoSession(probes[True]).run(None, {**inputs, **fed})[before:]
+    found = {}
+    for name, *both in zip(made, expected, got, strict=True):
+        found[name] = Difference(1.0)
+        found[name].add(*both)
     return found
 
 
