@@ -93,7 +93,7 @@ def in_float(model: ir.Model, precisions: Mapping[str, str]) -> dict[str, str]:
         if node.op_type in _PRODUCTS and (name in reasons or reads_quantized(node)):
             told = precisions.get(name) or precisions.get(str(node.outputs[0].name))
             if told not in _INTEGERS:
-                ran = f"OpenVINO computes it in {told}" if told else "OpenVINO made another operation of it"
+                ran = f"OpenVINO computes it in {told}" if told else "OpenVINO left it out, or made another operation of it"
                 found[name] = reasons.get(name, ran)
     return found
 
