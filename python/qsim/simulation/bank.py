@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from operator import attrgetter
@@ -38,6 +39,7 @@ class QuantizerBank(nn.Module):
     ) -> None:
         super().__init__()
         self._keys, self._operations = list(planned), list(operations)
+        self._gates = [key for key, decided in planned.items() if decided.role == "gate"]
         first: Tensor | None = next(chain(model.parameters(), model.buffers()), None)
         for key, decided in planned.items():
             parameter: Tensor | None = attrgetter(decided.parameter)(model) if decided.parameter else None
@@ -64,7 +66,22 @@ class QuantizerBank(nn.Module):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         state_dict.setdefault(f"{prefix}operation_formats", self.operation_formats)  # states from before there were fallbacks
+        self._keep_gates(state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def _keep_gates(self, state_dict: dict[str, Any], prefix: str) -> None:
+        """Add the gates' own entries to a state from before gates were quantized: their ranges are known without data."""
+        names = [key.replace(".", "/") for key in self._gates]
+        missing = [name for name in names if not any(entry.startswith(f"{prefix}{name}.") for entry in state_dict)]
+        if missing and any(entry.startswith(f"{prefix}{name}.") for name in self._modules for entry in state_dict):
+            for name in missing:
+                state_dict.update({f"{prefix}{name}.{entry}": tensor for entry, tensor in self._modules[name].state_dict().items()})  # type: ignore[union-attr]
+            shown = ", ".join(repr(name.replace("/", ".")) for name in missing[:3]) + (", ..." if len(missing) > 3 else "")
+            warnings.warn(
+                f"QuantSim: the state is of a simulation whose gates were in float; {len(missing)} of this one keep the ranges that they "
+                f"have ({shown}), so results differ a little. As they were: a profile with gates=(), see docs/targets.md",
+                stacklevel=2,
+            )
 
     def items(self) -> Iterable[tuple[str, Quantizer]]:
         """The quantizers by their names as modules."""

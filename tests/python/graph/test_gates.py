@@ -133,3 +133,19 @@ def test_other_targets_find_the_same_tensors(name):
         torch.testing.assert_close(mine[key].scale, theirs[key].scale, rtol=0.02, atol=0)
     same = sim.retarget(dataclasses.replace(PROFILES["onnxruntime"], name="same")).encodings()
     assert same == sim.encodings()
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_state_from_before_gates_loads_and_says_so(strict):
+    model = nn.Sequential(nn.Linear(4, 8), nn.SiLU(), nn.Linear(8, 2)).eval()
+    x = torch.randn(64, 4)
+    before = dataclasses.replace(PROFILES["onnxruntime"], gates=())
+    old, new, other = (qsim.QuantSim(model, x, qsim.int8(target=target)) for target in (before, "onnxruntime", "onnxruntime"))
+    for sim in (old, other):
+        sim.calibrate([x], progress=False)
+    with pytest.warns(UserWarning, match=r"1 of this one keep the ranges that they have \('1.gate'\)"):
+        new.load_state_dict(old.state_dict(), strict=strict)
+    assert new.encodings() == {**old.encodings(), "1.gate": other.encodings()["1.gate"]}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        new.load_state_dict(other.state_dict())
