@@ -71,9 +71,7 @@ def record(model: nn.Module, examples: Sequence[Arguments]) -> tuple[Tape, list[
     """
     for name, t in (*model.named_parameters(), *model.named_buffers()):
         if is_lazy(t):
-            raise ValueError(
-                f"'{name}' has no shape yet: run the model once on the example inputs, so that its lazy modules get their parameters"
-            )
+            raise ValueError(f"'{name}' has no shape yet: run the model once on the example inputs; lazy modules get their parameters so")
     tape, report = Tape(model), _blind_spots(model)
     for number, (args, kwargs) in enumerate(examples):
         for run, mode in enumerate(("eval", "training")):
