@@ -5,6 +5,7 @@ NAVIGATION: dict[str, list[str]] = {
     "Coming from": ["docs/from/aimet", "docs/from/torchao", "docs/from/modelopt", "docs/from/nncf"],
     "Recipes": ["docs/recipes/hugging_face", "docs/recipes/lightning", "docs/recipes/timm", "docs/recipes/batches"],
     "Accuracy": ["docs/restore", "docs/equalization", "docs/mixed_precision", "docs/bits", "docs/keep_in_float", "docs/distributed"],
+    "Language models": ["docs/language_models", "docs/dynamic"],
     "Deployment": [
         "docs/targets",
         "docs/integer",
