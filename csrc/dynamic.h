@@ -20,8 +20,8 @@
 
 namespace qsim {
 
-// Which elements share a scale, and how it is chosen. Without an axis all do; without a block size a block is as long as
-// the axis.
+// Which elements share a scale, and how it is chosen. Without an axis all do; without a block size a block is as long
+// as the axis.
 struct DynamicGroups {
   OptionalInt axis, block_size;  // axis of x, not negative
   QuantGrid grid;
