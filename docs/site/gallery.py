@@ -163,7 +163,7 @@ def photographs(run: Run, folder: Path) -> str:
         "Diagnosis": run.diagnosis,
     }
     shown = []
-    with tempfile.TemporaryDirectory() as scratch, Browser(Path(scratch) / "profile") as browser:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch, Browser(Path(scratch) / "profile") as browser:
         for title, report in reports.items():
             page, stem = Path(scratch) / "page.html", title.lower().replace(" ", "_")
             (report.save if hasattr(report, "save") else report.to_html)(page)

@@ -10,6 +10,7 @@ import json
 import os
 import select
 import shutil
+import signal
 import subprocess
 import time
 from pathlib import Path
@@ -33,6 +34,7 @@ class Browser:
             pass_fds=(3, 4),
             preexec_fn=lambda: (os.dup2(theirs[0], 3), os.dup2(theirs[1], 4)),
             stderr=subprocess.DEVNULL,
+            start_new_session=True,
         )
         for end in (theirs_in, theirs_out, *theirs):
             os.close(end)
@@ -49,7 +51,7 @@ class Browser:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._process.kill()
+        os.killpg(self._process.pid, signal.SIGKILL)  # its helpers too: they would go on writing into the folder
         self._process.wait()
         os.close(self._commands)
         os.close(self._events)
