@@ -22,6 +22,7 @@ from qsim.simulation.simulation import Simulation
 from qsim.stages import Stages
 from qsim.trace.capture import Program, capture
 from qsim.trace.constants import fold_marked
+from qsim.trace.idle_slices import drop_idle_slices
 from qsim.trace.integer_forms import use_integer_forms
 from qsim.trace.mark_uses import Marked, objections, per_channel, refusal
 from qsim.trace.marks_before_rectifiers import hoist_marks
@@ -58,6 +59,7 @@ class Tracing:
         self.sim, self.target = sim, target
         self.program: Program = capture(sim, *sim.calls[0], dynamic_shapes)
         fold_marked(self.program.exported)
+        drop_idle_slices(self.program.exported.graph)
         self.plain = self.program.copied()  # as it is without the target's marks
         if target.carries:
             carry_marks(self.program.exported.graph, per_channel(sim.quantizers()))

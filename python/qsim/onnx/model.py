@@ -15,11 +15,13 @@ from torch.utils._pytree import SequenceKey, TreeSpec, tree_flatten_with_path, t
 
 from qsim.errors import ExportError
 from qsim.onnx import opsets, tidy
+from qsim.onnx.channel_blocks import fill_channel_blocks
 from qsim.onnx.fallback import FallbackRegions
 from qsim.onnx.lint import overflowing_biases
 from qsim.onnx.lower import Lowering
 from qsim.onnx.options import Options
 from qsim.onnx.pads import fold_pads
+from qsim.onnx.repeated_channels import repeat_channels
 from qsim.onnx.translate import translate
 from qsim.quantizers.quantizer import Quantizer
 from qsim.trace.capture import Program
@@ -74,6 +76,7 @@ def build(program: Program, marked: Marked, quantizers: Mapping[str, Quantizer],
     tidy.read_sizes_of_integers(model)
     fold_pads(model)
     tidy.clean(model)
+    wider = _for_fast_convolutions(model) if target.channel_blocks else 0
     tidy.name_nodes(model)
     tidy.name_ends(model, inputs, outputs)
     if program.sizes is not None:
@@ -83,8 +86,17 @@ def build(program: Program, marked: Marked, quantizers: Mapping[str, Quantizer],
     kept = set(model.graph)
     fallback = {str(node.name): format for node, format in regions.formats.items() if node in kept}
     _describe(model, target, quantizers, lowering.names, fallback)
-    notes = [*stored.notes, *_notes(program, marked, quantizers, target, lowering), *(_biases(model) if target.only8 else ())]
+    blocks = (
+        [f"{wider} tensors have more channels than in the model, zeros or repeated ones, for the runtime's fast kernels"] if wider else []
+    )
+    notes = [*stored.notes, *blocks, *_notes(program, marked, quantizers, target, lowering), *(_biases(model) if target.only8 else ())]
     return Built(model, lowering.names, notes, fallback)
+
+
+def _for_fast_convolutions(model: ir.Model) -> int:
+    """How many tensors have more channels than the model's."""
+    repeated = repeat_channels(model)
+    return repeated + fill_channel_blocks(model)
 
 
 def _opset(

@@ -39,6 +39,8 @@ class Runtime:
         Whether an operation runs on integers only if a quantizer stands behind it: then operations that only move values get one too.
     only8 : bool
         Whether its integer kernels take 8 bits alone, and are exact for int8 alone: see `storages`.
+    channel_blocks : bool
+        Whether its convolutions are fast for whole blocks of channels alone: see `qsim.onnx.channel_blocks`.
     """
 
     name: str
@@ -50,6 +52,7 @@ class Runtime:
     bias: bool = False
     carries: bool = False
     only8: bool = False
+    channel_blocks: bool = False
 
     def storage(self, encoding: Encoding, constant: bool) -> str | None:
         """The type that holds the numbers of an encoding; None where the runtime takes none that does."""
@@ -113,6 +116,7 @@ RUNTIMES = {
             bias=True,
             carries=True,
             only8=True,
+            channel_blocks=True,
         ),
         Runtime(
             "tensorrt",

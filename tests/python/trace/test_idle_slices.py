@@ -1,0 +1,48 @@
+"""Slices of everything are dropped; whatever takes something away, turns or is a result stays."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from qsim.trace.idle_slices import drop_idle_slices
+
+X = torch.arange(24.0).reshape(2, 3, 4)
+
+
+def sliced(forward, open_batch: bool):
+    """The program before, what is left of its slices, and what it computes then."""
+
+    class Model(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return forward(x)
+
+    shapes = ({0: torch.export.Dim("batch")},) if open_batch else None
+    exported = torch.export.export(Model(), (X,), dynamic_shapes=shapes)
+    drop_idle_slices(exported.graph)
+    exported.graph_module.recompile()
+    left = sum(node.target is torch.ops.aten.slice.Tensor for node in exported.graph.nodes)
+    return left, exported.module()(X)
+
+
+@pytest.mark.parametrize("open_batch", [False, True])
+@pytest.mark.parametrize(
+    ("forward", "left"),
+    [
+        (lambda x: x[:, :3] + 1, 0),
+        (lambda x: x[:, : x.shape[1]].relu() + x[..., 0:9], 0),
+        (lambda x: x[:, :2] + 1, 1),
+        (lambda x: x[:, 1:][:, :2] + 1, 1),
+        (lambda x: x[:, ::2] + 1, 1),
+    ],
+)
+def test_what_is_dropped(forward, left, open_batch):
+    found, got = sliced(forward, open_batch)
+    assert found == left
+    torch.testing.assert_close(got, forward(X), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("open_batch", [False, True])
+def test_results_of_the_model_stay(open_batch):
+    _, got = sliced(lambda x: (x[:, :3], x[:, :3] + 1), open_batch)
+    for one, wanted in zip(got, (X, X + 1), strict=True):
+        torch.testing.assert_close(one, wanted, rtol=0, atol=0)
