@@ -76,6 +76,9 @@ class Kernel:
         return self.pair is not None and self.pair > INT16_MAX
 
 
+_WRITTEN_OTHERWISE = {"Attention": "; as matmul, softmax and matmul it has them"}
+
+
 class _Float(Exception):
     """Why an operation runs in float."""
 
@@ -110,7 +113,7 @@ def _classified(node: Node, encodings: Encodings) -> Kernel:
     try:
         rule = _RULES.get(function(node))
         if rule is None:
-            raise _Float(f"ONNX Runtime has no integer kernel for {op}")
+            raise _Float(f"ONNX Runtime has no integer kernel for {op}{_WRITTEN_OTHERWISE.get(op, '')}")
         kernel, end = rule(node, encodings)
     except _Float as reason:
         return Kernel(node, name, module(node), op, None, f"'{name}' runs in float: {reason}")

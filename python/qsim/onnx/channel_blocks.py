@@ -118,7 +118,7 @@ class _Blocks:
         return max(self._wanted(whole) for whole in (space, *self._wholes.get(space, ())) if not whole.fixed)
 
     def _wanted(self, space: Space) -> int:
-        by_sixteen = [*space.kept, *(c for c in space.made if space.channels < _MADE)]
+        by_sixteen = [*space.kept, *(c for c in space.made if _MADE > space.channels >= _MADE // 2)]
         if space.channels % _MADE and any(c.work >= _WORTH for c in by_sixteen):
             return _MADE
         reading = [c for c in space.read if c.work >= _WORTH and (c.channels >= _MADE or not self.of(c.node.outputs[0]).fixed)]

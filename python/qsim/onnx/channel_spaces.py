@@ -225,6 +225,7 @@ class Spaces:
         held = [Held.of(x) if _per_channel(x, channels_of(y)) else None for x in constants]
         if channels_of(y) is None or None in held or any(channels_of(x) not in (1, channels_of(y)) for x in tensors):
             return False
+        self._fix(*(x for x in tensors if channels_of(x) != channels_of(y)))  # one channel, for all of them
         self._unite(y, *(x for x in tensors if channels_of(x) == channels_of(y)))
         self.of(y).held.extend((one, len(one.values.shape) - _RANK + 1) for one in held if one is not None and one.values.shape is not None)
         return True

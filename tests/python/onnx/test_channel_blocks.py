@@ -161,6 +161,18 @@ def test_channels_that_somebody_sees_stay(case, tmp_path):
         same(sim, tmp_path / "model.onnx")
 
 
+def test_one_channel_that_multiplies_all_stays_one(tmp_path):
+    def forward(m, x):
+        x = F.relu(m.a(x))
+        return m.b(x * torch.sigmoid(m.where(x)))
+
+    modules = {"a": nn.Conv2d(3, 18, 3), "where": nn.Conv2d(18, 1, 7, padding=3), "b": nn.Conv2d(18, 16, 3)}
+    sim, _, shapes = exported(forward, tmp_path / "model.onnx", **modules)
+    assert shapes["a.weight_quantized"] == (20, 4, 3, 3)
+    assert shapes["where.weight_quantized"] == (1, 20, 7, 7)
+    same(sim, tmp_path / "model.onnx")
+
+
 def test_small_layers_and_other_runtimes_stay(tmp_path):
     small = {"a": nn.Conv2d(3, 6, 1), "b": nn.Conv2d(6, 16, 1)}
     _, report, shapes = exported(lambda m, x: m.b(m.a(x)), tmp_path / "model.onnx", **small)
