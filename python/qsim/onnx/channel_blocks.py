@@ -13,11 +13,10 @@ import math
 import onnx_ir as ir
 
 from qsim.onnx.channel_pads import ChannelPads
-from qsim.onnx.channel_spaces import Convolution, Space, Spaces
+from qsim.onnx.channel_spaces import WORTH, Convolution, Space, Spaces
 
 _READ, _MADE = 4, 16  # channels in a block
 _FEWEST = 3  # one or two channels would become as many again
-_WORTH = 30_000.0  # multiply-accumulates of a layer: a microsecond
 _WORTH_PADS = 100  # multiply-accumulates at a position beyond whole blocks, which take as long as to copy the channels twice
 
 
@@ -119,9 +118,9 @@ class _Blocks:
 
     def _wanted(self, space: Space) -> int:
         by_sixteen = [*space.kept, *(c for c in space.made if _MADE > space.channels >= _MADE // 2)]
-        if space.channels % _MADE and any(c.work >= _WORTH for c in by_sixteen):
+        if space.channels % _MADE and any(c.work >= WORTH for c in by_sixteen):
             return _MADE
-        reading = [c for c in space.read if c.work >= _WORTH and (c.channels >= _MADE or not self.of(c.node.outputs[0]).fixed)]
+        reading = [c for c in space.read if c.work >= WORTH and (c.channels >= _MADE or not self.of(c.node.outputs[0]).fixed)]
         return _READ if reading and space.channels % _READ and space.channels >= _FEWEST else 1
 
 
@@ -145,7 +144,7 @@ def _image(convolution: Convolution) -> bool:
     made = convolution.node.outputs[0].shape
     assert made is not None
     wide = convolution.inputs % _READ and convolution.inputs >= _FEWEST and isinstance(made[1], int) and made[1] >= _MADE
-    return bool(wide) and value is not None and value.is_graph_input() and convolution.work >= _WORTH
+    return bool(wide) and value is not None and value.is_graph_input() and convolution.work >= WORTH
 
 
 def _is_left_over(convolution: Convolution) -> bool:
@@ -153,4 +152,4 @@ def _is_left_over(convolution: Convolution) -> bool:
     filters = convolution.weight.values.shape
     assert filters is not None
     area = math.prod(filters.numpy()[2:])
-    return convolution.channels % _MADE * area >= _WORTH_PADS and convolution.work >= _WORTH
+    return convolution.channels % _MADE * area >= _WORTH_PADS and convolution.work >= WORTH

@@ -11,10 +11,8 @@ import math
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from qsim.onnx.channel_spaces import channels_of
+from qsim.onnx.channel_spaces import WORTH, channels_of
 from qsim.onnx.insert import Insertion
-
-_WORTH = 30_000.0  # multiply-accumulates
 
 
 def repeat_channels(model: ir.Model) -> int:
@@ -39,7 +37,7 @@ def repeat_channels(model: ir.Model) -> int:
         assert y.shape is not None
         assert q.shape is not None
         sizes = [n if isinstance(n, int) else math.inf for n in (*weight.shape, *y.shape[2:])]
-        if math.prod(sizes) < _WORTH or not _is_single(grid):
+        if math.prod(sizes) < WORTH or not _is_single(grid):
             continue
         places = [i * channels // filters for i in range(filters)]
         indices = ir.Value(name=insert.free(f"{q.name}_places"), const_value=ir.tensor(places, dtype=ir.DataType.INT64))
