@@ -10,6 +10,7 @@ from qsim.analysis.numeric_logger import numeric_log
 from qsim.analysis.progressive import Progressive
 from qsim.analysis.sensitivity import Sensitivity
 from qsim.batch_norm.fold import FoldReport, fold_batch_norms
+from qsim.checkpoints import Checkpoint, PackedWeight, load_checkpoint, save_checkpoint
 from qsim.clinic import Diagnosis, Finding, doctor
 from qsim.config.config import Config
 from qsim.config.override import Override, SiteInfo
@@ -79,12 +80,16 @@ __all__ = [  # noqa: RUF022
     "reference",
     "round_to_format",
     # files
+    "Checkpoint",
     "EncodingFile",
     "Entry",
     "NumericLog",
+    "PackedWeight",
+    "load_checkpoint",
     "load_encodings",
     "numeric_log",
     "read_numeric_log",
+    "save_checkpoint",
     "save_encodings",
     # training
     "ClipReport",

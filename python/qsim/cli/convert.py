@@ -1,4 +1,5 @@
-"""Convert encodings from one format into another: files of qsim, AIMET and TensorRT (calibration caches), and out of Q/DQ ONNX models.
+"""Convert encodings from one format into another: files of qsim, AIMET and TensorRT (calibration caches), and out of Q/DQ ONNX models; and
+folders with packed weights (GPTQ, AWQ, compressed-tensors) into each other.
 With --model, turn a calibration cache and the float ONNX model that it was made for into a Q/DQ model, which TensorRT 11 takes."""
 
 from __future__ import annotations
@@ -10,18 +11,21 @@ from pathlib import Path
 from qsim.cli.choices import one_of
 from qsim.cli.failure import Failure
 
-HELP = "convert encodings between formats, and calibration caches to Q/DQ models"
+HELP = "convert encodings and packed weights between formats, and calibration caches to Q/DQ models"
 _MODEL = ".onnx"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("input", type=Path, metavar="IN", help="encodings, a calibration cache, or a Q/DQ model")
+    parser.add_argument(
+        "input", type=Path, metavar="IN", help="encodings, a calibration cache, a Q/DQ model, or a folder with packed weights"
+    )
     parser.add_argument("output", type=Path, metavar="OUT", help="replaced as a whole, or left as it was; .onnx needs --model")
     parser.add_argument(
         "--format",
-        type=one_of("qsim.files", "FORMATS"),
+        type=one_of("qsim.cli.formats", "FORMATS"),
         metavar="FORMAT",
-        help="of OUT: qsim, aimet-0.6.1, aimet-1.0.0, aimet-2.0.0, aimet-2.1.0 or tensorrt-cache (default: by its ending, .cache or other)",
+        help="of OUT: qsim, aimet-0.6.1, aimet-1.0.0, aimet-2.0.0, aimet-2.1.0 or tensorrt-cache (default: by its ending); "
+        "of a folder compressed-tensors (the default), gptq, gptq_v2 or awq",
     )
     parser.add_argument("--model", type=Path, metavar="FLOAT.onnx", help="the float model that a calibration cache was made for")
     parser.add_argument("--without", action="append", default=[], metavar="GLOB", help="leave out entries of these names; may be repeated")
@@ -30,6 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    if options.input.is_dir():
+        return _convert_weights(options)
     _check(options)
     from qsim.cli.reading import read_encodings
     from qsim.files import save_encodings
@@ -47,6 +53,19 @@ def run(options: argparse.Namespace) -> int:
     save_encodings(file, options.output, format)
     count = len(file.activations if format == "tensorrt-cache" else file.entries)
     print(f"wrote {count} encoding{'s' * (count != 1)} as {format}")
+    return 0
+
+
+def _convert_weights(options: argparse.Namespace) -> int:
+    from qsim.checkpoints import FORMATS, load_checkpoint, save_checkpoint
+
+    format = options.format or "compressed-tensors"
+    if format not in FORMATS or options.model is not None or options.without or options.tensor_names or options.cache_version is not None:
+        raise Failure(f"'{options.input}' is a folder with packed weights; expected --format {', '.join(FORMATS)}, and no other option")
+    checkpoint = load_checkpoint(options.input)
+    save_checkpoint(checkpoint, options.output, format)
+    count = len(checkpoint.weights)
+    print(f"wrote {count} weight{'s' * (count != 1)} as {format}")
     return 0
 
 

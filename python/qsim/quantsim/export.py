@@ -6,11 +6,12 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
+from qsim.checkpoints import Checkpoint
 from qsim.config.profile import Profile
-from qsim.deploy import bake
-from qsim.deploy.compressed_tensors import save_compressed
+from qsim.deploy import bake, checkpoints
 from qsim.deploy.export import export
 from qsim.deploy.export_report import ExportReport
 from qsim.deploy.retarget import retarget
@@ -190,10 +191,10 @@ class Export(Simulation):
         """
         return bake.integer_state_dict(self)
 
-    def save_compressed(self, folder: str | os.PathLike[str]) -> None:
-        """Write the model with packed integer weights, as vLLM and transformers read it: compressed-tensors, pack-quantized.
+    def save_compressed(self, folder: str | os.PathLike[str], format: str = "compressed-tensors") -> None:
+        """Write the model with packed integer weights, as vLLM and transformers read it: compressed-tensors, GPTQ or AWQ.
 
-        For linear layers whose weights have 4 or 8 bits, per output channel (``axis=0``) or in groups along the input channels
+        For linear layers whose weights are integers, per output channel (``axis=0``) or in groups along the input channels
         (``axis=1, block_size=128``), symmetric or not; all else stays in float, and activations are not written. The weights that a
         reader makes of the file in float32 are those of `bake`, bit for bit. Needs safetensors: ``pip install "qsim[weights]"``.
 
@@ -201,6 +202,9 @@ class Export(Simulation):
         ----------
         folder : path-like
             Made if it is not there. ``model.safetensors`` and ``config.json`` in it are replaced; tokenizers are not written.
+        format : str
+            "compressed-tensors" (pack-quantized; 4 and 8 bits), "gptq" or "gptq_v2" (2, 3, 4 and 8 bits, one group size for all) or
+            "awq" (4 bits). All but the first store scales in float16: call `round_scales` before.
 
         Raises
         ------
@@ -211,7 +215,7 @@ class Export(Simulation):
 
         Notes
         -----
-        Source: github.com/vllm-project/compressed-tensors.
+        Sources: see `qsim.load_checkpoint`.
 
         Examples
         --------
@@ -223,4 +227,64 @@ class Export(Simulation):
         >>> sorted(os.listdir(folder))
         ['config.json', 'model.safetensors']
         """
-        save_compressed(self, folder)
+        checkpoints.save_compressed(self, folder, format)
+
+    def load_compressed(self, source: str | os.PathLike[str] | Checkpoint) -> None:
+        """Take weights and their encodings from a checkpoint with packed integers: from now on this simulates that checkpoint.
+
+        Weights are on the checkpoint's grids bit for bit, and all other tensors are loaded too. After an error nothing is changed.
+
+        Parameters
+        ----------
+        source : path-like or Checkpoint
+            As `qsim.load_checkpoint` takes and gives it. `Checkpoint.config` makes the config that fits.
+
+        Raises
+        ------
+        FileFormatError
+            The files are damaged.
+        ValueError
+            The checkpoint does not fit the model or the config: the message lists every tensor.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> folder, model = tempfile.mkdtemp(), torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 8))
+        >>> sim = QuantSim(model.eval(), torch.randn(1, 64), qsim.w4a16(group=32))
+        >>> report = sim.calibrate([torch.randn(8, 64)], progress=False)
+        >>> sim.save_compressed(folder)
+        >>> checkpoint = qsim.load_checkpoint(folder)
+        >>> fresh = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 8)).eval()
+        >>> again = QuantSim(fresh, torch.randn(1, 64), checkpoint.config())
+        >>> again.load_compressed(checkpoint)
+        >>> x = torch.randn(2, 64)
+        >>> torch.equal(again(x), sim(x))
+        True
+        """
+        checkpoints.load_compressed(self, source)
+
+    def round_scales(self, dtype: torch.dtype = torch.float16) -> None:
+        """Round the scales of all integer weights to what a file stores them in, and simulate that from now on.
+
+        GPTQ, AWQ and GGUF store scales in float16; engines that compute in bfloat16 read those of compressed-tensors so. A scale below the
+        type's smallest normal number becomes that.
+
+        Parameters
+        ----------
+        dtype : torch.float16 or torch.bfloat16
+
+        Raises
+        ------
+        ValueError
+            A scale is beyond the type's largest number. Nothing is changed.
+
+        Examples
+        --------
+        >>> sim = QuantSim(torch.nn.Linear(64, 8), torch.randn(1, 64), qsim.Config(qsim.TensorSpec(bits=4, axis=0), None))
+        >>> report = sim.calibrate([torch.randn(8, 64)], progress=False)
+        >>> sim.round_scales(torch.float16)
+        >>> scale = sim.encodings()["weight"].scale
+        >>> torch.equal(scale.half().float(), scale)
+        True
+        """
+        checkpoints.round_scales(self, dtype)

@@ -83,3 +83,18 @@ def _other(folder):
     graph = helper.make_graph([helper.make_node("Relu", ["in"], ["out"])], "test", ends[:1], ends[1:])
     save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), folder / "other.onnx")
     return folder / "other.onnx"
+
+
+def test_packed_weights_go_from_folder_to_folder(capsys, tmp_path):
+    pytest.importorskip("safetensors")
+    x = torch.randn(4, 64)
+    sim = qsim.QuantSim(nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 8)).eval(), x, qsim.w4a16(group=32))
+    sim.calibrate([x], progress=False)
+    sim.round_scales(torch.float16)
+    sim.save_compressed(tmp_path / "a")
+    assert "wrote 1 weight as gptq" in fine(capsys, "convert", tmp_path / "a", tmp_path / "b", "--format", "gptq")
+    fine(capsys, "convert", tmp_path / "b", tmp_path / "c")
+    weights = [qsim.load_checkpoint(tmp_path / name).state_dict()["0.weight"] for name in "abc"]
+    assert torch.equal(weights[0], weights[1])
+    assert torch.equal(weights[0], weights[2])
+    assert "no other option" in refused(capsys, "convert", tmp_path / "a", tmp_path / "d", "--format", "qsim")

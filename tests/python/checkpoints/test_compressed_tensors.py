@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 import qsim
-from qsim.deploy.compressed_tensors import pack
 
 X = torch.randn(6, 64, generator=torch.Generator().manual_seed(0))
 SPECS = {
@@ -38,13 +37,6 @@ def unpacked(words, bits, columns):
     return torch.tensor(rows)
 
 
-@pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("columns", [1, 7, 8, 33])
-def test_pack(bits, columns):
-    numbers = torch.randint(-(2 ** (bits - 1)), 2 ** (bits - 1), (5, columns), dtype=torch.int32)
-    assert torch.equal(unpacked(pack(numbers, bits), bits, columns), numbers.long())
-
-
 @pytest.mark.parametrize("name", SPECS)
 def test_what_is_written_is_the_baked_weight(name, tmp_path):
     safetensors = pytest.importorskip("safetensors.torch")
@@ -64,9 +56,27 @@ def test_what_is_written_is_the_baked_weight(name, tmp_path):
     assert "0.weight" not in state
 
 
+@pytest.mark.parametrize("name", SPECS)
+def test_what_is_written_is_read(name, tmp_path):
+    pytest.importorskip("safetensors")
+    sim = simulated(qsim.Config(SPECS[name], None).override("2", weight=None))
+    sim.save_compressed(tmp_path / "a")
+    read = qsim.load_checkpoint(tmp_path / "a")
+    assert torch.equal(read.state_dict()["0.weight"], sim.bake()[0].weight)
+    qsim.save_checkpoint(read, tmp_path / "b", linear=["0", "2"])
+    for file in ("model.safetensors", "config.json"):
+        assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
+    torch.manual_seed(1)
+    fresh = nn.Sequential(nn.Linear(64, 20), nn.ReLU(), nn.Linear(20, 3)).eval()
+    again = qsim.QuantSim(fresh, X, read.config())
+    again.load_compressed(tmp_path / "a")
+    assert torch.equal(again(X), sim(X))
+    assert torch.equal(again.bake()[0].weight, sim.bake()[0].weight)
+
+
 def test_what_it_cannot_hold_is_listed_and_nothing_written(tmp_path):
     sim = simulated(qsim.Config(qsim.TensorSpec(bits=3, axis=1, block_size=48), None))
-    with pytest.raises(ValueError, match=r"(?s)'0\.weight' is int3; expected integers of 4 or 8 bits.*'2\.weight' is int3"):
+    with pytest.raises(ValueError, match=r"(?s)'0\.weight' has 3 bits; expected 4 or 8.*'2\.weight' has 3 bits"):
         sim.save_compressed(tmp_path)
     with pytest.raises(ValueError, match="which groups of 48 do not divide"):
         simulated(qsim.Config(qsim.TensorSpec(bits=4, axis=1, block_size=48), None)).save_compressed(tmp_path)
@@ -74,6 +84,8 @@ def test_what_it_cannot_hold_is_listed_and_nothing_written(tmp_path):
         simulated(qsim.w4a8()).save_compressed(tmp_path)
     with pytest.raises(ValueError, match="no weight is quantized"):
         simulated(qsim.Config(None, None)).save_compressed(tmp_path)
+    with pytest.raises(ValueError, match="expected integers of 2 to 8 bits"):
+        simulated(qsim.Config(qsim.TensorSpec(bits=12, axis=0), None)).save_compressed(tmp_path)
     assert not list(tmp_path.iterdir())
 
 

@@ -1,0 +1,81 @@
+"""AWQ checkpoints, in the layout that AutoAWQ calls "gemm": 4 bits, eight output channels to a word.
+
+Source: github.com/casper-hansen/AutoAWQ, awq/utils/packing_utils.py and awq/modules/linear/gemm.py. From the lowest bits on a word holds
+the channels 0, 2, 4, 6, 1, 3, 5, 7 of its eight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qsim.checkpoints.bit_stream import pack, unpack
+from qsim.checkpoints.checkpoint import Checkpoint
+from qsim.checkpoints.folder import Parts
+from qsim.checkpoints.gptq import half_problem, one_group_size, raise_to_unsigned
+from qsim.checkpoints.packed_weight import PackedWeight
+from qsim.files.file_place import FilePlace
+
+FORMAT = "awq"
+_BITS, _EACH = 4, 8
+_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
+_BACK = [_ORDER.index(i) for i in range(_EACH)]
+
+
+def read(state: dict[str, Tensor], quantization: Mapping[str, Any], place: FilePlace) -> dict[str, PackedWeight]:
+    """The packed weights of `state`, which are taken out of it."""
+    version, bits = quantization.get("version", "gemm"), quantization.get("bits", quantization.get("w_bit"))
+    if not isinstance(version, str) or version.lower() != "gemm":
+        raise place.wanted("version of quantization_config", version, "'gemm', the layout of nearly all checkpoints")
+    if bits != _BITS:
+        raise place.wanted("bits of quantization_config", bits, "4")
+    modules = [name.removesuffix(".qweight") for name in state if name.endswith(".qweight")]
+    whole_rows = quantization.get("group_size", quantization.get("q_group_size")) == -1
+    return {f"{module}.weight": _weight(Parts(state, module, place), whole_rows) for module in modules}
+
+
+def _weight(parts: Parts, whole_rows: bool) -> PackedWeight:
+    words, zeros = parts.take("qweight", 2, torch.int32), parts.take("qzeros", 2, torch.int32)
+    scale = parts.take("scales", 2, torch.float16, torch.bfloat16, torch.float32)
+    columns, rows, groups = words.shape[0], words.shape[1] * _EACH, scale.shape[0]
+    parts.check("the shape of scales", tuple(scale.shape), (groups, rows))
+    parts.check("the shape of qzeros", tuple(zeros.shape), (groups, rows // _EACH))
+    if whole_rows:
+        parts.check("the number of groups", groups, 1)
+    parts.check("input channels beyond whole groups", columns % groups, 0)
+    zero_point = _reordered(unpack(zeros, _BITS, rows), _BACK).T.to(torch.int32).contiguous()
+    integers = _reordered(unpack(words, _BITS, rows), _BACK).T.contiguous()
+    return PackedWeight(integers, scale.T.contiguous(), zero_point, _BITS, None if whole_rows else columns // groups)
+
+
+def _reordered(numbers: Tensor, order: list[int]) -> Tensor:
+    return numbers.reshape(len(numbers), -1, _EACH)[..., order].flatten(1)
+
+
+def write(checkpoint: Checkpoint, layout: str) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, str]]:
+    """Tensors, the quantization's config, and what the format cannot hold, by weight."""
+    problems = {name: problem for name, weight in checkpoint.weights.items() if (problem := _problem(weight))}
+    size = one_group_size(checkpoint, problems)
+    if problems:
+        return {}, {}, problems
+    tensors: dict[str, Tensor] = {}
+    for name, weight in checkpoint.weights.items():
+        module, (integers, zero_point) = name.removesuffix(".weight"), raise_to_unsigned(weight)
+        tensors[f"{module}.qweight"] = pack(_reordered(integers.T, _ORDER), _BITS)
+        tensors[f"{module}.qzeros"] = pack(_reordered(zero_point.T, _ORDER), _BITS)
+        tensors[f"{module}.scales"] = weight.scale.half().T.contiguous()
+    config = {"quant_method": FORMAT, "bits": _BITS, "group_size": size, "zero_point": True, "version": "gemm"}
+    return tensors, config, {}
+
+
+def _problem(weight: PackedWeight) -> str | None:
+    if weight.bits != _BITS:
+        return f"has {weight.bits} bits; expected 4"
+    if weight.order is not None:
+        return "has groups out of order (desc_act=True): the format has none such"
+    if weight.integers.shape[0] % _EACH or weight.integers.shape[-1] % weight.group_size:
+        return f"has shape {tuple(weight.integers.shape)} in groups of {weight.group_size}; expected multiples of 8, in whole groups"
+    return half_problem(weight)

@@ -1,0 +1,173 @@
+"""compressed-tensors, the format "pack-quantized": what vLLM, llm-compressor and transformers read and write.
+
+Source: github.com/vllm-project/compressed-tensors, compressors/pack_quantized. At 4 and 8 bits, the ones known here, every version of it
+packs alike: along the input channels, the first number in the lowest bits, each raised by half of the grid.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qsim.checkpoints.bit_stream import pack, unpack
+from qsim.checkpoints.checkpoint import Checkpoint
+from qsim.checkpoints.folder import Parts
+from qsim.checkpoints.packed_weight import PackedWeight
+from qsim.files.file_place import FilePlace
+
+FORMAT = "compressed-tensors"
+_BITS = (4, 8)
+_LAYOUT = "pack-quantized"
+
+
+def read(state: dict[str, Tensor], quantization: Mapping[str, Any], place: FilePlace) -> dict[str, PackedWeight]:
+    """The packed weights of `state`, which are taken out of it."""
+    groups = quantization.get("config_groups")
+    if not isinstance(groups, dict) or not groups:
+        raise place.wanted("config_groups", groups, "an object that is not empty")
+    schemes = [group.get("weights") if isinstance(group, dict) else None for group in groups.values()]
+    for scheme in schemes:
+        if not isinstance(scheme, dict) or scheme.get("num_bits") not in _BITS or scheme.get("type", "int") != "int":
+            raise place.wanted("weights of config_groups", scheme, f"integers of {' or '.join(map(str, _BITS))} bits, packed")
+    layouts = {quantization.get("format", _LAYOUT), *(group.get("format") or _LAYOUT for group in groups.values())}
+    if layouts != {_LAYOUT}:
+        raise place.wanted("format", [str(layout) for layout in layouts], repr(_LAYOUT))
+    modules = [name.removesuffix(".weight_packed") for name in state if name.endswith(".weight_packed")]
+    return {f"{module}.weight": _weight(Parts(state, module, place), schemes) for module in modules}
+
+
+def _weight(parts: Parts, schemes: list[Any]) -> PackedWeight:
+    words = parts.take("weight_packed", 2, torch.int32)
+    scale = parts.take("weight_scale", 2, torch.float16, torch.bfloat16, torch.float32)
+    shape = parts.take("weight_shape", 1, torch.int64, torch.int32).tolist()
+    parts.check("the length of weight_shape", len(shape), 2)
+    rows, columns = shape
+    parts.check("the number of rows", rows, words.shape[0])
+    if columns < 1:
+        raise parts.place.error(f"weight_shape is {shape}; expected positive numbers")
+    groups = scale.shape[1]
+    parts.check("the shape of weight_scale", tuple(scale.shape), (rows, groups))
+    fitting = {
+        (scheme["num_bits"], size)
+        for scheme in schemes
+        for size in [_group_size(scheme)]
+        if -(-columns * scheme["num_bits"] // 32) == words.shape[1] and -(-columns // (size or columns)) == groups
+    }
+    if len(fitting) != 1:
+        raise parts.place.error(
+            f"weight_packed has shape {tuple(words.shape)} and weight_scale {tuple(scale.shape)} for {rows} x {columns} weights; expected "
+            f"what one of config_groups says, but {len(fitting)} fit"
+        )
+    ((bits, size),) = fitting
+    half = 2 ** (bits - 1)
+    integers = (unpack(words, bits, columns).to(torch.int16) - half).to(torch.int8)
+    order = parts.optional("weight_g_idx", 1, torch.int32, torch.int64)
+    if order is not None and bool((order == -1).all()):
+        order = None  # as older versions write it where there is none
+    if order is not None:
+        in_order = torch.arange(columns) // (size or columns)
+        if not torch.equal(order.sort().values.long(), in_order):
+            raise parts.place.error(f"weight_g_idx does not put {size or columns} of {columns} input channels into each of {groups} groups")
+        order = None if torch.equal(order.long(), in_order) else order.int()
+    return PackedWeight(integers, scale, _zero_point(parts, rows, groups, bits), bits, size, order)
+
+
+def _group_size(scheme: Mapping[str, Any]) -> int | None:
+    size = scheme.get("group_size")
+    return size if isinstance(size, int) and not isinstance(size, bool) and size > 0 else None
+
+
+def _zero_point(parts: Parts, rows: int, groups: int, bits: int) -> Tensor:
+    stored = parts.optional("weight_zero_point", 2, torch.int32, torch.int8)
+    if stored is None:
+        return torch.zeros(rows, groups, dtype=torch.int32)
+    if stored.dtype == torch.int8:  # before 0.10: not packed
+        parts.check("the shape of weight_zero_point", tuple(stored.shape), (rows, groups))
+        if not -(2 ** (bits - 1)) <= int(stored.min()) <= int(stored.max()) < 2 ** (bits - 1):
+            raise parts.place.error(f"weight_zero_point leaves the grid of {bits} bits")
+        return stored.to(torch.int32)
+    parts.check("the shape of weight_zero_point", tuple(stored.shape), (-(-rows * bits // 32), groups))
+    centred: Tensor = unpack(stored.T.contiguous(), bits, rows).T.to(torch.int32) - 2 ** (bits - 1)
+    return centred.contiguous()
+
+
+def write(
+    checkpoint: Checkpoint, layout: str, linear: Sequence[str] | None = None
+) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, str]]:
+    """Tensors, the quantization's config, and what the format cannot hold, by weight. `linear` names all linear layers, if known."""
+    problems = {name: problem for name, weight in checkpoint.weights.items() if (problem := _problem(weight))}
+    if problems:
+        return {}, {}, problems
+    groups: dict[str, list[str]] = defaultdict(list)
+    tensors: dict[str, Tensor] = {}
+    for name, weight in checkpoint.weights.items():
+        module = name.removesuffix(".weight")
+        groups[json.dumps(_scheme(weight))].append(module)
+        tensors.update({f"{module}.{part}": t for part, t in _packed(weight).items()})
+    packed = {module for modules in groups.values() for module in modules}
+    by_type = len(groups) == 1 and linear is not None
+    config = {
+        "quant_method": FORMAT,
+        "format": _LAYOUT,
+        "quantization_status": "compressed",
+        "config_groups": {
+            f"group_{i}": {
+                "targets": ["Linear"] if by_type else modules,
+                "weights": json.loads(scheme),
+                "input_activations": None,
+                "output_activations": None,
+            }
+            for i, (scheme, modules) in enumerate(groups.items())
+        },
+        "ignore": [path for path in linear or () if path not in packed],
+        "kv_cache_scheme": None,
+    }
+    return tensors, config, {}
+
+
+def _scheme(weight: PackedWeight) -> dict[str, Any]:
+    return {
+        "num_bits": weight.bits,
+        "type": "int",
+        "symmetric": not bool(_centred(weight)[1].any()),
+        "strategy": "channel" if weight.block_size is None else "group",
+        "dynamic": False,
+        "group_size": weight.block_size,
+        **({} if weight.order is None else {"actorder": "group"}),
+    }
+
+
+def _centred(weight: PackedWeight) -> tuple[Tensor, Tensor]:
+    """Integers and zero points around 0, both int32."""
+    down = 0 if weight.integers.dtype == torch.int8 else 2 ** (weight.bits - 1)
+    return weight.integers.to(torch.int32) - down, weight.zero_point - down
+
+
+def _packed(weight: PackedWeight) -> dict[str, Tensor]:
+    half = 2 ** (weight.bits - 1)
+    integers, zero_point = _centred(weight)
+    tensors = {
+        "weight_packed": pack(integers + half, weight.bits),
+        "weight_scale": weight.scale.contiguous(),
+        "weight_shape": torch.tensor(integers.shape),
+    }
+    if bool(zero_point.any()):
+        tensors["weight_zero_point"] = pack(zero_point.T + half, weight.bits).T.contiguous()
+    if weight.order is not None:
+        tensors["weight_g_idx"] = weight.order
+    return tensors
+
+
+def _problem(weight: PackedWeight) -> str | None:
+    if weight.integers.dim() != 2 or weight.minimum is not None:
+        return "is no matrix of integers with zero points"
+    if weight.bits not in _BITS:
+        return f"has {weight.bits} bits; expected 4 or 8"
+    if weight.integers.shape[1] % weight.group_size:
+        return f"has {weight.integers.shape[1]} input channels, which groups of {weight.group_size} do not divide"
+    return None

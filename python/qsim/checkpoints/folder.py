@@ -1,0 +1,130 @@
+"""A model's folder: ``config.json`` and safetensors, in one file or in shards with an index."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qsim.atomic import write_atomically
+from qsim.files.file_place import FilePlace
+from qsim.files.json_text import parse
+
+_INDEX = "model.safetensors.index.json"
+_MAX_JSON = 1 << 26
+
+
+def _safetensors() -> Any:
+    try:
+        import safetensors
+        import safetensors.torch
+    except ImportError as error:
+        raise ImportError('qsim: checkpoints are read and written with safetensors: pip install "qsim[weights]"') from error
+    return safetensors
+
+
+def read_config(folder: Path, name: str = "config.json") -> dict[str, Any] | None:
+    """A JSON object of the folder; None where there is no such file."""
+    path = folder / name
+    if not path.is_file():
+        return None
+    place = FilePlace(str(path))
+    with path.open("rb") as stream:
+        data = stream.read(_MAX_JSON + 1)
+    if len(data) > _MAX_JSON:
+        raise place.error(f"has more than {_MAX_JSON} bytes; expected a model's configuration")
+    try:
+        found = parse(data.decode(), place)
+    except UnicodeDecodeError as error:
+        raise place.error(f"byte {error.start} is not UTF-8; expected JSON") from None
+    if not isinstance(found, dict):
+        raise place.wanted("the document", found, "an object")
+    return found
+
+
+def read_tensors(folder: Path) -> dict[str, Tensor]:
+    """All tensors of a folder, on the CPU."""
+    state: dict[str, Tensor] = {}
+    for name in _shards(folder):
+        state.update(_read_file(folder / name))
+    return state
+
+
+def _shards(folder: Path) -> list[str]:
+    index = read_config(folder, _INDEX)
+    place = FilePlace(str(folder / _INDEX))
+    if index is None:
+        return sorted(path.name for path in folder.glob("*.safetensors")) or ["model.safetensors"]
+    names = index.get("weight_map")
+    if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
+        raise place.wanted("weight_map", names, "an object of file names")
+    for name in names.values():
+        if Path(name).name != name or not name.endswith(".safetensors"):
+            raise place.wanted("a shard", name, "the name of a .safetensors file in the same folder")
+    return sorted(set(names.values()))
+
+
+def _read_file(path: Path) -> dict[str, Tensor]:
+    place = FilePlace(str(path))
+    safetensors = _safetensors()
+    if not path.is_file():
+        raise FileNotFoundError(f"qsim: there is no file {str(path)!r}; expected a folder with config.json and safetensors")
+    try:
+        found: dict[str, Tensor] = safetensors.torch.load_file(path)
+    except (safetensors.SafetensorError, KeyError, ValueError, RuntimeError, OverflowError) as error:
+        raise place.error(f"is no safetensors file: {error}. Is it complete?") from None
+    return found
+
+
+def write(folder: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> None:
+    """``model.safetensors`` and ``config.json``, made or replaced."""
+    data = _safetensors().torch.save(_once(tensors), metadata={"format": "pt"})
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / "model.safetensors", data)
+    write_atomically(folder / "config.json", json.dumps(config, indent=2).encode())
+
+
+def _once(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Each memory once, as safetensors wants it: of shared entries the first."""
+    seen: set[int] = set()
+    found = {}
+    for name, t in state.items():
+        if t.data_ptr() not in seen or t.numel() == 0:
+            found[name] = t.contiguous()
+            seen.add(t.data_ptr())
+    return found
+
+
+class Parts:
+    """The tensors of one packed layer, taken out of a state one by one, each checked."""
+
+    def __init__(self, state: dict[str, Tensor], module: str, place: FilePlace) -> None:
+        self.state, self.module, self.place = state, module, place.at(module)
+
+    def take(self, name: str, dims: int, *dtypes: torch.dtype) -> Tensor:
+        """`optional`, of a tensor that has to be there."""
+        found = self.optional(name, dims, *dtypes)
+        if found is None:
+            raise self.place.error(f"has no {name}: is the checkpoint complete?")
+        return found
+
+    def optional(self, name: str, dims: int, *dtypes: torch.dtype) -> Tensor | None:
+        """The tensor ``<module>.<name>`` if there is one, of so many dimensions, none of them 0, and one of these types."""
+        found = self.state.pop(f"{self.module}.{name}", None)
+        if found is None:
+            return None
+        if found.dim() != dims or found.numel() == 0 or found.dtype not in dtypes:
+            raise self.place.error(
+                f"{name} is {str(found.dtype).removeprefix('torch.')} of shape {tuple(found.shape)}; expected "
+                f"{' or '.join(str(t).removeprefix('torch.') for t in dtypes)} with {dims} dimensions, not empty"
+            )
+        return found
+
+    def check(self, what: str, got: object, expected: object) -> None:
+        """Raise unless the two are the same."""
+        if got != expected:
+            raise self.place.error(f"{what} is {got}; expected {expected}, by the other tensors of this layer")

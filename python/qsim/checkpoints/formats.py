@@ -1,0 +1,121 @@
+"""Which format a checkpoint has, and which module reads and writes it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from qsim.checkpoints import awq, compressed_tensors, gguf, gptq
+from qsim.checkpoints.checkpoint import Checkpoint
+from qsim.checkpoints.folder import read_config, read_tensors, write
+from qsim.errors import FileFormatError
+from qsim.files.file_place import FilePlace
+
+_MODULES: dict[str, Any] = {compressed_tensors.FORMAT: compressed_tensors, gptq.FORMAT: gptq, gptq.SECOND: gptq, awq.FORMAT: awq}
+FORMATS = tuple(_MODULES)  # those that are written; GGUF is read
+
+
+def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
+    """Read a checkpoint with packed integer weights.
+
+    Parameters
+    ----------
+    path : path-like
+        A folder with ``config.json`` and safetensors (one file, or shards with an index): GPTQ ("gptq" and "gptq_v2"; 2, 3, 4, 8 bits,
+        ``desc_act`` too), AWQ ("gemm") and compressed-tensors ("pack-quantized", 4 and 8 bits), which need
+        ``pip install "qsim[weights]"``. Or a GGUF file with tensors of Q4_0, Q4_1, Q8_0, Q4_K, Q6_K, F32, F16 and BF16, whose names stay
+        GGUF's; its converter has permuted rows of some models' weights.
+
+    Returns
+    -------
+    Checkpoint
+        On the CPU. Nothing is rounded: `save_checkpoint` writes the same bits again.
+
+    Raises
+    ------
+    FileFormatError
+        The file is damaged, or of another kind: what was found, and what was expected.
+
+    Notes
+    -----
+    Sources: github.com/ModelCloud/GPTQModel, github.com/casper-hansen/AutoAWQ, github.com/vllm-project/compressed-tensors,
+    github.com/ggml-org/ggml (docs/gguf.md).
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> folder, model = tempfile.mkdtemp(), torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 8)).eval()
+    >>> sim = qsim.QuantSim(model, torch.randn(1, 64), qsim.w4a16(group=32))
+    >>> report = sim.calibrate([torch.randn(8, 64)], progress=False)
+    >>> sim.save_compressed(folder)
+    >>> checkpoint = load_checkpoint(folder)
+    >>> checkpoint.format, torch.equal(checkpoint.weights["0.weight"].dequantize(), sim.bake()[0].weight)
+    ('compressed-tensors', True)
+    """
+    path = Path(path)
+    if path.is_file():
+        with path.open("rb") as stream:
+            beginning = stream.read(len(gguf.MAGIC))
+        if beginning == gguf.MAGIC or path.suffix == ".gguf":
+            return gguf.read(path)
+        raise FilePlace(str(path)).wanted("the beginning", beginning, "a GGUF file, or the folder of a model in its place")
+    if not path.is_dir():
+        raise FileNotFoundError(f"qsim: there is no {str(path)!r}; expected a model's folder or a GGUF file")
+    place = FilePlace(str(path / "config.json"))
+    config = read_config(path) or {}
+    quantization = config.pop("quantization_config", None) or read_config(path, "quantize_config.json")
+    if not isinstance(quantization, dict):
+        raise place.wanted("quantization_config", quantization, "an object that says how the weights are packed")
+    method = quantization.get("quant_method", gptq.FORMAT if "desc_act" in quantization else None)
+    if not isinstance(method, str) or method not in _MODULES:
+        raise place.wanted("quant_method", method, f"one of {', '.join(map(repr, FORMATS))}")
+    state = read_tensors(path)
+    weights = _MODULES[method].read(state, quantization, FilePlace(str(path)))
+    second = method == gptq.FORMAT and quantization.get("checkpoint_format") == gptq.SECOND
+    return Checkpoint(weights, state, gptq.SECOND if second else method, config)
+
+
+def save_checkpoint(
+    checkpoint: Checkpoint, folder: str | os.PathLike[str], format: str = compressed_tensors.FORMAT, *, linear: Sequence[str] | None = None
+) -> None:
+    """Write packed weights as a model's folder: ``model.safetensors`` and ``config.json``.
+
+    Integers, scales and zero points are written as they are. GPTQ and AWQ store scales in float16: others are refused. Readers of "gptq"
+    disagree on zero points of 0, which it refuses and "gptq_v2" holds.
+
+    Parameters
+    ----------
+    checkpoint : Checkpoint
+    folder : path-like
+        Made if it is not there; the two files in it are replaced. Tokenizers are yours to copy.
+    format : str
+        "compressed-tensors", "gptq", "gptq_v2" or "awq".
+    linear : sequence of str, optional
+        All linear layers of the model. compressed-tensors then names those that are in float and not those that are packed.
+
+    Raises
+    ------
+    FileFormatError
+        The format cannot hold it: the message lists every weight, and why. Nothing is written.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> folder, integers, scale = tempfile.mkdtemp(), torch.randint(-8, 8, (8, 64), dtype=torch.int8), torch.full((8, 2), 0.5)
+    >>> weight = qsim.PackedWeight(integers, scale, torch.zeros(8, 2, dtype=torch.int32), 4, 32)
+    >>> save_checkpoint(qsim.Checkpoint({"fc.weight": weight}, {}, "gptq"), folder, "gptq")
+    >>> sorted(load_checkpoint(folder).weights)
+    ['fc.weight']
+    """
+    if format not in _MODULES:
+        raise ValueError(f"qsim: got format={format!r}; expected one of {', '.join(map(repr, FORMATS))}")
+    if not checkpoint.weights:
+        raise FileFormatError(f"qsim: '{folder}': no weight is quantized; expected at least one")
+    options = {"linear": linear} if format == compressed_tensors.FORMAT else {}
+    tensors, quantization, problems = _MODULES[format].write(checkpoint, format, **options)
+    if problems:
+        listed = "\n  ".join(f"'{name}' {problem}" for name, problem in problems.items())
+        raise FileFormatError(f"qsim: '{folder}': {format} cannot hold:\n  {listed}")
+    write(Path(folder), {**checkpoint.tensors, **tensors}, {**checkpoint.model_config, "quantization_config": quantization})

@@ -1,0 +1,162 @@
+"""GPTQ checkpoints, as auto-gptq and GPTQModel write them.
+
+Source: github.com/ModelCloud/GPTQModel, nn_modules/qlinear and utils/model.py; github.com/AutoGPTQ/AutoGPTQ. Integers lie in bit streams
+along the input channels (``qweight``), zero points along the output channels (``qzeros``). The layout "gptq" stores zero points
+minus one, "gptq_v2" as they are.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qsim.checkpoints.bit_stream import pack, unpack
+from qsim.checkpoints.checkpoint import Checkpoint
+from qsim.checkpoints.folder import Parts
+from qsim.checkpoints.packed_weight import PackedWeight
+from qsim.files.file_place import FilePlace
+
+FORMAT, SECOND = "gptq", "gptq_v2"
+_BITS = (2, 3, 4, 8)
+_HALVES = (torch.float16, torch.bfloat16, torch.float32)
+
+
+def read(state: dict[str, Tensor], quantization: Mapping[str, Any], place: FilePlace) -> dict[str, PackedWeight]:
+    """The packed weights of `state`, which are taken out of it."""
+    layout = quantization.get("checkpoint_format", FORMAT)
+    if layout not in (FORMAT, SECOND):
+        raise place.wanted("checkpoint_format", layout, "'gptq' or 'gptq_v2'; convert it with GPTQModel")
+    modules = [name.removesuffix(".qweight") for name in state if name.endswith(".qweight")]
+    found, wrapped = {}, []
+    for module in modules:
+        weight, wraps = _weight(Parts(state, module, place), quantization, 1 if layout == FORMAT else 0)
+        found[f"{module}.weight"] = weight
+        wrapped += [module] if wraps else []
+    if wrapped:
+        warnings.warn(
+            f"qsim: {place.file!r}: {len(wrapped)} layers ({wrapped[0]!r}, ...) store a zero point of 0 as if it were -1. auto-gptq reads "
+            "0, as here; GPTQModel's addition runs over into the next zero point. Write it again, as gptq_v2",
+            stacklevel=4,
+        )
+    return found
+
+
+def _weight(parts: Parts, quantization: Mapping[str, Any], less: int) -> tuple[PackedWeight, bool]:
+    """A weight, and whether a zero point of 0 was stored as -1."""
+    words, zeros = parts.take("qweight", 2, torch.int32), parts.take("qzeros", 2, torch.int32)
+    scale, order = parts.take("scales", 2, *_HALVES), parts.optional("g_idx", 1, torch.int32, torch.int64)
+    bits = _bits(parts, quantization, words.shape[0], None if order is None else order.shape[0])
+    columns, rows, groups = words.shape[0] * 32 // bits, words.shape[1], scale.shape[0]
+    parts.check("the shape of scales", tuple(scale.shape), (groups, rows))
+    parts.check("the shape of qzeros", tuple(zeros.shape), (groups, -(-rows * bits // 32)))
+    given = _group_size(parts, quantization)
+    size = _largest_group(order) if order is not None else given or columns
+    in_order = torch.arange(columns, dtype=torch.int32) // size
+    parts.check("the number of groups", groups, -(-columns // size))
+    if order is not None and not torch.equal(order.sort().values.int(), in_order):
+        raise parts.place.error(f"g_idx does not put {size} of {columns} input channels into each of {groups} groups")
+    stored = unpack(zeros, bits, rows).T.to(torch.int32)
+    zero_point = (stored + less) & (2**bits - 1)
+    shuffled = order is not None and not torch.equal(order.int(), in_order)
+    order = order.int() if order is not None and shuffled else None
+    one = groups == 1  # in a group that is longer than a row, or in none
+    block_size = size if not one else given if given is not None and given >= columns else None
+    integers = unpack(words.T.contiguous(), bits, columns)
+    return PackedWeight(integers, scale.T.contiguous(), zero_point.contiguous(), bits, block_size, order), bool((zero_point < less).any())
+
+
+def _bits(parts: Parts, quantization: Mapping[str, Any], words: int, columns: int | None) -> int:
+    given = quantization.get("bits")
+    if columns is None:
+        if given not in _BITS:
+            raise parts.place.wanted("bits of quantization_config", given, f"one of {_BITS}")
+        bits = int(given)
+    else:
+        bits = words * 32 // columns
+        parts.check("rows of qweight times 32", words * 32, bits * columns)
+    if bits not in _BITS or words * 32 % bits:
+        raise parts.place.error(f"qweight has {words} rows for {columns} input channels, {bits} bits each; expected one of {_BITS}")
+    if given != bits and not quantization.get("dynamic"):
+        raise parts.place.error(f"has {bits} bits by its tensors; expected {given!r}, as quantization_config says")
+    return bits
+
+
+def _group_size(parts: Parts, quantization: Mapping[str, Any]) -> int | None:
+    given = quantization.get("group_size", -1)
+    if not isinstance(given, int) or isinstance(given, bool) or not (given == -1 or given > 0):
+        raise parts.place.wanted("group_size of quantization_config", given, "-1 or a positive integer")
+    return None if given == -1 else given
+
+
+def _largest_group(order: Tensor) -> int:
+    return int(torch.unique(order, return_counts=True)[1].max())
+
+
+def write(checkpoint: Checkpoint, layout: str) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, str]]:
+    """Tensors, the quantization's config, and what the format cannot hold, by weight."""
+    less = int(layout == FORMAT)
+    problems = {name: problem for name, weight in checkpoint.weights.items() if (problem := _problem(weight, less))}
+    size = one_group_size(checkpoint, problems)
+    widths = {weight.bits for weight in checkpoint.weights.values()}
+    if len(widths) > 1:
+        problems.setdefault(next(iter(checkpoint.weights)), f"and others have {sorted(widths)} bits; expected one width for all")
+    if problems:
+        return {}, {}, problems
+    (bits,) = widths
+    raised = {name: raise_to_unsigned(weight) for name, weight in checkpoint.weights.items()}
+    tensors: dict[str, Tensor] = {}
+    for name, weight in checkpoint.weights.items():
+        module, (integers, zero_point) = name.removesuffix(".weight"), raised[name]
+        order = torch.arange(integers.shape[1], dtype=torch.int32) // weight.group_size
+        tensors[f"{module}.qweight"] = pack(integers, weight.bits).T.contiguous()
+        tensors[f"{module}.qzeros"] = pack((zero_point - less).T, weight.bits)
+        tensors[f"{module}.scales"] = weight.scale.half().T.contiguous()
+        tensors[f"{module}.g_idx"] = order if weight.order is None else weight.order
+    symmetric = all(bool((zero_point == 2 ** (bits - 1)).all()) for _, zero_point in raised.values())
+    shuffled = any(weight.order is not None for weight in checkpoint.weights.values())
+    return tensors, {**_config(bits, size, symmetric), "quant_method": FORMAT, "desc_act": shuffled, "checkpoint_format": layout}, {}
+
+
+def _config(bits: int, size: int, symmetric: bool) -> dict[str, Any]:
+    return {"bits": bits, "group_size": size, "sym": symmetric, "lm_head": False}
+
+
+def _problem(weight: PackedWeight, less: int) -> str | None:
+    if weight.bits not in _BITS:
+        return f"has {weight.bits} bits; expected one of {_BITS}"
+    if weight.integers.shape[-1] * weight.bits % 32:
+        return f"has {weight.integers.shape[-1]} input channels, which do not fill words of 32 bits"
+    if weight.integers.shape[0] * weight.bits % 32:
+        return f"has {weight.integers.shape[0]} output channels, whose zero points do not fill words of 32 bits"
+    if bool((raise_to_unsigned(weight)[1] < less).any()):
+        return f"has zero points of 0, which readers of {FORMAT!r} disagree on: format={SECOND!r}"
+    return half_problem(weight)
+
+
+def half_problem(weight: PackedWeight) -> str | None:
+    """Why a format with scales of float16 and zero points within the grid cannot hold a weight; None if it can."""
+    if weight.integers.dim() != 2 or weight.minimum is not None:
+        return "is no matrix of integers with zero points"
+    if not torch.equal(weight.scale.half().float(), weight.scale.float()):
+        return "has scales that are no numbers of float16: call sim.round_scales(torch.float16) first"
+    return None
+
+
+def one_group_size(checkpoint: Checkpoint, problems: dict[str, str]) -> int:
+    """The columns of a group, which such a format says once for all weights; -1 for a scale per output channel. Adds to `problems`."""
+    sizes = {name: -1 if weight.block_size is None else weight.block_size for name, weight in checkpoint.weights.items()}
+    size = next(iter(sizes.values()))
+    for name, own in sizes.items():
+        if own != size:
+            problems.setdefault(name, f"has groups of {own}, others of {size} (-1: a whole row); expected one group size for all")
+    return size
+
+
+def raise_to_unsigned(weight: PackedWeight) -> tuple[Tensor, Tensor]:
+    """Integers and zero points on ``0 .. 2**bits - 1``, both int32."""
+    up = 2 ** (weight.bits - 1) if weight.integers.dtype == torch.int8 else 0
+    return weight.integers.to(torch.int32) + up, weight.zero_point + up

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from qsim.numbers.encoding import Encoding, grid_of
+
+
+@dataclass(frozen=True, eq=False)
+class PackedWeight:
+    """A weight as a checkpoint stores it: integers, and for each group of columns a scale and a zero point, as they are in the file.
+
+    It stands for ``(integers - zero_point) * scale - minimum``.
+
+    Parameters
+    ----------
+    integers : Tensor, shape ``[..., columns]``, int8 or uint8
+        Output channels first, unpacked.
+    scale : Tensor, shape ``[..., groups]``, a float type
+        Of any sign: GGUF has negative ones.
+    zero_point : Tensor, int32, shape of `scale`
+    bits : int
+        Width of an integer in the file.
+    block_size : int, optional
+        Columns of a group; the last may be short. None where a row has one scale.
+    order : Tensor, int32, shape ``[columns]``, optional
+        The group of each column, where they do not follow each other: GPTQ's ``g_idx`` (``desc_act=True``).
+    minimum : Tensor, float32, shape of `scale`, optional
+        What GGUF's Q4_K takes off, in place of a zero point.
+
+    Examples
+    --------
+    >>> scale, zero_point = torch.tensor([[0.5], [1.0]]), torch.tensor([[8], [8]], dtype=torch.int32)
+    >>> weight = PackedWeight(torch.tensor([[8, 9], [7, 15]], dtype=torch.uint8), scale, zero_point, 4, 2)
+    >>> weight.dequantize().tolist()
+    [[0.0, 0.5], [-1.0, 7.0]]
+    >>> weight.encoding.dtype, weight.group_size
+    ('uint4', 2)
+    """
+
+    integers: Tensor
+    scale: Tensor
+    zero_point: Tensor
+    bits: int
+    block_size: int | None = None
+    order: Tensor | None = None
+    minimum: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        columns = self.integers.shape[-1]
+        groups = (*self.integers.shape[:-1], -(-columns // self.group_size))
+        for name in ("scale", "zero_point", "minimum"):
+            given: Tensor | None = getattr(self, name)
+            if given is not None and given.shape != groups:
+                raise ValueError(f"PackedWeight: {name} has shape {tuple(given.shape)}; expected {groups}")
+        if self.order is not None:
+            expected = torch.arange(columns) // self.group_size
+            if self.order.shape != (columns,) or not torch.equal(self.order.sort().values.long(), expected):
+                raise ValueError(f"PackedWeight: order does not put {self.group_size} columns into each of {groups[-1]} groups")
+
+    @property
+    def group_size(self) -> int:
+        """Columns of a group; all of them where a row has one scale."""
+        return self.integers.shape[-1] if self.block_size is None else self.block_size
+
+    def dequantize(self) -> Tensor:
+        """What it stands for, computed in float32: shape of `integers`."""
+        group = torch.arange(self.integers.shape[-1]) // self.group_size if self.order is None else self.order.long()
+        zero_point, scale = self.zero_point.float()[..., group], self.scale.float()[..., group]
+        value = (self.integers.float() - zero_point).mul_(scale)
+        return value if self.minimum is None else value.sub_(self.minimum[..., group])
+
+    @property
+    def encoding(self) -> Encoding:
+        """As a quantizer holds it: with ``axis=0`` where a row has one scale, else with blocks along the last axis.
+
+        Raises
+        ------
+        ValueError
+            No simulation has such a grid: a scale that is not positive, groups out of order, minima.
+        """
+        if self.order is not None:
+            raise ValueError("its groups are not in the order of the columns (desc_act=True), as no quantizer has them")
+        if self.minimum is not None:
+            raise ValueError("its groups have minima in float in place of zero points, as no quantizer has them")
+        grid = f"{'int' if self.integers.dtype == torch.int8 else 'uint'}{self.bits}"
+        scale = self.scale.float()
+        if self.block_size is None and self.scale.dim() == 2:
+            return Encoding(scale[:, 0], self.zero_point[:, 0], *grid_of(grid), 0, None, grid)
+        return Encoding(scale, self.zero_point, *grid_of(grid), self.integers.dim() - 1, self.group_size, grid)

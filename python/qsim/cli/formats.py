@@ -1,0 +1,5 @@
+"""Formats that `qsim convert` writes."""
+
+from qsim import checkpoints, files
+
+FORMATS = (*files.FORMATS, *checkpoints.FORMATS)

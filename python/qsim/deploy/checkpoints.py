@@ -1,0 +1,161 @@
+"""Between a simulation and checkpoints with packed integer weights."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from qsim.checkpoints import Checkpoint, PackedWeight, load_checkpoint, save_checkpoint
+from qsim.deploy.bake import integer_state_dict
+from qsim.files import Entry
+from qsim.files.fitting import fitted
+from qsim.numbers.encoding import Encoding
+from qsim.quantizers.quantizer import Quantizer
+from qsim.simulation.simulation import Simulation
+
+_SMALLEST = {torch.float16: 2.0**-14, torch.bfloat16: 2.0**-126}  # smallest normal numbers: kernels may flush what is below
+
+
+def save_compressed(sim: Simulation, folder: str | os.PathLike[str], format: str) -> None:
+    """`QuantSim.save_compressed` documents it."""
+    state = integer_state_dict(sim)
+    encodings = _encodings(sim, state)
+    weights = {
+        name: _packed(encoding, state.pop(name), state.pop(f"{name}_scale"), state.pop(f"{name}_zero_point"))
+        for name, encoding in encodings.items()
+    }
+    linear = [path for path, module in sim.model.named_modules() if isinstance(module, nn.Linear)]
+    save_checkpoint(Checkpoint(weights, state, format, _model_config(sim.model)), folder, format, linear=linear)
+
+
+def load_compressed(sim: Simulation, source: str | os.PathLike[str] | Checkpoint) -> None:
+    """`QuantSim.load_compressed` documents it."""
+    checkpoint = source if isinstance(source, Checkpoint) else load_checkpoint(source)
+    quantized = {planned.parameter: key for key, planned in sim.decisions.quantizers.items() if planned.role == "weight"}
+    parameters, quantizers = sim.weights(), sim.quantizers()
+    problems: list[str] = []
+    chosen: list[tuple[Quantizer, Encoding, Tensor, Tensor]] = []
+    for name, weight in checkpoint.weights.items():
+        key = quantized.get(name)
+        if key is None:
+            problems.append(f"'{name}' is quantized in the checkpoint, and not in the simulation")
+            continue
+        parameter = parameters[key]
+        try:
+            if parameter.shape != weight.integers.shape:
+                raise ValueError(f"has shape {tuple(weight.integers.shape)}; expected {tuple(parameter.shape)}")
+            encoding = fitted(Entry(_encoding(weight, quantizers[key]), "parameter"), quantizers[key], parameter.dim())
+        except ValueError as error:
+            problems.append(f"'{name}': {error}")
+            continue
+        chosen.append((quantizers[key], encoding, parameter, weight.dequantize()))
+    own = sim.model.state_dict(keep_vars=True)
+    others = {name: t for name, t in checkpoint.tensors.items() if name in own}
+    problems += [f"'{name}' is unknown to the model" for name in checkpoint.tensors if name not in own]
+    for name, t in others.items():
+        if own[name].shape != t.shape:
+            problems.append(f"'{name}' has shape {tuple(t.shape)}; expected {tuple(own[name].shape)}")
+        if name in quantized:
+            problems.append(f"'{name}' is quantized in the simulation, and in float in the checkpoint")
+    held = {own[name].data_ptr() for name in (*others, *checkpoint.weights) if name in own}  # a tied one is there under one name
+    problems += [f"'{name}' is not in the checkpoint" for name, t in own.items() if t.data_ptr() not in held and t.numel()]
+    if problems:
+        listed = "\n  ".join(problems)
+        raise ValueError(f"QuantSim.load_compressed: the checkpoint does not fit this simulation ({_CURE}):\n  {listed}")
+    with torch.no_grad():
+        for quantizer, encoding, parameter, values in chosen:
+            parameter.copy_(values)
+            quantizer.set_encoding(encoding)
+        for name, t in others.items():
+            own[name].copy_(t)
+
+
+_CURE = "make it with checkpoint.config(), of qsim.load_checkpoint, for the model that was quantized"
+
+
+def _encoding(weight: PackedWeight, quantizer: Quantizer) -> Encoding:
+    """With blocks where the quantizer has them, though one fills a row."""
+    encoding = weight.encoding
+    if encoding.block_size is None and quantizer.spec.block_size is not None:
+        scale, zero_point = encoding.scale[:, None], encoding.zero_point[:, None]
+        return dataclasses.replace(encoding, scale=scale, zero_point=zero_point, axis=1, block_size=quantizer.spec.block_size)
+    return encoding
+
+
+def round_scales(sim: Simulation, dtype: torch.dtype) -> None:
+    """`QuantSim.round_scales` documents it."""
+    if dtype not in _SMALLEST:
+        raise ValueError(f"QuantSim.round_scales: got {dtype}; expected torch.float16 or torch.bfloat16")
+    rounded: list[tuple[Quantizer, Encoding]] = []
+    for key, planned in sim.decisions.quantizers.items():
+        quantizer = sim.quantizers()[key]
+        encoding = quantizer.encoding
+        if planned.role != "weight" or encoding is None or not encoding.dtype.startswith(("int", "uint")):
+            continue
+        largest = torch.finfo(dtype).max
+        if bool((encoding.scale > largest).any()):
+            raise ValueError(f"QuantSim.round_scales: '{key}' has a scale of {float(encoding.scale.max()):g}; {dtype} ends at {largest:g}")
+        scale = encoding.scale.clamp_min(_SMALLEST[dtype]).to(dtype).to(encoding.scale.dtype)
+        rounded.append((quantizer, dataclasses.replace(encoding, scale=scale)))
+    for quantizer, encoding in rounded:
+        quantizer.set_encoding(encoding)
+
+
+def _encodings(sim: Simulation, state: dict[str, Tensor]) -> dict[str, Encoding]:
+    """The encodings of the weights in the state. Raises a ValueError that lists what no format can hold."""
+    keys = {planned.parameter: key for key, planned in sim.decisions.quantizers.items() if planned.role == "weight"}
+    found, problems = {}, []
+    for name in state:
+        if f"{name}_scale" in state and name in keys:
+            encoding = sim.quantizers()[keys[name]].encoding
+            assert encoding is not None
+            found[name] = encoding
+            if problem := _problem(sim.model, name, encoding):
+                problems.append(f"'{name}' {problem}")
+    own = {keys[name] for name in found}
+    if others := [key for key, quantizer in sim.quantizers().items() if quantizer.enabled and key not in own and key in sim.needed()]:
+        problems.append(
+            f"{len(others)} quantizers are of no weight ({others[0]!r}, ...): what is written is weights alone; activation=None"
+        )
+    if problems or not found:
+        listed = "\n  ".join(problems or ["no weight is quantized"])
+        raise ValueError(f"QuantSim.save_compressed: the format cannot hold this simulation:\n  {listed}")
+    return found
+
+
+def _problem(model: nn.Module, name: str, encoding: Encoding) -> str | None:
+    owner, _, own = name.rpartition(".")
+    module = model.get_submodule(owner)
+    weight: Tensor = getattr(module, own)
+    if own != "weight" or not isinstance(module, nn.Linear):
+        return f'is no weight of an nn.Linear: leave it in float, Config.override("{owner}", weight=None)'
+    if sum(parameter is weight for m in model.modules() for parameter in vars(m)["_parameters"].values()) > 1:
+        return f'is shared with another module: leave it in float, Config.override("{owner}", weight=None)'
+    bits = encoding.dtype.removeprefix("u").removeprefix("int")
+    if not bits.isdigit() or int(bits) > 8:
+        return f"is {encoding.dtype}; expected integers of 2 to 8 bits"
+    if encoding.axis not in (0, 1) or (encoding.axis == 1) != (encoding.block_size is not None):
+        return f"has axis={encoding.axis}, block_size={encoding.block_size}; expected axis=0, or axis=1 with a block size"
+    if not torch.equal(encoding.scale.to(weight.dtype).float(), encoding.scale):
+        return f"is {weight.dtype} with scales of float32, which readers would round: simulate model.float(), or call sim.round_scales"
+    return None
+
+
+def _packed(encoding: Encoding, q: Tensor, scale: Tensor, zero_point: Tensor) -> PackedWeight:
+    size = encoding.block_size if isinstance(encoding.block_size, int) else None
+    bits = int(encoding.dtype.removeprefix("u").removeprefix("int"))
+    return PackedWeight(q.cpu(), scale.reshape(len(q), -1).cpu(), zero_point.reshape(len(q), -1).cpu(), bits, size)
+
+
+def _model_config(model: nn.Module) -> dict[str, Any]:
+    """The config of a Hugging Face model; empty for others."""
+    config: Any = getattr(model, "config", None)
+    if not hasattr(config, "to_json_string"):
+        return {}
+    told: dict[str, Any] = json.loads(config.to_json_string())
+    return {**told, "architectures": [type(model).__name__]}
