@@ -19,6 +19,7 @@ class Insertion:
         self.graph = graph
         self._taken = {value.name for node in graph.all_nodes() for value in node.outputs}
         self._taken |= {value.name for value in graph.inputs} | set(graph.initializers)
+        self.used_domains: set[str] = set()  # but ONNX's own
         self._initializers: dict[tuple[str, str], tuple[Tensor, ir.Value]] = {}
 
     def free(self, name: str) -> str:
@@ -40,8 +41,10 @@ class Insertion:
         shape: ir.Shape | None,
         **attributes: Any,
     ) -> ir.Value:
-        """The result, `name`, of a new node that stands before another, or at the end."""
-        node = ir.Node("", op, inputs, ir.convenience.convert_attributes(attributes), num_outputs=1)
+        """The result, `name`, of a new node that stands before another, or at the end. `op` has its domain before a dot, if not ONNX's."""
+        domain, _, op = op.rpartition(".")
+        self.used_domains |= {domain} - {""}
+        node = ir.Node(domain, op, inputs, ir.convenience.convert_attributes(attributes), num_outputs=1)
         node.meta[OWN] = True
         (result,) = node.outputs
         result.name, result.dtype, result.shape = self.free(name), dtype, shape

@@ -15,6 +15,7 @@ from torch.utils._pytree import SequenceKey, TreeSpec, tree_flatten_with_path, t
 
 from qsim.errors import ExportError
 from qsim.onnx import opsets, tidy
+from qsim.onnx.block_kernels import use_block_kernels
 from qsim.onnx.channel_blocks import fill_channel_blocks
 from qsim.onnx.fallback import FallbackRegions
 from qsim.onnx.lint import overflowing_biases
@@ -75,6 +76,8 @@ def build(program: Program, marked: Marked, quantizers: Mapping[str, Quantizer],
     lowering.run()
     tidy.read_sizes_of_integers(model)
     fold_pads(model)
+    level = options.accuracy_level if target.name == "onnxruntime" else None
+    kernels = [] if level is None else use_block_kernels(model, lowering.names, level)
     tidy.clean(model)
     wider = _for_fast_convolutions(model) if target.channel_blocks else 0
     tidy.name_nodes(model)
@@ -89,7 +92,8 @@ def build(program: Program, marked: Marked, quantizers: Mapping[str, Quantizer],
     blocks = (
         [f"{wider} tensors have more channels than in the model, zeros or repeated ones, for the runtime's fast kernels"] if wider else []
     )
-    notes = [*stored.notes, *blocks, *_notes(program, marked, quantizers, target, lowering), *(_biases(model) if target.only8 else ())]
+    own = [*_notes(program, marked, quantizers, target, lowering), *(_biases(model) if target.only8 else ())]
+    notes = [*stored.notes, *kernels, *blocks, *own]
     return Built(model, lowering.names, notes, fallback)
 
 

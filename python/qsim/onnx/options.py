@@ -17,3 +17,4 @@ class Options:
     input_names: Sequence[str] | None = None
     output_names: Sequence[str] | None = None
     external_data: bool | None = None
+    accuracy_level: int | None = 1

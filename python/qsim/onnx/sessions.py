@@ -19,11 +19,22 @@ if TYPE_CHECKING:
     from onnxruntime import InferenceSession
 
 KEEP_INT8 = "session.qdqisint8allowed"  # int8 activations become uint8 without it, rounded anew
+FLOAT_BLOCKS = "session.qdq_matmulnbits_accuracy_level"  # MatMul and its weight in blocks are fused, and compute on int8 without it
 EXACT_SUMS = "session.x64quantprecision"  # sums of two products of uint8 and int8 saturate at 16 bits on x86 without VNNI without it
 
 
 def entries(model: ir.Model) -> tuple[dict[str, str], list[str]]:
     """What a session on this CPU is opened with for a Q/DQ model, as config entries; and what to know of other CPUs, as sentences."""
+    of_integers, notes = _of_integers(model)
+    return {**({FLOAT_BLOCKS: "1"} if _has_blocks(model) else {}), **of_integers}, notes
+
+
+def _has_blocks(model: ir.Model) -> bool:
+    """Whether a constant of few bits is dequantized in blocks."""
+    return any(node.op_type == "DequantizeLinear" and "block_size" in node.attributes for node in model.graph)
+
+
+def _of_integers(model: ir.Model) -> tuple[dict[str, str], list[str]]:
     if ir.DataType.INT8 in _activations(model):
         return {KEEP_INT8: "1"}, []
     if not could_saturate(model):
