@@ -166,7 +166,7 @@ def photographs(run: Run, folder: Path) -> str:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch, Browser(Path(scratch) / "profile") as browser:
         for title, report in reports.items():
             page, stem = Path(scratch) / "page.html", title.lower().replace(" ", "_")
-            (report.save if hasattr(report, "save") else report.to_html)(page)
+            report.save(page)
             shown.append(f"### {title}\n")
             for ground in INK:
                 browser.screen(*SHOT, dark=ground == "dark")

@@ -99,8 +99,8 @@ class Browser:
         self("Emulation.setEmulatedMedia", features=[scheme])
 
     def run(self, script: str) -> Any:
-        """The value of a JavaScript expression; the page's security policy does not bind it."""
-        answer = self("Runtime.evaluate", expression=script, returnByValue=True)
+        """The value of a JavaScript expression, awaited; the page's security policy does not bind it."""
+        answer = self("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         if "exceptionDetails" in answer:
             raise RuntimeError(str(answer["exceptionDetails"]))
         return answer["result"].get("value")
@@ -108,3 +108,24 @@ class Browser:
     def screenshot(self, path: Path) -> None:
         """Save what is seen as PNG."""
         path.write_bytes(base64.b64decode(self("Page.captureScreenshot", format="png")["data"]))
+
+    def becomes(self, condition: str) -> bool:
+        """Whether a JavaScript expression becomes true within seconds, while the page goes on."""
+        deadline = time.monotonic() + 10
+        while not (found := bool(self.run(f"Boolean({condition})"))) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return found
+
+    def box(self, element: str) -> tuple[float, float, float, float]:
+        """Left, top, width and height of an element on the screen."""
+        left, top, width, height = self.run(f"(b => [b.left, b.top, b.width, b.height])({element}.getBoundingClientRect())")
+        return left, top, width, height
+
+    def point(self, x: float, y: float) -> None:
+        """Move the mouse there."""
+        self("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+
+    def click(self, x: float, y: float) -> None:
+        """Press and release there."""
+        for kind in ("mousePressed", "mouseReleased"):
+            self("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)

@@ -19,6 +19,7 @@ from qsim.errors import CaptureError
 from qsim.runs.batches import Forward
 from qsim.runs.sharding import sharded_modules
 from qsim.simulation.simulation import Simulation
+from qsim.simulation.subject import subject_of
 
 _STEPS = (0.0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 1.0)  # of the way from the least that is possible to the most: budgets of the front
 _NEAR = (2, 4, 8)  # how many choices a step of the refinement may change, besides all
@@ -121,7 +122,8 @@ class _Search:
         front = [point for point in points if point is best or not any(dominates(other, point, request.budget) for other in points)]
         front.sort(key=lambda point: (point.costs.spent(request.budget), point.costs.size))
         baseline = None if request.metric is None else self.baseline
-        return BitSearch(front, best, request.budget, baseline, request.higher_is_better, self.note)
+        about = subject_of(self.sim.model, self.sim.config)
+        return BitSearch(front, best, request.budget, baseline, request.higher_is_better, self.note, subject=about)
 
     def lost(self, value: float) -> float:
         """How much worse than float a value of the metric is."""

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from qsim.analysis.bit_choices import Bits
 from qsim.analysis.bit_costs import Budget, Costs
 from qsim.config.config import Config
-from qsim.pages import drawing, markup
-from qsim.pages.markup import Cell, Column, Fact, Line, finite, table, tiles
+from qsim.pages.chart import Axis, Chart, Series
+from qsim.pages.markup import Cell, Column, Fact, Line, name_cell, problems, table, tiles
 from qsim.pages.page import Page
 from qsim.pages.report import Report
+from qsim.pages.subject import about
 from qsim.table import text_table
+
+_SHARES = {"size": "share of float32", "bit operations": "share of float32", "tensors": "share above the fewest bits"}
 
 
 @dataclass(frozen=True)
@@ -139,28 +141,30 @@ def bit_search_page(search: BitSearch) -> Page:
     facts += [("tensors above the fewest bits", f"{100 * best.costs.tensors:.1f} %"), ("lost", f"{best.loss:.4g}", "beside float")]
     along = [point.costs.spent(search.budget)[0] for point in search.front]
     name = next(name for name, most in vars(search.budget).items() if most is not None).replace("_", " ")
-    losses = [finite(point.loss) for point in search.front]
-    positive = [loss for loss in losses if loss > 0]
-    is_logarithmic = bool(positive) and min(losses) >= 0
-    heights = [math.log10(max(loss, min(positive) / 10)) for loss in losses] if is_logarithmic else losses
-    chart = drawing.front(along, heights, search.front.index(best))
-    ends = f"{name}, {min(along):.4g} to {max(along):.4g}, and what is lost, {min(losses):.4g} to {max(losses):.4g}"
-    legend = f"<small>{ends};{' a logarithmic scale;' if is_logarithmic else ''} the best stands out</small>"
+    losses = [point.loss for point in search.front]
+    is_logarithmic = min(losses) >= 0 and max(losses) > 0
+    axes = Axis(name, _SHARES[name]), Axis("lost beside float", logarithmic=is_logarithmic)
+    series = [Series("the best that was found", "inside", losses)]
+    places, picked = list(range(len(losses))), search.front.index(best)
+    chart = Chart("What is lost, by budget", *axes, series, places, along, picked=picked, points=True)
     heads = ("size", "bit operations", "tensors above", "predicted loss", "measured")
     columns = [Column("point"), *(Column(head, number=True, ascending=True) for head in heads)]
     lines = [_line(point, "best" if point is best else "") for point in search.front]
-    points = table("Points", "None of them is worse in all than another.", columns, lines)
+    note = "None of them is worse in all than another; the large dot is the best."
+    if is_logarithmic and min(losses) == 0:
+        note += " What loses nothing has no place on the logarithmic axis."
+    points = table("Points", note, columns, lines, chart)
     rows = [_bits_line(key, bits, " · ".join(best.places[key])) for key, bits in best.bits.items()]
     chosen = table("Bits", "Of each quantizer, at the best point.", [Column("quantizer", wide=True), Column("bits", number=True)], rows)
-    notes = markup.problems([search.note] if search.note else [])
-    return Page("Bits under a budget", str(search.budget), tiles(facts) + notes + f"<section>{chart}{legend}</section>" + points + chosen)
+    notes = problems([search.note] if search.note else [])
+    return Page("Bits under a budget", str(search.budget), tiles(facts) + notes + points + chosen, about(search.subject))
 
 
 def _line(point: Point, name: str) -> Line:
     values: Sequence[float | None] = (*vars(point.costs).values(), point.predicted, point.measured)
     texts = (*_costs(point), f"{point.predicted:.4g}", f"{point.measured:.6g}")
-    return Line([Cell(name), *(Cell(text, value) for text, value in zip(texts, values, strict=True))], name)
+    return Line([Cell(name), *(Cell(text, value) for text, value in zip(texts, values, strict=True))])
 
 
 def _bits_line(key: str, bits: Bits, below: str) -> Line:
-    return Line([Cell(markup=markup.name(key, below), value=key), Cell(str(bits), 32.0 if isinstance(bits, str) else bits)], key)
+    return Line([name_cell(key, below), Cell(str(bits), 32.0 if isinstance(bits, str) else bits)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from os import PathLike
@@ -16,15 +16,23 @@ from torch import Tensor
 from qsim.analysis.deviation import Deviation, float_tensors
 from qsim.graph.plan.actions import PlannedQuantizer
 from qsim.pages import drawing
-from qsim.pages.markup import Cell, Column, Fact, Line, count_cell, name, problems, table, tiles
+from qsim.pages.chart import Axis, Chart, Limit, Series
+from qsim.pages.markup import Cell, Column, Fact, Line, count_cell, name_cell, problems, table, tiles
 from qsim.pages.page import Page
 from qsim.pages.report import Report
+from qsim.pages.subject import about
 from qsim.quantizers.quantizer import Quantizer
 from qsim.runs.hooks import hooked
 from qsim.runs.sharding import sharded_around, whole
 from qsim.runs.snapshot import unchanged
 from qsim.simulation.simulation import Simulation
+from qsim.simulation.subject import subject_of
 from qsim.table import counted, decibel, text_table
+
+_LIMITS = (  # as powers: what is noise, beside the signal
+    Limit(10.0, "error", "below 10 dB: noise of more than a tenth of the signal's power"),
+    Limit(20.0, "warning", "below 20 dB: more than a hundredth"),
+)
 
 _Call = tuple[str, int]  # a quantizer's key, and which of its calls: modules may be used repeatedly
 
@@ -154,6 +162,7 @@ class _Walk:
         self.rows = {key: TensorError(key, plan.role, plan.op, Deviation(), Deviation()) for key, plan in planned.items()}
         self.weights = {key: whole(attrgetter(plan.parameter)(sim.model)) for key, plan in planned.items() if plan.parameter}
         self.activations = [quantizer for key, quantizer in self.quantizers.items() if key not in self.weights]
+        self.subject = subject_of(sim.model, sim.config)
         self.met: dict[_Call, bool] = {}  # calls of the float model, and whether the simulation made them too
 
     def compare(self, memory: int) -> Comparison:
@@ -174,7 +183,7 @@ class _Walk:
         lost = dict.fromkeys(key for (key, _), met in self.met.items() if not met)
         notes = [f"'{key}' could not be compared in all its calls: the simulation took another path, or other shapes" for key in lost]
         compared = self.weights.keys() | {key for key, _ in self.met}
-        return Comparison([row for key, row in self.rows.items() if key in compared], output, notes)
+        return Comparison([row for key, row in self.rows.items() if key in compared], output, notes, subject=self.subject)
 
     def _float_pass(self, memory: int) -> tuple[dict[_Call, Tensor], bool, Any]:
         """Tensors of the float model that were not met before, as many as fit; whether these are all; what the model returns."""
@@ -252,32 +261,51 @@ def comparison_page(comparison: Comparison, beside: Comparison | None = None) ->
     lines = [
         Line(
             [
-                Cell(markup=name(row.key, f"{row.role} · {row.op}"), value=row.key),
+                name_cell(row.key, f"{row.role} · {row.op}"),
                 *(_ratio_cell(deviation, top) for deviation in (row.local, row.accumulated)),
                 *(Cell(f"{d.max_error:.3g}", d.max_error) for d in (row.local, row.accumulated)),
                 count_cell(row.accumulated.nonfinite),
                 *([] if beside is None else _beside_cells(row.accumulated, others.get(row.key))),
             ],
-            f"{row.key} {row.role} {row.op}",
+            severity=_severity(row),
         )
         for row in rows
     ]
-    path = [row for row in rows if row.role != "weight"]  # weights have no error of others
-    series = {"local": [r.local.sqnr for r in path], "accumulated": [r.accumulated.sqnr for r in path]}
-    keys = '<span class="key in"></span>local <span class="key out"></span>accumulated'
-    if beside is not None:
-        series["beside"] = [others[r.key].sqnr if r.key in others else math.nan for r in path]
-        keys += ' <span class="key other"></span>accumulated of the other run'
-    chart = drawing.lines(series, 1.05 * top)
-    legend = f"<small>SQNR along the model, 0 to {1.05 * top:.0f} dB: {keys}</small>"
     facts: list[Fact] = [("tensors", str(len(rows))), ("SQNR of the output", f"{decibel(comparison.output.sqnr)} dB")]
     facts.append(("largest error of the output", f"{comparison.output.max_error:.3g}"))
+    known = about(comparison.subject)
     if beside is not None:
         gained = decibel(comparison.output.sqnr - beside.output.sqnr)
         facts.append(("SQNR of the other run's output", f"{decibel(beside.output.sqnr)} dB", f"{gained} dB gained"))
+        known += [(f"other run's {name}", text) for name, text in about(beside.subject) if (name, text) not in known]
     note = "Local: the float tensor beside itself quantized. Accumulated: with everything before it quantized too. Higher dB is closer."
-    body = tiles(facts) + problems(comparison.notes) + f"<section>{chart}{legend}</section>" + table("Tensors", note, columns, lines)
-    return Page("Comparison with float", "How far each tensor is from what the float model computes", body)
+    body = tiles(facts) + problems(comparison.notes) + table("Tensors", note, columns, lines, _curve(rows, others))
+    return Page("Comparison with float", "How far each tensor is from what the float model computes", body, known)
+
+
+def _curve(rows: Sequence[TensorError], others: Mapping[str, Deviation]) -> Chart | None:
+    """SQNR along the model, of all tensors but weights, which have no error of others."""
+    places = [i for i, row in enumerate(rows) if row.role != "weight"]
+    if not places:
+        return None
+    path = [rows[i] for i in places]
+    series = [
+        Series("local", "inside", [row.local.sqnr for row in path]),
+        Series("accumulated", "second", [row.accumulated.sqnr for row in path]),
+    ]
+    if others:
+        beside = [others[row.key].sqnr if row.key in others else math.nan for row in path]
+        series.append(Series("accumulated of the other run", "third", beside))
+    axes = Axis("tensor, in the order of the model"), Axis("SQNR to float", "dB")
+    return Chart("SQNR of every tensor along the model", *axes, series, places, limits=_LIMITS)
+
+
+def _severity(row: TensorError) -> str:
+    """That of the lowest limit that its own SQNR, or the accumulated one, misses; NaN and Inf are errors."""
+    if row.accumulated.nonfinite:
+        return "error"
+    ratios = (row.local.sqnr, row.accumulated.sqnr)
+    return next((limit.severity for limit in _LIMITS if any(ratio < limit.value for ratio in ratios)), "")
 
 
 def _beside_cells(mine: Deviation, other: Deviation | None) -> list[Cell]:

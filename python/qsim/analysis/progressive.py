@@ -15,14 +15,17 @@ import torch
 from qsim.analysis.metric import Metric, value_of
 from qsim.analysis.scores import ScoreFile
 from qsim.analysis.sensitivity import measure, members_of
-from qsim.pages import drawing, markup
-from qsim.pages.markup import Cell, Column, Fact, Line, finite, problems, table, tiles
+from qsim.pages import drawing
+from qsim.pages.chart import Axis, Chart, Series
+from qsim.pages.markup import Cell, Column, Fact, Line, finite, name_cell, problems, table, tiles
 from qsim.pages.page import Page
 from qsim.pages.report import Report
+from qsim.pages.subject import about
 from qsim.progress import progress
 from qsim.runs.sharding import sharded_around
 from qsim.runs.snapshot import unchanged
 from qsim.simulation.simulation import Simulation
+from qsim.simulation.subject import subject_of
 from qsim.table import text_table
 
 ORDERS = ("sensitivity", "forward", "backward")
@@ -176,7 +179,8 @@ def join(
         if limits.max_drop is not None and not steps[-1].lost <= limits.max_drop:
             left, note = [*left, *wanted[i:]], f"'{name}' is too much: {steps[-1].lost:.4g} lost, of {limits.max_drop:g} allowed"
             break
-    return Progressive(steps, baseline, higher_is_better, [name for name in members if name in left], note)
+    remaining = [name for name in members if name in left]
+    return Progressive(steps, baseline, higher_is_better, remaining, note, subject=subject_of(sim.model, sim.config))
 
 
 def _in_order(order: str | Sequence[str], operations: list[str]) -> list[str]:
@@ -209,21 +213,19 @@ def progressive_page(progressive: Progressive) -> Page:
         Line(
             [
                 Cell(str(i), i),
-                Cell(markup=markup.name(step.operation, ", ".join(step.keys)), value=step.operation),
+                name_cell(step.operation, ", ".join(step.keys)),
                 Cell(f"{step.value:.6g}", step.value),
                 Cell(markup=f"{step.drop:.3g}" + drawing.bar(finite(step.drop) / most, bad=True), value=step.drop),
                 Cell(f"{step.lost:.3g}", step.lost),
             ],
-            step.operation,
+            severity="error" if step is worst and step.drop > 0 else "",
         )
         for i, step in enumerate(steps, 1)
     ]
     values = [progressive.baseline, *(step.value for step in steps)]
-    known = [value for value in values if math.isfinite(value)]
-    low, high = min(known, default=0.0), max(known, default=1.0)
-    width = 1.1 * (high - low) or 1.0
-    chart = drawing.lines({"accumulated": [(value - low) / width + 0.04 for value in values]}, 1.0)
-    legend = f"<small>The metric from float (left) to the last operation, {low:.6g} to {high:.6g}</small>"
+    axes = Axis("operations that are quantized"), Axis("metric")
+    along, rows = list(range(len(values))), [None, *range(len(steps))]
+    chart = Chart("The metric as operations join", *axes, [Series("metric", "inside", values)], rows, along, only="float", points=True)
     facts: list[Fact] = [
         ("float", f"{progressive.baseline:.6g}"),
         ("joined", str(len(steps))),
@@ -233,5 +235,5 @@ def progressive_page(progressive: Progressive) -> Page:
         facts.append(("largest drop", f"{worst.drop:.3g}", worst.operation))
     better = "higher" if progressive.higher_is_better else "lower"
     note = f"The metric, {better} is better, with one operation more quantized in each line; lost beside float."
-    body = tiles(facts) + problems([progressive.note] if progressive.note else []) + f"<section>{chart}{legend}</section>"
-    return Page("Progressive quantization", "Where accuracy breaks", body + table("Operations", note, columns, lines))
+    body = tiles(facts) + problems([progressive.note] if progressive.note else []) + table("Operations", note, columns, lines, chart)
+    return Page("Progressive quantization", "Where accuracy breaks", body, about(progressive.subject))

@@ -14,15 +14,19 @@ import torch
 from qsim.analysis.metric import Metric, value_of
 from qsim.analysis.scores import ScoreFile, digest
 from qsim.pages import drawing
-from qsim.pages.markup import Cell, Column, Line, finite, name, table, tiles
+from qsim.pages.chart import Axis, Chart, Series
+from qsim.pages.markup import Cell, Column, Line, finite, name_cell, table, tiles
 from qsim.pages.page import Page
 from qsim.pages.report import Report
+from qsim.pages.subject import about
 from qsim.progress import progress
 from qsim.runs.sharding import sharded_around, whole
 from qsim.runs.snapshot import unchanged
 from qsim.simulation.simulation import Simulation
+from qsim.simulation.subject import subject_of
 from qsim.table import decibel, percent, text_table
 
+_MUCH = 0.1  # share of the noise of all quantizers together that is marked
 GROUPS = ("quantizer", "operation")
 
 
@@ -185,7 +189,7 @@ def measure(
         whole = score("(float)", ()), score("(quantized)", quantizers)
         each = progress(members.items(), total=len(members), title="sensitivity", unit="group", show=show)
         scores = [Score(name, tuple(keys), glob.escape(operations[keys[0]]), score(name, keys)) for name, keys in each]
-    return Sensitivity(scores, *whole, higher_is_better, unit)
+    return Sensitivity(scores, *whole, higher_is_better, unit, subject=subject_of(sim.model, sim.config))
 
 
 def members_of(operations: Mapping[str, str], groups: str) -> dict[str, list[str]]:
@@ -211,16 +215,24 @@ def sensitivity_page(sensitivity: Sensitivity) -> Page:
     lines = [
         Line(
             [
-                Cell(markup=name(score.name, ", ".join(score.keys) if len(score.keys) > 1 else ""), value=score.name),
+                name_cell(score.name, ", ".join(score.keys) if len(score.keys) > 1 else ""),
                 Cell(f"{score.value:.6g}", score.value),
                 Cell(markup=_number(lost) + drawing.bar(abs(finite(lost)) / most, bad=True), value=lost),
                 *([Cell(_share(sensitivity.share(score.value)), sensitivity.share(score.value))] if unit else []),
             ],
-            score.name,
+            severity="error" if math.isnan(score.value) else "warning" if sensitivity.share(score.value) >= _MUCH else "",
         )
         for score, lost in zip(ranked, loss, strict=True)
     ]
     facts = [("float", f"{sensitivity.baseline:.6g}"), ("quantized", f"{sensitivity.quantized:.6g}"), ("groups", str(len(ranked)))]
     better = "higher" if sensitivity.higher_is_better else "lower"
     note = f"The metric, {better} is better, with one group quantized and everything else in float; lost beside {beside}."
-    return Page("Sensitivity", "What each quantizer costs by itself", tiles(facts) + table("Groups", note, columns, lines))
+    if unit:
+        note += f" Marked: at least {percent(_MUCH)} of all noise."
+    places = {score.name: i for i, score in enumerate(ranked)}
+    values = [sensitivity.lost(score.value) for score in sensitivity.scores]
+    axes = Axis("group, in the order of the model"), Axis("lost by it alone", sensitivity.unit)
+    rows = [places[score.name] for score in sensitivity.scores]
+    chart = Chart("What each group loses alone", *axes, [Series("lost", "inside", values)], rows) if rows else None
+    body = tiles(facts) + table("Groups", note, columns, lines, chart)
+    return Page("Sensitivity", "What each quantizer costs by itself", body, about(sensitivity.subject))

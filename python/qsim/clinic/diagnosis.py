@@ -13,9 +13,10 @@ from warnings import warn
 
 from qsim.clinic.finding import SEVERITIES, Finding
 from qsim.deploy.plan import Plan
-from qsim.pages.markup import Cell, Column, Fact, Line, name, problems, table, tiles
+from qsim.pages.markup import Cell, Column, Fact, Line, name_cell, problems, table, tiles
 from qsim.pages.page import Page
 from qsim.pages.report import Report
+from qsim.pages.subject import about
 from qsim.stages import seconds_text
 from qsim.table import decibel, text_table
 
@@ -168,20 +169,25 @@ def _plain(value: Any) -> Any:
 
 def diagnosis_page(diagnosis: Diagnosis) -> Page:
     """What the doctor found, worst first."""
-    columns = [Column("where", wide=True), Column("code"), Column("severity"), *(Column(head, wide=True) for head in ("what", "evidence"))]
+    columns = [
+        Column("where", wide=True),
+        Column("code"),
+        Column("severity", number=True, ascending=True, left=True),
+        *(Column(head, wide=True) for head in ("what", "evidence")),
+    ]
     columns += [Column("fix", wide=True)]
     lines = []
     for finding in diagnosis.findings:
         numbers = ", ".join(f"{key} {_short(value)}" for key, value in finding.evidence.items())
         cells = [
-            Cell(markup=name(finding.place, finding.source), value=finding.place),
+            name_cell(finding.place, finding.source),
             Cell(finding.code),
-            Cell(finding.severity, bad=finding.severity == "error"),
+            Cell(markup=f'<span class="severity">{escape(finding.severity)}</span>', value=SEVERITIES.index(finding.severity)),
             Cell(finding.title),
             Cell(numbers),
             Cell(finding.fix),
         ]
-        lines.append(Line(cells, f"{finding.code} {finding.severity} {finding.place} {finding.title}"))
+        lines.append(Line(cells, severity=finding.severity))
     facts: list[Fact] = [("target", diagnosis.target), ("batches", str(diagnosis.batches)), ("probes", str(diagnosis.probes))]
     if diagnosis.nonfinite:
         facts.append(("output", f"NaN or Inf in {diagnosis.nonfinite} elements"))
@@ -191,9 +197,10 @@ def diagnosis_page(diagnosis: Diagnosis) -> Page:
     facts.append(("seconds", f"{sum(diagnosis.seconds.values()):.2f}", stages))
     body = table("Findings", "Errors first, then warnings; each in the order of the model.", columns, lines)
     if diagnosis.plan is not None and diagnosis.plan.keep:
-        kept = [Line([Cell(markup=name(each, ""), value=each)], each) for each in diagnosis.plan.keep]
+        kept = [Line([name_cell(each)]) for each in diagnosis.plan.keep]
         body += table("Plan", escape(str(diagnosis.plan).splitlines()[0]), [Column("keep in float32", wide=True)], kept)
-    return Page("Diagnosis", f"What {diagnosis.target} makes of the model", tiles(facts) + problems(diagnosis.notes) + body)
+    subtitle = f"What {diagnosis.target} makes of the model"
+    return Page("Diagnosis", subtitle, tiles(facts) + problems(diagnosis.notes) + body, about(diagnosis.subject))
 
 
 def _short(value: object) -> str:

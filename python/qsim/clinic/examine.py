@@ -27,6 +27,7 @@ from qsim.clinic.targets import Target, target_named
 from qsim.runs.batches import Forward, iterate
 from qsim.runs.model import check_module
 from qsim.runs.snapshot import unchanged
+from qsim.simulation.subject import subject_of
 from qsim.stages import Stages
 
 _KEPT = 8  # batches at most that are run again and again in half precision; the others are surveyed in float32
@@ -109,7 +110,7 @@ def doctor(
         evidence = {"batches": 0}
         fix = "Give at least one batch: the data is empty, or an iterator that was used up."
         nothing = Finding("QS006", "error", "", "", evidence, fix)
-        return Diagnosis((nothing,), chosen.name)
+        return Diagnosis((nothing,), chosen.name, subject=subject_of(model))
     with unchanged(model):
         with stages.stage("record"):
             subject = Subject(model, example_of(model, first, forward), fold=chosen.folds)
@@ -143,6 +144,7 @@ def doctor(
         (*subject.notes, *exam.notes),
         plan,
         0 if outcome is None else outcome.nonfinite,
+        subject=subject_of(model),
     )
 
 

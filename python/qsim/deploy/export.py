@@ -19,6 +19,7 @@ from qsim.runs.batches import Forward, iterate
 from qsim.runs.sharding import sharded_modules
 from qsim.simulation.borders import borders
 from qsim.simulation.simulation import Simulation
+from qsim.simulation.subject import subject_of
 from qsim.stages import Stages
 from qsim.trace.capture import Program, capture
 from qsim.trace.constants import fold_marked
@@ -163,6 +164,8 @@ def _written(
     linted = lint.lint(built.model, target.name)
     opset = built.model.opset_imports[""]
     notes = [*notes, *built.notes, *more]
+    about = subject_of(sim.model, sim.config)
     return ExportReport(
-        file, target.name, opset, sizes, dict(seconds), built.names, notes, linted, verification, built.fallback, session_options
+        *(file, target.name, opset, sizes, dict(seconds), built.names, notes, linted, verification, built.fallback, session_options),
+        subject=about,
     )

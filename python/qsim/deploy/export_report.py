@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from qsim.pages.markup import Cell, Column, Fact, Line, problems, table, tiles
 from qsim.pages.page import Page
 from qsim.pages.report import Report
+from qsim.pages.subject import about
 from qsim.stages import seconds_text
 from qsim.table import counted, decibel, percent
 
@@ -91,12 +92,12 @@ class ExportReport(Report):
         floats = {**self.lint, **(self.verification.in_float if self.verification is not None else {})}
         if floats:
             columns = [Column("operation", wide=True), Column("why", wide=True)]
-            lines = [Line([Cell(name), Cell(why)], f"{name} {why}") for name, why in floats.items()]
+            lines = [Line([Cell(name), Cell(why)]) for name, why in floats.items()]
             body += table("In float", "Operations that have an integer kernel and run in float.", columns, lines)
         columns = [Column("quantizer", wide=True), Column("tensor of the model", wide=True)]
-        lines = [Line([Cell(key), Cell(tensor)], f"{key} {tensor}") for key, tensor in self.names.items()]
+        lines = [Line([Cell(key), Cell(tensor)]) for key, tensor in self.names.items()]
         body += table("Names", "The tensors that hold what the quantizers of the simulation make.", columns, lines)
-        return Page("Export", f"{self.path.name} for {self.target}", body)
+        return Page("Export", f"{self.path.name} for {self.target}", body, about(self.subject))
 
 
 def _verified(verification: Verification) -> str:
@@ -113,8 +114,7 @@ def _verified(verification: Verification) -> str:
                 Cell(f"{d.largest:g}{'' if d.step is None else ' steps'}", d.largest),
                 Cell(decibel(d.sqnr), d.sqnr),
                 Cell(percent(d.top1), d.top1),
-            ],
-            f"{mine} {other} {name}",
+            ]
         )
         for (mine, other), outputs in verification.differences.items()
         for name, d in outputs.items()

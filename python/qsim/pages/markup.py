@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+
+from qsim.pages.chart import Chart
+
+_TAG = re.compile("<[^>]*>")
 
 Fact = tuple[str, str] | tuple[str, str, str]  # a title, a figure, and more about it
 
@@ -35,15 +40,16 @@ class Cell:
 
 @dataclass(frozen=True)
 class Line:
-    """One row of a table; `text` is what the filter searches."""
+    """One row of a table; the filter searches `text` beside what it shows. `severity`: "error", "warning" or ""."""
 
     cells: Sequence[Cell]
-    text: str
+    text: str = ""
     off: bool = False
+    severity: str = ""
 
 
-def table(title: str, note: str, columns: Sequence[Column], lines: Sequence[Line]) -> str:
-    """A section with a table that can be sorted and filtered. `note` is HTML."""
+def table(title: str, note: str, columns: Sequence[Column], lines: Sequence[Line], chart: Chart | None = None) -> str:
+    """A section with a table that can be sorted and filtered, under a chart of its rows. `note` is HTML."""
     heads = "".join(f'<th class="{_classes(column)}" scope="col"><button>{escape(column.head)}</button></th>' for column in columns)
     ways = "".join(
         f'<option value="{i} {way}">{escape(column.head)} {arrow}</option>'
@@ -55,6 +61,7 @@ def table(title: str, note: str, columns: Sequence[Column], lines: Sequence[Line
 <div class="tools"><h2>{escape(title)}</h2><p>{note}</p>
 <input type="search" placeholder="filter" aria-label="filter {escape(title)}">
 <select aria-label="sort {escape(title)}"><option value="">sort by</option>{ways}</select><output></output></div>
+{"" if chart is None else chart.markup()}
 <table><thead><tr>{heads}</tr></thead>
 <tbody>
 {body}
@@ -67,22 +74,27 @@ def _classes(column: Column) -> str:
 
 def _row(columns: Sequence[Column], line: Line) -> str:
     cells = "".join(_cell(column, cell) for column, cell in zip(columns, line.cells, strict=True))
-    return f'<tr data-text="{escape(line.text.lower())}"{" class=off" if line.off else ""}>{cells}</tr>'
+    shown = _TAG.sub(" ", cells).lower()
+    further = " ".join(word for word in dict.fromkeys(line.text.lower().split()) if escape(word) not in shown)
+    classes = " ".join(filter(None, ("off" if line.off else "", line.severity)))
+    return f"<tr{_attribute('class', classes)}{_attribute('data-text', further)}>{cells}</tr>"
 
 
 def _cell(column: Column, cell: Cell) -> str:
     classes = " ".join(filter(None, (_classes(column), "bad" if cell.bad else "")))
     value = "" if cell.value is None else f' data-value="{escape(_sortable(cell.value))}"'
     content = cell.markup or escape(cell.text) + (f"<small>{escape(cell.below)}</small>" if cell.below else "")
-    head = f' data-head="{escape(column.head)}"' if content and not column.wide else ""
-    kind = f' class="{classes}"' if classes else ""
-    return f"<td{kind}{value}{head}>{content}</td>"
+    return f"<td{_attribute('class', classes)}{value}>{content}</td>"
+
+
+def _attribute(name: str, text: str) -> str:
+    return f' {name}="{escape(text)}"' if text else ""
 
 
 def _sortable(value: float | str) -> str:
     if isinstance(value, str):
         return value
-    return "" if math.isnan(value) else f"{value:.8g}".replace("inf", "Infinity")  # as JavaScript reads it
+    return "" if math.isnan(value) else f"{value:.6g}".replace("inf", "Infinity")  # as JavaScript reads it
 
 
 def tiles(facts: Sequence[Fact]) -> str:
@@ -107,7 +119,12 @@ def problems(found: Sequence[str]) -> str:
 def name(key: str, below: str) -> str:
     """A quantizer's name, and a line under it."""
     breakable = escape(key).replace(".", ".<wbr>")
-    return f'<span class="name">{breakable}</span><small>{escape(below)}</small>'
+    return f'<span class="name">{breakable}</span>' + (f"<small>{escape(below)}</small>" if below else "")
+
+
+def name_cell(key: str, below: str = "") -> Cell:
+    """A cell with a name, by which it is sorted, and a line under it."""
+    return Cell(markup=name(key, below))
 
 
 def count_cell(count: int) -> Cell:

@@ -1,11 +1,13 @@
-"""A page: one file with its style and its script in it."""
+"""A page: one file with its style and its scripts in it."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from functools import cache
 from html import escape
 from importlib import metadata
 from os import PathLike
@@ -16,33 +18,37 @@ from qsim.atomic import write_atomically
 from qsim.version import VERSION
 
 _HERE = Path(__file__).parent
+_STYLES = ("uplot/uPlot.min.css", "page.css")
+_SCRIPTS = ("uplot/uPlot.iife.min.js", "plot.js", "charts.js", "distributions.js", "tables.js")
 
 
 @dataclass(frozen=True)
 class Page:
-    """A title, a line under it, and HTML.
+    """A title, a line under it, HTML, and what it is about: names and texts.
 
-    The page's security policy lets the browser run our script, told by its digest, and nothing else, and load nothing at all: even a
+    The page's security policy lets the browser run our scripts, told by their digest, and nothing else, and load nothing at all: even a
     name that got past escaping could do nothing.
     """
 
     title: str
     subtitle: str
     body: str
+    about: Sequence[tuple[str, str]] = ()
 
     def html(self) -> str:
         """The whole document."""
-        style, script = ((_HERE / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+        style, script = _style(), _script()
+        facts = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in [*self.about, ("made", _made())])
         return Template((_HERE / "page.html").read_text(encoding="utf-8")).substitute(
             title=escape(self.title),
             subtitle=escape(self.subtitle),
+            about=facts,
             body=self.body,
             style=style,
             script=script,
             style_hash=_digest(style),
             script_hash=_digest(script),
             version=escape(VERSION),
-            made=escape(_made()),
         )
 
     def write(self, path: str | PathLike[str]) -> None:
@@ -50,9 +56,25 @@ class Page:
         write_atomically(Path(path), self.html().encode())
 
 
+@cache
+def _style() -> str:
+    return "\n".join(_text(name) for name in _STYLES)
+
+
+@cache
+def _script() -> str:
+    """The scripts, the library's with its licence before it."""
+    licence = "\n".join(f" * {line}".rstrip() for line in _text("uplot/LICENSE").splitlines())
+    return "\n".join([f"/*\n * uPlot:\n{licence}\n */", *map(_text, _SCRIPTS)])
+
+
+def _text(name: str) -> str:
+    return (_HERE / name).read_text(encoding="utf-8")
+
+
 def _made() -> str:
-    """By what, beside what and when a page was made."""
-    return f"qsim {VERSION}, torch {metadata.version('torch')}, {datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC"
+    """When a page was made, by what, beside what."""
+    return f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC by qsim {VERSION}, torch {metadata.version('torch')}"
 
 
 def _digest(text: str) -> str:

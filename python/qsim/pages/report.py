@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from html import escape
 from os import PathLike
 
 from qsim.pages.page import Page
+from qsim.pages.subject import Subject
 
 _LARGEST = 1 << 20  # of a page within a notebook, which keeps it; of a larger one it has the text
 
 
+@dataclass(frozen=True)
 class Report:
-    """Base of reports: `page` is theirs."""
+    """Base of reports: `page` is theirs; `subject`, what it is about, stands in the head of their page."""
+
+    subject: Subject | None = field(default=None, kw_only=True, repr=False, compare=False)
 
     def page(self) -> Page:
         """The report as an HTML page."""
         raise NotImplementedError(f"{type(self).__name__} has no page")
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write it as one HTML page that needs no network: sortable tables with pictures, a filter.
+        """Write it as one HTML page that needs no network: curves, tables that sort and filter, pictures of distributions.
 
         Parameters
         ----------

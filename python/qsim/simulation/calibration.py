@@ -14,6 +14,7 @@ from qsim.errors import CalibrationError
 from qsim.pages.markup import Fact, problems, tiles
 from qsim.pages.page import Page
 from qsim.pages.report import Report
+from qsim.pages.subject import about
 from qsim.quantizers.observer import Counts, Observer
 from qsim.quantizers.quantizer import Quantizer
 from qsim.runs.batches import Forward, iterate
@@ -252,6 +253,5 @@ def calibration_page(report: CalibrationReport) -> Page:
     facts.append(("seconds", f"{sum(report.seconds.values()):.2f}", stages))
     for device, peak in report.memory.items():
         facts.append((f"peak memory of {device}", f"{peak.peak / 2**20:.0f} MiB", f"raised by {peak.raised / 2**20:.0f} MiB"))
-    return Page(
-        "Calibration", "What was observed, and the ranges that were chosen", tiles(facts) + problems(report.problems) + tensors_of(summary)
-    )
+    body = tiles(facts) + problems(report.problems) + tensors_of(summary)
+    return Page("Calibration", "What was observed, and the ranges that were chosen", body, about(summary.subject))

@@ -45,7 +45,9 @@ from qsim.simulation.as_the_model import AsTheModel
 from qsim.simulation.bank import QuantizerBank
 from qsim.simulation.eval_mode import EvalMode
 from qsim.simulation.state_names import NamedAsTheModel
-from qsim.simulation.summary import Summary, summarize
+from qsim.simulation.subject import subject_of
+from qsim.simulation.summarize import summarize
+from qsim.simulation.summary import Summary
 from qsim.simulation.synchronize import rank_local
 
 if TYPE_CHECKING:
@@ -287,18 +289,10 @@ class Simulation(NamedAsTheModel, AsTheModel):
         >>> [row.key for row in sim.summary().rows]
         ['input', 'weight', 'linear.output', 'bias']
         """
-        notes = list(self.switch.noticed)
         fallen = Counter(self.quantization.formats.values())
-        notes += [f"{count} operations fall back to {format}" for format, count in fallen.items()]
-        return summarize(
-            self.model,
-            self.decisions.quantizers,
-            self.decisions.biases,
-            self.quantizers(),
-            self.released(),
-            self.decisions.left,
-            [*self.notes, *notes],
-        )
+        notes = [*self.notes, *self.switch.noticed, *(f"{count} operations fall back to {format}" for format, count in fallen.items())]
+        subject = subject_of(self.model, self.config)
+        return summarize(self.model, self.decisions, self.quantizers(), self.released(), notes, subject)
 
     def met(self) -> dict[str, list[str]]:
         """Functions that ran where the examples did not show them, by the path of the container that called them."""

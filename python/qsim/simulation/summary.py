@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter
 
-import torch
-from torch import Tensor, nn
-
-from qsim.graph.plan.actions import LeftFloat, PlannedBias, PlannedQuantizer
-from qsim.numbers.encoding import Encoding
-from qsim.numbers.spec import TensorSpec
-from qsim.pages.markup import Cell, Column, Fact, Line, count_cell, name, problems, table, tiles
+from qsim.graph.plan.actions import LeftFloat
+from qsim.numbers.granularity import grid_text
+from qsim.pages.chart import Axis, Chart, Series
+from qsim.pages.markup import Cell, Column, Fact, Line, count_cell, name_cell, problems, table, tiles
 from qsim.pages.page import Page
 from qsim.pages.report import Report
+from qsim.pages.subject import about
 from qsim.quantizers.format_counts import FormatCounts
-from qsim.quantizers.observer import Observer
-from qsim.quantizers.quantizer import Quantizer
 from qsim.quantizers.sketch import Distribution
-from qsim.runs.sharding import is_sharded
-from qsim.simulation.clipping import clipped_share_of, clipped_share_seen
+from qsim.simulation.channels import Channels
 from qsim.simulation.histogram import histogram
 from qsim.table import counted, percent, text_table
 
@@ -70,6 +64,8 @@ class Row:
         Channels of a weight that hold nothing but zeros, which any grid holds: 1 of a tensor with one scale that is all zero.
     distribution : Distribution or None
         Of what was observed, of a weight as it is now; None without a sketch, and of a weight that FSDP shards, as `clipped` then.
+    channels : Channels or None
+        Of a weight, how large each channel is; None of one that FSDP shards.
     """
 
     key: str
@@ -92,6 +88,7 @@ class Row:
     zeros: int = 0
     distribution: Distribution | None = field(default=None, repr=False, compare=False)
     dynamic: bool = False
+    channels: Channels | None = field(default=None, repr=False, compare=False)
 
     @property
     def calibrated(self) -> bool:
@@ -103,9 +100,7 @@ class Row:
         """Storage type, symmetry and granularity: "int8 symmetric per channel (axis 0)"."""
         if self.role == "bias":
             return f"{self.dtype}, {self.granularity}"
-        kind = self.dtype.startswith("float") and "scaled"
-        words = [self.dtype, kind or ("symmetric" if self.symmetric else "asymmetric"), self.granularity]
-        return " ".join(words) if self.granularity else self.dtype
+        return grid_text(self.dtype, self.symmetric, self.granularity)
 
     @property
     def range(self) -> str:
@@ -137,6 +132,11 @@ class Row:
             return "not calibrated" if self.enabled and not self.fallback else ""
         found = [f"{self.nonfinite} NaN or Inf"] if self.nonfinite else []
         return ", ".join(found + ([f"{percent(self.clipped)} clipped"] if (self.clipped or 0) >= CLIPPED else []))
+
+    @property
+    def severity(self) -> str:
+        """ "error": no encoding, or NaN or Inf; "warning": much is clipped; "" where nothing is wrong."""
+        return "" if not self.problem else "error" if self.nonfinite or not self.calibrated else "warning"
 
 
 @dataclass(frozen=True)
@@ -216,115 +216,11 @@ class Summary(Report):
         return summary_page(self)
 
 
-def summarize(
-    model: nn.Module,
-    planned: Mapping[str, PlannedQuantizer],
-    biases: Sequence[PlannedBias],
-    quantizers: Mapping[str, Quantizer],
-    released: Mapping[str, str],
-    left: list[LeftFloat],
-    notes: list[str],
-) -> Summary:
-    """The summary of a plan, of the state of its quantizers, and of the weights of the model that they are for.
-
-    `released`: the formats of those in whose place all that use them compute in float.
-    """
-    rows = [_row(planned[key], quantizer, model, released.get(key, "")) for key, quantizer in quantizers.items()]
-    for bias in biases:
-        enabled = quantizers[bias.input].enabled and quantizers[bias.weight].enabled
-        scale, fallback = f"scale of {bias.input} x {bias.weight}", released.get(bias.weight, "")
-        rows.append(Row(bias.parameter, "bias", bias.op, "int32", 32, True, scale, enabled, fallback=fallback))
-    return Summary(rows, left, notes)
-
-
-def _row(plan: PlannedQuantizer, quantizer: Quantizer, model: nn.Module, fallback: str) -> Row:
-    spec, encoding, counts = quantizer.spec, quantizer.encoding, quantizer.counts
-    weight = attrgetter(plan.parameter)(model) if plan.parameter else None
-    if weight is not None and is_sharded(weight):
-        weight = None  # gathering it takes every rank, and a summary may be printed by one
-    distribution = _distribution(quantizer.observer if weight is None else Observer().to(weight.device), weight)
-    clipped = None
-    if encoding is not None:
-        clipped = clipped_share_seen(quantizer, encoding, distribution) if weight is None else clipped_share_of(weight, quantizer)
-    alive = None if encoding is None else ~_zeros(quantizer, weight, encoding)
-    return Row(
-        plan.key,
-        plan.role,
-        plan.op,
-        spec.encoding_dtype,
-        spec.bits,
-        spec.symmetric,
-        _granularity(spec),
-        quantizer.enabled,
-        scale=None if encoding is None or alive is None or not spec.has_scale else _span(encoding.scale[alive]),
-        **_ends(encoding, alive),
-        observed=(quantizer.min.min().item(), quantizer.max.max().item()) if counts.elements > counts.nonfinite else None,
-        elements=counts.elements,
-        nonfinite=counts.nonfinite,
-        clipped=clipped,
-        format_counts=quantizer.format_counts,
-        fallback=fallback,
-        zeros=0 if alive is None else int((~alive).sum()),
-        distribution=distribution,
-        dynamic=spec.is_dynamic,
-    )
-
-
-def _distribution(observer: Observer, weight: Tensor | None) -> Distribution | None:
-    """Of what the observer saw, or of the weight as the observer sees it; None without a sketch, or without anything finite."""
-    if weight is not None:
-        observer(weight.detach())
-    if not observer.sketched or not bool(observer.lowest <= observer.highest):
-        return None
-    return Distribution.of(observer.sketch, observer.lowest, observer.highest)
-
-
-def _zeros(quantizer: Quantizer, weight: Tensor | None, encoding: Encoding) -> Tensor:
-    """Which channels hold nothing but zeros, of the shape of the scale; none is looked for in blocks."""
-    scale, axis = encoding.scale, encoding.axis
-    if encoding.block_size is not None or isinstance(axis, tuple):
-        return torch.zeros_like(scale, dtype=torch.bool)
-    if weight is not None:
-        magnitude = weight.detach().abs()
-        zero = (magnitude.max() if axis is None else magnitude.movedim(axis, 0).flatten(1).amax(1)) == 0
-    else:
-        zero = (quantizer.min == 0) & (quantizer.max == 0)
-    return zero.to(scale.device).reshape(scale.shape) if zero.numel() == scale.numel() else torch.zeros_like(scale, dtype=torch.bool)
-
-
-def _span(values: Tensor) -> tuple[float, float] | None:
-    return (values.min().item(), values.max().item()) if values.numel() else None
-
-
-def _ends(encoding: Encoding | None, alive: Tensor | None) -> dict[str, float]:
-    if encoding is None or alive is None:
-        return {}
-    if not bool(alive.any()):
-        return {"low": 0.0, "high": 0.0}
-    return {"low": encoding.min[alive].min().item(), "high": encoding.max[alive].max().item()}
-
-
-def _granularity(spec: TensorSpec) -> str:
-    if not spec.has_scale:
-        return ""
-    stored = "" if spec.scale_format is None else f", scales in {spec.scale_format}"
-    return f"{'dynamic, ' if spec.is_dynamic else ''}{_extent(spec)}{stored}"
-
-
-def _extent(spec: TensorSpec) -> str:
-    if spec.block_size is not None:
-        tile = " x ".join(map(str, spec.block_size)) if isinstance(spec.block_size, tuple) else spec.block_size
-        return f"per {tile} along axis {spec.axis}"
-    if spec.axis is None:
-        return "per tensor"
-    if spec.is_dynamic:
-        return "per token" if spec.axis == -1 else f"per line along axis {spec.axis}"
-    return f"per channel (axis {spec.axis})"
-
-
+_COLUMNS = 100_000  # of the drawings of all weights' channels on one page, which they make larger by at most 0.6 MB
 _HISTOGRAMS = (
-    'Histograms: the logarithm of the count over the value, <span class="key in"></span>within the grid and <span class="key out"></span>'
-    'clipped; <span class="key shade"></span>the range of the grid. Per channel, the range shown is that of all channels together.'
+    'Histograms: the logarithm of the count over the value, <span class="key inside"></span>within the grid and '
+    '<span class="key outside"></span>clipped; <span class="key shade"></span>the range of the grid, per channel that of all channels '
+    "together. Click one for its axes, and the channels of a weight."
 )
 
 
@@ -332,7 +228,8 @@ def summary_page(summary: Summary) -> Page:
     """What is quantized, and what is not."""
     found = [f"{row.key}: {row.problem}" for row in summary.rows if row.problem]
     facts = facts_of(summary)
-    return Page("Quantization", "What is quantized and how, and what stays in float", tiles(facts) + problems(found) + tensors_of(summary))
+    body = tiles(facts) + problems(found) + tensors_of(summary)
+    return Page("Quantization", "What is quantized and how, and what stays in float", body, about(summary.subject))
 
 
 def facts_of(summary: Summary) -> list[Fact]:
@@ -352,21 +249,36 @@ def tensors_of(summary: Summary) -> str:
         Column("grid"),
         *(Column(head, number=True) for head in ("scale", "range", "clipped", "NaN, Inf")),
     ]
-    body = table("Quantizers", _HISTOGRAMS, columns, [_quantizer(row) for row in summary.rows])
+    most = max(64, _COLUMNS // max(1, sum(row.channels is not None for row in summary.rows)))
+    body = table("Quantizers", _HISTOGRAMS, columns, [_quantizer(row, most) for row in summary.rows], _ranges(summary.rows))
     if summary.left:
         body += _left(summary.left)
     return body + problems(summary.notes)
 
 
-def _quantizer(row: Row) -> Line:
+def _ranges(rows: Sequence[Row]) -> Chart | None:
+    """The largest magnitude observed, and the largest that the grid holds, along the model."""
+    places = [i for i, row in enumerate(rows) if row.observed is not None or row.low is not None]
+    if not places:
+        return None
+    shown = [rows[i] for i in places]
+    observed = [math.nan if row.observed is None else max(map(abs, row.observed)) for row in shown]
+    held = [math.nan if row.low is None or row.high is None else max(abs(row.low), abs(row.high)) for row in shown]
+    series = [Series("observed", "inside", observed), Series("held by the grid", "edge", held)]
+    axes = Axis("tensor, in the order of the model"), Axis("largest magnitude", logarithmic=True)
+    return Chart("Largest magnitudes along the model", *axes, series, places)
+
+
+def _quantizer(row: Row, most: int) -> Line:
     width = None if row.low is None or row.high is None else row.high - row.low
     observed = row.observed
     seen = "" if observed is None else f"observed [{observed[0]:.4g}, {observed[1]:.4g}]"
     told = f"range {row.range}; {percent(row.clipped) or 'nothing'} clipped"
     cells = [
-        Cell(markup=name(row.key, f"{row.role} · {row.op}"), value=row.key),
+        name_cell(row.key, f"{row.role} · {row.op}"),
         Cell(
-            markup=histogram(row.distribution, (row.low, row.high), told), value=math.nan if observed is None else observed[1] - observed[0]
+            markup=histogram(row.distribution, (row.low, row.high), told) + ("" if row.channels is None else row.channels.markup(most)),
+            value=math.nan if observed is None else observed[1] - observed[0],
         ),
         Cell(row.grid, below=row.remark if row.enabled else ""),
         Cell(row.scale_text, math.nan if row.scale is None else row.scale[1]),
@@ -374,10 +286,10 @@ def _quantizer(row: Row) -> Line:
         Cell(percent(row.clipped), math.nan if row.clipped is None else row.clipped, bad=(row.clipped or 0) >= CLIPPED),
         count_cell(row.nonfinite),
     ]
-    return Line(cells, f"{row.key} {row.role} {row.op} {row.grid} {row.problem}", off=not row.enabled)
+    return Line(cells, row.problem, off=not row.enabled, severity=row.severity)
 
 
 def _left(left: Sequence[LeftFloat]) -> str:
     columns = [Column("name", wide=True), Column("operation"), Column("reason", wide=True)]
-    lines = [Line([Cell(markup=name(e.name, "")), Cell(e.op), Cell(e.reason)], " ".join(e)) for e in left]
+    lines = [Line([name_cell(e.name), Cell(e.op), Cell(e.reason)]) for e in left]
     return table("Left in float", "Operations and operands that are not quantized, and why.", columns, lines)

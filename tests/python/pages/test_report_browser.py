@@ -1,5 +1,7 @@
 """The pages in a real browser without a network: no complaint on the console, sorting, filtering, sizes. Skipped where no Chromium is."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from browser import CHROMIUM, Browser
@@ -128,26 +130,35 @@ def test_a_phone_sorts_by_a_list(browser, pages):
     assert len(numbers) > 5
 
 
-def test_histograms_have_a_size(browser, pages):
-    browser.screen(1400, 800)
-    browser.open(pages["calibration"])
-    boxes = browser.run("[...document.querySelectorAll('svg.histogram')].map((e) => [e.getBoundingClientRect().width, e.clientHeight])")
-    assert len(boxes) >= 9
-    assert all(width >= 180 and height >= 40 for width, height in boxes)
-    path = "document.querySelector('svg.histogram .inside').getBoundingClientRect()"
-    assert browser.run(f"{path}.width * {path}.height") > 1000
-
-
-def test_five_hundred_rows_are_sorted_at_once(browser, tmp_path):
+def write(path: Path, count: int) -> list[str]:
+    """A page of that many quantizers, whose scales rise; their names."""
     rows = []
-    for i in range(500):
-        observer = qsim.Observer()
-        observer(torch.randn(2000))
-        seen = Distribution.of(observer.sketch, observer.lowest, observer.highest)
-        options = {"low": -2.0, "high": 2.0, "scale": (0.1 + i, 0.1 + i), "distribution": seen}
+    observer = qsim.Observer()
+    observer(torch.randn(2000))
+    seen = Distribution.of(observer.sketch, observer.lowest, observer.highest)
+    for i in range(count):
+        options = {"low": -2.0, "high": 2.0, "observed": (-3.0, 3.0), "scale": (0.1 + i, 0.1 + i), "distribution": seen}
         rows.append(Row(f"layer.{i}.output", "activation", "linear", "int8", 8, False, "per tensor", True, **options))
-    summary_page(qsim.Summary(rows, [], [])).write(tmp_path / "page.html")
+    summary_page(qsim.Summary(rows, [], [])).write(path)
+    return [row.key for row in rows]
+
+
+def test_two_thousand_rows_are_sorted(browser, tmp_path):
+    keys = write(tmp_path / "page.html", 2000)
     browser.screen(1400, 800)
     browser.open(tmp_path / "page.html")
     browser.run("document.querySelectorAll('th button')[3].click()")
-    assert browser.run(NAMES) == [row.key for row in reversed(rows)]
+    assert browser.run(NAMES) == keys[::-1]
+
+
+def test_rows_out_of_view_are_not_laid_out(browser, tmp_path):
+    """What makes pages of thousands of tensors open at once."""
+    counts = {}
+    for rows in (200, 2000):
+        write(tmp_path / "page.html", rows)
+        browser.screen(1400, 800)
+        browser.open(tmp_path / "page.html")
+        laid_out = "row.querySelector('.name').checkVisibility({contentVisibilityAuto: true})"
+        counts[rows] = browser.run(f"[...document.querySelectorAll('tbody tr')].filter((row) => {laid_out}).length")
+    assert min(counts.values()) >= 5
+    assert max(counts.values()) < 60

@@ -2,9 +2,10 @@
 
 import base64
 import hashlib
-import math
 import re
+from datetime import datetime, timezone
 
+import numpy as np
 import pytest
 import torch
 from html_reader import Reader
@@ -15,11 +16,15 @@ import qsim
 from qsim.analysis.bit_search_report import bit_search_page
 from qsim.analysis.comparison import comparison_page
 from qsim.analysis.sensitivity import sensitivity_page
+from qsim.config.described import described
+from qsim.pages.packed import packed
 from qsim.quantizers.sketch import Distribution
 from qsim.simulation.calibration import calibration_page
+from qsim.simulation.channels import Channels
 from qsim.simulation.histogram import histogram
 from qsim.simulation.summary import Row, summary_page
 
+LIBRARY = "/*! https://github.com/leeoniya/uPlot (v1.6.32) */"  # its first line, a comment
 X = torch.randn(4, 1, 12, 12, generator=torch.Generator().manual_seed(1))
 
 
@@ -50,7 +55,8 @@ def test_documents_are_well_formed_and_load_nothing(documents, name):
         assert tag not in ("link", "img", "iframe", "object", "embed", "base", "use")
         assert not {"src", "href", "style", "action"} & attributes.keys()
         assert not any(attribute.startswith("on") for attribute in attributes)
-    assert not re.search(r"url\(|@import|https?://", documents[2][name])
+    assert len(re.findall(re.escape(LIBRARY), documents[2][name])) == 1
+    assert not re.search(r"url\(|@import|https?://", documents[2][name].replace(LIBRARY, ""))
 
 
 @pytest.mark.parametrize("name", ["calibration", "summary", "comparison", "sensitivity", "bits"])
@@ -109,19 +115,69 @@ def test_names_are_text():
     assert hostile[2] in "".join(text for row in Reader(pages[0].html()).rows for text in row)
 
 
-def test_five_hundred_quantizers_stay_small():
+def test_two_thousand_quantizers_stay_below_three_megabytes():
+    observer = qsim.Observer()
+    observer(torch.randn(20_000))
+    seen = Distribution.of(observer.sketch, observer.lowest, observer.highest)
+    options = {"scale": (0.02, 0.02), "low": -2.5, "high": 2.5, "observed": (-4.0, 4.0), "clipped": 0.01, "distribution": seen}
     rows = []
-    for i in range(500):
-        values = torch.randn(20_000)
-        observer = qsim.Observer()
-        observer(values)
-        seen = Distribution.of(observer.sketch, observer.lowest, observer.highest)
-        key = f"encoder.layers.{i}.attention.output.dense.output"
-        options = {"scale": (0.02, 0.02), "low": -2.5, "high": 2.5, "observed": (-4.0, 4.0), "clipped": 0.01, "distribution": seen}
-        rows.append(Row(key, "activation", "linear", "int8", 8, False, "per tensor", True, **options))
+    for i in range(1000):
+        key = f"encoder.layers.{i}.attention.output.dense"
+        rows.append(Row(f"{key}.output", "activation", "linear", "int8", 8, False, "per tensor", True, **options))
+        channels = Channels(0, torch.rand(4096), torch.rand(4096))
+        rows.append(Row(f"{key}.weight", "weight", "linear", "int8", 8, True, "per channel (axis 0)", True, **options, channels=channels))
     document = summary_page(qsim.Summary(rows, [], [])).html()
-    assert len(document) < 1_500_000
-    assert len(Reader(document).rows) == 501
+    assert len(document.encode()) < 3_000_000
+    assert len(Reader(document).rows) == 2001
+
+
+def test_the_head_names_model_config_date_and_versions(documents):
+    text = re.search(r'<dl class="about">(.*?)</dl>', documents[2]["comparison"])[1]
+    assert "<dd>ConvNet, " in text
+    assert f"<dd>{described(documents[0].config)}</dd>" in text
+    assert re.search(
+        rf"<dd>{datetime.now(timezone.utc):%Y-%m-%d} \d\d:\d\d UTC by qsim {qsim.__version__}, torch {re.escape(torch.__version__)}", text
+    )
+
+
+def unpacked(text: str) -> torch.Tensor:
+    """Inverse of `packed`, by another way: NumPy and a shift."""
+    halves = np.frombuffer(base64.b64decode(text), np.uint16)
+    return torch.from_numpy((halves.astype(np.uint32) << 16).view(np.float32).copy())
+
+
+def test_packed_numbers_are_bfloat16():
+    values = torch.randn(1000) * torch.logspace(-30, 30, 1000)
+    assert torch.equal(unpacked(packed(values)), values.bfloat16().float())
+
+
+def test_channels_of_a_weight():
+    model = nn.Linear(6, 4).eval()
+    with torch.no_grad():
+        model.weight[2] *= 30
+        model.weight[3, 0] = 0.0
+    sim, _ = calibrated(model, torch.randn(8, 6))
+    channels = next(row for row in sim.summary().rows if row.role == "weight").channels
+    assert torch.equal(channels.largest, model.weight.detach().abs().amax(1))
+    encoding = sim.encodings()["weight"]
+    assert torch.equal(channels.ends, torch.maximum(encoding.min.abs(), encoding.max.abs()))
+    attributes = Reader(channels.markup(100)).tags[0][1]
+    assert torch.equal(unpacked(attributes["data-largest"]), channels.largest.bfloat16().float())
+    joined = Reader(channels.markup(2)).tags[0][1]
+    assert joined["data-each"] == "2"
+    assert torch.equal(unpacked(joined["data-largest"]), channels.largest.view(2, 2).amax(1).bfloat16().float())
+
+
+def test_channels_of_a_tensor_with_one_scale_and_of_a_broken_one():
+    model = nn.Linear(6, 4).eval()
+    with torch.no_grad():
+        model.weight[1, 1] = torch.inf
+    sim, _ = calibrated(model, torch.randn(8, 6), qsim.int8().override("*", weight={"axis": None}))
+    channels = next(row for row in sim.summary().rows if row.role == "weight").channels
+    expected = model.weight.detach().abs()
+    expected[1, 1] = 0
+    assert torch.equal(channels.largest, expected.amax(1))
+    assert len(set(channels.ends.tolist())) == 1
 
 
 def row(values: torch.Tensor, low: float | None, high: float | None) -> Row:
@@ -135,24 +191,20 @@ def drawn(row: Row) -> str:
     return histogram(row.distribution, (row.low, row.high), "")
 
 
-def areas(drawing: str, name: str) -> list[tuple[float, float]]:
-    """Height over each unit of length of the bars of one color."""
-    found = re.search(rf'<path class="{name}" d="M0 48(.*?)V48z"', drawing)
-    if not found:
-        return []
-    return [(48 - int(y), int(width)) for y, width in re.findall(r"V(\d+)h(\d+)", found[1])]
+def data(drawing: str) -> dict[str, str]:
+    return Reader(drawing).tags[0][1]
 
 
-def test_bars_are_logarithms_of_counts_and_change_color_at_the_range():
+def test_counts_lie_where_the_values_are():
     values = torch.cat([torch.linspace(-1, 1, 8001), torch.linspace(3.0, 3.01, 100)])
-    drawing = drawn(row(values, -1.0, 1.0))
-    inside, outside = areas(drawing, "inside"), areas(drawing, "outside")
-    assert sum(width for _, width in inside) == sum(width for _, width in outside) == 320
-    filled = sum(width for height, width in inside if height)
-    assert filled == pytest.approx(320 * 2 / 4.01, abs=4)
-    assert outside[-1][0] == pytest.approx(48 * math.log(101) / math.log(8001 / (filled / 4) + 1), abs=1.5)
-    left, right = map(float, re.search(r'class="edge" d="M(\S+) 0V48M(\S+) 0V48"', drawing).groups())
-    assert (left, right) == (pytest.approx(0), pytest.approx(320 * 2 / 4.01, rel=1e-3))
+    found = data(drawn(row(values, -1.0, 1.0)))
+    counts, (low, high) = unpacked(found["data-counts"]), (float(found[f"data-{end}"]) for end in ("low", "high"))
+    assert (low, high, found["data-first"], found["data-last"]) == (-1.0, pytest.approx(3.01), "-1", "1")
+    edges = torch.linspace(low, high, len(counts) + 1, dtype=torch.float64)
+    expected = torch.histogram(values.double(), edges).hist
+    assert counts.sum() == pytest.approx(8101, rel=4e-3)
+    assert (counts - expected).abs().max() <= 0.1 * expected.max()  # a bin of the sketch is 1/32 of its value wide
+    assert counts[-1] == pytest.approx(100, abs=1)
 
 
 @pytest.mark.parametrize(
@@ -169,10 +221,10 @@ def test_nothing_to_draw(values, low, high):
 
 
 def test_ranges_far_beyond_the_values_do_not_flatten_them():
-    drawing = drawn(row(torch.randn(1000), -65504.0, 65504.0))
-    assert len(areas(drawing, "inside")) > 20
+    counts = unpacked(data(drawn(row(torch.randn(1000), -65504.0, 65504.0)))["data-counts"])
+    assert (counts > 0).sum() > 20
 
 
 def test_a_constant_and_huge_values_are_drawn():
-    assert areas(drawn(row(torch.full((100,), 2.0), 0.0, 2.0)), "inside")
-    assert "nan" not in drawn(row(torch.tensor([-3e38, 1.0, 3e38]), -3e38, 3e38))
+    assert unpacked(data(drawn(row(torch.full((100,), 2.0), 0.0, 2.0)))["data-counts"])[-1] == 100
+    assert unpacked(data(drawn(row(torch.tensor([-3e38, 1.0, 3e38]), -3e38, 3e38)))["data-counts"]).sum() == 3

@@ -80,7 +80,7 @@ def test_two_runs_side_by_side(sim, tmp_path):
     mine.save(tmp_path / "both.html", beside=beside)
     document = (tmp_path / "both.html").read_text()
     assert "<button>gained dB</button>" in document
-    assert 'class="line beside"' in document
+    assert "accumulated of the other run" in document
     assert f"{beside['2.output'].accumulated.sqnr:.1f}" in document
 
 
