@@ -1,7 +1,16 @@
 """Where each page stands in the site: captions and pages, as paths from the repository root without suffix."""
 
 NAVIGATION: dict[str, list[str]] = {
-    "Start": ["docs/install", "docs/calibrate", "docs/reports", "docs/gallery", "docs/train", "docs/export", "examples/README"],
+    "Start": [
+        "docs/install",
+        "docs/calibrate",
+        "docs/reports",
+        "docs/gallery",
+        "docs/train",
+        "docs/logging",
+        "docs/export",
+        "examples/README",
+    ],
     "Coming from": ["docs/from/aimet", "docs/from/torchao", "docs/from/modelopt", "docs/from/nncf"],
     "Recipes": ["docs/recipes/hugging_face", "docs/recipes/lightning", "docs/recipes/timm", "docs/recipes/batches"],
     "Accuracy": ["docs/restore", "docs/equalization", "docs/mixed_precision", "docs/bits", "docs/keep_in_float", "docs/distributed"],

@@ -42,7 +42,7 @@ def function_of(member: object) -> FunctionType | None:
 def is_for_users(name: str, member: object) -> bool:
     function = function_of(member)
     owner = function.__qualname__.rpartition(".")[0] if function else ""
-    return name not in (*FOR_PACKAGES.get(owner, ()), "page")  # of a report: what `save` writes
+    return name not in (*FOR_PACKAGES.get(owner, ()), "page", "figures")  # of a report: what `save` and `log` write
 
 
 def is_listed(name: str, member: object) -> bool:

@@ -37,6 +37,7 @@ from qsim.simulation.calibration import CalibrationReport
 from qsim.simulation.fallback_report import FallbackReport
 from qsim.simulation.summary import Summary
 from qsim.training.clip_grad import ClipReport, clip_grad_norm_
+from qsim.training.monitor import Monitor
 from qsim.training.schedule import Schedule
 from qsim.training.watch import NonFiniteError, Watch
 
@@ -94,6 +95,7 @@ __all__ = [  # noqa: RUF022
     # training
     "ClipReport",
     "FoldReport",
+    "Monitor",
     "Schedule",
     "Watch",
     "clip_grad_norm_",

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from qsim.analysis.bit_choices import Bits
 from qsim.analysis.bit_costs import Budget, Costs
 from qsim.config.config import Config
+from qsim.loggers.figures import Figures
 from qsim.pages.chart import Axis, Chart, Series
 from qsim.pages.markup import Cell, Column, Fact, Line, name_cell, problems, table, tiles
 from qsim.pages.page import Page
@@ -112,6 +113,12 @@ class BitSearch(Report):
         if self.baseline is None:
             return "distance from float"
         return f"metric ({self.baseline:.6g} in float)"
+
+    def figures(self) -> Figures:
+        """Costs, loss and bits of the best point."""
+        bits = {f"bits/{key}": 32.0 if isinstance(bits, str) else float(bits) for key, bits in self.best.bits.items()}
+        costs = {f"costs/{name}": cost for name, cost in vars(self.best.costs).items() if cost is not None}
+        return Figures({"lost": self.best.loss, **costs, **bits})
 
     def page(self) -> Page:
         """See `Report.page`."""

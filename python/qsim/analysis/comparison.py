@@ -15,6 +15,7 @@ from torch import Tensor
 
 from qsim.analysis.deviation import Deviation, float_tensors
 from qsim.graph.plan.actions import PlannedQuantizer
+from qsim.loggers.figures import Figures
 from qsim.pages import drawing
 from qsim.pages.chart import Axis, Chart, Limit, Series
 from qsim.pages.markup import Cell, Column, Fact, Line, count_cell, name_cell, problems, table, tiles
@@ -117,6 +118,13 @@ class Comparison(Report):
         ]
         output = f"{len(rows)} tensors; SQNR of the output {decibel(self.output.sqnr)} dB, largest error {self.output.max_error:.3g}"
         return "\n".join([output, text_table(head, rows, head[3:]), *(f"note: {note}" for note in counted(self.notes))])
+
+    def figures(self) -> Figures:
+        """SQNR in dB of every tensor, by its own quantizer and accumulated, and of the output."""
+        found = {"sqnr/output": self.output.sqnr}
+        for row in self.rows:
+            found |= {f"sqnr_local/{row.key}": row.local.sqnr, f"sqnr_accumulated/{row.key}": row.accumulated.sqnr}
+        return Figures(found)
 
     def page(self, beside: Comparison | None = None) -> Page:
         """See `Report.page`; with another run beside it, of which it shows what was gained."""

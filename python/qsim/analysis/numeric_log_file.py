@@ -12,6 +12,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from qsim.loggers.figures import Figures
+from qsim.loggers.sinks import writer_of
 from qsim.table import text_table
 
 _FORMAT = "qsim-numeric-log-1"
@@ -137,6 +139,27 @@ class NumericLog:
 
     def __getitem__(self, layer: str) -> LayerLog:
         return self._of[layer]
+
+    def log(self, to: Any) -> None:
+        """Write every step to a logger: range, RMS, NaN and Inf of each module, as `qsim.Summary.log` takes loggers.
+
+        Examples
+        --------
+        >>> class Names:
+        ...     def log(self, figures, step):
+        ...         print(step, list(figures))
+        >>> NumericLog(["fc"], [0], [True], {}, {"fc": LayerLog([0], [-1.0], [1.0], [0.5], [0], [0])}).log(Names())
+        0 ['min/fc', 'max/fc', 'rms/fc', 'nans/fc', 'infs/fc']
+        """
+        write = writer_of(to, "NumericLog.log")
+        places = {name: {step: i for i, step in enumerate(self._of[name].steps)} for name in self.layers}
+        for step in self.steps:
+            found: dict[str, float] = {}
+            for name in self.layers:
+                if (i := places[name].get(step)) is not None:
+                    columns = ("min", "max", "rms", "nans", "infs")
+                    found |= {f"{column}/{name or '(the model)'}": float(getattr(self._of[name], column)[i]) for column in columns}
+            write(Figures(found), step)
 
     def __str__(self) -> str:
         head = f"{len(self.layers)} modules, steps {self.steps[0]} to {self.steps[-1]}" if self.steps else "no step"

@@ -15,6 +15,7 @@ import torch
 from qsim.analysis.metric import Metric, value_of
 from qsim.analysis.scores import ScoreFile
 from qsim.analysis.sensitivity import measure, members_of
+from qsim.loggers.figures import Figures
 from qsim.pages import drawing
 from qsim.pages.chart import Axis, Chart, Series
 from qsim.pages.markup import Cell, Column, Fact, Line, finite, name_cell, problems, table, tiles
@@ -106,6 +107,12 @@ class Progressive(Report):
         columns = ("step", "joined", "metric", "drop", "lost", "")
         lines.append(text_table(columns, rows, ("step", "metric", "drop", "lost")))
         return "\n".join([*lines, *([self.note] if self.note else [])])
+
+    def figures(self) -> Figures:
+        """The metric in float, with all that joined, and what each lost when it did."""
+        drops = {f"drop/{step.operation}": step.drop for step in self.steps}
+        last = {"metric/quantized": self.steps[-1].value} if self.steps else {}
+        return Figures({"metric/float": self.baseline, **last, **drops})
 
     def page(self) -> Page:
         """See `Report.page`."""

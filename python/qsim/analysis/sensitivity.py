@@ -13,6 +13,7 @@ import torch
 
 from qsim.analysis.metric import Metric, value_of
 from qsim.analysis.scores import ScoreFile, digest
+from qsim.loggers.figures import Figures
 from qsim.pages import drawing
 from qsim.pages.chart import Axis, Chart, Series
 from qsim.pages.markup import Cell, Column, Line, finite, name_cell, table, tiles
@@ -135,6 +136,11 @@ class Sensitivity(Report):
         head = f"metric ({better} is better): float {self.baseline:.6g}, quantized {self.quantized:.6g}; one at a time:"
         plain = [(score.name, f"{score.value:.6g}", _number(self.lost(score.value))) for score in self.ranked()]
         return f"{head}\n{text_table(('quantized alone', 'metric', 'lost'), plain, ('metric', 'lost'))}"
+
+    def figures(self) -> Figures:
+        """What each group loses alone, and the metric."""
+        lost = {f"lost_alone/{score.name}": self.lost(score.value) for score in self.scores}
+        return Figures({"metric/float": self.baseline, "metric/quantized": self.quantized, **lost})
 
     def page(self) -> Page:
         """See `Report.page`."""

@@ -13,6 +13,7 @@ from warnings import warn
 
 from qsim.clinic.finding import SEVERITIES, Finding
 from qsim.deploy.plan import Plan
+from qsim.loggers.figures import Figures
 from qsim.pages.markup import Cell, Column, Fact, Line, name_cell, problems, table, tiles
 from qsim.pages.page import Page
 from qsim.pages.report import Report
@@ -129,6 +130,11 @@ class Diagnosis(Report):
             "plan": None if self.plan is None else json.loads(self.plan.to_json()),
         }
         return json.dumps(_plain(whole), indent=2, allow_nan=False)
+
+    def figures(self) -> Figures:
+        """How many findings there are of each severity, and how the output differs."""
+        counts = {f"findings/{severity}": float(sum(f.severity == severity for f in self.findings)) for severity in SEVERITIES}
+        return Figures({**counts, "output/sqnr": self.sqnr, "output/nonfinite": float(self.nonfinite)})
 
     def page(self) -> Page:
         """See `Report.page`."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from qsim.loggers.figures import Figures
 from qsim.pages.markup import Cell, Column, Fact, Line, problems, table, tiles
 from qsim.pages.page import Page
 from qsim.pages.report import Report
@@ -80,6 +81,17 @@ class ExportReport(Report):
         ):
             lines += [f"{title}:", *(f"  {entry}" for entry in entries)] if entries else []
         return "\n".join([*lines, *([str(self.verification)] if self.verification is not None else [])])
+
+    def figures(self) -> Figures:
+        """Bytes, seconds, and what the verification found."""
+        found = {f"bytes/{file.name}": float(size) for file, size in self.files.items()}
+        found |= {f"seconds/{stage}": seconds for stage, seconds in self.seconds.items()}
+        found["in_float"] = float(len(self.lint))
+        for (mine, other), outputs in self.verification.differences.items() if self.verification is not None else ():
+            for name, difference in outputs.items():
+                found[f"differ/{mine} and {other}/{name}"] = float(difference.mismatching)
+                found[f"sqnr/{mine} and {other}/{name}"] = difference.sqnr
+        return Figures(found)
 
     def page(self) -> Page:
         """Files and times, what ONNX Runtime computes beside the simulation, and what runs in float."""

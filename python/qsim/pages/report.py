@@ -1,11 +1,14 @@
-"""What every report can do: be a page in a file, and be looked at in a notebook."""
+"""What every report can do: be a page in a file, be looked at in a notebook, and be logged."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from html import escape
 from os import PathLike
+from typing import Any
 
+from qsim.loggers.figures import Figures
+from qsim.loggers.sinks import writer_of
 from qsim.pages.page import Page
 from qsim.pages.subject import Subject
 
@@ -31,6 +34,31 @@ class Report:
             Such as "report.html"; an existing file is replaced.
         """
         self.page().write(path)
+
+    def figures(self) -> Figures:
+        """Its numbers, as `log` writes them."""
+        raise NotImplementedError(f"{type(self).__name__} has no figures")
+
+    def log(self, to: Any, step: int = 0) -> None:
+        """Write its numbers to a logger: scalars, and histograms where the report has them.
+
+        Parameters
+        ----------
+        to : object
+            A SummaryWriter of `torch.utils.tensorboard`, a run of W&B, the module mlflow, a logger of Lightning, or any object with
+            ``log(dict)``. None of them is imported by qsim (docs/logging.md).
+        step : int
+
+        Examples
+        --------
+        >>> class Printer:
+        ...     def log(self, figures, step):
+        ...         print(step, [name for name in figures if name.startswith("clipped")])
+        >>> sim = qsim.QuantSim(torch.nn.Linear(3, 2), torch.zeros(1, 3))
+        >>> sim.calibrate([torch.randn(8, 3)], progress=False).log(Printer(), step=5)
+        5 ['clipped/input', 'clipped/weight', 'clipped/linear.output']
+        """
+        writer_of(to, f"{type(self).__name__}.log")(self.figures(), step)
 
     def _repr_html_(self) -> str:
         """For notebooks: the page in a frame of its own, which can be folded; of a large one the text."""

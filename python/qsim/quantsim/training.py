@@ -9,13 +9,14 @@ from qsim.batch_norm.fold import FoldReport
 from qsim.runs.batches import Forward
 from qsim.simulation.batch_norms import fold_batch_norms, freeze_batch_norms, reestimate_batch_norms
 from qsim.simulation.simulation import Simulation
+from qsim.training.monitor import Monitor
 from qsim.training.param_groups import param_groups
 from qsim.training.schedule import Schedule
 from qsim.training.watch import Watch
 
 
 class Training(Simulation):
-    """Base of `qsim.QuantSim`: BatchNorm, groups for optimizers, schedules, and a watch for NaN."""
+    """Base of `qsim.QuantSim`: BatchNorm, groups for optimizers, schedules, a monitor for loggers, and a watch for NaN."""
 
     def reestimate_batch_norms(
         self, data: Iterable[Any], forward: Forward | None = None, *, max_batches: int | None = None, progress: bool = True
@@ -186,3 +187,37 @@ class Training(Simulation):
         ('mul', 'Inf')
         """
         return Watch(self.model)
+
+    def monitor(self, to: Any, *, every: int = 1, histograms: bool = False) -> Monitor:
+        """``with sim.monitor(writer) as monitor:`` logs what quantization does while it trains; call ``monitor.step()`` after each
+        ``loss.backward()``.
+
+        Of every quantizer: the ends of its range, the share of finite values of the step that are clipped, NaN and Inf; of every
+        parameter the norm of its gradient, and of all gradients the norm and the elements that are NaN or Inf. Of a running range what is
+        clipped is told by the range before the batch. Steps that are not written cost nothing; one that is costs about a second
+        quantization of each tensor, and waits for the device. Not under `torch.compile`: hooks break graphs.
+
+        Parameters
+        ----------
+        to : object
+            A SummaryWriter of `torch.utils.tensorboard`, a run of W&B, the module mlflow, a logger of Lightning, or any object with
+            ``log(dict)`` (docs/logging.md).
+        every : int
+            Write each step that this divides, the first among them.
+        histograms : bool
+            Write the histogram of each quantized tensor too, where the logger has a way.
+
+        Examples
+        --------
+        >>> class Last:
+        ...     def log(self, figures, step):
+        ...         self.figures = figures
+        >>> sim, last = qsim.QuantSim(torch.nn.Linear(4, 2), torch.randn(1, 4)), Last()
+        >>> report = sim.calibrate([torch.randn(32, 4)], progress=False)
+        >>> with sim.train().monitor(last, every=100) as monitor:
+        ...     sim(torch.randn(32, 4)).sum().backward()
+        ...     monitor.step()
+        >>> last.figures["range_low/input"] == sim.encodings()["input"].min.item(), last.figures["gradient/nonfinite"]
+        (True, 0.0)
+        """
+        return Monitor(self, to, every, histograms)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from qsim.errors import CalibrationError
+from qsim.loggers.figures import Figures
 from qsim.pages.markup import Fact, problems, tiles
 from qsim.pages.page import Page
 from qsim.pages.report import Report
@@ -79,6 +80,12 @@ class CalibrationReport(Report):
     def times(self) -> str:
         """Seconds by stage, and peak memory, as text."""
         return ", ".join([seconds_text(self.seconds)] + [f"peak memory of {name} {peak}" for name, peak in self.memory.items()])
+
+    def figures(self) -> Figures:
+        """Those of the summary, batches and seconds."""
+        found = self.summary().figures()
+        seconds = {f"seconds/{stage}": seconds for stage, seconds in self.seconds.items()}
+        return Figures({"batches": float(self.batches), **seconds, **found.scalars}, found.histograms)
 
     def page(self) -> Page:
         """Counts and times are those of this report; histograms and ranges those of the simulation now, so a page that is written after

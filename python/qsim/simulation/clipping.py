@@ -15,11 +15,17 @@ from qsim.quantizers.sketch import Distribution
 
 
 def clipped_share_of(weight: Tensor, quantizer: Quantizer) -> float | None:
-    """Share of the finite elements of a tensor that are clipped: exact, whatever the format and the granularity.
+    """Share of the finite elements of a tensor that are clipped: exact, whatever the format and the granularity."""
+    clipped, finite, _ = clipped_counts(weight, quantizer).tolist()
+    return clipped / finite if finite else None
 
-    They are those whose gradient the straight-through estimator stops (docs/numerics.md, sections 1 and 7).
+
+def clipped_counts(x: Tensor, quantizer: Quantizer) -> Tensor:
+    """How many elements of a tensor are clipped, finite, and NaN or Inf: int64 [3], left on its device.
+
+    Clipped are those whose gradient the straight-through estimator stops (docs/numerics.md, sections 1 and 7).
     """
-    leaf = weight.detach().requires_grad_()
+    leaf = x.detach().requires_grad_()
     was, quantizer.enabled = quantizer.enabled, True
     try:
         with torch.enable_grad():
@@ -28,8 +34,8 @@ def clipped_share_of(weight: Tensor, quantizer: Quantizer) -> float | None:
     finally:
         quantizer.enabled = was
     finite = leaf.detach().isfinite()
-    total = int(finite.sum())
-    return int(((passed == 0) & finite).sum()) / total if total else None
+    count = finite.sum()
+    return torch.stack([((passed == 0) & finite).sum(), count, finite.numel() - count])
 
 
 def clipped_share_seen(quantizer: Quantizer, encoding: Encoding, distribution: Distribution | None) -> float | None:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from qsim.graph.plan.actions import LeftFloat
+from qsim.loggers.figures import Figures, Histogram
 from qsim.numbers.granularity import grid_text
 from qsim.pages.chart import Axis, Chart, Series
 from qsim.pages.markup import Cell, Column, Fact, Line, count_cell, name_cell, problems, table, tiles
@@ -15,12 +16,13 @@ from qsim.pages.page import Page
 from qsim.pages.report import Report
 from qsim.pages.subject import about
 from qsim.quantizers.format_counts import FormatCounts
-from qsim.quantizers.sketch import Distribution
+from qsim.quantizers.sketch import Distribution, even_edges
 from qsim.simulation.channels import Channels
 from qsim.simulation.histogram import histogram
 from qsim.table import counted, percent, text_table
 
 CLIPPED = 0.05  # share of clipped values that is a problem; the best range for a Gaussian at 3 and 4 bits clips 1 to 4 %
+_BINS = 64  # of a histogram that is logged
 _NAMES = 6  # so many names of what stays in float for one reason are printed; `Summary.left` has all
 
 
@@ -210,6 +212,22 @@ class Summary(Report):
             names.setdefault((entry.op, entry.reason), []).append(entry.name)
         more = {key: f" and {len(found) - _NAMES} more" if len(found) > _NAMES else "" for key, found in names.items()}
         return [(*key, ", ".join(found[:_NAMES]) + more[key]) for key, found in names.items()]
+
+    def figures(self) -> Figures:
+        """Of every quantizer the ends of its range, the share that is clipped, NaN and Inf met, and the histogram of what was observed."""
+        scalars: dict[str, float] = {}
+        histograms: dict[str, Histogram] = {}
+        for row in self.rows:
+            if row.low is not None and row.high is not None:
+                scalars |= {f"range_low/{row.key}": row.low, f"range_high/{row.key}": row.high}
+            if row.clipped is not None:
+                scalars[f"clipped/{row.key}"] = row.clipped
+            if row.role != "bias":
+                scalars[f"nonfinite/{row.key}"] = float(row.nonfinite)
+            if (seen := row.distribution) is not None and seen.lowest < seen.highest:
+                edges = even_edges(seen.lowest, seen.highest, _BINS)
+                histograms[f"observed/{row.key}"] = Histogram(edges, seen.histogram(edges))
+        return Figures(scalars, histograms)
 
     def page(self) -> Page:
         """See `Report.page`."""

@@ -1,6 +1,7 @@
 """Bits under a budget: beside brute force, and that the config that is found gives what was found."""
 
 import itertools
+import json
 import math
 from random import Random
 
@@ -229,8 +230,9 @@ def test_print_and_page_show_the_points_and_the_bits(tmp_path):
     search.save(tmp_path / "bits.html")
     document = (tmp_path / "bits.html").read_text()
     assert document == bit_search_page(search).html()
-    assert document.count('<path class="dot') == len(search.front)
-    assert document.count('<path class="dot accumulated"') == 1
+    (chart,) = (json.loads(a["data-chart"]) for tag, a in Reader(document).tags if "data-chart" in a)
+    assert chart["along"] == pytest.approx([point.costs.tensors for point in search.front], rel=1e-4)
+    assert chart["picked"] == search.front.index(search.best)
     rows = [row[0] for row in Reader(document).rows]
     for key in sim.quantizers():
         assert any(row.startswith(key) for row in rows), key

@@ -11,7 +11,13 @@ ROOT = Path(__file__).parents[3]
 PAGES = ROOT / "docs" / "failures"  # whose blocks go on where the one before ended: test_failure_pages.py
 DOCUMENTS = [ROOT / "README.md", *sorted(path for path in (ROOT / "docs").rglob("*.md") if path.parent != PAGES)]
 BLOCKS = [(path, block) for path in DOCUMENTS for block in re.findall(r"```python\n(.*?)```", path.read_text(), re.S)]
-OTHERS = {"accelerate", "lightning", "timm", "transformers"}  # what recipes are for: a recipe is skipped where its library is missing
+OTHERS = {
+    "accelerate",
+    "lightning",
+    "tensorboard",
+    "timm",
+    "transformers",
+}  # what recipes are for: a recipe is skipped where its library is missing
 
 
 def surroundings() -> dict:
@@ -40,7 +46,9 @@ def surroundings() -> dict:
 
 @pytest.mark.parametrize(("path", "block"), BLOCKS, ids=[f"{p.name}-{i}" for i, (p, _) in enumerate(BLOCKS)])
 def test_runs(path, block, tmp_path, monkeypatch):
-    imported = re.findall(r"^from (\w+)", block, re.M) + re.findall(r"\w+", " ".join(re.findall(r"^import (.*)", block, re.M)))
+    imported = re.findall(r"\w+", " ".join(re.findall(r"^from (\S+)", block, re.M))) + re.findall(
+        r"\w+", " ".join(re.findall(r"^import (.*)", block, re.M))
+    )
     for name in sorted(OTHERS & set(imported)):
         pytest.importorskip(name)
     monkeypatch.chdir(tmp_path)
