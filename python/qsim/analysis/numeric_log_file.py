@@ -7,15 +7,23 @@ import math
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from qsim.loggers.figures import Figures
 from qsim.loggers.sinks import writer_of
+from qsim.pages.chart import Axis, Chart, Series
+from qsim.pages.curves import Curves
+from qsim.pages.markup import Cell, Column, Line, count_cell, name_cell, table, tiles
+from qsim.pages.page import Page
+from qsim.pages.report import Report
 from qsim.table import text_table
 
+_COLUMNS = 100_000  # of the curves of all modules on one page
 _FORMAT = "qsim-numeric-log-1"
 
 
@@ -105,9 +113,9 @@ class LayerLog:
         return [n + i for n, i in zip(self.nans, self.infs, strict=True)]
 
 
-@dataclass
-class NumericLog:
-    """What `read_numeric_log` returns: ``log["layer1.0.conv1"].max``; ``print`` shows a line for each module.
+@dataclass(frozen=True)
+class NumericLog(Report):
+    """What `read_numeric_log` returns: ``log["layer1.0.conv1"].max``; ``print`` shows a line for each module, ``save`` writes a page.
 
     Attributes
     ----------
@@ -129,6 +137,7 @@ class NumericLog:
     >>> log = qsim.read_numeric_log(path)
     >>> log.layers, log.steps, log.first_nonfinite["0"]
     (['0', ''], [0, 1], 1)
+    >>> log.save(tempfile.mktemp(".html"))
     """
 
     layers: list[str] = field(default_factory=list)
@@ -140,8 +149,15 @@ class NumericLog:
     def __getitem__(self, layer: str) -> LayerLog:
         return self._of[layer]
 
-    def log(self, to: Any) -> None:
-        """Write every step to a logger: range, RMS, NaN and Inf of each module, as `qsim.Summary.log` takes loggers.
+    def log(self, to: Any, step: int = 0) -> None:
+        """Write every step to a logger: range, RMS, NaN and Inf of each module.
+
+        Parameters
+        ----------
+        to : object
+            As `qsim.Summary.log` takes loggers.
+        step : int
+            What the log's first step is counted from.
 
         Examples
         --------
@@ -153,19 +169,23 @@ class NumericLog:
         """
         write = writer_of(to, "NumericLog.log")
         places = {name: {step: i for i, step in enumerate(self._of[name].steps)} for name in self.layers}
-        for step in self.steps:
+        for each in self.steps:
             found: dict[str, float] = {}
             for name in self.layers:
-                if (i := places[name].get(step)) is not None:
+                if (i := places[name].get(each)) is not None:
                     columns = ("min", "max", "rms", "nans", "infs")
                     found |= {f"{column}/{name or '(the model)'}": float(getattr(self._of[name], column)[i]) for column in columns}
-            write(Figures(found), step)
+            write(Figures(found), step + each)
 
     def __str__(self) -> str:
         head = f"{len(self.layers)} modules, steps {self.steps[0]} to {self.steps[-1]}" if self.steps else "no step"
         rows = [(name or "(the model)", *_line(self._of[name]), str(self.first_nonfinite.get(name, ""))) for name in self.layers]
         columns = ("module", "min", "max", "rms", "last rms", "NaN", "Inf", "first in step")
         return f"{head}\n{text_table(columns, rows, columns[1:])}" if rows else head
+
+    def page(self) -> Page:
+        """See `Report.page`."""
+        return numeric_log_page(self)
 
 
 def _line(layer: LayerLog) -> list[str]:
@@ -215,9 +235,9 @@ def _read(path: Path) -> NumericLog:
         found.first_nonfinite.update(header["first_nonfinite"])
         for record in lines:
             _add(found, record, order)
-    found.layers = [name for name in order if name in found._of]
-    found.first_nonfinite = dict(sorted(found.first_nonfinite.items(), key=lambda entry: (entry[1], order.index(entry[0]))))
-    return found
+    found.layers.extend(name for name in order if name in found._of)
+    first = sorted(found.first_nonfinite.items(), key=lambda entry: (entry[1], order.index(entry[0])))
+    return replace(found, first_nonfinite=dict(first))
 
 
 def _lines(file: Path) -> Iterator[Any]:
@@ -244,3 +264,32 @@ def _add(found: NumericLog, record: dict[str, Any], order: list[str]) -> None:
         layer.infs.append(infs)
         if nans or infs:
             found.first_nonfinite.setdefault(order[int(row)], step)
+
+
+def numeric_log_page(log: NumericLog) -> Page:
+    """A row for each module, which opens its steps; what met NaN or Inf is marked."""
+    heads = ("min", "max", "largest RMS", "last RMS")
+    columns = [Column("module", wide=True), *(Column(head, number=True) for head in (*heads, "NaN", "Inf"))]
+    columns.append(Column("first in step", number=True, ascending=True))
+    lines, largest, rms = [], [], []
+    for name in log.layers:
+        layer, first = log[name], log.first_nonfinite.get(name)
+        low, high, most, last, *_ = _line(layer)
+        magnitudes = torch.tensor([_largest(*ends) for ends in zip(layer.min, layer.max, strict=True)])
+        curves = Curves("step", {"largest magnitude": magnitudes, "RMS": torch.tensor(layer.rms)}, first=layer.steps[0])
+        cells = [name_cell(name or "(the model)"), *(Cell(text, float(text) if text else math.nan) for text in (low, high, most, last))]
+        cells += [count_cell(sum(layer.nans)), count_cell(sum(layer.infs)), Cell("" if first is None else str(first), first)]
+        cells[0] = replace(cells[0], markup=cells[0].markup + curves.markup(_COLUMNS // len(log.layers)))
+        lines.append(Line(cells, severity="" if first is None else "error"))
+        largest.append(max((value for value in magnitudes.tolist() if not math.isnan(value)), default=math.nan))
+        rms.append(layer.rms[-1])
+    series = [Series("largest magnitude", "inside", largest), Series("last RMS", "second", rms)]
+    axes = Axis("module, in the order of the model"), Axis("value", logarithmic=True)
+    chart = Chart("Largest magnitude and RMS of each module", *axes, series, list(range(len(lines)))) if lines else None
+    facts = [("modules", str(len(log.layers))), ("steps", str(len(log.steps))), ("that met NaN or Inf", str(len(log.first_nonfinite)))]
+    note = "Results of modules over all steps that the log holds; a row opens its steps."
+    return Page("Numeric log", "The numbers in a model while it ran", tiles(facts) + table("Modules", note, columns, lines, chart))
+
+
+def _largest(low: float, high: float) -> float:
+    return math.nan if math.isnan(low) else max(abs(low), abs(high))

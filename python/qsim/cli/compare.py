@@ -5,10 +5,6 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from qsim.numbers.encoding import Encoding
 
 HELP = "compare two files of encodings, or Q/DQ models"
 _SHOWN = 20
@@ -23,13 +19,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from qsim.cli.reading import read_encodings
+    from qsim.files.difference import difference
     from qsim.table import text_table
 
     files = [read_encodings(path, options.tensor_names).encodings for path in (options.first, options.second)]
     only = [[name for name in mine if name not in other] for mine, other in (files, files[::-1])]
     rows = []
     for name in (name for name in files[0] if name in files[1]):
-        share, what = _difference(files[0][name], files[1][name])
+        share, what = difference(files[0][name], files[1][name])
         if what or share > options.tolerance:
             rows.append((share, name, what or f"scale differs by {100 * share:.3g} %"))
     rows.sort(key=lambda row: -row[0])
@@ -40,14 +37,3 @@ def run(options: argparse.Namespace) -> int:
         if names:
             print(f"only in {path} ({len(names)}): {', '.join(names[:_SHOWN])}{', ...' if len(names) > _SHOWN else ''}")
     return int(bool(rows or any(only)))
-
-
-def _difference(a: Encoding, b: Encoding) -> tuple[float, str]:
-    """The largest relative difference of scales; in words what else differs, infinitely far."""
-    if a.dtype != b.dtype:
-        return float("inf"), f"{a.dtype}, and {b.dtype}"
-    if a.scale.shape != b.scale.shape or (a.axis, a.block_size) != (b.axis, b.block_size):
-        return float("inf"), f"{a.scale.numel()} scales, and {b.scale.numel()}"
-    share = float(((a.scale.double() - b.scale.double()).abs() / a.scale.double()).max())
-    zero = int((a.zero_point - b.zero_point).abs().max())
-    return (share, f"zero point differs by {zero}, scale by {100 * share:.3g} %") if zero else (share, "")

@@ -67,25 +67,21 @@ def _file(path: Path) -> tuple[dict[str, Any], Mapping[str, Entry]]:
 
 
 def _model(options: argparse.Namespace) -> tuple[dict[str, Any], Mapping[str, Entry]]:
+    from qsim.cli.reading import in_float
     from qsim.files.file_place import FilePlace
     from qsim.onnx.encodings import encodings_of
-    from qsim.onnx.lint import lint
     from qsim.onnx.open import open_model
-    from qsim.trace.runtimes import RUNTIMES
 
     model = open_model(options.file)
-    own = model.metadata_props.get("qsim.target")
     file = encodings_of(model, FilePlace(str(options.file)), tensor_names=options.tensor_names)
-    for node in model.graph:
-        node.name = node.name or str(node.outputs[0].name)
     facts = {
         "format": "onnx",
         "opset": file.version,
         "made by": " ".join(filter(None, [model.producer_name, model.producer_version])),
-        "target": own or "",
+        "target": model.metadata_props.get("qsim.target") or "",
         "nodes": len(model.graph),
         "encodings": len(file.entries),
-        "in_float": lint(model, options.target or (own if own in RUNTIMES else "onnxruntime")),
+        "in_float": in_float(model, options.target),
     }
     return facts, file.entries
 

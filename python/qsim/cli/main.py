@@ -9,13 +9,13 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from qsim.cli import compare, completion, convert, doctor, inspect, quantize, verify
+from qsim.cli import compare, completion, convert, doctor, inspect, quantize, report, verify
 from qsim.cli.failure import Failure, one_line
 from qsim.version import VERSION
 
 _FAILED = 2
 _INTERRUPTED, _NOBODY_READS = 130, 141  # 128 and the signal, as shells have it
-_COMMANDS = (inspect, convert, quantize, compare, verify, doctor, completion)
+_COMMANDS = (inspect, convert, quantize, compare, report, verify, doctor, completion)
 
 
 class _Parser(argparse.ArgumentParser):

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from qsim.files import EncodingFile, load_encodings
 from qsim.files.file_place import FilePlace
 from qsim.files.json_text import MAX_BYTES
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
 
 _LOG = b'"qsim-numeric-log-'
 _ONNX = b"\x08"  # the first field of a model, its IR version
@@ -37,3 +41,14 @@ def read_encodings(path: Path, tensor_names: bool) -> EncodingFile:
     from qsim.onnx.encodings import read_onnx_encodings
 
     return read_onnx_encodings(path, tensor_names=tensor_names)
+
+
+def in_float(model: ir.Model, target: str | None = None) -> dict[str, str]:
+    """The operations that run in float on a target, and why; by default on the model's own. Nodes without a name go by what they make."""
+    from qsim.onnx.lint import lint
+    from qsim.trace.runtimes import RUNTIMES
+
+    own = model.metadata_props.get("qsim.target")
+    for node in model.graph:
+        node.name = node.name or str(node.outputs[0].name)
+    return lint(model, target or (own if own in RUNTIMES else "onnxruntime"))

@@ -1,4 +1,4 @@
-// Distributions: small pictures in cells, drawn when they come into view; under a row, on demand, the same with axes, and channels.
+// Distributions: small pictures in cells, drawn when they come into view; under a row, on demand, the same with axes, and curves.
 const HEIGHT = 48, STEP = 4; // of the small pictures; bars are 4 units wide
 
 const distribution = (picture) => {
@@ -85,25 +85,24 @@ const large = (under, picture) => { // the distribution, with axes
   return plot(figure(under), 220, options, [middles, shown], told);
 };
 
-const channels = (under, holder) => { // the largest magnitude of each channel of a weight, and where its grid ends
-  const largest = floats(holder.dataset.largest);
-  const ends = holder.dataset.ends === undefined ? null : floats(holder.dataset.ends);
-  const each = Number(holder.dataset.each);
-  const where = largest.map((_, i) => i * each);
-  const positive = (values) => values.map((value) => (value > 0 ? value : null));
-  const pen = (label, name) => ({ label, stroke: () => color(name), width: 1.5, points: { show: largest.length < 100, size: 5 } });
+const curves = (under, holder) => { // numbers over what is counted: channels of a weight, steps of a log
+  const { along, first, each, values } = JSON.parse(holder.dataset.curves);
+  const names = Object.keys(values);
+  const drawn = names.map((name) => floats(values[name]));
+  const count = Math.max(...drawn.map((one) => one.length));
+  const where = Array.from({ length: count }, (_, i) => first + i * each);
+  const pen = (label, i) => ({ label, stroke: () => color(["inside", "edge"][i]), width: 1.5, points: { show: count < 100, size: 5 } });
   const kind = each > 1 ? `, the largest of ${each} each` : "";
   const options = {
-    scales: { x: { time: false, ...(largest.length > 1 ? {} : { range: () => [-0.5, 0.5] }) }, y: { distr: 3 } },
-    axes: [{ ...axis(`channel (axis ${holder.dataset.axis})${kind}`, true), size: 34 }, { ...axis("largest magnitude", false), size: 58 }],
-    series: [{}, pen("largest magnitude", "inside"), ...(ends ? [pen("end of the grid", "edge")] : [])],
+    scales: { x: { time: false, ...(count > 1 ? {} : { range: () => [first - 0.5, first + 0.5] }) }, y: { distr: 3 } },
+    axes: [{ ...axis(`${along}${kind}`, true), size: 34 }, { ...axis(names[0], false), size: 58 }],
+    series: [{}, ...names.map(pen)],
   };
   const told = (i) => [
-    each > 1 ? `channels ${where[i]} to ${where[i] + each - 1}` : `channel ${where[i]}`,
-    `largest magnitude: about ${short(largest[i], 2)}`,
-    ...(ends ? [`end of the grid: about ${short(ends[i], 2)}`] : []),
+    each > 1 ? `${along} ${where[i]} to ${where[i] + each - 1}` : `${along} ${where[i]}`,
+    ...names.map((name, k) => `${name}: about ${short(drawn[k][i], 2)}`),
   ];
-  return plot(figure(under), 220, options, [where, positive(largest), ...(ends ? [positive(ends)] : [])], told);
+  return plot(figure(under), 220, options, [where, ...drawn.map((one) => one.map((value) => (value > 0 ? value : null)))], told);
 };
 
 // A button in each row that has a picture opens it below; sorting and filtering close what is open.
@@ -121,13 +120,13 @@ for (const section of document.querySelectorAll("section.table")) {
     detail.className = "detail";
     const under = detail.appendChild(Object.assign(document.createElement("td"), { colSpan: row.cells.length, className: "wide" }));
     row.after(detail);
-    const [picture, holder] = [row.querySelector("svg.histogram"), row.querySelector("[data-largest]")];
-    open.set(row, { detail, drawn: [...(picture ? [large(under, picture)] : []), ...(holder ? [channels(under, holder)] : [])] });
+    const [picture, holder] = [row.querySelector("svg.histogram"), row.querySelector("[data-curves]")];
+    open.set(row, { detail, drawn: [...(picture ? [large(under, picture)] : []), ...(holder ? [curves(under, holder)] : [])] });
     row.querySelector("button.more").setAttribute("aria-expanded", "true");
   };
   for (const row of section.querySelectorAll("tbody tr")) {
-    if (!row.querySelector("svg.histogram, [data-largest]")) continue;
-    const button = Object.assign(document.createElement("button"), { className: "more", ariaExpanded: "false", ariaLabel: "show the distribution" });
+    if (!row.querySelector("svg.histogram, [data-curves]")) continue;
+    const button = Object.assign(document.createElement("button"), { className: "more", ariaExpanded: "false", ariaLabel: "show more" });
     row.cells[0].prepend(button);
   }
   section.addEventListener("click", (event) => {

@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from qsim.graph.plan.actions import Decisions, PlannedQuantizer
 from qsim.numbers.encoding import Encoding
 from qsim.numbers.granularity import granularity
+from qsim.pages.curves import Curves
 from qsim.pages.subject import Subject
 from qsim.quantizers.observer import Observer
 from qsim.quantizers.quantizer import Quantizer
 from qsim.quantizers.sketch import Distribution
 from qsim.runs.sharding import is_sharded
-from qsim.simulation.channels import Channels
 from qsim.simulation.clipping import clipped_share_of, clipped_share_seen
-from qsim.simulation.summary import Row, Summary
+from qsim.simulation.summary import HELD, LARGEST, Row, Summary
 
 
 def summarize(
@@ -109,16 +109,15 @@ def _ends(encoding: Encoding | None, alive: Tensor | None) -> dict[str, float]:
     return {"low": encoding.min[alive].min().item(), "high": encoding.max[alive].max().item()}
 
 
-def _channels(weight: Tensor, encoding: Encoding | None) -> Channels | None:
-    """Along the axis of the scale, or along the first where a scale is for all, or for blocks."""
+def _channels(weight: Tensor, encoding: Encoding | None) -> Curves | None:
+    """Along the axis of the scale, or along the first where a scale is for all, or for blocks, whose ranges are not shown."""
     if weight.ndim == 0 or weight.numel() == 0:
         return None
     plain = encoding is not None and encoding.block_size is None and not isinstance(encoding.axis, tuple)
     axis = encoding.axis if encoding is not None and plain and isinstance(encoding.axis, int) else 0
     magnitude = weight.detach().abs().float().nan_to_num(0.0, 0.0, 0.0)
-    largest = magnitude.movedim(axis, 0).flatten(1).amax(1).cpu()
-    ends = None
+    curves = {LARGEST: magnitude.movedim(axis, 0).flatten(1).amax(1).cpu()}
     if encoding is not None and plain:
         held = torch.maximum(encoding.min.abs(), encoding.max.abs()).float().cpu()
-        ends = held.expand(len(largest)) if held.numel() == 1 else held
-    return Channels(axis, largest, ends)
+        curves[HELD] = held.expand(len(curves[LARGEST])) if held.numel() == 1 else held
+    return Curves(f"channel of axis {axis}", curves)

@@ -11,17 +11,18 @@ from qsim.graph.plan.actions import LeftFloat
 from qsim.loggers.figures import Figures, Histogram
 from qsim.numbers.granularity import grid_text
 from qsim.pages.chart import Axis, Chart, Series
+from qsim.pages.curves import Curves
 from qsim.pages.markup import Cell, Column, Fact, Line, count_cell, name_cell, problems, table, tiles
 from qsim.pages.page import Page
 from qsim.pages.report import Report
 from qsim.pages.subject import about
 from qsim.quantizers.format_counts import FormatCounts
 from qsim.quantizers.sketch import Distribution, even_edges
-from qsim.simulation.channels import Channels
 from qsim.simulation.histogram import histogram
 from qsim.table import counted, percent, text_table
 
 CLIPPED = 0.05  # share of clipped values that is a problem; the best range for a Gaussian at 3 and 4 bits clips 1 to 4 %
+LARGEST, HELD = "largest magnitude", "end of the grid"  # curves over the channels of a weight
 _BINS = 64  # of a histogram that is logged
 _NAMES = 6  # so many names of what stays in float for one reason are printed; `Summary.left` has all
 
@@ -66,8 +67,8 @@ class Row:
         Channels of a weight that hold nothing but zeros, which any grid holds: 1 of a tensor with one scale that is all zero.
     distribution : Distribution or None
         Of what was observed, of a weight as it is now; None without a sketch, and of a weight that FSDP shards, as `clipped` then.
-    channels : Channels or None
-        Of a weight, how large each channel is; None of one that FSDP shards.
+    channels : Curves or None
+        Of a weight, how large each channel is, and what its grid holds; None of one that FSDP shards.
     """
 
     key: str
@@ -90,7 +91,7 @@ class Row:
     zeros: int = 0
     distribution: Distribution | None = field(default=None, repr=False, compare=False)
     dynamic: bool = False
-    channels: Channels | None = field(default=None, repr=False, compare=False)
+    channels: Curves | None = field(default=None, repr=False, compare=False)
 
     @property
     def calibrated(self) -> bool:

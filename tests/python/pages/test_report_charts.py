@@ -184,7 +184,7 @@ def test_a_row_opens_its_distribution_and_its_channels(browser, pages, sim):
     browser.point(left + 1, top + height / 2)
     assert browser.becomes("document.querySelector('tr.detail .tip:not([hidden])')")
     channel, largest, end = browser.run(TIP)
-    assert channel == "channel 0"
+    assert channel == "channel of axis 0 0"
     weight, grid = sim.model[0].weight.detach()[0].abs().max().item(), sim.encodings()["0.weight"]
     assert float(largest.removeprefix("largest magnitude: about ")) == pytest.approx(weight, rel=0.06)
     held = max(abs(grid.min[0].item()), abs(grid.max[0].item()))

@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import json
 import re
 from datetime import datetime, timezone
 
@@ -17,12 +18,12 @@ from qsim.analysis.bit_search_report import bit_search_page
 from qsim.analysis.comparison import comparison_page
 from qsim.analysis.sensitivity import sensitivity_page
 from qsim.config.described import described
+from qsim.pages.curves import Curves
 from qsim.pages.packed import packed
 from qsim.quantizers.sketch import Distribution
 from qsim.simulation.calibration import calibration_page
-from qsim.simulation.channels import Channels
 from qsim.simulation.histogram import histogram
-from qsim.simulation.summary import Row, summary_page
+from qsim.simulation.summary import HELD, LARGEST, Row, summary_page
 
 LIBRARY = "/*! https://github.com/leeoniya/uPlot (v1.6.32) */"  # its first line, a comment
 X = torch.randn(4, 1, 12, 12, generator=torch.Generator().manual_seed(1))
@@ -124,7 +125,7 @@ def test_two_thousand_quantizers_stay_below_three_megabytes():
     for i in range(1000):
         key = f"encoder.layers.{i}.attention.output.dense"
         rows.append(Row(f"{key}.output", "activation", "linear", "int8", 8, False, "per tensor", True, **options))
-        channels = Channels(0, torch.rand(4096), torch.rand(4096))
+        channels = Curves("channel of axis 0", {LARGEST: torch.rand(4096), HELD: torch.rand(4096)})
         rows.append(Row(f"{key}.weight", "weight", "linear", "int8", 8, True, "per channel (axis 0)", True, **options, channels=channels))
     document = summary_page(qsim.Summary(rows, [], [])).html()
     assert len(document.encode()) < 3_000_000
@@ -158,14 +159,14 @@ def test_channels_of_a_weight():
         model.weight[3, 0] = 0.0
     sim, _ = calibrated(model, torch.randn(8, 6))
     channels = next(row for row in sim.summary().rows if row.role == "weight").channels
-    assert torch.equal(channels.largest, model.weight.detach().abs().amax(1))
+    largest = model.weight.detach().abs().amax(1)
+    assert torch.equal(channels.values[LARGEST], largest)
     encoding = sim.encodings()["weight"]
-    assert torch.equal(channels.ends, torch.maximum(encoding.min.abs(), encoding.max.abs()))
-    attributes = Reader(channels.markup(100)).tags[0][1]
-    assert torch.equal(unpacked(attributes["data-largest"]), channels.largest.bfloat16().float())
-    joined = Reader(channels.markup(2)).tags[0][1]
-    assert joined["data-each"] == "2"
-    assert torch.equal(unpacked(joined["data-largest"]), channels.largest.view(2, 2).amax(1).bfloat16().float())
+    assert torch.equal(channels.values[HELD], torch.maximum(encoding.min.abs(), encoding.max.abs()))
+    for most, expected in ((100, largest), (2, largest.view(2, 2).amax(1))):
+        found = json.loads(data(channels.markup(most))["data-curves"])
+        assert (found["along"], found["each"]) == ("channel of axis 0", 4 // len(expected))
+        assert torch.equal(unpacked(found["values"][LARGEST]), expected.bfloat16().float())
 
 
 def test_channels_of_a_tensor_with_one_scale_and_of_a_broken_one():
@@ -176,8 +177,8 @@ def test_channels_of_a_tensor_with_one_scale_and_of_a_broken_one():
     channels = next(row for row in sim.summary().rows if row.role == "weight").channels
     expected = model.weight.detach().abs()
     expected[1, 1] = 0
-    assert torch.equal(channels.largest, expected.amax(1))
-    assert len(set(channels.ends.tolist())) == 1
+    assert torch.equal(channels.values[LARGEST], expected.amax(1))
+    assert len(set(channels.values[HELD].tolist())) == 1
 
 
 def row(values: torch.Tensor, low: float | None, high: float | None) -> Row:
