@@ -46,6 +46,9 @@ class RangeChoice(Simulation):
         ------
         CalibrationError
             There was no batch, or quantizers have no range: the message lists them, and why. What was observed is kept.
+        ValueError
+            The model does not run on a batch that is not as the example inputs: the message has the batch, what was expected and the layer.
+            What the batches before it showed is kept, and nothing of that one.
 
         Examples
         --------

@@ -104,5 +104,10 @@ def to_device(arguments: Arguments, model: nn.Module) -> Arguments:
     if first is None:
         return arguments
     device = first.device
+    if device.type == "meta":
+        raise ValueError(
+            "QuantSim: the model lies on the meta device and has no values to compute with; load it first: model.to_empty(device='cpu'), "
+            "then its checkpoint"
+        )
     moved: Arguments = tree_map_only(Tensor, lambda value: value.to(device), arguments)
     return moved

@@ -14,6 +14,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from qsim.runs.arguments import Arguments
 
+_QUANTIZED = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized", "bitsandbytes.nn")
 _LONGEST = 600  # characters of another's error message
 
 
@@ -30,17 +31,34 @@ def check_module(model: Any, caller: str) -> None:
     if isinstance(model, torch.jit.ScriptModule):
         raise TypeError(f"{caller}: got a scripted model, whose operations cannot be seen; expected the Python module that it was made of")
     if isinstance(model, nn.Module):
+        _refuse_lowered(model, caller)
         return
     if isinstance(model, type) and issubclass(model, nn.Module):
         got, cure = f"the class {model.__name__}", f"an instance of it, {model.__name__}(...)"
     elif isinstance(model, Mapping):
         state = any(isinstance(value, Tensor) for value in model.values())
         got, cure = ("a state dict" if state else f"a {type(model).__name__}"), "build the model, then model.load_state_dict(it)"
+    elif isinstance(model, torch.export.ExportedProgram):
+        got, cure = "an ExportedProgram", "the Python module that was exported"
     elif isinstance(model, (str, os.PathLike)):
         got, cure = f"the path {os.fspath(model)!r}", "load the model first; of an .onnx file, `qsim quantize` makes an integer one"
     else:
         got, cure = f"a {type(model).__name__}", "a function can be called in the forward of one"
     raise TypeError(f"{caller}: got {got} as model; expected a module: {cure}")
+
+
+def _refuse_lowered(model: nn.Module, caller: str) -> None:
+    """Raise a TypeError where layers are quantized already, or operations are those below torch's functions: nothing could stand there."""
+    for path, module in model.named_modules():
+        where = f"'{path}'" if path else "the model itself"
+        if type(module).__module__.startswith(_QUANTIZED):
+            kind = f"{type(module).__module__.split('.nn.')[0]}'s {type(module).__name__}"
+            raise TypeError(f"{caller}: {where} is quantized already, {kind}, whose weights are no floats; expected the float model")
+        if isinstance(module, torch.fx.GraphModule) and any(isinstance(node.target, torch._ops.OpOverload) for node in module.graph.nodes):
+            raise TypeError(
+                f"{caller}: {where} is a graph of torch.export or another compiler, whose operations lie below those that a simulation "
+                "replaces; expected the Python module that it was made of"
+            )
 
 
 def refuse_packed(calls: Sequence[Arguments], caller: str) -> None:
@@ -57,25 +75,36 @@ def refuse_packed(calls: Sequence[Arguments], caller: str) -> None:
 def cannot_run(model: nn.Module, calls: Sequence[Arguments], number: int, error: Exception, caller: str) -> ValueError:
     """The error for a model that does not run on an example call: what was given, what forward takes, what it said, and what to change."""
     args, kwargs = calls[number]
-    message = " ".join(str(error).split())
-    said = message if len(message) <= _LONGEST else f"{message[:_LONGEST]} ..."
     text = (
-        f"{caller}: the model does not run on {_which(calls, number)}: {_call_text(calls[number])}. "
-        f"forward takes {_signature(model)}. It raised {type(error).__name__}: {said}"
+        f"{caller}: the model does not run on {_which(calls, number)}: {call_text(calls[number])}. "
+        f"forward takes {_signature(model)}. It raised {type(error).__name__}: {shortened(error)}"
     )
-    hints = list(dict.fromkeys(hint for value in (*args, *kwargs.values()) for hint in _hints(value, model)))
+    advice = list(dict.fromkeys(hint for value in (*args, *kwargs.values()) for hint in hints(value, model)))
     if len(calls) > 1:
-        hints.append("A list holds calls; of one call with several arguments make a tuple")
-    if hints:
-        text += f". {'. '.join(hints)}"
+        advice.append("A list holds calls; of one call with several arguments make a tuple")
+    if advice:
+        text += f". {'. '.join(advice)}"
     return ValueError(text)
+
+
+def shortened(error: Exception) -> str:
+    """What another's error says, on one line."""
+    message = " ".join(str(error).split())
+    return message if len(message) <= _LONGEST else f"{message[:_LONGEST]} ..."
 
 
 def _which(calls: Sequence[Arguments], number: int) -> str:
     return "example_inputs" if len(calls) == 1 else f"call {number} of the {len(calls)} in example_inputs"
 
 
-def _call_text(call: Arguments) -> str:
+def call_text(call: Arguments) -> str:
+    """The arguments of a call: shapes and dtypes of tensors, types of the rest.
+
+    Examples
+    --------
+    >>> call_text(((torch.zeros(2, 3),), {"scale": 0.5}))
+    'a float32 tensor of the shape (2, 3), scale=0.5'
+    """
     args, kwargs = call
     return ", ".join([*map(_value_text, args), *(f"{name}={_value_text(value)}" for name, value in kwargs.items())]) or "no arguments"
 
@@ -93,7 +122,8 @@ def _signature(model: nn.Module) -> str:
         return "what only it knows"
 
 
-def _hints(value: Any, model: nn.Module) -> Iterator[str]:
+def hints(value: Any, model: nn.Module) -> Iterator[str]:
+    """What to change about an argument that the model does not take."""
     if type(value).__module__.partition(".")[0] == "numpy":
         yield "Make tensors of arrays: torch.from_numpy(array)"
     elif isinstance(value, torch.utils.data.DataLoader):

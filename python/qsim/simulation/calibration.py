@@ -23,6 +23,7 @@ from qsim.runs.hooks import hooked
 from qsim.runs.memory import MemoryWatch, PeakMemory
 from qsim.runs.sharding import sharded_around
 from qsim.runs.snapshot import unchanged
+from qsim.runs.unfit import UnfitBatchError, signature
 from qsim.simulation.ranges import choose_encodings
 from qsim.simulation.simulation import Simulation
 from qsim.simulation.summary import Summary, facts_of, tensors_of
@@ -153,21 +154,45 @@ def observe(
     """Run the model in eval mode, without gradients and without quantization on every batch, while the `watched` quantizers observe.
 
     The model and the random number generators are afterwards as they were, also when a batch raises; what was observed until then
-    stays observed.
+    stays observed, but nothing of that batch if it is the first of its shapes and dtypes.
     """
     noted = Observation()
     observers = {key: quantizers[key].observer for key in watched}
     with unchanged(model), torch.no_grad(), _observing(quantizers, watched), _clocked([quantizers[key] for key in watched], noted.seconds):
         model.eval()
         first = _FirstNonfinite(observers)
+        known = set[tuple[Any, ...]]()  # kinds of batches that the model has run on
         for batch in _timed(batches, noted.seconds):
             with noted.seconds.stage("forward"):
-                run(batch)
+                kind = signature(batch)
+                with contextlib.nullcontext() if kind in known else _whole_or_not_at_all([quantizers[key] for key in watched]):
+                    try:
+                        run(batch)
+                    except UnfitBatchError as error:
+                        raise error.numbered("QuantSim.calibrate", noted.batches) from error.__cause__
+                known.add(kind)
                 first.look(noted.batches)
             noted.batches += 1
         with noted.seconds.stage("forward"):
             noted.first_nonfinite = first.batches()  # waits for the device
     return noted
+
+
+@contextlib.contextmanager
+def _whole_or_not_at_all(quantizers: Sequence[Quantizer]) -> Iterator[None]:
+    """What they observe within the context is forgotten if it ends with an error: half a batch would be in the ranges."""
+    before = {quantizer: {name: buffer.clone() for name, buffer in quantizer.named_buffers()} for quantizer in quantizers}
+    try:
+        yield
+    except Exception:
+        for quantizer, buffers in before.items():
+            now = dict(quantizer.named_buffers())
+            if all(name in now and now[name].shape == buffer.shape for name, buffer in buffers.items()):
+                for name, buffer in buffers.items():
+                    now[name].copy_(buffer)
+            else:
+                quantizer.reset()  # its first batch gave it the shape
+        raise
 
 
 @contextlib.contextmanager

@@ -40,6 +40,7 @@ from qsim.runs.arguments import Arguments, example_calls
 from qsim.runs.batches import Forward, arguments_of, to_device
 from qsim.runs.model import check_module
 from qsim.runs.sharding import refuse_wrapped, sharded_modules
+from qsim.runs.unfit import unfit_told
 from qsim.simulation import warned_of
 from qsim.simulation.as_the_model import AsTheModel
 from qsim.simulation.bank import QuantizerBank
@@ -254,7 +255,8 @@ class Simulation(NamedAsTheModel, AsTheModel):
 
     def forward_batch(self, model: nn.Module, batch: Any) -> Any:
         args, kwargs = to_device(arguments_of(batch, self.examples), model)
-        return model(*args, **kwargs)
+        with unfit_told((args, kwargs), self.calls, self.model):
+            return model(*args, **kwargs)
 
     def runner(self, forward: Forward | None) -> Callable[[Any], Any]:
         """What runs this simulation on a batch: `forward_batch`, or `forward` on what `called` says; on the sim while another evaluates."""

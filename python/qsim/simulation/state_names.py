@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -9,8 +11,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from qsim.batch_norm.fold import fold_state
 from qsim.batch_norm.foldable import Fold, NotFoldable
+from qsim.quantizers.quantizer import Quantizer
 
-_MODEL = "model."
+_MODEL, _BANK = "model.", "quantization."
 
 
 class NamedAsTheModel(nn.Module):
@@ -45,9 +48,42 @@ class NamedAsTheModel(nn.Module):
             state_dict.update({f"{prefix}quantization.{key}": t for key, t in self.quantization.state_dict().items()})
         super()._load_from_state_dict(state_dict, prefix, *args)
 
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """As of every module. A state of the float model alone is taken too: ranges stay as they are, with a warning if there are any."""
+        bare = not any(key.startswith(_BANK) for key in state_dict)
+        try:
+            found = super().load_state_dict(state_dict, strict, assign)
+        except RuntimeError as error:
+            own = self.state_dict().keys()
+            unknown, missing = ([key for key in mine if key not in other] for mine, other in ((state_dict, own), (own, state_dict)))
+            raise RuntimeError(_unfit_state(unknown, [] if bare and not unknown else missing, error)) from error
+        if bare and any(not quantizer.lacks_encoding for quantizer in self.quantization.children() if isinstance(quantizer, Quantizer)):
+            warnings.warn(
+                "QuantSim: a state without ranges was loaded into a calibrated simulation: the parameters are new, and the ranges are "
+                "those of the ones before. Call sim.calibrate(data)",
+                stacklevel=2,
+            )
+        return found
+
     def _fqn_modifiers(self) -> dict[str, str]:
         """What `torch.distributed.checkpoint` asks of modules whose state dict leaves a name out: which one, before which others."""
         return dict.fromkeys([name for name, _ in (*self.model.named_children(), *self.model.named_parameters(recurse=False))], "model")
+
+
+def _unfit_state(unknown: Sequence[str], missing: Sequence[str], error: RuntimeError) -> str:
+    """Why a state does not fit, and what to do: is the model another one, or the config?"""
+    named = [
+        f"{title} {', '.join(map(repr, keys[:3]))}{f' and {len(keys) - 3} more' if len(keys) > 3 else ''}"
+        for title, keys in (("it has", unknown), ("it lacks", missing))
+        if keys
+    ]
+    if not named:
+        return f"QuantSim: the state does not fit this simulation: {' '.join(str(error).split())}"
+    another = "config or version" if all(key.startswith(_BANK) for key in (*unknown, *missing)) else "model"
+    return (
+        f"QuantSim: the state is of another {another}: {'; '.join(named)}. Load it into a simulation of the model, and with the config, "
+        "that it was saved of"
+    )
 
 
 def _leave_out(module: nn.Module, state_dict: dict[str, Any], prefix: str, local_metadata: Any) -> None:

@@ -53,7 +53,7 @@ def test_a_model_says_what_runs_in_float(capsys, sim, tmp_path):
 
 def test_two_files_side_by_side(capsys, sim, tmp_path):
     sim.save_encodings(tmp_path / "a.json", "qsim")
-    sim.set_method("minmax")
+    sim.set_method("percentile", percentile=60.0)
     sim.save_encodings(tmp_path / "all.json", "qsim")
     qsim.save_encodings(qsim.load_encodings(tmp_path / "all.json").without("2.output"), tmp_path / "b.json", "qsim")
     files = [qsim.load_encodings(tmp_path / name).encodings for name in ("a.json", "b.json")]
@@ -64,7 +64,7 @@ def test_two_files_side_by_side(capsys, sim, tmp_path):
         for k in shared
         if not torch.equal(files[0][k].scale, files[1][k].scale) or not torch.equal(files[0][k].zero_point, files[1][k].zero_point)
     ]
-    assert 0 < len(differ) < len(shared)
+    assert differ
     assert f"<dt>that differ</dt><dd>{len(differ)}</dd>" in document
     (missing,) = (row for row in rows if row and row[0].startswith("2.output"))
     assert missing[-1] == "not in the other file"
