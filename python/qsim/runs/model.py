@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from qsim.runs.arguments import Arguments
+from qsim.runs.arguments import Arguments, is_dense
 
 _QUANTIZED = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized", "bitsandbytes.nn")
 _LONGEST = 600  # characters of another's error message
@@ -110,6 +110,8 @@ def call_text(call: Arguments) -> str:
 
 
 def _value_text(value: Any) -> str:
+    if isinstance(value, Tensor) and not is_dense(value):
+        return f"a {str(value.dtype).removeprefix('torch.')} tensor of the layout {value.layout}"
     if isinstance(value, Tensor):
         return f"a {str(value.dtype).removeprefix('torch.')} tensor of the shape {tuple(value.shape)}"
     return repr(value) if value is None or isinstance(value, (bool, int, float, str)) else f"a {type(value).__name__}"

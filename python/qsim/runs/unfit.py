@@ -10,14 +10,15 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from qsim.runs.arguments import Arguments
+from qsim.runs.arguments import Arguments, is_dense
 from qsim.runs.model import call_text, hints, shortened
 
 _OF_DATA = (RuntimeError, ValueError, TypeError, IndexError, AttributeError, NotImplementedError)  # these themselves: others mean more
 
 
-class UnfitBatchError(ValueError):
-    """The model does not run on a batch that is not as the example inputs were. Its cause is what the model raised."""
+class UnfitBatchError(ValueError, RuntimeError):
+    """The model does not run on a batch that is not as the example inputs were. Its cause is what the model raised, mostly a RuntimeError,
+    which whoever caught it goes on catching."""
 
     def numbered(self, caller: str, number: int) -> UnfitBatchError:
         """The same of one batch among others: which one, and what became of what those before it showed."""
@@ -70,7 +71,11 @@ def _ranks(call: Arguments) -> list[int]:
 
 def signature(values: Any) -> tuple[Any, ...]:
     """What tells batches apart that a model may take differently: shapes and dtypes of tensors, types of the rest."""
-    return tuple((leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else type(leaf) for leaf in tree_leaves(values))
+    return tuple(_kind(leaf) if isinstance(leaf, Tensor) else type(leaf) for leaf in tree_leaves(values))
+
+
+def _kind(t: Tensor) -> tuple[Any, ...]:
+    return (t.shape if is_dense(t) else t.layout, t.dtype)  # a nested tensor may have no shape
 
 
 def _layer(trace: TracebackType | None, model: nn.Module) -> str:

@@ -56,7 +56,8 @@ class NamedAsTheModel(nn.Module):
         except RuntimeError as error:
             own = self.state_dict().keys()
             unknown, missing = ([key for key in mine if key not in other] for mine, other in ((state_dict, own), (own, state_dict)))
-            raise RuntimeError(_unfit_state(unknown, [] if bare and not unknown else missing, error)) from error
+            absent = [] if bare and not unknown else missing
+            raise RuntimeError(_unfit_state(unknown if strict else [], absent if strict else [], error)) from error
         if bare and any(not quantizer.lacks_encoding for quantizer in self.quantization.children() if isinstance(quantizer, Quantizer)):
             warnings.warn(
                 "QuantSim: a state without ranges was loaded into a calibrated simulation: the parameters are new, and the ranges are "
