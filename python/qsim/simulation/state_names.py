@@ -49,7 +49,20 @@ class NamedAsTheModel(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """As of every module. A state of the float model alone is taken too: ranges stay as they are, with a warning if there are any."""
+        """As of every module. A state of the float model alone is taken too: ranges stay as they are, with a warning if there are any.
+
+        Raises
+        ------
+        RuntimeError
+            The state is of another model or config: the message says which of both, and what is too much or missing.
+
+        Examples
+        --------
+        >>> layer = nn.Linear(3, 2)
+        >>> sim = qsim.QuantSim(layer, torch.zeros(1, 3))
+        >>> sim.load_state_dict(layer.state_dict())
+        <All keys matched successfully>
+        """
         bare = not any(key.startswith(_BANK) for key in state_dict)
         try:
             found = super().load_state_dict(state_dict, strict, assign)

@@ -93,7 +93,8 @@ def test_files_that_call_sites_are_told_by_are_there():
 def test_importing_qsim_registers_operators_and_imports_little_more():
     code = (
         "import sys, qsim, torch; torch.ops.qsim.fake_quantize; assert 'qsim.numbers.spec' not in sys.modules; "
-        "qsim.QuantSim; assert 'qsim.simulation.simulation' in sys.modules; qsim.equalization"
+        "qsim.QuantSim; assert 'qsim.simulation.simulation' in sys.modules; qsim.equalization; "
+        "import gc; assert gc.isenabled(); gc.disable(); qsim.doctor; assert not gc.isenabled()"  # as it was
     )
     subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(Path(qsim.__path__[0]).parent)}, check=True)
 
