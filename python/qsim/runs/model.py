@@ -113,7 +113,8 @@ def _value_text(value: Any) -> str:
     if isinstance(value, Tensor) and not is_dense(value):
         return f"a {str(value.dtype).removeprefix('torch.')} tensor of the layout {value.layout}"
     if isinstance(value, Tensor):
-        return f"a {str(value.dtype).removeprefix('torch.')} tensor of the shape {tuple(value.shape)}"
+        kind = str(value.dtype).removeprefix("torch.")
+        return f"{'an' if kind.startswith('int') else 'a'} {kind} tensor of the shape {tuple(value.shape)}"
     return repr(value) if value is None or isinstance(value, (bool, int, float, str)) else f"a {type(value).__name__}"
 
 
