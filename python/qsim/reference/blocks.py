@@ -4,6 +4,7 @@ from itertools import product
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from qsim.numbers.blocks import Axes
 
@@ -30,6 +31,19 @@ def blocks_of(x: Tensor, axis: Axes, block_size: Axes) -> tuple[list[Tensor], to
     sizes = {a % x.dim(): size for a, size in _sizes(axis, block_size).items()}
     cuts = [[slice(begin, begin + sizes.get(i, 1)) for begin in range(0, n, sizes.get(i, 1))] for i, n in enumerate(x.shape)]
     return [x[where].flatten() for where in product(*cuts)], torch.Size([len(slices) for slices in cuts])
+
+
+def least(x: Tensor, axis: Axes, block_size: Axes) -> Tensor:
+    """The least of the values that share a range."""
+    if axis is None:
+        return x.amin()
+    if block_size is None:
+        assert isinstance(axis, int)
+        return x.movedim(axis, 0).reshape(x.shape[axis], -1).amin(1)
+    for a, size in _sizes(axis, block_size).items():
+        x = pad(x.movedim(a, -1), (0, -x.shape[a] % size), value=torch.inf)
+        x = x.reshape(*x.shape[:-1], -1, size).amin(-1).movedim(-1, a)
+    return x
 
 
 def _sizes(axis: Axes, block_size: Axes) -> dict[int, int]:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from qsim.numbers.blocks import Axes
-from qsim.reference.blocks import blocks_of
+from qsim.reference.blocks import least
 
 SKETCH_SHIFT, SKETCH_BINS = 18, 1 << 14
 
@@ -34,10 +34,7 @@ def observe_range_(x: Tensor, lowest: Tensor, highest: Tensor, counts: Tensor, a
     low, high = torch.where(x.isfinite(), x, torch.inf), torch.where(x.isfinite(), x, -torch.inf)
     if x.numel() == 0:
         return
-    (lows, shape), (highs, _) = blocks_of(low, axis, block_size), blocks_of(high, axis, block_size)
-    _extend(
-        lowest, highest, torch.stack([low.min() for low in lows]).reshape(shape), torch.stack([high.max() for high in highs]).reshape(shape)
-    )
+    _extend(lowest, highest, least(low, axis, block_size), -least(-high, axis, block_size))
 
 
 def observe_(x: Tensor, lowest: Tensor, highest: Tensor, counts: Tensor, sketch: Tensor, low_bits: Tensor) -> None:
