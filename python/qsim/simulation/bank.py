@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
 from itertools import chain
 from operator import attrgetter
 from typing import Any
@@ -89,3 +91,14 @@ class QuantizerBank(nn.Module):
 
     def by_key(self) -> dict[str, Quantizer]:
         return dict(zip(self._keys, self._modules.values(), strict=True))  # type: ignore[arg-type]
+
+    def matching(self, patterns: Sequence[str]) -> list[Quantizer]:
+        """The quantizers whose key, or what comes before its last dot, a glob matches; ValueError for a glob that matches nothing."""
+        found, quantizers = {}, self.by_key()
+        for pattern in patterns:
+            keys = [key for key in quantizers if key == pattern or any(fnmatchcase(n, pattern) for n in (key, key.rpartition(".")[0]))]
+            if not keys:
+                close = ", ".join(map(repr, get_close_matches(pattern, quantizers, cutoff=0.4))) or "see sim.quantizers()"
+                raise ValueError(f"QuantSim: no quantizer matches {pattern!r}; close to it: {close}")
+            found.update({key: quantizers[key] for key in keys})
+        return list(found.values())

@@ -11,8 +11,6 @@ import types
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from difflib import get_close_matches
-from fnmatch import fnmatchcase
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -182,18 +180,11 @@ class Simulation(NamedAsTheModel, AsTheModel):
 
     def needed(self) -> set[str]:
         """The quantizers that quantize at some place: all but those that only operations which fall back have a use for."""
-        formats = self.quantization.formats
-        return {post.key for post in self.decisions.posts if post.is_integer(formats)}
+        return self.decisions.needed(self.quantization.formats)
 
     def released(self) -> dict[str, str]:
         """All other quantizers, with the format that they round to instead: "float32" where that is left to the readers."""
-        needed, formats = self.needed(), self.quantization.formats
-        found: dict[str, set[str]] = {}
-        for post in self.decisions.posts:
-            if post.key not in needed:
-                there = {"float32"} if post.operation == "input" else {formats[name] for name in post.deciders}
-                found.setdefault(post.key, set()).update(there)
-        return {key: there.pop() if len(there) == 1 else "float32" for key, there in found.items()}
+        return self.decisions.released(self.quantization.formats)
 
     def missing(self) -> list[str]:
         """The quantizers without an encoding that quantize."""
@@ -331,24 +322,13 @@ class Simulation(NamedAsTheModel, AsTheModel):
         >>> [key for key, quantizer in sim.quantizers().items() if quantizer.enabled]
         ['weight']
         """
-        for quantizer in self.matching(patterns):
+        for quantizer in self.quantization.matching(patterns):
             quantizer.enabled = True
 
     def disable(self, *patterns: str) -> None:
         """Leave in float what the quantizers that match quantize, until `enable`. Patterns as there."""
-        for quantizer in self.matching(patterns):
+        for quantizer in self.quantization.matching(patterns):
             quantizer.enabled = False
-
-    def matching(self, patterns: tuple[str, ...]) -> list[Quantizer]:
-        found = {}
-        quantizers = self.quantizers()
-        for pattern in patterns:
-            keys = [key for key in quantizers if key == pattern or any(fnmatchcase(n, pattern) for n in (key, key.rpartition(".")[0]))]
-            if not keys:
-                close = ", ".join(map(repr, get_close_matches(pattern, quantizers, cutoff=0.4))) or "see sim.quantizers()"
-                raise ValueError(f"QuantSim: no quantizer matches {pattern!r}; close to it: {close}")
-            found.update({key: quantizers[key] for key in keys})
-        return list(found.values())
 
     def in_float(self) -> contextlib.AbstractContextManager[None]:
         """``with sim.in_float():`` runs the model without any simulation, bit for bit as it computes in float; in all threads."""

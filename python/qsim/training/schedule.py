@@ -46,7 +46,7 @@ class Schedule:
         self.steps = 0
         self._sim = sim
         # The last match wins. A quantizer that is off now is off because someone wanted it so.
-        self._begins = {q: step for pattern, step in begins.items() for q in sim.matching((pattern,)) if q.enabled}
+        self._begins = {q: step for pattern, step in begins.items() for q in sim.quantization.matching((pattern,)) if q.enabled}
         running = [q for q in sim.quantizers().values() if q.spec.is_running and q.observing]
         self._ends = {} if observe_until is None else dict.fromkeys(running, observe_until)
         self._freeze = freeze_batch_norms_from

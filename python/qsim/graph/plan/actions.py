@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -195,6 +195,20 @@ class Decisions:
     operations: dict[str, Operation]
     posts: list[Post]
     unplanned: list[Unplanned]
+
+    def needed(self, formats: Container[str]) -> set[str]:
+        """The quantizers that quantize at some place while the operations in `formats` fall back."""
+        return {post.key for post in self.posts if post.is_integer(formats)}
+
+    def released(self, formats: Mapping[str, str]) -> dict[str, str]:
+        """All others, with the format that they round to instead: "float32" where that is left to the readers."""
+        needed = self.needed(formats)
+        found: dict[str, set[str]] = {}
+        for post in self.posts:
+            if post.key not in needed:
+                there = {"float32"} if post.operation == "input" else {formats[name] for name in post.deciders}
+                found.setdefault(post.key, set()).update(there)
+        return {key: there.pop() if len(there) == 1 else "float32" for key, there in found.items()}
 
 
 @dataclass
