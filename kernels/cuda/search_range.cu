@@ -53,18 +53,10 @@ __device__ Range least_divergence(EntropyHistogram& histogram, const SketchView&
 
 __device__ Range choose_range(const SketchView& sketch, Range seen, const RangeSearch& search, Workspace& space) {
   const Range observed{smaller(seen.low, 0), larger(seen.high, 0)};
-  switch (search.method) {
-    case RangeMethod::minmax:
-      break;
-    case RangeMethod::percentile:
-      return threadIdx.x == 0 ? sketch_percentile(sketch, search.percentile) : seen;
-    case RangeMethod::mse:
-    case RangeMethod::tf_enhanced:
-      return least_cost(space.density, sketch, observed, search);
-    case RangeMethod::entropy:
-      return least_divergence(space.histogram, sketch, observed, search);
-  }
-  return seen;
+  return range_by(
+      search.method, seen, [&] { return threadIdx.x == 0 ? sketch_percentile(sketch, search.percentile) : seen; },
+      [&] { return least_cost(space.density, sketch, observed, search); },
+      [&] { return least_divergence(space.histogram, sketch, observed, search); });
 }
 
 __global__ void __launch_bounds__(kThreads)

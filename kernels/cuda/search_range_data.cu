@@ -134,18 +134,11 @@ template <class T>
 __device__ Range choose_range(const T* x, std::int64_t n, const FiniteValues<computed_t<T>>& values,
                               const RangeSearch& search, EntropyHistogram& histogram) {
   if (values.count == 0) return {INFINITY, -INFINITY};
-  switch (search.method) {
-    case RangeMethod::minmax:
-      break;
-    case RangeMethod::percentile:
-      return percentile_range(x, n, values.count, search.percentile);
-    case RangeMethod::mse:
-    case RangeMethod::tf_enhanced:
-      return least_cost(x, n, values, search);
-    case RangeMethod::entropy:
-      return least_divergence(x, n, values, search, histogram);
-  }
-  return {values.lowest, values.highest};
+  return range_by(
+      search.method, {values.lowest, values.highest},
+      [&] { return percentile_range(x, n, values.count, search.percentile); },
+      [&] { return least_cost(x, n, values, search); },
+      [&] { return least_divergence(x, n, values, search, histogram); });
 }
 
 template <class T>
@@ -180,13 +173,13 @@ __global__ void __launch_bounds__(kThreads)
 
 // Only the entropy method needs memory of its own, one histogram a block; the others fill the device.
 std::int64_t blocks_of(std::int64_t count, RangeMethod method) {
-  return method == RangeMethod::entropy ? blocks_with_workspace(count) : std::min<std::int64_t>(count, 65535);
+  return needs_histogram(method) ? blocks_with_workspace(count) : std::min<std::int64_t>(count, 65535);
 }
 
 }  // namespace
 
 std::size_t search_range_data_workspace_bytes(std::int64_t count, RangeMethod method) {
-  return method == RangeMethod::entropy ? blocks_of(count, method) * sizeof(EntropyHistogram) : 0;
+  return needs_histogram(method) ? blocks_of(count, method) * sizeof(EntropyHistogram) : 0;
 }
 
 cudaError_t search_range_data(const DataTable& table, Element element, const RangeSearch& search, void* workspace,

@@ -155,23 +155,15 @@ template <class T>
 Range choose_range(const T* x, std::int64_t n, const RangeSearch& search, void* workspace) {
   const FiniteValues<T> values = finite_values(x, n);
   if (values.count == 0) return {INFINITY, -INFINITY};
-  switch (search.method) {
-    case RangeMethod::minmax:
-      break;
-    case RangeMethod::percentile:
-      return percentile_range(x, n, values.count, search.percentile);
-    case RangeMethod::mse:
-    case RangeMethod::tf_enhanced:
-      return least_cost(x, n, values.count, values.with_zero(), search);
-    case RangeMethod::entropy:
-      return least_divergence(x, n, *new (workspace) EntropyHistogram, values.with_zero(), search);
-  }
-  return {values.lowest, values.highest};
+  const Range observed = values.with_zero();
+  return range_by(
+      search.method, {values.lowest, values.highest},
+      [&] { return percentile_range(x, n, values.count, search.percentile); },
+      [&] { return least_cost(x, n, values.count, observed, search); },
+      [&] { return least_divergence(x, n, *new (workspace) EntropyHistogram, observed, search); });
 }
 
-std::size_t histogram_bytes(RangeMethod method) {
-  return method == RangeMethod::entropy ? sizeof(EntropyHistogram) : 0;
-}
+std::size_t histogram_bytes(RangeMethod method) { return needs_histogram(method) ? sizeof(EntropyHistogram) : 0; }
 
 std::size_t workspace_bytes(Element element, std::int64_t n, RangeMethod method) {
   const bool is_wide_enough = element == Element::f32 || element == Element::f64;

@@ -41,21 +41,10 @@ void run(float lowest, float highest, const std::int64_t* sketch, std::uint32_t 
     const SketchView view = view_sketch(sketch, low_bits, lowest, highest);
     const Range observed{smaller(lowest, 0), larger(highest, 0)};
     auto& space = *static_cast<Workspace*>(workspace);
-    switch (search.method) {
-      case RangeMethod::minmax:
-        range = {lowest, highest};
-        break;
-      case RangeMethod::percentile:
-        range = sketch_percentile(view, search.percentile);
-        break;
-      case RangeMethod::mse:
-      case RangeMethod::tf_enhanced:
-        range = least_cost(space.density, view, observed, search);
-        break;
-      case RangeMethod::entropy:
-        range = least_divergence(space.histogram, view, observed, search);
-        break;
-    }
+    range = range_by(
+        search.method, {lowest, highest}, [&] { return sketch_percentile(view, search.percentile); },
+        [&] { return least_cost(space.density, view, observed, search); },
+        [&] { return least_divergence(space.histogram, view, observed, search); });
   }
   *low = static_cast<float>(range.low);
   *high = static_cast<float>(range.high);

@@ -106,6 +106,27 @@ QSIM_HD Range settled(const RangeCandidates<T>& candidates, int best, double cos
   return !is_empty(lossless) && loses_something(cost, mass, scale) ? lossless : range;
 }
 
+// The range of values in `seen` by `method`: the one place that tells methods apart. The searches take no argument.
+template <class Percentile, class LeastCost, class LeastDivergence>
+QSIM_HD Range range_by(RangeMethod method, Range seen, Percentile percentile, LeastCost least_cost,
+                       LeastDivergence least_divergence) {
+  switch (method) {
+    case RangeMethod::minmax:
+      break;
+    case RangeMethod::percentile:
+      return percentile();
+    case RangeMethod::mse:
+    case RangeMethod::tf_enhanced:
+      return least_cost();
+    case RangeMethod::entropy:
+      return least_divergence();
+  }
+  return seen;
+}
+
+// Whether a search by `method` needs memory for an EntropyHistogram.
+inline bool needs_histogram(RangeMethod method) { return method == RangeMethod::entropy; }
+
 namespace cpu {
 
 struct SearchRangeKernels {
