@@ -5,6 +5,7 @@
 
 #include "elements.cuh"
 #include "qsim/cuda/fake_quantize.h"
+#include "qsim/exact_quotient.h"
 
 namespace qsim::cuda {
 
@@ -19,12 +20,37 @@ __device__ __forceinline__ void round_quantized(float x, __nv_bfloat16& to) {
   if (__bfloat16_as_ushort(to) == 0x8000) to = __ushort_as_bfloat16(0);
 }
 
+// The same of two neighbours on regular grids, whose scales do not underflow in bfloat16: since sm_80 an instruction
+// converts both.
+__device__ __forceinline__ void round_pair(float a, float b, float* to) { to[0] = a, to[1] = b; }
+__device__ __forceinline__ void round_pair(float a, float b, __half* to) {
+  const __half2 pair = __hadd2(__floats2half2_rn(a, b), __floats2half2_rn(0, 0));
+  to[0] = __low2half(pair), to[1] = __high2half(pair);
+}
+__device__ __forceinline__ void round_pair(float a, float b, __nv_bfloat16* to) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(a, b);
+  to[0] = __low2bfloat16(pair), to[1] = __high2bfloat16(pair);
+}
+
 template <class A>
 __device__ __forceinline__ Grid<A> grid_at(const GridSource& source, std::int64_t parameter) {
   const A zero_point = source.learned ? static_cast<const A*>(source.zero_point)[parameter]
                                       : static_cast<A>(static_cast<const std::int32_t*>(source.zero_point)[parameter]);
   return make_grid(static_cast<const A*>(source.scale)[parameter], zero_point, static_cast<A>(source.quant_min),
                    static_cast<A>(source.quant_max));
+}
+
+// Grids for quantize_regular_steps; those that are not regular have the inverse 0.
+struct RegularSource {
+  const GridSource& of;
+};
+struct InvertedGrid : Grid<float> {
+  float inverse;
+};
+template <class A>
+__device__ __forceinline__ InvertedGrid grid_at(const RegularSource& source, std::int64_t parameter) {
+  const Grid<A> grid = grid_at<A>(source.of, parameter);
+  return {grid, is_regular(grid) ? 1 / grid.scale : 0};
 }
 
 template <class A>

@@ -105,13 +105,21 @@ TEST_CASE("kernels without division equal the contract, element and mask") {
       const Grid<float> grid{scale, low, high};
       const std::vector<float> x = every_kind_of_float(grid);
       const auto n = static_cast<std::int64_t>(x.size());
-      std::vector<float> y(x.size()), expected(x.size());
+      std::vector<float> y(x.size()), expected(x.size()), by_steps(x.size());
       std::vector<std::uint8_t> mask(x.size() / 8 + 1), expected_mask(mask.size());
       for (std::size_t i = 0; i < x.size(); ++i) {
         const float quotient = qsim::quotient<Rounding::divide>(x[i], scale);
         expected[i] = qsim::dequantize(qsim::nearest_steps(quotient, grid), scale);
         expected_mask[i / 8] |= static_cast<std::uint8_t>(qsim::in_range(quotient, grid) << i % 8);
+        const auto [value, nearest, steps] = qsim::quantize_regular_steps(x[i], grid, 1 / scale);
+        by_steps[i] = value;
+        REQUIRE((nearest == steps) == qsim::in_range(quotient, grid));
       }
+      int off = 0;
+      for (std::size_t i = 0; i < x.size(); ++i) {
+        off += std::isnan(expected[i]) ? !std::isnan(by_steps[i]) : std::memcmp(&by_steps[i], &expected[i], 4) != 0;
+      }
+      REQUIRE(off == 0);
       for (Level level : runnable_levels()) {
         const auto& kernels = qsim::cpu::fake_quantize_kernels(level);
         float of[6], zero_point = 0;

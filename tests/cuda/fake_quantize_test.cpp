@@ -48,6 +48,44 @@ void check_elementwise(const Case& c, bool learned, Rounding rounding, std::size
   CHECK(differences(device_x.host(), y) == 0);
 }
 
+// What rounds to a tie, or nearly, up to beyond the ends of the grid, and any bits at all.
+template <class T>
+std::vector<T> around_ties(std::int64_t n, double scale, double steps) {
+  std::vector<T> x = sample<T>(n, 0.5);
+  std::mt19937_64 random(static_cast<unsigned>(n));
+  std::uniform_real_distribution<double> draw(-steps, steps);
+  for (std::int64_t i = 0; i < n; i += 2) {
+    x[i] = element<T>((std::floor(draw(random)) + 0.5) * scale);
+    std::conditional_t<sizeof(T) == 2, std::uint16_t, std::uint32_t> bits;
+    std::memcpy(&bits, &x[i], sizeof bits);
+    bits = static_cast<decltype(bits)>(bits + random() % 5 - 2);
+    std::memcpy(&x[i], &bits, sizeof bits);
+  }
+  return x;
+}
+
+// One grid, and the same for every channel: the two ways in which elements are rounded.
+template <class T>
+void check_grid(float scale, float quant_min, float quant_max) {
+  const std::int64_t n = 2 * 512 + 3 * 8 + 5;  // 117 channels of 9
+  const std::vector<T> x = around_ties<T>(n, scale, 1.1 * (quant_max - quant_min));
+  for (std::int64_t run : {n, std::int64_t{9}}) {
+    const Layout layout{n, n, run == n ? 1 : n / run, run};
+    CAPTURE(scale, quant_min, quant_max, run);
+    Parameters<float> parameters(std::vector<float>(n / run, scale), false, quant_min, quant_max);
+    const FakeQuantizeCall call{kElementOf<T>, n, parameters.source(), layout, Rounding::divide};
+    std::vector<T> y(n);
+    std::vector<std::uint8_t> mask((n + 7) / 8);
+    of_type<T>(qsim::cpu::fake_quantize_kernels())
+        .with_mask(x.data(), y.data(), mask.data(), 0, n, parameters.grids(), layout, Rounding::divide);
+    const DeviceArray<T> device_x(x), out(n);
+    const DeviceArray<std::uint8_t> bits(mask.size());
+    require(qsim::cuda::fake_quantize(call, device_x.data(), out.data(), bits.data(), nullptr));
+    CHECK(differences(out.host(), y) == 0);
+    CHECK(bits.host() == mask);
+  }
+}
+
 Slices slices_for(const Layout& layout) {  // small, so that a segment has several
   const std::int64_t row = layout.width * layout.run;
   const std::int64_t length = layout.width == 1 ? std::min<std::int64_t>(3000, layout.segment) : 40 * row;
@@ -113,6 +151,25 @@ TEMPLATE_TEST_CASE("forward, mask and gradients equal the CPU", "", float, doubl
       for (std::size_t offset : {0, 1}) check_elementwise<TestType>(c, learned, Rounding::divide, offset);
     }
     check_elementwise<TestType>(c, false, Rounding::reciprocal, 0);
+  }
+}
+
+TEMPLATE_TEST_CASE("scales of every size", "", float, qsim::Float16, qsim::BFloat16) {
+  for (float scale :
+       {0x1p-149f, 0x1p-126f, 0x1.8p-101f, 0x1p-100f, 0x1.fffffep-60f, 0x1p-26f, 0x1.2p-25f, 0x1.99999ap-4f,
+        0x1.fffffep-1f, 0x1.000002p0f, 0x1.8p15f, 0x1p24f, 0x1.000002p24f, 0x1p100f, 3e38f}) {
+    check_grid<TestType>(scale, -128, 127);
+    check_grid<TestType>(scale, 0, 65535);
+  }
+}
+
+TEST_CASE("grids of every size") {
+  for (float scale : {0x1.99999ap-4f, 0x1.fffffep-60f}) {
+    for (float end : {1.f, 0x1p15f, 0x1p21f, 0x1p21f + 1, 0x1p23f}) {
+      check_grid<float>(scale, -end, end - 1);
+      check_grid<float>(scale, -end, 0);
+      check_grid<float>(scale, 0, end);
+    }
   }
 }
 

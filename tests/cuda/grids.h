@@ -18,6 +18,7 @@ inline const std::vector<Case> kCases = {
     {{7, 7, 1, 7}, 7, 1},
     {{kSeveralBlocks, kSeveralBlocks, 1, kSeveralBlocks}, kSeveralBlocks, 1},  // per tensor
     {{4096, 4096, 1, 4096}, 4096, 1},                                          // no tail
+    {{5001, 5001, 1, 5001}, 5001, 1},                                          // many octets behind the last stretch
     {{4500, 9, 1, 9}, 4500, 500},                                              // outermost axis, rows of 9
     {{12000, 4000, 1, 4000}, 12000, 3},                                        // few channels, long
     {{4000, 4000, 5, 40}, 4000, 5},                                            // a middle axis
@@ -34,7 +35,10 @@ template <class A>
 class Parameters {
  public:
   Parameters(std::int64_t n, bool learned, A quant_min = -8, A quant_max = 7)
-      : scales_(values(n, A(0.01), A(0.6))), learned_(learned), quant_min_(quant_min), quant_max_(quant_max) {
+      : Parameters(values(n, A(0.01), A(0.6)), learned, quant_min, quant_max) {}
+  Parameters(std::vector<A> scales, bool learned, A quant_min, A quant_max)
+      : scales_(std::move(scales)), learned_(learned), quant_min_(quant_min), quant_max_(quant_max) {
+    const auto n = static_cast<std::int64_t>(scales_.size());
     using qsim::cpu::Bounds;
     std::vector<A> zeros = values(n, A(-12), A(11));
     std::vector<std::int32_t> integers(n);

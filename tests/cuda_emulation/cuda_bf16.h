@@ -15,3 +15,12 @@ inline __nv_bfloat16 __float2bfloat16_rn(float x) {
   if (x != x) return {0x7fff};
   return {static_cast<unsigned short>((bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
 }
+
+struct __nv_bfloat162 {
+  __nv_bfloat16 x, y;
+};
+inline __nv_bfloat162 __floats2bfloat162_rn(float x, float y) {
+  return {__float2bfloat16_rn(x), __float2bfloat16_rn(y)};
+}
+inline __nv_bfloat16 __low2bfloat16(__nv_bfloat162 pair) { return pair.x; }
+inline __nv_bfloat16 __high2bfloat16(__nv_bfloat162 pair) { return pair.y; }

@@ -188,6 +188,20 @@ D truncated(S x) {
   return static_cast<D>(x);
 }
 
+f16 half(std::uint32_t bits) { return std::bit_cast<f16>(static_cast<std::uint16_t>(bits)); }
+f16 to_f16(f32 x) { return x != x ? half(0x7fff) : static_cast<f16>(x); }
+bf16 to_bf16(f32 x) {
+  const auto bits = std::bit_cast<std::uint32_t>(x);
+  return {static_cast<std::uint16_t>(x != x ? 0x7fff : (bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
+}
+// Rounds once: float32 holds more than twice the digits of a float16.
+f16 sum(f16 a, f16 b) { return to_f16(static_cast<f32>(a) + static_cast<f32>(b)); }
+
+template <class Half>
+std::uint32_t pair(Half upper, Half lower) {
+  return std::uint32_t{std::bit_cast<std::uint16_t>(upper)} << 16 | std::bit_cast<std::uint16_t>(lower);
+}
+
 void add_conversions(Table& table) {
   for_integers([&]<class D>(Type<D> to) {
     for_integers([&]<class S>(Type<S> from) {
@@ -204,20 +218,18 @@ void add_conversions(Table& table) {
   table["cvt.f64.f32"] = lanewise<[](f32 x) { return static_cast<f64>(x); }, f32>;
   table["cvt.rn.f32.f64"] = lanewise<[](f64 x) { return canonical(static_cast<f32>(x)); }, f64>;
   table["cvt.f32.f16"] = lanewise<[](f16 x) { return canonical(static_cast<f32>(x)); }, f16>;
-  table["cvt.rn.f16.f32"] =
-      lanewise<[](f32 x) { return x != x ? std::bit_cast<f16>(std::uint16_t{0x7fff}) : static_cast<f16>(x); }, f32>;
   table["cvt.f32.bf16"] = lanewise<[](bf16 x) { return std::bit_cast<f32>(std::uint32_t{x.bits} << 16); }, bf16>;
-  table["cvt.rn.bf16.f32"] = lanewise<[](f32 x) {
-    const auto bits = std::bit_cast<std::uint32_t>(x);
-    return bf16{static_cast<std::uint16_t>(x != x ? 0x7fff : (bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
+  table["cvt.rn.f16.f32"] = lanewise<to_f16, f32>;
+  table["cvt.rn.bf16.f32"] = lanewise<to_bf16, f32>;
+  table["cvt.rn.f16x2.f32"] =
+      lanewise<[](f32 upper, f32 lower) { return pair(to_f16(upper), to_f16(lower)); }, f32, f32>;
+  table["cvt.rn.bf16x2.f32"] =
+      lanewise<[](f32 upper, f32 lower) { return pair(to_bf16(upper), to_bf16(lower)); }, f32, f32>;
+  table["add.f16"] = lanewise<sum, f16, f16>;
+  table["add.f16x2"] = lanewise<[](std::uint32_t a, std::uint32_t b) {
+    return pair(sum(half(a >> 16), half(b >> 16)), sum(half(a), half(b)));
   },
-                                      f32>;
-  // The sum of two float16 rounds once: float32 holds more than twice their digits.
-  table["add.f16"] = lanewise<[](f16 a, f16 b) {
-    const f32 sum = static_cast<f32>(a) + static_cast<f32>(b);
-    return sum != sum ? std::bit_cast<f16>(std::uint16_t{0x7fff}) : static_cast<f16>(sum);
-  },
-                              f16, f16>;
+                                std::uint32_t, std::uint32_t>;
   // Twenty bits or so, of which pow makes the rest itself; the lower half of the result is zero.
   table["rcp.approx.ftz.f64"] =
       lanewise<[](f64 x) { return std::bit_cast<f64>(std::bit_cast<std::uint64_t>(1 / x) & 0xffffffff00000000u); },

@@ -66,10 +66,8 @@ struct GridTable {
 template <class T>
 GridTable(const Grids<T>&) -> GridTable<T>;
 
-// What ByThresholds reads of the grids of a register of elements.
-struct RegisterGrid {
-  Floats scale, inverse, lowest, highest;
-};
+// The grids of a register of elements.
+using RegisterGrid = RegularGrid<Floats>;
 QSIM_INLINE RegisterGrid in_registers(const OneGrid<float>& one) {
   const PreparedGrid<float>& grid = one.grid;
   return {all(grid.scale), all(grid.inverse), all(grid.lowest), all(grid.highest)};
@@ -78,12 +76,6 @@ QSIM_INLINE RegisterGrid in_registers(const GridPerElement<float>& each) {
   const Grids<float>& grids = each.grids;
   return {load(grids.scale), load(grids.inverse), load(grids.lowest), load(grids.highest)};
 }
-
-// An element is in range where the clamp left alone what it was given; NaN, which equals nothing, is not.
-template <class N>
-struct Quantized {
-  N value, before_clamp, after_clamp;
-};
 
 // Any grid, one element at a time. RN(1 / scale) of the `reciprocal` profile was computed once.
 template <Rounding rounding>
@@ -99,8 +91,8 @@ struct ByContract {
   }
 };
 
-// Regular grids and rounding `divide`: what is clamped to the thresholds rounds into the grid, without a second clamp.
-// N: float with a PreparedGrid, or Floats with a RegisterGrid.
+// Regular grids and rounding `divide`; levels without a fused multiply-add do divide. N: float with a PreparedGrid, or
+// Floats with a RegisterGrid.
 struct ByThresholds {
   template <class N, class GridOfN>
   QSIM_INLINE static N quotient(N x, const GridOfN& grid) {
@@ -109,10 +101,9 @@ struct ByThresholds {
   }
   template <class N, class GridOfN>
   QSIM_INLINE static Quantized<N> quantize(N x, const GridOfN& grid) {
+    if constexpr (kFusedMultiplyAdd) return quantize_regular(x, grid);
     const N clamped = Number<N>::clamped(x, grid.lowest, grid.highest);
-    const N steps = round_half_even(quotient(clamped, grid));
-    if constexpr (!kFusedMultiplyAdd) return {steps * grid.scale + N{}, x, clamped};
-    return {Number<N>::fused(steps, grid.scale, N{}), x, clamped};
+    return {round_half_even(clamped / grid.scale) * grid.scale + N{}, x, clamped};
   }
 };
 

@@ -19,9 +19,12 @@ QSIM_HD bool is_regular(Grid<float> grid) {  // without branches, as everything 
 // the test visits all divisors with all dividends whose quotients lie so close to a midpoint that they could go wrong.
 // Below |x| = 2^-100 the remainder underflows and the last bits may be off; such quotients round to 0 all the same.
 template <class N>
-QSIM_HD N exact_quotient(N x, N scale, N inverse) {
-  const N product = x * inverse;
+QSIM_HD N corrected_quotient(N product, N x, N scale, N inverse) {
   return Number<N>::fused(Number<N>::fused(-product, scale, x), inverse, product);
+}
+template <class N>
+QSIM_HD N exact_quotient(N x, N scale, N inverse) {
+  return corrected_quotient(x * inverse, x, scale, inverse);
 }
 
 // A positive float, so many floats further up.
@@ -46,6 +49,38 @@ struct Thresholds {
 };
 QSIM_HD Thresholds thresholds(Grid<float> grid) {
   return {-last_within(-grid.low, grid.scale), last_within(grid.high, grid.scale)};
+}
+
+// What quantize_regular reads of a regular grid, or of a register of them. lowest and highest: its thresholds, or the
+// values of its ends, which give the same values and say less of what is in range.
+template <class N>
+struct RegularGrid {
+  N scale, inverse, lowest, highest;
+};
+
+// An element is in range where the clamp left alone what it was given; NaN, which equals nothing, is not.
+template <class N>
+struct Quantized {
+  N value, before_clamp, after_clamp;
+};
+
+// What is clamped to the thresholds rounds into the grid, without a second clamp. GridOfN: RegularGrid<N>, or what has
+// its members.
+template <class N, class GridOfN>
+QSIM_HD Quantized<N> quantize_regular(N x, const GridOfN& grid) {
+  const N clamped = Number<N>::clamped(x, grid.lowest, grid.highest);
+  const N steps = round_few_half_even(exact_quotient(clamped, grid.scale, grid.inverse));
+  return {Number<N>::fused(steps, grid.scale, N{}), x, clamped};
+}
+
+// The same for a grid that too few elements share for its thresholds to be worth their float64: the steps are clamped
+// instead. A product is first brought within 2^22, far beyond every regular grid, so that neither it nor its correction
+// overflows to NaN: what it was beyond that comes back with the correction, rounded to some steps beyond the grid.
+QSIM_HD Quantized<float> quantize_regular_steps(float x, Grid<float> grid, float inverse) {
+  const float product = clamp_keeping_nan(x * inverse, -0x1p22f, 0x1p22f);
+  const float nearest = round_few_half_even(corrected_quotient(product, x, grid.scale, inverse));
+  const float steps = clamp_keeping_nan(nearest, grid.low, grid.high);
+  return {fmaf(steps, grid.scale, 0.f), nearest, steps};
 }
 
 }  // namespace qsim

@@ -27,6 +27,18 @@ QSIM_HD N round_half_even(N x) {
   return HalfEven<N>::integer(x);
 }
 
+// The same for |x| <= 2^22 and NaN; which zero comes out is left open, and what lies beyond stays beyond. Behind 1.5 *
+// 2^23 a float32 has no fraction left: two additions, where CUDA's rint is a conversion, at a quarter of their rate.
+template <class N>
+QSIM_HD N round_few_half_even(N x) {
+#if defined(__CUDA_ARCH__)
+  constexpr float kNoFraction = 0x1.8p23f;
+  return (x + kNoFraction) - kNoFraction;
+#else
+  return round_half_even(x);
+#endif
+}
+
 // The bits of a float32, not NaN, whose upper 16 become those of the nearest bfloat16; the lower ones are left over. A
 // carry out of the mantissa is the next exponent, up to that of Inf. Bits: an integer of 32 bits, or a register of
 // them.

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "qsim/portability.h"
 
@@ -14,9 +15,16 @@ namespace qsim {
 QSIM_HD bool is_finite(float x) { return fabsf(x) <= FLT_MAX; }
 QSIM_HD bool is_finite(double x) { return x - x == 0; }  // in loops cheaper than the other, by 10 % of a search
 
-// NaN stays NaN: every comparison with it is false.
+// NaN stays NaN: every comparison with it is false. `low` and `high` are numbers; of two zeros either may come out.
 template <class T>
 QSIM_HD T clamp_keeping_nan(T x, T low, T high) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  if constexpr (std::is_same_v<T, float>) {  // two instructions instead of four; C++ has no name for them
+    asm("max.NaN.f32 %0, %0, %1;" : "+f"(x) : "f"(low));
+    asm("min.NaN.f32 %0, %0, %1;" : "+f"(x) : "f"(high));
+    return x;
+  }
+#endif
   x = low > x ? low : x;
   return high < x ? high : x;
 }
