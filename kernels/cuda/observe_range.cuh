@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "divisor.cuh"
 #include "elements.cuh"
 #include "range_state.cuh"
 
@@ -19,6 +20,24 @@ constexpr std::int64_t kShortest = 1024, kLongest = 1 << 20;  // elements of a r
 
 __device__ __forceinline__ void count_elements(std::int64_t n, std::int64_t* counts) {
   if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) add(counts, n);
+}
+
+// The range of what visit(f) calls f with. Three instructions an element while all are finite; what is not turns 0 * e
+// into NaN, and then all are visited once more and counted.
+template <class Visit>
+__device__ __forceinline__ FiniteRange range_of_visited(NonFinite& found, Visit visit) {
+  FiniteRange range;
+  float mark = 0;
+  visit([&](float e) {
+    range.lowest = fminf(range.lowest, e);
+    range.highest = fmaxf(range.highest, e);
+    mark = fmaf(e, 0.f, mark);
+  });
+  if (mark != 0) {
+    range = {};
+    visit([&](float e) { qsim::observe(e, range, found); });
+  }
+  return {range.lowest + 0.f, range.highest + 0.f};
 }
 
 // A warp takes one segment of a row at a time.
@@ -35,9 +54,8 @@ __global__ void observe_rows(const T* x, std::int64_t rows, std::int64_t ranges,
        item += warps) {
     const std::int64_t row = item / segments, first = item % segments * segment;
     const int n = static_cast<int>(min(static_cast<std::int64_t>(segment), inner - first));
-    FiniteRange range;
-    for_each_element(x + row * inner + first, n, lane, 32, [&](float e) { qsim::observe(e, range, found); });
-    range = range_of_warp(range);
+    const FiniteRange range = range_of_warp(
+        range_of_visited(found, [&](auto see) { for_each_element(x + row * inner + first, n, lane, 32, see); }));
     if (lane == 0) join(range, lowest + row % ranges, highest + row % ranges);
   }
   join(found, counts);
@@ -54,10 +72,11 @@ __global__ void observe_columns(const T* x, std::int64_t n, std::int64_t width, 
   const std::int64_t column = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   NonFinite found;
   if (column < width) {
-    FiniteRange range;
     const std::int64_t step = width * gridDim.y;
+    const FiniteRange range = range_of_visited(found, [&](auto see) {
 #pragma unroll 4
-    for (std::int64_t i = blockIdx.y * width + column; i < n; i += step) qsim::observe(as_float(x[i]), range, found);
+      for (std::int64_t i = blockIdx.y * width + column; i < n; i += step) see(as_float(x[i]));
+    });
     const std::int64_t r = column % period / inner;
     join(range, lowest + r, highest + r);
   }
@@ -78,49 +97,89 @@ __global__ void observe_block_rows(const T* x, std::int64_t outer, std::int64_t 
     const std::int64_t line = i / inner, first = line % blocks * block;
     const T* from = x + (line / blocks * size + first) * inner + i % inner;
     const std::int64_t n = min(block, size - first);
-    FiniteRange range;
-    for (std::int64_t j = 0; j < n; ++j) qsim::observe(as_float(from[j * inner]), range, found);
+    const FiniteRange range = range_of_visited(found, [&](auto see) {
+#pragma unroll 4
+      for (std::int64_t j = 0; j < n; ++j) see(as_float(from[j * inner]));
+    });
     after.range_of_block(range, i);
   }
   join(found, counts);
 }
 
-// Where the elements of a range lie side by side, a team of neighbours reads them.
-template <class T, class After>
-__global__ void observe_adjacent(const T* x, std::int64_t outer, std::int64_t size, std::int64_t block,
-                                 std::int64_t* counts, After after) {
-  if (!after.wanted()) return;
-  count_elements(outer * size, counts);
-  const std::int64_t blocks = (size + block - 1) / block, ranges = outer * blocks;
-  const bool whole = blocks * block == size;  // then there is nothing to divide
-  const int rank = static_cast<int>(threadIdx.x % kTeam);
-  NonFinite found;
-  // Warps stay together: `team` is that of their first thread.
-  for (std::int64_t team = (static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x / 32 * 32) / kTeam;
-       team < ranges; team += static_cast<std::int64_t>(gridDim.x) * kThreads / kTeam) {
-    const std::int64_t i = team + threadIdx.x % 32 / kTeam;
+struct Row {
+  std::int64_t first;  // element
+  unsigned n;
+};
+
+// Rows of few elements, one team of neighbours to each: `row_of(i)` is row i, taken(range, i) gets its range, in one
+// thread. Warps stay together: those of the last rows are whole.
+template <class T, class RowOf, class Taken>
+__device__ __forceinline__ void observe_by_teams(const T* x, unsigned rows, NonFinite& found, RowOf row_of,
+                                                 Taken taken) {
+  const unsigned rank = threadIdx.x % kTeam, teams = gridDim.x * (kThreads / kTeam);
+  for (unsigned of_warp = (blockIdx.x * kThreads + threadIdx.x / 32 * 32) / kTeam; of_warp < rows; of_warp += teams) {
+    const unsigned i = of_warp + threadIdx.x % 32 / kTeam;
     FiniteRange range;
-    if (i < ranges) {
-      const std::int64_t first = whole ? 0 : i % blocks * block;
-      const T* from = x + (whole ? i * block : i / blocks * size + first);
-      const std::int64_t n = whole ? block : min(block, size - first);
+    if (i < rows) {
+      const Row row = row_of(i);
+      range = range_of_visited(found, [&](auto see) {
 #pragma unroll 4
-      for (std::int64_t j = rank; j < n; j += kTeam) qsim::observe(as_float(from[j]), range, found);
+        for (unsigned j = rank; j < row.n; j += kTeam) see(as_float(x[row.first + j]));
+      });
     }
     range = range_of_team<kTeam>(range);
-    if (rank == 0 && i < ranges) after.range_of_block(range, i);
+    if (rank == 0 && i < rows) taken(range, i);
   }
+}
+
+// Row i is of range i % ranges.
+template <class T, class After>
+__global__ void __launch_bounds__(kThreads)
+    observe_short_rows(const T* x, unsigned rows, Divisor ranges, unsigned inner, float* lowest, float* highest,
+                       std::int64_t* counts, After after) {
+  if (!after.wanted()) return;
+  count_elements(std::int64_t{rows} * inner, counts);
+  NonFinite found;
+  observe_by_teams(
+      x, rows, found, [&](unsigned i) { return Row{std::int64_t{i} * inner, inner}; },
+      [&](FiniteRange range, unsigned i) {
+        const unsigned r = ranges.rest(i);
+        join(range, lowest + r, highest + r);
+      });
+  join(found, counts);
+  after.all_joined();
+}
+
+// Blocks of adjacent elements; the last of a line of `size` elements may be short.
+template <class T, class After>
+__global__ void __launch_bounds__(kThreads)
+    observe_adjacent(const T* x, unsigned ranges, Divisor blocks, std::int64_t size, std::int64_t block,
+                     std::int64_t* counts, After after) {
+  if (!after.wanted()) return;
+  count_elements(ranges / blocks.of * size, counts);
+  const bool whole = blocks.of * block == size;  // then there is nothing to divide
+  NonFinite found;
+  observe_by_teams(
+      x, ranges, found,
+      [&](unsigned i) {
+        if (whole) return Row{i * block, static_cast<unsigned>(block)};
+        const unsigned line = blocks.quotient(i);
+        const std::int64_t first = (i - line * blocks.of) * block;
+        return Row{line * size + first, static_cast<unsigned>(min(block, size - first))};
+      },
+      [&](FiniteRange range, unsigned i) { after.range_of_block(range, i); });
   join(found, counts);
 }
 
 template <class After>
 cudaError_t launch_adjacent(const void* x, Element element, std::int64_t outer, std::int64_t size, std::int64_t block,
                             std::int64_t* counts, After after, cudaStream_t stream) {
-  const std::int64_t ranges = outer * ((size + block - 1) / block);
+  const std::int64_t blocks = (size + block - 1) / block, ranges = outer * blocks;
   return with_element(element, [&](auto type) {
     using T = decltype(type);
-    return launch(observe_adjacent<T, After>, {blocks_for(ranges, kThreads / kTeam), kThreads}, stream,
-                  static_cast<const T*>(x), outer, size, block, counts, after);
+    const LaunchShape shape{blocks_for(ranges, kThreads / kTeam), kThreads};
+    return launch(observe_adjacent<T, After>, shape, stream, static_cast<const T*>(x), static_cast<unsigned>(ranges),
+                  Divisor(static_cast<unsigned>(blocks)), size, block, counts, after);
   });
 }
 
@@ -130,10 +189,10 @@ cudaError_t launch_ranges(const void* x, Element element, std::int64_t outer, st
   const std::int64_t n = outer * ranges * inner;
   if (n == 0) return cudaSuccess;
   if (ranges == 1) inner = n, outer = 1;
-  if (outer == 1 && ranges > 1 && inner <= kShortRow) {
+  const std::int64_t rows = outer * ranges;
+  if (outer == 1 && ranges > 1 && inner <= kShortRow && rows <= INT32_MAX) {
     return launch_adjacent(x, element, 1, n, inner, counts, after, stream);
   }
-  const std::int64_t rows = outer * ranges;
   if (inner < 32 && outer > 32) {
     const std::int64_t period = ranges * inner, width = period < kThreads ? kThreads / period * period : period;
     const unsigned across = static_cast<unsigned>((width + kThreads - 1) / kThreads);
@@ -143,6 +202,14 @@ cudaError_t launch_ranges(const void* x, Element element, std::int64_t outer, st
       using T = decltype(type);
       return launch(observe_columns<T, After>, {grid, kThreads}, stream, static_cast<const T*>(x), n, width, period,
                     inner, lowest, highest, counts, after);
+    });
+  }
+  if (inner <= kShortRow && rows <= INT32_MAX) {
+    return with_element(element, [&](auto type) {
+      using T = decltype(type);
+      return launch(observe_short_rows<T, After>, {blocks_for(rows, kThreads / kTeam), kThreads}, stream,
+                    static_cast<const T*>(x), static_cast<unsigned>(rows), Divisor(static_cast<unsigned>(ranges)),
+                    static_cast<unsigned>(inner), lowest, highest, counts, after);
     });
   }
   // Segments as long as leaves work for every warp.
@@ -161,7 +228,9 @@ cudaError_t launch_blocks(const void* x, Element element, std::int64_t outer, st
                           std::int64_t block, std::int64_t* counts, After after, cudaStream_t stream) {
   const std::int64_t ranges = outer * ((size + block - 1) / block) * inner;
   if (ranges == 0) return cudaSuccess;
-  if (inner == 1) return launch_adjacent(x, element, outer, size, block, counts, after, stream);
+  if (inner == 1 && ranges <= INT32_MAX && block <= INT32_MAX) {
+    return launch_adjacent(x, element, outer, size, block, counts, after, stream);
+  }
   return with_element(element, [&](auto type) {
     using T = decltype(type);
     return launch(observe_block_rows<T, After>, {blocks_for(ranges, kThreads), kThreads}, stream,
