@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
 import functools
 import sys
@@ -36,6 +35,7 @@ from qsim.numbers.encoding import Encoding
 from qsim.quantizers.quantizer import Quantizer
 from qsim.runs.arguments import Arguments, example_calls
 from qsim.runs.batches import Forward, arguments_of, to_device
+from qsim.runs.copies import copied
 from qsim.runs.model import check_module
 from qsim.runs.sharding import refuse_wrapped, sharded_modules
 from qsim.runs.unfit import unfit_told
@@ -128,7 +128,7 @@ class Simulation(NamedAsTheModel, AsTheModel):
             raise ValueError("QuantSim: the model is simulated already; give the original one")
         refuse_wrapped(model)
         vars(self)["config"] = config_of(config, "QuantSim")
-        self.model = model if inplace else copy.deepcopy(model)
+        self.model = model if inplace else copied(model)
         settle_forwards(self.model)
         if any(module.training for module in self.model.modules()):
             warned_of.training(self.model)

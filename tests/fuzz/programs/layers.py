@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from .attention import attend
 from .dataflow import Kind, Name, NotUnderstood
@@ -39,6 +40,8 @@ _FLAT = ("rows", "seq")
 LAYERS: tuple[Layer, ...] = (
     Layer("nn.Linear(8, 8)", forms=_FLAT, weight=14),
     Layer("nn.Linear(8, 8, bias=False)", forms=_FLAT, weight=4),
+    Layer("nn.utils.parametrizations.spectral_norm(nn.Linear(8, 8))", forms=_FLAT, weight=2),
+    Layer("nn.utils.parametrizations.weight_norm(nn.Conv2d(8, 8, 1))", forms=("img",), weight=1),
     Layer("nn.Conv1d(8, 8, 3, padding=1)", _CROSSED, ("seq",), weight=3),
     Layer("nn.Conv1d(8, 8, 1, groups=2, bias=False)", _CROSSED, ("seq",)),
     Layer("nn.Conv2d(8, 8, 3, padding=1)", forms=("img",), weight=10),
@@ -87,6 +90,8 @@ LAYERS: tuple[Layer, ...] = (
 
 
 def _product(m: Machine, kind: Kind, function: Callable[..., Tensor], module: nn.Module, x: Name) -> Name:
+    if module.training and is_parametrized(module):
+        raise NotUnderstood("a weight that training computes anew: its range is that of calibration")
     weight = m.constant(module.weight, weight=True)
     if module.bias is None:
         return m.compute(kind, lambda x, w: function(x, w, None), x, weight)
@@ -151,7 +156,8 @@ def run_layer(m: Machine, module: nn.Module, use: str, names: list[Name]) -> Nam
     if isinstance(module, nn.RNNBase | nn.RNNCellBase):
         return recur(m, module, use, names)
     (x,) = names if len(names) == 1 else (names[0],)
-    with m.layer(module):
+    # A parametrized layer is a container: all its calls share its quantizers.
+    with m.call(module) if is_parametrized(module) else m.layer(module):
         return _run_one(m, module, x)
 
 

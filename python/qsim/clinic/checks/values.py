@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from torch.utils._pytree import tree_map_only
 
 from qsim.clinic.examination import Examination
 from qsim.clinic.finding import Finding, Severity
+from qsim.runs.copies import copied
 from qsim.runs.snapshot import unchanged
 from qsim.training.watch import NonFiniteError, Watch
 
@@ -143,7 +143,7 @@ def gradients(exam: Examination) -> list[Finding]:
     loss = exam.loss
     if loss is None:
         return []
-    model = copy.deepcopy(exam.model)
+    model = copied(exam.model)
     for i, batch in enumerate(exam.batches):
         try:
             with unchanged(model), torch.enable_grad(), Watch(model):

@@ -82,15 +82,17 @@ class Dataflow:
         """Steps that compute on constants alone: "const", or "random" if random numbers are among them. And the names of parameters and
         buffers that are no constants: the forward writes into them what it computed from data.
 
-        Multiply-accumulates are never counted: a product of two weights is arithmetic of the target.
+        Multiply-accumulates of a forward are never counted: a product of two weights is arithmetic of the target. Those of parametrizations
+        and hooks, such as a spectral norm, are: they compute a weight, which is a constant of the target.
         """
         state: set[str] = set()
+        made_before = {step for step in self.tape.steps if step.hook or self._is_in_parametrization(step.path)}
         while True:
             found: dict[Step, str] = {}
             for step in self.tape.steps:
                 origins = {*step.side, *(o for origins in step.operands.values() for o in origins)}
                 kinds = {found.get(o.source, "other" if o.source in state else o.kind) for o in origins}
-                if kinds <= {"const", "random"} and step.kind != "mac":
+                if kinds <= {"const", "random"} and (step.kind != "mac" or step in made_before):
                     found[step] = "random" if "random" in kinds else "const"
             data = {
                 name
@@ -100,6 +102,11 @@ class Dataflow:
             if data <= state:
                 return found, state
             state |= data
+
+    def _is_in_parametrization(self, path: str) -> bool:
+        """Whether a container is part of what `torch.nn.utils.parametrize` has compute a parameter."""
+        names = path.split(".")
+        return any(self.tape.modules.get(".".join(names[:length])) == "ParametrizationList" for length in range(1, len(names) + 1))
 
     def _metrics(self) -> set[Site]:
         """Losses, by name; single numbers that nothing but these reads, or that leave the model; what is compared, or turned into integers,
