@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from qsim.graph.record.containers import containers
 from qsim.graph.record.record import record
 from qsim.graph.record.tape import Origin, Step, Tape
+from qsim.operations.functions import name_of
 from qsim.runs.arguments import example_calls
 
 
@@ -390,3 +391,34 @@ def test_containers():
 )
 def test_example_calls(given, expected):
     assert example_calls(given) == expected
+
+
+def test_memory_that_is_used_again_is_another():
+    """What was changed in place and is freed: what is written where it lay writes into nothing of it."""
+
+    def forward(m, x):
+        total = x.sum()
+        for _ in range(20):
+            total = total + (x * 2).add_(1).sum()  # freed at once
+            other = x * 3
+            total = total + other.sum()
+            other[0] = 0.0  # a write into memory of the same size
+        return total
+
+    tape = taped(forward, X)
+    changed = [step for step in tape.steps if name_of(step.func) == "add" and step.changed]
+    assert len(changed) == 40
+    assert not {step for step, _ in tape.rewritten} & set(changed)
+
+
+def test_what_has_no_memory_is_not_taken_for_one_another():
+    """Sparse tensors name no memory that they share."""
+
+    def forward(m, x):
+        y = (x * 2).add_(1)
+        sparse = x.flatten(1).to_sparse()
+        sparse.mul_(2.0)
+        return y, sparse.to_dense()
+
+    tape, _ = record(Forward(forward), [((X,), {})])
+    assert not any(step.changed and name_of(step.func) == "add" for step, _ in tape.rewritten)

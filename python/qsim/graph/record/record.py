@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
 from qsim.graph.record.call_sites import LEAF, CallSite, call_site
 from qsim.graph.record.containers import containers, joined, leaf_paths, subclass
 from qsim.graph.record.given import own_arguments
+from qsim.graph.record.held import Held
 from qsim.graph.record.resume import driven
 from qsim.graph.record.routes import call_key
 from qsim.graph.record.tape import (
@@ -94,7 +94,7 @@ def record(model: nn.Module, examples: Sequence[Arguments]) -> tuple[Tape, list[
 def _run(model: nn.Module, current: _Pass, args: tuple[Any, ...], kwargs: dict[str, Any], report: list[str]) -> None:
     tape = current.tape
     with _plain_eager(), unchanged(model), _recording(model, current, report):
-        held = _Held(model)
+        held = Held(model)
         (args, kwargs), shared = own_arguments(model, (args, kwargs))
         report += [f"an argument of type {name} cannot be copied: what the model writes into it stays there" for name in shared]
         out = model.train(current.run == 1)(*args, **kwargs)
@@ -106,26 +106,6 @@ def _run(model: nn.Module, current: _Pass, args: tuple[Any, ...], kwargs: dict[s
         tape.reads |= {o for t in tensors_in(kept) for o in tape.origins(t) if isinstance(o.source, Step)}
         for name, origins in held.written(model, tape).items():
             tape.written[name] = tape.written.get(name, frozenset()) | origins
-
-
-class _Held:
-    """Parameters and buffers as they were before a pass. The statistics of normalizations are not looked at."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._before = {name: (t, version_of(t)) for name, t in self._tensors(model)}
-
-    def written(self, model: nn.Module, tape: Tape) -> dict[str, frozenset[Origin]]:
-        """Those that were written to, or replaced, since, and where what is in them now came from."""
-        now = dict(self._tensors(model))
-        changed = {name for name, (t, version) in self._before.items() if now.get(name) is not t or version_of(t) != version}
-        return {name: tape.origins(now[name]) | tape.origins_by_memory(now[name]) for name in changed & now.keys()}
-
-    @staticmethod
-    def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-        for path, m in model.named_modules():
-            if not isinstance(m, (_NormBase, torch.jit.ScriptModule)):
-                for name, t in (*m.named_parameters(recurse=False), *m.named_buffers(recurse=False)):
-                    yield joined(path, name), t
 
 
 def _forget_onlookers(tape: Tape) -> None:
@@ -265,8 +245,10 @@ class Recorder(TorchFunctionMode):
                 self.tape.mark(t, *flow)
         if step is not None:
             step.made = frozenset(filter(None, map(self.tape.identity, results)))
-            for memory in {memory_of(t) for t in results} & {memory_of(t) for t in given.values()}:
-                self.tape.returned[memory].add((step, 0))  # views
+            memories = set(map(memory_of, given.values()))
+            for t in results:
+                if memory_of(t) in memories:  # a view
+                    self.tape.note_returned(t, step)
         masks = any(not (t.is_floating_point() or t.is_complex()) for t in results)
         if name_of(func) in READS or (floats and masks):
             self.tape.reads |= {o for o in flow if isinstance(o.source, Step)}
@@ -328,7 +310,7 @@ class Recorder(TorchFunctionMode):
             t = t.view_as(t)
         self.tape.mark(t, Origin("step", step, output))
         if step.changed:
-            self.tape.returned[memory_of(t)].add((step, output))
+            self.tape.note_returned(t, step, output)
         return t
 
 

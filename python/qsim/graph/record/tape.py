@@ -207,7 +207,7 @@ class Tape:
         self.reads: set[Origin] = set()
         self.handed_back: set[Origin] = set()
         self.rewritten: set[tuple[Step, int]] = set()
-        self.returned: dict[int | None, set[tuple[Step, int]]] = defaultdict(set)  # by steps in place and views, by memory
+        self._returned: dict[int, set[tuple[Step, int]]] = defaultdict(set)  # by steps in place and views, by memory
         self.written: dict[str, frozenset[Origin]] = {}
         self.unusual: dict[str, None] = {}
         self.calls_compiled = False
@@ -249,11 +249,18 @@ class Tape:
         memory = memory_of(t)
         made = {o.source for o in self._known_of(memory) if o.direct} if memory is not None else {o.source for o in origins}
         self.rewritten |= {(o.source, o.output) for o in origins if o.source in made and isinstance(o.source, Step)}
-        self.rewritten |= self.returned[memory]
+        if memory is not None:
+            self.rewritten |= self._returned[memory]
+
+    def note_returned(self, t: Tensor, step: Step, output: int = 0) -> None:
+        """Note that a step which works in place, or makes a view, returned `t`, which is marked: a write into its memory is one into it."""
+        if (memory := memory_of(t)) is not None:
+            self._returned[memory].add((step, output))
 
     def mark(self, t: Tensor, *origins: Origin) -> None:
         self._origins[id(t)] = _Mark(weakref.ref(t), frozenset(origins), version_of(t), memory_of(t), next(self._serial))
         if (memory := memory_of(t)) is not None:
+            # The reference names its storage until the pass is over, freed or not: until then no other storage gets this address.
             known = self._known_of(memory) | frozenset(origins)
             self._by_memory[memory] = StorageWeakRef(unwrapped(t).untyped_storage()), known  # type: ignore[no-untyped-call]
 
@@ -278,7 +285,7 @@ class Tape:
     def forget_tensors(self) -> None:
         """Between two passes: parameters and buffers are constants again."""
         self._origins.clear()
-        self.returned.clear()
+        self._returned.clear()
         self._by_memory = dict(self._constant_memory)
 
     def readers(self, step: Step, output: int = 0) -> tuple[Reader, ...]:
