@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from models import CONV_NET_KEYS, ConvNet, seeded
+from models import CONV_NET_KEYS, ConvNet, Forward, seeded
 from torch import Tensor, nn
 
 import qsim
@@ -367,3 +367,19 @@ def test_a_weight_that_attention_reads_and_the_config_leaves_in_float_is_not_tak
     reader = plain.decisions.quantizers["out_proj.weight"].operation
     sim = qsim.QuantSim(model, (x, x, x), qsim.int8().override(reader, weight=None))
     assert plain.quantizers().keys() - sim.quantizers().keys() == {"out_proj.weight"}
+
+
+@pytest.mark.parametrize("name", ["tanh", "sigmoid"])
+def test_a_function_that_dynamo_hides_is_told_with_what_to_write(name):
+    """The model returns it: nothing reads it where a mode could quantize it."""
+
+    def reasons(function):
+        sim = qsim.QuantSim(Forward(lambda m, x: function(m.a(x)), a=nn.Linear(4, 4)), torch.randn(2, 4))
+        return [entry.reason for entry in sim.decisions.left], sim.quantizers()
+
+    left, quantizers = reasons(getattr(F, name))
+    assert left == [f"Dynamo does not hand {name}, as it is called here, to function modes; write torch.{name}"]
+    assert "a.output" not in quantizers
+    left, quantizers = reasons(getattr(torch, name))
+    assert left == []
+    assert "a.output" in quantizers

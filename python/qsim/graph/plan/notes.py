@@ -6,11 +6,14 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
+import torch
+
 from qsim.config.config import Config
 from qsim.config.override import Override, SiteInfo
 from qsim.graph.plan.actions import LeftFloat, PlannedQuantizer
 from qsim.graph.record.routes import Site
 from qsim.graph.record.telling import Telling
+from qsim.operations.functions import visible
 
 NOT_REACHED = "not reached by the example inputs"
 _CLOSE = 0.8  # of 1: how like a name a pattern is that was mistyped
@@ -85,5 +88,8 @@ def _not_reached(names: Collection[str]) -> list[str]:
 
 def unmet(site: Site) -> str:
     """Why no mode meets the calls of a site."""
-    hook = any(step.hook for step in site.steps)
-    return "runs in a hook, which is not of the model" if hook else f"Dynamo does not hand {site.op} to function modes"
+    if any(step.hook for step in site.steps):
+        return "runs in a hook, which is not of the model"
+    met = getattr(torch, site.op, None)
+    cure = f"; write torch.{site.op}" if met is not None and visible(met) else ""
+    return f"Dynamo does not hand {site.op}, as it is called here, to function modes{cure}"

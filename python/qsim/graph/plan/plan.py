@@ -90,7 +90,7 @@ class _Planner:
                 if site in self.flow.chains:
                     self._output(site)
         for origin in self.tape.results:
-            if origin.kind == "stale" and self._is_made(origin):
+            if origin.kind == "stale" and origin.source.visible and self._is_made(origin):
                 chain = self._chain(self.flow.site_of[origin.source])
                 self.ledger.leave(f"{chain[0].name}.output", chain[-1].op, _RETURNED)
         for slot in self.specs.uncast:
