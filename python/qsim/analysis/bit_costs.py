@@ -1,13 +1,14 @@
-"""What bits cost: bytes of weights, bit operations of products, tensors above the fewest bits."""
+"""What bits cost: bytes of weights, bit operations and latency of products, tensors above the fewest bits."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from operator import attrgetter
 
 from qsim.analysis.bit_choices import Bits, Choice
+from qsim.analysis.bit_latency import Latencies
 from qsim.analysis.bit_operations import Product
 from qsim.analysis.knapsack import Limit
 from qsim.numbers.spec import TensorSpec, range_shape
@@ -29,33 +30,40 @@ class Budget:
         Sum of multiplications times the bits of both operands, over 32 x 32 for each. What has no quantizer counts 32 bits.
     tensors : float, optional
         Share of the searched quantizers with more bits than the fewest candidate.
+    latency : float, optional
+        Seconds of the products in ONNX Runtime on this machine, over those in float: see `qsim.analysis.bit_latency.Latencies`. A
+        product may take longer with fewer bits, where no kernel reads them. Above 1 too.
 
     Examples
     --------
     >>> Budget(size=0.2, tensors=0.1)
-    Budget(size=0.2, bit_operations=None, tensors=0.1)
+    Budget(size=0.2, bit_operations=None, tensors=0.1, latency=None)
     """
 
     size: float | None = None
     bit_operations: float | None = None
     tensors: float | None = None
+    latency: float | None = None
 
     def __post_init__(self) -> None:
         given = {name: value for name, value in vars(self).items() if value is not None}
         if not given:
-            raise ValueError("Budget: got nothing; expected size, bit_operations or tensors, as a share from 0 to 1")
+            raise ValueError("Budget: got nothing; expected size, bit_operations, tensors or latency, as a share of float32")
         for name, value in given.items():
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
-                raise ValueError(f"Budget: got {name}={value!r}; expected a share from 0 to 1")
+            most = math.inf if name == "latency" else 1
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= most:
+                raise ValueError(f"Budget: got {name}={value!r}; expected a share {'of 0 or more' if name == 'latency' else 'from 0 to 1'}")
 
 
 @dataclass(frozen=True)
 class Costs:
-    """What one assignment of bits costs, as `Budget` counts it; `bit_operations` is None where nothing is multiplied, or not known."""
+    """What one assignment of bits costs, as `Budget` counts it. `bit_operations` is None where nothing is multiplied, or not known;
+    `latency` where the budget has none: then it was not measured."""
 
     size: float
     bit_operations: float | None
     tensors: float
+    latency: float | None = None
 
     def spent(self, budget: Budget) -> tuple[float, ...]:
         """What is in the budget, in the order size, bit operations, tensors."""
@@ -68,7 +76,8 @@ class Costs:
 
     def __str__(self) -> str:
         operations = "" if self.bit_operations is None else f", bit_operations={self.bit_operations:.4g}"
-        return f"size={self.size:.4g}{operations}, tensors={self.tensors:.4g}"
+        latency = "" if self.latency is None else f", latency={self.latency:.4g}"
+        return f"size={self.size:.4g}{operations}, tensors={self.tensors:.4g}{latency}"
 
 
 def bytes_of(spec: TensorSpec, shape: Sequence[int], bits: Bits) -> int:
@@ -95,9 +104,13 @@ class CostModel:
     choices : sequence of Choice
     products : sequence of Product, optional
         None: not known.
+    latencies : Latencies, optional
+        Of these products, where they are wanted.
     """
 
-    def __init__(self, sim: Simulation, choices: Sequence[Choice], products: Sequence[Product] | None) -> None:
+    def __init__(
+        self, sim: Simulation, choices: Sequence[Choice], products: Sequence[Product] | None, latencies: Latencies | None = None
+    ) -> None:
         self.choices = choices
         planned = sim.decisions.quantizers
         shapes = {key: tuple(attrgetter(p.parameter)(sim.model).shape) for key, p in planned.items() if p.parameter}
@@ -113,7 +126,8 @@ class CostModel:
         self._fixed_size = FLOAT_BITS // 8 * others / total
         tensors = sum(len(choice.keys) for choice in choices) or 1
         self._tensors = [[len(c.keys) * (a > 0) / tensors for a in range(len(c.candidates))] for c in choices]
-        self._products = None if products is None else _merged(choices, products)
+        self._products = None if products is None else _merged(choices, products, _bit_operations(products))
+        self._latency = None if products is None or latencies is None else _merged(choices, products, _shares(latencies))
 
     def limits(self, budget: Budget) -> list[Limit]:
         """The budget as limits of `knapsack`."""
@@ -123,56 +137,67 @@ class CostModel:
         if budget.tensors is not None:
             found.append(Limit(self._tensors, budget.tensors))
         if budget.bit_operations is not None:
-            found.append(replace(self._operations(), most=budget.bit_operations - self._fixed_operations()))
+            found.append(_limit(self._products, "bit_operations", budget.bit_operations))
+        if budget.latency is not None:
+            found.append(_limit(self._latency, "latency", budget.latency))
         return found
 
     def costs(self, picked: Sequence[int]) -> Costs:
         size = self._fixed_size + Limit(self._size, 0.0).cost(picked)
-        operations = None if not self._products else self._fixed_operations() + self._operations().cost(picked)
-        return Costs(size, operations, Limit(self._tensors, 0.0).cost(picked))
-
-    def _operations(self) -> Limit:
-        if self._products is None:
-            raise ValueError("Budget: bit_operations are not known for this model")
-        return Limit(self._products.alone, math.inf, self._products.together)
-
-    def _fixed_operations(self) -> float:
-        return 0.0 if self._products is None else self._products.fixed
+        operations, latency = (None if merged is None else merged.cost(picked) for merged in (self._products, self._latency))
+        return Costs(size, operations, Limit(self._tensors, 0.0).cost(picked), latency)
 
 
 @dataclass(frozen=True)
 class _Products:
-    """Bit operations over those of float: of products with one choice by it and its candidates, with two by both, and all others."""
+    """What products cost: those with one choice by it and its candidates, those with two by both, and all others."""
 
     alone: list[list[float]]
     together: dict[tuple[int, int], list[list[float]]]
     fixed: float
+
+    def cost(self, picked: Sequence[int]) -> float:
+        return self.fixed + Limit(self.alone, math.inf, self.together).cost(picked)
+
+
+def _limit(products: _Products | None, name: str, most: float) -> Limit:
+    if products is None:
+        raise ValueError(f"Budget: {name} is not known for this model")
+    return Limit(products.alone, most - products.fixed, products.together)
+
+
+def _bit_operations(products: Sequence[Product]) -> Callable[[Product, Bits, Bits], float]:
+    """Of a product with these bits of its operands, over those of all in float."""
+    total = sum(product.multiplications for product in products) * FLOAT_BITS**2 or 1
+    return lambda product, left, right: product.multiplications * _width(left) * _width(right) / total
+
+
+def _shares(latencies: Latencies) -> Callable[[Product, Bits, Bits], float]:
+    return lambda product, left, right: latencies.of(product, left, right) / (latencies.total or 1.0)
 
 
 def _width(bits: Bits) -> int:
     return FLOAT_BITS if isinstance(bits, str) else bits
 
 
-def _merged(choices: Sequence[Choice], products: Sequence[Product]) -> _Products:
+def _merged(choices: Sequence[Choice], products: Sequence[Product], cost: Callable[[Product, Bits, Bits], float]) -> _Products:
     at = {key: i for i, choice in enumerate(choices) for key in choice.keys}
-    widths = [[_width(bits) for bits in choice.candidates] for choice in choices]
-    total = sum(product.multiplications for product in products) * FLOAT_BITS**2 or 1
-    alone = [[0.0] * len(each) for each in widths]
+    alone = [[0.0] * len(choice.candidates) for choice in choices]
     together: dict[tuple[int, int], list[list[float]]] = {}
     fixed = 0.0
     for product in products:
-        share = product.multiplications / total
-        known = sorted(at[key] for key in product.operands if key in at)
-        if not known:
-            fixed += share * FLOAT_BITS**2
-        elif len(known) == 1 or known[0] == known[1]:
-            i = known[0]
-            for a, width in enumerate(widths[i]):
-                alone[i][a] += share * width * (FLOAT_BITS if len(known) == 1 else width)
+        left, right = (None if key is None else at.get(key) for key in product.operands)
+        if left is None and right is None:
+            fixed += cost(product, "float", "float")
+        elif left is None or right is None or left == right:
+            i = right if left is None else left
+            assert i is not None
+            for a, bits in enumerate(choices[i].candidates):
+                alone[i][a] += cost(product, "float" if left is None else bits, "float" if right is None else bits)
         else:
-            i, j = known
-            table = together.setdefault((i, j), [[0.0] * len(widths[j]) for _ in widths[i]])
-            for a, left in enumerate(widths[i]):
-                for b, right in enumerate(widths[j]):
-                    table[a][b] += share * left * right
+            i, j = sorted((left, right))
+            table = together.setdefault((i, j), [[0.0] * len(choices[j].candidates) for _ in choices[i].candidates])
+            for a, first in enumerate(choices[i].candidates):
+                for b, second in enumerate(choices[j].candidates):
+                    table[a][b] += cost(product, *((first, second) if left == i else (second, first)))
     return _Products(alone, together, fixed)

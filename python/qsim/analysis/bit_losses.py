@@ -72,6 +72,8 @@ class Distance:
         """
         if self.classes is None:
             return torch.randint(0, 2, result.shape, generator=generator).to(result) * 2 - 1
+        if not -result.dim() <= self.classes < result.dim():
+            raise ValueError(f"QuantSim.search_bits: got classes={self.classes}; the model returns a tensor of shape {tuple(result.shape)}")
         p = result.detach().float().softmax(self.classes).movedim(self.classes, -1)
         drawn = torch.multinomial(p.reshape(-1, p.shape[-1]).cpu(), 1, generator=generator)
         label = torch.nn.functional.one_hot(drawn.squeeze(-1), p.shape[-1]).reshape(p.shape).to(p)

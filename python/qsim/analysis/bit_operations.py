@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import SymInt
 from torch.fx import Node
+from torch.utils._pytree import tree_map_only
 
 from qsim.simulation.simulation import Simulation
 from qsim.trace.capture import capture
 from qsim.trace.fx_nodes import function, shape
 from qsim.trace.marks_behind_moves import carry_marks, key_of
+
+
+@dataclass(frozen=True)
+class Sized:
+    """A tensor of these sizes, whatever is in it."""
+
+    shape: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -27,11 +35,23 @@ class Product:
         For the first example input.
     operands : (str or None, str or None)
         Keys of the quantizers whose grids the factors lie on; None: it is in float.
+    args : tuple
+        Of the ATen function, with a `Sized` in the place of each tensor; () where another product is of the same call.
     """
 
     name: str
     multiplications: int
     operands: tuple[str | None, str | None]
+    args: tuple[Any, ...] = ()
+
+    @property
+    def first(self) -> int:
+        """Which of the tensors among `args` is the first factor; the second follows it."""
+        return int(self.name in _ADDING_MATRIX)
+
+    @property
+    def is_attention(self) -> bool:
+        return self.name == "scaled_dot_product_attention"
 
 
 class UncountedError(Exception):
@@ -62,7 +82,10 @@ def products_of(sim: Simulation) -> list[Product]:
     found = []
     for node in program.exported.graph.nodes:
         if node.op == "call_function":
-            found += _products(node, function(node))
+            of_one = _products(node, function(node))
+            if of_one:
+                args = tree_map_only(Node, lambda given: Sized(_sizes(given)), node.args)
+                found += [replace(of_one[0], args=args), *of_one[1:]]
     return found
 
 

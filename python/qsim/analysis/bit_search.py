@@ -9,6 +9,7 @@ from typing import Any
 
 from qsim.analysis.bit_choices import Bits, choices_of, config_with, trial
 from qsim.analysis.bit_costs import Budget, CostModel
+from qsim.analysis.bit_latency import Latencies
 from qsim.analysis.bit_losses import estimated
 from qsim.analysis.bit_operations import Product, UncountedError, products_of
 from qsim.analysis.bit_probe import Assignment, Probe, grids_of, losses, measured
@@ -16,6 +17,7 @@ from qsim.analysis.bit_search_report import BitSearch, Point, dominates
 from qsim.analysis.knapsack import Limit, knapsack
 from qsim.analysis.metric import Metric
 from qsim.errors import CaptureError
+from qsim.options import check_whole
 from qsim.runs.batches import Forward
 from qsim.runs.sharding import sharded_modules
 from qsim.simulation.simulation import Simulation
@@ -40,6 +42,7 @@ class Request:
     def __post_init__(self) -> None:
         if not isinstance(self.budget, Budget):
             raise TypeError(f"QuantSim.search_bits: got budget={self.budget!r}; expected a qsim.Budget, such as qsim.Budget(size=0.2)")
+        check_whole("QuantSim.search_bits", "probes", self.probes, least=0)
         numbers = [bits for bits in self.candidates if bits != "float"]
         if any(isinstance(b, (bool, str)) or not isinstance(b, int) or not 2 <= b <= 16 for b in numbers) or len({*self.candidates}) < 2:
             raise ValueError(
@@ -49,8 +52,8 @@ class Request:
             raise ValueError("QuantSim.search_bits: got no integers among the candidates")
         if len(numbers) < len(self.candidates) - 1 or len({*numbers}) < len(numbers):
             raise ValueError(f"QuantSim.search_bits: got candidates={self.candidates!r}, some of them twice")
-        if self.probes < 0:
-            raise ValueError(f"QuantSim.search_bits: got probes={self.probes}; expected 0 or more")
+        if self.classes is not None and (isinstance(self.classes, bool) or not isinstance(self.classes, int)):
+            raise TypeError(f"QuantSim.search_bits: got classes={self.classes!r}; expected an axis of the logits, such as 1")
         if self.metric is not None and self.classes is not None:
             raise ValueError("QuantSim.search_bits: got a metric and classes; classes say what is measured where there is no metric")
         rising = sorted(self.candidates, key=lambda bits: math.inf if isinstance(bits, str) else bits)
@@ -87,7 +90,10 @@ class _Search:
         self.sim, self.data, self.request, self.show = sim, data, request, show
         self.choices = choices_of(sim, request.candidates)
         self.note = ""
-        self.model = CostModel(sim, self.choices, self._products())
+        products, latencies = self._products(), None
+        if request.budget.latency is not None and products is not None:
+            latencies = Latencies(sim, products, request.candidates, show=show)
+        self.model = CostModel(sim, self.choices, products, latencies)
         self.limits = self.model.limits(request.budget)
         self.grids = grids_of(sim, request.candidates)
         self.probe = Probe(sim, self.grids, data, request.metric, request.classes, show=show, forward=request.forward)
@@ -96,8 +102,9 @@ class _Search:
         try:
             return products_of(self.sim)
         except (CaptureError, UncountedError) as error:
-            if self.request.budget.bit_operations is not None:
-                raise ValueError(f"QuantSim.search_bits: the bit operations of the model are not known: {error}") from error
+            for name in ("bit_operations", "latency"):
+                if getattr(self.request.budget, name) is not None:
+                    raise ValueError(f"QuantSim.search_bits: the {name} of the model are not known: {error}") from error
             self.note = f"bit operations are not known: {error}"
             return None
 
@@ -132,7 +139,7 @@ class _Search:
         return math.inf if math.isnan(value) else value
 
     def _ladder(self) -> list[list[Limit]]:
-        """The limits of the budgets between the least and the most that the choices can cost."""
+        """The limits of the budgets between what the fewest bits cost and the most."""
         least, most = [0] * len(self.choices), [len(choice.candidates) - 1 for choice in self.choices]
         ends = [(limit, limit.cost(least), limit.cost(most)) for limit in self.limits]
         return [[replace(limit, most=low + step * (high - low)) for limit, low, high in ends] for step in _STEPS]

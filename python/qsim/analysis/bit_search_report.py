@@ -10,13 +10,13 @@ from qsim.analysis.bit_costs import Budget, Costs
 from qsim.config.config import Config
 from qsim.loggers.figures import Figures
 from qsim.pages.chart import Axis, Chart, Series
-from qsim.pages.markup import Cell, Column, Fact, Line, name_cell, problems, table, tiles
+from qsim.pages.markup import Cell, Column, Fact, Line, finite, name_cell, problems, table, tiles
 from qsim.pages.page import Page
 from qsim.pages.report import Report
 from qsim.pages.subject import about
 from qsim.table import text_table
 
-_SHARES = {"size": "share of float32", "bit operations": "share of float32", "tensors": "share above the fewest bits"}
+_SHARES = {"size": "share of float32", "bit operations": "share of float32", "tensors": "share above the fewest bits", "latency": "share of float32"}
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class BitSearch(Report):
         return self.best.config
 
     def __str__(self) -> str:
-        columns = ("size", "bit operations", "tensors above", "predicted loss", self._measured, "")
+        columns = (*_HEADS, "predicted loss", self._measured, "")
         rows = [
             (*_costs(point), f"{point.predicted:.4g}", f"{point.measured:.6g}", "best within the budget" if point is self.best else "")
             for point in self.front
@@ -125,9 +125,14 @@ class BitSearch(Report):
         return bit_search_page(self)
 
 
-def _costs(point: Point) -> tuple[str, str, str]:
-    operations = point.costs.bit_operations
-    return f"{point.costs.size:.4f}", "" if operations is None else f"{operations:.4f}", f"{100 * point.costs.tensors:.1f} %"
+_HEADS = ("size", "bit operations", "tensors above", "latency")
+
+
+def _costs(point: Point) -> tuple[str, ...]:
+    """In the order of `Costs`."""
+    size, operations, tensors, latency = vars(point.costs).values()
+    known = ("" if value is None else f"{value:.4f}" for value in (operations, latency))
+    return f"{size:.4f}", next(known), f"{100 * tensors:.1f} %", next(known)
 
 
 def _by_operation(point: Point) -> dict[str, tuple[str, str]]:
@@ -145,16 +150,18 @@ def bit_search_page(search: BitSearch) -> Page:
     facts: list[Fact] = [("size of float32", f"{100 * best.costs.size:.1f} %")]
     if best.costs.bit_operations is not None:
         facts.append(("bit operations of float32", f"{100 * best.costs.bit_operations:.2f} %"))
+    if best.costs.latency is not None:
+        facts.append(("time of float32", f"{100 * best.costs.latency:.1f} %"))
     facts += [("tensors above the fewest bits", f"{100 * best.costs.tensors:.1f} %"), ("lost", f"{best.loss:.4g}", "beside float")]
     along = [point.costs.spent(search.budget)[0] for point in search.front]
     name = next(name for name, most in vars(search.budget).items() if most is not None).replace("_", " ")
-    losses = [point.loss for point in search.front]
+    losses = [finite(point.loss) for point in search.front]
     is_logarithmic = min(losses) >= 0 and max(losses) > 0
     axes = Axis(name, _SHARES[name]), Axis("lost beside float", logarithmic=is_logarithmic)
     series = [Series("the best that was found", "inside", losses)]
     places, picked = list(range(len(losses))), search.front.index(best)
     chart = Chart("What is lost, by budget", *axes, series, places, along, picked=picked, points=True)
-    heads = ("size", "bit operations", "tensors above", "predicted loss", "measured")
+    heads = (*_HEADS, "predicted loss", "measured")
     columns = [Column("point"), *(Column(head, number=True, ascending=True) for head in heads)]
     lines = [_line(point, "best" if point is best else "") for point in search.front]
     note = "None of them is worse in all than another; the large dot is the best."

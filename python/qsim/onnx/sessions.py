@@ -97,7 +97,9 @@ def saturates() -> bool:
     return bool((y != 255 * 127 * depth).any())
 
 
-def session(path: Path, *, optimised: bool = True, save: Path | None = None, model: ir.Model | None = None) -> InferenceSession:
+def session(
+    path: Path, *, optimised: bool = True, save: Path | None = None, model: ir.Model | None = None, profile: Path | None = None
+) -> InferenceSession:
     """A session on the CPU that computes the integers of the file.
 
     Parameters
@@ -109,6 +111,8 @@ def session(path: Path, *, optimised: bool = True, save: Path | None = None, mod
         Write the optimised graph there.
     model : ir.Model, optional
         The file's, where it was parsed.
+    profile : Path, optional
+        Where the profile of its runs is written: what the file's name begins with.
     """
     import onnxruntime
 
@@ -119,4 +123,6 @@ def session(path: Path, *, optimised: bool = True, save: Path | None = None, mod
     options.log_severity_level = 3
     if save is not None:
         options.optimized_model_filepath = str(save)
+    if profile is not None:
+        options.enable_profiling, options.profile_file_prefix = True, str(profile)
     return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from qsim.options import check_whole
 from qsim.progress import progress
 from qsim.runs.arguments import Arguments
 
@@ -24,8 +25,8 @@ def iterate(data: Iterable[Any], max_batches: int | None, show: bool, caller: st
         raise TypeError(
             f"{caller}: got data of type {type(data).__name__}; expected an iterable of batches, such as a DataLoader or a list: [batch]"
         )
-    if max_batches is not None and max_batches < 1:
-        raise ValueError(f"{caller}: got max_batches={max_batches}; expected at least 1, or None for all")
+    if max_batches is not None:
+        check_whole(caller, "max_batches", max_batches, least=1, otherwise="None for all")
     return _batches(data, max_batches, show, caller)
 
 

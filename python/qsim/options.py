@@ -1,0 +1,64 @@
+"""What options may be: errors that say what was got, what was expected, and from whom."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from numbers import Integral, Real
+from typing import Any
+
+
+def check_whole(caller: str, name: str, value: Any, *, least: int, otherwise: str = "") -> None:
+    """Raise a TypeError unless `value` is an integer, which True is not, and a ValueError where it is less than `least`.
+
+    Parameters
+    ----------
+    caller : str
+        Who was called: "QuantSim.restore".
+    name : str
+        Of the option.
+    otherwise : str
+        What else may be given: "None for all".
+
+    Examples
+    --------
+    >>> check_whole("QuantSim.restore", "steps", -1, least=0)
+    Traceback (most recent call last):
+        ...
+    ValueError: QuantSim.restore: got steps=-1; expected at least 0
+    """
+    _check(caller, name, value, isinstance(value, Integral) and not isinstance(value, bool), "an integer, ", least, otherwise)
+
+
+def check_number(caller: str, name: str, value: Any, *, least: float, otherwise: str = "") -> None:
+    """The same for any number that is not NaN.
+
+    Examples
+    --------
+    >>> check_number("qsim.quantize", "seconds", "60", least=0, otherwise="None for no limit")
+    Traceback (most recent call last):
+        ...
+    TypeError: qsim.quantize: got seconds='60'; expected a number, at least 0, or None for no limit
+    """
+    _check(caller, name, value, isinstance(value, Real) and not isinstance(value, bool), "a number, ", least, otherwise)
+
+
+def check_function(caller: str, name: str, value: Any, call: str) -> None:
+    """Raise a TypeError unless `value` can be called. `call`: how it is: "forward(model, batch)".
+
+    Examples
+    --------
+    >>> check_function("QuantSim.distill", "loss", None, "loss(got, wanted) -> Tensor")
+    Traceback (most recent call last):
+        ...
+    TypeError: QuantSim.distill: got loss=None; expected a function, loss(got, wanted) -> Tensor
+    """
+    if not callable(value):
+        raise TypeError(f"{caller}: got {name}={value!r}; expected a function, {call}")
+
+
+def _check(caller: str, name: str, value: Any, fits: bool, kind: str, least: float, otherwise: str) -> None:
+    error: Callable[[str], Exception] = ValueError if fits else TypeError
+    if not fits or math.isnan(value) or value < least:
+        more = f", or {otherwise}" if otherwise else ""
+        raise error(f"{caller}: got {name}={value!r}; expected {'' if fits else kind}at least {least}{more}")
