@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable
 from typing import Any
 
 import torch.distributed as dist
 
+from qsim.options import check_number, check_whole
 from qsim.restoration.choice import LEARNED, Steps
 from qsim.restoration.distill import Distilled, Loss, relative_error
 from qsim.restoration.report import RestoreReport
@@ -132,8 +134,9 @@ class Restoration(Simulation):
         """
         if method not in METHODS:
             raise ValueError(f"QuantSim.solve_weights: got method={method!r}; expected one of {', '.join(map(repr, METHODS))}")
-        if not damping > 0:
-            raise ValueError(f"QuantSim.solve_weights: got damping={damping}; expected a number above 0, such as 0.01")
+        check_number("QuantSim.solve_weights", "damping", damping, least=0)
+        if damping == 0 or math.isinf(damping):
+            raise ValueError(f"QuantSim.solve_weights: got damping={damping}; expected a finite number above 0, such as 0.01")
         steps = Steps(method, ranges=False, biases=False, follows_inputs=follow_inputs, damping=damping)
         options: dict[str, Any] = {"max_batches": max_batches, "memory": memory, "show": progress, "path": path}
         return restore_layers(self, data, forward, steps, caller="QuantSim.solve_weights", **options)
@@ -175,8 +178,7 @@ class Restoration(Simulation):
         >>> report.after > report.before
         True
         """
-        if steps < 1:
-            raise ValueError(f"QuantSim.learn_rounding: got steps={steps}; expected at least 1")
+        check_whole("QuantSim.learn_rounding", "steps", steps, least=1)
         options: dict[str, Any] = {"max_batches": max_batches, "memory": memory, "show": progress, "path": path}
         how = Steps(LEARNED, rounding_steps=steps)
         return restore_layers(self, data, forward, how, caller="QuantSim.learn_rounding", **options)

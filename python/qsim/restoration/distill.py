@@ -111,6 +111,9 @@ def train(
                 group["lr"] = rate * 2 * (1 - (step - 1) / steps) / max(steps, _FULL)
             with torch.enable_grad():
                 error = loss(calls[batch](), wanted[batch])
+                if not isinstance(error, Tensor) or error.numel() != 1:
+                    got = f"a tensor of shape {tuple(error.shape)}" if isinstance(error, Tensor) else f"a {type(error).__name__}"
+                    raise TypeError(f"QuantSim.distill: the loss returned {got}; expected a tensor of one number, such as a mean")
                 if not error.requires_grad:
                     raise ValueError(
                         "QuantSim.distill: the loss does not depend on the simulation through any gradient; nothing can be learned"

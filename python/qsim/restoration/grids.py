@@ -47,11 +47,14 @@ class Grid:
     @classmethod
     def of(cls, spec: TensorSpec, encoding: Encoding, product: Product, dtype: torch.dtype = torch.float64) -> Grid:
         """For values of `dtype`."""
-        step, zero = (_rows(t.to(dtype), encoding, product) for t in (encoding.scale, encoding.zero_point))
-        return cls(spec, encoding, product, step, encoding.quant_min - zero, encoding.quant_max - zero)
+        zero = encoding.zero_point
+        of_scales = (t.to(dtype) for t in (encoding.scale, encoding.quant_min - zero, encoding.quant_max - zero))
+        return cls(spec, encoding, product, *(_rows(t, encoding, product) for t in of_scales))
 
     def reordered(self, order: Tensor) -> Grid:
         """With its columns in another order; `order`: int64, shape of `step`."""
+        if self.step.stride(2) == 0:  # one scale for all columns of a row, in the memory of one
+            return self
         step, low, high = (t.gather(2, order) for t in (self.step, self.low, self.high))
         return dataclasses.replace(self, step=step, low=low, high=high)
 

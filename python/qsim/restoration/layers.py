@@ -36,7 +36,7 @@ class Pass:
     weights: list[Restored] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
     left_out: dict[int, str] = field(default_factory=dict)
-    results: dict[int, tuple[Any, Any]] = field(default_factory=dict)  # by batch, of those that are measured on: in float, and restored
+    results: dict[int, Any] = field(default_factory=dict)  # by batch, of those that are measured on: in float
     references: dict[int, Any] = field(default_factory=dict)  # by batch, of all: in float
 
 
@@ -169,7 +169,7 @@ class Layers:
         if self.keeps_results:
             self.found.references[pair.batch] = pair.in_float.result
         if pair.measures or not self._runs[True]:
-            self.found.results[pair.batch] = pair.in_float.result, pair.simulated.result
+            self.found.results[pair.batch] = pair.in_float.result
 
     # Moments.
 
@@ -198,7 +198,8 @@ class Layers:
         rows = product.to_rows(torch.empty(product.shape, device="meta"))
         size = rows.shape[-1]
         if site.product is None:
-            site.moments = Moments.empty(product.groups, size, product.input.device)
+            weight = None if self.steps.method == "gpfq" else product.to_rows(self.sim.weights()[key].detach())
+            site.moments = Moments.empty(product.groups, size, product.input.device, weight)
             site.product = dataclasses.replace(product, input=product.input.new_empty(0), columns=_none)  # what it read may go
             if twin is not None and product.bias is not None and reference.bias is not None:
                 site.bias = self._names.get(id(argument(twin, reference.bias)))
@@ -207,6 +208,8 @@ class Layers:
         x, y = (side.columns(each, self._generator(key, pair)) for side in (reference, product))
         if not bool(x.isfinite().all() & y.isfinite().all()):
             return f"'{self.sim.decisions.quantizers[key].operation}' read NaN or Inf"
+        if self.uses[key] > 1:  # its own errors are in what it reads: what makes up for them there is fed back once more
+            x = y
         if pair.measures or not self._runs[True]:
             site.measured.append((x[..., :_MEASURED], y[..., :_MEASURED]))
         if pair.measures:

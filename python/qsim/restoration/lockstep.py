@@ -15,9 +15,10 @@ from typing import Any
 
 import torch
 
-from qsim.graph.execute.tapped import WeightedCall, tapped_mode
+from qsim.graph.execute.tapped import SharedWeights, WeightedCall, tapped_mode
 from qsim.quantizers.quantizer import Quantizer
 from qsim.runs.arguments import Arguments
+from qsim.runs.memory import large_ones_handed_back
 from qsim.simulation.simulation import Simulation
 
 _WORKERS = 512  # threads of all pools together
@@ -42,6 +43,8 @@ class Run:
         Threads inside operations: OpenMP keeps a pool of its own for each thread that has operations.
     silent : sequence of Quantizer
         Those that are off while it runs: of the model's inputs, which stand before any operation, in a run in float.
+    weights : SharedWeights
+        Those of all runs.
 
     Attributes
     ----------
@@ -54,8 +57,17 @@ class Run:
     is_over : bool
     """
 
-    def __init__(self, call: Callable[[], Any], batch: int, *, simulates: bool, workers: int, silent: Sequence[Quantizer]) -> None:
-        self.batch, self.simulates = batch, simulates
+    def __init__(
+        self,
+        call: Callable[[], Any],
+        batch: int,
+        *,
+        simulates: bool,
+        workers: int,
+        silent: Sequence[Quantizer],
+        weights: SharedWeights,
+    ) -> None:
+        self.batch, self.simulates, self.weights = batch, simulates, weights
         self._workers, self._silent = workers, silent
         self.reached: WeightedCall | None = None
         self.result: Any = None
@@ -173,14 +185,17 @@ def lockstep(sim: Simulation, calls: Sequence[Callable[[], Any]]) -> Iterator[li
     quantizers = sim.quantizers()
     inputs = list({quantizers[post.key]: None for post in sim.decisions.posts if post.operation == "input"})
 
+    weights = SharedWeights()
+
     def made(call: Callable[[], Any], batch: int, simulates: bool) -> Run:
-        return Run(call, batch, simulates=simulates, workers=workers, silent=[] if simulates else inputs)
+        return Run(call, batch, simulates=simulates, workers=workers, silent=[] if simulates else inputs, weights=weights)
 
     runs = [(made(call, i, False), made(call, i, True)) for i, call in enumerate(calls)]
     switch, was = sim.switch, (sim.switch.mode, sim.switch.saves)
     switch.mode, switch.saves = tapped_mode(lambda: _here.run), False
     try:
-        yield runs
+        with large_ones_handed_back():
+            yield runs
     finally:
         for pair in runs:
             for run in pair:

@@ -16,16 +16,19 @@ _PRECISE = 1024
 class Moments:
     """Sums over columns ``x`` of the float model and ``y`` of the simulation, at the same places.
 
-    Matrices of more than 1024 columns are float32: half the memory and time, and damping leaves nothing that needs more.
+    Matrices of more than 1024 columns are float32: half the memory and time, and damping leaves nothing that needs more. A weight with
+    fewer rows than columns is multiplied with ``x`` at once: what is kept of it is then as small as the weight.
 
     Attributes
     ----------
     own : Tensor, shape [groups, K, K]
         Of ``y y^T``.
-    cross : Tensor, shape [groups, K, K]
-        Of ``x y^T``.
+    cross : Tensor, shape [groups, K, K], or [groups, rows, K]
+        Of ``x y^T``, or of ``W x y^T`` where there is `weight`.
     float_sum, own_sum : Tensor, shape [groups, K]
         Of ``x``, and of ``y``.
+    weight : Tensor, shape [groups, rows, K], optional
+        W, the float model's.
     count : int
         How many columns.
     """
@@ -34,18 +37,22 @@ class Moments:
     cross: Tensor
     float_sum: Tensor
     own_sum: Tensor
+    weight: Tensor | None = None
     count: int = 0
 
     @classmethod
-    def empty(cls, groups: int, size: int, device: torch.device) -> Moments:
+    def empty(cls, groups: int, size: int, device: torch.device, weight: Tensor | None = None) -> Moments:
+        """Of nothing yet. `weight` is left out where the matrix that it would save is no larger."""
+        weight = None if weight is None or weight.shape[1] >= size else weight
         dtype = torch.float64 if size <= _PRECISE else torch.float32
-        own, cross = (torch.zeros(groups, size, size, dtype=dtype, device=device) for _ in range(2))
+        own = torch.zeros(groups, size, size, dtype=dtype, device=device)
+        cross = torch.zeros(groups, size if weight is None else weight.shape[1], size, dtype=dtype, device=device)
         float_sum, own_sum = (torch.zeros(groups, size, dtype=dtype, device=device) for _ in range(2))
-        return cls(own, cross, float_sum, own_sum)
+        return cls(own, cross, float_sum, own_sum, weight)
 
     def add(self, x: Tensor, y: Tensor) -> None:
         """Count columns of shape ``[groups, K, N]``, float32, finite."""
-        for sums, left in ((self.own, y), (self.cross, x)):
+        for sums, left in ((self.own, y), (self.cross, x if self.weight is None else self.weight.to(x) @ x)):
             if sums.dtype == y.dtype:
                 sums.baddbmm_(left, y.transpose(1, 2))
             else:
@@ -69,8 +76,16 @@ class Moments:
 
     def centre(self) -> None:
         """Take what the means explain out of `own` and `cross`, which are means: a bias takes that up."""
-        for sums, left in ((self.own, self.own_sum), (self.cross, self.float_sum)):
-            sums.baddbmm_(left[:, :, None], self.own_sum[:, None], alpha=-1)
+        mean = self.float_sum[:, :, None]
+        for sums, left in (
+            (self.own, self.own_sum[:, :, None]),
+            (self.cross, mean if self.weight is None else self.weight.to(mean) @ mean),
+        ):
+            sums.baddbmm_(left, self.own_sum[:, None], alpha=-1)
+
+    def results(self, weight: Tensor) -> Tensor:
+        """Of ``W x y^T``, shape [groups, rows, K], for the weight W that they were made for."""
+        return weight @ self.cross if self.weight is None else self.cross
 
     def used_up(self) -> Tensor:
         """`own`, for the caller to overwrite; both matrices are gone from here."""

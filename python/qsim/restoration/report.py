@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from qsim.pages.markup import Cell, Column, Fact, Line, name, problems, table, tiles
+from qsim.pages.page import Page
+from qsim.pages.report import Report
 from qsim.restoration.distill import Distilled
 from qsim.runs.memory import PeakMemory
 from qsim.stages import seconds_text
@@ -32,8 +35,8 @@ class Restored:
 
 
 @dataclass(frozen=True)
-class RestoreReport:
-    """What `QuantSim.restore` and its parts return; ``print`` shows every weight.
+class RestoreReport(Report):
+    """What `QuantSim.restore` and its parts return; ``print`` shows every weight, `save` writes a page.
 
     Attributes
     ----------
@@ -66,6 +69,8 @@ class RestoreReport:
     >>> report = sim.restore(x.split(32), progress=False)
     >>> report.batches + report.held_back, [weight.key for weight in report.weights]
     (8, ['weight'])
+    >>> import tempfile
+    >>> report.save(tempfile.mktemp(".html"))
     """
 
     weights: list[Restored]
@@ -83,11 +88,43 @@ class RestoreReport:
 
     def __str__(self) -> str:
         rows = [(row.key, decibel(row.before), decibel(row.after), row.how) for row in self.weights]
-        table = text_table(("weight", "dB before", "dB after", "how"), rows, ("dB before", "dB after"))
-        gained = f"results: {decibel(self.before)} -> {decibel(self.after)} dB to float"
-        fate = gained if self.kept else f"{gained}: nothing gained, so everything is as it was"
-        used = f"{self.batches} batches, {self.held_back} held back to measure on ({seconds_text(self.seconds)})"
-        skipped = [f"left alone: '{key}': {why}" for key, why in self.skipped.items()]
-        left_out = [f"batch {batch} left out: {why}" for batch, why in self.left_out.items()]
+        weights = text_table(("weight", "dB before", "dB after", "how"), rows, ("dB before", "dB after"))
         further = [] if self.distilled is None else [str(self.distilled)]
-        return "\n".join([table, fate, *further, used, *skipped, *left_out, *self.notes])
+        return "\n".join([weights, self._fate, *further, self._used, *self._left, *self.notes])
+
+    @property
+    def _fate(self) -> str:
+        gained = f"results: {decibel(self.before)} -> {decibel(self.after)} dB to float"
+        return gained if self.kept else f"{gained}: nothing gained, so everything is as it was"
+
+    @property
+    def _used(self) -> str:
+        return f"{self.batches} batches, {self.held_back} held back to measure on ({seconds_text(self.seconds)})"
+
+    @property
+    def _left(self) -> list[str]:
+        """What was left alone or out, as sentences."""
+        skipped = [f"left alone: '{key}': {why}" for key, why in self.skipped.items()]
+        return skipped + [f"batch {batch} left out: {why}" for batch, why in self.left_out.items()]
+
+    def page(self) -> Page:
+        """See `Report.page`."""
+        facts: list[Fact] = [("dB to float before", decibel(self.before)), ("dB to float after", decibel(self.after))]
+        facts.append(("weights changed", str(sum(row.how != "kept" for row in self.weights)), f"of {len(self.weights)}"))
+        if self.distilled is not None:
+            facts.append(("steps of distillation kept", str(self.distilled.kept), f"of {self.distilled.steps}"))
+        columns = [
+            Column("weight", wide=True),
+            *(Column(head, number=True, ascending=True) for head in ("dB before", "dB after")),
+            Column("how"),
+        ]
+        lines = [
+            Line(
+                [Cell(markup=name(row.key, ""), value=row.key), *(Cell(decibel(v), v) for v in (row.before, row.after)), Cell(row.how)],
+                row.key,
+            )
+            for row in self.weights
+        ]
+        note = "SQNR of each operation's result to the float model's, on data that was held back, with all before it restored."
+        body = tiles(facts) + problems([*self._left, *self.notes]) + table("Weights", note, columns, lines)
+        return Page("Restoration", f"{self._fate}; {self._used}", body)

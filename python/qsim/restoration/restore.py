@@ -13,11 +13,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from qsim.analysis.deviation import Deviation, float_tensors
 from qsim.errors import CalibrationError
 from qsim.numbers.sqnr import sqnr
+from qsim.options import check_function, check_whole
 from qsim.progress import progress
 from qsim.restoration.choice import Solved, Steps
 from qsim.restoration.distill import Distilled, Loss, relative_error, train
@@ -54,6 +56,13 @@ def restore_layers(
 ) -> RestoreReport:
     """`QuantSim.restore` and its parts document it; `distilling`: so many steps of distillation follow."""
     refuse(sim, caller)
+    check_whole(caller, "steps", distilling, least=0)
+    if memory is not None:
+        check_whole(caller, "memory", memory, least=1, otherwise="None for 4 GiB")
+    if forward is not None:
+        check_function(caller, "forward", forward, "forward(model, batch)")
+    if group is not None and not isinstance(group, ProcessGroup):
+        raise TypeError(f"{caller}: got group={group!r}; expected a torch.distributed.ProcessGroup")
     if group is not None and distilling:
         raise ValueError(f"{caller}: got steps={distilling} and a group; distillation runs in one process")
     watch, seconds = MemoryWatch([p.device for p in sim.model.parameters()]), Stages("data", "forward", "moments", "solving")
@@ -81,7 +90,10 @@ def restore_layers(
         if len(found.left_out) == len(calls):
             raise CalibrationError(f"{caller}: every batch has NaN or Inf; the first: {next(iter(found.left_out.values()))}")
         with seconds.stage("forward"):
-            before, after = _levels(calls, found, group)
+            before = after = _level(sim, calls, found, group)
+            if found.solved:  # undone on leaving: weights that are read many times were solved for when the last time came
+                apply(sim, found.solved, group)
+                after = _level(sim, calls, found, group)
     skipped |= found.skipped | {key: "no batch reached it" for key in wanted if not uses[key]}
     kept = bool(found.solved) and (after > before or math.isnan(after))
     if kept:
@@ -125,8 +137,11 @@ def distill(
     """`QuantSim.distill` documents it."""
     caller = "QuantSim.distill"
     refuse(sim, caller)
-    if steps < 1:
-        raise ValueError(f"{caller}: got steps={steps}; expected at least 1")
+    check_whole(caller, "steps", steps, least=1)
+    check_whole(caller, "seed", seed, least=0)
+    check_function(caller, "loss", loss, "loss(got, wanted) -> Tensor")
+    if forward is not None:
+        check_function(caller, "forward", forward, "forward(model, batch)")
     calls, measures, _ = _calls(sim, data, forward, caller, max_batches)
     with _evaluating(sim):
         with sim.in_float(), torch.no_grad():
@@ -230,17 +245,19 @@ def _that_fit(calls: list[Callable[[], Any]], measures: list[bool], widest: int,
     return sorted(held + others)
 
 
-def _levels(calls: list[Callable[[], Any]], found: Pass, group: Group) -> tuple[float, float]:
-    """SQNR in dB of the model's results to those in float: as it was, and with what was found."""
-    before, after = Deviation(), Deviation()
-    for batch, (reference, restored) in found.results.items():
-        for was, wanted, now in zip(*map(float_tensors, (calls[batch](), reference, restored)), strict=True):
-            before.add(wanted, was)
-            after.add(wanted, now)
-    if group is None:
-        return before.sqnr, after.sqnr
-    signal, lost, left = total([before.signal, before.noise, after.noise], group, torch.device("cpu"))
-    return sqnr(signal, lost), sqnr(signal, left)
+def _level(sim: Simulation, calls: list[Callable[[], Any]], found: Pass, group: Group) -> float:
+    """SQNR in dB of the simulation's results, as it is, to those in float."""
+    level, random = Deviation(), torch.get_rng_state()
+    was, sim.savings = sim.savings, False  # no weight is kept quantized that is there for now only
+    try:
+        for batch, reference in found.results.items():
+            torch.set_rng_state(random)  # what the run in float drew
+            for wanted, got in zip(*map(float_tensors, (reference, calls[batch]())), strict=True):
+                level.add(wanted, got)
+    finally:
+        sim.savings = was
+        torch.set_rng_state(random)
+    return level.sqnr if group is None else sqnr(*total([level.signal, level.noise], group, torch.device("cpu")))
 
 
 def apply(sim: Simulation, solved: dict[str, Solved], group: Group) -> list[str]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from qsim.restoration.cholesky import factored
 from qsim.restoration.grids import Grid
 from qsim.restoration.moments import Moments
 
@@ -61,10 +62,12 @@ class Problem:
             return None
         extra = torch.where(extra > 0, extra, 1.0)
         order = power.argsort(-1)
-        towards = weight @ moments.cross + weight * extra[:, None, None]
+        towards = torch.addcmul(moments.results(weight), weight, extra[:, None, None])
         factor = _cholesky(moments.own.clone() if keeps_moments else moments.used_up(), order, extra)
-        ordered = torch.cholesky_solve(towards.gather(2, _like(order, towards)).transpose(1, 2), factor).transpose(1, 2)
-        target = torch.empty_like(ordered).scatter_(2, _like(order, ordered), ordered)
+        rows = towards.gather(2, _like(order, towards))
+        rows = torch.linalg.solve_triangular(factor.mT, rows, upper=True, left=False)  # torch.cholesky_solve copies the factor
+        rows = torch.linalg.solve_triangular(factor, rows, upper=False, left=False)
+        target = towards.scatter_(2, _like(order, rows), rows)
         return cls(weight, factor, order, target, moments if keeps_moments else None)
 
     def straight(self) -> Tensor:
@@ -178,17 +181,12 @@ def _like(order: Tensor, rows: Tensor) -> Tensor:
 
 
 def _cholesky(matrix: Tensor, order: Tensor, extra: Tensor) -> Tensor:
-    """Of the matrix, which is overwritten, in this order of rows and columns, with so much added to its diagonal; with more where rounding
-    has made it indefinite."""
+    """Of the matrix, which is overwritten, in this order of rows and columns, with so much added to its diagonal: see `factored`."""
     for part in torch.split(matrix, _STRIPE, 2):
         part.copy_(part.gather(1, order[:, :, None].expand_as(part)))
     for part in torch.split(matrix, _STRIPE, 1):
         part.copy_(part.gather(2, _like(order, part)))
-    for _ in range(8):
-        matrix.diagonal(dim1=1, dim2=2).add_(extra[:, None])
-        factor, info = torch.linalg.cholesky_ex(matrix)
-        if not bool(info.any()):
-            found: Tensor = factor
-            return found
-        extra = extra * 10
-    raise ValueError("qsim: the second moments of an operation's input are not those of finite numbers")
+    factor = factored(matrix, extra)
+    if factor is None:
+        raise ValueError("qsim: the second moments of an operation's input are not those of finite numbers")
+    return factor

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
+
+_M_MMAP_THRESHOLD = -3  # of malloc.h
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,24 @@ def give_back() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:
         trim(0)
+
+
+@contextmanager
+def large_ones_handed_back() -> Iterator[None]:
+    """Within it, the C library (glibc) hands tensors of 256 KiB and more back to the operating system as soon as they are freed.
+
+    Its pools keep what is free at their upper end, which not even `give_back` returns: tens of MiB for each thread. Afterwards tensors up
+    to 32 MiB come from pools again, as they do in any process that has freed one of that size (mallopt(3), M_MMAP_THRESHOLD).
+    """
+    choose = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if choose is None:
+        yield
+        return
+    choose(_M_MMAP_THRESHOLD, 256 << 10)
+    try:
+        yield
+    finally:
+        choose(_M_MMAP_THRESHOLD, 32 << 20)
 
 
 class MemoryWatch:

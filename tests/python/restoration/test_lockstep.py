@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import qsim
+from qsim.graph.execute.tapped import SharedWeights
 from qsim.restoration.lockstep import lockstep
 
 
@@ -131,3 +132,35 @@ def test_a_body_that_raises_leaves_the_simulation_as_it_was():
         interrupted()
     assert sim.switch.mode is mode
     assert all(quantizer.enabled for quantizer in sim.quantizers().values())
+
+
+def test_a_weight_is_quantized_once_for_all_runs_that_hold_it():
+    sim, batches = calibrated()
+    quantizer, times = sim.quantizers()["first.weight"], []
+    plain = quantizer.forward
+    quantizer.forward = lambda x, **options: times.append(x) or plain(x, **options)
+    sim.eval()
+    with torch.no_grad(), lockstep(sim, [lambda batch=batch: sim(batch) for batch in batches]) as runs:
+        for pair in runs:
+            for run in pair:
+                run.advance()
+        held = {id(run.reached.args[run.reached.slot]) for _, run in runs}  # one object, which they all read
+    del quantizer.forward
+    assert (len(times), len(held)) == (1, 1)
+
+
+def test_shared_weights_are_quantized_again_when_they_change_or_nobody_holds_them():
+    shared, weight, times = SharedWeights(), torch.ones(3), []
+
+    def quantize(x):
+        times.append(1)
+        return x * 2
+
+    first = shared.quantized("w", quantize, weight)
+    assert shared.quantized("w", quantize, weight) is first
+    weight += 1
+    assert shared.quantized("w", quantize, weight).tolist() == [4, 4, 4]
+    assert len(times) == 2
+    del first
+    held = shared.quantized("w", quantize, weight)  # the last one is gone too
+    assert (len(times), held.tolist()) == (3, [4, 4, 4])

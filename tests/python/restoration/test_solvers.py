@@ -1,5 +1,6 @@
 """Weights on grids: against brute force, least squares, and the algorithms as their papers write them."""
 
+import dataclasses
 from itertools import product as every
 
 import pytest
@@ -175,6 +176,22 @@ def test_a_problem_uses_the_moments_up_or_keeps_them():
     assert torch.equal(alike.factor, problem.factor)
     assert torch.equal(alike.target, problem.target)
     assert (moments.own.numel(), moments.cross.numel(), alike.moments) == (0, 0, None)
+
+
+@pytest.mark.parametrize(("rows", "size", "is_kept"), [(6, 9, True), (9, 9, False), (12, 9, False)])
+def test_moments_made_for_a_weight_give_the_same_problem_from_less(rows, size, is_kept):
+    weight, x, y, problem, _ = setting(rows=rows, size=size)
+    moments = Moments.empty(1, size, torch.device("cpu"), weight)
+    for _ in range(3):
+        moments.add(x.float(), y.float())
+    assert (moments.weight is not None, moments.cross.shape[1]) == (is_kept, min(rows, size))
+    moments.averaged()
+    means = x.mean(2, keepdim=True), y.mean(2, keepdim=True)
+    expected = weight @ (x @ y.mT / x.shape[2] - means[0] @ means[1].mT)
+    alike = Problem.of(weight, dataclasses.replace(moments), DAMPING, keeps_moments=True)
+    torch.testing.assert_close(alike.target, problem.target, rtol=1e-4, atol=1e-5)
+    moments.centre()
+    torch.testing.assert_close(moments.results(weight), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_the_root_squared_is_the_damped_moments():

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+import weakref
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple, Protocol, cast
 
+from torch import Tensor
+
+from qsim.graph.execute.lowered import Quantize
 from qsim.graph.execute.mode import LocalMode
+from qsim.graph.execute.nodes import Node
 from qsim.graph.record.tape import Slot
 from qsim.operations.functions import Function, route_name
 from qsim.runs.arguments import Arguments
@@ -33,10 +39,28 @@ class WeightedCall(NamedTuple):
     kwargs: dict[str, Any]
 
 
+class SharedWeights:
+    """What runs that go on side by side read of the same weights: each is quantized once, and kept for as long as any of them holds it."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[Tensor, int, weakref.ref[Tensor]]] = {}
+
+    def quantized(self, key: str, quantize: Quantize, weight: Tensor) -> Tensor:
+        """`quantize(weight)`, by the weight's quantizer of this key."""
+        if (known := self._known.get(key)) is not None and known[0] is weight and known[1] == weight._version:
+            found = known[2]()
+            if found is not None:
+                return found
+        found = quantize(weight)
+        self._known[key] = weight, weight._version, weakref.ref(found)
+        return found
+
+
 class Tap(Protocol):
     """What looks at a run of a model."""
 
     simulates: bool  # False: the run is in float, and no quantizer does anything
+    weights: SharedWeights
 
     def reach(self, call: WeightedCall) -> Arguments:
         """Called before each call that reads a weight; returns the arguments that it runs with."""
@@ -53,6 +77,7 @@ def tapped_mode(current: Callable[[], Tap]) -> type[LocalMode]:
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             self.tap = current()
+            self.nodes = cast("list[Node]", _Sharing(self.nodes, self.place.weights_read, self.tap.weights))
 
         def met(self, node: int, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             weights = self.place.weights_read[node]
@@ -76,3 +101,17 @@ def tapped_mode(current: Callable[[], Tap]) -> type[LocalMode]:
             return run
 
     return TappedMode
+
+
+class _Sharing:
+    """The nodes of a container, with weights as all runs share them."""
+
+    def __init__(self, nodes: Sequence[Node], read: Sequence[tuple[tuple[Slot, str], ...]], weights: SharedWeights) -> None:
+        self._nodes, self._read, self._weights = nodes, read, weights
+
+    def __getitem__(self, number: int) -> Node:
+        node, keys = self._nodes[number], dict(self._read[number])
+        if not keys:
+            return node
+        shared = {slot: partial(self._weights.quantized, keys[slot], quantize) for slot, quantize in node.operands if slot in keys}
+        return node._replace(operands=tuple((slot, shared.get(slot, quantize)) for slot, quantize in node.operands))
