@@ -88,6 +88,8 @@ def equalize(
     """
     if isinstance(methods, str):
         raise TypeError(f"qsim.equalize: got methods={methods!r}; expected a list, such as [{methods!r}]")
+    if not isinstance(methods, Sequence) or not methods:
+        raise TypeError(f"qsim.equalize: got methods={methods!r}; expected a list, such as ['cross_layer']")
     chosen = [_method(method, data is not None) for method in methods]
     _check(model)
     calls = example_calls(example_inputs)
@@ -118,6 +120,10 @@ def _method(method: str | Method, has_data: bool) -> Method:
         if method not in METHODS:
             raise ValueError(f"qsim.equalize: got the method {method!r}; expected {', '.join(map(repr, METHODS))}")
         method = METHODS[method]()
+    if not isinstance(method, tuple(METHODS.values())):
+        raise TypeError(
+            f"qsim.equalize: got the method {method!r}; expected a name or an instance of {', '.join(k.__name__ for k in METHODS.values())}"
+        )
     if method.needs_data and not has_data:
         raise ValueError(f"qsim.equalize: {method.name!r} looks at what layers read: pass data, an iterable of batches")
     return method

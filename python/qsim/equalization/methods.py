@@ -16,6 +16,7 @@ from qsim.equalization.edges import Edge
 from qsim.equalization.statistics import Inputs
 from qsim.numbers.spec import TensorSpec
 from qsim.operations.layers import LAYERS
+from qsim.options import check_number
 from qsim.quantizers.quantizer import Quantizer
 
 # Beyond it a channel that is all but switched off would have its bias, and what it returns, blown up.
@@ -91,7 +92,9 @@ class SmoothQuant:
     needs_data = True
 
     def __post_init__(self) -> None:
-        if self.alpha is not None and not 0 <= self.alpha <= 1:
+        if self.alpha is not None:
+            check_number("SmoothQuant", "alpha", self.alpha, least=0, otherwise="None for a search")
+        if self.alpha is not None and self.alpha > 1:
             raise ValueError(f"SmoothQuant: got alpha={self.alpha}; expected 0 to 1, or None for a search")
 
     def takes(self, model: nn.Module, edge: Edge) -> bool:

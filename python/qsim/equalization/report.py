@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from qsim.batch_norm.fold import FoldReport
+from qsim.pages.markup import Cell, Column, Line, problems, table, tiles
+from qsim.pages.page import Page
+from qsim.pages.report import Report
 from qsim.table import text_table
 
 
@@ -43,8 +46,8 @@ class Change:
 
 
 @dataclass(frozen=True)
-class EqualizeReport:
-    """What `equalize` did; `print(report)` shows it.
+class EqualizeReport(Report):
+    """What `equalize` did; `print(report)` shows it, `save` writes a page.
 
     Attributes
     ----------
@@ -68,6 +71,8 @@ class EqualizeReport:
     >>> report = qsim.equalize(model, torch.randn(1, 3, 8, 8))
     >>> len(report.changes), report.error < 1e-5, report.put_back
     (1, True, '')
+    >>> import tempfile
+    >>> report.save(tempfile.mktemp(".html"))
     """
 
     changes: tuple[Change, ...] = ()
@@ -78,8 +83,7 @@ class EqualizeReport:
     warnings: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        done = "put back" if self.put_back else "done"
-        lines = [f"Equalization: {len(self.changes)} {done}, {len(self.refused)} refused, outputs differ by {self.error:.2g}"]
+        lines = [f"Equalization: {self._done}"]
         lines += [f"  everything was put back: {self.put_back}"] if self.put_back else []
         lines += [f"  BatchNorm: {len(self.folded.folded)} folded first"] if self.folded.folded else []
         if self.changes:
@@ -93,6 +97,29 @@ class EqualizeReport:
             reasons[reason].append(f"'{name}'")
         lines += [f"  refused {', '.join(names)}: {reason}" for reason, names in reasons.items()]
         return "\n".join([*lines, *(f"  warning: {warning}" for warning in self.warnings)])
+
+    @property
+    def _done(self) -> str:
+        done = "put back" if self.put_back else "done"
+        return f"{len(self.changes)} {done}, {len(self.refused)} refused, outputs differ by {self.error:.2g}"
+
+    def page(self) -> Page:
+        """See `Report.page`."""
+        facts = [("changes", str(len(self.changes))), ("refused", str(len(self.refused))), ("outputs differ by", f"{self.error:.2g}")]
+        numbers = ("largest scale", "channel ranges before", "after")
+        heads = [Column("method"), Column("scaled", wide=True), Column("and back"), *(Column(head, number=True) for head in numbers)]
+        lines = [
+            Line(
+                [*map(Cell, (c.method, c.producer, _names(c.readers))), *(Cell(f"{v:.3g}", v) for v in (c.largest, c.before, c.after))],
+                " ".join((c.method, c.producer, *c.readers)),
+            )
+            for c in self.changes
+        ]
+        changed = table("Changes", "Ranges are the largest channel over the median one.", heads, lines)
+        reasons = [Line([Cell(name), Cell(reason)], f"{name} {reason}") for name, reason in self.refused.items()]
+        refused = table("Refused", "What stays as it is.", [Column("layer"), Column("reason", wide=True)], reasons)
+        told = [f"everything was put back: {self.put_back}"] if self.put_back else []
+        return Page("Equalization", self._done, tiles(facts) + problems([*told, *self.warnings]) + changed + refused)
 
 
 def _names(paths: tuple[str, ...]) -> str:

@@ -21,6 +21,11 @@ from qsim.config.named import config_of
 from qsim.config.presets import int8
 from qsim.equalization import equalize
 from qsim.errors import CalibrationError
+from qsim.options import check_function, check_number
+from qsim.pages import markup
+from qsim.pages.markup import Cell, Column, Line
+from qsim.pages.page import Page
+from qsim.pages.report import Report
 from qsim.progress import progress as progress_bar
 from qsim.quantsim.quantsim import QuantSim
 from qsim.runs.batches import Forward
@@ -47,8 +52,8 @@ class Tried:
 
 
 @dataclass(frozen=True)
-class Quantized:
-    """What `quantize` returns; ``print`` shows the trail.
+class Quantized(Report):
+    """What `quantize` returns; ``print`` shows the trail, `save` writes a page.
 
     Attributes
     ----------
@@ -76,6 +81,8 @@ class Quantized:
     >>> quantized = qsim.quantize(model, x[:1], x.split(32), accuracy, goal=0.9, progress=False)
     >>> quantized.in_float, len(quantized.trail)
     (1.0, 1)
+    >>> import tempfile
+    >>> quantized.save(tempfile.mktemp(".html"))
     """
 
     sim: QuantSim
@@ -89,8 +96,23 @@ class Quantized:
     def __str__(self) -> str:
         rows = [(each.name, f"{each.metric:.6g}", f"{each.seconds:.1f}") for each in self.trail]
         table = text_table(("tried", "metric", "seconds"), rows, ("metric", "seconds"))
+        return "\n".join([table, self._fate, *self.notes])
+
+    @property
+    def _fate(self) -> str:
         fate = "reached" if self.reached else "not reached: the best of these is returned"
-        return "\n".join([table, f"float {self.in_float:.6g}, goal {self.goal:.6g}: {fate}", *self.notes])
+        return f"float {self.in_float:.6g}, goal {self.goal:.6g}: {fate}"
+
+    def page(self) -> Page:
+        """See `Report.page`."""
+        columns = [Column("tried", wide=True), Column("metric", number=True), Column("seconds", number=True)]
+        lines = [
+            Line([Cell(each.name), Cell(f"{each.metric:.6g}", each.metric), Cell(f"{each.seconds:.1f}", each.seconds)], each.name)
+            for each in self.trail
+        ]
+        facts = [("in float", f"{self.in_float:.6g}"), ("goal", f"{self.goal:.6g}"), ("reached", "yes" if self.reached else "no")]
+        body = markup.tiles(facts) + markup.problems(self.notes) + markup.table("Tried", "In order.", columns, lines)
+        return Page("To a goal", self._fate, body)
 
 
 @dataclass(frozen=True)
@@ -177,6 +199,11 @@ def quantize(
     batches = list(data)
     if not batches:
         raise CalibrationError("qsim.quantize: got no batch. Is the iterator used up, or the data set empty?")
+    check_number("qsim.quantize", "goal", goal, least=0)
+    if seconds is not None:
+        check_number("qsim.quantize", "seconds", seconds, least=0, otherwise="None for no limit")
+    if train is not None:
+        check_function("qsim.quantize", "train", train, "train(sim)")
     if not 0 < goal <= 1:
         raise ValueError(f"qsim.quantize: got goal={goal}; expected the part of the float model's metric to keep, above 0 and at most 1")
     began = time.monotonic()

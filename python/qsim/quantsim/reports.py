@@ -252,6 +252,8 @@ class Reports(Simulation):
         """
         if metric is not None:
             metric_of(metric, None, "QuantSim.search_bits")
+        if isinstance(candidates, str) or not isinstance(candidates, Sequence):
+            raise TypeError(f"QuantSim.search_bits: got candidates={candidates!r}; expected a list, such as (4, 8, 'float')")
         request = Request(budget, tuple(candidates), metric, higher_is_better, classes, probes, forward)
         self.tell_of_restored()
         with self.calibrated():

@@ -28,6 +28,8 @@ def sim():
 @pytest.fixture(scope="module")
 def reports(sim, tmp_path_factory):
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)).eval()
+    restored = qsim.QuantSim(model, X, qsim.w4a8())
+    restored.calibrate([X], progress=False)
     return {
         "calibration": qsim.QuantSim(model, X).calibrate([X], progress=False),
         "summary": sim.summary(),
@@ -35,11 +37,16 @@ def reports(sim, tmp_path_factory):
         "sensitivity": sim.sensitivity([X], progress=False),
         "progressive": sim.progressive([X], progress=False),
         "diagnosis": qsim.doctor(model, [X], "tensorrt-fp16", progress=False),
+        "restore": restored.restore([X], steps=8, progress=False),
+        "goal": qsim.quantize(model, X, [X], lambda network, data: 1.0, progress=False),
+        "equalize": qsim.equalize(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)).eval(), X),
         "export": sim.export(tmp_path_factory.mktemp("export") / "model.onnx", verify=[X]),
     }
 
 
-@pytest.mark.parametrize("name", ["calibration", "summary", "comparison", "sensitivity", "progressive", "diagnosis", "export"])
+@pytest.mark.parametrize(
+    "name", ["calibration", "summary", "comparison", "sensitivity", "progressive", "diagnosis", "export", "restore", "goal", "equalize"]
+)
 def test_every_report_is_a_page_in_a_file_and_in_a_notebook(reports, name, tmp_path):
     report = reports[name]
     assert isinstance(report, Report)
