@@ -7,6 +7,7 @@ import dataclasses
 import torch
 from torch import Tensor
 
+from qsim import ops
 from qsim.quantizers.quantizer import Quantizer
 
 _INT32 = torch.iinfo(torch.int32)
@@ -24,8 +25,7 @@ def rounded_bias(bias: Tensor, scale: Tensor) -> Tensor:
     """A bias of shape ``[C]`` as it is read once it is held as int32 with these scales; differentiable (straight-through)."""
     zero_point = torch.zeros_like(scale, dtype=torch.int32)
     # float64: in float32 an int32 grid is not exact
-    y: Tensor = torch.ops.qsim.fake_quantize(bias.double(), scale.double(), zero_point, _INT32.min, _INT32.max, axis=0)
-    return y.to(bias.dtype)
+    return ops.fake_quantize(bias.double(), scale.double(), zero_point, _INT32.min, _INT32.max, axis=0).to(bias.dtype)
 
 
 class BiasQuantizer:

@@ -106,9 +106,9 @@ class Encoded(RangeState):
         return self.scale if scale is None else scale, self._buffers["zero_point"]
 
     @property
-    def settings(self) -> tuple[TensorSpec, bool, int]:
-        """What besides the encoding decides on the result; other ones after `train` and `eval` too."""
-        return self._spec, self._enabled, self._turns
+    def settings(self) -> tuple[TensorSpec, bool, bool, bool, int]:
+        """What besides the encoding decides on the result, and on whether it is settled; other ones after `train` and `eval` too."""
+        return self._spec, self._enabled, self._observing, self.training, self._turns
 
     def train(self, mode: bool = True) -> Encoded:
         super().train(mode)
@@ -135,7 +135,8 @@ class Encoded(RangeState):
     @property
     def grid_scale(self) -> Tensor:
         """The positive scale that quantizes, of `scale`'s shape: `scale` itself unless it is learned."""
-        return positive(self.scale) if self._spec.learnable else self.scale
+        scale = self.grid_tensors[0]
+        return positive(scale) if self._spec.learnable else scale
 
     @property
     def encoding(self) -> Encoding | None:

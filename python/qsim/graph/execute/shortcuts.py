@@ -62,7 +62,7 @@ class Stamp:
         for t, (known, version, at, storage) in zip(tensors, self._seen, strict=True):
             if id(t) != known or t._version != version or t.data_ptr() != at or t.untyped_storage()._cdata != storage:
                 return False
-        return all(p.tobytes() == sample for p, sample in zip(self._places, self._samples, strict=True))  # type: ignore[union-attr]
+        return [places.tobytes() for places in self._places] == self._samples  # type: ignore[union-attr]
 
     def __reduce__(self) -> tuple[type[Stamp], tuple[()]]:
         return Stamp, ()
@@ -92,8 +92,8 @@ class Kept:
 
     def __init__(self, quantizer: Quantizer | Lowered | BiasQuantizer) -> None:
         self.quantizer = quantizer
-        self._sources = _sources(quantizer)
-        self._kept: tuple[Stamp, list[Any], Tensor] | None = None  # replaced as a whole: threads share it
+        self._source, self._other = _sources(quantizer)
+        self._kept: tuple[Stamp, tuple[Any, ...], Tensor] | None = None  # replaced as a whole: threads share it
 
     def __reduce__(self) -> tuple[type[Kept], tuple[Quantizer | Lowered | BiasQuantizer]]:
         return Kept, (self.quantizer,)
@@ -107,17 +107,22 @@ class Kept:
         return self._of(value, self.quantizer.quantize)
 
     def _of(self, value: Tensor, quantize: Callable[[Tensor], Tensor]) -> Tensor:
-        tensors, settings, settled = [value], [], True
-        for source in self._sources:
-            tensors += source.grid_tensors
-            settings.append(source.settings)
-            settled = settled and source.is_settled and not is_watched(source)
-        if not (settled and value.is_cpu) or (torch.is_grad_enabled() and any(t.requires_grad for t in tensors)):
-            self._kept = None
-            return quantize(value)
-        kept = self._kept
-        if kept is not None and kept[1] == settings and kept[0].matches(*tensors, kept[2]):
+        source, other, kept = self._source, self._other, self._kept
+        if kept is None and value.requires_grad and torch.is_grad_enabled():  # training
+            return _at_once(quantize)(value)
+        tensors: tuple[Tensor, ...] = (value, *source.grid_tensors)
+        settings: tuple[Any, ...] = source.settings
+        watched = is_watched(source)
+        if other is not None:
+            tensors, settings = (*tensors, *other.grid_tensors), (*settings, *other.settings)
+            watched = watched or is_watched(other)
+        needs_gradient = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+        if kept is not None and not (watched or needs_gradient) and kept[1] == settings and kept[0].matches(*tensors, kept[2]):
             return kept[2]
+        settled = source.is_settled and (other is None or other.is_settled)
+        if watched or needs_gradient or not settled or not value.is_cpu:
+            self._kept = None
+            return _at_once(quantize)(value)
         with torch.inference_mode(False), torch.no_grad():
             quantized = quantize(value)
         if _have_versions(tensors) and not _is_sharding():
@@ -125,11 +130,16 @@ class Kept:
         return quantized
 
 
-def _sources(quantizer: Quantizer | Lowered | BiasQuantizer) -> tuple[Quantizer, ...]:
-    """The quantizers whose encodings and switches decide on the result."""
+def _sources(quantizer: Quantizer | Lowered | BiasQuantizer) -> tuple[Quantizer, Quantizer | None]:
+    """The quantizers, one or two, whose encodings and switches decide on the result."""
     if isinstance(quantizer, BiasQuantizer):
         return quantizer.input, quantizer.weight
-    return (quantizer.quantizer if isinstance(quantizer, Lowered) else quantizer,)
+    return quantizer.quantizer if isinstance(quantizer, Lowered) else quantizer, None
+
+
+def _at_once(quantize: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """What a call comes to: `forward` is all there is to that of an unwatched module where no global hook looks on."""
+    return quantize.forward if isinstance(quantize, Quantizer) and not is_watched(quantize) else quantize
 
 
 def _have_versions(tensors: Iterable[Tensor]) -> bool:
@@ -170,7 +180,7 @@ class InPlace:
 
     def __call__(self, y: Tensor) -> Tensor:
         q = self.quantizer
-        return q.forward(y, in_place=True) if is_alone(y) and not is_watched(q) else q(y)  # unwatched, `forward` is all there is to a call
+        return q(y) if is_watched(q) else q.forward(y, in_place=is_alone(y))  # unwatched, `forward` is all there is to a call
 
 
 class Rectifier:
