@@ -43,6 +43,7 @@ audit: build
 	scripts/audit_levels.sh build/dev
 	scripts/audit_exports.sh build/dev/csrc/libqsim_ops*.so build/dev/csrc/_C.*.so
 	$(if $(NVCC),scripts/audit_cuda_symbols.sh build/dev/csrc/libqsim_ops_cuda.so,@echo "skipped: no nvcc, CUDA sources not compiled")
+	$(if $(NVCC),$(BIN)/python scripts/sass_budget.py build/dev,@echo "skipped: no nvcc, CUDA kernels not counted")
 
 # The build compiles for the architectures that are tuned; these are the oldest and the newest. All: scripts/compile_cuda.sh
 compile-cuda:
