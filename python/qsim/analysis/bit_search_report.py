@@ -16,7 +16,12 @@ from qsim.pages.report import Report
 from qsim.pages.subject import about
 from qsim.table import text_table
 
-_SHARES = {"size": "share of float32", "bit operations": "share of float32", "tensors": "share above the fewest bits", "latency": "share of float32"}
+_SHARES = {
+    "size": "share of float32",
+    "bit operations": "share of float32",
+    "tensors": "share above the fewest bits",
+    "latency": "share of float32",
+}
 
 
 @dataclass(frozen=True)
