@@ -231,7 +231,7 @@ def report(measured: dict[str, Cost], *, update: bool) -> int:
     if wrong:
         print(
             "\n".join(wrong),
-            f"Mend the kernel, or say why it may cost that and run: {sys.argv[0]} {sys.argv[1]} --update",
+            "Mend the kernel, or say why it may cost that and run this script again with --update",
             sep="\n",
             file=sys.stderr,
         )
