@@ -102,9 +102,9 @@ class _Search:
         try:
             return products_of(self.sim)
         except (CaptureError, UncountedError) as error:
-            for name in ("bit_operations", "latency"):
+            for name, unknown in (("bit_operations", "bit operations of the model are"), ("latency", "latency of the model is")):
                 if getattr(self.request.budget, name) is not None:
-                    raise ValueError(f"QuantSim.search_bits: the {name} of the model are not known: {error}") from error
+                    raise ValueError(f"QuantSim.search_bits: the {unknown} not known: {error}") from error
             self.note = f"bit operations are not known: {error}"
             return None
 

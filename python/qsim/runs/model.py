@@ -54,11 +54,15 @@ def _refuse_lowered(model: nn.Module, caller: str) -> None:
         if type(module).__module__.startswith(_QUANTIZED):
             kind = f"{type(module).__module__.split('.nn.')[0]}'s {type(module).__name__}"
             raise TypeError(f"{caller}: {where} is quantized already, {kind}, whose weights are no floats; expected the float model")
-        if isinstance(module, torch.fx.GraphModule) and any(isinstance(node.target, torch._ops.OpOverload) for node in module.graph.nodes):
+        if isinstance(module, torch.fx.GraphModule) and any(_is_lowered(node.target) for node in module.graph.nodes):
             raise TypeError(
                 f"{caller}: {where} is a graph of torch.export or another compiler, whose operations lie below those that a simulation "
                 "replaces; expected the Python module that it was made of"
             )
+
+
+def _is_lowered(target: Any) -> bool:
+    return isinstance(target, torch._ops.OpOverload) and target.namespace == "aten"
 
 
 def refuse_packed(calls: Sequence[Arguments], caller: str) -> None:
