@@ -1,4 +1,5 @@
-// qsim._C: eager calls of the operators that are called most, from Python straight to the dispatcher's typed handle.
+// qsim._C: eager calls of the operators that are called most, from Python straight to the dispatcher's typed handle;
+// and what is asked about tensors by the hundred in one call of a model (stamp.h).
 //
 // torch.ops parses arguments by the schema into boxed values, which at 1024 elements costs more than everything else.
 // Here pybind11 parses them by C++ types. What those do not take goes to torch.ops, which decides: subclasses and modes
@@ -19,6 +20,8 @@
 #include <type_traits>
 #include <utility>
 #include <vector>
+
+#include "python/stamp.h"
 
 namespace qsim {
 namespace {
@@ -180,4 +183,8 @@ PYBIND11_MODULE(_C, m) {
   Binding<RoundToFormatCounted>::define(m, "round_to_format_counted", "round_to_format_counted");
   Binding<CountFormat>::define(m, "count_format_", "count_format_");
   Binding<ClipGrad>::define(m, "clip_grad_", "clip_grad_");
+  py::class_<Stamp>(m, "Stamp")
+      .def(py::init<const py::args&>())
+      .def("matches", &Stamp::matches)
+      .def("__reduce__", [](const py::object& self) { return py::make_tuple(py::type::of(self), py::tuple()); });
 }

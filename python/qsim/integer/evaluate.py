@@ -15,9 +15,9 @@ from torch.fx import Interpreter, Node
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from qsim import ops
+from qsim._library import Stamp
 from qsim.errors import AccumulatorError
 from qsim.graph.execute.marks import BIAS, QUANTIZED, ROUNDED
-from qsim.graph.execute.shortcuts import Stamp
 from qsim.integer.assignment import Kernel
 from qsim.integer.kernel_calls import Launcher
 from qsim.integer.kernels.exact import AccumulatorOverflow

@@ -23,9 +23,17 @@ def bias_scale(input: Tensor, weight: Tensor, elements: int) -> Tensor:
 
 def rounded_bias(bias: Tensor, scale: Tensor) -> Tensor:
     """A bias of shape ``[C]`` as it is read once it is held as int32 with these scales; differentiable (straight-through)."""
-    zero_point = torch.zeros_like(scale, dtype=torch.int32)
-    # float64: in float32 an int32 grid is not exact
-    return ops.fake_quantize(bias.double(), scale.double(), zero_point, _INT32.min, _INT32.max, axis=0).to(bias.dtype)
+    return on_grid(bias, *grid(scale))
+
+
+def grid(scale: Tensor) -> tuple[Tensor, Tensor]:
+    """Scales and zero points, from scales in float32. float64: in float32 an int32 grid is not exact."""
+    return scale.double(), torch.zeros_like(scale, dtype=torch.int32)
+
+
+def on_grid(bias: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
+    """`rounded_bias`, with what `grid` says."""
+    return ops.fake_quantize(bias.double(), scale, zero_point, _INT32.min, _INT32.max, axis=0).to(bias.dtype)
 
 
 class BiasQuantizer:

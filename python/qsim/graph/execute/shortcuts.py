@@ -5,7 +5,6 @@ Each class asks, in each call, what the record could not know, and does the plai
 
 from __future__ import annotations
 
-import ctypes
 import math
 import sys
 from collections.abc import Callable, Container, Iterable, Mapping
@@ -13,12 +12,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules.module import _has_any_global_hook
 
+from qsim._library import Stamp
 from qsim.graph.execute.lowered import LiveMaker, Lowered, Quantize
 from qsim.graph.execute.ownership import is_alone
-from qsim.quantizers.bias import BiasQuantizer
+from qsim.quantizers.bias import BiasQuantizer, grid, on_grid
 from qsim.quantizers.quantizer import Quantizer
 
 _TYPES = (Tensor, nn.Parameter)
@@ -42,46 +41,6 @@ def is_watched(module: nn.Module) -> bool:
     return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks)
 
 
-class Stamp:
-    """Recognizes tensors that were not written to since: the same objects, versions, memory, and the same numbers at sampled places.
-
-    PyTorch counts no version of what is written through `Tensor.data`, NumPy, DLPack, shared memory, or by collectives: samples see that,
-    unless it changes a few elements of many. On a device they would have to be waited for: tensors there are never recognized.
-    It refers to no tensor (parameters with weak references could not be swapped), and keeps nothing when it is copied or pickled.
-    """
-
-    def __init__(self, *tensors: Tensor) -> None:
-        self._storages = [StorageWeakRef(t.untyped_storage()) for t in tensors]  # type: ignore[no-untyped-call]  # keep their addresses
-        self._seen = [(id(t), t._version, t.data_ptr(), s.cdata) for t, s in zip(tensors, self._storages, strict=True)]
-        self._places = [_places(t) for t in tensors]
-        self._samples = [None if places is None else places.tobytes() for places in self._places]
-
-    def matches(self, *tensors: Tensor) -> bool:
-        if len(tensors) != len(self._seen) or None in self._samples:
-            return False
-        for t, (known, version, at, storage) in zip(tensors, self._seen, strict=True):
-            if id(t) != known or t._version != version or t.data_ptr() != at or t.untyped_storage()._cdata != storage:
-                return False
-        return [places.tobytes() for places in self._places] == self._samples  # type: ignore[union-attr]
-
-    def __reduce__(self) -> tuple[type[Stamp], tuple[()]]:
-        return Stamp, ()
-
-
-_SAMPLED = 64  # so many words of a tensor are compared; all of a small one
-
-
-def _places(t: Tensor) -> memoryview | None:
-    """A view of sampled words in the memory of a tensor, which is not to be read once that is gone; None for memory that cannot be read."""
-    if t.device.type != "cpu" or t.layout is not torch.strided or torch._debug_has_internal_overlap(t) != 0:
-        return None
-    size = t.numel() * t.element_size()
-    words = memoryview((ctypes.c_char * size).from_address(t.data_ptr())).cast("B") if size else memoryview(b"")
-    if size % 4 == 0:
-        words = words.cast("I")
-    return words[:: max(len(words) // _SAMPLED, 1) | 1]  # an odd distance, which does not fall in step with rows
-
-
 class Kept:
     """Quantizes a parameter or buffer, and keeps the result until the tensor or the encoding changes, while no gradient is needed.
 
@@ -93,13 +52,14 @@ class Kept:
     def __init__(self, quantizer: Quantizer | Lowered | BiasQuantizer) -> None:
         self.quantizer = quantizer
         self._source, self._other = _sources(quantizer)
+        self._on_kept_grid = KeptGrid(quantizer) if isinstance(quantizer, BiasQuantizer) else None
         self._kept: tuple[Stamp, tuple[Any, ...], Tensor] | None = None  # replaced as a whole: threads share it
 
     def __reduce__(self) -> tuple[type[Kept], tuple[Quantizer | Lowered | BiasQuantizer]]:
         return Kept, (self.quantizer,)
 
     def __call__(self, value: Tensor) -> Tensor:
-        return self._of(value, self.quantizer)
+        return self._of(value, self._on_kept_grid or self.quantizer)
 
     def unobserved(self, value: Tensor) -> Tensor:
         """For a second reader of the same parameter: see `qsim.graph.plan.plan.Use`."""
@@ -128,6 +88,27 @@ class Kept:
         if _have_versions(tensors) and not _is_sharding():
             self._kept = Stamp(*tensors, quantized), settings, quantized
         return quantized
+
+
+class KeptGrid:
+    """Quantizes a bias on a grid that is kept until the scales of the operands change: what is left to do where a gradient is needed."""
+
+    def __init__(self, quantizer: BiasQuantizer) -> None:
+        self.quantizer = quantizer
+        self._kept: tuple[Stamp, int, tuple[Tensor, Tensor]] | None = None  # replaced as a whole: threads share it
+
+    def __call__(self, bias: Tensor) -> Tensor:
+        quantizer, channels, kept = self.quantizer, bias.numel(), self._kept
+        if not quantizer.enabled:
+            return bias
+        scales = quantizer.input.grid_tensors[0], quantizer.weight.grid_tensors[0]
+        if kept is not None and kept[1] == channels and kept[0].matches(*scales):
+            return on_grid(bias, *kept[2])
+        with torch.inference_mode(False), torch.no_grad():
+            made = grid(quantizer.scale(channels))
+        if _have_versions(scales):
+            self._kept = Stamp(*scales), channels, made
+        return on_grid(bias, *made)
 
 
 def _sources(quantizer: Quantizer | Lowered | BiasQuantizer) -> tuple[Quantizer, Quantizer | None]:

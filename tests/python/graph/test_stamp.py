@@ -1,0 +1,121 @@
+"""`qsim._C.Stamp`: what it recognizes, and what it must not."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+from qsim._library import Stamp
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (1,), (63,), (64,), (129,), (7, 1000), (3, 5, 7)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.int8, torch.bool])
+def test_the_same_tensors_are_recognized(shape, dtype):
+    tensors = torch.ones(shape, dtype=dtype), nn.Parameter(torch.ones(shape))
+    stamp = Stamp(*tensors)
+    assert stamp.matches(*tensors)
+    assert not stamp.matches(*tensors[::-1])
+    assert not stamp.matches(tensors[0])
+    assert not stamp.matches(*tensors, tensors[0])
+    assert not stamp.matches(tensors[0].clone(), tensors[1])
+
+
+def test_nan_is_recognized_and_the_sign_of_zero_matters():
+    t = torch.tensor([float("nan"), 0.0])
+    stamp = Stamp(t)
+    assert stamp.matches(t)
+    t.data[1] = -0.0
+    assert not stamp.matches(t)
+
+
+def write_numpy(t):
+    t.detach().numpy()[...] = 2
+
+
+def write_dlpack(t):
+    torch.from_dlpack(t.detach().numpy()).fill_(2)
+
+
+def give_memory(t):
+    t.data = torch.ones_like(t)
+
+
+def take_memory(t):
+    with torch.no_grad():
+        t.set_(torch.ones_like(t))
+
+
+def swap(t):
+    torch.utils.swap_tensors(t, nn.Parameter(torch.ones_like(t)))
+
+
+@pytest.mark.parametrize("size", [1, 3, 64, 1000, 100_000])
+@pytest.mark.parametrize(
+    "write", [lambda t: t.data.mul_(2), lambda t: t.data.fill_(2), write_numpy, write_dlpack, give_memory, take_memory, swap]
+)
+def test_what_is_written_or_replaced_is_noticed(write, size):
+    t = nn.Parameter(torch.ones(size))
+    stamp = Stamp(t)
+    write(t)
+    assert not stamp.matches(t)
+
+
+@pytest.mark.parametrize("at", range(40))
+def test_every_element_of_a_small_tensor_is_compared(at):
+    t = torch.zeros(40)
+    stamp = Stamp(t)
+    t.data[at] = 1
+    assert not stamp.matches(t)
+
+
+def test_a_row_of_a_large_tensor_is_noticed():
+    """Places do not fall in step with rows or columns."""
+    for rows, columns in ((1 << 10, 1 << 10), (64, 4096), (4096, 64)):
+        t = torch.zeros(rows, columns)
+        stamp = Stamp(t)
+        seen = 0
+        for column in range(0, columns, max(columns // 64, 1)):
+            t.data[:, column] = 1
+            seen += not stamp.matches(t)
+            t.data[:, column] = 0
+        assert seen >= 1
+        t.data[:, : columns // 2] = 1
+        assert not stamp.matches(t)
+
+
+def test_what_cannot_be_read_is_never_recognized():
+    class Own(torch.Tensor):
+        pass
+
+    with torch.inference_mode():
+        frozen = torch.ones(3)
+    others = [
+        torch.ones(3).as_subclass(Own),
+        frozen,
+        torch.ones(1).expand(3),
+        torch.eye(3).to_sparse(),
+        torch.empty(3, device="meta"),
+        "no tensor",
+    ]
+    for other in others:
+        assert not Stamp(other).matches(other)
+        assert not Stamp(torch.ones(2), other).matches(torch.ones(2), other)
+
+
+def test_it_holds_no_tensor_and_outlives_it():
+    t = torch.ones(1000)
+    uses = t.untyped_storage()._cdata, t._use_count()
+    stamp = Stamp(t)
+    assert (t.untyped_storage()._cdata, t._use_count()) == uses
+    del t
+    others = [torch.ones(1000) for _ in range(8)]  # one may get the memory of the first
+    assert not any(stamp.matches(other) for other in others)
+
+
+def test_copies_know_nothing():
+    t = torch.ones(3)
+    for other in (copy.deepcopy(Stamp(t)), pickle.loads(pickle.dumps(Stamp(t)))):
+        assert isinstance(other, Stamp)
+        assert not other.matches(t)
