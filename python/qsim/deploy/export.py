@@ -29,6 +29,7 @@ from qsim.trace.mark_uses import Marked, objections, per_channel, refusal
 from qsim.trace.marks_before_rectifiers import hoist_marks
 from qsim.trace.marks_behind_moves import carry_marks
 from qsim.trace.runtimes import Runtime, target_of
+from qsim.trace.token_scales import put_scales_behind, with_scale_one
 
 
 def checked_path(path: str | os.PathLike[str]) -> Path:
@@ -62,14 +63,18 @@ class Tracing:
         fold_marked(self.program.exported)
         drop_idle_slices(self.program.exported.graph)
         self.plain = self.program.copied()  # as it is without the target's marks
+        self.quantizers = sim.quantizers()
+        if target.tokens:
+            put_scales_behind(self.program.exported.graph, self.quantizers)
+            self.quantizers = with_scale_one(self.quantizers)
         if target.carries:
-            carry_marks(self.program.exported.graph, per_channel(sim.quantizers()))
+            carry_marks(self.program.exported.graph, per_channel(self.quantizers))
             encodings = {key: encoding for key, encoding in sim.encodings().items() if sim.quantizers()[key].enabled}
             hoist_marks(self.program.exported.graph, sim.encodings())
             use_integer_forms(self.program.exported.graph, encodings)
-            self.program.exported.graph_module.recompile()
+        self.program.exported.graph_module.recompile()
         self.marked = Marked.of(self.program)
-        self.objections = objections(self.marked, sim.quantizers(), sim.weights(), target)
+        self.objections = objections(self.marked, self.quantizers, sim.weights(), target)
 
 
 def export(
@@ -139,7 +144,7 @@ def _written(
         raise ExportError(refusal(traced.objections, target))
     with seconds.stage("translate"):
         released = sim.released()
-        quantizers = {key: quantizer for key, quantizer in sim.quantizers().items() if key not in released}
+        quantizers = {key: quantizer for key, quantizer in traced.quantizers.items() if key not in released}
         built = onnx_model.build(traced.program, traced.marked, quantizers, target, options)
     with seconds.stage("write"):
         large = onnx_model.size_of(built.model) > onnx_file.LARGE

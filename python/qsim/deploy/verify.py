@@ -173,7 +173,7 @@ class Verification:
         ]
         numbers = ("elements", "differ", "largest", "SQNR dB", "top-1")
         table = text_table(("compared", "output", *numbers), rows, numbers)
-        apart = sum(d.mismatching for d in self.differences.get((ON_INTEGERS, OPTIMISED), {}).values())
+        apart = sum(d.mismatching for d in self.differences.get((ON_INTEGERS, OPTIMISED), {}).values() if d.step is not None)
         if apart and self.float_types:
             named = ", ".join(f"{count} {type}" for type, count in self.float_types.items())
             table += (

@@ -24,6 +24,7 @@ from qsim.trace.mark_uses import Marked
 from qsim.trace.marks_before_rectifiers import hoist_marks
 from qsim.trace.runtimes import RUNTIMES, stored_as
 from qsim.trace.storages import storages
+from qsim.trace.token_scales import put_scales_behind, with_scale_one
 
 
 class Prepared:
@@ -53,11 +54,13 @@ class Prepared:
     """
 
     def __init__(self, program: Program, quantizers: Mapping[str, Quantizer], parameter: Callable[[str], Tensor]) -> None:
-        found = {key: quantizer.encoding for key, quantizer in quantizers.items() if quantizer.enabled}
-        self.encodings = _as_stored({key: e for key, e in found.items() if e is not None}, Marked.of(program), quantizers)
+        fixed = with_scale_one(quantizers)
+        found = {key: quantizer.encoding for key, quantizer in fixed.items() if quantizer.enabled}
+        self.encodings = _as_stored({key: e for key, e in found.items() if e is not None}, Marked.of(program), fixed)
         graph = Graph()
         graph.output(graph.graph_copy(program.exported.graph, {}))
         _bypass(graph, self.encodings)
+        put_scales_behind(graph, quantizers)
         hoist_marks(graph, self.encodings)
         use_integer_forms(graph, self.encodings)
         stored = dict(stored_inputs(program))

@@ -14,6 +14,7 @@ from qsim.integer.evaluate import Evaluation
 from qsim.runs.sharding import sharded_modules
 from qsim.simulation.simulation import Simulation
 from qsim.trace.capture import capture
+from qsim.trace.token_scales import has_scale_behind
 
 PROGRAMS = "integer programs"  # where they are in `Simulation.derived`: with other fallbacks their marks stand elsewhere
 
@@ -36,11 +37,11 @@ def evaluation(sim: Simulation, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 
 def _check_scales(sim: Simulation) -> None:
-    dynamic = [key for key, quantizer in sim.quantizers().items() if quantizer.enabled and quantizer.spec.is_dynamic]
+    dynamic = [key for key, q in sim.quantizers().items() if q.enabled and q.spec.is_dynamic and not has_scale_behind(q.spec)]
     if dynamic:
         raise ValueError(
             f"QuantSim.integer: {dynamic[0]!r} and {len(dynamic) - 1} others have method='dynamic', a scale from each tensor; integer "
-            "kernels are known here for scales that were chosen before. Use another method, or sim.disable() them"
+            "kernels take one for a tensor or a token, of 3 to 8 bits and symmetric. Use such a spec, another method, or sim.disable() them"
         )
 
 

@@ -38,7 +38,7 @@ def lint(model: ir.Model, target: str) -> dict[str, str]:
             continue
         unquantized = list(_operands(node, rules[node.op_type], local))
         inside = len(unquantized) == len(_read(node, rules[node.op_type]))  # of a region that is left in float
-        reasons = [*unquantized, *(_result(node) if local else ())]
+        reasons = [*unquantized, *(_result(node) if local and not _may_leave_float(node) else ())]
         if reasons and not inside:
             found[str(node.name)] = ", and ".join(reasons)
     return found
@@ -47,7 +47,8 @@ def lint(model: ir.Model, target: str) -> dict[str, str]:
 def is_surrounded(node: ir.Node) -> bool:
     """Whether all that an operation multiplies, adds, joins or averages is quantized, and its result is."""
     kernel = INTEGER_KERNELS.get(node.op_type)
-    return not [*_operands(node, kernel.operands if kernel else (0, 1), True), *_result(node)]
+    results = () if _may_leave_float(node) else _result(node)
+    return not [*_operands(node, kernel.operands if kernel else (0, 1), True), *results]
 
 
 def reads_quantized(node: ir.Node) -> bool:
@@ -104,6 +105,19 @@ def _is_quantized(value: ir.Value, local: bool) -> bool:
         return producer is not None
     moved = producer.inputs if producer.op_type == "Concat" else producer.inputs[:1]
     return not local and producer.op_type in _MOVING and all(x is not None and _is_quantized(x, local) for x in moved)
+
+
+def _may_leave_float(node: ir.Node) -> bool:
+    """Whether the kernel of a node has no need of a quantizer behind it: none reads its result, and no rectifier does."""
+    kernel = INTEGER_KERNELS.get(node.op_type)
+    if (
+        kernel is None
+        or not kernel.leaves_float
+        or any(reader.op_type in ("QuantizeLinear", *_ABSORBED) for reader in node.outputs[0].consumers())
+    ):
+        return False
+    bias = node.inputs[2] if len(node.inputs) == 3 else None
+    return bias is None or _is_quantized(bias, True)
 
 
 def _result(node: ir.Node) -> Iterator[str]:

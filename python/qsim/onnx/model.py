@@ -30,6 +30,7 @@ from qsim.trace.mark_uses import Marked, per_channel
 from qsim.trace.marks_behind_moves import operation
 from qsim.trace.runtimes import Runtime
 from qsim.trace.storages import Storages, storages
+from qsim.trace.token_scales import ScaleOne
 from qsim.version import VERSION
 
 
@@ -147,7 +148,8 @@ def _refuse_doubles(model: ir.Model) -> None:
 def _describe(
     model: ir.Model, target: Runtime, quantizers: Mapping[str, Quantizer], names: Mapping[str, str], fallback: Mapping[str, str]
 ) -> None:
-    encodings = {key: encoding.to_dict() for key in names if (encoding := quantizers[key].encoding) is not None}
+    fixed = [key for key in names if not isinstance(quantizers[key], ScaleOne)]
+    encodings = {key: encoding.to_dict() for key in fixed if (encoding := quantizers[key].encoding) is not None}
     model.producer_name, model.producer_version = "qsim", VERSION
     model.metadata_props.clear()
     model.metadata_props.update(
@@ -180,6 +182,9 @@ def _notes(program: Program, marked: Marked, quantizers: Mapping[str, Quantizer]
             f"the batch size is fixed to {program.example_batch}: something in forward makes a number of it, such as len(x); "
             "x.shape[0] leaves it open"
         )
+    tokens = sum(isinstance(quantizers[key], ScaleOne) for key in lowering.names)
+    if tokens:
+        notes.append(f"{tokens} activations take a scale from each token or tensor: they are divided by it, and products multiplied by it")
     reciprocal = [key for key in lowering.names if quantizers[key].spec.rounding == "reciprocal" and False in marked.uses[key]]
     if reciprocal:
         notes.append(f"{len(reciprocal)} quantizers multiply by 1 / scale; QuantizeLinear divides, so ties may round the other way")

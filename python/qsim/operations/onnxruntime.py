@@ -21,17 +21,20 @@ class IntegerKernel:
         Positions of those that have to be dequantized; None: all of them.
     fused : str
         What the optimiser calls the float operation together with an activation; "" where it makes none.
+    leaves_float : bool
+        Whether it may leave its result in float, unless that has a float bias in it.
     """
 
     name: str
     operands: tuple[int, ...] | None
     fused: str = ""
+    leaves_float: bool = False
 
 
 INTEGER_KERNELS = {
     "Conv": IntegerKernel("QLinearConv", (0, 1), "FusedConv"),
-    "Gemm": IntegerKernel("QGemm", (0, 1), "FusedGemm"),
-    "MatMul": IntegerKernel("QLinearMatMul", (0, 1), "FusedMatMul"),
+    "Gemm": IntegerKernel("QGemm", (0, 1), "FusedGemm", leaves_float=True),
+    "MatMul": IntegerKernel("QLinearMatMul", (0, 1), "FusedMatMul", leaves_float=True),
     "Add": IntegerKernel("QLinearAdd", (0, 1)),
     "Mul": IntegerKernel("QLinearMul", (0, 1)),
     "Concat": IntegerKernel("QLinearConcat", None),

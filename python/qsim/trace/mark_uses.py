@@ -50,8 +50,8 @@ class Marked:
 
 
 def per_channel(quantizers: Mapping[str, Quantizer]) -> set[str]:
-    """Quantizers that mean certain axes of the tensors they stand at."""
-    return {key for key, quantizer in quantizers.items() if quantizer.spec.axis is not None}
+    """Quantizers that mean certain axes of the tensors they stand at, or all there is of them."""
+    return {key for key, quantizer in quantizers.items() if quantizer.spec.axis is not None or quantizer.spec.is_dynamic}
 
 
 def objections(marked: Marked, quantizers: Mapping[str, Quantizer], held: Mapping[str, Tensor], target: Runtime) -> dict[str, list[str]]:

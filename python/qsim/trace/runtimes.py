@@ -39,6 +39,8 @@ class Runtime:
         Whether an operation runs on integers only if a quantizer stands behind it: then operations that only move values get one too.
     only8 : bool
         Whether its integer kernels take 8 bits alone, and are exact for int8 alone: see `storages`.
+    tokens : bool
+        Whether it is told to compute scales from each token: see `qsim.trace.token_scales`.
     channel_blocks : bool
         Whether its convolutions are fast for whole blocks of channels alone: see `qsim.onnx.channel_blocks`.
     """
@@ -52,6 +54,7 @@ class Runtime:
     bias: bool = False
     carries: bool = False
     only8: bool = False
+    tokens: bool = False
     channel_blocks: bool = False
 
     def storage(self, encoding: Encoding, constant: bool) -> str | None:
@@ -62,8 +65,9 @@ class Runtime:
         """Why the runtime cannot take what a quantizer makes, and what to change, a sentence each."""
         encoding, spec = quantizer.encoding, quantizer.spec
         if spec.is_dynamic:
+            kinds = "one for a tensor or a token, of 3 to 8 bits and symmetric" if self.tokens else "none for this target"
             yield (
-                f"a scale from each tensor (method='dynamic'), which no export writes: use another method for it and calibrate "
+                f"a scale from each tensor (method='dynamic'), of which the export writes {kinds}: use another method for it and calibrate "
                 f"({self.name} then quantizes with a fixed scale), or leave it in float (activation=None)"
             )
             return
@@ -116,6 +120,7 @@ RUNTIMES = {
             bias=True,
             carries=True,
             only8=True,
+            tokens=True,
             channel_blocks=True,
         ),
         Runtime(

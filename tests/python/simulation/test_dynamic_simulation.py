@@ -143,7 +143,7 @@ def test_nothing_but_weights_waits_for_calibration(model, tmp_path):
 
 
 def test_what_has_no_fixed_scale_is_refused_by_name(model, tmp_path):
-    sim = simulated(model, qsim.w8a8_dynamic())
+    sim = simulated(model, qsim.fp8_dynamic())
     with sim.integer(), pytest.raises(ValueError, match=r"blocks\.0\.qkv\.input.*dynamic"):
         sim(TOKENS)
     with pytest.raises(ExportError, match="method='dynamic'"):
