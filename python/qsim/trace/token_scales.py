@@ -13,22 +13,25 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
+from qsim import ops
 from qsim.graph.execute.marks import QUANTIZED
 from qsim.numbers.encoding import Encoding
 from qsim.numbers.spec import TensorSpec
 from qsim.quantizers.quantizer import Quantizer
 
 _aten = torch.ops.aten
-_TINY = torch.finfo(torch.float32).tiny
+_TINY, _MAX = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
 _MATMULS = (_aten.mm.default, _aten.matmul.default, _aten.bmm.default)
 
 
 class ScaleOne(Quantizer):
-    """In the place of a quantizer that takes scales from each tensor: of what was divided by its scale, which no int8 clips."""
+    """In the place of a quantizer that takes scales from each tensor: of what was divided by its scale."""
 
     def __init__(self, of: Quantizer) -> None:
-        super().__init__(TensorSpec(symmetric=True, method="minmax"))
-        self.set_encoding(Encoding(torch.tensor(1.0), torch.tensor(0, dtype=torch.int32), -128, 127, dtype="int8"))
+        spec = TensorSpec(bits=8 if of.spec.narrow else of.spec.bits, symmetric=True, method="minmax")  # nothing leaves a narrow grid
+        super().__init__(spec)
+        one, zero = torch.tensor(1.0), torch.tensor(0, dtype=torch.int32)
+        self.set_encoding(Encoding(one, zero, spec.quant_min, spec.quant_max, dtype=spec.encoding_dtype))
         self.enabled = of.enabled
         self.to(of.scale.device)
 
@@ -74,7 +77,10 @@ def _scale(graph: Graph, mark: Node, x: Node, spec: TensorSpec) -> Node:
     axes, keeps = ([-1], True) if spec.axis is not None and x.meta["val"].dim() else (list(range(x.meta["val"].dim())), False)
     high, low = (_call(graph, mark, reduce, x, axes, keeps) for reduce in (_aten.amax.default, _aten.amin.default))
     asked = [_call(graph, mark, _aten.div.Tensor, end, steps) for end, steps in zip((low, high), _ends(spec), strict=True)]
-    return _call(graph, mark, _aten.clamp.default, _call(graph, mark, _aten.maximum.default, *asked), max(spec.min_scale or 0.0, _TINY))
+    widest = torch.tensor(-_MAX), torch.tensor(_MAX)
+    largest, _ = ops.choose_qparams(*widest, spec.quant_min, spec.quant_max, symmetric=True)
+    limits = max(spec.min_scale, _TINY), largest.item()
+    return _call(graph, mark, _aten.clamp.default, _call(graph, mark, _aten.maximum.default, *asked), *limits)
 
 
 def _ends(spec: TensorSpec) -> tuple[float, float]:
