@@ -19,7 +19,9 @@ from onnxscript import values
 
 from qsim.errors import ExportError
 from qsim.graph.execute.marks import BIAS, QUANTIZED, ROUNDED
+from qsim.graph.execute.recurrent_layers import RECURRENT
 from qsim.onnx.functional import Functional
+from qsim.onnx.recurrent import recurrent
 from qsim.trace.capture import Program
 from qsim.trace.integer_forms import NUMBER, SCALED
 
@@ -240,5 +242,6 @@ def _translations(opset: int, movable: Collection[str]) -> dict[Any, Callable[..
         _aten.embedding_bag.padding_idx: embedding_bags,
         _aten.embedding_bag.default: embedding_bags,
         **pools,
+        RECURRENT: recurrent(op),
         **views,
     }

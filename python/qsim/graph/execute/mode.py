@@ -20,6 +20,7 @@ from qsim.graph.execute.links import Link
 from qsim.graph.execute.lowered import Quantize
 from qsim.graph.execute.ownership import dies
 from qsim.graph.execute.place import HOOK, PASSED, QUIET, STRANGE, UNKNOWN, Place
+from qsim.graph.execute.recurrent_layers import as_one
 from qsim.graph.execute.shortcuts import is_plain_eager, is_watched
 from qsim.graph.execute.uncompiled import Uncompiled
 from qsim.graph.record.call_sites import CallSite, Spot, call_site, sites_above
@@ -190,6 +191,10 @@ class LocalMode(TorchFunctionMode):
         site = call_site(frame)
         self.checkpointed(site)
         self.leaf = site.leaf_path
+        if self.place.switch.marks and (marks := self.place.marks_inside(self.leaf)) is not None:
+            with torch._C.DisableTorchFunction():
+                if (whole := as_one(name, args, marks, self.place.switch.parameter_name)) is not None:
+                    return whole
         args, kwargs = self.reached(args, kwargs)
         with self:
             return COMPOSITE[name](*args, **kwargs)

@@ -13,7 +13,7 @@ from torch import nn
 
 from qsim.graph.execute.links import links_of
 from qsim.graph.execute.lowered import LiveMaker, Maker, MarkMaker, Quantize, fallen_site, planned_site, site_beside
-from qsim.graph.execute.marks import Mark
+from qsim.graph.execute.marks import BiasMark, Mark
 from qsim.graph.execute.nodes import Node, Nodes, WrittenOut, calls_before, frugal_node, own_weight, own_weights, weights_read
 from qsim.graph.execute.shortcuts import FrugalMaker, Kept
 from qsim.graph.execute.switch import Switch
@@ -203,6 +203,22 @@ class Place:
         changed = tuple(map(self._weight, args)), {slot: self._weight(value) for slot, value in kwargs.items()}
         same = all(new is old for new, old in zip((*changed[0], *changed[1].values()), (*args, *kwargs.values()), strict=True))
         return None if same else changed
+
+    def marks_inside(self, leaf: str) -> Mapping[str, Mark | BiasMark] | None:
+        """What stands at the parameters of a recurrent layer, by name; None where something else in it is quantized, or falls back."""
+        frames = [frame for path, frame in self.frames.items() if path.startswith(f"{leaf}.")]
+        if not frames or any(frame.fallen is not frame.planned for frame in frames):
+            return None
+        names = {key: name for name, key in self.parameters.items()}
+        marks: dict[str, Mark | BiasMark] = {}
+        for actions in (found for frame in frames for found in frame._actions):
+            keys = [use.key for use in actions.operands.values()]
+            if actions.outputs or actions.gate is not None or not names.keys() >= set(keys):
+                return None
+            marks.update({names[key]: Mark(key) for key in keys})
+            if actions.bias is not None:
+                marks[actions.bias.parameter] = BiasMark(actions.bias.input, actions.bias.weight)
+        return marks
 
     def _weight(self, value: Any) -> Any:
         key = self.parameters.get(self.switch.parameter_name(value)) if isinstance(value, nn.Parameter) else None
