@@ -20,6 +20,7 @@ from qsim.errors import CaptureError
 from qsim.runs.arguments import Arguments
 from qsim.runs.snapshot import unchanged
 from qsim.trace.open_sizes import doubled, names_of_sizes, open_axes
+from qsim.trace.regions import inline_regions
 
 if TYPE_CHECKING:
     from qsim.simulation.simulation import Simulation
@@ -95,7 +96,9 @@ def capture(sim: Simulation, args: tuple[Any, ...], kwargs: dict[str, Any], dyna
     with unchanged(sim.model), sim.switch.turned(True, marks=True), torch.no_grad():
         sim.model.eval()
         if dynamic_shapes is not None:
-            return _with_sizes(sim.model, (args, kwargs), dynamic_shapes)
+            program = _with_sizes(sim.model, (args, kwargs), dynamic_shapes)
+            inline_regions(program.exported)
+            return program
         reason: Exception | None = None
         for (given, named), is_doubled, open_batch in _attempts(args, kwargs):
             try:
@@ -105,6 +108,7 @@ def capture(sim: Simulation, args: tuple[Any, ...], kwargs: dict[str, Any], dyna
                 continue
             program = Program(exported, _has_dynamic_batch(exported), _batch_size(args, kwargs))
             if program.dynamic_batch or not is_doubled:
+                inline_regions(exported)
                 return program
     raise CaptureError(f"QuantSim: torch.export cannot trace {type(sim.model).__name__}: {_cured(str(reason))}") from reason
 
