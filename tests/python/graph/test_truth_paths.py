@@ -119,6 +119,27 @@ def test_an_early_exit_by_hand():
     close(quiet(sim, X, early=True), on_grid(linear(model.a, on_grid(X)), model.a(X)))
 
 
+def scaled_between(m, x, scale=None):
+    y = m.a(x)
+    if scale is not None:
+        y = y * scale
+    return m.b(F.relu(y))
+
+
+@pytest.mark.parametrize("warm", [False, True])
+def test_an_operation_inside_of_a_chain_compiled(warm):
+    """What is noticed while Dynamo traces is no state of the graph that it could guard."""
+    model = Forward(scaled_between, **layers("a", "b")).eval()
+    sim = simulated(model, X)
+    compiled = torch.compile(sim, backend="eager", fullgraph=True)
+    if warm:
+        compiled(X)
+    with pytest.warns(UserWarning, match=r"'mul' .* 'relu' .* its result stays in float"):
+        found = compiled(X, scale=3.0)
+    close(found, on_grid(linear(model.b, F.relu(3 * linear(model.a, on_grid(X)))), model.b(F.relu(model.a(X)))))
+    close(found, quiet(sim, X, scale=3.0))
+
+
 def test_what_was_met_and_not_planned_warns_once_by_name_and_line():
     sim = simulated(two_ways(), X)
     with pytest.warns(UserWarning, match="n2") as noted:

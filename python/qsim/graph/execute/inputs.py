@@ -1,4 +1,4 @@
-"""What quantizes the inputs of a model in each call, and which tensors are quantized at all."""
+"""What quantizes the inputs of a model in each call, the operands and results of an operation, and which tensors are quantized at all."""
 
 from __future__ import annotations
 
@@ -88,3 +88,32 @@ def is_float(slot: Slot | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     if index is not None and isinstance(value, (tuple, list)) and index < len(value):
         value = value[index]
     return not isinstance(value, Tensor) or value.is_floating_point()
+
+
+def with_operands(args: tuple[Any, ...], kwargs: dict[str, Any], operands: tuple[tuple[Slot, Quantize], ...]) -> Arguments:
+    """The arguments with the planned operands quantized. A slot that this call does not fill is passed over."""
+    given = list(args)
+    for slot, quantize in operands:
+        outer, index = slot if isinstance(slot, tuple) else (slot, None)
+        if isinstance(outer, int):
+            if outer < len(given):
+                given[outer] = _quantized_entry(given[outer], index, quantize)
+        elif outer in kwargs:
+            kwargs = {**kwargs, outer: _quantized_entry(kwargs[outer], index, quantize)}
+    return tuple(given), kwargs
+
+
+def _quantized_entry(value: Any, index: int | None, quantize: Quantize) -> Any:
+    """`value`, or its entry at `index`, quantized."""
+    if index is None:
+        return quantized(value, quantize)
+    return type(value)([*value[:index], quantized(value[index], quantize), *value[index + 1 :]])
+
+
+def with_outputs(out: Any, outputs: tuple[tuple[int, Quantize], ...]) -> Any:
+    """What a call returned, with the planned results quantized."""
+    if isinstance(out, Tensor):
+        return quantized(out, outputs[0][1])
+    for index, quantize in outputs:
+        out = _quantized_entry(out, index, quantize)
+    return out

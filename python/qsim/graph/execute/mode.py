@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch._ops import HigherOrderOperator
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
-from qsim.graph.execute.inputs import is_float, quantized
+from qsim.graph.execute.inputs import is_float, with_operands, with_outputs
 from qsim.graph.execute.links import Link
 from qsim.graph.execute.lowered import Quantize
 from qsim.graph.execute.ownership import dies
@@ -263,19 +263,19 @@ class LocalMode(TorchFunctionMode):
         operands, outputs, instead, link, written_out, overwrites = self.nodes[node]
         if link is not None and link.before and not self.has_begun(node, link, args, kwargs):
             outputs, instead = (), None
-            self.place.note_broken(node)
+            self.broken(node, "result")
         given_away = overwrites and dies(args, func, _frame_at(2))
         if operands:
             if node in self.place.after:
                 operands = self.standing(node, operands)
-            args, kwargs = _with_operands(args, kwargs, operands)
+            args, kwargs = with_operands(args, kwargs, operands)
         if instead is not None and (quantized := instead(args, kwargs, given_away)) is not None:
             return quantized
         out = func(*args, **kwargs) if written_out is None else written_out(func, args, kwargs)
         if outputs and overwrites and not given_away and out is args[0]:
             outputs = self.plain[node].outputs
         if outputs:
-            out = _with_outputs(out, outputs)
+            out = with_outputs(out, outputs)
         if link is not None and isinstance(out, Tensor):
             if link.goes_on:
                 self.handed[node] = self.refer(out)
@@ -290,8 +290,12 @@ class LocalMode(TorchFunctionMode):
             if slot not in after or any(self.counts[key] > ordinal and self.begun.get(made, True) for key, ordinal, made in after[slot]):
                 stands.append((slot, quantize))
             else:
-                self.place.note_broken(node, f"operand {slot}")
+                self.broken(node, f"operand {slot}")
         return tuple(stands)
+
+    def broken(self, node: int, what: str) -> None:
+        """A chain ends that did not begin."""
+        self.place.note_broken(node, what)
 
     def refer(self, t: Tensor) -> Any:
         """What stands for a result: a reference that counts would keep savings from proving that it is nobody else's."""
@@ -342,34 +346,6 @@ class LocalMode(TorchFunctionMode):
         if self.place.key_of(site, name, framed=self.container is None, beyond=self.beyond) >= STRANGE:
             self.place.note_strange(site, name, weighted=weighted)
         self.place.names.add(name)  # from now on its place is asked for, and known
-
-
-def _with_operands(args: tuple[Any, ...], kwargs: dict[str, Any], operands: tuple[tuple[Slot, Quantize], ...]) -> Arguments:
-    """The arguments with the planned operands quantized. A slot that this call does not fill is passed over."""
-    given = list(args)
-    for slot, quantize in operands:
-        outer, index = slot if isinstance(slot, tuple) else (slot, None)
-        if isinstance(outer, int):
-            if outer < len(given):
-                given[outer] = _quantized_entry(given[outer], index, quantize)
-        elif outer in kwargs:
-            kwargs = {**kwargs, outer: _quantized_entry(kwargs[outer], index, quantize)}
-    return tuple(given), kwargs
-
-
-def _quantized_entry(value: Any, index: int | None, quantize: Quantize) -> Any:
-    """`value`, or its entry at `index`, quantized."""
-    if index is None:
-        return quantized(value, quantize)
-    return type(value)([*value[:index], quantized(value[index], quantize), *value[index + 1 :]])
-
-
-def _with_outputs(out: Any, outputs: tuple[tuple[int, Quantize], ...]) -> Any:
-    if isinstance(out, Tensor):
-        return quantized(out, outputs[0][1])
-    for index, quantize in outputs:
-        out = _quantized_entry(out, index, quantize)
-    return out
 
 
 QUIET_NAMES = TRANSPARENT | RANDOM | METRICS

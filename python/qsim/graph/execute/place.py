@@ -255,7 +255,7 @@ class Place:
         text = f"{_named(name, line)} ran more often than the example inputs show{_what_is_done(planned)}"
         self.switch.notice(text, self.path, "" if planned.outputs else name.rpartition(".")[2])
 
-    def note_broken(self, node: int, what: str = "result") -> None:
+    def note_broken(self, node: int, what: str) -> None:
         """Note that a chain ends that did not begin: its quantizer is for what an operation returned that did not run."""
         name, line = self.sites[node]
         text = f"{_named(name, line)} ran on what the example inputs did not show it: its {what} stays in float"

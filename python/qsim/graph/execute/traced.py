@@ -46,6 +46,9 @@ class TracedMode(LocalMode):
         traced_more(self.place.token, key)
         return self.place.beyond[key]
 
+    def broken(self, node: int, what: str) -> None:
+        traced_broken(self.place.token, node, what)
+
     def refer(self, t: Tensor) -> Any:
         return t
 
@@ -147,6 +150,10 @@ def traced_more(token: int, key: int) -> None:
         place.note_more(key)
 
 
+def traced_broken(token: int, node: int, what: str) -> None:
+    place_of(token).note_broken(node, what)
+
+
 def traced_end(token: int, training: bool, counts: tuple[int, ...]) -> None:
     place, asking = place_of(token), _asking.pop(token, None)
     missed = place.note_end(training, list(counts), None)
@@ -168,5 +175,6 @@ def leave_to_python() -> None:
         set_code_exec_strategy(function.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.DEFAULT))
 
 
-for _function in (traced_key, traced_leaf, traced_leave, traced_left, traced_strange, traced_more, traced_end, leave_to_python):
+_asked = (traced_key, traced_leaf, traced_leave, traced_left, traced_strange, traced_more, traced_broken, traced_end)
+for _function in (*_asked, leave_to_python):
     _function._dynamo_marked_constant = True  # type: ignore[union-attr]  # what `torch.compiler.assume_constant_result` does, without importing Dynamo
