@@ -63,11 +63,12 @@ class FormatCounter {
     count_below(vanishing_, order, above_vanishing_);
     count_below(small_, order, normal_);
   }
-  // All elements of the block have been looked at, or counted. again(f) calls f(x, quotient) for each of its registers.
+  // All elements of the block have been looked at, or counted. again(f) calls f(x, quotient, elements) for each of its
+  // registers; what is beyond the elements is padding: zeros.
   template <class Again>
   QSIM_INLINE void finish(FormatCounts& counts, Again again) {
     if (!expects_small_ && any((Ints)(first_ < normal_))) {
-      again([&](N, N quotient) QSIM_INLINE_LAMBDA { count(quotient); });
+      again([&](N, N quotient, std::int64_t) QSIM_INLINE_LAMBDA { count(quotient); });
     }
     const std::int64_t small = total_of(small_), vanishing = total_of(vanishing_);
     expects_small_ = small > 0;
@@ -87,16 +88,18 @@ class FormatCounter {
   template <class Again>
   [[gnu::noinline]] void count_large(FormatCounts& counts, Again again) {
     Bits in_format{}, finite{}, numbers{};
-    std::int64_t all = 0;  // with the padding
-    again([&](N x, N quotient) QSIM_INLINE_LAMBDA {
-      const Bits magnitude = magnitude_of(x, format_);
-      count_below(in_format, magnitude_of(quotient, format_), format_.overflow);
+    std::int64_t all = 0;      // with the padding
+    std::int64_t padding = 0;  // that seems to overflow: 0 / 0 where the scale is 0
+    again([&](N x, N quotient, std::int64_t elements) QSIM_INLINE_LAMBDA {
+      const Bits magnitude = magnitude_of(x, format_), scaled = magnitude_of(quotient, format_);
+      for (std::int64_t i = elements; i < kElements<T>; ++i) padding += scaled[i] >= format_.overflow[i];
+      count_below(in_format, scaled, format_.overflow);
       count_below(finite, magnitude, format_.infinity);
       count_below(numbers, magnitude, format_.infinity + 1);
       all += kElements<T>;
     });
     const std::int64_t finites = total_of(finite), no_nans = total_of(numbers);
-    counts.overflows += finites - total_of(in_format);
+    counts.overflows += finites - total_of(in_format) - padding;
     counts.infs += no_nans - finites;
     counts.nans += all - no_nans;
   }

@@ -81,7 +81,7 @@ void count_blocks(const T* x, T* y, std::int64_t begin, std::int64_t end, const 
       });
     }
     counter.finish(counts, [&](auto f) QSIM_INLINE_LAMBDA {
-      each([&](std::int64_t, N v, N quotient, auto, std::int64_t) QSIM_INLINE_LAMBDA { f(v, quotient); });
+      each([&](std::int64_t, N v, N quotient, auto, std::int64_t lanes) QSIM_INLINE_LAMBDA { f(v, quotient, lanes); });
     });
     if constexpr (sums && kConverted) squares->merge(squares_of(elements, errors, size));
     if constexpr (sums && !kConverted) squares->merge(squares_of(x + at, errors, size));

@@ -131,6 +131,8 @@ def _taken(rng: random.Random, value: Tensor, other: Tensor) -> Tensor:
     """`other` itself, or a tensor like `value` somewhere in its memory."""
     if rng.random() < 0.3 or other.numel() == 0 or not other.is_contiguous() or other.is_neg() or other._is_zerotensor():
         return other
+    if other.is_quantized:  # torch ends the process where such a tensor is viewed as another type
+        return other
     memory = other.view(-1).view(torch.uint8)
     start = rng.choice([0, 0, 4, 8]) if value.element_size() < 8 else 0
     if memory.numel() < start + value.nbytes or value.numel() == 0 or value.dtype == torch.bool:

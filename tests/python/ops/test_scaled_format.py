@@ -116,6 +116,21 @@ def test_extreme_values_and_scales():
     assert round_to_format(wide, "float8_e4m3fn", scale=wide[1] / 448)[1] == wide[1] / 448 * 448
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("scale", [0.0, math.nan])
+def test_a_scale_that_divides_to_no_number_counts_each_element_once(scale, dtype):
+    """Rows of every length, so that some end within a vector register, whose rest is no element."""
+    for length in range(1, 40):
+        x = torch.randn(3, length).to(dtype)
+        x[:, ::3] = 0
+        options = {"scale": torch.tensor([1.0, scale, 2.0], dtype=torch.float64 if dtype is torch.float64 else torch.float32), "axis": 0}
+        found, expected = torch.zeros(6, dtype=torch.int64), torch.zeros(6, dtype=torch.int64)
+        count_format_(x, "float8_e4m3fn", found, **options)
+        reference.count_format_(x, "float8_e4m3fn", expected, **options)
+        assert found.tolist() == expected.tolist(), length
+        assert found[3] == length  # the row with that scale: finite, and no number of the format once divided
+
+
 def test_nothing_depends_on_the_number_of_threads():
     x, results = torch.randn(301, 701), []
     for threads in (1, 2, 3):
