@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from browser import CHROMIUM, Browser
+from browser import CHROMIUM
 from torch import nn
 
 import qsim
@@ -15,12 +15,6 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: the 
 
 HOSTILE = "<script>document.title='run'<|script><img src=x onerror=document.title='run'>"
 NAMES = "[...document.querySelectorAll('tbody tr:not([hidden]) .name')].map((name) => name.textContent)"
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    with Browser(tmp_path_factory.mktemp("profile")) as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

@@ -17,12 +17,6 @@ TIP = "[...document.querySelectorAll('.tip:not([hidden]) > *')].map((line) => li
 
 
 @pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    with Browser(tmp_path_factory.mktemp("profile")) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
 def sim():
     torch.manual_seed(0)
     layers = [nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 3)]

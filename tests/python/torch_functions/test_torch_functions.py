@@ -12,7 +12,8 @@ import torch
 from by_hand import simulated
 from models import Forward
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch_functions import Call, Program, from_list, from_text
+
+from torch_functions.calls import Call, Program, from_list, from_text
 
 PARTS, TOGETHER = 8, 16
 

@@ -6,6 +6,7 @@ import time
 
 import pytest
 import torch
+
 from operator_fuzz.calls import OPERATORS, many_calls
 from operator_fuzz.outcome import SUMS
 

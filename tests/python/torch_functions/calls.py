@@ -20,7 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._pytree import tree_leaves
-from torch_functions_written import WRITTEN
+
+from torch_functions.written import WRITTEN
 
 # Methods too, which modes are shown as functions of the same name, and what the list has more than once with other options.
 EVERY = "QSIM_EVERY_VARIANT" in os.environ
