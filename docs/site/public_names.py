@@ -16,7 +16,7 @@ FOR_PACKAGES = {
     "AsTheModel": ("model_method", "show_signature"),
     "Simulation": (
         *("simulate", "fall_back", "needed", "released", "missing", "unread", "no_encoding", "calibrated", "called", "forward_batch"),
-        *("met", "weights", "matching", "tell_of_restored", "runner", "model_method"),
+        *("unrecorded", "weights", "matching", "tell_of_restored", "runner", "model_method"),
     ),
     "Encoded": ("is_settled", "grid_tensors", "settings", "turn", "grid_scale", "lacks_encoding", "train", "extra_repr"),
     "RangeState": ("adopt",),

@@ -16,22 +16,23 @@ from qsim.config.config import Config
 from qsim.config.override import Override, SiteInfo
 from qsim.config.presets import bf16, fp8, fp8_dynamic, fp16, int4, int8, int16, mxfp4, mxfp8, nvfp4, w4a8, w4a16, w8a8_dynamic
 from qsim.config.profile import Profile
+from qsim.deploy.engine_plan import Plan
 from qsim.deploy.export_report import ExportReport
-from qsim.deploy.plan import Plan
+from qsim.deploy.verification import Verification
 from qsim.equalization import EqualizeReport, equalize
 from qsim.errors import AccumulatorError, CalibrationError, CaptureError, ExportError, FileFormatError, NoEncodingError
 from qsim.files import EncodingFile, Entry, load_encodings, save_encodings
 from qsim.integer.assignment import Kernel
 from qsim.numbers.encoding import Encoding
 from qsim.numbers.spec import TensorSpec
-from qsim.onnx_ptq.quantize import OnnxQuantized, quantize_onnx
+from qsim.onnx_ptq.quantize_onnx import OnnxQuantized, quantize_onnx
 from qsim.ops import round_to_format
 from qsim.quantizers.observer import Observer
 from qsim.quantizers.quantizer import Quantizer
-from qsim.quantsim.quantize import Quantized, quantize
+from qsim.quantsim.quantize_to_goal import Quantized, quantize
 from qsim.quantsim.quantsim import QuantSim
 from qsim.restoration.distill import Distilled
-from qsim.restoration.report import RestoreReport
+from qsim.restoration.restore_report import RestoreReport
 from qsim.simulation.borders import Borders
 from qsim.simulation.calibration import CalibrationReport
 from qsim.simulation.fallback_report import FallbackReport
@@ -117,6 +118,7 @@ __all__ = [  # noqa: RUF022
     "RestoreReport",
     "Sensitivity",
     "Summary",
+    "Verification",
     # errors
     "AccumulatorError",
     "CalibrationError",

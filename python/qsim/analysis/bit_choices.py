@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from qsim.config.config import Config
 from qsim.graph.execute.attach import detach
-from qsim.simulation.ranges import choose_encodings
+from qsim.simulation.range_choice import choose_encodings
 from qsim.simulation.simulation import Simulation
 
 Bits = int | str  # a number, or "float"

@@ -10,7 +10,7 @@ from operator import attrgetter
 from qsim.analysis.bit_choices import Bits, Choice
 from qsim.analysis.bit_latency import Latencies
 from qsim.analysis.bit_operations import Product
-from qsim.analysis.knapsack import Limit
+from qsim.analysis.knapsack import Constraint
 from qsim.numbers.spec import TensorSpec, range_shape
 from qsim.simulation.simulation import Simulation
 
@@ -129,13 +129,13 @@ class CostModel:
         self._products = None if products is None else _merged(choices, products, _bit_operations(products))
         self._latency = None if products is None or latencies is None else _merged(choices, products, _shares(latencies))
 
-    def limits(self, budget: Budget) -> list[Limit]:
+    def limits(self, budget: Budget) -> list[Constraint]:
         """The budget as limits of `knapsack`."""
         found = []
         if budget.size is not None:
-            found.append(Limit(self._size, budget.size - self._fixed_size))
+            found.append(Constraint(self._size, budget.size - self._fixed_size))
         if budget.tensors is not None:
-            found.append(Limit(self._tensors, budget.tensors))
+            found.append(Constraint(self._tensors, budget.tensors))
         if budget.bit_operations is not None:
             found.append(_limit(self._products, "bit_operations", budget.bit_operations))
         if budget.latency is not None:
@@ -143,9 +143,9 @@ class CostModel:
         return found
 
     def costs(self, picked: Sequence[int]) -> Costs:
-        size = self._fixed_size + Limit(self._size, 0.0).cost(picked)
+        size = self._fixed_size + Constraint(self._size, 0.0).cost(picked)
         operations, latency = (None if merged is None else merged.cost(picked) for merged in (self._products, self._latency))
-        return Costs(size, operations, Limit(self._tensors, 0.0).cost(picked), latency)
+        return Costs(size, operations, Constraint(self._tensors, 0.0).cost(picked), latency)
 
 
 @dataclass(frozen=True)
@@ -157,13 +157,13 @@ class _Products:
     fixed: float
 
     def cost(self, picked: Sequence[int]) -> float:
-        return self.fixed + Limit(self.alone, math.inf, self.together).cost(picked)
+        return self.fixed + Constraint(self.alone, math.inf, self.together).cost(picked)
 
 
-def _limit(products: _Products | None, name: str, most: float) -> Limit:
+def _limit(products: _Products | None, name: str, most: float) -> Constraint:
     if products is None:
         raise ValueError(f"Budget: {name} is not known for this model")
-    return Limit(products.alone, most - products.fixed, products.together)
+    return Constraint(products.alone, most - products.fixed, products.together)
 
 
 def _bit_operations(products: Sequence[Product]) -> Callable[[Product, Bits, Bits], float]:

@@ -17,9 +17,9 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from qsim.analysis.bit_choices import Bits
 from qsim.analysis.bit_operations import Product, Sized
 from qsim.config.config import Config
-from qsim.deploy.export import check_installed, export
+from qsim.deploy.export_model import check_installed, export
 from qsim.errors import ExportError
-from qsim.onnx.options import Options
+from qsim.onnx.export_options import Options
 from qsim.progress import progress
 from qsim.simulation.calibration import calibrate
 from qsim.simulation.simulation import Simulation

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map_only
 from qsim.simulation.simulation import Simulation
 from qsim.trace.capture import capture
 from qsim.trace.fx_nodes import function, shape
-from qsim.trace.marks_behind_moves import carry_marks, key_of
+from qsim.trace.marks_behind_moves import key_of, mark_behind_moves
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def products_of(sim: Simulation) -> list[Product]:
         It holds an operation whose multiplications are not counted here: the message names it.
     """
     program = capture(sim, *sim.calls[0])
-    carry_marks(program.exported.graph)
+    mark_behind_moves(program.exported.graph)
     found = []
     for node in program.exported.graph.nodes:
         if node.op == "call_function":

@@ -50,7 +50,7 @@ def _grids(sim: Simulation, bits: int) -> dict[str, Quantizer]:
     return made
 
 
-class Probe:
+class BitProbe:
     """Measures assignments of bits on one simulation, whose quantizers take over spec and encoding of others while it lasts.
 
     Where a bias would not fit into int32, the scale of its weight is not raised, as `choose_encodings` does.
@@ -140,7 +140,7 @@ def measured(sim: Simulation, data: Any, metric: Metric | None, classes: int | N
 
 
 def losses(
-    probe: Probe,
+    probe: BitProbe,
     choices: Sequence[Choice],
     estimates: dict[tuple[int, Bits], float],
     count: int,

@@ -12,16 +12,16 @@ from qsim.analysis.bit_costs import Budget, CostModel
 from qsim.analysis.bit_latency import Latencies
 from qsim.analysis.bit_losses import estimated
 from qsim.analysis.bit_operations import Product, UncountedError, products_of
-from qsim.analysis.bit_probe import Assignment, Probe, grids_of, losses, measured
+from qsim.analysis.bit_probe import Assignment, BitProbe, grids_of, losses, measured
 from qsim.analysis.bit_search_report import BitSearch, Point, dominates
-from qsim.analysis.knapsack import Limit, knapsack
+from qsim.analysis.knapsack import Constraint, knapsack
 from qsim.analysis.metric import Metric
 from qsim.errors import CaptureError
 from qsim.options import check_whole
 from qsim.runs.batches import Forward
 from qsim.runs.sharding import sharded_modules
+from qsim.simulation.report_subject import subject_of
 from qsim.simulation.simulation import Simulation
-from qsim.simulation.subject import subject_of
 
 _STEPS = (0.0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 1.0)  # of the way from the least that is possible to the most: budgets of the front
 _NEAR = (2, 4, 8)  # how many choices a step of the refinement may change, besides all
@@ -96,7 +96,7 @@ class _Search:
         self.model = CostModel(sim, self.choices, products, latencies)
         self.limits = self.model.limits(request.budget)
         self.grids = grids_of(sim, request.candidates)
-        self.probe = Probe(sim, self.grids, data, request.metric, request.classes, show=show, forward=request.forward)
+        self.probe = BitProbe(sim, self.grids, data, request.metric, request.classes, show=show, forward=request.forward)
 
     def _products(self) -> list[Product] | None:
         try:
@@ -138,7 +138,7 @@ class _Search:
             value = (self.baseline - value) * (1 if self.request.higher_is_better else -1)
         return math.inf if math.isnan(value) else value
 
-    def _ladder(self) -> list[list[Limit]]:
+    def _ladder(self) -> list[list[Constraint]]:
         """The limits of the budgets between what the fewest bits cost and the most."""
         least, most = [0] * len(self.choices), [len(choice.candidates) - 1 for choice in self.choices]
         ends = [(limit, limit.cost(least), limit.cost(most)) for limit in self.limits]
@@ -160,7 +160,7 @@ class _Search:
             near = dict(zip(map(tuple, beside), self._lost(beside), strict=True))
             differences = self._differences(picked, near, here)
             moved = [[float(a != at) for a in range(len(row))] for at, row in zip(picked, self.losses, strict=True)]
-            regions = [Limit(moved, float(most)) for most in (*_NEAR, len(picked))]
+            regions = [Constraint(moved, float(most)) for most in (*_NEAR, len(picked))]
             steps = [step for region in regions if (step := knapsack(differences, [*self.limits, region])) is not None]
             steps = [step for step in _distinct(steps) if step != picked and tuple(step) not in near]
             near |= zip(map(tuple, steps), self._lost(steps), strict=True)

@@ -26,8 +26,8 @@ from qsim.quantizers.quantizer import Quantizer
 from qsim.runs.hooks import hooked
 from qsim.runs.sharding import sharded_around, whole
 from qsim.runs.snapshot import unchanged
+from qsim.simulation.report_subject import subject_of
 from qsim.simulation.simulation import Simulation
-from qsim.simulation.subject import subject_of
 from qsim.table import counted, decibel, text_table
 
 _LIMITS = (  # as powers: what is noise, beside the signal
@@ -171,7 +171,7 @@ class _Walk:
         self.weights = {key: whole(attrgetter(plan.parameter)(sim.model)) for key, plan in planned.items() if plan.parameter}
         self.activations = [quantizer for key, quantizer in self.quantizers.items() if key not in self.weights]
         self.subject = subject_of(sim.model, sim.config)
-        self.met: dict[_Call, bool] = {}  # calls of the float model, and whether the simulation made them too
+        self.seen: dict[_Call, bool] = {}  # calls of the float model, and whether the simulation made them too
 
     def compare(self, memory: int) -> Comparison:
         with torch.no_grad():
@@ -182,15 +182,15 @@ class _Walk:
             complete = False
             while not complete:
                 stored, complete, expected = self._float_pass(memory)
-                self.met |= dict.fromkeys(stored, False)
+                self.seen |= dict.fromkeys(stored, False)
                 result = self._simulated_pass(stored)
         output = Deviation()
         for x, y in zip(float_tensors(expected), float_tensors(result), strict=False):
             if x.shape == y.shape:
                 output.add(x, y)
-        lost = dict.fromkeys(key for (key, _), met in self.met.items() if not met)
+        lost = dict.fromkeys(key for (key, _), met in self.seen.items() if not met)
         notes = [f"'{key}' could not be compared in all its calls: the simulation took another path, or other shapes" for key in lost]
-        compared = self.weights.keys() | {key for key, _ in self.met}
+        compared = self.weights.keys() | {key for key, _ in self.seen}
         return Comparison([row for key, row in self.rows.items() if key in compared], output, notes, subject=self.subject)
 
     def _float_pass(self, memory: int) -> tuple[dict[_Call, Tensor], bool, Any]:
@@ -204,7 +204,7 @@ class _Walk:
         def look(quantizer: Quantizer, args: tuple[Tensor, ...]) -> None:
             nonlocal room, full
             call, x = number(quantizer), args[0]
-            if call in self.met or full:
+            if call in self.seen or full:
                 return
             room -= x.numel() * x.element_size()
             if stored and room < 0:
@@ -232,7 +232,7 @@ class _Walk:
             call = number(quantizer)
             expected = stored.pop(call, None)
             if expected is not None and expected.shape == y.shape:
-                self.met[call] = True
+                self.seen[call] = True
                 self.rows[call[0]].accumulated.add(expected, y)
 
         with unchanged(self.sim), sharded_around(self.sim), hooked(self.activations, after=look):

@@ -12,7 +12,7 @@ from qsim.analysis.evidence import Evidence
 from qsim.analysis.metric import Metric, value_of
 from qsim.analysis.search import Effort, search
 from qsim.analysis.sensitivity import Sensitivity, members_of
-from qsim.deploy.plan import Plan
+from qsim.deploy.engine_plan import Plan
 from qsim.runs.sharding import sharded_around
 from qsim.runs.snapshot import unchanged
 from qsim.simulation.simulation import Simulation

@@ -14,7 +14,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Limit:
+class Constraint:
     """``sum_i alone[i][a_i] + sum_(i, j) together[i, j][a_i][a_j] <= most`` for the candidates a that are chosen.
 
     Attributes
@@ -40,14 +40,14 @@ class Limit:
         return self.cost(picked) <= self.most + 1e-12 * max(abs(self.most), 1.0)
 
 
-def knapsack(losses: Sequence[Sequence[float]], limits: Sequence[Limit]) -> list[int] | None:
-    """The candidate of each choice; None where no candidates fit. What is found is within the limits by `Limit.is_kept`.
+def knapsack(losses: Sequence[Sequence[float]], limits: Sequence[Constraint]) -> list[int] | None:
+    """The candidate of each choice; None where no candidates fit. What is found is within the limits by `Constraint.is_kept`.
 
     Parameters
     ----------
     losses : sequence of sequence of float
         By choice and candidate; finite.
-    limits : sequence of Limit
+    limits : sequence of Constraint
 
     Raises
     ------
@@ -56,7 +56,7 @@ def knapsack(losses: Sequence[Sequence[float]], limits: Sequence[Limit]) -> list
 
     Examples
     --------
-    >>> knapsack([[3.0, 1.0], [2.0, 1.0]], [Limit([[4.0, 8.0], [4.0, 8.0]], most=12.0)])
+    >>> knapsack([[3.0, 1.0], [2.0, 1.0]], [Constraint([[4.0, 8.0], [4.0, 8.0]], most=12.0)])
     [1, 0]
     """
     beyond = [[loss - min(row) for loss in row] for row in losses]  # of the least that each can lose
@@ -71,7 +71,7 @@ def knapsack(losses: Sequence[Sequence[float]], limits: Sequence[Limit]) -> list
     return found
 
 
-def _within(losses: Sequence[Sequence[float]], limits: Sequence[Limit], scale: float) -> list[int] | None:
+def _within(losses: Sequence[Sequence[float]], limits: Sequence[Constraint], scale: float) -> list[int] | None:
     """What the solver finds, less its tolerance: 1e-6 of the largest cost may let through what does not fit."""
     tightened = limits
     for _ in range(20):
@@ -83,7 +83,7 @@ def _within(losses: Sequence[Sequence[float]], limits: Sequence[Limit], scale: f
     raise RuntimeError("QuantSim.search_bits: SciPy's milp stays above the budget by its tolerance; change the budget by 1 %")
 
 
-def _solved(losses: Sequence[Sequence[float]], limits: Sequence[Limit], scale: float) -> list[int] | None:
+def _solved(losses: Sequence[Sequence[float]], limits: Sequence[Constraint], scale: float) -> list[int] | None:
     try:
         import numpy as np
         from scipy.optimize import Bounds, LinearConstraint, milp

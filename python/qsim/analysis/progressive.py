@@ -25,15 +25,15 @@ from qsim.pages.subject import about
 from qsim.progress import progress
 from qsim.runs.sharding import sharded_around
 from qsim.runs.snapshot import unchanged
+from qsim.simulation.report_subject import subject_of
 from qsim.simulation.simulation import Simulation
-from qsim.simulation.subject import subject_of
 from qsim.table import text_table
 
 ORDERS = ("sensitivity", "forward", "backward")
 
 
 @dataclass(frozen=True)
-class Joined:
+class ProgressiveStep:
     """One operation more that is quantized.
 
     Attributes
@@ -62,7 +62,7 @@ class Progressive(Report):
 
     Attributes
     ----------
-    steps : list of Joined
+    steps : list of ProgressiveStep
         In the order in which they joined. Where `max_drop` ended it, the last one was too much.
     baseline : float
         The metric in float.
@@ -84,14 +84,14 @@ class Progressive(Report):
     >>> progressive.save(tempfile.mktemp(".html"))
     """
 
-    steps: list[Joined]
+    steps: list[ProgressiveStep]
     baseline: float
     higher_is_better: bool
     left: list[str]
     note: str = ""
 
     @property
-    def breaks(self) -> Joined | None:
+    def breaks(self) -> ProgressiveStep | None:
         """The step with the largest drop, NaN before all; None if no step can be compared with the one before it."""
         known = [step for step in self.steps if not math.isinf(step.drop)]
         return max(known, key=lambda step: (math.isnan(step.drop), step.drop), default=None)
@@ -172,7 +172,7 @@ def join(
         alone = measure(sim, data, metric, higher_is_better=higher_is_better, groups="operation", file=file, show=show)
         wanted = [found.name for found in reversed(alone.ranked())]
     sign = 1 if higher_is_better else -1
-    steps: list[Joined] = []
+    steps: list[ProgressiveStep] = []
     on, before = set[str](), baseline
     left, note = [name for name in members if name not in wanted], ""
     for i, name in enumerate(progress(wanted, total=len(wanted), title="progressive", unit="operation", show=show)):
@@ -181,7 +181,7 @@ def join(
             break
         on.update(members[name])
         value = score(_name(wanted[: i + 1]), on)
-        steps.append(Joined(name, tuple(members[name]), value, sign * (before - value), sign * (baseline - value)))
+        steps.append(ProgressiveStep(name, tuple(members[name]), value, sign * (before - value), sign * (baseline - value)))
         before = value
         if limits.max_drop is not None and not steps[-1].lost <= limits.max_drop:
             left, note = [*left, *wanted[i:]], f"'{name}' is too much: {steps[-1].lost:.4g} lost, of {limits.max_drop:g} allowed"

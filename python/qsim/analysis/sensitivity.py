@@ -23,8 +23,8 @@ from qsim.pages.subject import about
 from qsim.progress import progress
 from qsim.runs.sharding import sharded_around, whole
 from qsim.runs.snapshot import unchanged
+from qsim.simulation.report_subject import subject_of
 from qsim.simulation.simulation import Simulation
-from qsim.simulation.subject import subject_of
 from qsim.table import decibel, percent, text_table
 
 _MUCH = 0.1  # share of the noise of all quantizers together that is marked

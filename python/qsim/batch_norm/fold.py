@@ -19,7 +19,7 @@ from qsim.graph.record.record import record
 from qsim.graph.record.tape import Tape
 from qsim.operations.layers import Layer, by_channel
 from qsim.runs.arguments import example_calls
-from qsim.runs.model import cannot_run, check_module, refuse_packed
+from qsim.runs.runnable import cannot_run, check_module, refuse_packed
 
 # From here on the rounding of a float32 input, 2^-24 of it, grows to the size of the normalized signal: the result is noise.
 _LARGEST_FACTOR = 2.0**23

@@ -29,7 +29,7 @@ _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<
 _SUPER = 256  # elements of a super-block
 
 
-class _Blocks(NamedTuple):
+class _BlockType(NamedTuple):
     """A type of tensor: its name, elements and bytes of a block, and what makes a weight of ``[blocks, bytes]`` (None: it is a float)."""
 
     name: str
@@ -80,14 +80,14 @@ def _q6_k(blocks: Tensor) -> tuple[Tensor, Tensor, Tensor | None, int]:
 
 
 _TYPES = {
-    0: _Blocks("F32", 1, 4, torch.float32, None),
-    1: _Blocks("F16", 1, 2, torch.float16, None),
-    2: _Blocks("Q4_0", 32, 18, None, _q4_0),
-    3: _Blocks("Q4_1", 32, 20, None, _q4_1),
-    8: _Blocks("Q8_0", 32, 34, None, _q8_0),
-    12: _Blocks("Q4_K", _SUPER, 144, None, _q4_k),
-    14: _Blocks("Q6_K", _SUPER, 210, None, _q6_k),
-    30: _Blocks("BF16", 1, 2, torch.bfloat16, None),
+    0: _BlockType("F32", 1, 4, torch.float32, None),
+    1: _BlockType("F16", 1, 2, torch.float16, None),
+    2: _BlockType("Q4_0", 32, 18, None, _q4_0),
+    3: _BlockType("Q4_1", 32, 20, None, _q4_1),
+    8: _BlockType("Q8_0", 32, 34, None, _q8_0),
+    12: _BlockType("Q4_K", _SUPER, 144, None, _q4_k),
+    14: _BlockType("Q6_K", _SUPER, 210, None, _q6_k),
+    30: _BlockType("BF16", 1, 2, torch.bfloat16, None),
 }
 
 
@@ -118,7 +118,7 @@ def read(path: Path) -> Checkpoint:
 class _Info(NamedTuple):
     name: str
     shape: tuple[int, ...]
-    type: _Blocks
+    type: _BlockType
     offset: int
 
     @property

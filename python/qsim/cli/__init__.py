@@ -1,4 +1,4 @@
-"""The command line: ``qsim inspect``, ``convert``, ``quantize``, ``compare``, ``verify``, ``doctor`` and ``completion``, a module each."""
+"""The command line: a module a command, called as it is (``qsim inspect``, ``convert``, ``quantize`` ...)."""
 
 from qsim.cli.main import main
 

@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
-MAX_BYTES = 1 << 33
+MAX_ARRAY_BYTES = 1 << 33
 MAX_ARRAYS = 1 << 10
 _KINDS = "fiub"  # floats, integers, booleans
 
 
-def read_npz(path: Path, max_bytes: int = MAX_BYTES) -> dict[str, Array]:
+def read_npz(path: Path, max_bytes: int = MAX_ARRAY_BYTES) -> dict[str, Array]:
     """The arrays of a file that ``numpy.savez`` wrote, by name and in its order.
 
     Sizes are taken from the headers and compared with what the file holds before an array is made, and nothing is unpickled.

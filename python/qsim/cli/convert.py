@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("output", type=Path, metavar="OUT", help="replaced as a whole, or left as it was; .onnx needs --model")
     parser.add_argument(
         "--format",
-        type=one_of("qsim.cli.formats", "FORMATS"),
+        type=one_of("qsim.cli.writable_formats", "WRITABLE_FORMATS"),
         metavar="FORMAT",
         help="of OUT: qsim, aimet-0.6.1, aimet-1.0.0, aimet-2.0.0, aimet-2.1.0 or tensorrt-cache (default: by its ending); "
         "of a folder compressed-tensors (the default), gptq, gptq_v2 or awq",
@@ -57,11 +57,19 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _convert_weights(options: argparse.Namespace) -> int:
-    from qsim.checkpoints import FORMATS, load_checkpoint, save_checkpoint
+    from qsim.checkpoints import CHECKPOINT_FORMATS, load_checkpoint, save_checkpoint
 
     format = options.format or "compressed-tensors"
-    if format not in FORMATS or options.model is not None or options.without or options.tensor_names or options.cache_version is not None:
-        raise Failure(f"'{options.input}' is a folder with packed weights; expected --format {', '.join(FORMATS)}, and no other option")
+    if (
+        format not in CHECKPOINT_FORMATS
+        or options.model is not None
+        or options.without
+        or options.tensor_names
+        or options.cache_version is not None
+    ):
+        raise Failure(
+            f"'{options.input}' is a folder with packed weights; expected --format {', '.join(CHECKPOINT_FORMATS)}, and no other option"
+        )
     checkpoint = load_checkpoint(options.input)
     save_checkpoint(checkpoint, options.output, format)
     count = len(checkpoint.weights)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from qsim.cli.arrays import Array
 
 
-class Inputs:
+class InputBatches:
     """Batches for a session of ONNX Runtime, by the names of its inputs; read again whenever they are gone through."""
 
     def __init__(self, files: Sequence[Path], size: int | None, wanted: Sequence[Any]) -> None:

@@ -21,12 +21,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch-size", type=int, metavar="N", help="cut the arrays into batches (default: a file is one batch)")
     parser.add_argument(
         "--target",
-        type=one_of("qsim.onnx_ptq.quantize", "TARGETS"),
+        type=one_of("qsim.onnx_ptq.quantize_onnx", "ONNX_TARGETS"),
         default="onnxruntime",
         metavar="RUNTIME",
         help="onnxruntime (the default)",
     )
-    parser.add_argument("--method", metavar="METHOD", help="of ranges: minmax, percentile, mse, tf_enhanced (the default) or entropy")
+    parser.add_argument("--method", metavar="METHOD", help="how ranges are chosen, as in qsim.TensorSpec(method=); tf_enhanced by default")
     parser.add_argument("--sqnr", type=float, metavar="DB", help="what every output must keep beside the float model")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
 
@@ -36,13 +36,13 @@ def run(options: argparse.Namespace) -> int:
         raise Failure(f"--output '{options.output}' is the float model; expected another file")
     if not options.output.parent.is_dir():
         raise Failure(f"there is no folder '{options.output.parent}': make it first")
-    from qsim.cli.onnx_inputs import Inputs
+    from qsim.cli.onnx_inputs import InputBatches
     from qsim.onnx.open import open_proto
     from qsim.onnx.sessions import session
-    from qsim.onnx_ptq.quantize import quantize_onnx
+    from qsim.onnx_ptq.quantize_onnx import quantize_onnx
 
     open_proto(options.model)  # bounds and tensors outside the folder, before anything else opens it
-    data = Inputs(options.data, options.batch_size, session(options.model).get_inputs())
+    data = InputBatches(options.data, options.batch_size, session(options.model).get_inputs())
     report = quantize_onnx(options.model, data, options.output, options.target, method=options.method, progress=not options.quiet)
     print(report)
     worst = report.worst

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from qsim.files import EncodingFile, load_encodings
 from qsim.files.file_place import FilePlace
-from qsim.files.json_text import MAX_BYTES
+from qsim.files.json_text import MAX_JSON_BYTES
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -23,8 +23,8 @@ def kind_of(path: Path) -> str:
     if path.suffix == ".onnx" or beginning.startswith(_ONNX):
         return "onnx"
     if beginning.startswith(b"{") and _LOG in beginning.split(b"\n")[0]:
-        if path.stat().st_size > MAX_BYTES:
-            raise FilePlace(str(path)).error(f"has more than {MAX_BYTES} bytes; expected a numeric log of at most that")
+        if path.stat().st_size > MAX_JSON_BYTES:
+            raise FilePlace(str(path)).error(f"has more than {MAX_JSON_BYTES} bytes; expected a numeric log of at most that")
         return "log"
     if beginning.startswith(b"TRT-") or beginning.lstrip().startswith((b"{", b"\xef\xbb\xbf")):
         return "encodings"

@@ -15,7 +15,7 @@ from qsim.cli.failure import Failure
 
 if TYPE_CHECKING:
     from qsim.cli.arrays import Array
-    from qsim.deploy.verify import Verification
+    from qsim.deploy.verification import Verification
 
 HELP = "run a Q/DQ model in ONNX Runtime and compare"
 _REFERENCE = "reference"
@@ -51,14 +51,14 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _runs(options: argparse.Namespace) -> Iterator[tuple[Mapping[str, Array], Mapping[str, Sequence[Array]]]]:
-    from qsim.cli.onnx_inputs import Inputs
+    from qsim.cli.onnx_inputs import InputBatches
     from qsim.onnx.sessions import session
 
     taken = session(options.model, optimised=False)
     reference = None if options.reference is None else session(options.reference, optimised=True)
     if reference is not None and len(reference.get_outputs()) != len(taken.get_outputs()):
         raise Failure(f"the reference has {len(reference.get_outputs())} outputs, the model {len(taken.get_outputs())}; expected as many")
-    for inputs in Inputs(options.data, options.batch_size, taken.get_inputs()):
+    for inputs in InputBatches(options.data, options.batch_size, taken.get_inputs()):
         if reference is None:
             yield inputs, {}
             continue

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from qsim.clinic.subject import Subject, Visitor
+from qsim.clinic.examined_model import ExaminedModel, Visitor
 from qsim.clinic.trace import floats
 from qsim.operations.functions import ALIAS, BIAS_POSITION, WEIGHT, Function, name_of, route_name
 from qsim.ops.observe import observe_range_
@@ -36,7 +36,7 @@ class Span(NamedTuple):
         return max(self.highest, 0.0) - min(self.lowest, 0.0)
 
 
-class Product(NamedTuple):
+class ProductConstants(NamedTuple):
     """The constants of a convolution or linear layer; `axis`: where its weight has the output channels."""
 
     axis: int
@@ -54,7 +54,7 @@ class Ranges:
         By batch: the range of each operation's results by its name, and of what the model was given under "".
     operands : dict of (str, int) to Span
         Over all batches, of the first operand of products and of each operand of a concatenation.
-    products : dict of str to Product
+    products : dict of str to ProductConstants
     squares : list of (float, int)
         By batch: sum of squares of what the model was given, and number of elements.
     samples : int
@@ -63,7 +63,7 @@ class Ranges:
 
     spans: list[dict[str, Span]] = field(default_factory=list)
     operands: dict[tuple[str, int], Span] = field(default_factory=dict)
-    products: dict[str, Product] = field(default_factory=dict)
+    products: dict[str, ProductConstants] = field(default_factory=dict)
     squares: list[tuple[float, int]] = field(default_factory=list)
     samples: int = 0
 
@@ -80,7 +80,7 @@ class Ranges:
         count = sum(n for _, n in squares)
         return self.over(_INPUT, batches), math.sqrt(sum(s for s, _ in squares) / count) if count else 0.0
 
-    def batches(self, subject: Subject, batches: Iterable[Any]) -> Iterator[Any]:
+    def batches(self, subject: ExaminedModel, batches: Iterable[Any]) -> Iterator[Any]:
         """The batches, one entry of `spans` for each; the model's inputs are noted while they pass."""
         for batch in batches:
             self.spans.append({})
@@ -124,7 +124,7 @@ class _Noting:
             self._operands(name, args[0])
         elif kind in _PRODUCTS and (weight := _at(1, "weight", args, kwargs)) is not None:
             self._operands(name, args[:1] or [kwargs["input"]])
-            self._ranges.products[name] = Product(WEIGHT[kind][1], weight, _at(BIAS_POSITION[kind], "bias", args, kwargs))
+            self._ranges.products[name] = ProductConstants(WEIGHT[kind][1], weight, _at(BIAS_POSITION[kind], "bias", args, kwargs))
         out = self._inner.operation(name, func, args, kwargs)
         here = self._ranges.spans[-1]
         for t in floats(out):
@@ -140,7 +140,7 @@ class _Noting:
                 self._ranges.operands[name, i] = self._ranges.operands.get((name, i), Span()).union(span_of(t))
 
 
-def ranges_of(subject: Subject, batches: Iterable[Any], forward: Forward | None = None) -> Ranges:
+def ranges_of(subject: ExaminedModel, batches: Iterable[Any], forward: Forward | None = None) -> Ranges:
     """Run the model on every batch in float32 and note ranges."""
     found = Ranges()
     for batch in found.batches(subject, batches):

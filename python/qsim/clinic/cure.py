@@ -10,10 +10,10 @@ from typing import Any
 from qsim.analysis.evidence import Evidence
 from qsim.analysis.search import Effort, Found, search
 from qsim.clinic.examination import Examination
+from qsim.clinic.examined_model import ExaminedModel
 from qsim.clinic.finding import Finding
-from qsim.clinic.subject import Subject
 from qsim.config.float_plan import Ordinal
-from qsim.deploy.plan import Plan
+from qsim.deploy.engine_plan import Plan
 from qsim.operations.onnx_types import onnx_type
 
 
@@ -56,7 +56,7 @@ def evidence_of(exam: Examination, named: Iterable[str] = ()) -> Evidence:
     )
 
 
-def plan_of(found: Found[Any], subject: Subject, *, format: str, target: str) -> Plan:
+def plan_of(found: Found[Any], subject: ExaminedModel, *, format: str, target: str) -> Plan:
     """What a search found, with what deployment files need to know of the model."""
     return Plan(
         found.keep,
@@ -71,7 +71,7 @@ def plan_of(found: Found[Any], subject: Subject, *, format: str, target: str) ->
     )
 
 
-def _ordinals(subject: Subject) -> dict[str, Ordinal]:
+def _ordinals(subject: ExaminedModel) -> dict[str, Ordinal]:
     alike: dict[tuple[str, str], list[str]] = {}
     for name, site in subject.sites.items():
         if not site.steps[0].leaf:

@@ -12,7 +12,7 @@ from typing import Any
 from warnings import warn
 
 from qsim.clinic.finding import SEVERITIES, Finding
-from qsim.deploy.plan import Plan
+from qsim.deploy.engine_plan import Plan
 from qsim.loggers.figures import Figures
 from qsim.pages.markup import Cell, Column, Fact, Line, name_cell, problems, table, tiles
 from qsim.pages.page import Page

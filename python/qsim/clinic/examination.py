@@ -11,10 +11,10 @@ from typing import Any
 from torch import nn
 
 from qsim.clinic.batch_ranges import Ranges
+from qsim.clinic.examined_model import ExaminedModel
 from qsim.clinic.finding import Finding, Severity
 from qsim.clinic.flow import Flow
 from qsim.clinic.shadow import Shadow, Trace
-from qsim.clinic.subject import Subject
 from qsim.clinic.survey import Seen, Survey
 from qsim.clinic.targets import Target
 from qsim.numbers.float_format import FLOAT_FORMATS, FloatFormat
@@ -29,7 +29,7 @@ class Examination:
 
     Attributes
     ----------
-    subject : Subject
+    subject : ExaminedModel
     target : Target
     batches : sequence
         Those of the data that were kept and can be run again.
@@ -50,7 +50,7 @@ class Examination:
         Of the data, and of the evaluation data if there is any; None for targets without integers.
     """
 
-    subject: Subject
+    subject: ExaminedModel
     target: Target
     batches: Sequence[Any]
     forward: Forward | None

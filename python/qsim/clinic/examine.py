@@ -16,18 +16,18 @@ from qsim.clinic.checks import BATCH_NORM_CHECKS, FLOAT_CHECKS, HALF_CHECKS, INT
 from qsim.clinic.cure import cure
 from qsim.clinic.diagnosis import Diagnosis, ordered
 from qsim.clinic.examination import Examination, Loss
+from qsim.clinic.examined_model import ExaminedModel
 from qsim.clinic.example import example_of
 from qsim.clinic.finding import Finding
 from qsim.clinic.flow import Flow
 from qsim.clinic.reproduction import save, smallest
 from qsim.clinic.shadow import Shadow
-from qsim.clinic.subject import Subject
 from qsim.clinic.survey import survey
 from qsim.clinic.targets import Target, target_named
 from qsim.runs.batches import Forward, iterate
-from qsim.runs.model import check_module
+from qsim.runs.runnable import check_module
 from qsim.runs.snapshot import unchanged
-from qsim.simulation.subject import subject_of
+from qsim.simulation.report_subject import subject_of
 from qsim.stages import Stages
 
 _KEPT = 8  # batches at most that are run again and again in half precision; the others are surveyed in float32
@@ -113,7 +113,7 @@ def doctor(
         return Diagnosis((nothing,), chosen.name, subject=subject_of(model))
     with unchanged(model):
         with stages.stage("record"):
-            subject = Subject(model, example_of(model, first, forward), fold=chosen.folds)
+            subject = ExaminedModel(model, example_of(model, first, forward), fold=chosen.folds)
         with stages.stage("survey"):
             ranges = Ranges() if chosen.integers else None
             given = chain([first], batches)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 
-from qsim.clinic.subject import Subject
+from qsim.clinic.examined_model import ExaminedModel
 from qsim.graph.record.tape import Origin
 
 
@@ -20,7 +20,7 @@ class Flow:
         Operations whose results an operation reads, and those that read its result; each in the order of the model.
     """
 
-    def __init__(self, subject: Subject) -> None:
+    def __init__(self, subject: ExaminedModel) -> None:
         self.order = {name: i for i, name in enumerate(subject.sites)}
         name_of = {step: name for name, site in subject.sites.items() for step in site.steps}
         producers: dict[str, set[str]] = defaultdict(set)

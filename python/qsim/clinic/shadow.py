@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from qsim.analysis.deviation import Deviation
+from qsim.clinic.examined_model import ExaminedModel
 from qsim.clinic.half_run import HalfPrecision, Weights
-from qsim.clinic.subject import Subject
 from qsim.clinic.targets import Target
 from qsim.clinic.trace import LostConstant, Sampling, Traced, TraceRow
 from qsim.graph.record.tape import tensors_in
@@ -70,7 +70,7 @@ class Shadow:
 
     Parameters
     ----------
-    subject : Subject
+    subject : ExaminedModel
     target : Target
         With a float format.
     batches : sequence
@@ -89,7 +89,7 @@ class Shadow:
     """
 
     def __init__(
-        self, subject: Subject, target: Target, batches: Sequence[Any], forward: Forward | None = None, *, sqnr: float | None = None
+        self, subject: ExaminedModel, target: Target, batches: Sequence[Any], forward: Forward | None = None, *, sqnr: float | None = None
     ) -> None:
         if target.format is None:
             raise ValueError(f"Shadow: target {target.name!r} has no float format narrower than float32")

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from qsim.folders import QSIM, TORCH
 
-_ENTRANCE = "run"  # of Subject: what called that is no part of the model
+_ENTRANCE = "run"  # of ExaminedModel: what called that is no part of the model
 
 
 class SourceLine(NamedTuple):
@@ -32,7 +32,7 @@ def calling_line() -> SourceLine | None:
         path = frame.f_code.co_filename
         if not path.startswith((TORCH, QSIM)) and not path.startswith("<"):
             return SourceLine(path, frame.f_lineno)
-        if frame.f_code.co_name == _ENTRANCE and path.endswith("subject.py"):
+        if frame.f_code.co_name == _ENTRANCE and path.endswith("examined_model.py"):
             return None
         frame = frame.f_back
     return None

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from qsim.clinic.examined_model import ExaminedModel, Visitor
 from qsim.clinic.source import SourceLine, calling_line
-from qsim.clinic.subject import Subject, Visitor
 from qsim.clinic.targets import Target
 from qsim.clinic.trace import floats
 from qsim.graph.record.tape import tensors_in
@@ -146,7 +146,7 @@ class Survey:
 
 
 def survey(
-    subject: Subject,
+    subject: ExaminedModel,
     target: Target,
     batches: Iterable[Any],
     forward: Forward | None = None,
@@ -198,7 +198,7 @@ def _called(model: nn.Module, read: set[str]) -> Iterator[None]:
             handle.remove()
 
 
-class _Tally:
+class _OperationTally:
     """The numbers of one operation while they are still on the device."""
 
     def __init__(self, device: torch.device) -> None:
@@ -213,10 +213,10 @@ class _Tally:
 class _Looking:
     """The visitor of a survey."""
 
-    def __init__(self, found: Survey, target: Target, subject: Subject) -> None:
+    def __init__(self, found: Survey, target: Target, subject: ExaminedModel) -> None:
         self._found, self._target, self._folded = found, target, subject.folded
         self._names = {id(p): name for name, p in subject.model.named_parameters()}
-        self._tallies: dict[str, _Tally] = {}
+        self._tallies: dict[str, _OperationTally] = {}
         self._broken = 0
         self._calls = Counter[str]()
 
@@ -274,9 +274,9 @@ class _Looking:
     def _note_parameters(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._found.read.update(self._names[id(t)] for t in tensors_in((args, kwargs)) if id(t) in self._names)
 
-    def _tally(self, name: str, func: Function, device: torch.device) -> _Tally:
+    def _tally(self, name: str, func: Function, device: torch.device) -> _OperationTally:
         if name not in self._tallies:
-            self._tallies[name] = _Tally(device)
+            self._tallies[name] = _OperationTally(device)
             self._found.operations[name] = Seen(name_of(func), calling_line())
         return self._tallies[name]
 

@@ -1,1 +1,1 @@
-"""From a simulation to what runtimes load: the traced graph, and the files made of it."""
+"""From a simulation to what runtimes load: exports, retargeting, verification, baked and packed weights, plans for engine builders."""

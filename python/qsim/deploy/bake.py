@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from qsim import ops
 from qsim.graph.execute.attach import detach
 from qsim.graph.execute.methods import PLACE
-from qsim.graph.record.given import own_arguments
+from qsim.graph.record.own_arguments import own_arguments
 from qsim.numbers.encoding import Encoding
 from qsim.quantizers.quantizer import Quantizer
 from qsim.runs.sharding import is_sharded
@@ -24,7 +24,7 @@ from qsim.simulation.simulation import Simulation
 _NOISE = 64  # so many units in the last place may two kernels for one operation differ by, as those of recurrent layers do
 
 
-class Weight(NamedTuple):
+class BakedWeight(NamedTuple):
     """A parameter that the simulation quantizes, and its quantizer."""
 
     name: str
@@ -92,7 +92,7 @@ def integers(weight: Tensor, encoding: Encoding, rounding: str) -> Tensor:
     return steps.to(stored)
 
 
-def _weights(sim: Simulation, caller: str) -> list[Weight]:
+def _weights(sim: Simulation, caller: str) -> list[BakedWeight]:
     """The parameters whose quantizers quantize. Raises where a weight is quantized otherwise than as a parameter of its own."""
     needed, quantizers = sim.needed(), sim.quantizers()
     found, parameters, computed, halves = [], sim.weights(), [], []
@@ -109,7 +109,7 @@ def _weights(sim: Simulation, caller: str) -> list[Weight]:
         elif is_sharded(parameters[key]):
             raise ValueError(f"QuantSim.{caller}: '{planned.parameter}' is sharded by fully_shard; bake a simulation that is not")
         else:
-            found.append(Weight(planned.parameter, parameters[key], quantizer))  # type: ignore[arg-type]
+            found.append(BakedWeight(planned.parameter, parameters[key], quantizer))  # type: ignore[arg-type]
     if computed:
         raise ValueError(
             f"QuantSim.{caller}: {', '.join(map(repr, computed))} quantize what the model computes from its parameters, or parts of them "
@@ -120,12 +120,12 @@ def _weights(sim: Simulation, caller: str) -> list[Weight]:
     return found
 
 
-def _others(sim: Simulation, weights: list[Weight]) -> list[str]:
+def _others(sim: Simulation, weights: list[BakedWeight]) -> list[str]:
     own = {id(weight.quantizer) for weight in weights}
     return [key for key, quantizer in sim.quantizers().items() if quantizer.enabled and id(quantizer) not in own]
 
 
-def _check(sim: Simulation, baked: nn.Module, weights: list[Weight]) -> None:
+def _check(sim: Simulation, baked: nn.Module, weights: list[BakedWeight]) -> None:
     """The baked model computes on the example inputs what the simulation does with its quantizers of weights alone."""
     with _weights_alone(sim, weights), torch.no_grad(), torch.random.fork_rng():
         for args, kwargs in sim.calls:
@@ -151,7 +151,7 @@ def _agree(expected: Tensor, got: Tensor) -> bool:
 
 
 @contextmanager
-def _weights_alone(sim: Simulation, weights: list[Weight]) -> Iterator[None]:
+def _weights_alone(sim: Simulation, weights: list[BakedWeight]) -> Iterator[None]:
     """In eval mode, with the quantizers of these weights on and all others off."""
     on, flags = [sim.quantizers()[key] for key in _others(sim, weights)], {module: module.training for module in sim.modules()}
     try:

@@ -15,7 +15,7 @@ from qsim.stages import seconds_text
 from qsim.table import counted, decibel, percent
 
 if TYPE_CHECKING:
-    from qsim.deploy.verify import Verification
+    from qsim.deploy.verification import Verification
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Joined:
+class ConcatenatedOutput:
     """An output that a concatenation made.
 
     Attributes
@@ -49,7 +49,7 @@ class Joined:
     quantizer: str = ""
 
 
-def joined(output: ir.Value) -> Joined | None:
+def concatenated(output: ir.Value) -> ConcatenatedOutput | None:
     """What an output was put together from, behind quantizers and permutations of axes; None if it was not, or of unknown sizes."""
     node, quantizer, orders = output.producer(), "", list[list[int]]()
     while node is not None and node.op_type in (*_PASSED, "Transpose"):
@@ -69,4 +69,4 @@ def joined(output: ir.Value) -> Joined | None:
     for order in reversed(orders):
         axis = order.index(axis)
     ends = accumulate(lengths, initial=0)  # type: ignore[arg-type]
-    return Joined([Part(axis, start, stop) for start, stop in pairwise(ends)], quantizer)  # type: ignore[arg-type]
+    return ConcatenatedOutput([Part(axis, start, stop) for start, stop in pairwise(ends)], quantizer)  # type: ignore[arg-type]

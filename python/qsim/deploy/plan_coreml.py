@@ -62,7 +62,7 @@ def _is_kept(op):
 
 def _feeds_kept(op):
     """Whether a kept operation, or the caller of the program, reads what an operation makes, moved or not."""
-    left, met = [op], []
+    left, seen = [op], []
     while left:
         for made in left.pop().outputs:
             if made.consuming_blocks:
@@ -70,22 +70,22 @@ def _feeds_kept(op):
             for reader in made.child_ops:
                 if _is_kept(reader):
                     return True
-                if reader.op_type in MOVES and reader not in met:
-                    met.append(reader)
+                if reader.op_type in MOVES and reader not in seen:
+                    seen.append(reader)
                     left.append(reader)
     return False
 
 
 def _holds_float32(op):
     """Whether what an operation moves comes from a kept operation, or from inputs and constants alone."""
-    left, met, halved = [op], [], False
+    left, seen, halved = [op], [], False
     while left:
         for given in left.pop().inputs.values():
             for value in given if isinstance(given, (list, tuple)) else (given,):
                 source = value.op
-                if source is None or source.op_type == "const" or source in met or not _is_float(value):
+                if source is None or source.op_type == "const" or source in seen or not _is_float(value):
                     continue
-                met.append(source)
+                seen.append(source)
                 if source.op_type != "cast" and _is_kept(source):
                     return True
                 if source.op_type in MOVES:

@@ -139,7 +139,7 @@ def run_casts(made: Path, model: Path, inputs: dict[str, np.ndarray]) -> CastRun
 def _compared(runtime: str, expected: list[np.ndarray], got: list[np.ndarray], error: str) -> CastRun:
     import numpy as np
 
-    from qsim.deploy.verify import Difference
+    from qsim.deploy.verification import Difference
 
     elements = broken = 0
     worst = math.inf

@@ -24,7 +24,7 @@ from qsim.numbers.spec import TensorSpec
 from qsim.quantizers.observer import encoding_of_range
 from qsim.quantizers.quantizer import Quantizer
 from qsim.quantizers.running_observer import RunningObserver
-from qsim.simulation.ranges import fit_biases
+from qsim.simulation.range_choice import fit_biases
 from qsim.simulation.simulation import Simulation
 from qsim.trace.capture import Program, capture
 from qsim.trace.marks_behind_moves import key_of, moved_from

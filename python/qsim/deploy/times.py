@@ -12,10 +12,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from qsim.onnx import file, model
-from qsim.onnx.options import Options
+from qsim.onnx.export_options import Options
 from qsim.quantizers.quantizer import Quantizer
 from qsim.trace.capture import Program
-from qsim.trace.mark_uses import Marked
+from qsim.trace.mark_uses import MarkUses
 from qsim.trace.runtimes import Runtime
 
 Array = np.ndarray[Any, Any]
@@ -71,7 +71,7 @@ def measured(plain: Session, quantized: Session, inputs: Mapping[str, Array]) ->
 
 
 def write_float(
-    program: Program, marked: Marked, quantizers: Mapping[str, Quantizer], target: Runtime, options: Options, path: Path
+    program: Program, mark_uses: MarkUses, quantizers: Mapping[str, Quantizer], target: Runtime, options: Options, path: Path
 ) -> Path:
     """Write a traced simulation without any quantizer: the float model, with BatchNorms folded.
 
@@ -83,6 +83,6 @@ def write_float(
     off = {key: Quantizer(quantizer.spec) for key, quantizer in quantizers.items()}
     for quantizer in off.values():
         quantizer.enabled = False
-    built = model.build(program, marked, off, target, options).model
+    built = model.build(program, mark_uses, off, target, options).model
     file.write(built, path, external_data=model.size_of(built) > file.LARGE)
     return path

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from qsim.equalization.edges import MIXING
-from qsim.graph.record.containers import joined
+from qsim.graph.record.containers import full_name
 from qsim.graph.record.tape import Slot, Step, Tape
 from qsim.graph.record.uses import Uses, computed_anew, mode, owner
 from qsim.operations.functions import name_of
@@ -84,7 +84,7 @@ def _candidate(path: str, steps: list[Step], tape: Tape, uses: Uses) -> Candidat
         raise Refused(f"'{path}' ({type(module).__name__}) has a forward of its own, which uses weight and bias in other ways")
     if (why := uses.obstacle(path)) is not None:
         raise Refused(why)
-    walk = _Walk(path, tape, uses)
+    walk = _CandidateWalk(path, tape, uses)
     for step in steps:
         if name_of(step.func) in DIMS and (own := computed_anew(step)) is not None:
             raise Refused(f"the {own} of '{path}' is computed anew in each call (a parametrization, weight_norm or the like)")
@@ -94,7 +94,7 @@ def _candidate(path: str, steps: list[Step], tape: Tape, uses: Uses) -> Candidat
     return Candidate(path, tuple(walk.readers), frozenset(walk.between), walk.blocked)
 
 
-class _Walk:
+class _CandidateWalk:
     """From what a producer returns to all the layers that read it."""
 
     def __init__(self, path: str, tape: Tape, uses: Uses) -> None:
@@ -165,6 +165,6 @@ class _Walk:
             return None if slot in (2, "value") else f"{what} is read by {at} as query or key of a softmax"
         if func in MIXING | _HOMOGENEOUS or (func == "div" and slot == 0):
             return None
-        if joined(step.path, "weight") in self.tape.shapes and is_norm(self.uses.modules[step.path]):
+        if full_name(step.path, "weight") in self.tape.shapes and is_norm(self.uses.modules[step.path]):
             return f"{what} is also read by the norm '{step.path}'"
         return f"{what} is read by {at}: {func} of a scaled value is not the scaled {func} of it"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from qsim.equalization.channels import scale_input, scale_output
-from qsim.equalization.statistics import Inputs
+from qsim.equalization.input_statistics import InputStatistics
 from qsim.operations.layers import LAYERS, Layer
 
 # Sums over positions, with the same weights for all channels of a head.
@@ -65,7 +65,7 @@ class Edge:
             found.scatter_reduce_(0, index[read], values(path, layer).detach().to("cpu", torch.float64)[read], "amax")
         return found
 
-    def largest_read(self, model: nn.Module, inputs: Inputs) -> Tensor:
+    def largest_read(self, model: nn.Module, inputs: InputStatistics) -> Tensor:
         """By channel of the producer, the largest magnitude that a reader gets."""
         return self.largest(model, lambda path, _: inputs.largest[path])
 

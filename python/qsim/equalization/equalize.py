@@ -12,23 +12,23 @@ from torch.nn.parameter import is_lazy
 
 from qsim.batch_norm.fold import FoldReport, fold_batch_norms, recorded
 from qsim.equalization.candidates import find_candidates
+from qsim.equalization.edge_finder import find_edges
 from qsim.equalization.edges import Edge
-from qsim.equalization.finding import find_edges
-from qsim.equalization.methods import Awq, CrossLayer, SmoothQuant
-from qsim.equalization.report import Change, EqualizeReport, spread
+from qsim.equalization.equalize_report import Change, EqualizeReport, spread
+from qsim.equalization.input_statistics import InputStatistics, observe, results
 from qsim.equalization.rotation import Rotation
-from qsim.equalization.statistics import Inputs, observe, results
+from qsim.equalization.scale_methods import Awq, CrossLayer, SmoothQuant
 from qsim.graph.execute.simulated import Simulated
 from qsim.graph.record.uses import Uses
 from qsim.runs.arguments import Arguments, example_calls
 from qsim.runs.batches import Forward, arguments_of, calls_made, iterate, to_device
-from qsim.runs.model import check_module
+from qsim.runs.runnable import check_module
 from qsim.runs.sharding import refuse_wrapped
 from qsim.runs.snapshot import Snapshot
 
 Method = CrossLayer | SmoothQuant | Awq | Rotation
 
-METHODS: dict[str, type[Method]] = {method.name: method for method in (CrossLayer, SmoothQuant, Awq, Rotation)}
+EQUALIZE_METHODS: dict[str, type[Method]] = {method.name: method for method in (CrossLayer, SmoothQuant, Awq, Rotation)}
 TOLERANCE = 1e-5
 
 
@@ -117,12 +117,13 @@ def equalize(
 
 def _method(method: str | Method, has_data: bool) -> Method:
     if isinstance(method, str):
-        if method not in METHODS:
-            raise ValueError(f"qsim.equalize: got the method {method!r}; expected {', '.join(map(repr, METHODS))}")
-        method = METHODS[method]()
-    if not isinstance(method, tuple(METHODS.values())):
+        if method not in EQUALIZE_METHODS:
+            raise ValueError(f"qsim.equalize: got the method {method!r}; expected {', '.join(map(repr, EQUALIZE_METHODS))}")
+        method = EQUALIZE_METHODS[method]()
+    if not isinstance(method, tuple(EQUALIZE_METHODS.values())):
         raise TypeError(
-            f"qsim.equalize: got the method {method!r}; expected a name or an instance of {', '.join(k.__name__ for k in METHODS.values())}"
+            f"qsim.equalize: got the method {method!r}; expected a name or an instance of "
+            f"{', '.join(k.__name__ for k in EQUALIZE_METHODS.values())}"
         )
     if method.needs_data and not has_data:
         raise ValueError(f"qsim.equalize: {method.name!r} looks at what layers read: pass data, an iterable of batches")
@@ -168,7 +169,7 @@ def _scaled(
     model: nn.Module, method: CrossLayer | SmoothQuant | Awq, edges: Sequence[Edge], calls: Sequence[Arguments], refused: dict[str, str]
 ) -> list[Change]:
     readers = list(dict.fromkeys(path for edge in edges for path in edge.readers))
-    inputs = observe(model, readers, calls) if method.needs_data else Inputs()
+    inputs = observe(model, readers, calls) if method.needs_data else InputStatistics()
     before = {edge: method.size(model, edge, inputs) for edge in edges}
     scales, kept = method.apply(model, edges, inputs)
     refused |= {edge.producer: why for edge, why in kept.items()}

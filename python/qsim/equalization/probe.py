@@ -21,7 +21,7 @@ Transform = Callable[[Tensor], Tensor]
 # Of a producer and its call: whether its result is to be replaced.
 Learn = Callable[[str, nn.Module, tuple[Any, ...], dict[str, Any], Any], bool]
 # Of a reader: its path, its module and the call.
-Check = Callable[[str, nn.Module, tuple[Any, ...], dict[str, Any]], None]
+ReadCheck = Callable[[str, nn.Module, tuple[Any, ...], dict[str, Any]], None]
 # Of a reader: its path, what it gets, and what it gets without changes.
 See = Callable[[str, Tensor, Tensor], None]
 
@@ -52,7 +52,7 @@ class Probe:
         readers: Iterable[str],
         calls: Sequence[Arguments],
         learn: Learn = lambda *_: True,
-        check: Check = lambda *_: None,
+        check: ReadCheck = lambda *_: None,
     ) -> None:
         self._model, self._calls = model, calls
         self._modules = dict(model.named_modules())

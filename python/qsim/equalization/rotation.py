@@ -10,10 +10,10 @@ from torch import nn
 
 from qsim.equalization.candidates import Refused
 from qsim.equalization.edges import Edge
+from qsim.equalization.equalize_report import Change, spread
 from qsim.equalization.heads import head_sizes
+from qsim.equalization.input_statistics import observe
 from qsim.equalization.orthogonal import hadamard, rotation_matrix
-from qsim.equalization.report import Change, spread
-from qsim.equalization.statistics import observe
 from qsim.equalization.stream import find_stream
 from qsim.graph.record.tape import Tape
 from qsim.graph.record.uses import Uses

@@ -80,7 +80,7 @@ def _exact(t: Tensor) -> Tensor:
 
 def find_stream(model: nn.Module, tape: Tape, uses: Uses, edges: Sequence[Edge]) -> Stream:
     """The residual stream that the embeddings of tokens begin. Raises Refused with the reason if there is none that can be rotated."""
-    walk = _Walk(tape, uses)
+    walk = _StreamWalk(tape, uses)
     starts = [step for step in tape.steps if isinstance(uses.modules.get(owner(step)), nn.Embedding)]
     if not starts:
         raise Refused("the model has no embedding of tokens that begins a residual stream")
@@ -129,7 +129,7 @@ def _keeps_mean(model: nn.Module, edge: Edge) -> bool:
     raise Refused(f"the norm '{edge.producer}' of the residual stream is neither an RMSNorm nor a LayerNorm")
 
 
-class _Walk:
+class _StreamWalk:
     """From the embeddings through all sums."""
 
     def __init__(self, tape: Tape, uses: Uses) -> None:

@@ -44,7 +44,7 @@ class Layout:
 
 LAYOUTS = {
     "qsim": Layout(
-        {"format": qsim_json.MARK, "version": qsim_json.VERSION}, _TOGETHER, False, qsim_json.read_entry, qsim_json.write_entry, ()
+        {"format": qsim_json.MARK, "version": qsim_json.FORMAT_VERSION}, _TOGETHER, False, qsim_json.read_entry, qsim_json.write_entry, ()
     ),
     "aimet-0.6.1": Layout({"version": "0.6.1"}, _BY_ROLE, False, aimet_0_6_1.read_entry, aimet_0_6_1.write_entry, ("aimet-0.6.1",)),
     "aimet-1.0.0": Layout({"version": "1.0.0"}, _BY_ROLE, True, aimet_1_0_0.read_entry, aimet_1_0_0.write_entry, ("aimet-1.0.0",)),
@@ -87,8 +87,8 @@ def _unknown(head: Mapping[str, Any]) -> str:
     got = " and ".join(f"{name} {shown(value)}" for name, value in head.items()) or "neither"
     versions = [layout.head["version"] for layout in LAYOUTS.values() if "format" not in layout.head]
     return (
-        f"format and version: got {got}; expected format {qsim_json.MARK!r} and version {qsim_json.VERSION!r} of qsim, or AIMET's version "
-        f"{', '.join(map(repr, versions))}; or no version and the sections that AIMET's save_encodings_to_json writes"
+        f"format and version: got {got}; expected format {qsim_json.MARK!r} and version {qsim_json.FORMAT_VERSION!r} of qsim, or AIMET's "
+        f"version {', '.join(map(repr, versions))}; or no version and the sections that AIMET's save_encodings_to_json writes"
     )
 
 

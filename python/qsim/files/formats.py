@@ -11,14 +11,14 @@ from qsim.files import documents, tensorrt_cache
 from qsim.files.encoding_file import UNQUANTIZED, EncodingFile, Entry
 from qsim.files.fields import Fields, checked_name
 from qsim.files.file_place import FilePlace, shown
-from qsim.files.json_text import MAX_BYTES, dump, parse, read_text
+from qsim.files.json_text import MAX_JSON_BYTES, dump, parse, read_text
 from qsim.numbers.float_format import FLOAT_FORMATS
 
 FORMATS = (*documents.LAYOUTS, tensorrt_cache.FORMAT)
 _NAMES_FLOATS = ("aimet-0.6.1", "aimet-1.0.0", "qsim")
 
 
-def load_encodings(path: str | PathLike[str], *, max_bytes: int = MAX_BYTES) -> EncodingFile:
+def load_encodings(path: str | PathLike[str], *, max_bytes: int = MAX_JSON_BYTES) -> EncodingFile:
     """Read a file of encodings. Its content tells the format.
 
     The file is data: nothing in it is run, and what it may hold is bounded before it is parsed (`max_bytes`, 16 million values, 32

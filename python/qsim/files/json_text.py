@@ -17,7 +17,7 @@ import torch
 
 from qsim.files.file_place import FilePlace, shown
 
-MAX_BYTES = 1 << 28
+MAX_JSON_BYTES = 1 << 28
 MAX_VALUES = 1 << 24  # 100 bytes each as Python objects
 MAX_DEPTH = 32  # the formats need 10
 _MAX_DIGITS = 128  # the grid of bfloat16 ends at a number of 39 digits

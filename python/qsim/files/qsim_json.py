@@ -21,7 +21,7 @@ from qsim.files.file_place import FilePlace
 
 FORMAT = "qsim"
 MARK = "qsim-encodings"
-VERSION = "1"
+FORMAT_VERSION = "1"
 _PRECISIONS = {"float32": torch.float32, "float64": torch.float64}
 _LARGEST = 1 << 128  # beyond bfloat16
 _FIELDS = ("role", "scale", "zero_point", "scale_dtype", "quant_min", "quant_max", "axis", "block_size", "dtype", "layout_given")

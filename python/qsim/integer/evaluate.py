@@ -22,7 +22,7 @@ from qsim.integer.assignment import Kernel
 from qsim.integer.kernel_calls import Launcher
 from qsim.integer.kernels.exact import AccumulatorOverflow
 from qsim.integer.kernels.products import Bias
-from qsim.integer.kernels.quantized import Quantized, quantize
+from qsim.integer.kernels.quantized import QuantizedTensor, quantize
 from qsim.integer.prepared import Prepared, stored_inputs
 from qsim.numbers.float_format import FLOAT_FORMATS
 from qsim.quantizers.quantizer import Quantizer
@@ -30,7 +30,7 @@ from qsim.trace.capture import Program
 from qsim.trace.fx_nodes import arguments
 from qsim.trace.integer_forms import NUMBER, SCALED, number, scaled
 from qsim.trace.mark_uses import per_channel
-from qsim.trace.marks_behind_moves import carry_marks
+from qsim.trace.marks_behind_moves import mark_behind_moves
 
 
 class Evaluation:
@@ -42,7 +42,7 @@ class Evaluation:
     Parameters
     ----------
     program : Program
-        Its graph gets carried marks.
+        Its graph gets marks behind moves.
     quantizers : mapping of str to Quantizer
         All that the marks name.
     model : nn.Module
@@ -50,7 +50,7 @@ class Evaluation:
     """
 
     def __init__(self, program: Program, quantizers: Mapping[str, Quantizer], model: nn.Module) -> None:
-        carry_marks(program.exported.graph, per_channel(quantizers))
+        mark_behind_moves(program.exported.graph, per_channel(quantizers))
         self.program, self.quantizers, self.model = program, quantizers, model
         self._paths = [path for _, path in stored_inputs(program)]
         self._kept: tuple[Stamp, list[Any], Prepared] | None = None  # replaced as a whole: threads share it
@@ -85,7 +85,9 @@ class Evaluation:
             results = _Run(self.prepared, self.quantizers).run(*held)
         specs = exported.graph_signature.output_specs
         wanted = [value for value, spec in zip(results, specs, strict=True) if spec.kind is OutputKind.USER_OUTPUT]
-        return tree_unflatten(tree_map_only((Quantized, Bias), lambda value: value.dequantized(), wanted), exported.call_spec.out_spec)
+        return tree_unflatten(
+            tree_map_only((QuantizedTensor, Bias), lambda value: value.dequantized(), wanted), exported.call_spec.out_spec
+        )
 
     def _held(self, exported: ExportedProgram, spec: Any) -> Any:
         if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
@@ -94,7 +96,7 @@ class Evaluation:
 
 
 class _Run(Interpreter):
-    """One run of the graph. Values are tensors, and `Quantized` behind marks of integers."""
+    """One run of the graph. Values are tensors, and `QuantizedTensor` behind marks of integers."""
 
     def __init__(self, prepared: Prepared, quantizers: Mapping[str, Quantizer]) -> None:
         super().__init__(prepared.module)
@@ -131,7 +133,7 @@ class _Run(Interpreter):
     def _with_integer_bias(self, node: Node) -> Any:
         values = {name: self._value(value) for name, value in arguments(node).items()}
         bias = self._of.biases[node]
-        x, weight = (value.encoding for value in values.values() if isinstance(value, Quantized))
+        x, weight = (value.encoding for value in values.values() if isinstance(value, QuantizedTensor))
         values[bias] = Bias.made_by_runtime(values[bias], x, weight)
         return self.call_function(node.target, (), values)
 
@@ -144,15 +146,15 @@ class _Run(Interpreter):
             return dataclasses.replace(args[0], encoding=scaled(args[0].encoding, args[2]))
         if target is NUMBER:
             integer, encoding = number(args[2], args[0].encoding)
-            return Quantized(args[0].integers.new_tensor(integer), encoding)
-        args, kwargs = tree_map_only((Quantized, Bias), lambda value: value.dequantized(), (args, kwargs))
+            return QuantizedTensor(args[0].integers.new_tensor(integer), encoding)
+        args, kwargs = tree_map_only((QuantizedTensor, Bias), lambda value: value.dequantized(), (args, kwargs))
         if target is ROUNDED:
             return ops.round_to_format(*args[:2])
         return super().call_function(target, args, kwargs)
 
     def _marked(self, x: Any, key: str) -> Any:
         encoding = self._of.encodings[key]
-        if isinstance(x, Quantized):
+        if isinstance(x, QuantizedTensor):
             if encoding is x.encoding:
                 return x
             x = x.dequantized()

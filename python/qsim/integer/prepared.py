@@ -20,8 +20,8 @@ from qsim.numbers.encoding import Encoding
 from qsim.quantizers.quantizer import Quantizer
 from qsim.trace.capture import Program
 from qsim.trace.integer_forms import use_integer_forms
-from qsim.trace.mark_uses import Marked
-from qsim.trace.marks_before_rectifiers import hoist_marks
+from qsim.trace.mark_uses import MarkUses
+from qsim.trace.marks_before_rectifiers import mark_before_rectifiers
 from qsim.trace.runtimes import RUNTIMES, stored_as
 from qsim.trace.storages import storages
 from qsim.trace.token_scales import put_scales_behind, with_scale_one
@@ -33,7 +33,7 @@ class Prepared:
     Parameters
     ----------
     program : Program
-        With carried marks; its graph is copied.
+        With marks behind moves too; its graph is copied.
     quantizers : mapping of str to Quantizer
         All that the marks name.
     parameter : callable
@@ -56,12 +56,12 @@ class Prepared:
     def __init__(self, program: Program, quantizers: Mapping[str, Quantizer], parameter: Callable[[str], Tensor]) -> None:
         fixed = with_scale_one(quantizers)
         found = {key: quantizer.encoding for key, quantizer in fixed.items() if quantizer.enabled}
-        self.encodings = _as_stored({key: e for key, e in found.items() if e is not None}, Marked.of(program), fixed)
+        self.encodings = _as_stored({key: e for key, e in found.items() if e is not None}, MarkUses.of(program), fixed)
         graph = Graph()
         graph.output(graph.graph_copy(program.exported.graph, {}))
         _bypass(graph, self.encodings)
         put_scales_behind(graph, quantizers)
-        hoist_marks(graph, self.encodings)
+        mark_before_rectifiers(graph, self.encodings)
         use_integer_forms(graph, self.encodings)
         stored = dict(stored_inputs(program))
         self._parameters = {node: parameter(stored[node.name]) for node in graph.nodes if node.name in stored}
@@ -101,7 +101,7 @@ def stored_inputs(program: Program) -> list[tuple[str, str]]:
     return [(spec.arg.name, str(spec.target)) for spec in specs if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER)]
 
 
-def _as_stored(encodings: dict[str, Encoding], marked: Marked, quantizers: Mapping[str, Quantizer]) -> dict[str, Encoding]:
+def _as_stored(encodings: dict[str, Encoding], mark_uses: MarkUses, quantizers: Mapping[str, Quantizer]) -> dict[str, Encoding]:
     """Encodings of activations as an exported model has them."""
-    stored = storages(marked, quantizers, RUNTIMES["onnxruntime"]).activations
+    stored = storages(mark_uses, quantizers, RUNTIMES["onnxruntime"]).activations
     return {key: stored_as(encoding, stored.get(key)) for key, encoding in encodings.items()}

@@ -10,7 +10,8 @@ from qsim.numbers.block_formats import BLOCK_FORMATS, SCALE_FORMATS, SCALE_ROUND
 from qsim.numbers.blocks import Axes, block_lengths, ranges_shape
 from qsim.numbers.float_format import FLOAT_FORMATS
 
-METHODS = ("minmax", "percentile", "mse", "tf_enhanced", "entropy", "ema", "dynamic")
+SEARCHES = ("minmax", "percentile", "mse", "tf_enhanced", "entropy")  # of all that was observed: what `ops.search_range` knows
+METHODS = (*SEARCHES, "ema", "dynamic")
 DTYPES = ("int", *FLOAT_FORMATS)
 _ENDS_ALONE = ("minmax", "percentile", "dynamic")  # methods that do not weigh clipping against an even step
 ROUNDINGS = ("divide", "reciprocal")

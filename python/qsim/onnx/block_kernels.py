@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 
 from qsim import ops
-from qsim.onnx.insert import Insertion
+from qsim.onnx.insert import NodeInserter
 
-DOMAIN = "com.microsoft"
+MICROSOFT = "com.microsoft"
 _SMALLEST_BLOCK = 16
 _MIDDLE = 8  # of 4 bits: the zero point where none is given
 
 
-class _Blocks:
+class _PackedBlocks:
     """A constant of 4 bits in blocks, as its DequantizeLinear has it."""
 
     def __init__(self, dequantize: ir.Node) -> None:
@@ -51,14 +51,14 @@ def use_block_kernels(model: ir.Model, names: dict[str, str], accuracy_level: in
     list of str
         What there is to say.
     """
-    insert, count = Insertion(model.graph), 0
+    insert, count = NodeInserter(model.graph), 0
     for node in list(model.graph):
         position = {"MatMul": 1, "Gemm": 1, "Gather": 0}.get(node.op_type) if node.domain == "" else None
         constant = None if position is None else node.inputs[position]
         dequantize = None if constant is None else constant.producer()
         if dequantize is None or not _in_blocks(dequantize):
             continue
-        blocks = _Blocks(dequantize)
+        blocks = _PackedBlocks(dequantize)
         made = _look_up(insert, node, dequantize, blocks) if node.op_type == "Gather" else _product(insert, node, blocks, accuracy_level)
         if made is None:
             continue
@@ -74,7 +74,7 @@ def use_block_kernels(model: ir.Model, names: dict[str, str], accuracy_level: in
         if not constant.uses():  # type: ignore[union-attr]
             model.graph.remove(dequantize, safe=True)
     if insert.used_domains:
-        model.opset_imports[DOMAIN] = 1
+        model.opset_imports[MICROSOFT] = 1
     if count == 0 or accuracy_level < 2:
         return []
     kinds = {2: "float16", 3: "bfloat16", 4: "int8, to which it rounds activations in blocks"}
@@ -103,7 +103,7 @@ def _in_blocks(dequantize: ir.Node) -> bool:
     )
 
 
-def _product(insert: Insertion, node: ir.Node, blocks: _Blocks, level: int) -> tuple[ir.Value, str] | None:
+def _product(insert: NodeInserter, node: ir.Node, blocks: _PackedBlocks, level: int) -> tuple[ir.Value, str] | None:
     """A MatMulNBits, with an Add behind it where a Gemm has a bias; None where the blocks do not lie along the sum."""
     attributes = node.attributes
     turned = node.op_type == "Gemm" and "transB" in attributes and attributes["transB"].as_int() == 1
@@ -121,13 +121,13 @@ def _product(insert: Insertion, node: ir.Node, blocks: _Blocks, level: int) -> t
         even = torch.nn.functional.pad(zero_point, (0, zero_point.shape[1] % 2)).to(torch.uint8).contiguous()
         inputs.append(insert.initializer(f"{blocks.name}_zero_points", ops.pack_int4(even).reshape(rows, -1), "uint8"))
     sizes = {"K": columns, "N": rows, "bits": 4, "block_size": blocks.size, "accuracy_level": level}
-    result = insert.node(node, f"{DOMAIN}.MatMulNBits", inputs, f"{blocks.name}_product", ir.DataType.FLOAT, None, **sizes)
+    result = insert.node(node, f"{MICROSOFT}.MatMulNBits", inputs, f"{blocks.name}_product", ir.DataType.FLOAT, None, **sizes)
     if node.op_type == "Gemm" and len(node.inputs) == 3 and node.inputs[2] is not None:
         result = insert.node(node, "Add", [result, node.inputs[2]], f"{blocks.name}_sum", ir.DataType.FLOAT, None)
     return result, str(stored.name)
 
 
-def _look_up(insert: Insertion, node: ir.Node, dequantize: ir.Node, blocks: _Blocks) -> tuple[ir.Value, str] | None:
+def _look_up(insert: NodeInserter, node: ir.Node, dequantize: ir.Node, blocks: _PackedBlocks) -> tuple[ir.Value, str] | None:
     """A GatherBlockQuantized of the same constants; None where the blocks do not lie along the rows."""
     axis = node.attributes["axis"].as_int() if "axis" in node.attributes else 0
     if blocks.axis != 1 or axis != 0 or blocks.integers.shape[1] % blocks.size:
@@ -135,5 +135,5 @@ def _look_up(insert: Insertion, node: ir.Node, dequantize: ir.Node, blocks: _Blo
     data, scale, zero_point = dequantize.inputs
     options = {"gather_axis": 0, "quantize_axis": 1, "block_size": blocks.size}
     inputs: list[Any] = [data, node.inputs[1], scale, zero_point]
-    result = insert.node(node, f"{DOMAIN}.GatherBlockQuantized", inputs, f"{blocks.name}_rows", ir.DataType.FLOAT, None, **options)
+    result = insert.node(node, f"{MICROSOFT}.GatherBlockQuantized", inputs, f"{blocks.name}_rows", ir.DataType.FLOAT, None, **options)
     return result, blocks.name

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import onnx_ir as ir
 
 from qsim.onnx.channel_spaces import Convolution
-from qsim.onnx.insert import Insertion
+from qsim.onnx.insert import NodeInserter
 
 _RECTIFIERS = ("Relu", "Clip")
 
@@ -22,7 +22,7 @@ class ChannelPads:
     """
 
     def __init__(self, graph: ir.Graph) -> None:
-        self._graph, self._insert = graph, Insertion(graph)
+        self._graph, self._insert = graph, NodeInserter(graph)
         self._made: dict[tuple[ir.Value, int], ir.Value] = {}
 
     def __len__(self) -> int:

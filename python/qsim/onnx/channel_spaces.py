@@ -15,7 +15,7 @@ _INTEGERS = (ir.DataType.INT8, ir.DataType.UINT8, ir.DataType.INT32)
 
 
 @dataclass(frozen=True)
-class Held:
+class ChannelConstant:
     """A constant that one operation reads, through a DequantizeLinear or as it is.
 
     Attributes
@@ -36,7 +36,7 @@ class Held:
     axis: int | None = None
 
     @classmethod
-    def of(cls, value: ir.Value) -> Held | None:
+    def of(cls, value: ir.Value) -> ChannelConstant | None:
         """None where several read it, or it is none of these."""
         if len(value.uses()) != 1 or value.is_graph_output():
             return None
@@ -80,7 +80,7 @@ class Convolution:
     Attributes
     ----------
     node : ir.Node
-    weight, bias : Held
+    weight, bias : ChannelConstant
     channels, inputs : int
         Of the result, and of the operand.
     depthwise : bool
@@ -90,8 +90,8 @@ class Convolution:
     """
 
     node: ir.Node
-    weight: Held
-    bias: Held | None
+    weight: ChannelConstant
+    bias: ChannelConstant | None
     channels: int
     inputs: int
     depthwise: bool
@@ -104,7 +104,7 @@ class Convolution:
         y = node.outputs[0]
         if x is None or weight is None or channels_of(x) is None or channels_of(y) is None:
             return None
-        held, added = Held.of(weight), None if bias is None else Held.of(bias)
+        held, added = ChannelConstant.of(weight), None if bias is None else ChannelConstant.of(bias)
         if held is None or not held.grid or (bias is not None and added is None):
             return None
         channels, inputs = channels_of(y), channels_of(x)
@@ -141,7 +141,7 @@ class Space:
         Convolutions whose result has them, whose operand has them, and those for which both do, channel by channel.
     joined : list of list of ir.Value
         What each Concat that makes such a tensor joins.
-    held : list of (Held, int)
+    held : list of (ChannelConstant, int)
         Constants with an entry for each channel, and the axis.
     """
 
@@ -152,7 +152,7 @@ class Space:
     read: list[Convolution] = field(default_factory=list)
     kept: list[Convolution] = field(default_factory=list)
     joined: list[list[ir.Value]] = field(default_factory=list)
-    held: list[tuple[Held, int]] = field(default_factory=list)
+    held: list[tuple[ChannelConstant, int]] = field(default_factory=list)
 
 
 class Spaces:
@@ -210,7 +210,7 @@ class Spaces:
 
     def _normalizes(self, node: ir.Node) -> bool:
         (x, *parameters), y = node.inputs, node.outputs[0]
-        held = [None if value is None else Held.of(value) for value in parameters]
+        held = [None if value is None else ChannelConstant.of(value) for value in parameters]
         if x is None or len(node.outputs) > 1 or channels_of(x) is None or None in held:
             return False
         self._unite(x, y)
@@ -223,7 +223,7 @@ class Spaces:
         operands = [x for x in node.inputs if x is not None and not _is_number(x)]
         constants = [x for x in operands if channels_of(x) is None or _is_dequantized_constant(x)]
         tensors = [x for x in operands if x not in constants]
-        held = [Held.of(x) if _per_channel(x, channels_of(y)) else None for x in constants]
+        held = [ChannelConstant.of(x) if _per_channel(x, channels_of(y)) else None for x in constants]
         if channels_of(y) is None or None in held or any(channels_of(x) not in (1, channels_of(y)) for x in tensors):
             return False
         self._fix(*(x for x in tensors if channels_of(x) != channels_of(y)))  # one channel, for all of them

@@ -16,7 +16,7 @@ from qsim.files import EncodingFile
 from qsim.files.file_place import FilePlace, listed
 from qsim.numbers.encoding import Encoding
 from qsim.onnx.file import LARGE, write
-from qsim.onnx.insert import Insertion
+from qsim.onnx.insert import NodeInserter
 from qsim.onnx.model import size_of
 from qsim.onnx.open import as_ir, first_line, open_model, open_proto
 from qsim.version import VERSION
@@ -146,7 +146,7 @@ class _Conversion:
         self.tensors: list[str] = []
         self.weights: list[str] = []
         self.skipped: dict[str, str] = {}
-        self._insert = Insertion(model.graph)
+        self._insert = NodeInserter(model.graph)
         self._held: dict[tuple[str, int | None], ir.Value] = {}
 
     def run(self) -> None:

@@ -15,7 +15,7 @@ from onnx_ir.passes import common
 
 from qsim.errors import ExportError
 from qsim.onnx.float_region import float_region
-from qsim.onnx.insert import Insertion
+from qsim.onnx.insert import NodeInserter
 from qsim.onnx.tensors import ONNX_TYPES
 
 _FLOAT = ir.DataType.FLOAT
@@ -60,7 +60,7 @@ class _Half:
     def __init__(self, model: ir.Model, keep: Collection[str], format: str) -> None:
         self.graph, self.opsets = model.graph, model.opset_imports
         self.keep, self.format, self.kind = keep, format, ONNX_TYPES[format]
-        self.insert = Insertion(model.graph)
+        self.insert = NodeInserter(model.graph)
         self.made: dict[tuple[ir.Value, ir.DataType], ir.Value] = {}
 
     def run(self) -> None:

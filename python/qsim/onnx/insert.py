@@ -12,7 +12,7 @@ from qsim.onnx.tensors import stored
 OWN = "qsim"  # in the `meta` of what is inserted
 
 
-class Insertion:
+class NodeInserter:
     """Adds to a graph; a name that is taken gets a number behind it."""
 
     def __init__(self, graph: ir.Graph) -> None:

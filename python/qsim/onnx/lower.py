@@ -13,9 +13,9 @@ from torch import Tensor
 from qsim import ops
 from qsim.numbers.blocks import along_one_axis
 from qsim.numbers.encoding import Encoding, grid_of
-from qsim.onnx.insert import Insertion
+from qsim.onnx.insert import NodeInserter
 from qsim.onnx.tensors import ONNX_TYPES
-from qsim.onnx.translate import DOMAIN
+from qsim.onnx.translate import MARK_DOMAIN
 from qsim.quantizers.bias import BiasQuantizer
 from qsim.quantizers.quantizer import Quantizer
 from qsim.trace.integer_forms import number, scaled
@@ -49,14 +49,14 @@ class Lowering:
         self.graph, self.quantizers, self.storages = model.graph, quantizers, storages
         self.names: dict[str, str] = {}
         self.bypassed: list[str] = []
-        self._insert = Insertion(model.graph)
+        self._insert = NodeInserter(model.graph)
         self._made: dict[tuple[Any, ...], ir.Value] = {}
         self._lowered = {"quantized": self._quantized, "bias": self._bias, "scaled": self._scaled, "number": self._number}
 
     def run(self) -> None:
         """Replace every mark."""
         for node in list(self.graph):
-            if node.domain == DOMAIN:
+            if node.domain == MARK_DOMAIN:
                 value = self._lowered[node.op_type](node)
                 node.outputs[0].replace_all_uses_with(value, replace_graph_outputs=True)
                 self.graph.remove(node, safe=True)

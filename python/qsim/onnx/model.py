@@ -17,16 +17,16 @@ from qsim.errors import ExportError
 from qsim.onnx import opsets, tidy
 from qsim.onnx.block_kernels import use_block_kernels
 from qsim.onnx.channel_blocks import fill_channel_blocks
-from qsim.onnx.fallback import FallbackRegions
+from qsim.onnx.export_options import Options
+from qsim.onnx.half_regions import FallbackRegions
 from qsim.onnx.lint import overflowing_biases
 from qsim.onnx.lower import Lowering
-from qsim.onnx.options import Options
 from qsim.onnx.pads import fold_pads
 from qsim.onnx.repeated_channels import repeat_channels
 from qsim.onnx.translate import translate
 from qsim.quantizers.quantizer import Quantizer
 from qsim.trace.capture import Program
-from qsim.trace.mark_uses import Marked, per_channel
+from qsim.trace.mark_uses import MarkUses, per_channel
 from qsim.trace.marks_behind_moves import operation
 from qsim.trace.runtimes import Runtime
 from qsim.trace.storages import Storages, storages
@@ -44,14 +44,14 @@ class Built:
     fallback: dict[str, str]
 
 
-def build(program: Program, marked: Marked, quantizers: Mapping[str, Quantizer], target: Runtime, options: Options) -> Built:
+def build(program: Program, mark_uses: MarkUses, quantizers: Mapping[str, Quantizer], target: Runtime, options: Options) -> Built:
     """Translate and lower a program.
 
     Parameters
     ----------
     program : Program
-        Its marks are those of `marked`.
-    marked : Marked
+        Its marks are those of `mark_uses`.
+    mark_uses : MarkUses
         Expressible by the target.
     quantizers : mapping of str to Quantizer
     target : Runtime
@@ -64,11 +64,11 @@ def build(program: Program, marked: Marked, quantizers: Mapping[str, Quantizer],
     """
     inputs = _ends("input", options.input_names, [node.name for node in program.inputs])
     outputs = _ends("output", options.output_names, _output_names(program))
-    stored = storages(marked, quantizers, target)
-    movable = set(quantizers) - per_channel(quantizers) if target.carries else set()
-    model = translate(program, _opset(program, marked, quantizers, stored, target, options.opset), movable=movable)
+    stored = storages(mark_uses, quantizers, target)
+    movable = set(quantizers) - per_channel(quantizers) if target.marks_moves else set()
+    model = translate(program, _opset(program, mark_uses, quantizers, stored, target, options.opset), movable=movable)
     tidy.fold(model)
-    if target.carries:
+    if target.marks_moves:
         tidy.mark_before_reshapes(model, movable)
     _refuse_doubles(model)
     regions = FallbackRegions(model)
@@ -90,10 +90,9 @@ def build(program: Program, marked: Marked, quantizers: Mapping[str, Quantizer],
     kept = set(model.graph)
     fallback = {str(node.name): format for node, format in regions.formats.items() if node in kept}
     _describe(model, target, quantizers, lowering.names, fallback)
-    blocks = (
-        [f"{wider} tensors have more channels than in the model, zeros or repeated ones, for the runtime's fast kernels"] if wider else []
-    )
-    own = [*_notes(program, marked, quantizers, target, lowering), *(_biases(model) if target.only8 else ())]
+    have = "1 tensor has" if wider == 1 else f"{wider} tensors have"
+    blocks = [f"{have} more channels than in the model, zeros or repeated ones, for the runtime's fast kernels"] if wider else []
+    own = [*_notes(program, mark_uses, quantizers, target, lowering), *(_biases(model) if target.only8 else ())]
     notes = [*stored.notes, *kernels, *blocks, *own]
     return Built(model, lowering.names, notes, fallback)
 
@@ -105,11 +104,11 @@ def _for_fast_convolutions(model: ir.Model) -> int:
 
 
 def _opset(
-    program: Program, marked: Marked, quantizers: Mapping[str, Quantizer], stored: Storages, target: Runtime, wanted: int | None
+    program: Program, mark_uses: MarkUses, quantizers: Mapping[str, Quantizer], stored: Storages, target: Runtime, wanted: int | None
 ) -> int:
     nodes = program.exported.graph.nodes
     tensors = [node.meta.get("val") for node in nodes]
-    bfloat16 = any(isinstance(t, Tensor) and t.dtype is torch.bfloat16 for t in tensors) or "bfloat16" in marked.formats
+    bfloat16 = any(isinstance(t, Tensor) and t.dtype is torch.bfloat16 for t in tensors) or "bfloat16" in mark_uses.formats
     blocks = [key for key in stored.constants if quantizers[key].spec.block_size is not None]
     best = opsets.preferred(target.name, {operation(node) for node in nodes})
     return opsets.chosen(wanted, list(opsets.needed(stored, blocks, bfloat16)), onnx.defs.onnx_opset_version(), best)
@@ -169,12 +168,12 @@ def size_of(model: ir.Model) -> int:
     return sum(math.ceil(tensor.nbytes) for tensor in tensors if tensor is not None)
 
 
-def _notes(program: Program, marked: Marked, quantizers: Mapping[str, Quantizer], target: Runtime, lowering: Lowering) -> list[str]:
+def _notes(program: Program, mark_uses: MarkUses, quantizers: Mapping[str, Quantizer], target: Runtime, lowering: Lowering) -> list[str]:
     notes = []
-    absent = [key for key in quantizers if key not in marked.uses]
+    absent = [key for key in quantizers if key not in mark_uses.uses]
     for keys, why in ((lowering.bypassed, "switched off"), (absent, "not in the traced graph: fallen back, or for training alone")):
         if keys:
-            notes.append(f"nothing stands for {len(keys)} quantizers, {why}: {', '.join(keys)}")
+            notes.append(f"nothing stands for {len(keys)} quantizer{'s' * (len(keys) != 1)}, {why}: {', '.join(keys)}")
     if program.fixed:
         notes.append(f"fixed, because forward makes numbers of them: {', '.join(program.fixed)}")
     if not program.dynamic_batch and program.sizes is None:
@@ -185,7 +184,7 @@ def _notes(program: Program, marked: Marked, quantizers: Mapping[str, Quantizer]
     tokens = sum(isinstance(quantizers[key], ScaleOne) for key in lowering.names)
     if tokens:
         notes.append(f"{tokens} activations take a scale from each token or tensor: they are divided by it, and products multiplied by it")
-    reciprocal = [key for key in lowering.names if quantizers[key].spec.rounding == "reciprocal" and False in marked.uses[key]]
+    reciprocal = [key for key in lowering.names if quantizers[key].spec.rounding == "reciprocal" and False in mark_uses.uses[key]]
     if reciprocal:
         notes.append(f"{len(reciprocal)} quantizers multiply by 1 / scale; QuantizeLinear divides, so ties may round the other way")
     return notes

@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 from qsim.errors import FileFormatError
 from qsim.files.file_place import FilePlace
 
-MAX_BYTES = (1 << 31) - 1  # what protocol buffers hold
+MAX_MODEL_BYTES = (1 << 31) - 1  # what protocol buffers hold
 
 
 def open_proto(path: str | PathLike[str]) -> onnx.ModelProto:
@@ -28,9 +28,9 @@ def open_proto(path: str | PathLike[str]) -> onnx.ModelProto:
         It cannot be read.
     """
     file, place = Path(path), FilePlace(str(path))
-    if file.stat().st_size > MAX_BYTES:
+    if file.stat().st_size > MAX_MODEL_BYTES:
         raise place.error(
-            f"has {file.stat().st_size} bytes; expected an ONNX model of at most {MAX_BYTES}, with its tensors in other files"
+            f"has {file.stat().st_size} bytes; expected an ONNX model of at most {MAX_MODEL_BYTES}, with its tensors in other files"
         )
     try:
         model = onnx.load(file, load_external_data=False)

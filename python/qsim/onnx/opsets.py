@@ -9,7 +9,7 @@ from qsim.trace.storages import Storages
 
 # What came with which opset: DequantizeLinear of these types, blocks. The exporter's own minimum is 18; float scales and
 # float8 are 19.
-SMALLEST = 19
+SMALLEST_OPSET = 19
 _TYPES = {"int4": 21, "uint4": 21, "int16": 21, "uint16": 21}
 _BLOCKS = 21
 _GELU = 20  # one operation; before, five, which ONNX Runtime does not fuse where each reads a DequantizeLinear of its own
@@ -27,7 +27,7 @@ def needed(storages: Storages, blocks: Iterable[str], bfloat16: bool) -> Iterato
     bfloat16 : bool
         Whether the model computes in bfloat16.
     """
-    yield SMALLEST, "a Q/DQ model as qsim writes it"
+    yield SMALLEST_OPSET, "a Q/DQ model as qsim writes it"
     for key, storage in [*storages.constants.items(), *storages.activations.items()]:
         if storage in _TYPES:
             yield _TYPES[storage], f"'{key}' ({storage})"
@@ -38,10 +38,10 @@ def needed(storages: Storages, blocks: Iterable[str], bfloat16: bool) -> Iterato
 
 def preferred(target: str, functions: Iterable[str]) -> int:
     """The opset that makes a faster model of what calls these functions."""
-    return _GELU if target == "onnxruntime" and "gelu" in functions else SMALLEST
+    return _GELU if target == "onnxruntime" and "gelu" in functions else SMALLEST_OPSET
 
 
-def chosen(wanted: int | None, demands: Sequence[tuple[int, str]], largest: int, best: int = SMALLEST) -> int:
+def chosen(wanted: int | None, demands: Sequence[tuple[int, str]], largest: int, best: int = SMALLEST_OPSET) -> int:
     """The opset to write: the smallest that meets all demands, `best` or more; or the one that is asked for.
 
     Raises
@@ -53,14 +53,14 @@ def chosen(wanted: int | None, demands: Sequence[tuple[int, str]], largest: int,
     if wanted is None:
         return max(smallest, best)
     if isinstance(wanted, bool) or not isinstance(wanted, int):
-        raise TypeError(f"QuantSim.export: got opset={wanted!r}; expected an integer from {SMALLEST} to {largest}, or None")
+        raise TypeError(f"QuantSim.export: got opset={wanted!r}; expected an integer from {SMALLEST_OPSET} to {largest}, or None")
     if wanted > largest:
         raise ExportError(f"QuantSim.export: got opset={wanted}; the installed onnx knows opsets up to {largest}")
     unmet = [f"{what} needs {opset}" for opset, what in demands if opset > wanted]
     if unmet:
         shown = "; ".join(unmet[:8]) + (f"; and {len(unmet) - 8} more" if len(unmet) > 8 else "")
         cure = f"Leave opset out, or write opset={smallest}"
-        if any(opset > SMALLEST for opset, _ in demands):
+        if any(opset > SMALLEST_OPSET for opset, _ in demands):
             cure += "; tensors of 8 bits need no more than 19"
         raise ExportError(f"QuantSim.export: got opset={wanted}, and {shown}. {cure}: ONNX Runtime 1.15 (2023) and later read 19.")
     return wanted

@@ -12,7 +12,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from qsim.onnx.channel_spaces import WORTH, channels_of
-from qsim.onnx.insert import Insertion
+from qsim.onnx.insert import NodeInserter
 
 
 def repeat_channels(model: ir.Model) -> int:
@@ -23,7 +23,7 @@ def repeat_channels(model: ir.Model) -> int:
     model : ir.Model
         Lowered, with shapes.
     """
-    insert, found = Insertion(model.graph), 0
+    insert, found = NodeInserter(model.graph), 0
     for conv in [node for node in model.graph if node.op_type == "Conv" and "group" in node.attributes]:
         x, weight, y = conv.inputs[0], conv.inputs[1], conv.outputs[0]
         dequantize = None if x is None else x.producer()

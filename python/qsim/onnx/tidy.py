@@ -10,8 +10,8 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 from onnxscript import optimizer
 
-from qsim.onnx.insert import OWN, Insertion
-from qsim.onnx.translate import DOMAIN, mark_key
+from qsim.onnx.insert import OWN, NodeInserter
+from qsim.onnx.translate import MARK_DOMAIN, mark_key
 
 _SCOPES = "pkg.torch.onnx.name_scopes"
 
@@ -34,12 +34,12 @@ def mark_before_reshapes(model: ir.Model, movable: Collection[str]) -> None:
         made = reshape.inputs[0]
         if made is None or made.producer() is None or mark_key(made) is not None:
             continue
-        mark = ir.Node(DOMAIN, "quantized", [made], dict(node.attributes), num_outputs=1)
+        mark = ir.Node(MARK_DOMAIN, "quantized", [made], dict(node.attributes), num_outputs=1)
         mark.metadata_props.update(node.metadata_props)
         (marked,) = mark.outputs
         marked.type = node.outputs[0].type
         marked.shape = made.shape
-        marked.name = f"{node.outputs[0].name}_hoisted"
+        marked.name = f"{node.outputs[0].name}_moved_mark"
         model.graph.insert_before(reshape, mark)
         reshape.replace_input_with(0, marked)
 
@@ -66,7 +66,7 @@ def clean(model: ir.Model) -> None:
 
 def name_nodes(model: ir.Model) -> None:
     """Name nodes by module and operation ("layer1.0.conv1.Conv"), their results by them. Quantizers have their names already."""
-    insertion = Insertion(model.graph)
+    insertion = NodeInserter(model.graph)
     kept = {id(value) for value in model.graph.outputs}
     names: set[str] = set()
     for node in model.graph:
@@ -96,7 +96,7 @@ def name_ends(model: ir.Model, inputs: Sequence[str], outputs: Sequence[str]) ->
     """Give inputs and outputs their names; a tensor inside the graph that has one of them gets another."""
     ends = [*zip(model.graph.inputs, inputs, strict=True), *zip(model.graph.outputs, outputs, strict=True)]
     wanted = {name for _, name in ends}
-    insertion = Insertion(model.graph)
+    insertion = NodeInserter(model.graph)
     others = [value for node in model.graph for value in node.outputs]
     for value in [*others, *model.graph.initializers.values()]:
         if value.name in wanted:

@@ -25,7 +25,7 @@ from qsim.onnx.recurrent import recurrent
 from qsim.trace.capture import Program
 from qsim.trace.integer_forms import NUMBER, SCALED
 
-DOMAIN = "qsim"
+MARK_DOMAIN = "qsim"
 _aten = torch.ops.aten
 _FLOATS = [f"tensor({name})" for name in ("float", "double", "float16", "bfloat16")]
 
@@ -87,8 +87,8 @@ def _private(name: str, *attributes: str, number: str = "") -> values.Op:
     x, y = schema.FormalParameter("x", "T"), schema.FormalParameter("y", "T")
     types = [*((attribute, schema.AttrType.STRING) for attribute in attributes), *([(number, schema.AttrType.FLOAT)] if number else [])]
     fields = [schema.Attribute(attribute, kind, required=True) for attribute, kind in types]
-    described = schema(name, DOMAIN, 1, inputs=[x], outputs=[y], type_constraints=[("T", _FLOATS, "")], attributes=fields)
-    return values.Op(values.Opset(DOMAIN, 1), name, described)
+    described = schema(name, MARK_DOMAIN, 1, inputs=[x], outputs=[y], type_constraints=[("T", _FLOATS, "")], attributes=fields)
+    return values.Op(values.Opset(MARK_DOMAIN, 1), name, described)
 
 
 _QUANTIZED, _BIAS = _private("quantized", "key"), _private("bias", "input", "weight")
@@ -99,7 +99,7 @@ _SCALED, _NUMBER = _private("scaled", "key", number="factor"), _private("number"
 def mark_key(value: ir.Value | None) -> str | None:
     """The key of the mark that made `value`; None if another operation did."""
     node = None if value is None else value.producer()
-    return node.attributes["key"].as_string() if node is not None and (node.domain, node.op_type) == (DOMAIN, "quantized") else None
+    return node.attributes["key"].as_string() if node is not None and (node.domain, node.op_type) == (MARK_DOMAIN, "quantized") else None
 
 
 def _translations(opset: int, movable: Collection[str]) -> dict[Any, Callable[..., Any]]:

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from qsim import ops
 from qsim.numbers.encoding import Encoding
-from qsim.onnx.insert import Insertion
+from qsim.onnx.insert import NodeInserter
 from qsim.onnx.tensors import ONNX_TYPES
-from qsim.onnx_ptq.placement import Operand
+from qsim.onnx_ptq.quantized_values import Operand
 
 _INT32 = 2.0**31 - 1
 
@@ -20,7 +20,7 @@ class Writer:
 
     def __init__(self, graph: ir.Graph) -> None:
         self.graph, self.unheld, self.biases = graph, list[str](), 0
-        self._insert = Insertion(graph)
+        self._insert = NodeInserter(graph)
         self._scales: dict[ir.Value, Tensor] = {}
 
     def activation(self, x: ir.Value, encoding: Encoding) -> None:

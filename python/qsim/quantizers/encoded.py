@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from qsim.numbers.encoding import Encoding
 from qsim.numbers.spec import TensorSpec
-from qsim.quantizers.state import UNKNOWN, RangeState
+from qsim.quantizers.state import UNKNOWN_SHAPE, RangeState
 from qsim.runs.sharding import sharded_as, whole
 
 _SMALLEST_SCALE = torch.finfo(torch.float32).tiny
@@ -40,7 +40,7 @@ class Encoded(RangeState):
             self._observing_here, self._enabled_here = torch.tensor(True), torch.tensor(True)
         self._grid = (spec.quant_min, spec.quant_max)
         self.register_buffer("grid", torch.tensor(self._identity))
-        self._allocate(UNKNOWN if self.held_shape is None else self.held_shape)
+        self._allocate(UNKNOWN_SHAPE if self.held_shape is None else self.held_shape)
 
     def _allocate(self, shape: tuple[int, ...], on: torch.device | None = None) -> None:
         scale = torch.full(shape, torch.nan if self._spec.has_scale else 1.0, dtype=torch.float32, device=on)

@@ -13,7 +13,7 @@ from qsim.numbers.blocks import Axes
 from qsim.numbers.encoding import Encoding
 from qsim.numbers.spec import TensorSpec, range_shape
 from qsim.quantizers.sketch import SKETCH_BINS, histogram
-from qsim.quantizers.state import UNKNOWN, RangeState
+from qsim.quantizers.state import UNKNOWN_SHAPE, RangeState
 
 _OF_RANGE = ("minmax", "ema")  # methods that take the range as it is
 
@@ -96,7 +96,7 @@ class Observer(RangeState):
             raise ValueError("Observer: block_size needs the axis that blocks lie along; got axis=None")
         super().__init__(axis, block_size, shape)
         self.name = name
-        self._allocate(UNKNOWN if self.held_shape is None else self.held_shape)
+        self._allocate(UNKNOWN_SHAPE if self.held_shape is None else self.held_shape)
 
     def _allocate(self, shape: tuple[int, ...], on: torch.device | None = None) -> None:
         self.register_buffer("lowest", torch.full(shape, torch.inf, dtype=torch.float32, device=on))

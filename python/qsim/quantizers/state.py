@@ -8,7 +8,7 @@ from torch import Tensor, device, nn
 from qsim.numbers.blocks import Axes
 from qsim.numbers.spec import range_shape
 
-UNKNOWN = (0,)  # shape of a tensor whose shape is not known yet
+UNKNOWN_SHAPE = (0,)  # shape of a tensor whose shape is not known yet
 
 
 class RangeState(nn.Module):
@@ -41,7 +41,7 @@ class RangeState(nn.Module):
 
     def adopt(self, shape: tuple[int, ...]) -> None:
         """Take `shape` as the state's shape; what the state held is dropped."""
-        self.held_shape = None if shape == UNKNOWN else shape
+        self.held_shape = None if shape == UNKNOWN_SHAPE else shape
         self._allocate(shape, getattr(self, self._shape_key).device)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
@@ -58,7 +58,7 @@ class RangeState(nn.Module):
             fits = len(incoming) == 1 if self.block_size is None else len(incoming) > 0
             if fits and not self._shape_fixed and incoming != self.held_shape:
                 self.adopt(incoming)
-            present = UNKNOWN if self.held_shape is None else self.held_shape
+            present = UNKNOWN_SHAPE if self.held_shape is None else self.held_shape
             if incoming != present:  # nn.Module would let a tensor without dimensions take the first of many
                 error_messages: list[str] = args[-1]
                 error_messages.append(f"{key} has shape {incoming}; expected {present} (axis={self.axis}, block_size={self.block_size}).")

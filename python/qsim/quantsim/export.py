@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from qsim.checkpoints import Checkpoint
 from qsim.config.profile import Profile
 from qsim.deploy import bake, checkpoints
-from qsim.deploy.export import export
+from qsim.deploy.export_model import export
 from qsim.deploy.export_report import ExportReport
 from qsim.deploy.retarget import retarget
-from qsim.onnx.options import Options
+from qsim.onnx.export_options import Options
 from qsim.runs.batches import Forward
 from qsim.simulation.simulation import Simulation
 

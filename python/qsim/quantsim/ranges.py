@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from qsim.runs.batches import Forward
 from qsim.simulation.calibration import CalibrationReport, calibrate
-from qsim.simulation.ranges import choose_encodings
+from qsim.simulation.range_choice import choose_encodings
 from qsim.simulation.simulation import Simulation
 from qsim.simulation.synchronize import merge, read_by_any
 

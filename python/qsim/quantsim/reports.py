@@ -17,7 +17,7 @@ from qsim.analysis.progressive import Limits, Progressive, join
 from qsim.analysis.scores import ScoreFile
 from qsim.analysis.search import Effort
 from qsim.analysis.sensitivity import Sensitivity, measure, measured
-from qsim.deploy.plan import Plan
+from qsim.deploy.engine_plan import Plan
 from qsim.runs.batches import Forward
 from qsim.simulation.simulation import Simulation
 

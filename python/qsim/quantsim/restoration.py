@@ -11,10 +11,10 @@ import torch.distributed as dist
 
 from qsim.options import check_number, check_whole
 from qsim.restoration.choice import LEARNED, Steps
-from qsim.restoration.distill import Distilled, Loss, relative_error
-from qsim.restoration.report import RestoreReport
+from qsim.restoration.distill import DistillationLoss, Distilled, relative_error
 from qsim.restoration.restore import distill, restore_layers
-from qsim.restoration.solvers import METHODS
+from qsim.restoration.restore_report import RestoreReport
+from qsim.restoration.solvers import SOLVERS
 from qsim.runs.batches import Forward
 from qsim.simulation.simulation import Simulation
 
@@ -132,8 +132,8 @@ class Restoration(Simulation):
         >>> report.after > report.before
         True
         """
-        if method not in METHODS:
-            raise ValueError(f"QuantSim.solve_weights: got method={method!r}; expected one of {', '.join(map(repr, METHODS))}")
+        if method not in SOLVERS:
+            raise ValueError(f"QuantSim.solve_weights: got method={method!r}; expected one of {', '.join(map(repr, SOLVERS))}")
         check_number("QuantSim.solve_weights", "damping", damping, least=0)
         if damping == 0 or math.isinf(damping):
             raise ValueError(f"QuantSim.solve_weights: got damping={damping}; expected a finite number above 0, such as 0.01")
@@ -243,7 +243,7 @@ class Restoration(Simulation):
         steps: int,
         forward: Forward | None = None,
         *,
-        loss: Loss = relative_error,
+        loss: DistillationLoss = relative_error,
         max_batches: int | None = None,
         seed: int = 0,
         progress: bool = True,

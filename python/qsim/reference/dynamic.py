@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from qsim.numbers.float_format import FLOAT_FORMATS
-from qsim.reference.blocks import blocks_of
 from qsim.reference.choose_qparams import choose_qparams
 from qsim.reference.fake_quantize import fake_quantize
+from qsim.reference.layout import blocks_of
 from qsim.reference.observe import observe_range_
 from qsim.reference.round_to_format import round_to_format
 

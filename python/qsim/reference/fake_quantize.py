@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from qsim.numbers.blocks import Axes
-from qsim.reference.blocks import per_element
+from qsim.reference.layout import per_element
 
 
 def _quotient(x: Tensor, scale: Tensor, rounding: str) -> Tensor:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from qsim.numbers.blocks import Axes
-from qsim.reference.blocks import least
+from qsim.reference.layout import least
 
 SKETCH_SHIFT, SKETCH_BINS = 18, 1 << 14
 

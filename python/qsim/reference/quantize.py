@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 from qsim.numbers.blocks import Axes
-from qsim.reference.blocks import per_element
 from qsim.reference.fake_quantize import _quotient
+from qsim.reference.layout import per_element
 
 _STORAGE = (torch.uint8, torch.int8, torch.uint16, torch.int16)
 

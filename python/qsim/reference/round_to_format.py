@@ -7,7 +7,7 @@ from torch import Tensor
 
 from qsim.numbers.blocks import Axes
 from qsim.numbers.float_format import FLOAT_FORMATS, FloatFormat
-from qsim.reference.blocks import per_element
+from qsim.reference.layout import per_element
 
 # Integer type of the same width, and its exponent bits, for each dtype that arithmetic is done in.
 _EXPONENT = {torch.float32: (torch.int32, 0x7F80_0000), torch.float64: (torch.int64, 0x7FF0_0000_0000_0000)}
@@ -118,7 +118,7 @@ def count_format_(
         torch.ones_like(wide, dtype=torch.bool),
         wide.isnan(),
         wide.isinf(),
-        wide.isfinite() & (unbounded > form.largest),
+        wide.isfinite() & ~(unbounded <= form.largest),  # 0 / 0 too, where a scale is 0
         (quotient != 0) & (unbounded == 0),
         (unbounded > 0) & (unbounded < form.smallest_normal),
     ]

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from qsim.numbers.blocks import Axes
-from qsim.reference.blocks import blocks_of
 from qsim.reference.choose_qparams import choose_qparams
+from qsim.reference.layout import blocks_of
 from qsim.reference.search_range import _clip_by_entropy, _lossless, _lowest_set_bit, candidate_ranges
 
 

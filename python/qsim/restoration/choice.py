@@ -15,9 +15,9 @@ from qsim.numbers.sqnr import sqnr
 from qsim.quantizers.bias import bias_scale, rounded_bias
 from qsim.restoration.grids import Grid
 from qsim.restoration.moments import Moments
-from qsim.restoration.operands import Product, argument, product_of, with_arguments
+from qsim.restoration.operands import WeightProduct, argument, product_of, with_arguments
 from qsim.restoration.ranks import Group, total
-from qsim.restoration.report import Restored
+from qsim.restoration.restore_report import Restored
 from qsim.restoration.rounding import learned
 from qsim.restoration.solvers import SOLVERS, Problem, gptq_refined
 from qsim.runs.arguments import Arguments
@@ -68,13 +68,13 @@ class Solved:
         """The arguments that the call runs with."""
         values = {call.slot: self.weight.to(argument(call, call.slot).dtype)}
         product = product_of(call)
-        if self.read is not None and isinstance(product, Product) and product.bias is not None:
+        if self.read is not None and isinstance(product, WeightProduct) and product.bias is not None:
             values[product.bias] = self.read
         return with_arguments(call, values)
 
 
 @dataclass(frozen=True)
-class Choice:
+class WeightOutcome:
     """The row of the report, and what is to be done; None: nothing."""
 
     row: Restored
@@ -102,12 +102,12 @@ def choose(
     sim: Simulation,
     key: str,
     steps: Steps,
-    product: Product,
+    product: WeightProduct,
     bias: str | None,
     moments: Moments,
     measured: Sequence[tuple[Tensor, Tensor]],
     group: Group,
-) -> Choice | str:
+) -> WeightOutcome | str:
     """Solve for a weight, or say why not.
 
     Parameters
@@ -116,7 +116,7 @@ def choose(
     key : str
         Of the weight's quantizer.
     steps : Steps
-    product : Product
+    product : WeightProduct
     bias : str, optional
         The name of the bias.
     moments : Moments
@@ -151,7 +151,7 @@ def choose(
     levels = {how: _level(each, weight, wanted, measured, group) for how, each in candidates.items()}
     best = max(levels, key=lambda how: (levels[how], how == "kept"))
     row = Restored(key, levels["kept"], levels[best], best)
-    return Choice(row, None if best == "kept" else candidates[best].solved(parameter))
+    return WeightOutcome(row, None if best == "kept" else candidates[best].solved(parameter))
 
 
 def _solved(weight: Tensor, grid: Grid, moments: Moments, steps: Steps) -> _Candidate | None:

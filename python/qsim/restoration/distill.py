@@ -16,7 +16,7 @@ from qsim.numbers.spec import TensorSpec
 from qsim.progress import progress
 from qsim.simulation.simulation import Simulation
 
-Loss = Callable[[Any, Any], Tensor]
+DistillationLoss = Callable[[Any, Any], Tensor]
 Call = Callable[[], Any]
 
 _TRAVEL = 4.0  # steps of its grid that a weight may go in all, of 200 steps or more
@@ -75,7 +75,7 @@ def train(
     wanted: Sequence[Any],
     *,
     steps: int,
-    loss: Loss,
+    loss: DistillationLoss,
     seed: int,
     show: bool,
 ) -> Distilled:

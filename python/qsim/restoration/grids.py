@@ -11,8 +11,8 @@ from torch import Tensor
 from qsim import ops
 from qsim.numbers.encoding import Encoding
 from qsim.numbers.spec import TensorSpec
-from qsim.reference.blocks import per_element
-from qsim.restoration.operands import Product
+from qsim.reference.layout import per_element
+from qsim.restoration.operands import WeightProduct
 
 # Factors of the scale that there is, and offsets from the best of them, by what scales are stored as.
 _FACTORS: dict[str | None, tuple[tuple[float, ...], tuple[float, ...]]] = {
@@ -30,7 +30,7 @@ class Grid:
     ----------
     spec : TensorSpec
     encoding : Encoding
-    product : Product
+    product : WeightProduct
         Which says how the weight becomes rows.
     step : Tensor
     low, high : Tensor
@@ -39,13 +39,13 @@ class Grid:
 
     spec: TensorSpec
     encoding: Encoding
-    product: Product
+    product: WeightProduct
     step: Tensor
     low: Tensor
     high: Tensor
 
     @classmethod
-    def of(cls, spec: TensorSpec, encoding: Encoding, product: Product, dtype: torch.dtype = torch.float64) -> Grid:
+    def of(cls, spec: TensorSpec, encoding: Encoding, product: WeightProduct, dtype: torch.dtype = torch.float64) -> Grid:
         """For values of `dtype`."""
         zero = encoding.zero_point
         of_scales = (t.to(dtype) for t in (encoding.scale, encoding.quant_min - zero, encoding.quant_max - zero))
@@ -112,7 +112,7 @@ class Grid:
         return self.with_factors(factors.reshape(scale.shape))
 
 
-def _rows(parameter: Tensor, encoding: Encoding, product: Product) -> Tensor:
+def _rows(parameter: Tensor, encoding: Encoding, product: WeightProduct) -> Tensor:
     """One of the encoding's parameters for each element of the weight."""
     like = parameter.new_empty(()).expand(product.shape)
     return product.to_rows(per_element(parameter, like, encoding.axis, encoding.block_size).expand(product.shape))

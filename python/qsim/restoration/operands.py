@@ -31,7 +31,7 @@ _NAMES_OF_MATRICES["addmm"] = {"mat1": "input", "mat2": "weight", "input": "bias
 
 
 @dataclass(frozen=True)
-class Product:
+class WeightProduct:
     """One call of an operation that multiplies with a weight.
 
     Attributes
@@ -61,7 +61,7 @@ class Product:
     places: int
 
 
-def product_of(call: WeightedCall) -> Product | str:
+def product_of(call: WeightedCall) -> WeightProduct | str:
     """The call as a product, or why it is none."""
     names = _PARAMETERS.get(call.name)
     if names is None:
@@ -114,7 +114,7 @@ def _padding(padding: Any, kernel: torch.Size, dilation: tuple[int, ...]) -> lis
     return [(p, p) for p in _each(padding, len(kernel))]
 
 
-def _linear(x: Tensor, shape: torch.Size, bias: Slot | None, *, transposed: bool) -> Product:
+def _linear(x: Tensor, shape: torch.Size, bias: Slot | None, *, transposed: bool) -> WeightProduct:
     flat = x.reshape(-1, x.shape[-1])
 
     def turn(w: Tensor) -> Tensor:
@@ -123,7 +123,7 @@ def _linear(x: Tensor, shape: torch.Size, bias: Slot | None, *, transposed: bool
     def columns(n: int, generator: torch.Generator) -> Tensor:
         return _chosen(flat, n, generator).float().T[None]
 
-    return Product(x, shape, 1, bias, lambda w: turn(w)[None], lambda rows: turn(rows[0]), columns, flat.shape[0])
+    return WeightProduct(x, shape, 1, bias, lambda w: turn(w)[None], lambda rows: turn(rows[0]), columns, flat.shape[0])
 
 
 def _convolution(
@@ -134,7 +134,7 @@ def _convolution(
     stride: tuple[int, ...],
     padding: list[tuple[int, int]],
     dilation: tuple[int, ...],
-) -> Product:
+) -> WeightProduct:
     sizes = zip(x.shape[2:], padding, dilation, shape[2:], stride, strict=True)
     places = (x.shape[0], *((n + sum(p) - d * (k - 1) - 1) // s + 1 for n, p, d, k, s in sizes))
 
@@ -156,7 +156,7 @@ def _convolution(
     def from_rows(rows: Tensor) -> Tensor:
         return rows.reshape(shape)
 
-    return Product(x, shape, groups, bias, to_rows, from_rows, columns, math.prod(places))
+    return WeightProduct(x, shape, groups, bias, to_rows, from_rows, columns, math.prod(places))
 
 
 def _transposed(
@@ -168,7 +168,7 @@ def _transposed(
     padding: tuple[int, ...],
     extra: tuple[int, ...],
     dilation: tuple[int, ...],
-) -> Product:
+) -> WeightProduct:
     """A convolution of the input with zeros between its elements, with the kernel turned round."""
     kernel, axes = shape[2:], list(range(2, len(shape)))
     spread = x.new_zeros(*x.shape[:2], *((n - 1) * s + 1 for n, s in zip(x.shape[2:], stride, strict=True)))
@@ -185,7 +185,7 @@ def _transposed(
         each = rows.reshape(groups, shape[1], shape[0] // groups, *kernel).transpose(1, 2)
         return each.reshape(shape).flip(axes)
 
-    return Product(x, shape, groups, bias, to_rows, from_rows, inner.columns, inner.places)
+    return WeightProduct(x, shape, groups, bias, to_rows, from_rows, inner.columns, inner.places)
 
 
 def _places(shape: tuple[int, ...], n: int, generator: torch.Generator, device: torch.device) -> tuple[Tensor, ...]:

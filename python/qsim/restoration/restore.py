@@ -22,17 +22,17 @@ from qsim.numbers.sqnr import sqnr
 from qsim.options import check_function, check_whole
 from qsim.progress import progress
 from qsim.restoration.choice import Solved, Steps
-from qsim.restoration.distill import Distilled, Loss, relative_error, train
-from qsim.restoration.kept import Kept
-from qsim.restoration.layers import Layers, Pass, uses_of
+from qsim.restoration.distill import DistillationLoss, Distilled, relative_error, train
+from qsim.restoration.kept_weights import KeptWeights
 from qsim.restoration.ranks import Group, agree, share, total
-from qsim.restoration.report import RestoreReport
+from qsim.restoration.restore_report import RestoreReport
+from qsim.restoration.weight_by_weight import Layers, Pass, uses_of
 from qsim.runs.arguments import Arguments
 from qsim.runs.batches import Forward, arguments_of, iterate, to_device
 from qsim.runs.memory import MemoryWatch
 from qsim.runs.sharding import sharded_modules
 from qsim.runs.snapshot import unchanged
-from qsim.simulation.ranges import fit_biases
+from qsim.simulation.range_choice import fit_biases
 from qsim.simulation.simulation import Simulation
 from qsim.stages import Stages
 
@@ -78,7 +78,7 @@ def restore_layers(
         if len(used) < len(calls):
             notes.append(f"{len(calls) - len(used)} of {len(calls)} batches were not used: what they keep in memory is more than memory=")
         calls, measures = [calls[i] for i in used], [measures[i] for i in used]
-        keep = None if path is None else Kept(path, sim, steps, group)
+        keep = None if path is None else KeptWeights(path, sim, steps, group)
         layers = Layers(sim, steps, wanted, uses, seconds, keeps_results=distilling > 0, group=group, kept=keep)
         taken = len(layers.found.weights) + len(layers.found.skipped)
         if taken:
@@ -129,7 +129,7 @@ def distill(
     steps: int,
     forward: Forward | None,
     *,
-    loss: Loss,
+    loss: DistillationLoss,
     max_batches: int | None,
     seed: int,
     show: bool,

@@ -18,7 +18,6 @@ from qsim.restoration.cholesky import factored
 from qsim.restoration.grids import Grid
 from qsim.restoration.moments import Moments
 
-METHODS = ("gptq", "gpfq", "nearest")
 _BLOCK = 128  # columns after which errors are handed on to all others in one product
 _DESCENT = 1024  # columns with which coordinate descent follows
 _ROUNDS = 10

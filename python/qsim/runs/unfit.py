@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from qsim.runs.arguments import Arguments, is_dense
-from qsim.runs.model import call_text, hints, shortened
+from qsim.runs.runnable import call_text, hints, shortened
 
 _OF_DATA = (RuntimeError, ValueError, TypeError, IndexError, AttributeError, NotImplementedError)  # these themselves: others mean more
 

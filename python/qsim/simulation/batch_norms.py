@@ -14,7 +14,7 @@ from qsim.batch_norm.trained_fold import fold_trained
 from qsim.graph.execute.attach import detach
 from qsim.runs.batches import Forward, iterate, to_device
 from qsim.runs.sharding import sharded_around, sharded_modules
-from qsim.simulation.ranges import fit_biases
+from qsim.simulation.range_choice import fit_biases
 from qsim.simulation.simulation import Simulation
 
 

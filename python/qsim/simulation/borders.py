@@ -179,7 +179,7 @@ def _unplanned(sim: Simulation, formats: dict[str, str]) -> list[OpenTensor]:
         reason = f"never planned: {reasons[name]}; {_described(sim.decisions.operations[operation])} reads it"
         cure = f"Quantize it in the config, or let its reader fall back: sim.fallback([{operation!r}])"
         found.append(OpenTensor(name, (operation,), reason, cure))
-    for path, met in sim.met().items():
-        reason = f"{', '.join(met)} ran there, which the example inputs did not show: in float, with what follows in that call"
+    for path, functions in sim.unrecorded().items():
+        reason = f"{', '.join(functions)} ran there, which the example inputs did not show: in float, with what follows in that call"
         found.append(OpenTensor(path or "the model", (), reason, "Give example inputs that take this way through the model"))
     return found

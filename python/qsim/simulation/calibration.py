@@ -24,7 +24,7 @@ from qsim.runs.memory import MemoryWatch, PeakMemory
 from qsim.runs.sharding import sharded_around
 from qsim.runs.snapshot import unchanged
 from qsim.runs.unfit import UnfitBatchError, signature
-from qsim.simulation.ranges import choose_encodings
+from qsim.simulation.range_choice import choose_encodings
 from qsim.simulation.simulation import Simulation
 from qsim.simulation.summary import Summary, facts_of, tensors_of
 from qsim.stages import Stages, seconds_text

@@ -36,15 +36,15 @@ from qsim.quantizers.quantizer import Quantizer
 from qsim.runs.arguments import Arguments, example_calls
 from qsim.runs.batches import Forward, arguments_of, to_device
 from qsim.runs.copies import copied
-from qsim.runs.model import check_module
+from qsim.runs.runnable import check_module
 from qsim.runs.sharding import refuse_wrapped, sharded_modules
 from qsim.runs.unfit import unfit_told
 from qsim.simulation import warned_of
 from qsim.simulation.as_the_model import AsTheModel
 from qsim.simulation.bank import QuantizerBank
 from qsim.simulation.eval_mode import EvalMode
+from qsim.simulation.report_subject import subject_of
 from qsim.simulation.state_names import NamedAsTheModel
-from qsim.simulation.subject import subject_of
 from qsim.simulation.summarize import summarize
 from qsim.simulation.summary import Summary
 from qsim.simulation.synchronize import rank_local
@@ -287,7 +287,7 @@ class Simulation(NamedAsTheModel, AsTheModel):
         subject = subject_of(self.model, self.config)
         return summarize(self.model, self.decisions, self.quantizers(), self.released(), notes, subject)
 
-    def met(self) -> dict[str, list[str]]:
+    def unrecorded(self) -> dict[str, list[str]]:
         """Functions that ran where the examples did not show them, by the path of the container that called them."""
         found: dict[str, list[str]] = {}
         for path, function in self.switch.noticed.values():

@@ -14,7 +14,7 @@ from qsim.trace.runtimes import Runtime
 
 
 @dataclass(frozen=True)
-class Marked:
+class MarkUses:
     """The quantizers that a traced graph names.
 
     Attributes
@@ -32,7 +32,7 @@ class Marked:
     formats: set[str]
 
     @classmethod
-    def of(cls, program: Program) -> Marked:
+    def of(cls, program: Program) -> MarkUses:
         """What the marks of a program say."""
         given = set(program.inputs)
         targets = {spec.arg.name: str(spec.target) for spec in program.exported.graph_signature.input_specs}
@@ -54,19 +54,21 @@ def per_channel(quantizers: Mapping[str, Quantizer]) -> set[str]:
     return {key for key, quantizer in quantizers.items() if quantizer.spec.axis is not None or quantizer.spec.is_dynamic}
 
 
-def objections(marked: Marked, quantizers: Mapping[str, Quantizer], held: Mapping[str, Tensor], target: Runtime) -> dict[str, list[str]]:
+def objections(
+    mark_uses: MarkUses, quantizers: Mapping[str, Quantizer], held: Mapping[str, Tensor], target: Runtime
+) -> dict[str, list[str]]:
     """Each tensor that the target cannot express as it is simulated, and why.
 
     Parameters
     ----------
-    marked : Marked
+    mark_uses : MarkUses
     quantizers : mapping of str to Quantizer
     held : mapping of str to Tensor
         The parameters that have a quantizer, by its key.
     target : Runtime
     """
     found: dict[str, list[str]] = {}
-    for key, constants in marked.uses.items():
+    for key, constants in mark_uses.uses.items():
         quantizer = quantizers[key]
         if quantizer.enabled:
             reasons = [reason for constant in sorted(constants) for reason in target.objections(quantizer, constant)]
@@ -74,10 +76,10 @@ def objections(marked: Marked, quantizers: Mapping[str, Quantizer], held: Mappin
                 reasons.append("holds NaN or Inf, which integers cannot: mend the weight, or leave it in float")
             if reasons:
                 found[key] = reasons
-    for format in sorted(marked.formats - set(target.activations)):
+    for format in sorted(mark_uses.formats - set(target.activations)):
         found["sim.fallback"] = [f"operations fall back to {format}, which {target.name} does not take: use sim.fallback(..., to='fp16')"]
     if not target.bias:
-        for name, input, weight in marked.biases:
+        for name, input, weight in mark_uses.biases:
             if quantizers[input].enabled and quantizers[weight].enabled:
                 found[name] = [f"an int32 bias, which {target.name} adds in float: use Config(bias=False), or its own profile"]
     return found

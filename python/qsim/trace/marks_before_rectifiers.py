@@ -14,7 +14,7 @@ from qsim.trace.fx_nodes import arguments, function
 from qsim.trace.marks_behind_moves import key_of
 
 
-def hoist_marks(graph: Graph, encodings: Mapping[str, Encoding]) -> None:
+def mark_before_rectifiers(graph: Graph, encodings: Mapping[str, Encoding]) -> None:
     """Quantize also before a rectifier whose result is quantized, where the grid does not end as the rectifier does.
 
     Kernels take a rectifier over only if clamping to the grid does the same: a symmetric grid goes on below 0. Rounding to a grid

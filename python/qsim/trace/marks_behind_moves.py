@@ -45,7 +45,7 @@ def moved_from(node: Node) -> Node | None:
     return tensor if isinstance(tensor, Node) else None
 
 
-def carry_marks(graph: Graph, fixed: Collection[str] = ()) -> None:
+def mark_behind_moves(graph: Graph, fixed: Collection[str] = ()) -> None:
     """Put the mark of an operand again behind every operation that only moves its values, or joins values of one grid.
 
     Those in `fixed` stay where they are: with one scale per channel a tensor whose axes are moved has another grid.

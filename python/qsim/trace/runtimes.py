@@ -35,7 +35,7 @@ class Runtime:
         Whether weights may have one scale per block.
     bias : bool
         Whether biases may be int32, with the scale of the products.
-    carries : bool
+    marks_moves : bool
         Whether an operation runs on integers only if a quantizer stands behind it: then operations that only move values get one too.
     only8 : bool
         Whether its integer kernels take 8 bits alone, and are exact for int8 alone: see `storages`.
@@ -52,7 +52,7 @@ class Runtime:
     channels: bool = False
     blocks: bool = True
     bias: bool = False
-    carries: bool = False
+    marks_moves: bool = False
     only8: bool = False
     tokens: bool = False
     channel_blocks: bool = False
@@ -118,7 +118,7 @@ RUNTIMES = {
             weights=("int4", "uint4", *_INT8_16, *HALF_FORMATS),
             channels=True,
             bias=True,
-            carries=True,
+            marks_moves=True,
             only8=True,
             tokens=True,
             channel_blocks=True,

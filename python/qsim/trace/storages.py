@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from qsim.quantizers.quantizer import Quantizer
-from qsim.trace.mark_uses import Marked
+from qsim.trace.mark_uses import MarkUses
 from qsim.trace.runtimes import Runtime
 
 _FOUR_BITS = {"int4": "int8", "uint4": "uint8"}
@@ -29,10 +29,10 @@ class Storages:
     notes: list[str] = field(default_factory=list)
 
 
-def storages(marked: Marked, quantizers: Mapping[str, Quantizer], target: Runtime) -> Storages:
+def storages(mark_uses: MarkUses, quantizers: Mapping[str, Quantizer], target: Runtime) -> Storages:
     """Choose types for a graph that the target can express."""
     chosen = Storages()
-    for key, uses in marked.uses.items():
+    for key, uses in mark_uses.uses.items():
         encoding = quantizers[key].encoding
         if quantizers[key].enabled and encoding is not None:
             for constant in uses:

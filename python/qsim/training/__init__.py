@@ -1,1 +1,1 @@
-"""What training needs: BatchNorm, gradients, groups of parameters, schedules, the watch."""
+"""What training needs: gradient clipping, groups of parameters, schedules, the watch, the monitor."""

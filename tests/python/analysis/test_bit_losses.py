@@ -7,7 +7,7 @@ from models import ConvNet, Perceptron, seeded
 import qsim
 from qsim.analysis.bit_choices import choices_of, config_with
 from qsim.analysis.bit_losses import Distance, estimated
-from qsim.analysis.bit_probe import Probe, grids_of, measured
+from qsim.analysis.bit_probe import BitProbe, grids_of, measured
 
 ROWS = [torch.linspace(-2, 2, 32 * 6).reshape(32, 6).mul(17 + i).sin() for i in range(3)]
 IMAGES = [torch.randn(16, 1, 12, 12, generator=torch.Generator().manual_seed(i)) for i in range(2)]
@@ -47,7 +47,7 @@ def test_random_vectors_have_the_hessian_as_covariance(axis):
 def test_estimates_are_near_what_is_measured_where_errors_are_small(model, data, classes):
     sim = calibrated(model, data)
     choices, grids = choices_of(sim, (8,)), grids_of(sim, (8,))
-    probe = Probe(sim, grids, data, None, classes, show=False)
+    probe = BitProbe(sim, grids, data, None, classes, show=False)
     exact = probe.measure([dict.fromkeys(choice.keys, 8) for choice in choices])
     found = [estimated(sim, choices, grids, data, classes, show=False)[i, 8] for i in range(len(choices))]
     assert sum(found) == pytest.approx(sum(exact), rel=0.5)  # one random vector for each result
@@ -78,7 +78,7 @@ def test_probes_measure_what_a_simulation_with_these_bits_computes(config):
     choices = choices_of(sim, (3, 6))
     bits = [(3, 6)[i % 2] for i in range(len(choices))]
     assignment = {key: chosen for choice, chosen in zip(choices, bits, strict=True) for key in choice.keys}
-    probe = Probe(sim, grids_of(sim, (3, 6)), IMAGES, None, None, show=False)
+    probe = BitProbe(sim, grids_of(sim, (3, 6)), IMAGES, None, None, show=False)
     made = qsim.QuantSim(seeded(ConvNet), IMAGES[0], config_with(sim, choices, bits))
     made.calibrate(IMAGES, progress=False)
     assert {key: quantizer.spec.bits for key, quantizer in made.quantizers().items()} == assignment
@@ -98,7 +98,7 @@ def test_nothing_of_the_simulation_changes():
     before = {name: tensor.clone() for name, tensor in sim.state_dict().items()}
     choices, grids = choices_of(sim, (4, 8)), grids_of(sim, (4, 8))
     estimated(sim, choices, grids, IMAGES, None, show=False)
-    Probe(sim, grids, IMAGES, None, None, show=False).measure([{}, dict.fromkeys(sim.quantizers(), 8)])
+    BitProbe(sim, grids, IMAGES, None, None, show=False).measure([{}, dict.fromkeys(sim.quantizers(), 8)])
     assert sim.state_dict().keys() == before.keys()
     assert all(torch.equal(tensor, before[name]) for name, tensor in sim.state_dict().items())
     assert sim.training

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qsim.analysis.knapsack import Limit, knapsack
+from qsim.analysis.knapsack import Constraint, knapsack
 
 amounts = st.floats(0, 1, allow_subnormal=False).map(lambda value: round(value, 3))
 
@@ -23,7 +23,7 @@ def problems(draw):
         pairs = [(i, j) for i in range(len(counts)) for j in range(i + 1, len(counts))]
         chosen = draw(st.lists(st.sampled_from(pairs), max_size=3, unique=True)) if pairs else []
         together = {(i, j): [draw(st.lists(amounts, min_size=counts[j], max_size=counts[j])) for _ in range(counts[i])] for i, j in chosen}
-        limits.append(Limit(alone, draw(st.floats(0, 1)) * len(counts), together))
+        limits.append(Constraint(alone, draw(st.floats(0, 1)) * len(counts), together))
     return losses, limits
 
 
@@ -49,7 +49,7 @@ def test_no_assignment_within_the_limits_loses_less(problem):
 def test_costs_of_bytes_are_kept_to_the_byte():
     sizes = [[10**9 + i, 2 * 10**9 + 7 * i] for i in range(5)]
     most = sum(row[0] for row in sizes) + 2 * 10**9  # two of the dearer ones take a few bytes more
-    found = knapsack([[1.0, 0.0]] * 5, [Limit(sizes, most)])
+    found = knapsack([[1.0, 0.0]] * 5, [Constraint(sizes, most)])
     assert sum(row[a] for row, a in zip(sizes, found, strict=True)) <= most
     assert sum(found) == 2 - (sizes[0][1] - sizes[0][0] + sizes[1][1] - sizes[1][0] > 2 * 10**9)
 

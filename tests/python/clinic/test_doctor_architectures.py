@@ -155,13 +155,13 @@ def test_is_silent(kind, target):
 
 
 def test_with_everything_kept_it_is_the_model():
+    from qsim.clinic.examined_model import ExaminedModel
     from qsim.clinic.shadow import Shadow
-    from qsim.clinic.subject import Subject
     from qsim.clinic.targets import TARGETS
 
     for make, batch_of in (models for kind, models in MODELS.items() if kind != "spectrum"):  # complex results are no operations
         batch = batch_of()
-        subject = Subject(make().eval(), batch)
+        subject = ExaminedModel(make().eval(), batch)
         shadow = Shadow(subject, TARGETS["onnxruntime-fp16"], [batch])
         assert shadow.probe(frozenset(subject.sites)).sqnr > 140  # fused kernels and their parts differ in the last place
 

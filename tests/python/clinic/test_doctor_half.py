@@ -81,13 +81,13 @@ def test_names_the_culprit_alone(fault):
 
 @pytest.mark.parametrize("fault", CULPRITS)
 def test_keeping_the_chain_cures(fault):
+    from qsim.clinic.examined_model import ExaminedModel
     from qsim.clinic.shadow import Shadow
-    from qsim.clinic.subject import Subject
     from qsim.clinic.targets import TARGETS
 
     model, data, *_ = CULPRITS[fault]
     keep = {name for f in examine(model, data).findings for name in (f.op, *f.evidence.get("chain", ()))}
-    shadow = Shadow(Subject(Calls(model), data), TARGETS["tensorrt-fp16"], [data])
+    shadow = Shadow(ExaminedModel(Calls(model), data), TARGETS["tensorrt-fp16"], [data])
     assert not shadow.probe().ok
     assert shadow.probe(frozenset(keep)).ok
 

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from qsim.clinic.examined_model import ExaminedModel
 from qsim.clinic.half_run import HalfPrecision
 from qsim.clinic.shadow import Shadow
-from qsim.clinic.subject import Subject
 from qsim.clinic.targets import TARGETS
 
 
@@ -22,7 +22,7 @@ def _no_gradients():
 
 
 def shadow(model: nn.Module, *batches: object, target: str = "onnxruntime-fp16", sqnr: float | None = None) -> Shadow:
-    return Shadow(Subject(model, batches[0]), TARGETS[target], batches, sqnr=sqnr)
+    return Shadow(ExaminedModel(model, batches[0]), TARGETS[target], batches, sqnr=sqnr)
 
 
 def half(x: Tensor, dtype: torch.dtype = torch.float16) -> Tensor:
@@ -78,7 +78,7 @@ def test_is_torch_in_half_precision_operation_by_operation(function):
 
     torch.manual_seed(0)
     x, y = torch.rand(16, 16) * 3, torch.randn(16, 16)
-    subject = Subject(Calls(), (x, y))
+    subject = ExaminedModel(Calls(), (x, y))
     with subject.visited(HalfPrecision("float16", frozenset(), {}, {})):
         out = subject.run((x, y))
     expected = function(x.half(), y.half())

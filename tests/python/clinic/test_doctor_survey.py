@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from qsim.clinic.examined_model import ExaminedModel
 from qsim.clinic.flow import Flow
-from qsim.clinic.subject import Subject
 from qsim.clinic.survey import survey
 from qsim.clinic.targets import TARGETS
 
@@ -31,7 +31,7 @@ def batches():
 
 
 def looked_at(batches, target="coreml-fp16", **options):
-    subject = Subject(Model(), batches[0])
+    subject = ExaminedModel(Model(), batches[0])
     return subject, survey(subject, TARGETS[target], batches, **options)
 
 

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 import qsim
 from qsim.analysis.deviation import Deviation
+from qsim.clinic.examined_model import ExaminedModel
 from qsim.clinic.shadow import Shadow
-from qsim.clinic.subject import Subject
 from qsim.clinic.targets import TARGETS
 
 HALF = [name for name, exhibit in EXHIBITS.items() if TARGETS[exhibit.target].format is not None]
@@ -46,7 +46,7 @@ def test_the_plan_cures_and_no_part_of_it_does(name):
     assert plan.irreducible
     assert plan.keep
     target = TARGETS[exhibit.target]
-    shadow = Shadow(Subject(case.model, case.data[0]), target, case.data)
+    shadow = Shadow(ExaminedModel(case.model, case.data[0]), target, case.data)
     assert shadow.probe(frozenset(plan.keep)).ok
     parts = itertools.chain.from_iterable(itertools.combinations(plan.keep, n) for n in range(len(plan.keep)))
     assert not any(shadow.probe(frozenset(part)).ok for part in parts)
@@ -98,7 +98,7 @@ class Layers(nn.Module):
 def test_three_culprits_among_412_operations(faults):
     torch.manual_seed(0)
     model, data = Layers(faults, 412 - 27).eval(), [noise(4, 16)]  # a norm is nine operations, one of them a multiplication by 700
-    assert len(Subject(model, data[0]).sites) == 412
+    assert len(ExaminedModel(model, data[0]).sites) == 412
     diagnosis = qsim.doctor(model, data, "tensorrt-fp16", progress=False)
     culprits = [finding.op for finding in diagnosis.findings if finding.severity == "error"]
     assert culprits == [f"blocks.{i}.pow" for i in faults]

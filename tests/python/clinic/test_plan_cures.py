@@ -8,14 +8,14 @@ from test_doctor_half import CULPRITS, MASKS, Attention, Calls, examine, padded
 
 import qsim
 from qsim.analysis.deviation import Deviation
+from qsim.clinic.examined_model import ExaminedModel
 from qsim.clinic.shadow import Shadow
-from qsim.clinic.subject import Subject
 from qsim.clinic.targets import TARGETS
 
 
 def checked(model, data, target):
     plan = examine(model, data, target=target).plan
-    shadow = Shadow(Subject(model, data), TARGETS[target], [data])
+    shadow = Shadow(ExaminedModel(model, data), TARGETS[target], [data])
     assert plan.irreducible
     assert shadow.probe(frozenset(plan.keep)).ok
     parts = itertools.chain.from_iterable(itertools.combinations(plan.keep, n) for n in range(len(plan.keep)))

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import qsim
-from qsim.deploy.plan import Plan
+from qsim.deploy.engine_plan import Plan
 
 LARGE = 65504.0
 

@@ -4,7 +4,7 @@ import enum
 
 import pytest
 
-from qsim.deploy.plan import Plan
+from qsim.deploy.engine_plan import Plan
 
 
 class Source(enum.Enum):  # as coremltools.converters.mil.mil.scope has them

@@ -20,13 +20,13 @@ from qsim.analysis.evidence import Evidence
 from qsim.analysis.search import search
 from qsim.clinic.cure import cure, plan_of
 from qsim.clinic.examination import Examination
+from qsim.clinic.examined_model import ExaminedModel
 from qsim.clinic.flow import Flow
 from qsim.clinic.shadow import Shadow
-from qsim.clinic.subject import Subject
 from qsim.clinic.survey import survey
 from qsim.clinic.targets import TARGETS
 from qsim.config.float_plan import Ordinal
-from qsim.deploy.plan import Plan
+from qsim.deploy.engine_plan import Plan
 from qsim.errors import ExportError
 from qsim.onnx.half_casts import to_half
 
@@ -65,7 +65,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def plan(model):
-    subject = Subject(model, (X,))
+    subject = ExaminedModel(model, (X,))
     shadow = Shadow(subject, TARGETS["tensorrt-fp16"], [X])
     found = search(Evidence(list(subject.sites)), shadow.probe)
     return plan_of(found, subject, format="float16", target="tensorrt-fp16")
@@ -104,7 +104,7 @@ def test_the_plan_of_a_search(model, plan):
 
 
 def test_the_plan_of_an_examination_uses_the_survey(model):
-    target, subject = TARGETS["tensorrt-fp16"], Subject(model, (X,))
+    target, subject = TARGETS["tensorrt-fp16"], ExaminedModel(model, (X,))
     shadow = Shadow(subject, target, [X])
     exam = Examination(subject, target, [X], None, None, survey(subject, target, [X]), Flow(subject), shadow)
     found = cure(exam)

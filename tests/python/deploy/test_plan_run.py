@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import qsim
-from qsim.deploy.plan import Plan
+from qsim.deploy.engine_plan import Plan
 
 
 class LocalMean(nn.Module):

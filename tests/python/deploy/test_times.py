@@ -9,8 +9,8 @@ from exported import NETWORKS, computed, simulated
 
 import qsim
 from qsim.deploy import times
-from qsim.deploy.export import Tracing
-from qsim.onnx.options import Options
+from qsim.deploy.export_model import Tracing
+from qsim.onnx.export_options import Options
 from qsim.trace.runtimes import RUNTIMES
 
 CONFIG = qsim.int8(target="onnxruntime")
@@ -52,7 +52,7 @@ def test_long_runs_are_few(monkeypatch):
 def test_the_float_model_is_that_of_the_simulation(name, tmp_path):
     sim, (_, inputs, _) = simulated(name, CONFIG), NETWORKS[name]
     traced = Tracing(sim, RUNTIMES["onnxruntime"])
-    path = times.write_float(traced.plain, traced.marked, sim.quantizers(), traced.target, Options(), tmp_path / "float.onnx")
+    path = times.write_float(traced.plain, traced.mark_uses, sim.quantizers(), traced.target, Options(), tmp_path / "float.onnx")
     x = inputs(5)
     with sim.in_float(), torch.no_grad():
         expected = sim(x)

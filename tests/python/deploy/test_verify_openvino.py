@@ -120,7 +120,7 @@ def test_a_product_in_float_is_told(tmp_path):
 
 def test_integers_that_differ_are_counted():
     """The comparison itself, of arrays that are known."""
-    from qsim.deploy.verify import Difference, Verification
+    from qsim.deploy.verification import Difference, Verification
 
     difference = Difference(0.5)
     difference.add(torch.tensor([0.0, 0.5, 1.0]).numpy(), torch.tensor([0.0, 1.0, 1.0]).numpy())

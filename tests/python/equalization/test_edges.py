@@ -10,7 +10,7 @@ from transformer import OwnNorm, Transformer, tokens
 
 import qsim
 from qsim.equalization.candidates import find_candidates
-from qsim.equalization.finding import find_edges
+from qsim.equalization.edge_finder import find_edges
 from qsim.graph.record.record import record
 from qsim.graph.record.uses import Uses
 from qsim.runs.arguments import example_calls

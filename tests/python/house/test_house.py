@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections import defaultdict
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
@@ -71,6 +72,29 @@ FOREIGN = ("_replace", "_fields", "_asdict", "_ops", "_schema")  # Python's and 
 def test_no_file_is_longer_than_400_lines():
     long = {str(path): count for path in FILES if (count := len(path.read_text().splitlines())) > 400}
     assert not long
+
+
+# An operator's family has one stem in every layer, docs/architecture.md says; a command's module is called as the command is.
+FAMILIES = {path.stem for path in FILES if package_of(path) == "ops"}
+
+
+def homes(names: Iterator[tuple[str, Path]]) -> dict[str, list[str]]:
+    """The names that are more than one thing, and where."""
+    found = defaultdict(list)
+    for name, path in names:
+        found[name].append(str(path.relative_to(ROOT)))
+    return {name: paths for name, paths in found.items() if len(paths) > 1}
+
+
+def test_a_module_has_a_name_of_its_own():
+    own = [path for path in FILES if not path.stem.startswith("__") and package_of(path) != "cli" and path.stem not in FAMILIES]
+    assert not homes((path.stem, path) for path in own)
+
+
+def test_a_class_has_a_name_of_its_own(trees):
+    """But for those of the twins."""
+    classes = ((node.name, path) for path, tree in trees.items() for node in tree.body if isinstance(node, ast.ClassDef))
+    assert not homes((name, path) for name, path in classes if not is_private(name) and package_of(path) != "reference")
 
 
 def test_names_that_moved_are_found_with_a_warning():

@@ -11,13 +11,13 @@ from onnx_graphs import DTYPES, RANGES, TYPES, GraphBuilder, Grid, encoding, int
 
 from qsim.integer.kernels import activations, elementwise, pooling
 from qsim.integer.kernels.fma import fma
-from qsim.integer.kernels.quantized import Quantized
+from qsim.integer.kernels.quantized import QuantizedTensor
 
 DTYPE = pytest.mark.parametrize("dtype", ["int8", "uint8"])
 
 
 def quantized(q, grid):
-    return Quantized(torch.tensor(q), encoding(grid))
+    return QuantizedTensor(torch.tensor(q), encoding(grid))
 
 
 def every(dtype):

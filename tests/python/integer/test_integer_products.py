@@ -9,7 +9,7 @@ from onnx_graphs import TYPES, GraphBuilder, Grid, encoding, integers, kernels, 
 from qsim.integer.kernels import products
 from qsim.integer.kernels.exact import AccumulatorOverflow, Addend, Weight, sums
 from qsim.integer.kernels.products import Bias, Operator
-from qsim.integer.kernels.quantized import Quantized
+from qsim.integer.kernels.quantized import QuantizedTensor
 
 RUNS = [("int8", 8), ("uint8", 7), ("int8", 4)]  # activations, and how many bits weights have
 
@@ -37,7 +37,7 @@ def bias_grid(x, w):
 
 def operator(q, grid, b, channels=0):
     bias = None if b is None else Bias(torch.tensor(b.astype(np.float64)), torch.tensor(1.0))
-    return Operator.of(Quantized(torch.tensor(q), encoding(grid)), bias, channels=channels)
+    return Operator.of(QuantizedTensor(torch.tensor(q), encoding(grid)), bias, channels=channels)
 
 
 def convolution(rng, dtype, bits, dims, exact):
@@ -60,7 +60,7 @@ def convolution(rng, dtype, bits, dims, exact):
     node = graph.node("Conv", *operands, group=groups, **{name: [int(n) for n in value] for name, value in options.items()})
     expected = graph.run({graph.quantize(node, y): TYPES[dtype]}, {"x": q}, "QLinearConv")
     options = {name: [int(n) for n in value] for name, value in (("stride", stride), ("padding", padding), ("dilation", dilation))}
-    found = products.conv(Quantized(torch.tensor(q), encoding(x)), operator(stored, w, b), encoding(y), groups=groups, **options)
+    found = products.conv(QuantizedTensor(torch.tensor(q), encoding(x)), operator(stored, w, b), encoding(y), groups=groups, **options)
     return found.integers.numpy(), expected
 
 
@@ -91,7 +91,7 @@ def test_convolution_with_large_sums(channels):
     node = graph.quantize(graph.node("Conv", *operands, kernel_shape=[3, 3]), y)
     expected = graph.run({node: TYPES["int8"]}, {"x": q}, "QLinearConv")
     options = {"stride": [1, 1], "padding": [0, 0], "dilation": [1, 1]}
-    found = products.conv(Quantized(torch.tensor(q), encoding(x)), operator(stored, w, None), encoding(y), **options)
+    found = products.conv(QuantizedTensor(torch.tensor(q), encoding(x)), operator(stored, w, None), encoding(y), **options)
     np.testing.assert_array_equal(found.integers.numpy(), expected)
     total = torch.nn.functional.conv2d(torch.tensor(q).double() + 128, torch.tensor(stored).double())
     exact = sums(torch.tensor(q).float() + 128, 255.0, operator(stored, w, None).weight, lambda a, b: torch.nn.functional.conv2d(a, b))
@@ -116,7 +116,7 @@ def test_product_with_a_constant(dtype, bits, op, quantized):
         kernel = "QGemm" if op == "Gemm" else "QLinearMatMul" if quantized else "MatMulIntegerToFloat"
         end = graph.quantize(node, y) if quantized else node
         expected = graph.run({end: TYPES[dtype] if quantized else TensorProto.FLOAT}, {"x": q}, kernel)
-        left, right = Quantized(torch.tensor(q), encoding(x)), operator(stored, w, b, channels=1)
+        left, right = QuantizedTensor(torch.tensor(q), encoding(x)), operator(stored, w, b, channels=1)
         found = products.gemm(left, right, encoding(y) if quantized else None, product=torch.matmul)
         np.testing.assert_array_equal((found.integers if quantized else found).numpy(), expected)
         compared += expected.size
@@ -139,7 +139,7 @@ def test_product_of_activations(dtype, shapes, quantized):
         kernel = "QLinearMatMul" if quantized else "MatMulIntegerToFloat"
         end = {graph.quantize(node, y): TYPES[dtype]} if quantized else {node: TensorProto.FLOAT}
         expected = graph.run(end, {"a": left, "b": right}, kernel)
-        operands = [Quantized(torch.tensor(q), encoding(grid)) for q, grid in ((left, a), (right, b))]
+        operands = [QuantizedTensor(torch.tensor(q), encoding(grid)) for q, grid in ((left, a), (right, b))]
         found = products.matmul(*operands, encoding(y) if quantized else None)
         np.testing.assert_array_equal((found.integers if quantized else found).numpy(), expected)
         compared += expected.size
@@ -180,7 +180,7 @@ def test_results_do_not_depend_on_the_precision_that_torch_may_use(dtype):
 
     def computed():
         return products.conv(
-            Quantized(torch.tensor(q), encoding(grids[0])), operator(stored, grids[1], None), encoding(grids[2]), **options
+            QuantizedTensor(torch.tensor(q), encoding(grids[0])), operator(stored, grids[1], None), encoding(grids[2]), **options
         )
 
     expected = computed().integers

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 import qsim.ops  # noqa: F401  (registers the operators)
+from qsim.numbers.float_format import FLOAT_FORMATS
+from qsim.numbers.spec import SEARCHES
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.uint16)
 GRIDS = ((-8, 7), (0, 15), (-128, 127), (0, 255), (-127, 127), (-2, 1), (0, 1), (-32768, 32767), (3, 9))
 SPECIALS = (math.nan, math.inf, -math.inf, -0.0, 0.0, 1e-40, -1e-45, 3e38, -6e-8, 65504.0, 0.5, -1.5)
-FORMATS = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float6_e3m2fn", "float6_e2m3fn", "float4_e2m1fn")
-METHODS = ("minmax", "percentile", "mse", "tf_enhanced", "entropy")
 
 
 def operators() -> list[torch._ops.OpOverload]:
@@ -188,9 +188,9 @@ _DRAWN: dict[str, Callable[[Scene], Any]] = {
     "observing": lambda s: torch.tensor(s.rng.random() < 0.8),
     "quantizing": lambda s: torch.tensor(int(s.rng.random() < 0.8), dtype=torch.uint8),
     "averaging": lambda s: s.rng.choice([0.01, 0.5, 1.0, 0.0]),
-    "format": lambda s: s.rng.choice(FORMATS),
+    "format": lambda s: s.rng.choice([*FLOAT_FORMATS]),
     "saturate": lambda s: s.rng.choice([None, True, False]),
-    "element": lambda s: s.rng.choice([*FORMATS[2:], "int8", "int4"]),
+    "element": lambda s: s.rng.choice([*(name for name, form in FLOAT_FORMATS.items() if form.scaled), "int8", "int4"]),
     "choose_block_scale.lowest": lambda s: -torch.rand(s.sizes) * 10 ** s.rng.uniform(-30, 30),
     "choose_block_scale.highest": lambda s: torch.rand(s.sizes) * 10 ** s.rng.uniform(-30, 30),
     "round_to_format_dynamic.format": lambda s: s.rng.choice(["float8_e4m3fn", "float8_e5m2", "float6_e3m2fn", "float4_e2m1fn"]),
@@ -198,7 +198,7 @@ _DRAWN: dict[str, Callable[[Scene], Any]] = {
     "fake_quantize_dynamic.scale_format": lambda s: None,  # integers that have one need a grid of their own: test_dynamic.py
     "round_to_format_dynamic.scale_format": lambda s: s.rng.choice([None, "float8_e8m0fnu", "float8_e4m3fn"]),
     "scale_rounding": lambda s: s.rng.choice(["floor", "ceil", "even", "rceil"]),
-    "method": lambda s: s.rng.choice(METHODS),
+    "method": lambda s: s.rng.choice(SEARCHES),
     "percentile": lambda s: s.rng.choice([99.99, 50.0, 100.0, 1e-3]),
     "gamma": lambda s: s.rng.choice([3.0, 0.0, 1e3]),
     "grads": Scene.grads,

@@ -7,8 +7,7 @@ import torch
 
 import qsim
 from qsim import ops, reference
-
-METHODS = ["minmax", "percentile", "mse", "tf_enhanced", "entropy"]
+from qsim.numbers.spec import SEARCHES
 
 
 def mixed_weights(dtype=torch.float32):
@@ -36,7 +35,7 @@ def assert_each_as_alone(weights, options, **common):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", SEARCHES)
 def test_each_as_alone(method, dtype):
     assert_each_as_alone(*mixed_weights(dtype), method=method)
 

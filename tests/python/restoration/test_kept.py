@@ -13,9 +13,9 @@ class CutOffError(Exception):
 
 def cut_off_after(count, monkeypatch):
     """Has restorations end after so many weights."""
-    from qsim.restoration import layers
+    from qsim.restoration import weight_by_weight
 
-    choose, calls = layers.choose, []
+    choose, calls = weight_by_weight.choose, []
 
     def counted(sim, key, *args):
         if len(calls) == count:
@@ -23,7 +23,7 @@ def cut_off_after(count, monkeypatch):
         calls.append(key)
         return choose(sim, key, *args)
 
-    monkeypatch.setattr(layers, "choose", counted)
+    monkeypatch.setattr(weight_by_weight, "choose", counted)
     return calls
 
 

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from qsim.graph.execute.tapped import WeightedCall
-from qsim.restoration.operands import Product, argument, product_of, with_arguments
+from qsim.restoration.operands import WeightProduct, argument, product_of, with_arguments
 
 g = torch.Generator().manual_seed(0)
 
@@ -52,7 +52,7 @@ def call_of(name):
 def test_rows_times_columns_is_what_the_function_computes(name):
     func, call = call_of(name)
     product = product_of(call)
-    assert isinstance(product, Product)
+    assert isinstance(product, WeightProduct)
     weight = argument(call, call.slot)
     got = product.to_rows(weight) @ product.columns(10**9, g)
     if product.bias is not None:

@@ -16,7 +16,7 @@ from qsim.graph.execute.marks import BIAS, QUANTIZED
 from qsim.quantizers.bias import BiasQuantizer
 from qsim.trace.capture import Program, capture
 from qsim.trace.constants import fold_marked
-from qsim.trace.marks_behind_moves import carry_marks, key_of
+from qsim.trace.marks_behind_moves import key_of, mark_behind_moves
 
 TARGETS = ["default", "onnxruntime", "tensorrt"]
 
@@ -75,7 +75,7 @@ def test_the_graph_computes_what_the_simulation_does_also_with_marks_carried_and
     program, expected = capture(sim, *sim.calls[0]), sim(x)
     assert torch.equal(evaluated(sim, program, x), expected)
     before = len(marks(program))
-    carry_marks(program.exported.graph)
+    mark_behind_moves(program.exported.graph)
     fold_marked(program.exported)
     assert len(marks(program)) >= before
     assert torch.equal(evaluated(sim, program, x), expected)
@@ -174,11 +174,11 @@ def test_marks_are_carried_over_moves_and_through_a_common_grid_alone():
     sim = calibrated(Forward(forward, conv=nn.Conv2d(3, 4, 3)).eval(), torch.randn(2, 3, 8, 8), "tensorrt")
     sim_keys = set(sim.quantizers())
     program = capture(sim, *sim.calls[0])
-    carry_marks(program.exported.graph)
+    mark_behind_moves(program.exported.graph)
     assert not [node for node in program.exported.graph.nodes if "max_pool" in node.name and key_of(next(iter(node.users)))]
     sim = calibrated(Forward(forward, conv=nn.Conv2d(3, 4, 3)).eval(), torch.randn(2, 3, 8, 8))
     program = capture(sim, *sim.calls[0])
-    carry_marks(program.exported.graph)
+    mark_behind_moves(program.exported.graph)
     found = {node.name: key_of(next(iter(node.users))) for node in program.exported.graph.nodes if node.op == "call_function"}
     assert found["max_pool2d"] == found["flatten"] == "conv.output"
     assert sim_keys != set(sim.quantizers())

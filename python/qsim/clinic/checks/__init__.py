@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from qsim.clinic.checks.batch_norm import fold_gains, never_updated, not_folded, tiny_variances
-from qsim.clinic.checks.half import constants, culprits, harmless_overflows, patterns, tiny_weights
+from qsim.clinic.checks.half_precision import constants, culprits, harmless_overflows, patterns, tiny_weights
 from qsim.clinic.checks.integers import other_scale, overflowing_biases, still_growing, too_few, uneven_joins, wide_channels
 from qsim.clinic.checks.sums import overflowing_sums, stagnating_sums
 from qsim.clinic.checks.values import births, gradients, nonfinite_data, nonfinite_parameters, training_mode, unobserved, widths

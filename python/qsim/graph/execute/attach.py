@@ -8,7 +8,7 @@ from torch import nn
 
 from qsim.graph.execute.inputs import Inputs
 from qsim.graph.execute.methods import PLACE
-from qsim.graph.execute.place import UNKNOWN, Place
+from qsim.graph.execute.place import UNKNOWN_PATH, Place
 from qsim.graph.execute.shortcuts import Kept
 from qsim.graph.execute.simulated import simulated
 from qsim.graph.execute.switch import Switch
@@ -31,7 +31,7 @@ def attach(
     switch.model = model
     for leaf, path in leaf_paths(model).items():
         vars(leaf)[LEAF] = path
-    made = {path: Place(path, plan, savings, quantizers, kept, switch) for path in {*plan.routes, UNKNOWN} - found.keys()}
+    made = {path: Place(path, plan, savings, quantizers, kept, switch) for path in {*plan.routes, UNKNOWN_PATH} - found.keys()}
     for path, module in found.items():
         inside = [vars(m)[LEAF] for m in module.modules() if LEAF in vars(m)]  # it may call those of containers inside
         made[path] = Place(path, plan, savings, quantizers, kept, switch, inside)

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from qsim.graph.execute.mode import is_inside
 from qsim.graph.execute.place import Place
 from qsim.graph.record.call_sites import Spot, spot_in
-from qsim.graph.record.containers import joined
+from qsim.graph.record.containers import full_name
 from qsim.operations.functions import MAC, Function, route_name
 
 PLACE = "_qsim_place"  # in a container's __dict__: a registered child would run when a Sequential does
@@ -47,7 +47,7 @@ def _stand_in(method: FunctionType) -> Callable[..., Any]:
             mode: TorchFunctionMode = _Outside(place, method.__name__)
         else:
             mode = place.switch.mode(place, self.training, self, None, above)
-            name = joined(place.path, method.__name__)
+            name = full_name(place.path, method.__name__)
             place.switch.notice(f"'{name}' was called by itself: it is simulated, and what it is given is not quantized", name, "")
         out = _alone(mode, method, self, *args, **kwargs)
         place.switch.say()
@@ -91,6 +91,6 @@ class _Outside(TorchFunctionMode):
             weights = [value for value in (*args, *kwargs.values()) if isinstance(value, nn.Parameter)]
             names = [name for name in map(self.place.switch.parameter_name, weights) if name]
             if names:
-                where = joined(self.place.path, self.method)
+                where = full_name(self.place.path, self.method)
                 self.place.switch.notice(f"'{where}' was called by itself: '{names[0]}' and what it computes are in float", where, "")
         return func(*args, **kwargs)

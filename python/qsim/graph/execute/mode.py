@@ -19,12 +19,12 @@ from qsim.graph.execute.inputs import is_float, with_operands, with_outputs
 from qsim.graph.execute.links import Link
 from qsim.graph.execute.lowered import Quantize
 from qsim.graph.execute.ownership import dies
-from qsim.graph.execute.place import HOOK, PASSED, QUIET, STRANGE, UNKNOWN, Place
+from qsim.graph.execute.place import HOOK, PASSED, QUIET, STRANGE, UNKNOWN_PATH, Place
 from qsim.graph.execute.recurrent_layers import as_one
 from qsim.graph.execute.shortcuts import is_plain_eager, is_watched
 from qsim.graph.execute.uncompiled import Uncompiled
 from qsim.graph.record.call_sites import CallSite, Spot, call_site, sites_above
-from qsim.graph.record.containers import joined
+from qsim.graph.record.containers import full_name
 from qsim.graph.record.resume import recompute_under
 from qsim.graph.record.tape import Slot
 from qsim.operations.functions import ALIAS, COMPOSITE, CONSTRUCTORS, MAC, METRICS, RANDOM, TRANSPARENT, Function, name_of, route_name
@@ -66,7 +66,7 @@ class LocalMode(TorchFunctionMode):
     container : nn.Module, optional
         None in a frame.
     counts : list of int, optional
-        How often each key was met before: where a checkpoint begins to compute again.
+        How often each key was called before: where a checkpoint begins to compute again.
     beyond : tuple of Spot
         What lies above that which computes again.
     """
@@ -83,7 +83,7 @@ class LocalMode(TorchFunctionMode):
         self.at = -1  # the node of the last call
         self.hints = place.no_hints if beyond else place.hints  # they know no more of the stack than there is
         self.counts = [0] * place.width if counts is None else counts
-        self.passed_by = 0  # the calls that lead nowhere and were met, a bit for each
+        self.passed_by = 0  # the calls that lead nowhere and came by, a bit for each
         self.leaf = ""  # of the composite function that runs
         self.handed: dict[int, Any] = {}  # results of nodes whose chain goes on
         self.begun: dict[int, bool] = {}  # nodes that end a chain, and whether it began
@@ -93,9 +93,9 @@ class LocalMode(TorchFunctionMode):
         self.trusted: tuple[int, ...] = ()  # nodes of which that is taken for granted: Dynamo traces what is under a checkpoint apart
         nodes = place.fallen if place.switch.falls_back else place.planned
         if place.switch.marks:
-            self.nodes = nodes.marked
+            self.nodes = nodes.with_marks
         else:
-            self.nodes = nodes.frugal if place.switch.saves and is_plain_eager() else nodes.plain
+            self.nodes = nodes.saving if place.switch.saves and is_plain_eager() else nodes.plain
         self.plain = nodes.plain
 
     def within(self, outer: Any) -> LocalMode:
@@ -120,7 +120,7 @@ class LocalMode(TorchFunctionMode):
     def frame(self, name: str) -> LocalMode:
         """Follows part of a composite function along a route of its own."""
         frames = self.place.frames
-        return type(self)(frames.get(joined(self.leaf or self.place.path, name)) or frames[UNKNOWN], self.training).within(self)
+        return type(self)(frames.get(full_name(self.leaf or self.place.path, name)) or frames[UNKNOWN_PATH], self.training).within(self)
 
     def end(self) -> None:
         """The call of the container is over."""

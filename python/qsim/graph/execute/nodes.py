@@ -37,8 +37,8 @@ class Nodes(NamedTuple):
     """The nodes of a container, thrice: what they do by the plan, with what may be saved, and with marks in place of quantizers."""
 
     plain: list[Node]
-    frugal: list[Node]
-    marked: list[Node]
+    saving: list[Node]
+    with_marks: list[Node]
 
 
 def calls_before(route: Route, plan: QuantizationPlan) -> dict[int, dict[Slot, list[tuple[int, int, int]]]]:
@@ -79,7 +79,7 @@ def own_weights(path: str, plan: QuantizationPlan, quantizers: Mapping[str, Quan
     return [(ParameterOf(name), quantizers[key].quantize) for name, key in own.items()]
 
 
-def frugal_node(actions: Actions, saving: Saving, quantizers: Mapping[str, Quantizer], kept: dict[tuple[str, ...], Kept]) -> Node:
+def saving_node(actions: Actions, saving: Saving, quantizers: Mapping[str, Quantizer], kept: dict[tuple[str, ...], Kept]) -> Node:
     """What stands at a site as planned, with what may be saved. `kept`: what all sites keep: those that read one parameter keep it once."""
     planned, outputs = planned_site(actions, LiveMaker(quantizers))
     operands, instead = dict(planned), None

@@ -14,13 +14,13 @@ from torch import nn
 from qsim.graph.execute.links import links_of
 from qsim.graph.execute.lowered import LiveMaker, Maker, MarkMaker, Quantize, fallen_site, planned_site, site_beside
 from qsim.graph.execute.marks import BiasMark, Mark
-from qsim.graph.execute.nodes import Node, Nodes, WrittenOut, calls_before, frugal_node, own_weight, own_weights, weights_read
+from qsim.graph.execute.nodes import Node, Nodes, WrittenOut, calls_before, own_weight, own_weights, saving_node, weights_read
 from qsim.graph.execute.shortcuts import FrugalMaker, Kept
 from qsim.graph.execute.switch import Switch
 from qsim.graph.plan.actions import Actions, QuantizationPlan
 from qsim.graph.plan.savings import Saving
 from qsim.graph.record.call_sites import LEAF, CallSite, Spot, kind_of_code
-from qsim.graph.record.containers import joined
+from qsim.graph.record.containers import full_name
 from qsim.graph.record.routes import Route, Site, call_key
 from qsim.graph.record.tape import CallKey
 from qsim.operations.functions import MAC
@@ -34,7 +34,7 @@ STRANGE, HOOK, QUIET = -1, -2, -3
 PASSED = -4  # and below: calls that lead nowhere, and whose results are quantized where they are read
 
 
-UNKNOWN = "?"  # in place of the path of a frame that the examples did not show
+UNKNOWN_PATH = "?"  # in place of the path of a frame that the examples did not show
 
 
 class Hint(NamedTuple):
@@ -105,14 +105,14 @@ class Place:
         self._savings = [*(savings.get(site, Saving()) for site in route.sites), *(Saving(frozenset(found.operands)) for found in actions)]
         self._neighbours = [*(plan.regions.neighbours.get(site) for site in route.sites), *beyond]
         self._quantizers = quantizers
-        frugal = [frugal_node(*each, quantizers, kept) for each in zip(self._actions, self._savings, strict=True)]
-        plain, marked = ([Node(*planned_site(a, make)) for a in self._actions] for make in (LiveMaker(quantizers), MarkMaker()))
+        saving = [saving_node(*each, quantizers, kept) for each in zip(self._actions, self._savings, strict=True)]
+        plain, with_marks = ([Node(*planned_site(a, make)) for a in self._actions] for make in (LiveMaker(quantizers), MarkMaker()))
         links = links_of(route, plan)
         self._ops = [*(site.op for site in route.sites), *(found.function for found in elsewhere.values())]
         halves = [*(plan.halves.get(site) for site in route.sites), *beyond]
         live: list[WrittenOut | None] = [half or self._gated(at, LiveMaker(quantizers)) for at, half in enumerate(halves)]
-        running = [[n._replace(link=links.get(at), written_out=live[at]) for at, n in enumerate(nodes)] for nodes in (plain, frugal)]
-        traced = [n._replace(link=links.get(at), written_out=self._gated(at, MarkMaker())) for at, n in enumerate(marked)]
+        running = [[n._replace(link=links.get(at), written_out=live[at]) for at, n in enumerate(nodes)] for nodes in (plain, saving)]
+        traced = [n._replace(link=links.get(at), written_out=self._gated(at, MarkMaker())) for at, n in enumerate(with_marks)]
         self.planned = Nodes(running[0], running[1], traced)
         self.fallen = self.planned
         self.sites = [*((site.name, site.steps[0].line) for site in route.sites), *((leaf, "") for leaf in elsewhere)]
@@ -245,7 +245,7 @@ class Place:
         self.strange[site.spots] = None
         planned = self.planned.plain[self.nodes_of[key][0] or 0] if key >= self.width else Node()
         done, quantized = _what_is_done(planned, weighted), bool(planned.outputs)
-        what = _named(site.leaf_path or joined(self.path, name), site.line)
+        what = _named(site.leaf_path or full_name(self.path, name), site.line)
         self.switch.notice(f"{what} ran where the example inputs did not show it{done}", self.path, "" if quantized else name)
 
     def note_more(self, key: int) -> None:
@@ -269,7 +269,7 @@ class Place:
         training : bool
         counts : list of int
         passed : int or None
-            The calls that lead nowhere and were met, a bit for each; None where none can be met.
+            The calls that lead nowhere and came by, a bit for each; None where none can be seen.
         """
         known = training, tuple(counts), passed
         if known in self._ends:
@@ -306,7 +306,7 @@ class Place:
                 else:
                     found = site_beside(nodes[at].operands, nodes[at].outputs, around, formats, make)
                 format = formats.get(around.operation, "float32")
-                half = None if format == "float32" or nodes is self.fallen.marked else Half(self._ops[at], format, narrow=False)
+                half = None if format == "float32" or nodes is self.fallen.with_marks else Half(self._ops[at], format, narrow=False)
                 gated = isinstance(nodes[at].written_out, Gated) and around.operation in formats
                 nodes[at] = Node(*found, link=nodes[at].link, written_out=half or (None if gated else nodes[at].written_out))
 

@@ -12,7 +12,7 @@ from torch._ops import HigherOrderOperator
 from qsim.graph.execute.mode import QUIET_NAMES, LocalMode, computes
 from qsim.graph.execute.place import QUIET, STRANGE, Place, place_of
 from qsim.graph.record.call_sites import traced_call_site
-from qsim.graph.record.containers import joined
+from qsim.graph.record.containers import full_name
 from qsim.operations.functions import COMPOSITE, CONSTRUCTORS, MAC, SAME, Function
 from qsim.runs.arguments import Arguments
 
@@ -140,7 +140,7 @@ _asking: dict[int, str] = {}  # calls that the examples do not show, in function
 def traced_strange(token: int, name: str, weighted: bool) -> None:
     place, site, name = place_of(token), traced_call_site(), SAME.get(name, name).strip("_")
     if site.asks:
-        _asking[token] = f"'{joined(place.path, name)}' ({site.line})"
+        _asking[token] = f"'{full_name(place.path, name)}' ({site.line})"
     place.note_strange(site, name, weighted=weighted)
 
 

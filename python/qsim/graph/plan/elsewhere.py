@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from qsim.config.override import SiteInfo
 from qsim.graph.plan.actions import Actions, Elsewhere, PlannedQuantizer
 from qsim.graph.plan.dataflow import Dataflow
-from qsim.graph.record.containers import joined
+from qsim.graph.record.containers import full_name
 from qsim.graph.record.routes import Site
 from qsim.graph.record.tape import Tape
 from qsim.operations.functions import WEIGHT
@@ -77,8 +77,8 @@ def unreached(tape: Tape, quantizers: Mapping[str, PlannedQuantizer]) -> Iterato
         if path in called:
             continue
         op = _FUNCTIONS.get(name)
-        if op is not None and joined(path, "weight") not in read and (shape := tape.shapes.get(joined(path, "weight"))) is not None:
-            yield Layer(SiteInfo(path, op, name, shape), op, joined(path, "weight"), _POSITIONS[op])
+        if op is not None and full_name(path, "weight") not in read and (shape := tape.shapes.get(full_name(path, "weight"))) is not None:
+            yield Layer(SiteInfo(path, op, name, shape), op, full_name(path, "weight"), _POSITIONS[op])
         elif name in _OPENED:
             weights = [key for key in tape.shapes if key.startswith(f"{path}.") and "weight" in key.removeprefix(f"{path}.")]
             for key in weights:

@@ -14,7 +14,7 @@ from qsim.graph.plan.actions import Actions, Elsewhere, LeftFloat, QuantizationP
 from qsim.graph.plan.biases import plan_bias
 from qsim.graph.plan.caches import Caches
 from qsim.graph.plan.elsewhere import elsewhere_of, unreached
-from qsim.graph.plan.gates import plan_gates
+from qsim.graph.plan.gate_quantizers import plan_gates
 from qsim.graph.plan.halves import find_halves
 from qsim.graph.plan.ledger import Ledger
 from qsim.graph.plan.notes import NOT_REACHED, mistyped, notes_of, unmet

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 
-def joined(path: str, name: str) -> str:
+def full_name(path: str, name: str) -> str:
     """The path of what is called `name` in the module at `path`, "" for the model itself."""
     return f"{path}.{name}" if path else name
 

@@ -15,9 +15,8 @@ from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
 from qsim.graph.record.call_sites import LEAF, CallSite, call_site
-from qsim.graph.record.containers import containers, joined, leaf_paths, subclass
-from qsim.graph.record.given import own_arguments
-from qsim.graph.record.held import Held
+from qsim.graph.record.containers import containers, full_name, leaf_paths, subclass
+from qsim.graph.record.own_arguments import own_arguments
 from qsim.graph.record.resume import driven
 from qsim.graph.record.routes import call_key
 from qsim.graph.record.tape import (
@@ -37,6 +36,7 @@ from qsim.graph.record.tape import (
     version_of,
 )
 from qsim.graph.record.telling import Telling
+from qsim.graph.record.written_state import Held
 from qsim.operations.functions import (
     COMPOSITE,
     CONSTRUCTORS,
@@ -174,7 +174,7 @@ class Recorder(TorchFunctionMode):
 
     def frame(self, name: str) -> Recorder:
         """Records part of a composite function as a call of its own."""
-        return Recorder(self.current, joined(self.leaf or self.call.path, name), self.call.training, framed=True)
+        return Recorder(self.current, full_name(self.leaf or self.call.path, name), self.call.training, framed=True)
 
     def __torch_function__(self, func: Function, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs, name = kwargs or {}, name_of(func)
@@ -213,9 +213,9 @@ class Recorder(TorchFunctionMode):
         """Count a call, whatever it computes: where one that does not matter is followed by one that does, as in a loop, order tells."""
         key = self._key(site, func)
         self.tape.calls_compiled = self.tape.calls_compiled or site.compiled
-        self.call.met[key] += 1
+        self.call.called[key] += 1
         hidden = site.hidden or (func is Tensor.abs and not site.is_method_abs)
-        return _Made(func, key, self.call.met[key] - 1, site, visible(func) and not hidden and not site.hook)
+        return _Made(func, key, self.call.called[key] - 1, site, visible(func) and not hidden and not site.hook)
 
     def _key(self, site: CallSite, func: Function) -> CallKey:
         return call_key(site, route_name(func).strip("_"), framed=self.framed)
@@ -231,7 +231,7 @@ class Recorder(TorchFunctionMode):
         step = None
         if (unmet and name_of(func) not in READS) or has_inexact_numbers(func, numbers):
             step = self._step(made, call, moves=True)
-            origins = {slot: frozenset(map(_met_here, found)) if slot in unmet else found for slot, found in origins.items()}
+            origins = {slot: frozenset(map(_read_here, found)) if slot in unmet else found for slot, found in origins.items()}
             if any(out is given[slot] for slot in unmet):  # `dropout` in evaluation: what it returns is quantized, what it was given is not
                 out = out.view_as(out)
                 results = [out]
@@ -314,7 +314,7 @@ class Recorder(TorchFunctionMode):
         return t
 
 
-def _met_here(origin: Origin) -> Origin:
+def _read_here(origin: Origin) -> Origin:
     """The origin of a tensor that is quantized where it is read."""
     return replace(origin, kind="step") if origin.is_unmet else origin
 

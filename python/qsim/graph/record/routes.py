@@ -110,7 +110,7 @@ class Route:
     sites : list of Site
         The site of each node.
     calls : dict of bool to list of Counter
-        How often what was met in each recorded call, of eval (False) and of training.
+        How often what is a key of `nodes` or `unmet` was called in each recorded call, of eval (False) and of training.
     unmet : dict of CallKey to Site
         Calls that were recorded, and lead nowhere: no mode meets them under Dynamo, and eager modes pass them by.
     """
@@ -164,14 +164,14 @@ def build_routes(tape: Tape, is_met: Callable[[Step], bool] = lambda step: step.
                 unmet[at] = site
             site.steps.append(step)
             site_of[step] = site
-        route.calls[call.training].append(_met(call, route))
+        route.calls[call.training].append(_counted(call, route))
         if not call.training:
             evals[call.path].append((call.steps, [site_of[step] for step in call.steps]))
     return dict(routes), {step: site_of[step] for step in tape.steps}
 
 
-def _met(call: Call, route: Route) -> Counter[CallKey]:
-    return Counter({key: count for key, count in call.met.items() if key in route.nodes or key in route.unmet})
+def _counted(call: Call, route: Route) -> Counter[CallKey]:
+    return Counter({key: count for key, count in call.called.items() if key in route.nodes or key in route.unmet})
 
 
 def _aligned(recorded: list[Step], sites: list[Site], steps: list[Step]) -> dict[int, Site]:

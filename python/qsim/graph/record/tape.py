@@ -113,7 +113,7 @@ class Call:
     training: bool  # as in Step
     run: int = 0
     steps: list[Step] = field(default_factory=list)
-    met: Counter[CallKey] = field(default_factory=Counter)  # how often a function was called where
+    called: Counter[CallKey] = field(default_factory=Counter)  # how often a function was called where
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor, nn
 
-from qsim.graph.record.containers import joined
+from qsim.graph.record.containers import full_name
 from qsim.graph.record.tape import Call, Origin, Step, Tape
 from qsim.operations.functions import BIAS_POSITION, WEIGHT, name_of
 from qsim.operations.layers import DIMS
@@ -33,7 +33,7 @@ class Uses:
         for path, module in self.modules.items():
             for own, t in _tensors(module):
                 if t.layout is torch.strided:  # others have no address
-                    self._names[t.data_ptr()].append(joined(path, own))
+                    self._names[t.data_ptr()].append(full_name(path, own))
         self._users: dict[str, list[Step | None]] = defaultdict(list)  # of a parameter or buffer; None: the model returns it
         for step in tape.steps:
             for name in _constants(o for found in (*step.operands.values(), step.side) for o in found):
@@ -52,7 +52,7 @@ class Uses:
         if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
             return f"'{name}' has hooks, which would see other tensors"
         for own, t in _tensors(module):
-            full = joined(name, own)
+            full = full_name(name, own)
             others = [n for n in self._names[t.data_ptr()] if n != full and t.data_ptr()]
             if others:
                 return f"the {own} of '{name}' is shared with '{others[0]}'"
@@ -72,7 +72,7 @@ def computed_anew(step: Step) -> str | None:
     func = name_of(step.func)
     for own, slot in (("weight", WEIGHT[func][0]), ("bias", BIAS_POSITION[func])):
         read = own in step.operands or slot in step.operands
-        if read and joined(owner(step), own) not in (step.constants.get(own), step.constants.get(slot)):
+        if read and full_name(owner(step), own) not in (step.constants.get(own), step.constants.get(slot)):
             return own
     return None
 
@@ -90,7 +90,7 @@ def _first_reads(call: Call) -> Iterator[Step]:
     seen = False
     for step in call.steps:
         product = step.kind == "batch_norm" or name_of(step.func) in DIMS
-        if not product and joined(owner(step), "weight") in step.constants.values() and (step.leaf or not seen):
+        if not product and full_name(owner(step), "weight") in step.constants.values() and (step.leaf or not seen):
             seen = seen or not step.leaf
             yield step
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from qsim.integer.kernels.fma import fma
-from qsim.integer.kernels.quantized import Quantized, quantize, saturated
+from qsim.integer.kernels.quantized import QuantizedTensor, quantize, saturated
 from qsim.numbers.encoding import Encoding
 
 # The rational minimax approximation on [-18, 18] that ONNX Runtime takes from Eigen (generic_fast_logistic): x * p(x**2) / q(x**2) + 0.5.
@@ -29,12 +29,12 @@ def _polynomial(x: Tensor, coefficients: tuple[float, ...]) -> Tensor:
     return value
 
 
-def sigmoid(x: Quantized, y: Encoding) -> Quantized:
+def sigmoid(x: QuantizedTensor, y: Encoding) -> QuantizedTensor:
     """QLinearSigmoid: dequantize, `logistic`, quantize; by a table in the runtime."""
     return quantize(logistic(x.dequantized()), y)
 
 
-def softmax(x: Quantized, y: Encoding, axis: int) -> Quantized:
+def softmax(x: QuantizedTensor, y: Encoding, axis: int) -> QuantizedTensor:
     """QLinearSoftmax along `axis`.
 
     Exponentials of ``s_x * (x - max)``, times a constant that keeps their sum large, are float32 and added one after the other; then

@@ -9,11 +9,11 @@ from math import prod
 import torch
 from torch import Tensor
 
-from qsim.integer.kernels.quantized import Quantized, saturated
+from qsim.integer.kernels.quantized import QuantizedTensor, saturated
 from qsim.numbers.encoding import Encoding
 
 
-def global_average_pool(x: Quantized, y: Encoding) -> Quantized:
+def global_average_pool(x: QuantizedTensor, y: Encoding) -> QuantizedTensor:
     """QLinearGlobalAveragePool: the mean over all axes but two, which stay as axes of length 1.
 
     ``clip(rint(float32(sum(x - z_x)) * (s_x / (s_y * n))) + z_y)`` for n elements.
@@ -25,7 +25,7 @@ def global_average_pool(x: Quantized, y: Encoding) -> Quantized:
 
 
 def average_pool(
-    x: Quantized,
+    x: QuantizedTensor,
     y: Encoding,
     *,
     kernel: Sequence[int],
@@ -33,7 +33,7 @@ def average_pool(
     padding: Sequence[int],
     ceil_mode: bool = False,
     count_padding: bool = True,
-) -> Quantized:
+) -> QuantizedTensor:
     """QLinearAveragePool over one to three axes.
 
     Adds the dequantized elements of a window in float32 one after the other, the last axis fastest; then

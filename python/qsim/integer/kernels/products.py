@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from qsim.integer.kernels.exact import INT32_MAX, Addend, Weight, convolution, sums
-from qsim.integer.kernels.quantized import Quantized, saturated
+from qsim.integer.kernels.quantized import QuantizedTensor, saturated
 from qsim.numbers.encoding import Encoding
 
 
@@ -71,7 +71,7 @@ class Operator:
     bias: Addend | None = None
 
     @classmethod
-    def of(cls, weight: Quantized, bias: Bias | None = None, *, channels: int = 0) -> Operator:
+    def of(cls, weight: QuantizedTensor, bias: Bias | None = None, *, channels: int = 0) -> Operator:
         """Of a convolution, or a product with a matrix; `channels` is the axis of the output channels of `weight`."""
         values = weight.centered
         summed = [i for i in range(values.dim()) if i != channels % values.dim()]
@@ -79,7 +79,7 @@ class Operator:
 
 
 def conv(
-    x: Quantized,
+    x: QuantizedTensor,
     operator: Operator,
     y: Encoding,
     *,
@@ -87,7 +87,7 @@ def conv(
     padding: Sequence[int],
     dilation: Sequence[int],
     groups: int = 1,
-) -> Quantized:
+) -> QuantizedTensor:
     """QLinearConv over one to three axes.
 
     Around `x` lies its zero point. ``clip(rint(float32(acc) * (s_x * s_w / s_y)) + z_y)``: the multiplier is formed from left to right
@@ -109,7 +109,9 @@ def conv(
     return requantized(total, scale.reshape(dims) if scale.dim() else scale, y)
 
 
-def gemm(x: Quantized, operator: Operator, y: Encoding | None, *, product: Callable[[Tensor, Tensor], Tensor]) -> Quantized | Tensor:
+def gemm(
+    x: QuantizedTensor, operator: Operator, y: Encoding | None, *, product: Callable[[Tensor, Tensor], Tensor]
+) -> QuantizedTensor | Tensor:
     """QGemm, and QLinearMatMul with a constant: `product` multiplies `x` with the weight, whose channels come last in the result.
 
     Without `y`, also MatMulIntegerToFloat, the result is float32: ``float32(acc) * (s_x * s_w)``.
@@ -119,7 +121,7 @@ def gemm(x: Quantized, operator: Operator, y: Encoding | None, *, product: Calla
     return total.float() * scale if y is None else requantized(total, scale, y)
 
 
-def matmul(a: Quantized, b: Quantized, y: Encoding | None) -> Quantized | Tensor:
+def matmul(a: QuantizedTensor, b: QuantizedTensor, y: Encoding | None) -> QuantizedTensor | Tensor:
     """QLinearMatMul of two activations, each with one scale, in any number of dimensions; without `y` MatMulIntegerToFloat."""
     rows = b.integers.shape[-2] if b.integers.dim() > 1 else b.integers.shape[0]
     total = sums(a.centered, _limit(a), Weight(b.centered, rows * _limit(b)), torch.matmul)
@@ -127,7 +129,7 @@ def matmul(a: Quantized, b: Quantized, y: Encoding | None) -> Quantized | Tensor
     return total.float() * scale if y is None else requantized(total, scale, y)
 
 
-def requantized(total: Tensor, products: Tensor, y: Encoding) -> Quantized:
+def requantized(total: Tensor, products: Tensor, y: Encoding) -> QuantizedTensor:
     """Sums of products with the scale `products` on the grid of the result: ``clip(rint(float32(acc) * (products / s_y)) + z_y)``."""
     return saturated((total.float() * (products / y.scale.float())).round_().add_(y.zero_point), y)
 
@@ -137,6 +139,6 @@ def _products(x: Encoding, weight: Encoding) -> Tensor:
     return x.scale.float() * weight.scale.float()
 
 
-def _limit(x: Quantized) -> float:
+def _limit(x: QuantizedTensor) -> float:
     """No number on the grid is larger once its zero point is subtracted."""
     return float(x.encoding.quant_max - x.encoding.quant_min)

@@ -14,7 +14,7 @@ _STORAGE = (torch.uint8, torch.int8, torch.uint16, torch.int16)
 
 
 @dataclass(frozen=True, eq=False)
-class Quantized:
+class QuantizedTensor:
     """A quantized tensor.
 
     Parameters
@@ -46,15 +46,15 @@ def along(values: Tensor, encoding: Encoding, dims: int) -> Tensor:
     return values.reshape([-1 if i == encoding.axis % dims else 1 for i in range(dims)])
 
 
-def quantize(x: Tensor, encoding: Encoding) -> Quantized:
+def quantize(x: Tensor, encoding: Encoding) -> QuantizedTensor:
     """What QuantizeLinear makes of `x`: ``clip(rint(x / scale) + zero_point)``; NaN becomes the smallest integer."""
     e = encoding
     grid = (e.scale, e.zero_point, e.quant_min, e.quant_max)
-    return Quantized(ops.quantize(x, *grid, axis=e.axis, block_size=e.block_size), encoding)
+    return QuantizedTensor(ops.quantize(x, *grid, axis=e.axis, block_size=e.block_size), encoding)
 
 
-def saturated(rounded: Tensor, encoding: Encoding) -> Quantized:
+def saturated(rounded: Tensor, encoding: Encoding) -> QuantizedTensor:
     """Whole numbers in a floating-point tensor, which is overwritten, zero point included: clipped and stored as `quantize` stores them."""
     low, high = encoding.quant_min, encoding.quant_max
     storage = next(t for t in _STORAGE if torch.iinfo(t).min <= low and high <= torch.iinfo(t).max)
-    return Quantized(rounded.clamp_(low, high).to(storage), encoding)
+    return QuantizedTensor(rounded.clamp_(low, high).to(storage), encoding)

@@ -14,20 +14,20 @@ from qsim.deploy.export_report import ExportReport
 from qsim.deploy.retarget import retarget
 from qsim.deploy.tensorrt import commands
 from qsim.errors import CalibrationError, ExportError
-from qsim.onnx.options import Options
+from qsim.onnx.export_options import Options
 from qsim.runs.batches import Forward, iterate
 from qsim.runs.sharding import sharded_modules
 from qsim.simulation.borders import borders
+from qsim.simulation.report_subject import subject_of
 from qsim.simulation.simulation import Simulation
-from qsim.simulation.subject import subject_of
 from qsim.stages import Stages
 from qsim.trace.capture import Program, capture
 from qsim.trace.constants import fold_marked
 from qsim.trace.idle_slices import drop_idle_slices
 from qsim.trace.integer_forms import use_integer_forms
-from qsim.trace.mark_uses import Marked, objections, per_channel, refusal
-from qsim.trace.marks_before_rectifiers import hoist_marks
-from qsim.trace.marks_behind_moves import carry_marks
+from qsim.trace.mark_uses import MarkUses, objections, per_channel, refusal
+from qsim.trace.marks_before_rectifiers import mark_before_rectifiers
+from qsim.trace.marks_behind_moves import mark_behind_moves
 from qsim.trace.runtimes import Runtime, target_of
 from qsim.trace.token_scales import put_scales_behind, with_scale_one
 
@@ -67,14 +67,14 @@ class Tracing:
         if target.tokens:
             put_scales_behind(self.program.exported.graph, self.quantizers)
             self.quantizers = with_scale_one(self.quantizers)
-        if target.carries:
-            carry_marks(self.program.exported.graph, per_channel(self.quantizers))
+        if target.marks_moves:
+            mark_behind_moves(self.program.exported.graph, per_channel(self.quantizers))
             encodings = {key: encoding for key, encoding in sim.encodings().items() if sim.quantizers()[key].enabled}
-            hoist_marks(self.program.exported.graph, sim.encodings())
+            mark_before_rectifiers(self.program.exported.graph, sim.encodings())
             use_integer_forms(self.program.exported.graph, encodings)
         self.program.exported.graph_module.recompile()
-        self.marked = Marked.of(self.program)
-        self.objections = objections(self.marked, self.quantizers, sim.weights(), target)
+        self.mark_uses = MarkUses.of(self.program)
+        self.objections = objections(self.mark_uses, self.quantizers, sim.weights(), target)
 
 
 def export(
@@ -145,7 +145,7 @@ def _written(
     with seconds.stage("translate"):
         released = sim.released()
         quantizers = {key: quantizer for key, quantizer in traced.quantizers.items() if key not in released}
-        built = onnx_model.build(traced.program, traced.marked, quantizers, target, options)
+        built = onnx_model.build(traced.program, traced.mark_uses, quantizers, target, options)
     with seconds.stage("write"):
         large = onnx_model.size_of(built.model) > onnx_file.LARGE
         files = onnx_file.write(built.model, file, external_data=large if options.external_data is None else options.external_data)
@@ -158,7 +158,7 @@ def _written(
         from qsim.deploy.verify import verify_simulation
 
         with seconds.stage("verify"):
-            write_float = partial(times.write_float, traced.plain, traced.marked, quantizers, target, options)
+            write_float = partial(times.write_float, traced.plain, traced.mark_uses, quantizers, target, options)
             verification = verify_simulation(sim, file, verify, built.model, write_float, forward)
     sizes = {written: written.stat().st_size for written in files}
     session_options, more = dict[str, str](), list[str]()

@@ -14,7 +14,7 @@ from qsim.errors import FileFormatError
 from qsim.files.file_place import FilePlace
 
 _MODULES: dict[str, Any] = {compressed_tensors.FORMAT: compressed_tensors, gptq.FORMAT: gptq, gptq.SECOND: gptq, awq.FORMAT: awq}
-FORMATS = tuple(_MODULES)  # those that are written; GGUF is read
+CHECKPOINT_FORMATS = tuple(_MODULES)  # those that are written; GGUF is read
 
 
 def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
@@ -70,7 +70,7 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         raise place.wanted("quantization_config", quantization, "an object that says how the weights are packed")
     method = quantization.get("quant_method", gptq.FORMAT if "desc_act" in quantization else None)
     if not isinstance(method, str) or method not in _MODULES:
-        raise place.wanted("quant_method", method, f"one of {', '.join(map(repr, FORMATS))}")
+        raise place.wanted("quant_method", method, f"one of {', '.join(map(repr, CHECKPOINT_FORMATS))}")
     state = read_tensors(path)
     weights = _MODULES[method].read(state, quantization, FilePlace(str(path)))
     second = method == gptq.FORMAT and quantization.get("checkpoint_format") == gptq.SECOND
@@ -110,7 +110,7 @@ def save_checkpoint(
     ['fc.weight']
     """
     if format not in _MODULES:
-        raise ValueError(f"qsim: got format={format!r}; expected one of {', '.join(map(repr, FORMATS))}")
+        raise ValueError(f"qsim: got format={format!r}; expected one of {', '.join(map(repr, CHECKPOINT_FORMATS))}")
     if not checkpoint.weights:
         raise FileFormatError(f"qsim: '{folder}': no weight is quantized; expected at least one")
     options = {"linear": linear} if format == compressed_tensors.FORMAT else {}

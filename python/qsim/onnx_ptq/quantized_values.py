@@ -31,7 +31,7 @@ class Operand:
 
 
 @dataclass
-class Placement:
+class QuantizedValues:
     """What is quantized.
 
     Attributes
@@ -51,12 +51,12 @@ class Placement:
     biases: list[Operand] = field(default_factory=list)
 
 
-def place(graph: ir.Graph, is_wanted: Callable[[str, str], bool] = lambda name, op: True) -> Placement:
+def place(graph: ir.Graph, is_wanted: Callable[[str, str], bool] = lambda name, op: True) -> QuantizedValues:
     """Quantizers before and behind every operation that has an integer kernel, at the end of what is fused with it.
 
     ``is_wanted(name, op_type)`` says of each node whether it may run in integers.
     """
-    found = Placement()
+    found = QuantizedValues()
     for node in graph:
         kernel = INTEGER_KERNELS.get(node.op_type)
         if kernel is None or node.domain not in ("", "ai.onnx") or not _is_float(node.outputs[0]):
@@ -83,7 +83,7 @@ def place(graph: ir.Graph, is_wanted: Callable[[str, str], bool] = lambda name, 
     return found
 
 
-def _want(found: Placement, value: ir.Value) -> None:
+def _want(found: QuantizedValues, value: ir.Value) -> None:
     if value in found.observed or value in found.moved:
         return
     producer = value.producer()

@@ -2,4 +2,4 @@
 
 from qsim import checkpoints, files
 
-FORMATS = (*files.FORMATS, *checkpoints.FORMATS)
+WRITABLE_FORMATS = (*files.FORMATS, *checkpoints.CHECKPOINT_FORMATS)

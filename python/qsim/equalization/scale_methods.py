@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from qsim.equalization.candidates import Refused
 from qsim.equalization.channels import input_range, output_range
 from qsim.equalization.edges import Edge
-from qsim.equalization.statistics import Inputs
+from qsim.equalization.input_statistics import InputStatistics
 from qsim.numbers.spec import TensorSpec
 from qsim.operations.layers import LAYERS
 from qsim.options import check_number
@@ -48,13 +48,13 @@ class CrossLayer:
     def takes(self, model: nn.Module, edge: Edge) -> bool:
         return isinstance(edge.source(model), LAYERS)
 
-    def size(self, model: nn.Module, edge: Edge, inputs: Inputs) -> Tensor:
+    def size(self, model: nn.Module, edge: Edge, inputs: InputStatistics) -> Tensor:
         """By channel, what is to be made equal."""
         layer = edge.source(model)
         assert isinstance(layer, LAYERS)
         return output_range(layer).to("cpu", torch.float64)
 
-    def apply(self, model: nn.Module, edges: Sequence[Edge], inputs: Inputs) -> tuple[dict[Edge, Tensor], dict[Edge, str]]:
+    def apply(self, model: nn.Module, edges: Sequence[Edge], inputs: InputStatistics) -> tuple[dict[Edge, Tensor], dict[Edge, str]]:
         """Scale the edges. Returns the factors of each, float64 [channels], and the reason for each that stays."""
         chosen = {edge: torch.ones(edge.channels, dtype=torch.float64) for edge in edges}
         for _ in range(self.rounds):
@@ -100,10 +100,10 @@ class SmoothQuant:
     def takes(self, model: nn.Module, edge: Edge) -> bool:
         return True
 
-    def size(self, model: nn.Module, edge: Edge, inputs: Inputs) -> Tensor:
+    def size(self, model: nn.Module, edge: Edge, inputs: InputStatistics) -> Tensor:
         return edge.largest_read(model, inputs)
 
-    def apply(self, model: nn.Module, edges: Sequence[Edge], inputs: Inputs) -> tuple[dict[Edge, Tensor], dict[Edge, str]]:
+    def apply(self, model: nn.Module, edges: Sequence[Edge], inputs: InputStatistics) -> tuple[dict[Edge, Tensor], dict[Edge, str]]:
         def factors(edge: Edge, alpha: float) -> Tensor:
             weights = edge.largest(model, lambda _, layer: input_range(layer))
             return _bounded(self.size(model, edge, inputs) ** alpha / weights ** (1 - alpha))
@@ -134,10 +134,10 @@ class Awq:
     def takes(self, model: nn.Module, edge: Edge) -> bool:
         return True
 
-    def size(self, model: nn.Module, edge: Edge, inputs: Inputs) -> Tensor:
+    def size(self, model: nn.Module, edge: Edge, inputs: InputStatistics) -> Tensor:
         return edge.largest_read(model, inputs)
 
-    def apply(self, model: nn.Module, edges: Sequence[Edge], inputs: Inputs) -> tuple[dict[Edge, Tensor], dict[Edge, str]]:
+    def apply(self, model: nn.Module, edges: Sequence[Edge], inputs: InputStatistics) -> tuple[dict[Edge, Tensor], dict[Edge, str]]:
         def factors(edge: Edge, alpha: float) -> Tensor:
             found = edge.largest(model, lambda path, _: inputs.mean[path]) ** alpha
             read = found[found > 0]
@@ -154,7 +154,7 @@ def _bounded(factors: Tensor) -> Tensor:
 def _migrate(
     model: nn.Module,
     edges: Sequence[Edge],
-    inputs: Inputs,
+    inputs: InputStatistics,
     alphas: Sequence[float],
     factors: Callable[[Edge, float], Tensor],
     weight: TensorSpec,
@@ -173,7 +173,9 @@ def _migrate(
     return chosen, kept
 
 
-def _best(model: nn.Module, edge: Edge, inputs: Inputs, options: list[Tensor], weight: TensorSpec, activation: TensorSpec | None) -> Tensor:
+def _best(
+    model: nn.Module, edge: Edge, inputs: InputStatistics, options: list[Tensor], weight: TensorSpec, activation: TensorSpec | None
+) -> Tensor:
     for path, layer in edge.layers(model).items():
         if not bool(inputs.largest[path].isfinite().all()):
             raise Refused(f"'{path}' reads NaN or Inf on these data")
@@ -185,7 +187,9 @@ def _best(model: nn.Module, edge: Edge, inputs: Inputs, options: list[Tensor], w
     return options[min(range(len(options)), key=errors.__getitem__)]
 
 
-def _error(model: nn.Module, edge: Edge, inputs: Inputs, factors: Tensor, weight: TensorSpec, activation: TensorSpec | None) -> float:
+def _error(
+    model: nn.Module, edge: Edge, inputs: InputStatistics, factors: Tensor, weight: TensorSpec, activation: TensorSpec | None
+) -> float:
     """The squared error of what the readers return with quantized weights, and quantized inputs if there is a spec for them."""
     total = 0.0
     for path, layer in edge.layers(model).items():

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qsim.restoration.choice import Choice, Solved, Steps, choose
-from qsim.restoration.kept import Kept
+from qsim.restoration.choice import Solved, Steps, WeightOutcome, choose
+from qsim.restoration.kept_weights import KeptWeights
 from qsim.restoration.lockstep import Run, lockstep
 from qsim.restoration.moments import Moments
-from qsim.restoration.operands import Product, argument, product_of
+from qsim.restoration.operands import WeightProduct, argument, product_of
 from qsim.restoration.ranks import Group, agree
-from qsim.restoration.report import Restored
+from qsim.restoration.restore_report import Restored
 from qsim.runs.arguments import Arguments
 from qsim.runs.memory import give_back
 from qsim.simulation.simulation import Simulation
@@ -55,7 +55,7 @@ class _Pair:
 class _Site:
     """What is known of a weight until it is solved for."""
 
-    product: Product | None = None
+    product: WeightProduct | None = None
     bias: str | None = None
     moments: Moments | None = None
     measured: list[tuple[Tensor, Tensor]] = field(default_factory=list)
@@ -79,7 +79,7 @@ class Layers:
         Whether `Pass.references` is wanted.
     group : ProcessGroup or None
         The ranks that see other data.
-    kept : Kept, optional
+    kept : KeptWeights, optional
         Where what is found is kept, and what was found before comes from.
     """
 
@@ -93,15 +93,15 @@ class Layers:
         *,
         keeps_results: bool,
         group: Group,
-        kept: Kept | None,
+        kept: KeptWeights | None,
     ) -> None:
         self.group, self.kept = group, kept
         self.sim, self.steps, self.uses, self.seconds, self.keeps_results = sim, steps, uses, seconds, keeps_results
         self.found = Pass()
         self._wanted = {key for key in wanted if uses[key]}
-        for key, choice in () if kept is None else kept.found(sorted(self._wanted)):
+        for key, outcome in () if kept is None else kept.found(sorted(self._wanted)):
             self._wanted.discard(key)
-            self._take_in(key, choice)
+            self._take_in(key, outcome)
         self._sites: dict[str, _Site] = {}
         self._order = {key: i for i, key in enumerate(sim.quantizers())}
         self._names = {id(p): name for name, p in sim.model.named_parameters()}
@@ -235,19 +235,19 @@ class Layers:
         agree(key, "which weight comes next", self.group)
         if site.product is not None and site.moments is not None:
             with self.seconds.stage("solving"), torch.no_grad():
-                choice = choose(self.sim, key, self.steps, site.product, site.bias, site.moments, site.measured, self.group)
+                outcome = choose(self.sim, key, self.steps, site.product, site.bias, site.moments, site.measured, self.group)
             if self.kept is not None:
-                self.kept.keep(key, choice)
-            self._take_in(key, choice)
+                self.kept.keep(key, outcome)
+            self._take_in(key, outcome)
         yield key
 
-    def _take_in(self, key: str, choice: Choice | str) -> None:
-        if isinstance(choice, str):
-            self.found.skipped[key] = choice
+    def _take_in(self, key: str, outcome: WeightOutcome | str) -> None:
+        if isinstance(outcome, str):
+            self.found.skipped[key] = outcome
             return
-        self.found.weights.append(choice.row)
-        if choice.solved is not None:
-            self.found.solved[key] = choice.solved
+        self.found.weights.append(outcome.row)
+        if outcome.solved is not None:
+            self.found.solved[key] = outcome.solved
 
 
 def _key(run: Run) -> str:

@@ -7,7 +7,7 @@ from torch import nn
 import qsim
 from qsim.graph.execute.marks import BIAS, QUANTIZED
 from qsim.trace.capture import capture
-from qsim.trace.marks_before_rectifiers import hoist_marks
+from qsim.trace.marks_before_rectifiers import mark_before_rectifiers
 from qsim.trace.marks_behind_moves import key_of, operation
 
 
@@ -50,7 +50,7 @@ def test_outputs_keep_their_bits(clamp, symmetric):
     x = 3 * torch.randn(16, 3, 8, 8)
     program = capture(sim, (x,), {})
     graph = program.exported.graph
-    hoist_marks(graph, sim.encodings())
+    mark_before_rectifiers(graph, sim.encodings())
     module = program.exported.graph_module
     module.recompile()
     parameters = [dict(sim.model.named_parameters())[name] for name in program.exported.graph_signature.inputs_to_parameters.values()]
@@ -82,5 +82,5 @@ def test_a_result_that_others_read_too_stays_as_it_is():
     sim.calibrate([torch.randn(8, 3, 8, 8)], progress=False)
     program = capture(sim, (torch.randn(2, 3, 8, 8),), {})
     marks = sum(node.target is QUANTIZED for node in program.exported.graph.nodes)
-    hoist_marks(program.exported.graph, sim.encodings())
+    mark_before_rectifiers(program.exported.graph, sim.encodings())
     assert sum(node.target is QUANTIZED for node in program.exported.graph.nodes) == marks

@@ -30,7 +30,7 @@ from qsim.progress import progress as progress_bar
 from qsim.quantsim.quantsim import QuantSim
 from qsim.runs.batches import Forward
 from qsim.runs.copies import copied
-from qsim.runs.model import check_module
+from qsim.runs.runnable import check_module
 from qsim.table import text_table
 
 _METHODS = ("mse", "percentile", "minmax")

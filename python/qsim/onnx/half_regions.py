@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from qsim.onnx.insert import Insertion
+from qsim.onnx.insert import NodeInserter
 from qsim.onnx.lower import as_tensor
 from qsim.onnx.tensors import ONNX_TYPES
-from qsim.onnx.translate import DOMAIN
+from qsim.onnx.translate import MARK_DOMAIN
 from qsim.operations.moves import MOVING_TYPES
 
 _FLOAT = ir.DataType.FLOAT
@@ -33,7 +33,7 @@ class FallbackRegions:
     def __init__(self, model: ir.Model) -> None:
         self.graph = model.graph
         self.formats: dict[ir.Node, str] = {}
-        self._insert = Insertion(model.graph)
+        self._insert = NodeInserter(model.graph)
         self._typed: dict[ir.Value, str] = {}  # values in a format, before their types say so
         self._made: dict[tuple[ir.Value, str], ir.Value] = {}
 
@@ -99,7 +99,7 @@ class FallbackRegions:
 
 
 def _is_mark(node: ir.Node, direction: str | None = None) -> bool:
-    rounded = (node.domain, node.op_type) == (DOMAIN, "rounded")
+    rounded = (node.domain, node.op_type) == (MARK_DOMAIN, "rounded")
     return rounded and direction in (None, node.attributes["direction"].as_string())
 
 

@@ -21,7 +21,7 @@ _ROWS = 512  # that a search compares outputs on
 
 
 @dataclass
-class Inputs:
+class InputStatistics:
     """Of each layer by path, for its input channels.
 
     Attributes
@@ -37,9 +37,9 @@ class Inputs:
     rows: dict[str, Tensor] = field(default_factory=dict)
 
 
-def observe(model: nn.Module, readers: Iterable[str], calls: Sequence[Arguments]) -> Inputs:
+def observe(model: nn.Module, readers: Iterable[str], calls: Sequence[Arguments]) -> InputStatistics:
     """Run the model in eval mode on calls and look at what the readers get."""
-    inputs, counts = Inputs(), dict[str, int]()
+    inputs, counts = InputStatistics(), dict[str, int]()
     share = max(1, _ROWS // len(calls))
 
     def watch(path: str, module: nn.Module) -> None:

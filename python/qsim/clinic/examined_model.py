@@ -58,7 +58,7 @@ class _VisitedMode(LocalMode):
         return self._visitor.passed(self.place.path, func, args, kwargs)
 
 
-class Subject:
+class ExaminedModel:
     """A model under examination: a copy in eval mode, BatchNorms folded as engines fold them, every operation open to a visitor.
 
     Attributes

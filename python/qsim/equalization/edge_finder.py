@@ -26,7 +26,7 @@ _NO_POWER, _ZEROS = -1, -2
 def find_edges(model: nn.Module, candidates: Sequence[Candidate], calls: Sequence[Arguments]) -> tuple[list[Edge], dict[str, str]]:
     """The candidates that are edges, and the reason for every other by its producer."""
     with unchanged(model), torch.no_grad():
-        finder = _Finder(model.eval(), candidates, calls)
+        finder = _EdgeFinder(model.eval(), candidates, calls)
         finder.choose_slices()
         return finder.edges(), finder.refused
 
@@ -76,7 +76,7 @@ def _exponents(x: Tensor, plain: Tensor) -> Tensor:
     return torch.where(largest.flatten() == 0, float(_ZEROS), found).long().cpu()
 
 
-class _Finder:
+class _EdgeFinder:
     """Asks a probe."""
 
     def __init__(self, model: nn.Module, candidates: Sequence[Candidate], calls: Sequence[Arguments]) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from qsim.graph.record.containers import joined
+from qsim.graph.record.containers import full_name
 from qsim.graph.record.tape import Origin, Tape, version_of
 
 
@@ -29,4 +29,4 @@ class Held:
         for path, m in model.named_modules():
             if not isinstance(m, (_NormBase, torch.jit.ScriptModule)):
                 for name, t in (*m.named_parameters(recurse=False), *m.named_buffers(recurse=False)):
-                    yield joined(path, name), t
+                    yield full_name(path, name), t

@@ -17,16 +17,17 @@ from qsim.config.config import Config
 from qsim.config.named import config_of
 from qsim.config.override import SiteInfo
 from qsim.config.presets import int8
-from qsim.deploy.verify import IN_FLOAT, Verification, verify
+from qsim.deploy.verification import IN_FLOAT, Verification
+from qsim.deploy.verify import verify
 from qsim.numbers.encoding import Encoding
 from qsim.numbers.spec import TensorSpec
 from qsim.onnx.file import LARGE, write
 from qsim.onnx.lint import lint
 from qsim.onnx.model import size_of
 from qsim.onnx.sessions import entries, session
-from qsim.onnx_ptq.observe import observe
-from qsim.onnx_ptq.placement import Placement, place
+from qsim.onnx_ptq.observation import observe
 from qsim.onnx_ptq.prepare import prepared
+from qsim.onnx_ptq.quantized_values import QuantizedValues, place
 from qsim.onnx_ptq.write import Writer
 from qsim.quantizers.observer import Observer, encoding_of_range
 from qsim.quantizers.weights import search_encodings
@@ -34,7 +35,7 @@ from qsim.stages import Stages, seconds_text
 from qsim.table import counted
 from qsim.version import VERSION
 
-TARGETS = ("onnxruntime",)
+ONNX_TARGETS = ("onnxruntime",)
 _CALLER = "qsim.quantize_onnx"
 _BITS = 8  # of ONNX Runtime's integer kernels
 
@@ -160,8 +161,8 @@ def quantize_onnx(
     """
     if isinstance(data, Iterator):
         raise TypeError(f"{_CALLER}: got data of type {type(data).__name__}, which is used up after one pass: give a list")
-    if target not in TARGETS:
-        wanted = ", ".join(map(repr, TARGETS))
+    if target not in ONNX_TARGETS:
+        wanted = ", ".join(map(repr, ONNX_TARGETS))
         raise ValueError(f"{_CALLER}: got target={target!r}; expected {wanted}. For others simulate the Python model, and sim.export it")
     given, file = _checked(int8(target) if config is None else config_of(config, _CALLER), method, target), Path(path)
     if not file.parent.is_dir():
@@ -225,7 +226,7 @@ def _name_nodes(graph: ir.Graph) -> None:
         node.name = node.name or str(node.outputs[0].name)
 
 
-def _written(model: ir.Model, placement: Placement, observers: Mapping[str, Observer], config: Config) -> Writer:
+def _written(model: ir.Model, placement: QuantizedValues, observers: Mapping[str, Observer], config: Config) -> Writer:
     """Put everything that is planned into the model."""
     weight, activation = config.weight, config.activation
     assert weight is not None

@@ -18,16 +18,16 @@ from torch import Tensor
 
 from qsim.atomic import write_atomically
 from qsim.errors import FileFormatError
-from qsim.restoration.choice import Choice, Solved, Steps
+from qsim.restoration.choice import Solved, Steps, WeightOutcome
 from qsim.restoration.ranks import Group, agree, is_first
-from qsim.restoration.report import Restored
+from qsim.restoration.restore_report import Restored
 from qsim.simulation.simulation import Simulation
 
 _HEAD = "restoration.json"
 _FORMAT = "qsim restoration 1"
 
 
-class Kept:
+class KeptWeights:
     """One folder, of one simulation and one way to restore it.
 
     Parameters
@@ -62,23 +62,23 @@ class Kept:
             self._folder.mkdir(parents=True, exist_ok=True)
             write_atomically(file, json.dumps(head).encode())
 
-    def found(self, keys: Iterable[str]) -> Iterator[tuple[str, Choice | str]]:
+    def found(self, keys: Iterable[str]) -> Iterator[tuple[str, WeightOutcome | str]]:
         """What is there of these weights: what `choose` said."""
         there = [(key, file) for key in keys if (file := self._file(key)).exists()]
         agree([key for key, _ in there], "which weights are kept in path=", self._group)
         for key, file in there:
             yield key, self._read(key, file)
 
-    def keep(self, key: str, choice: Choice | str) -> None:
+    def keep(self, key: str, outcome: WeightOutcome | str) -> None:
         """Write it. A restoration that is cut off while it does leaves no file."""
         if not is_first(self._group):
             return
         content: dict[str, Any] = {"key": key}
-        if isinstance(choice, str):
-            content["skipped"] = choice
+        if isinstance(outcome, str):
+            content["skipped"] = outcome
         else:
-            content["row"] = dataclasses.asdict(choice.row)
-            if (solved := choice.solved) is not None:
+            content["row"] = dataclasses.asdict(outcome.row)
+            if (solved := outcome.solved) is not None:
                 parts = {name: getattr(solved, name) for name in ("weight", "solves", "bias", "value", "read")}
                 content["solved"] = parts | {"scale": solved.encoding.scale, "zero_point": solved.encoding.zero_point}
         stream = io.BytesIO()
@@ -88,7 +88,7 @@ class Kept:
     def _file(self, key: str) -> Path:
         return self._folder / f"{self._number[key]:05d}.pt"
 
-    def _read(self, key: str, file: Path) -> Choice | str:
+    def _read(self, key: str, file: Path) -> WeightOutcome | str:
         weight = self._sim.weights()[key]
         try:
             content = torch.load(file, map_location=weight.device, weights_only=True)
@@ -98,7 +98,7 @@ class Kept:
                 return str(content["skipped"])
             row = Restored(**content["row"])
             if "solved" not in content:
-                return Choice(row, None)
+                return WeightOutcome(row, None)
             parts = dict(content["solved"])
             encoding = self._sim.quantizers()[key].encoding
             assert encoding is not None
@@ -108,7 +108,7 @@ class Kept:
                 raise ValueError(f"a weight of shape {tuple(solved.weight.shape)} for one of shape {tuple(weight.shape)}")
         except (OSError, EOFError, RuntimeError, KeyError, TypeError, ValueError, AttributeError, pickle.UnpicklingError) as error:
             raise FileFormatError(f"{file}: is not what was found for '{key}' ({error}); remove it, and it is solved for again") from error
-        return Choice(row, solved)
+        return WeightOutcome(row, solved)
 
 
 def _read_json(file: Path) -> Any:
