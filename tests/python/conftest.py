@@ -1,5 +1,7 @@
+import functools
 import gc
 import os
+import sys
 
 import pytest
 import torch
@@ -23,6 +25,14 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(autouse=True)
 def _same_random_numbers_whatever_ran_before() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _translations_are_read_once() -> None:
+    """torch's exporter has onnxscript parse its 500 translations anew in every export, which takes longer than all else in most tests."""
+    for name, apis in [*sys.modules.items()]:
+        if name.startswith("onnxscript._framework_apis.torch_") and not hasattr(apis.get_torchlib_ops, "cache_info"):
+            apis.get_torchlib_ops = functools.cache(apis.get_torchlib_ops)
 
 
 @pytest.fixture

@@ -29,3 +29,18 @@ def test_names_files_that_are_there(page):
     words = (word for text in re.findall(r"`([^`\n]+)`", page.read_text()) for word in re.split(r"[\s,|()]+", text))
     missing = [word for word in words if NAME.fullmatch(word) and not word.startswith(FOREIGN) and not is_there(word.rstrip("/"), page)]
     assert not missing
+
+
+def test_floors_are_the_packages():
+    """In the order of the import contract, from the roof to the ground."""
+    text = (ROOT / "docs/architecture.md").read_text()
+    table = text[text.index("## The floors of python/qsim") : text.index("| question |")]
+    listed = [re.findall(r"`(\w+)`", row) for row in re.findall(r"^\| (`[^|]+) \|", table, re.M)]
+    contract = (ROOT / "pyproject.toml").read_text()
+    layers = re.findall(
+        r'^  "([\w |]+)",$', contract[contract.index("[tool.importlinter]") : contract.index('"Record, plan, execute"')], re.M
+    )
+    floors = [layer.split(" | ") for layer in layers]
+    assert listed == floors[1 : len(listed) + 1]  # above them is __main__, below them the ground
+    packages = {path.parent.name for path in (ROOT / "python/qsim").glob("*/__init__.py")}
+    assert packages == {name for names in listed for name in names}
