@@ -1,6 +1,6 @@
 """Train a small vision transformer on scikit-learn's digits and find the mixed precision that it stands.
 
-    python examples/vit_digits.py [--epochs N] [--qat-epochs N]
+    python examples/vit_digits.py [--epochs N] [--qat-epochs N] [--depth N]
 
 Prints the accuracy at 8 and 4 bits, which operations lose most at 4 bits (each quantized alone), what keeping the worst of them at 8
 bits gives, and what retraining with learned scales gives.
@@ -45,13 +45,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=20, help="epochs of float training")
     parser.add_argument("--qat-epochs", type=int, default=5)
+    parser.add_argument("--depth", type=int, default=3, help="encoder layers (default: 3)")
     options = parser.parse_args()
 
     console = Console()
     torch.manual_seed(0)
     train_loader, test_loader = loaders()
     example = next(iter(train_loader))[0]
-    model = VisionTransformer()
+    model = VisionTransformer(depth=options.depth)
     train(model, train_loader, options.epochs, torch.optim.AdamW(model.parameters(), 2e-3), "float training")
 
     def calibrated(config: qsim.Config) -> qsim.QuantSim:

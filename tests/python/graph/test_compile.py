@@ -52,7 +52,7 @@ def test_inductor():
 def test_encoder_layers_keep_off_their_fast_path(norm_first):
     layer = seeded(lambda: torch.nn.TransformerEncoderLayer(16, 4, 32, norm_first=norm_first, batch_first=True)).eval()
     x = torch.randn(2, 5, 16)
-    sim = qsim.QuantSim(torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval(), x)
+    sim = qsim.QuantSim(torch.nn.TransformerEncoder(layer, 1, enable_nested_tensor=False).eval(), x)
     sim.calibrate([x], progress=False)
     compiled = torch.compile(sim, fullgraph=True, backend="aot_eager")
     with torch.no_grad():

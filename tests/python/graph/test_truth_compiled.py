@@ -95,12 +95,20 @@ FUNCTIONS = {
 }
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_dynamo_looks_through_these_functions():
+    """In float, all of them in one graph."""
+    functions = [*FUNCTIONS.values()]
+    model = Forward(lambda m, x: [m.c(torch.relu(m.b(function(m.a(x))))) for function in functions], **layers("a", "b", "c")).eval()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(X), model(X), rtol=1e-9, atol=1e-9)
+
+
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_what_follows_a_function_keeps_its_quantizers(name):
     function = FUNCTIONS[name]
     model = Forward(lambda m, x: m.c(torch.relu(m.b(function(m.a(x))))), **layers("a", "b", "c")).eval()
-    torch.testing.assert_close(torch.compile(model, backend="eager", fullgraph=True)(X), model(X), rtol=1e-9, atol=1e-9)
     sim = simulated(model, X)
     counted = Counted()
     compiled = torch.compile(sim, backend=counted, fullgraph=True)

@@ -12,9 +12,9 @@ import qsim
 ROOT = Path(__file__).parents[3]
 EXAMPLES = {
     "digits_qat.py": (["--epochs", "1", "--qat-epochs", "1"], "ranges that moved"),
-    "vit_digits.py": (["--epochs", "1", "--qat-epochs", "1"], "most sensitive at 4 bits"),
+    "vit_digits.py": (["--epochs", "1", "--qat-epochs", "1", "--depth", "1"], "most sensitive at 4 bits"),
     "deploy_onnxruntime.py": (["--epochs", "1", "--width", "8", "--runs", "2"], "0 of 4500 integers differ"),
-    "nafnet_denoise.py": (["--steps", "4", "--qat-steps", "2"], "overflow float16"),
+    "nafnet_denoise.py": (["--steps", "2", "--qat-steps", "2"], "overflow float16"),
 }
 
 

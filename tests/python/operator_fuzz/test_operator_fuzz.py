@@ -10,7 +10,7 @@ import torch
 from operator_fuzz.calls import OPERATORS, many_calls
 from operator_fuzz.outcome import SUMS
 
-SECONDS = 15
+SECONDS = 10
 
 
 def test_random_calls_are_right_or_an_error():
