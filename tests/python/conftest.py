@@ -35,11 +35,15 @@ def _translations_are_read_once() -> None:
             apis.get_torchlib_ops = functools.cache(apis.get_torchlib_ops)
 
 
-@pytest.fixture
-def fresh_dynamo():
-    """Nothing compiled before the test, and nothing left behind it."""
-    torch._dynamo.reset()
+@pytest.fixture(scope="module")
+def _nothing_compiled_is_left():
     yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def fresh_dynamo(_nothing_compiled_is_left) -> None:
+    """Nothing compiled before the test, and nothing left behind its module."""
     torch._dynamo.reset()
 
 
