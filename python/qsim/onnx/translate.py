@@ -21,7 +21,7 @@ from qsim.errors import ExportError
 from qsim.graph.execute.marks import BIAS, QUANTIZED, ROUNDED
 from qsim.graph.execute.recurrent_layers import RECURRENT
 from qsim.onnx.functional import Functional
-from qsim.onnx.recurrent import recurrent
+from qsim.onnx.recurrent_nodes import recurrent
 from qsim.trace.capture import Program
 from qsim.trace.integer_forms import NUMBER, SCALED
 

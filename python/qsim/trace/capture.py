@@ -19,8 +19,8 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from qsim.errors import CaptureError
 from qsim.runs.arguments import Arguments
 from qsim.runs.snapshot import unchanged
+from qsim.trace.apart_blocks import inline_regions
 from qsim.trace.open_sizes import doubled, names_of_sizes, open_axes
-from qsim.trace.regions import inline_regions
 
 if TYPE_CHECKING:
     from qsim.simulation.simulation import Simulation
