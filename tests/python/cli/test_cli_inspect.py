@@ -61,7 +61,7 @@ def test_models_of_others(capsys, tmp_path):
     assert set(found["entries"]) == {*report.tensors, *report.weights}
     assert fields(capsys, "inspect", model)["entries"] == {}
     assert found["in_float"] == {}
-    assert "product" in " ".join(fields(capsys, "inspect", report.path, "--target", "onnxruntime")["in_float"])
+    assert "conv2" in " ".join(fields(capsys, "inspect", report.path, "--target", "onnxruntime")["in_float"])
 
 
 def test_models_of_qsim(capsys, tmp_path):
