@@ -3,7 +3,9 @@
 import pytest
 import torch
 from torch import nn
+from torch._higher_order_ops.while_loop import while_loop
 from torch.fx import GraphModule
+from torch.utils.checkpoint import checkpoint
 
 import qsim
 from qsim.errors import CaptureError
@@ -60,7 +62,11 @@ def unchanged(x):
         return x * y.sigmoid()
 
 
-FORMS = [in_float32, both, one_in_another, switched_on_and_off, unchanged]
+def checkpointed(x):
+    return checkpoint(lambda t: torch.relu(t @ t.mT) @ t, x, use_reentrant=False)
+
+
+FORMS = [in_float32, both, one_in_another, switched_on_and_off, unchanged, checkpointed]
 
 
 @pytest.mark.parametrize("last", [True, False], ids=["read", "returned"])
@@ -90,8 +96,17 @@ def by_values(x):
     return torch.cond(x.sum() > 0, lambda t: t * 2, lambda t: t - 1, (x,))
 
 
+def again_and_again(x):
+    return while_loop(lambda i, t: i < 3, lambda i, t: (i + 1, t * 0.5), (torch.tensor(0), x))[1]
+
+
 @pytest.mark.parametrize(
-    ("block", "said"), [(in_bfloat16, "torch.autocast in torch.bfloat16.*x.to"), (by_values, "cond.*take it out of forward")]
+    ("block", "said"),
+    [
+        (in_bfloat16, "torch.autocast in torch.bfloat16.*x.to"),
+        (by_values, "cond.*take it out of forward"),
+        (again_and_again, "while_loop.*take it out of forward"),
+    ],
 )
 def test_what_cannot_be_is_refused_with_the_cure(block, said, tmp_path):
     x = torch.randn(3, 8, 8)
