@@ -70,8 +70,20 @@ class CrossLayer:
         return chosen, {}
 
 
+class _FromInputs:
+    """What methods have alike that scale by what layers read: they take every edge, and make what its readers get equal."""
+
+    needs_data = True
+
+    def takes(self, model: nn.Module, edge: Edge) -> bool:
+        return True
+
+    def size(self, model: nn.Module, edge: Edge, inputs: InputStatistics) -> Tensor:
+        return edge.largest_read(model, inputs)
+
+
 @dataclass(frozen=True)
-class SmoothQuant:
+class SmoothQuant(_FromInputs):
     """The outliers of what layers read moved into their weights.
 
     ``s = max|x|^alpha / max|w|^(1 - alpha)`` by channel: the producer is divided by it, the readers' weights are multiplied.
@@ -89,19 +101,12 @@ class SmoothQuant:
     weight: TensorSpec = _INT8_WEIGHT
     activation: TensorSpec = _INT8_ACTIVATION
     name = "smooth_quant"
-    needs_data = True
 
     def __post_init__(self) -> None:
         if self.alpha is not None:
             check_number("SmoothQuant", "alpha", self.alpha, least=0, otherwise="None for a search")
         if self.alpha is not None and self.alpha > 1:
             raise ValueError(f"SmoothQuant: got alpha={self.alpha}; expected 0 to 1, or None for a search")
-
-    def takes(self, model: nn.Module, edge: Edge) -> bool:
-        return True
-
-    def size(self, model: nn.Module, edge: Edge, inputs: InputStatistics) -> Tensor:
-        return edge.largest_read(model, inputs)
 
     def apply(self, model: nn.Module, edges: Sequence[Edge], inputs: InputStatistics) -> tuple[dict[Edge, Tensor], dict[Edge, str]]:
         def factors(edge: Edge, alpha: float) -> Tensor:
@@ -115,7 +120,7 @@ class SmoothQuant:
 
 
 @dataclass(frozen=True)
-class Awq:
+class Awq(_FromInputs):
     """The weights that large inputs meet made larger, so that a coarse grid rounds them less.
 
     ``s = mean|x|^alpha`` by channel, alpha out of 21 for the least error of what each edge's readers return with quantized weights.
@@ -129,13 +134,6 @@ class Awq:
 
     weight: TensorSpec = _INT4_GROUPS
     name = "awq"
-    needs_data = True
-
-    def takes(self, model: nn.Module, edge: Edge) -> bool:
-        return True
-
-    def size(self, model: nn.Module, edge: Edge, inputs: InputStatistics) -> Tensor:
-        return edge.largest_read(model, inputs)
 
     def apply(self, model: nn.Module, edges: Sequence[Edge], inputs: InputStatistics) -> tuple[dict[Edge, Tensor], dict[Edge, str]]:
         def factors(edge: Edge, alpha: float) -> Tensor:

@@ -38,7 +38,7 @@ def lint(model: ir.Model, target: str) -> dict[str, str]:
             continue
         unquantized = list(_operands(node, rules[node.op_type], local))
         inside = len(unquantized) == len(_read(node, rules[node.op_type]))  # of a region that is left in float
-        reasons = [*unquantized, *(_result(node) if local and not _may_leave_float(node) else ())]
+        reasons = [*unquantized, *(_result(node) if local else ())]
         if reasons and not inside:
             found[str(node.name)] = ", and ".join(reasons)
     return found
@@ -47,8 +47,7 @@ def lint(model: ir.Model, target: str) -> dict[str, str]:
 def is_surrounded(node: ir.Node) -> bool:
     """Whether all that an operation multiplies, adds, joins or averages is quantized, and its result is."""
     kernel = INTEGER_KERNELS.get(node.op_type)
-    results = () if _may_leave_float(node) else _result(node)
-    return not [*_operands(node, kernel.operands if kernel else (0, 1), True), *results]
+    return not [*_operands(node, kernel.operands if kernel else (0, 1), True), *_result(node)]
 
 
 def reads_quantized(node: ir.Node) -> bool:
@@ -121,6 +120,8 @@ def _may_leave_float(node: ir.Node) -> bool:
 
 
 def _result(node: ir.Node) -> Iterator[str]:
+    if _may_leave_float(node):
+        return
     value = node.outputs[0]
     readers = value.consumers()
     if len(readers) == 1 and readers[0].op_type in _ABSORBED:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from qsim.errors import CalibrationError
+from qsim.graph.record.containers import compute_parameters
 from qsim.loggers.figures import Figures
 from qsim.pages.markup import Fact, problems, tiles
 from qsim.pages.page import Page
@@ -113,6 +115,7 @@ def calibrate(
         )
     if noted.batches == 0:
         raise CalibrationError("QuantSim: calibrate got no batch. Is the iterator used up, or the data set empty?")
+    _observe_unreached(sim)
     if not _is_compiled(sim.model):
         sim.read = (sim.read or frozenset()) | read
     with noted.seconds.stage("search"):
@@ -123,10 +126,20 @@ def calibrate(
     return report_of(noted, quantizers, problems, memory.peaks(), sim.summary)
 
 
+def _observe_unreached(sim: Simulation) -> None:
+    """Observe the weights that layers compute which no example reached, as other weights are wherever they are read."""
+    with unchanged(sim.model), torch.no_grad(), sim.switch.turned(False, falls_back=False):
+        sim.model.eval()
+        for key, planned in sim.decisions.quantizers.items():
+            if planned.attribute is not None:
+                compute_parameters(sim.model.get_submodule(planned.attribute.rpartition(".")[0]))
+                sim.quantizers()[key].observe(attrgetter(planned.attribute)(sim.model))
+
+
 @contextlib.contextmanager
 def _reading(sim: Simulation, read: set[str]) -> Iterator[None]:
     """Note the keys of the weights that are read within the context. Not of a compiled model, which a hook would have compiled again."""
-    quantizers = {} if _is_compiled(sim.model) else {sim.quantizers()[key]: key for key in sim.weights()}
+    quantizers = {} if _is_compiled(sim.model) else {sim.quantizers()[key]: key for key in sim.decisions.weights}
     with hooked(quantizers, lambda quantizer, _: read.add(quantizers[quantizer])):
         yield
 

@@ -116,7 +116,7 @@ def _put_behind(graph: Graph, node: Node, readers: list[Node], steps: list[tuple
 
 def _is_product(node: Node, mark: Node) -> bool:
     """Whether a node sums, over the last axis of what is marked, products with something else."""
-    if node.op != "call_function" or node.kwargs or node.all_input_nodes.count(mark) != 1 or list(node.args).count(mark) != 1:
+    if node.op != "call_function" or node.kwargs or node.args.count(mark) != 1:
         return False
     if node.target in (_aten.linear.default, *_MATMULS):
         return node.args[0] is mark and node.args[1].meta["val"].dim() > 1  # type: ignore[union-attr]

@@ -239,6 +239,44 @@ def test_a_chain_across_containers(rectify, how):
     close(quiet(called, X, add=False), F.relu(x))
 
 
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("how", ["eager", "compiled", "checkpointed"])
+def test_a_chain_whose_end_no_mode_meets(inside, how):
+    """Where it is read it has the grid of the chain, if that began: in the same container, or in one inside."""
+    run = (lambda f, x: checkpoint(f, x, use_reentrant=False)) if how == "checkpointed" else lambda f, x: f(x)
+
+    def forward(m, x, first=True):
+        return m.b(F.hardswish(run(m.a, x) if first else x))
+
+    a, b = layers("a", "b").values()
+    model = Forward(forward, a=nn.Sequential(a) if inside else a, b=b).eval()
+    sim = simulated(model, X)
+    called = torch.compile(sim, fullgraph=True, backend="eager") if how == "compiled" else sim
+    x, seen = on_grid(X), F.hardswish(a(X))
+    close(called(X), on_grid(linear(b, on_grid(F.hardswish(linear(a, x)), seen)), b(seen)))
+    close(quiet(called, X, first=False), on_grid(linear(b, F.hardswish(x)), b(seen)))
+
+
+def test_a_chain_whose_end_no_mode_meets_computed_once_more():
+    """The gradients of a checkpoint are those of what ran."""
+
+    def forward(m, x, first=True):
+        return checkpoint(m.tail, m.a(x) if first else x, use_reentrant=False)
+
+    a, b = layers("a", "b").values()
+    model = Forward(forward, a=nn.Sequential(a), tail=nn.Sequential(nn.Hardswish(), b)).eval()
+    sim = simulated(model, X)
+    for first in (True, False):
+        x = X.clone().requires_grad_()
+        quiet(sim, x, first=first).square().sum().backward()
+        y = X.clone().requires_grad_()
+        seen = F.hardswish(a(X))
+        h = F.hardswish(linear(a, on_grid(y))) if first else F.hardswish(on_grid(y))
+        out = on_grid(linear(b, on_grid(h, seen) if first else h), b(seen))
+        out.square().sum().backward()
+        close(x.grad, y.grad)
+
+
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_chain_that_begins_under_a_checkpoint(compiled):
     forward = lambda m, x: checkpoint(m.block, m.act(checkpoint(m.a, x, use_reentrant=False)), use_reentrant=False).relu()  # noqa: E731

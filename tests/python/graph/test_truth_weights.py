@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from by_hand import EXACT, decibels, linear, on_grid, simulated, weight_on_grid
 from models import Forward
 from torch import nn
-from torch.nn.utils import parametrizations, parametrize
+from torch.nn.utils import parametrizations, parametrize, prune
 
 import qsim
 
@@ -41,6 +41,10 @@ def _registered(made):
         return layer
 
     return register
+
+
+def _pruned(layer):
+    return prune.random_unstructured(layer, "weight", amount=0.5)
 
 
 WAYS = {
@@ -89,6 +93,44 @@ def test_compiled(layer):
     sim = simulated(model, x)
     torch._dynamo.reset()
     assert torch.equal(torch.compile(sim, backend="aot_eager")(x), sim(x))
+
+
+class Own(nn.Linear):
+    """A layer of the user's that multiplies with its parameter."""
+
+    def forward(self, x):
+        return F.linear(x, self.weight, self.bias)
+
+
+class Standardized(nn.Linear):
+    """A layer of the user's that computes its weight in its forward."""
+
+    def forward(self, x):
+        return F.linear(x, self.weight - self.weight.mean(1, keepdim=True), self.bias)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("way", [*WAYS, "pruned", "a class of the user's"])
+def test_where_no_example_reached_it(way, compiled):
+    torch.manual_seed(0)
+    layer = Own(8, 6) if way == "a class of the user's" else WAYS.get(way, _pruned)(nn.Linear(8, 6))
+    model, x = Forward(lambda m, x, more=False: m.a(x) if more else x * 2, a=layer.eval()).eval(), torch.randn(16, 8)
+    sim = simulated(model, x)
+    model(x, more=True)  # hooks set the weight
+    torch._dynamo.reset()
+    called = torch.compile(sim, backend="aot_eager") if compiled else sim
+    with pytest.warns(UserWarning, match=r"'a(.linear)?' .*its weight is quantized, its result stays in float") as noted:
+        found = called(x, more=True)
+    torch.testing.assert_close(found, linear(layer, on_grid(x)))
+    assert not any("parametrizations" in str(w.message) for w in noted)
+    assert any("a.weight" in p or "a.linear.weight" in p for p in sim.calibrate([x], progress=False).problems)
+
+
+def test_a_weight_of_the_forwards_own_that_no_example_reached():
+    model, x = Forward(lambda m, x, more=False: m.a(x) if more else x * 2, a=Standardized(8, 6)).eval(), torch.randn(16, 8)
+    with pytest.warns(UserWarning, match=r"'a.linear' [^,]* ran where the example inputs did not show it, its result stays in float"):
+        found = simulated(model, x)(x, more=True)
+    assert torch.equal(found, model.a(on_grid(x)))
 
 
 def test_convolutions_have_their_own_axes():

@@ -15,7 +15,7 @@ from qsim.graph.execute.switch import Switch
 from qsim.graph.plan.actions import QuantizationPlan
 from qsim.graph.plan.savings import Saving
 from qsim.graph.record.call_sites import LEAF
-from qsim.graph.record.containers import containers, leaf_paths
+from qsim.graph.record.containers import containers, leaf_paths, parametrizing
 from qsim.graph.record.routes import Site
 from qsim.graph.record.telling import Telling
 from qsim.quantizers.quantizer import Quantizer
@@ -35,8 +35,9 @@ def attach(
     for path, module in found.items():
         inside = [vars(m)[LEAF] for m in module.modules() if LEAF in vars(m)]  # it may call those of containers inside
         made[path] = Place(path, plan, savings, quantizers, kept, switch, inside)
-    for place in made.values():
-        place.frames = made
+    computing = parametrizing(model)
+    for path, place in made.items():
+        place.frames, place.quiet = made, f"{path}.".startswith(computing)
     for path, module in found.items():
         original = type(module)
         try:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from qsim.graph.plan.actions import QuantizationPlan
 from qsim.graph.record.routes import Route, Site
+from qsim.graph.record.tape import Slot
 
 
 class Link(NamedTuple):
@@ -29,19 +30,24 @@ class Link(NamedTuple):
     between: frozenset[str] = frozenset()
 
 
+class NodeCall(NamedTuple):
+    """A call of a node: the number of its key, which of the calls with that key, and the node."""
+
+    key: int
+    ordinal: int
+    node: int
+
+
 def links_of(route: Route, plan: QuantizationPlan) -> dict[int, Link]:
     """The links of chains that run as one, by node. A chain may begin in more than one way."""
     nodes: dict[Site, list[int]] = {}
     for at, site in enumerate(route.sites):
         nodes.setdefault(site, []).append(at)
-    chains: dict[Site, list[Site]] = {}
-    for site, following in plan.fused.items():
-        chains.setdefault(following, []).append(site)
     before: dict[int, list[int | str]] = {}
     between: dict[int, frozenset[str]] = {}
     names: dict[int, str] = {}
-    for following, first in chains.items():
-        if not any(site in nodes for site in (following, *first)) or not _follows_these_alone(following, first):
+    for following, first in plan.runs_as_one.items():
+        if not any(site in nodes for site in (following, *first)):
             continue
         for site in first:
             for at in nodes.get(following, ()):
@@ -56,13 +62,24 @@ def links_of(route: Route, plan: QuantizationPlan) -> dict[int, Link]:
     }
 
 
+def calls_before(route: Route, plan: QuantizationPlan) -> dict[int, dict[Slot, list[NodeCall | str]]]:
+    """Operands of nodes that are quantized where they are read, with what makes them: the calls of the same container; of others those by
+    name whose chain goes on with what no mode meets."""
+    calls: dict[Site, dict[int, NodeCall]] = {}
+    for key, nodes in enumerate(route.nodes.values()):
+        for ordinal, node in enumerate(nodes):
+            if node is not None:
+                calls.setdefault(route.sites[node], {})[node] = NodeCall(key, ordinal, node)
+    named = {site for following, first in plan.runs_as_one.items() if not following.visible for site in first}
+    found: dict[int, dict[Slot, list[NodeCall | str]]] = {}
+    for (site, slot), makers in plan.after.items():
+        if all(maker in calls or maker in named for maker in makers):
+            for node in calls.get(site, ()):
+                found.setdefault(node, {})[slot] = [call for maker in makers for call in calls.get(maker, {0: maker.name}).values()]
+    return found
+
+
 def _modules_around(site: Site) -> frozenset[str]:
     """Paths of the modules in which an operation runs."""
     parts = (site.steps[0].leaf or site.steps[0].path).split(".")
     return frozenset(".".join(parts[:end]) for end in range(1, len(parts) + 1))
-
-
-def _follows_these_alone(following: Site, first: list[Site]) -> bool:
-    """Whether all that the examples hand to an operation comes from these, and a mode meets them: it does not in hooks."""
-    taken = {origin.source for slot, origins in following.operands().items() if slot in (0, "input") for origin in origins}
-    return taken <= {step for site in first for step in site.steps} and all(site.visible for site in first)

@@ -16,7 +16,7 @@ from torch._ops import HigherOrderOperator
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
 from qsim.graph.execute.inputs import is_float, with_operands, with_outputs
-from qsim.graph.execute.links import Link
+from qsim.graph.execute.links import Link, NodeCall
 from qsim.graph.execute.lowered import Quantize
 from qsim.graph.execute.ownership import dies
 from qsim.graph.execute.place import HOOK, PASSED, QUIET, STRANGE, UNKNOWN_PATH, Place
@@ -287,11 +287,23 @@ class LocalMode(TorchFunctionMode):
         """Those of the operands of a node that were made, in this call, by what makes them in the examples."""
         after, stands = self.place.after[node], []
         for slot, quantize in operands:
-            if slot not in after or any(self.counts[key] > ordinal and self.begun.get(made, True) for key, ordinal, made in after[slot]):
+            if slot not in after or any(map(self.was_made, after[slot])):
                 stands.append((slot, quantize))
             else:
                 self.broken(node, f"operand {slot}")
         return tuple(stands)
+
+    def was_made(self, call: NodeCall | str) -> bool:
+        """Whether a call that makes what is quantized where it is read was made; "name": in another container."""
+        if not isinstance(call, str):
+            return self.counts[call.key] > call.ordinal and self.begun.get(call.node, True)
+        abroad = self.abroad
+        if abroad is None or call in abroad.handed:
+            return True
+        if not abroad.trusts:
+            abroad.broken.add((self.place.path, call))
+            self.checkpointed_above()
+        return abroad.trusts and (self.place.path, call) not in abroad.broken
 
     def broken(self, node: int, what: str) -> None:
         """A chain ends that did not begin."""

@@ -11,7 +11,6 @@ from qsim.graph.execute.shortcuts import InPlace, Kept, Rectifier
 from qsim.graph.plan.actions import Actions, QuantizationPlan
 from qsim.graph.plan.savings import Saving
 from qsim.graph.record.containers import ParameterOf
-from qsim.graph.record.routes import Route, Site
 from qsim.graph.record.tape import Slot
 from qsim.operations.gates import Gated
 from qsim.operations.half import Half
@@ -39,21 +38,6 @@ class Nodes(NamedTuple):
     plain: list[Node]
     saving: list[Node]
     with_marks: list[Node]
-
-
-def calls_before(route: Route, plan: QuantizationPlan) -> dict[int, dict[Slot, list[tuple[int, int, int]]]]:
-    """Operands of nodes that are quantized where they are read, with the calls of the same container that make them, and their nodes."""
-    calls: dict[Site, dict[int, tuple[int, int, int]]] = {}  # by node: the number of a key, which of its calls, and the node
-    for key, nodes in enumerate(route.nodes.values()):
-        for ordinal, node in enumerate(nodes):
-            if node is not None:
-                calls.setdefault(route.sites[node], {})[node] = key, ordinal, node
-    found: dict[int, dict[Slot, list[tuple[int, int, int]]]] = {}
-    for (site, slot), makers in plan.after.items():
-        if all(maker in calls for maker in makers):
-            for node in calls.get(site, ()):
-                found.setdefault(node, {})[slot] = [call for maker in makers for call in calls[maker].values()]
-    return found
 
 
 def own_weight(path: str, plan: QuantizationPlan, actions: Actions) -> tuple[Slot, ParameterOf] | None:

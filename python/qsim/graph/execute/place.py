@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from qsim.graph.execute.links import links_of
+from qsim.graph.execute.links import calls_before, links_of
 from qsim.graph.execute.lowered import LiveMaker, Maker, MarkMaker, Quantize, fallen_site, planned_site, site_beside
 from qsim.graph.execute.marks import BiasMark, Mark
-from qsim.graph.execute.nodes import Node, Nodes, WrittenOut, calls_before, own_weight, own_weights, saving_node, weights_read
+from qsim.graph.execute.nodes import Node, Nodes, WrittenOut, own_weight, own_weights, saving_node, weights_read
 from qsim.graph.execute.shortcuts import FrugalMaker, Kept
 from qsim.graph.execute.switch import Switch
 from qsim.graph.plan.actions import Actions, QuantizationPlan
@@ -64,13 +64,16 @@ class Place:
         Of the container.
     switch : Switch
     keys : dict of CallKey to int
-        Numbers of the calls that lead to nodes. Those behind `width` are of leaves, wherever these are called (`elsewhere`).
+        Numbers of the calls that lead to nodes. Those behind `width` are of leaves, wherever these are called (`elsewhere`), and of the
+        container itself ("") if it is a layer that no example reached.
     nodes_of : list of list of int or None
         By key: the nodes of its first occurrence in a call of the container, its second, and so on; None: nothing is to be done.
     weights_read : list of tuple of (Slot, str)
         By node: where it reads quantized weights, with the keys of their quantizers.
     names : set of str
         Names of functions whose place is asked for.
+    quiet : bool
+        Whether what runs here and the examples did not show is of no interest: it computes a parameter.
     token : int
         What stands for the place where Dynamo takes constants alone.
     """
@@ -86,8 +89,8 @@ class Place:
         leaves: Collection[str] = (),
     ) -> None:
         route = plan.routes.get(path) or Route()
-        self.path, self.switch = path, switch
-        elsewhere = {leaf: plan.elsewhere[leaf] for leaf in leaves if leaf in plan.elsewhere}
+        self.path, self.switch, self.quiet = path, switch, False
+        elsewhere = {leaf: plan.elsewhere[at] for leaf, at in {**{leaf: leaf for leaf in leaves}, "": path}.items() if at in plan.elsewhere}
         actions = [found.actions for found in elsewhere.values()]
         self.width, start = len(route.nodes), len(route.sites)
         passed = [key for key, site in route.unmet.items() if site in plan.hidden]
@@ -240,7 +243,7 @@ class Place:
         weighted : bool
             Whether its weight was quantized.
         """
-        if site.spots in self.strange:
+        if self.quiet or site.spots in self.strange:
             return
         self.strange[site.spots] = None
         planned = self.planned.plain[self.nodes_of[key][0] or 0] if key >= self.width else Node()

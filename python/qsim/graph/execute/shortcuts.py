@@ -106,8 +106,7 @@ class KeptGrid:
             return on_grid(bias, *kept[2])
         with torch.inference_mode(False), torch.no_grad():
             made = grid(quantizer.scale(channels))
-        if _have_versions(scales):
-            self._kept = Stamp(*scales), channels, made
+        self._kept = Stamp(*scales), channels, made
         return on_grid(bias, *made)
 
 

@@ -34,6 +34,8 @@ class PlannedQuantizer:
         The range, where it is known without data.
     reader : str, optional
         Of a parameter: the operation that reads it.
+    attribute : str, optional
+        Of a weight that a layer computes and no example reaches: where the layer has it.
     """
 
     key: str
@@ -43,6 +45,7 @@ class PlannedQuantizer:
     parameter: str | None = None
     range: tuple[float, float] | None = None
     reader: str | None = None
+    attribute: str | None = None
 
     @property
     def operation(self) -> str:
@@ -88,7 +91,7 @@ class Actions:
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """What a leaf does where no example called it: the function that it calls, and what is quantized there: its weight wherever it is
+    """What a layer does where no example called it: the function that it calls, and what is quantized there: its weight wherever it is
     read, its result where the plan has one quantizer for that."""
 
     function: str
@@ -196,6 +199,11 @@ class Decisions:
     posts: list[Post]
     unplanned: list[Unplanned]
 
+    @property
+    def weights(self) -> list[str]:
+        """The quantizers of parameters, and of weights that layers compute which no example reached."""
+        return [key for key, planned in self.quantizers.items() if planned.parameter is not None or planned.attribute is not None]
+
     def needed(self, formats: Container[str]) -> set[str]:
         """The quantizers that quantize at some place while the operations in `formats` fall back."""
         return {post.key for post in self.posts if post.is_integer(formats)}
@@ -239,7 +247,21 @@ class QuantizationPlan:
         """The keys of the quantizers of weights, by the names of the parameters."""
         return {planned.parameter: key for key, planned in self.quantizers.items() if planned.parameter and planned.role == "weight"}
 
+    @cached_property
+    def runs_as_one(self) -> dict[Site, list[Site]]:
+        """What follows others in a chain that runs as one, with these: where nothing else is handed to it, and modes meet these."""
+        before: dict[Site, list[Site]] = {}
+        for site, following in self.fused.items():
+            before.setdefault(following, []).append(site)
+        return {following: first for following, first in before.items() if _follows_these_alone(following, first)}
+
     @property
     def decisions(self) -> Decisions:
         biases = [actions.bias for actions in self.actions.values() if actions.bias is not None]
         return Decisions(self.quantizers, biases, self.left, self.regions.operations, self.regions.posts, self.regions.unplanned)
+
+
+def _follows_these_alone(following: Site, first: list[Site]) -> bool:
+    """Whether all that the examples hand to an operation comes from these, and a mode meets them: it does not in hooks."""
+    taken = {origin.source for slot, origins in following.operands().items() if slot in (0, "input") for origin in origins}
+    return taken <= {step for site in first for step in site.steps} and all(site.visible for site in first)

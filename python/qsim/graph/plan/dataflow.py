@@ -86,7 +86,7 @@ class Dataflow:
         and hooks, such as a spectral norm, are: they compute a weight, which is a constant of the target.
         """
         state: set[str] = set()
-        made_before = {step for step in self.tape.steps if step.hook or self._is_in_parametrization(step.path)}
+        made_before = {step for step in self.tape.steps if step.hook or self.tape.is_parametrization(step.path)}
         while True:
             found: dict[Step, str] = {}
             for step in self.tape.steps:
@@ -102,11 +102,6 @@ class Dataflow:
             if data <= state:
                 return found, state
             state |= data
-
-    def _is_in_parametrization(self, path: str) -> bool:
-        """Whether a container is part of what `torch.nn.utils.parametrize` has compute a parameter."""
-        names = path.split(".")
-        return any(self.tape.modules.get(".".join(names[:length])) == "ParametrizationList" for length in range(1, len(names) + 1))
 
     def _metrics(self) -> set[Site]:
         """Losses, by name; single numbers that nothing but these reads, or that leave the model; what is compared, or turned into integers,

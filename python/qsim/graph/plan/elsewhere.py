@@ -9,9 +9,14 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from qsim.config.config import Config
 from qsim.config.override import SiteInfo
-from qsim.graph.plan.actions import Actions, Elsewhere, PlannedQuantizer
+from qsim.graph.plan.actions import Actions, Elsewhere, PlannedQuantizer, Use
 from qsim.graph.plan.dataflow import Dataflow
+from qsim.graph.plan.ledger import Ledger
+from qsim.graph.plan.notes import NOT_REACHED
+from qsim.graph.plan.placement import Placement
+from qsim.graph.plan.rules import computed_spec, weight_axes, weight_spec
 from qsim.graph.record.containers import full_name
 from qsim.graph.record.routes import Site
 from qsim.graph.record.tape import Tape
@@ -32,24 +37,38 @@ _OPENED = ("LSTM", "GRU", "RNN", "LSTMCell", "GRUCell", "RNNCell", "MultiheadAtt
 
 
 @dataclass(frozen=True)
-class Layer:
+class _Layer:
     """A weight that no example reached.
 
     Attributes
     ----------
+    path : str
+        Of the layer.
     info : SiteInfo
-        Of the layer, as overrides may ask for it.
+        Of what reads the weight, as overrides may ask for it.
     op : str
-        The function that reads the weight.
-    parameter : str
+        The function that does.
+    weight : str
+        Where the model has the weight.
+    dims : int
     slot : int or None
         Where that function takes it, if the layer calls it itself.
+    computed : bool
+        Whether the layer computes its weight, by a parametrization or a hook.
     """
 
+    path: str
     info: SiteInfo
     op: str
-    parameter: str
-    slot: int | None
+    weight: str
+    dims: int
+    slot: int | None = None
+    computed: bool = False
+
+    @property
+    def key(self) -> str:
+        """That of its quantizer."""
+        return f"{self.info.name}.weight" if self.computed else self.weight
 
 
 def elsewhere_of(flow: Dataflow, actions: Mapping[Site, Actions], quantizers: Mapping[str, PlannedQuantizer]) -> dict[str, Elsewhere]:
@@ -69,18 +88,45 @@ def elsewhere_of(flow: Dataflow, actions: Mapping[Site, Actions], quantizers: Ma
     return found
 
 
-def unreached(tape: Tape, quantizers: Mapping[str, PlannedQuantizer]) -> Iterator[Layer]:
+def plan_unreached(tape: Tape, ledger: Ledger, config: Config, placement: Placement) -> dict[str, Elsewhere]:
+    """Plan the weights of layers that no example reached, and what such layers do where they are called, by their paths."""
+    found = {}
+    for layer in _unreached(tape, ledger.quantizers):
+        name, spec = layer.info.name, config.spec_of(layer.info, "weight")
+        if layer.key not in ledger.quantizers and placement.weighs(layer.info.type) and spec is not None:
+            spec = weight_spec(spec, weight_axes(layer.op, "weight"), layer.dims)
+            if layer.computed:
+                ledger.add(layer.key, "weight", computed_spec(spec), layer.op, reader=name, attribute=layer.weight)
+            else:
+                ledger.add(layer.key, "weight", spec, layer.op, layer.weight, reader=name)
+            ledger.leave(f"{name}.output", layer.op, NOT_REACHED)
+        if layer.slot is not None and layer.key in ledger.quantizers:
+            found[layer.path] = Elsewhere(layer.op, Actions({layer.slot: Use(layer.key)}))
+    return found
+
+
+def _unreached(tape: Tape, quantizers: Mapping[str, PlannedQuantizer]) -> Iterator[_Layer]:
     """The layers that no example called, each weight of theirs by itself."""
     called = {step.leaf for step in tape.steps} | {call.path for call in tape.calls}
     read = {o.source for step in tape.steps for found in step.operands.values() for o in found if o.kind == "const"}
-    for path, name in tape.modules.items():
-        if path in called:
+    for path, kind in tape.layers.items():
+        if path in called or tape.is_parametrization(path):
             continue
-        op = _FUNCTIONS.get(name)
-        if op is not None and full_name(path, "weight") not in read and (shape := tape.shapes.get(full_name(path, "weight"))) is not None:
-            yield Layer(SiteInfo(path, op, name, shape), op, full_name(path, "weight"), _POSITIONS[op])
-        elif name in _OPENED:
+        op, name = _FUNCTIONS.get(kind.name), tape.modules[path]
+        if op is not None:
+            weight, reader = full_name(path, "weight"), path if kind.leaf else full_name(path, op)
+            computed, shape = weight not in tape.shapes, tape.shapes.get(weight)
+            if weight not in read and (kind.plain or not computed):
+                info = SiteInfo(reader, op, name if kind.leaf else None, shape)
+                slot = _POSITIONS[op] if kind.leaf or computed else None
+                yield _Layer(path, info, op, weight, _dims(op), slot, computed)
+        elif kind.name in _OPENED:
             weights = [key for key in tape.shapes if key.startswith(f"{path}.") and "weight" in key.removeprefix(f"{path}.")]
             for key in weights:
                 if "." not in key.removeprefix(f"{path}.") and key not in quantizers and key not in read:
-                    yield Layer(SiteInfo(path, "linear", name, tape.shapes[key]), "linear", key, None)
+                    yield _Layer(path, SiteInfo(path, "linear", name, tape.shapes[key]), "linear", key, len(tape.shapes[key]))
+
+
+def _dims(op: str) -> int:
+    """The dimensions of the weight that a function takes."""
+    return 2 + int(op[-2]) if op.startswith("conv") else 3 if op == "bilinear" else 2

@@ -55,12 +55,13 @@ class Ledger:
         parameter: str | None = None,
         known: tuple[float, float] | None = None,
         reader: str | None = None,
+        attribute: str | None = None,
     ) -> None:
         if known is not None and (not spec.has_scale or spec.is_dynamic):
             known = None
         if known is not None and spec.is_running:
             spec = replace(spec, method="minmax")  # nothing runs
-        self.quantizers.setdefault(key, PlannedQuantizer(key, role, spec, op, parameter, known, reader))
+        self.quantizers.setdefault(key, PlannedQuantizer(key, role, spec, op, parameter, known, reader, attribute))
 
     def add_before(self, following: str, key: str, role: str, spec: TensorSpec, op: str, known: tuple[float, float]) -> None:
         """Add one that the model meets before another one."""

@@ -10,16 +10,16 @@ from collections import defaultdict
 from dataclasses import replace
 
 from qsim.config.config import Config
-from qsim.graph.plan.actions import Actions, Elsewhere, LeftFloat, QuantizationPlan, Use
+from qsim.graph.plan.actions import LeftFloat, QuantizationPlan, Use
 from qsim.graph.plan.biases import plan_bias
 from qsim.graph.plan.caches import Caches
-from qsim.graph.plan.elsewhere import elsewhere_of, unreached
+from qsim.graph.plan.elsewhere import elsewhere_of, plan_unreached
 from qsim.graph.plan.gate_quantizers import plan_gates
 from qsim.graph.plan.halves import find_halves
 from qsim.graph.plan.ledger import Ledger
-from qsim.graph.plan.notes import NOT_REACHED, mistyped, notes_of, unmet
+from qsim.graph.plan.notes import mistyped, notes_of, unmet
 from qsim.graph.plan.regions import find_regions
-from qsim.graph.plan.rules import is_bias, stays_float, weight_axes, weight_spec
+from qsim.graph.plan.rules import computed_spec, is_bias, stays_float, weight_axes, weight_spec
 from qsim.graph.plan.sharing import Made, made
 from qsim.graph.plan.specs import Specs
 from qsim.graph.plan.stand_ins import stand_ins
@@ -100,7 +100,8 @@ class _Planner:
             self.ledger.left.pop(LeftFloat(site.name, site.op, _TRAINING), None)
         plan_gates(self.ledger, self.config.profile)
         self.ledger.name_members()
-        elsewhere = {**elsewhere_of(self.flow, self.actions, self.quantizers), **self._unreached()}
+        elsewhere = elsewhere_of(self.flow, self.actions, self.quantizers)
+        elsewhere.update(plan_unreached(self.tape, self.ledger, self.config, self.placement))
         infos = [*self.flow.infos.values(), *(self.specs.input_info(slot) for slot in self.tape.inputs)]
         return QuantizationPlan(
             self.flow.routes,
@@ -118,20 +119,6 @@ class _Planner:
             list(self.ledger.unseen),
             mistyped(self.config, infos, self.tape.modules),
         )
-
-    def _unreached(self) -> dict[str, Elsewhere]:
-        """Plan the weights of layers that no example reached: weights are quantized wherever they are read."""
-        found = {}
-        for layer in unreached(self.tape, self.quantizers):
-            known = self.quantizers.get(layer.parameter)
-            spec = self.config.spec_of(layer.info, "weight")
-            if known is None and self.placement.weighs(layer.info.type) and spec is not None:
-                spec = weight_spec(spec, weight_axes(layer.op, "weight"), len(layer.info.weight_shape or ()))
-                self.ledger.add(layer.parameter, "weight", spec, layer.op, layer.parameter, reader=layer.info.name)
-                self.ledger.leave(f"{layer.info.name}.output", layer.op, NOT_REACHED)
-            if layer.slot is not None and layer.parameter in self.quantizers:
-                found[layer.info.name] = Elsewhere(layer.op, Actions({layer.slot: Use(layer.parameter)}))
-        return found
 
     def _chain(self, site: Site) -> list[Site]:
         """The chain that ends with a site; the site alone where it is inside one."""
@@ -250,8 +237,8 @@ class _Planner:
             return
         if axes is not None:
             spec = weight_spec(spec, axes, dims)
-        if parameter is None and spec.axis is not None and not spec.is_running:
-            spec = replace(spec, method="minmax")  # computed from parameters: observed, and per channel that gives minimum and maximum
+        if parameter is None:
+            spec = computed_spec(spec)
         known = self.quantizers.get(name)
         if known is not None and (known.spec, known.parameter) != (spec, parameter):  # one parameter read in two ways
             name = f"{site.name}.input[{slot}]"
@@ -294,8 +281,9 @@ class _Planner:
         """Quantize what could not be quantized where it was made, by its producer's name if it has a single one."""
         produced = [origin for origin in origins if origin.kind in ("step", "stale") and self._is_made(origin)]
         producers = {self.flow.site_of[origin.source] for origin in produced}
-        if len(produced) == len(origins) and all(producer.visible for producer in producers):
-            self.after[site, slot] = frozenset(producers)
+        met = [[member for member in self._chain(producer) if member.visible][-1:] for producer in producers]
+        if len(produced) == len(origins) and all(met):
+            self.after[site, slot] = frozenset(member for (member,) in met)
         self.hidden |= {producer for producer in producers if not producer.visible}
         producer = producers.pop() if len(producers) == 1 else None
         chain = [site] if producer is None else self._chain(producer)

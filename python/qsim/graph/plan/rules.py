@@ -80,6 +80,11 @@ def weight_spec(spec: TensorSpec, axes: WeightAxes | None, dims: int) -> TensorS
     return replace(spec, axis=axes[axis] % dims) if axis in (0, 1) else spec
 
 
+def computed_spec(spec: TensorSpec) -> TensorSpec:
+    """A config's spec for a tensor that is computed from parameters. It is observed, and per channel that gives minimum and maximum."""
+    return spec if spec.axis is None or spec.is_running else replace(spec, method="minmax")
+
+
 def is_divisor(step: Step, slot: Slot) -> bool:
     """Whether an operand must not be zero, as a small one rounded to a grid is."""
     op = name_of(step.func)

@@ -11,10 +11,11 @@ import functools
 import inspect
 import types
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.nn.utils.parametrize import ParametrizationList
 
 
 def full_name(path: str, name: str) -> str:
@@ -70,6 +71,39 @@ def leaves(container: nn.Module) -> Iterator[nn.Module]:
 
 def _is_leaf(m: nn.Module) -> bool:
     return type(m).__module__.startswith("torch.nn.modules") and not any(True for _ in m.children())
+
+
+class LayerKind(NamedTuple):
+    """Which layer of torch.nn a module is, or is made of: the class; whether it is a leaf; whether nothing runs when it is called but that
+    class's own forward, and what computes its parameters."""
+
+    name: str
+    leaf: bool
+    plain: bool
+
+
+def layer_kind(m: nn.Module) -> LayerKind:
+    cls: type[nn.Module] = next(c for c in type(m).__mro__ if c.__module__.startswith("torch.nn.modules"))
+    own = isinstance(m, torch.jit.ScriptModule) or type(m).forward is not cls.forward or "forward" in vars(m)
+    plain = not own and all(map(_computes_parameter, m._forward_pre_hooks.values()))
+    return LayerKind(cls.__name__, _is_leaf(m), plain)
+
+
+def _computes_parameter(hook: Any) -> bool:
+    """Whether a hook is one of those that `torch.nn.utils` computes parameters by: for weight norm, spectral norm, pruning."""
+    return type(hook).__module__.startswith("torch.nn.utils.")
+
+
+def compute_parameters(m: nn.Module) -> None:
+    """Have the hooks of `torch.nn.utils` compute the parameters of a layer, as they do before each call."""
+    for hook in m._forward_pre_hooks.values():
+        if _computes_parameter(hook):
+            hook(m, ())
+
+
+def parametrizing(model: nn.Module) -> tuple[str, ...]:
+    """Beginnings of the paths of what `torch.nn.utils.parametrize` has compute parameters."""
+    return tuple(f"{path}." for path, m in model.named_modules() if isinstance(m, ParametrizationList))
 
 
 @functools.cache

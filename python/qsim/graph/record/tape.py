@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from qsim.graph.record.call_sites import Spot
+from qsim.graph.record.containers import layer_kind, parametrizing
 from qsim.operations.functions import Function, kind_of, name_of
 
 # An operand's place in a call: position, keyword, or (position or keyword, index) inside a list.
@@ -190,6 +191,8 @@ class Tape:
         Of the model's parameters and buffers.
     modules : dict of str to str
         Names of the classes of its modules.
+    layers : dict of str to LayerKind
+        Which layers of torch.nn these are.
     raised : dict of int to Exception
         What passes in eval mode raised, which are not on the tape, by the example call.
     answers : set of type
@@ -213,6 +216,8 @@ class Tape:
         self.calls_compiled = False
         self.shapes = {name: tuple(t.shape) for name, t in (*model.named_buffers(), *model.named_parameters())}
         self.modules = {name: type(module).__name__ for name, module in model.named_modules()}
+        self.layers = {name: layer_kind(module) for name, module in model.named_modules()}
+        self._parametrizing = parametrizing(model)
         self._constants = _constants(model)
         self._by_memory: dict[int | None, tuple[StorageWeakRef | None, frozenset[Origin]]] = {}
         for constant, name in self._constants.values():
@@ -221,6 +226,10 @@ class Tape:
         self._constant_memory = dict(self._by_memory)
         self._origins: dict[int, _Mark] = {}
         self._serial = count()
+
+    def is_parametrization(self, path: str) -> bool:
+        """Whether a container is part of what `torch.nn.utils.parametrize` has compute a parameter."""
+        return f"{path}.".startswith(self._parametrizing)
 
     def origins(self, t: Tensor) -> frozenset[Origin]:
         """Where `t` came from: several origins if a transparent function brought them together, "other" if nothing is known."""
