@@ -52,14 +52,14 @@ class AccumulatorError(ArithmeticError):
 
     Examples
     --------
-    >>> layer = torch.nn.Linear(1 << 17, 1)
-    >>> torch.nn.init.ones_(layer.weight).shape
-    torch.Size([1, 131072])
-    >>> sim = qsim.QuantSim(layer, torch.ones(1, 1 << 17), qsim.int8(target="onnxruntime"))
-    >>> report = sim.calibrate([torch.ones(1, 1 << 17)], progress=False)
+    >>> layer = torch.nn.Linear(2, 1)
+    >>> sim = qsim.QuantSim(layer, torch.ones(1, 2), qsim.int8(target="onnxruntime"))
+    >>> report = sim.calibrate([torch.ones(1, 2)], progress=False)
+    >>> with torch.no_grad():  # after the scales were chosen
+    ...     weight, bias = sim.model.weight.fill_(1.0), sim.model.bias.fill_(1e9)
     >>> with sim.integer():
     ...     try:
-    ...         sim(torch.ones(1, 1 << 17))
+    ...         sim(torch.ones(1, 2))
     ...     except AccumulatorError as error:
     ...         "int32" in str(error)
     True

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from qsim.clinic.examined_model import ExaminedModel, Visitor
+from qsim.clinic.peaks import Peaks, note_peaks
 from qsim.clinic.trace import floats
+from qsim.graph.record.tape import tensors_in
 from qsim.operations.functions import ALIAS, BIAS_POSITION, WEIGHT, Function, name_of, route_name
 from qsim.ops.observe import observe_range_
 from qsim.runs.batches import Forward
@@ -57,6 +59,8 @@ class Ranges:
     products : dict of str to ProductConstants
     squares : list of (float, int)
         By batch: sum of squares of what the model was given, and number of elements.
+    peaks : dict of (str, str) to Peaks
+        Over all batches, by operation and operand, of what products read.
     samples : int
         Entries along the first dimension of the first input, over all batches.
     """
@@ -65,6 +69,7 @@ class Ranges:
     operands: dict[tuple[str, int], Span] = field(default_factory=dict)
     products: dict[str, ProductConstants] = field(default_factory=dict)
     squares: list[tuple[float, int]] = field(default_factory=list)
+    peaks: dict[tuple[str, str], Peaks] = field(default_factory=dict)
     samples: int = 0
 
     def over(self, name: str, batches: slice = slice(None)) -> Span:
@@ -94,7 +99,8 @@ class Ranges:
         given = floats((args, kwargs))
         finite = [t.double().where(t.isfinite(), 0.0) for t in given if t.numel()]
         self.squares.append((sum(t.square().sum().item() for t in finite), sum(t.numel() for t in finite)))
-        self.samples += given[0].shape[0] if given and given[0].dim() else 1
+        first = next(iter(tensors_in((args, kwargs))), None)
+        self.samples += first.shape[0] if first is not None and first.dim() else 1
         here = self.spans[-1]
         for t in given:
             here[_INPUT] = here.get(_INPUT, Span()).union(span_of(t))
@@ -120,6 +126,8 @@ class _Noting:
 
     def operation(self, name: str, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         kind = name_of(func)
+        if torch._C._functorch.maybe_current_level() is None:  # wrappers leave no numbers
+            note_peaks(self._ranges.peaks, name, kind, args, kwargs)
         if kind in _JOINS and args and isinstance(args[0], (tuple, list)):
             self._operands(name, args[0])
         elif kind in _PRODUCTS and (weight := _at(1, "weight", args, kwargs)) is not None:

@@ -33,4 +33,6 @@ CODES = {
     "QS033": "calibration data differs in scale from evaluation data",
     "QS034": "too few batches",
     "QS035": "the range still grows in the last batch",
+    "QS036": "few channels of what is read take its range",
+    "QS037": "few tokens of what is read take its range",
 }

@@ -58,7 +58,8 @@ class Profile:
         Activations ``x * gate(x)`` (Swish, HardSwish) whose gate is quantized too where operand and result have 8 bits: gate and product
         are integer kernels of the runtime.
     ranges : tuple of (str, float, float)
-        Operations whose results have a known range: they get a fixed encoding, which no calibration changes.
+        Operations whose results get a fixed range, which no calibration changes. Where a runtime asks for none, leave it to calibration: of
+        a softmax over 196 entries, or the tanh of a soft cap, a grid over all that they may return leaves little.
     bias : tuple of str
         Multiply-accumulates whose biases are int32, with the scale of the products.
     weight, activation : mapping
@@ -153,7 +154,6 @@ _PRODUCT = f"{_CONVOLUTION}|Gemm|MatMul|Einsum|Attention|Gather|bilinear|embeddi
 _RECTIFIER = "Relu|Clip"
 _ACTIVATION = f"{_RECTIFIER}|LeakyRelu|PRelu|Elu|Selu|Celu|Gelu|Swish|HardSwish|Mish|Sigmoid|HardSigmoid|Tanh|Softplus"
 _WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Einsum", "Attention")
-_UNIT = (("Softmax", 0.0, 1.0), ("Sigmoid", 0.0, 1.0), ("HardSigmoid", 0.0, 1.0), ("Tanh", -1.0, 1.0))
 
 
 def _chains(activation: str) -> tuple[tuple[str, ...], ...]:
@@ -170,12 +170,13 @@ DEFAULT = Profile("default", _chains(_ACTIVATION))
 # Integer kernels run where DequantizeLinear and QuantizeLinear stand on both sides. A rectifier goes into them if the zero point is the
 # smallest integer, which an asymmetric range from 0 gives, or the range is that of the Clip; other activations need a quantizer before
 # them. SiLU and HardSwish are two such kernels, gate and product, in 0.6 of the time that they take in float. A table that Gather reads
-# has one scale. On x86 the fast kernels take uint8 activations and int8 weights.
+# has one scale. A hard sigmoid has an integer kernel on the grid of [0, 1] alone. On x86 the fast kernels take uint8 activations and
+# int8 weights.
 ONNXRUNTIME = Profile(
     "onnxruntime",
     _chains(_RECTIFIER),
     gates=("Swish", "HardSwish"),
-    ranges=_UNIT,
+    ranges=(("HardSigmoid", 0.0, 1.0),),
     weight=_SYMMETRIC,
     activation={"signed": False},
     rules=(Override(op_type="Gather", weight={"axis": None, "block_size": None}),),
@@ -212,7 +213,6 @@ COREML = Profile(
     _chains(_ACTIVATION),
     half_accumulator="float16",
     shared=("Concat",),
-    ranges=_UNIT,
     bias=(),
     weight=_SYMMETRIC,
     activation=_SYMMETRIC,

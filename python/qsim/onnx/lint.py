@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -70,6 +71,20 @@ def overflowing_biases(model: ir.Model) -> list[str]:
                 steps = steps if steps.size in (1, bias.size) else steps.min()  # in groups
                 if bool((abs(bias.numpy()) > 2**31 * steps).any()):
                     found.append(str(node.name))
+    return found
+
+
+def narrow_softmaxes(model: ir.Model) -> list[str]:
+    """Names of softmaxes whose grid ends so near to what equal entries would have that QLinearSoftmax before onnxruntime 1.32 leaves
+    float32: it multiplies exponentials of up to ``float32's largest / (entries * e^5)`` by ``1 / scale``; Inf becomes the zero point."""
+    found = []
+    for node in model.graph:
+        if node.op_type == "Softmax" and node.outputs[0].shape is not None:
+            entries = node.outputs[0].shape[node.attributes.get_int("axis", -1)]
+            after = [reader.outputs[0].consumers() for reader in node.outputs[0].consumers() if reader.op_type == "QuantizeLinear"]
+            scales = [_scales(reader.outputs[0]) for readers in after for reader in readers if reader.op_type == "DequantizeLinear"]
+            if isinstance(entries, int) and any(bool((1 / scale > entries * math.exp(5)).any()) for scale in scales):
+                found.append(str(node.name))
     return found
 
 

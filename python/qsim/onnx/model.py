@@ -19,7 +19,7 @@ from qsim.onnx.block_kernels import use_block_kernels
 from qsim.onnx.channel_blocks import fill_channel_blocks
 from qsim.onnx.export_options import Options
 from qsim.onnx.half_regions import FallbackRegions
-from qsim.onnx.lint import overflowing_biases
+from qsim.onnx.lint import narrow_softmaxes, overflowing_biases
 from qsim.onnx.lower import Lowering
 from qsim.onnx.pads import fold_pads
 from qsim.onnx.repeated_channels import repeat_channels
@@ -92,7 +92,7 @@ def build(program: Program, mark_uses: MarkUses, quantizers: Mapping[str, Quanti
     _describe(model, target, quantizers, lowering.names, fallback)
     have = "1 tensor has" if wider == 1 else f"{wider} tensors have"
     blocks = [f"{have} more channels than in the model, zeros or repeated ones, for the runtime's fast kernels"] if wider else []
-    own = [*_notes(program, mark_uses, quantizers, target, lowering), *(_biases(model) if target.only8 else ())]
+    own = [*_notes(program, mark_uses, quantizers, target, lowering), *(_warnings(model) if target.only8 else ())]
     notes = [*stored.notes, *kernels, *blocks, *own]
     return Built(model, lowering.names, notes, fallback)
 
@@ -190,11 +190,14 @@ def _notes(program: Program, mark_uses: MarkUses, quantizers: Mapping[str, Quant
     return notes
 
 
-def _biases(model: ir.Model) -> list[str]:
-    names = overflowing_biases(model)
-    if not names:
-        return []
-    return [
-        f"ONNX Runtime's optimiser makes the biases of {', '.join(names)} int32, where they overflow: "
-        'InferenceSession(..., disabled_optimizers=["WeightBiasQuantization"]) leaves them in float'
-    ]
+def _warnings(model: ir.Model) -> list[str]:
+    """Where ONNX Runtime computes something else than the file says."""
+    found = []
+    if names := overflowing_biases(model):
+        found.append(
+            f"ONNX Runtime's optimiser makes the biases of {', '.join(names)} int32, where they overflow: "
+            'InferenceSession(..., disabled_optimizers=["WeightBiasQuantization"]) leaves them in float'
+        )
+    if names := narrow_softmaxes(model):
+        found.append(f"ONNX Runtime before 1.32 may return zeros for {', '.join(names)}, whose grids end far below 1: take 1.32 or later")
+    return found

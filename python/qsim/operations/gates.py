@@ -19,6 +19,7 @@ GATES: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
     "silu": (torch.sigmoid, "Sigmoid"),
     "hardswish": (F.hardsigmoid, "HardSigmoid"),
 }
+RANGE = (0.0, 1.0)  # of every gate
 _IN_PLACE = (torch._C._nn.silu_, torch._C._nn.hardswish_)  # others have an argument for it
 
 

@@ -67,14 +67,30 @@ class BiasQuantizer:
     def __call__(self, bias: Tensor) -> Tensor:
         return rounded_bias(bias, self.scale(bias.numel())) if self.enabled else bias
 
-    def fit(self, bias: Tensor) -> int:
-        """Raise the weight's scale where `bias` would not fit into int32, as ONNX Runtime's quantizer does. Returns how many scales."""
-        weight, input = self.weight.encoding, self.input.encoding
-        if weight is None or input is None:
+    def fit(self, bias: Tensor, weight: Tensor | None = None) -> int:
+        """Raise the weight's scale where `bias`, and the products that are added to it, would not fit into int32. Returns how many scales.
+
+        ONNX Runtime's own quantizer does it for the bias alone: what is added then wraps around.
+
+        Parameters
+        ----------
+        bias : Tensor, shape [C]
+        weight : Tensor, optional, shape [channels, ...]
+            C is a multiple of the channels. Without it the products are taken to be nothing.
+        """
+        of_weight, of_input = self.weight.encoding, self.input.encoding
+        if of_weight is None or of_input is None:
             return 0
-        needed = (bias.detach().abs().nan_to_num(0.0, 0.0).double() / _INT32.max / input.scale).float()
-        needed = needed.reshape(-1, weight.scale.numel()).amax(0).reshape(weight.scale.shape) if weight.scale.dim() else needed.max()
-        raised = int((needed > weight.scale).sum())
+        sums, room = bias.detach().abs().nan_to_num(0.0, 0.0).double() / of_input.scale, float(_INT32.max)
+        if weight is not None:
+            rows = weight.detach().abs().nan_to_num(0.0, 0.0).double().flatten(1)
+            reach = max(int(of_input.zero_point.max()) - of_input.quant_min, of_input.quant_max - int(of_input.zero_point.min()))
+            rounded = reach * rows.shape[1] / 2  # by which the products may grow when weights are rounded
+            sums, room = sums + reach * rows.sum(1).repeat(bias.numel() // len(rows)), max(room - rounded, 1.0)
+        needed = (sums / room).float()
+        scales = of_weight.scale
+        needed = needed.reshape(-1, scales.numel()).amax(0).reshape(scales.shape) if scales.dim() else needed.max()
+        raised = int((needed > scales).sum())
         if raised:
-            self.weight.set_encoding(dataclasses.replace(weight, scale=torch.maximum(weight.scale, needed)))
+            self.weight.set_encoding(dataclasses.replace(of_weight, scale=torch.maximum(scales, needed)))
         return raised

@@ -7,6 +7,7 @@ from operator import attrgetter
 
 from qsim.errors import CalibrationError
 from qsim.graph.plan.actions import PlannedBias
+from qsim.graph.plan.rules import weight_axes
 from qsim.quantizers.bias import BiasQuantizer
 from qsim.quantizers.observer import with_method
 from qsim.quantizers.weights import encode_weights
@@ -44,10 +45,18 @@ def choose_encodings(
 
 
 def fit_biases(sim: Simulation, biases: Iterable[PlannedBias]) -> list[str]:
-    """Raise weight scales where a bias would not fit into int32. Returns a sentence for each weight."""
-    quantizers = sim.quantizers()
-    raised = {b: BiasQuantizer(quantizers[b.input], quantizers[b.weight]).fit(whole(attrgetter(b.parameter)(sim.model))) for b in biases}
-    return [f"'{b.weight}': {n} scales raised so that the bias '{b.parameter}' fits into int32" for b, n in raised.items() if n]
+    """Raise weight scales where sums with a bias would not fit into int32. Returns a sentence for each weight."""
+    quantizers, weights, raised = sim.quantizers(), sim.weights(), dict[PlannedBias, int]()
+    for b in biases:
+        bias = whole(attrgetter(b.parameter)(sim.model))
+        weight, axis = weights.get(b.weight), quantizers[b.weight].spec.axis
+        if axis is None and (axes := weight_axes(b.op, "weight")) is not None:
+            axis = axes.output
+        products = None
+        if weight is not None and isinstance(axis, int) and bias.numel() % weight.shape[axis] == 0:
+            products = whole(weight).movedim(axis, 0)
+        raised[b] = BiasQuantizer(quantizers[b.input], quantizers[b.weight]).fit(bias, products)
+    return [f"'{b.weight}': {n} scales raised so that sums with the bias '{b.parameter}' fit into int32" for b, n in raised.items() if n]
 
 
 def _failure(problems: list[str]) -> CalibrationError:

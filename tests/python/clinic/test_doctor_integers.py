@@ -6,7 +6,8 @@ import dataclasses
 
 import pytest
 import torch
-from models import Calls
+import torch.nn.functional as F
+from models import Calls, Forward
 from torch import Tensor, nn
 
 import qsim
@@ -109,7 +110,7 @@ def test_gains_that_differ_between_channels():
     assert finding(diagnosis, "QS023").severity == "info"  # taken in by scales per channel
     assert finding(diagnosis, "QS023").evidence["layer"] == "0"
     one_scale = dataclasses.replace(TARGETS[INT8], per_channel=False)
-    assert found(examine(model, X, target=one_scale)) == [("QS023", "1"), ("QS030", "0")]
+    assert found(examine(model, X, target=one_scale)) == [("QS023", "1"), ("QS030", "0"), ("QS036", "3")]
 
 
 def test_gains_along_input_channels():
@@ -255,3 +256,80 @@ def test_ranges_leave_the_data_and_the_model_as_they_are():
     examine(model, x, evaluation=[x])
     assert torch.equal(x, X)
     assert all(torch.equal(t, state[name]) for name, t in model.state_dict().items())
+
+
+CHANNELS = torch.ones(16).index_fill(0, torch.tensor([2]), 40.0)
+
+
+class Attending(nn.Module):
+    """Keys with a channel of outliers."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(x, x * CHANNELS, x)
+
+
+def first_token(x: Tensor) -> Tensor:
+    return torch.cat([x[:, :1] * 50, x[:, 1:]], 1)
+
+
+PRODUCTS = {
+    "linear": (lambda: nn.Linear(16, 4), "input"),
+    "addmm": (lambda: Forward(lambda m, x: torch.addmm(m.a.bias, x.flatten(0, -2), m.a.weight.T), a=nn.Linear(16, 4)), "input"),
+    "matmul with a constant": (lambda: Forward(lambda m, x: x @ m.a.weight.T, a=nn.Linear(16, 4)), "first operand"),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_outlier_channels_and_tokens(name):
+    make, operand = PRODUCTS[name]
+    x = noise(4, 64, 16)
+    assert not {"QS036", "QS037"} & {f.code for f in examine(make(), x).findings}
+    channels = finding(examine(make(), x * CHANNELS), "QS036")
+    assert (channels.evidence["channels"], channels.evidence["of"], channels.evidence["operand"]) == ("2", 16, operand)
+    assert 4.5 < channels.evidence["bits lost in the median channel"] < 6
+    tokens = finding(examine(make(), first_token(x)), "QS037")
+    assert tokens.evidence["largest"] == pytest.approx(first_token(x).abs().max().item())
+    assert "QS036" not in {f.code for f in examine(make(), first_token(x)).findings}
+
+
+def test_outlier_channels_of_a_convolution():
+    model = nn.Conv2d(16, 4, 1)
+    one = finding(examine(model, noise(32, 16, 8, 8) * CHANNELS[:, None, None]), "QS036")
+    assert one.evidence["channels"] == "2"
+    assert "smooth_quant" in one.fix
+
+
+def test_outlier_channels_of_keys():
+    one = finding(examine(Attending(), noise(2, 2, 32, 16)), "QS036")
+    assert one.evidence["operand"] == "key"
+    assert "kv_cache" in one.fix
+
+
+def test_outliers_of_a_stream_are_one_finding():
+    """What three layers read is named with the worst of them."""
+    model = Forward(lambda m, x: m.q(x) + m.k(x) + m.v(2 * x), **{name: nn.Linear(16, 16) for name in "qkv"})
+    one = finding(examine(model, noise(4, 64, 16) * CHANNELS), "QS036")
+    assert (one.evidence["operations"], one.evidence["named"]) == (3, "q, k, v")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_outliers_are_those_of_finite_values(value):
+    x = noise(4, 64, 16)
+    x[0, 0, 0] = value
+    assert not {"QS036", "QS037"} & {f.code for f in examine(nn.Linear(16, 4), x).findings}
+
+
+def test_the_advised_cure_of_outlier_channels_cures():
+    torch.manual_seed(0)
+    norm = nn.LayerNorm(16)
+    norm.weight.data[2] = 40.0
+    model = nn.Sequential(nn.Linear(16, 16), norm, nn.Linear(16, 16)).eval()
+    x = noise(64, 8, 16)
+    assert finding(examine(model, x), "QS036").op == "2"
+    qsim.equalize(model, x, [x], methods=["smooth_quant"])
+    assert "QS036" not in {f.code for f in examine(model, x).findings}
+
+
+def test_tokens_are_counted_as_samples():
+    one = finding(examine(nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 2)), torch.randint(0, 10, (5, 7))), "QS034")
+    assert one.evidence["samples"] == 5

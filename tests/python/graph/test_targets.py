@@ -6,11 +6,12 @@ import pickle
 import pytest
 import torch
 from blocks import BLOCKS, Ran, Transformer, grids, watched
-from models import trained
+from by_hand import decibels
+from models import Calls, trained
 from torch import Tensor, nn
 
 import qsim
-from qsim.config.profile import PROFILES
+from qsim.config.profile import PROFILES, Profile
 
 X = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 TARGETS = ["onnxruntime", "tensorrt", "openvino", "coreml"]
@@ -115,14 +116,35 @@ def test_known_ranges_need_no_data():
     torch.manual_seed(1)
     sim = qsim.QuantSim(trained(BLOCKS["squeeze"]()), X, qsim.int8(target="onnxruntime"))
     found = {key: (e.min.item(), e.max.item()) for key, e in sim.encodings().items()}
-    assert found == {"sigmoid.output": (0, pytest.approx(1)), "silu.gate": (0, pytest.approx(1))}
+    assert found == {"silu.gate": (0, pytest.approx(1))}
     sim.calibrate([X * 100], progress=False)
     sim.set_method("minmax")
     assert {key: (e.min.item(), e.max.item()) for key, e in sim.encodings().items() if key in found} == found
-    running = calibrated("transformer", qsim.int8(target="onnxruntime").override(activation={"method": "ema"}))
-    running.train()
-    running(X)
-    assert running.encodings()["softmax.output"].max.item() == pytest.approx(1)
+
+
+@pytest.mark.parametrize("method", ["minmax", "ema"])
+def test_a_known_range_does_not_run(method):
+    config = qsim.int8(target=Profile("own", ranges=(("Softmax", 0.0, 1.0),))).override(activation={"method": method})
+    sim = calibrated("transformer", config)
+    sim.train()(X)
+    assert sim.encodings()["softmax.output"].max.item() == pytest.approx(1)
+
+
+@pytest.mark.parametrize("target", ["onnxruntime", "coreml"])
+def test_a_softmax_over_many_tokens_keeps_its_bits(target):
+    x = torch.randn(2, 300, 8, generator=torch.Generator().manual_seed(0))
+    sim = qsim.QuantSim(Calls(lambda x: torch.softmax(x @ x.mT / 8, -1) @ x), x, qsim.int8(target=target))
+    sim.calibrate([x], progress=False)
+    assert sim.encodings()["softmax.output"].max.item() < 0.5
+    assert decibels(sim(x), torch.softmax(x @ x.mT / 8, -1) @ x) > 30
+
+
+def test_a_soft_cap_of_small_values_keeps_them():
+    """As in Gemma 2: a grid over all that a tanh may return would round them to nothing."""
+    x = 0.02 * torch.randn(64, 16)
+    sim = qsim.QuantSim(Calls(lambda x: torch.tanh(x / 30) * 30), x, qsim.int8(target="onnxruntime"))
+    sim.calibrate([x], progress=False)
+    assert decibels(sim(x), x) > 35
 
 
 @pytest.mark.parametrize("name", BLOCKS)

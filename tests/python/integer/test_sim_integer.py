@@ -3,14 +3,17 @@
 import copy
 import pickle
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from by_hand import decibels
 from models import Forward, Perceptron, seeded
 from torch import nn
 
 import qsim
 from qsim.integer.programs import PROGRAMS
+from qsim.onnx.sessions import session
 
 CONFIG = qsim.int8(target="onnxruntime")
 
@@ -182,6 +185,33 @@ def test_float64_is_an_error():
     sim = calibrated(lambda: Perceptron().double(), torch.randn(8, 6, dtype=torch.float64))
     with pytest.raises(TypeError, match=r"'input' is torch.float64.*model.float\(\)"):
         sim.evaluate(torch.randn(8, 6, dtype=torch.float64), integer=True)
+
+
+LARGE_BIASES = {
+    "linear": lambda: nn.Linear(64, 5),
+    "grouped convolution": lambda: nn.Sequential(nn.Unflatten(1, (4, 4, 4)), nn.Conv2d(4, 6, 3, groups=2)),
+    "transposed convolution": lambda: nn.Sequential(nn.Unflatten(1, (4, 4, 4)), nn.ConvTranspose2d(4, 6, 3, groups=2)),
+}
+
+
+@pytest.mark.parametrize("axis", [0, None])
+@pytest.mark.parametrize("name", LARGE_BIASES)
+def test_a_bias_that_fills_the_accumulator_leaves_room_for_the_products(name, axis, tmp_path):
+    """Weights whose steps are so small that the bias takes all of int32, and data at the ends of their range."""
+    torch.manual_seed(0)
+    model = LARGE_BIASES[name]()
+    layer = model if isinstance(model, nn.Linear) else model[1]
+    with torch.no_grad():
+        layer.weight.uniform_(4e-6, 7e-6)
+        layer.bias.copy_(torch.linspace(1, 2, layer.bias.numel()))
+    x = torch.cat([torch.ones(1, 64), -torch.ones(1, 64), torch.randn(6, 64).clamp(-1, 1)])
+    sim = calibrated(lambda: model, x, qsim.int8(target="onnxruntime").override("*", weight={"axis": axis}))
+    with sim.integer(), torch.no_grad():
+        found = sim(x)
+    path = tmp_path / "model.onnx"
+    sim.export(path)
+    assert np.array_equal(session(path).run(None, {"input": x.numpy()})[0], found.numpy())
+    assert decibels(found, sim(x)) > 40
 
 
 def test_an_accumulator_that_overflows_is_named():

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import torch
-from models import Calls
+from models import Calls, Forward
 from torch import Tensor, nn
 
 from museum.exhibit import INT8, Case, exhibit, noise
@@ -77,6 +78,38 @@ def boxes_and_scores() -> Case:
         return Calls(lambda x: torch.cat([x.sigmoid() * size, x.sigmoid()], 1))
 
     return Case(model(640.0), [X], model(1.0))
+
+
+def _decoder(change: Callable[[Tensor], Tensor]) -> nn.Module:
+    torch.manual_seed(0)
+    layer = nn.Linear(64, 64)
+    return Forward(lambda m, x: m.q(change(x)), q=layer)
+
+
+@exhibit("QS036", "q", INT8)
+def outlier_features() -> Case:
+    """Llama 13B with activations of 8 bits falls from 0.545 to 0.026: channels of outliers in all tokens: mit-han-lab/smoothquant#42.
+
+    https://github.com/mit-han-lab/smoothquant/issues/42; arXiv 2208.07339, section 4
+    """
+    large = torch.ones(64)
+    large[[3, 40]] = 70.0
+    return Case(_decoder(lambda x: x * large), [noise(4, 16, 64)], _decoder(lambda x: x))
+
+
+@exhibit("QS037", "q", INT8)
+def massive_activations() -> Case:
+    """Llama 2 13B with one scale for a tensor has 29 % on MMLU, with one for each token 55 %: NVIDIA/TensorRT-LLM#1618.
+
+    https://github.com/NVIDIA/TensorRT-LLM/issues/1618; arXiv 2402.17762, section 2: what its first tokens hold
+    """
+
+    def first_token(x: Tensor) -> Tensor:
+        x = x.clone()
+        x[:, 0, [7, 20]] = 2000.0
+        return x
+
+    return Case(_decoder(first_token), [noise(4, 128, 64)], _decoder(lambda x: x))
 
 
 @exhibit("QS020", "1", INT8)

@@ -164,7 +164,7 @@ def test_channels_that_somebody_sees_stay(case, tmp_path):
 def test_one_channel_that_multiplies_all_stays_one(tmp_path):
     def forward(m, x):
         x = F.relu(m.a(x))
-        return m.b(x * torch.sigmoid(m.where(x)))
+        return m.b(x * F.hardsigmoid(m.where(x)))
 
     modules = {"a": nn.Conv2d(3, 18, 3), "where": nn.Conv2d(18, 1, 7, padding=3), "b": nn.Conv2d(18, 16, 3)}
     sim, _, shapes = exported(forward, tmp_path / "model.onnx", **modules)

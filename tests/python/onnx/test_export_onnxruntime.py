@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from exported import NETWORKS, computed, expected, exported, optimised_types, session, simulated
+from models import Calls
 
 import qsim
 from qsim.onnx import sessions
@@ -113,3 +114,15 @@ def test_a_default_simulation_runs_too():
     assert report.target == "onnxruntime"
     x = torch.randn(500, 16)
     np.testing.assert_array_equal(expected(simulated("perceptron", config), x)[0], computed(path, x)[0])
+
+
+@pytest.mark.parametrize(("factor", "narrow"), [(1e-3, True), (3.0, False)])
+def test_a_softmax_of_nearly_equal_entries_is_what_the_current_release_computes(factor, narrow, tmp_path):
+    """Its grid ends little above 1 / 196: older releases leave float32 there."""
+    x = torch.randn(2, 196, 8, generator=torch.Generator().manual_seed(0))
+    sim = qsim.QuantSim(Calls(lambda x: torch.softmax(x @ x.mT * factor, -1) @ x), x, qsim.int8(target="onnxruntime"))
+    sim.calibrate([x], progress=False)
+    report = sim.export(tmp_path / "model.onnx")
+    assert any("before 1.32 may return zeros for Softmax" in note for note in report.notes) == narrow
+    run = session(tmp_path / "model.onnx")
+    assert np.array_equal(run.run(None, {"args_0": x.numpy()})[0], sim.evaluate(x, integer=True).numpy())

@@ -165,7 +165,7 @@ def test_int32_bias_raises_a_weight_scale_that_is_too_small():
         model.bias.fill_(100.0)
     sim = qsim.QuantSim(model, ROWS[:, :4], qsim.Config(bias=True))
     report = sim.calibrate([ROWS[:, :4]], progress=False)
-    assert any("2 scales raised so that the bias 'bias' fits into int32" in problem for problem in report.problems)
+    assert any("2 scales raised so that sums with the bias 'bias' fit into int32" in problem for problem in report.problems)
     encodings = sim.encodings()
     assert ((100.0 / (encodings["input"].scale * encodings["weight"].scale)) <= 2**31).all()
     torch.testing.assert_close(sim(ROWS[:, :4]), torch.full((32, 2), 100.0), rtol=1e-2, atol=0)

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from qsim.config.profile import Profile, selects
 from qsim.graph.plan.ledger import Ledger
-from qsim.operations.gates import GATES
+from qsim.operations.gates import GATES, RANGE
 
 _BITS = 8  # integer kernels take no more, and clip to all of them
 
 
 def plan_gates(ledger: Ledger, profile: Profile) -> None:
-    """Quantize gates, to the ranges that the profile knows, where operand and result of their activations have 8 bits and one scale."""
+    """Quantize gates where operand and result of their activations have 8 bits and one scale."""
     for site in ledger.flow.sites:
         if site.op not in GATES or not selects(profile.gates, site.type):
             continue
-        result, known = ledger.grids.get((site, 0)), profile.known_range(GATES[site.op][1])
+        result = ledger.grids.get((site, 0))
         keys = [*(ledger.key_of(site, slot) for slot in site.operands()), result]
         specs = [ledger.quantizers[key].spec for key in keys if key is not None]
         fit = [spec for spec in specs if not (spec.is_float or spec.is_dynamic) and spec.bits == _BITS and spec.axis is None]
-        if result is not None and known is not None and len(fit) == len(keys) == 2:
+        if result is not None and len(fit) == len(keys) == 2:
             ledger.actions[site].gate = f"{site.name}.gate"
-            ledger.add_before(result, f"{site.name}.gate", "gate", fit[-1], site.op, known)
+            ledger.add_before(result, f"{site.name}.gate", "gate", fit[-1], site.op, RANGE)

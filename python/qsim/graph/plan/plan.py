@@ -25,6 +25,7 @@ from qsim.graph.plan.specs import Specs
 from qsim.graph.plan.stand_ins import stand_ins
 from qsim.graph.record.routes import Site
 from qsim.graph.record.tape import InputSlot, Origin, Slot, Tape
+from qsim.graph.record.telling import Telling
 from qsim.numbers.spec import TensorSpec
 
 _BY_CONFIG = "left in float by the config"
@@ -93,6 +94,7 @@ class _Planner:
             if origin.kind == "stale" and origin.source.visible and self._is_made(origin):
                 chain = self._chain(self.flow.site_of[origin.source])
                 self.ledger.leave(f"{chain[0].name}.output", chain[-1].op, _RETURNED)
+                self.ledger.notes[Telling(f"what {chain[-1].name!r} computes leaves the model in float: it is {_RETURNED}")] = None
         for slot in self.specs.uncast:
             self.ledger.leave(self.specs.input_key(slot), "input", _READ_IN_FLOAT)
         for site, key in stand_ins(self.flow, self.grids).items():

@@ -27,6 +27,8 @@ def half_precision_loses_the_same(case: Case) -> Failure | None:
     if case.program.returns.endswith("with loss"):
         raise Undecided("losses stay in float")
     sim = case.simulation(qsim.fp16())
+    if any("by its older name" in note for note in sim.summary().notes):
+        raise Undecided("what is returned by an older name stays in float, as the simulation says")
     example = case.calls[0]
     for scale in _SCALES:
         call = Call(example.name, {name: _scaled(t, scale) for name, t in example.tensors.items()}, example.flags, True)
