@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import math
 from collections.abc import Callable, Container
 from typing import Any
 
@@ -109,6 +110,50 @@ def _convert(node: Node) -> Any:
     return x if x.meta["val"].dtype is dtype else (_aten._to_copy.default, (x,), {"dtype": dtype})
 
 
+def _attention(node: Node) -> Any:
+    """Attention of operands that have other than four dimensions, by that of four: [batch, heads, tokens, channels]. What lies between
+    the batch and the tokens counts as heads."""
+    operands: list[Any] = list(node.args[:3])
+    mask: Any = node.args[3] if len(node.args) > 3 else node.kwargs.get("attn_mask")
+    shapes = [_shape(operand) for operand in operands]
+    rank, heads = len(shapes[0]), shapes[0][1:-2]
+    if rank == 4 or any(len(shape) != rank for shape in shapes):
+        return None
+    if rank > 4 and (
+        any(shape[:-2] != shapes[0][:-2] for shape in shapes) or _sizes(_shape(node)) is None or node.kwargs.get("enable_gqa")
+    ):
+        return None
+
+    def made(target: Any, *arguments: Any) -> Node:
+        with node.graph.inserting_before(node):
+            new = node.graph.call_function(target, arguments)
+        new.meta["val"] = target(*(each.meta["val"] if isinstance(each, Node) else each for each in arguments))
+        return new
+
+    def of_four(x: Any) -> Node:
+        for _ in range(len(_shape(x)), 4):
+            x = made(_aten.unsqueeze.default, x, -3)
+        sizes = _sizes([_shape(x)[0], math.prod(heads), *_shape(x)[-2:]])
+        return x if rank < 4 or sizes is None else made(_aten.reshape.default, x, sizes)
+
+    if mask is not None and rank == 3 and len(_shape(mask)) == 3:
+        mask = made(_aten.unsqueeze.default, mask, 1)
+    elif mask is not None and rank > 4 and len(_shape(mask)) > 2:
+        for _ in range(len(_shape(mask)), rank):
+            mask = made(_aten.unsqueeze.default, mask, 0)
+        mask = of_four(made(_aten.expand.default, mask, [-1, *heads, -1, -1]))
+    flags = {"dropout_p": 0.0, "is_causal": False, **dict(zip(("dropout_p", "is_causal"), node.args[4:], strict=False)), **node.kwargs}
+    attended = made(_aten.scaled_dot_product_attention.default, *map(of_four, operands), mask)
+    attended.kwargs = {key: value for key, value in flags.items() if key != "attn_mask"}
+    if rank > 4:
+        return _aten.reshape.default, (attended, _sizes(_shape(node))), {}
+    return _aten.squeeze.dim, (attended if rank == 3 else made(_aten.squeeze.dim, attended, -3), -3), {}
+
+
+def _shape(node: Any) -> list[Any]:
+    return list(node.meta["val"].shape)
+
+
 def _called(function: Any) -> Callable[[Node], Any]:
     return lambda node: (function, node.args, node.kwargs)
 
@@ -133,6 +178,7 @@ _REPLACED = {
     _aten.dropout.default: _dropout,
     _aten.feature_dropout.default: _dropout,
     _aten.chunk.default: _chunk,
+    _aten.scaled_dot_product_attention.default: _attention,
     **dict.fromkeys((_aten.to.dtype, _aten.to.dtype_layout, _aten.to.device, _aten.to.other, _aten.type_as.default), _convert),
     **{getattr(_aten, f"upsample_{kind}").vec: _resize for kind in ("nearest1d", "nearest2d", "nearest3d", "bilinear2d", "bicubic2d")},
 }

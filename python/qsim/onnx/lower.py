@@ -84,7 +84,8 @@ class Lowering:
     def _activation(self, node: ir.Node, key: str, x: ir.Value) -> ir.Value:
         spec, encoding = self.quantizers[key].spec, self.quantizers[key].encoding
         assert encoding is not None
-        storage, shape = self.storages.activations[key], x.shape
+        storages = self.storages
+        storage, shape = storages.activations.get(key) or storages.constants[key], x.shape  # a constant that was reshaped since
         own = node.outputs[0].dtype if x.dtype is None else x.dtype  # the exporter notes no types inside a translation
         assert own is not None
         x.dtype = own

@@ -1,5 +1,7 @@
 """What mainstream architectures are made of leaves for ONNX Runtime, and computes there what the simulation says."""
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -60,6 +62,64 @@ def test_a_view_of_what_attention_returns(tmp_path):
 
     report = exported(Forward(forward, **{name: nn.Linear(16, 16) for name in "qkvo"}), tmp_path, torch.randn(3, 9, 16))
     assert report.verification.differences["simulation", "not optimised"]["output"].largest <= 1
+
+
+def _mask(*shape):
+    return torch.linspace(-2, 2, math.prod(shape)).view(shape)
+
+
+ATTENTION = {  # shape of the operands; the mask; options
+    "no batch": ((5, 16), None, {}),
+    "no heads": ((4, 5, 16), None, {}),
+    "no heads, causal": ((4, 5, 16), None, {"is_causal": True, "scale": 0.3}),
+    "no heads, a mask of the batch": ((4, 5, 16), lambda: _mask(1, 5, 5), {}),
+    "no heads, a mask of all": ((4, 5, 16), lambda: torch.ones(5, 5, dtype=torch.bool).tril(), {}),
+    "windows": ((4, 3, 2, 5, 16), None, {}),
+    "windows, causal": ((4, 3, 2, 5, 16), None, {"is_causal": True}),
+    "windows, a mask of theirs": ((4, 3, 2, 5, 16), lambda: _mask(1, 3, 1, 5, 5), {}),
+    "windows, a mask of heads": ((4, 3, 2, 5, 16), lambda: _mask(2, 5, 5), {}),
+    "windows, a mask of all": ((4, 3, 2, 5, 16), lambda: _mask(5, 5), {}),
+    "windows of windows": ((4, 3, 2, 2, 5, 16), None, {}),
+}
+
+
+@pytest.mark.parametrize("name", ATTENTION)
+def test_attention_over_any_number_of_dimensions(name, tmp_path):
+    """As in NesT, Twins and Hiera, whose windows are a dimension of their own; torch's exporter takes four."""
+    torch.manual_seed(0)
+    shape, mask, options = ATTENTION[name]
+
+    def forward(m, x):
+        return F.scaled_dot_product_attention(m.q(x), m.k(x), x, None if mask is None else mask(), **options)
+
+    report = exported(Forward(forward, q=nn.Linear(16, 16), k=nn.Linear(16, 16)), tmp_path, torch.randn(shape))
+    assert differing(report) == 0
+    assert report.verification.differences["simulation", "not optimised"]["output"].largest <= 1
+
+
+def test_attention_whose_operands_are_broadcast_is_refused(tmp_path):
+    model = Forward(lambda m, x: F.scaled_dot_product_attention(m.q(x), x[:1], x), q=nn.Linear(16, 16))
+    with pytest.raises(qsim.ExportError, match="4D query, key, and value"):
+        exported(model, tmp_path, torch.randn(4, 3, 2, 5, 16))
+
+
+class Positions(nn.Module):
+    """A bias made of a table of positions by layers of its own, as in Swin v2 and timm's vit_relpos."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("table", torch.randn(5, 5, 2))
+        self.up, self.down, self.q = nn.Linear(2, 8), nn.Linear(8, 1), nn.Linear(5, 5)
+
+    def forward(self, x):
+        return torch.softmax(self.q(x) + self.down(F.relu(self.up(self.table)))[..., 0], -1)
+
+
+def test_layers_of_a_constant(tmp_path):
+    torch.manual_seed(0)
+    report = exported(Positions(), tmp_path, torch.randn(4, 5, 5))
+    assert differing(report) == 0
+    assert "table" in report.names
 
 
 IN_PLACE = {
