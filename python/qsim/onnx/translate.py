@@ -26,6 +26,10 @@ from qsim.trace.capture import Program
 from qsim.trace.integer_forms import NUMBER, SCALED
 
 MARK_DOMAIN = "qsim"
+_CURES = {  # by what torch's message holds
+    "grouped_mm": ". Experts: call model.set_experts_implementation('batched_mm') before the model is simulated",
+    "only 4D query": ". Give query, key and value of attention the same dimensions before their last two (expand them)",
+}
 _aten = torch.ops.aten
 _FLOATS = [f"tensor({name})" for name in ("float", "double", "float16", "bfloat16")]
 
@@ -62,7 +66,8 @@ def translate(program: Program, opset: int, *, movable: Collection[str]) -> ir.M
         cause: BaseException = error
         while cause.__cause__ is not None:
             cause = cause.__cause__
-        raise ExportError(f"QuantSim.export: PyTorch's ONNX exporter has no translation for this model: {cause}") from error
+        cure = next((text for name, text in _CURES.items() if name in str(cause)), "")
+        raise ExportError(f"QuantSim.export: PyTorch's ONNX exporter has no translation for this model: {cause}{cure}") from error
     assert exported is not None
     model: ir.Model = exported.model
     return model

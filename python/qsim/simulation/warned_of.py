@@ -46,8 +46,8 @@ def unseen_weights(weights: Sequence[str]) -> None:
     shown = ", ".join(map(repr, weights[:4])) + (f" and {len(weights) - 4} more" if len(weights) > 4 else "")
     warnings.warn(
         f"QuantSim: weights stay in float, and no figure of this simulation has their error in it: {shown}. What multiplies "
-        "with them is nothing that torch.compile shows to a simulation (grouped products of experts, for example). Experts that are "
-        "modules of their own, with an nn.Linear each, are simulated",
+        "with them is nothing that torch.compile shows to a simulation (grouped products of experts, for example). Experts are simulated "
+        "if they are modules with an nn.Linear each, or after model.set_experts_implementation('batched_mm') of transformers",
         stacklevel=4,
     )
 

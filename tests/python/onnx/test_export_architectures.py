@@ -99,8 +99,28 @@ def test_attention_over_any_number_of_dimensions(name, tmp_path):
 
 def test_attention_whose_operands_are_broadcast_is_refused(tmp_path):
     model = Forward(lambda m, x: F.scaled_dot_product_attention(m.q(x), x[:1], x), q=nn.Linear(16, 16))
-    with pytest.raises(qsim.ExportError, match="4D query, key, and value"):
+    with pytest.raises(qsim.ExportError, match="4D query, key, and value .* expand them"):
         exported(model, tmp_path, torch.randn(4, 3, 2, 5, 16))
+
+
+class Experts(nn.Module):
+    """A mixture whose experts are one tensor, gathered for each token: transformers' "batched_mm"."""
+
+    def __init__(self):
+        super().__init__()
+        self.router, self.experts = nn.Linear(16, 4), nn.Parameter(torch.randn(4, 16, 16))
+
+    def forward(self, x):
+        shares, chosen = torch.softmax(self.router(x), -1).topk(2, -1)
+        rows = torch.bmm(x.repeat_interleave(2, 0).unsqueeze(1), self.experts[chosen.flatten()]).squeeze(1)
+        return (rows.view(-1, 2, 16) * shares[..., None]).sum(1)
+
+
+def test_experts_that_are_gathered(tmp_path):
+    torch.manual_seed(0)
+    report = exported(Experts(), tmp_path, torch.randn(64, 16))
+    assert differing(report) == 0
+    assert "bmm.weight" in report.names
 
 
 class Positions(nn.Module):
