@@ -99,7 +99,7 @@ def test_attention_over_any_number_of_dimensions(name, tmp_path):
 
 def test_attention_whose_operands_are_broadcast_is_refused(tmp_path):
     model = Forward(lambda m, x: F.scaled_dot_product_attention(m.q(x), x[:1], x), q=nn.Linear(16, 16))
-    with pytest.raises(qsim.ExportError, match="4D query, key, and value .* expand them"):
+    with pytest.raises(qsim.ExportError, match=r"4D query, key, and value .*expand them"):
         exported(model, tmp_path, torch.randn(4, 3, 2, 5, 16))
 
 
