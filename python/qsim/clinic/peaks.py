@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,18 +12,16 @@ from torch import Tensor, nn
 
 from qsim.operations.functions import BIAS_POSITION, WEIGHT
 
-_FIRST, _SECOND, _THIRD = (0, "input"), (1, "mat2"), (2, "value")
+_FIRST = (0, "input")
 # By operation: where it reads what may be an activation, what that is called, and the axis of its channels.
 _READ: dict[str, tuple[tuple[tuple[int, str], str, int], ...]] = {
     "linear": ((_FIRST, "input", -1),),
     **{kind: ((_FIRST, "input", 1),) for kind in BIAS_POSITION if kind.startswith("conv") and kind in WEIGHT},
     "addmm": (((1, "mat1"), "input", -1),),
     "matmul": ((_FIRST, "first operand", -1), ((1, "other"), "second operand", -2)),
-    "bmm": ((_FIRST, "first operand", -1), (_SECOND, "second operand", -2)),
-    "scaled_dot_product_attention": (((0, "query"), "query", -1), ((1, "key"), "key", -1), (_THIRD, "value", -1)),
+    "bmm": ((_FIRST, "first operand", -1), ((1, "mat2"), "second operand", -2)),
+    "scaled_dot_product_attention": (((0, "query"), "query", -1), ((1, "key"), "key", -1), ((2, "value"), "value", -1)),
 }
-
-
 _TOKENS = 4096  # so many are looked at for a median
 
 
@@ -34,16 +33,16 @@ class Peaks:
     ----------
     channels : Tensor, shape [channels]
         The largest finite magnitude of each.
-    medians : list of Tensor, shape [channels]
-        By call: the median magnitude of each over some thousand tokens.
-    tokens : list of Tensor, shape [2]
+    medians : Tensor, shape [channels]
+        The median magnitude of each over some thousand tokens, added up over all calls.
+    tokens : list of (float, float)
         By call: the largest finite magnitude of a token (all channels at one place), and the median of those that are not zero; empty
         for convolutions, whose tokens are pixels.
     """
 
     channels: Tensor
-    medians: list[Tensor] = field(default_factory=list)
-    tokens: list[Tensor] = field(default_factory=list)
+    medians: Tensor
+    tokens: list[tuple[float, float]] = field(default_factory=list)
 
     @property
     def channel_ratio(self) -> float:
@@ -53,16 +52,16 @@ class Peaks:
     @property
     def median_ratio(self) -> float:
         """The same of what the channels are in most tokens."""
-        return _ratio(torch.stack(self.medians).mean(0)) if self.medians else 1.0
+        return _ratio(self.medians)
 
     @property
     def largest_token(self) -> float:
-        return max((tokens[0].item() for tokens in self.tokens), default=0.0)
+        return max((largest for largest, _ in self.tokens), default=0.0)
 
     @property
     def token_ratio(self) -> float:
         """The largest token to the median one."""
-        median = torch.stack(self.tokens)[:, 1].median().item() if self.tokens else 0.0
+        median = statistics.median(median for _, median in self.tokens) if self.tokens else 0.0
         return self.largest_token / median if median > 0 else 1.0
 
 
@@ -72,14 +71,14 @@ def note_peaks(found: dict[tuple[str, str], Peaks], name: str, kind: str, args: 
         rows = t.detach().abs().movedim(axis, -1).flatten(0, -2)
         rows = rows.where(rows.isfinite(), 0.0).float()
         channels = rows.amax(0)
-        known = found.setdefault((name, what), Peaks(channels))
+        known = found.setdefault((name, what), Peaks(channels, torch.zeros_like(channels)))
         if known.channels.shape != channels.shape:
             continue  # another number of channels: two tensors, of which the first is looked at
         known.channels = known.channels.maximum(channels)
-        known.medians.append(rows[:: -(-len(rows) // _TOKENS)].median(0).values)
+        known.medians = known.medians + rows[:: -(-len(rows) // _TOKENS)].median(0).values
         if not kind.startswith("conv"):
             tokens = rows.amax(1)
-            known.tokens.append(tokens.new_tensor([tokens.max(), _median(tokens)]))
+            known.tokens.append((tokens.max().item(), _median(tokens)))
 
 
 def _operands(kind: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[str, Tensor, int]]:

@@ -35,7 +35,10 @@ def outlier_channels(exam: Examination) -> list[Finding]:
 
     def fix(operand: str) -> str:
         if operand in ("key", "second operand"):
-            return "Mix the channels of keys with a rotation, or give each a scale in the cache (kv_cache=TensorSpec(axis=-1))."
+            return (
+                "Give each channel of the keys a scale in the cache, kv_cache=(TensorSpec(bits=8, axis=-1, method='minmax'), 8), or leave "
+                "the operation in float."
+            )
         return (
             "Move them into the weights before simulating: qsim.equalize(model, example_inputs, data, methods=['smooth_quant']); or "
             "spread them over all channels: methods=['rotation']. A scale for each token does not help."
