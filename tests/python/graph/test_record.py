@@ -10,11 +10,9 @@ from models import Forward
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from qsim.graph.record.containers import containers
 from qsim.graph.record.record import record
 from qsim.graph.record.tape import Origin, Step, Tape
 from qsim.operations.functions import name_of
-from qsim.runs.arguments import example_calls
 
 
 def taped(forward, *args, modules=None, **kwargs) -> Tape:
@@ -359,38 +357,6 @@ def test_forward_on_the_instance_is_reported():
     tape, report = record(nn.Sequential(block), [((X,), {})])
     assert report == ["'0' has a forward set on the instance: its operations are counted as its caller's"]
     assert names(tape) == ["sin"]
-
-
-def test_class_that_takes_no_subclass_is_reported():
-    class Final(nn.Module):
-        def __init_subclass__(cls):
-            raise TypeError("final")
-
-        def forward(self, x):
-            return x.sin()
-
-    tape, report = record(nn.Sequential(Final()), [((X,), {})])
-    assert report == ["'0' is counted as part of its caller: its class Final takes no subclass here (final)"]
-    assert names(tape) == ["sin"]
-
-
-def test_containers():
-    model = nn.Sequential(nn.Conv2d(4, 4, 1), nn.ModuleList([nn.ReLU()]), nn.utils.parametrizations.weight_norm(nn.Linear(2, 2)))
-    paths = [path for path, _ in containers(model)]
-    assert paths == ["", "2", "2.parametrizations.weight", "2.parametrizations.weight.0"]
-
-
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        (1, [((1,), {})]),
-        ((1, 2), [((1, 2), {})]),
-        ({"x": 1}, [((), {"x": 1})]),
-        ([1, (2, 3), {"x": 1}], [((1,), {}), ((2, 3), {}), ((), {"x": 1})]),
-    ],
-)
-def test_example_calls(given, expected):
-    assert example_calls(given) == expected
 
 
 def test_memory_that_is_used_again_is_another():

@@ -4,7 +4,6 @@ import dataclasses
 import os
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 
 import pytest
@@ -366,46 +365,3 @@ def test_a_learned_scales_gradient_does_not_depend_on_the_batch():
     for scales in found[1:]:
         for ours, theirs in zip(scales, found[0], strict=True):
             torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-8)
-
-
-class Encoder(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 4)
-
-    def encode(self, x):
-        return torch.tanh(self.a(x))
-
-    def forward(self, x):
-        return self.b(self.encode(x))
-
-
-def test_another_method_is_simulated_or_says_that_it_is_not():
-    sim = simulated(Encoder().double().eval(), X)
-    with warnings.catch_warnings(record=True) as noted:
-        warnings.simplefilter("always")
-        found = sim.model.encode(X)
-    by_hand = on_grid(torch.tanh(linear(sim.model.a, on_grid(X))), torch.tanh(sim.model.a(X)))
-    is_simulated = torch.allclose(found, by_hand, rtol=1e-9, atol=1e-9)
-    assert is_simulated or any(issubclass(w.category, UserWarning) for w in noted)
-
-
-def test_a_generator_is_simulated_or_says_that_it_is_not():
-    class Streaming(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a = nn.Linear(8, 8)
-
-        def forward(self, x):
-            for part in x.split(8):
-                yield torch.tanh(self.a(part))
-
-    with warnings.catch_warnings(record=True) as noted:
-        warnings.simplefilter("always")
-        sim = qsim.QuantSim(Streaming().double().eval(), X, EXACT)
-        sim.calibrate([X], forward=lambda m, x: list(m(x)), progress=False)
-        found = torch.cat(list(sim(X)))
-    parts = [torch.tanh(linear(sim.model.a, part)) for part in on_grid(X).split(8)]  # each turn of the loop has a quantizer of its own
-    by_hand = torch.cat([on_grid(y, torch.tanh(sim.model.a(x))) for y, x in zip(parts, X.split(8), strict=True)])
-    is_simulated = torch.allclose(found, by_hand, rtol=1e-9, atol=1e-9)
-    assert is_simulated or any(issubclass(w.category, UserWarning) for w in noted) or "generator" in str(sim.summary())
