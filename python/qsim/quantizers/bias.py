@@ -83,10 +83,10 @@ class BiasQuantizer:
             return 0
         sums, room = bias.detach().abs().nan_to_num(0.0, 0.0).double() / of_input.scale, float(_INT32.max)
         if weight is not None:
-            rows = weight.detach().abs().nan_to_num(0.0, 0.0).double().flatten(1)
+            rows = weight.detach().abs().nan_to_num(0.0, 0.0).flatten(1)
             reach = max(int(of_input.zero_point.max()) - of_input.quant_min, of_input.quant_max - int(of_input.zero_point.min()))
             rounded = reach * rows.shape[1] / 2  # by which the products may grow when weights are rounded
-            sums, room = sums + reach * rows.sum(1).repeat(bias.numel() // len(rows)), max(room - rounded, 1.0)
+            sums, room = sums + reach * rows.sum(1, dtype=torch.float64).repeat(bias.numel() // len(rows)), max(room - rounded, 1.0)
         needed = (sums / room).float()
         scales = of_weight.scale
         needed = needed.reshape(-1, scales.numel()).amax(0).reshape(scales.shape) if scales.dim() else needed.max()

@@ -128,12 +128,14 @@ def calibrate(
 
 def _observe_unreached(sim: Simulation) -> None:
     """Observe the weights that layers compute which no example reached, as other weights are wherever they are read."""
+    attributes = {key: planned.attribute for key, planned in sim.decisions.quantizers.items() if planned.attribute is not None}
+    if not attributes:
+        return
     with unchanged(sim.model), torch.no_grad(), sim.switch.turned(False, falls_back=False):
         sim.model.eval()
-        for key, planned in sim.decisions.quantizers.items():
-            if planned.attribute is not None:
-                compute_parameters(sim.model.get_submodule(planned.attribute.rpartition(".")[0]))
-                sim.quantizers()[key].observe(attrgetter(planned.attribute)(sim.model))
+        for key, attribute in attributes.items():
+            compute_parameters(sim.model.get_submodule(attribute.rpartition(".")[0]))
+            sim.quantizers()[key].observe(attrgetter(attribute)(sim.model))
 
 
 @contextlib.contextmanager

@@ -101,7 +101,8 @@ class Builder:
         parameters = ("u", "v")[: self.rng.choice((1, 1, 2))]
         stem = {"method": "step", "local": "inner", "lambda": "brief"}[kind]
         helper = Builder(self.rng, self.form, self.made, self.made.name(stem), kind, _scope(parameters), parameters)
-        helper.callees = [callee for callee in self.callees if kind != "lambda"]
+        seen = {"method": lambda name: name.startswith(("self.", "helper")), "local": bool, "lambda": lambda name: False}[kind]
+        helper.callees = [callee for callee in self.callees if seen(callee.name)]
         helper.members, helper.modules = self.members, self.modules  # they are the module's
         helper._fill(1 if kind == "lambda" else self.rng.randint(1, 3))
         self.helpers.append(helper.as_helper())

@@ -180,3 +180,35 @@ def test_a_weight_that_data_make_is_none():
     sim = simulated(model, x, config=config)
     assert "a.linear.weight" not in sim.quantizers()
     assert decibels(sim(x), model(x)) > 35
+
+
+class Adapted(nn.Module):
+    """A layer with a product of low rank beside it, as PEFT puts LoRA into a model."""
+
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.base_layer, self.a, self.b = base, nn.Linear(8, 2, bias=False), nn.Linear(2, 6, bias=False)
+
+    def forward(self, x):
+        return self.base_layer(x) + self.b(self.a(x))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_an_adapter_around_a_simulated_layer(compiled):
+    """The weight, and what the layer reads with scales from tokens, are quantized there too; the adapter is in float, and trains."""
+    torch.manual_seed(0)
+    model, x = Forward(lambda m, x: m.a(x), a=nn.Linear(8, 6)).eval(), torch.randn(16, 8)
+    sim = qsim.QuantSim(model, x, qsim.w8a8_dynamic())
+    before = sim(x)
+    sim.requires_grad_(False)
+    sim.model.a = adapted = Adapted(sim.model.a)
+    torch._dynamo.reset()
+    called = torch.compile(sim, backend="aot_eager") if compiled else sim
+    with pytest.warns(UserWarning, match="its weight is quantized"):
+        found = called(x)
+    assert torch.equal(found, before + adapted.b(adapted.a(x)))
+    with torch.no_grad():
+        assert torch.equal(called(x), found)
+    found.square().sum().backward()
+    assert adapted.a.weight.grad.norm() > 0
+    assert adapted.base_layer.weight.grad is None

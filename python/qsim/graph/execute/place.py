@@ -18,7 +18,7 @@ from qsim.graph.execute.nodes import Node, Nodes, WrittenOut, own_weight, own_we
 from qsim.graph.execute.shortcuts import FrugalMaker, Kept
 from qsim.graph.execute.switch import Switch
 from qsim.graph.plan.actions import Actions, QuantizationPlan
-from qsim.graph.plan.savings import Saving
+from qsim.graph.plan.savings import Saving, kept_operands
 from qsim.graph.record.call_sites import LEAF, CallSite, Spot, kind_of_code
 from qsim.graph.record.containers import full_name
 from qsim.graph.record.routes import Route, Site, call_key
@@ -105,7 +105,7 @@ class Place:
         self.names = {*self.planned_names, *(key[2] for key in route.unmet), *MAC}
         self._actions = [*(plan.actions.get(site, Actions()) for site in route.sites), *actions]
         beyond = [None] * len(elsewhere)
-        self._savings = [*(savings.get(site, Saving()) for site in route.sites), *(Saving(frozenset(found.operands)) for found in actions)]
+        self._savings = [*(savings.get(site, Saving()) for site in route.sites), *(Saving(kept_operands(found, plan)) for found in actions)]
         self._neighbours = [*(plan.regions.neighbours.get(site) for site in route.sites), *beyond]
         self._quantizers = quantizers
         saving = [saving_node(*each, quantizers, kept) for each in zip(self._actions, self._savings, strict=True)]

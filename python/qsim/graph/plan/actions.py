@@ -92,7 +92,7 @@ class Actions:
 @dataclass(frozen=True)
 class Elsewhere:
     """What a layer does where no example called it: the function that it calls, and what is quantized there: its weight wherever it is
-    read, its result where the plan has one quantizer for that."""
+    read, what it reads with dynamic scales, its result where the plan has one quantizer for that."""
 
     function: str
     actions: Actions

@@ -1,6 +1,7 @@
 """What the layers of a model do where no example called them: on another path through a forward, or nowhere.
 
-A weight belongs to its layer, and is quantized wherever the layer is called. A result has its layer's own quantizer, or none.
+A weight belongs to its layer, and is quantized wherever the layer is called; so is what the layer reads with a scale from each token. A
+result has its layer's own quantizer, or none.
 """
 
 from __future__ import annotations
@@ -80,12 +81,17 @@ def elsewhere_of(flow: Dataflow, actions: Mapping[Site, Actions], quantizers: Ma
     found = {}
     for leaf, own in sites.items():
         planned = actions.get(own[0], Actions())
-        weights = {slot: use for slot, use in planned.operands.items() if quantizers[use.key].role == "weight"}
+        read = {slot: use for slot, use in planned.operands.items() if _is_its_own(quantizers[use.key])}
         results = planned.outputs if len(own) == 1 else {}
         functions = {site.steps[0].key[2] for site in own}
-        if (weights or results) and len(functions) == 1:
-            found[leaf] = Elsewhere(functions.pop(), Actions(weights, dict(results)))
+        if (read or results) and len(functions) == 1:
+            found[leaf] = Elsewhere(functions.pop(), Actions(read, dict(results)))
     return found
+
+
+def _is_its_own(planned: PlannedQuantizer) -> bool:
+    """Whether a layer quantizes an operand wherever it is called: its weight, or what it reads if the scale comes from that itself."""
+    return planned.role == "weight" or planned.spec.is_dynamic
 
 
 def plan_unreached(tape: Tape, ledger: Ledger, config: Config, placement: Placement) -> dict[str, Elsewhere]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from qsim.graph.plan.actions import QuantizationPlan
+from qsim.graph.plan.actions import Actions, QuantizationPlan
 from qsim.graph.record.routes import Site
 from qsim.graph.record.tape import Slot
 
@@ -41,13 +41,18 @@ class Saving:
     overwrites: bool = False
 
 
+def kept_operands(actions: Actions, plan: QuantizationPlan) -> frozenset[Slot]:
+    """Where a site reads parameters, whose grids may be kept. What is computed is another tensor in each call."""
+    return frozenset(slot for slot, use in actions.operands.items() if plan.quantizers[use.key].parameter is not None)
+
+
 def find_savings(plan: QuantizationPlan) -> dict[Site, Saving]:
     """What may be saved at the sites of a plan. Sites at which nothing is saved are not in it."""
     found = {}
     for site, actions in plan.actions.items():
         if any(step.transformed for step in site.steps):
             continue
-        kept = {slot for slot, use in actions.operands.items() if plan.quantizers[use.key].parameter is not None}
+        kept = set(kept_operands(actions, plan))
         if actions.bias is not None and all(actions.bias.slot in step.constants for step in site.steps):
             kept.add(actions.bias.slot)
         outputs = bool(actions.outputs)
