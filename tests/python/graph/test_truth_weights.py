@@ -197,16 +197,18 @@ class Adapted(nn.Module):
 def test_an_adapter_around_a_simulated_layer(compiled):
     """The weight, and what the layer reads with scales from tokens, are quantized there too; the adapter is in float, and trains."""
     torch.manual_seed(0)
-    model, x = Forward(lambda m, x: m.a(x), a=nn.Linear(8, 6)).eval(), torch.randn(16, 8)
-    sim = qsim.QuantSim(model, x, qsim.w8a8_dynamic())
-    before = sim(x)
+    model, x = Forward(lambda m, x: m.last(m.a(x)), a=nn.Linear(8, 6), last=nn.Linear(6, 6)).eval(), torch.randn(16, 8)
+    sim = simulated(model, x, config=qsim.w8a8_dynamic())  # which leaves the last layer in float
+    layer, quantizers = sim.model.a, sim.quantizers()
+    before = F.linear(quantizers["input"].quantize(x), quantizers["a.weight"].quantize(layer.weight), layer.bias)
+    assert torch.equal(sim(x), model.last(before))
     sim.requires_grad_(False)
     sim.model.a = adapted = Adapted(sim.model.a)
     torch._dynamo.reset()
     called = torch.compile(sim, backend="aot_eager") if compiled else sim
     with pytest.warns(UserWarning, match="its weight is quantized"):
         found = called(x)
-    assert torch.equal(found, before + adapted.b(adapted.a(x)))
+    assert torch.equal(found, model.last(before + adapted.b(adapted.a(x))))
     with torch.no_grad():
         assert torch.equal(called(x), found)
     found.square().sum().backward()
