@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._guards import detect_fake_mode
 from torch.export import ExportedProgram
 from torch.fx import Node
 
@@ -43,11 +44,19 @@ class Functional:
 
     def _decomposed(self, table: dict[Any, Any] | None = None, **options: Any) -> ExportedProgram:
         _simplify(self._exported)
+        _forget_pending(self._exported)
         if options or table is None or not _replace_in_place(self._exported, table):
             decomposed: ExportedProgram = self._exported.run_decompositions(table, **options)
             return decomposed
         self.skipped = True
         return self._exported
+
+
+def _forget_pending(exported: ExportedProgram) -> None:
+    """An earlier translation of the program leaves symbols for sizes that it made on the way (PyTorch's type promotion)."""
+    mode = detect_fake_mode([node.meta.get("val") for node in exported.graph.nodes])
+    if mode is not None and mode.shape_env is not None:
+        mode.shape_env.pending_fresh_unbacked_symbols.clear()
 
 
 def _simplify(exported: ExportedProgram) -> None:

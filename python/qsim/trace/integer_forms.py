@@ -17,7 +17,7 @@ from torch.fx import Graph, Node
 
 from qsim.numbers.encoding import Encoding
 from qsim.trace.marks_before_rectifiers import clips_to, limits_of
-from qsim.trace.marks_behind_moves import key_of, readers_of
+from qsim.trace.marks_behind_moves import key_of, readers_of, shared_meta
 
 torch.library.define("qsim_graph::scaled", "(Tensor x, str key, float factor) -> Tensor")
 torch.library.define("qsim_graph::number", "(Tensor x, str key, float value) -> Tensor")
@@ -99,5 +99,5 @@ def _is_number(value: Any) -> bool:
 def _made(graph: Graph, op: Any, x: Any, key: str, number: float) -> Node:
     node = graph.call_function(op, (x, key, number))
     held: Tensor = x.meta["val"]
-    node.meta = {**x.meta, "val": held.new_empty(()) if op is NUMBER else held}
+    node.meta = {**shared_meta(x), "val": held.new_empty(()) if op is NUMBER else held}
     return node

@@ -11,7 +11,7 @@ from torch.fx import Graph, Node
 from qsim.graph.execute.marks import QUANTIZED
 from qsim.numbers.encoding import Encoding
 from qsim.trace.fx_nodes import arguments, function
-from qsim.trace.marks_behind_moves import key_of
+from qsim.trace.marks_behind_moves import key_of, shared_meta
 
 
 def mark_before_rectifiers(graph: Graph, encodings: Mapping[str, Encoding]) -> None:
@@ -31,7 +31,7 @@ def mark_before_rectifiers(graph: Graph, encodings: Mapping[str, Encoding]) -> N
             continue
         with graph.inserting_before(clamp):
             made = graph.call_function(QUANTIZED, (before, key))
-        made.meta = dict(before.meta)
+        made.meta = shared_meta(before)
         clamp.replace_input_with(before, made)
 
 

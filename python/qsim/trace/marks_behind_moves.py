@@ -60,9 +60,14 @@ def mark_behind_moves(graph: Graph, fixed: Collection[str] = ()) -> None:
             continue
         with graph.inserting_after(node):
             mark = graph.call_function(QUANTIZED, (node, key))
-        mark.meta = {name: value for name, value in node.meta.items() if name != "original_aten"}
+        mark.meta = shared_meta(node)
         for reader in readers:
             reader.replace_input_with(node, mark)
+
+
+def shared_meta(node: Node) -> dict[str, Any]:
+    """What is true of a new node beside another one too: not the operator that it came from, nor the sizes that it alone makes."""
+    return {name: value for name, value in node.meta.items() if name not in ("original_aten", "unbacked_bindings")}
 
 
 def _carried(node: Node) -> str | None:

@@ -18,6 +18,7 @@ from qsim.graph.execute.marks import QUANTIZED
 from qsim.numbers.encoding import Encoding
 from qsim.numbers.spec import TensorSpec
 from qsim.quantizers.quantizer import Quantizer
+from qsim.trace.marks_behind_moves import shared_meta
 
 _aten = torch.ops.aten
 _TINY, _MAX = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
@@ -145,5 +146,5 @@ def _call(graph: Graph, like: Node, operator: Any, *args: Any) -> Node:
     node = graph.call_function(operator, args)
     held = [arg.meta["val"] if isinstance(arg, Node) else arg for arg in args]
     value: Tensor = operator(*held)
-    node.meta = {**like.meta, "val": value}
+    node.meta = {**shared_meta(like), "val": value}
     return node

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import math
 
 import numpy as np
 import onnx
@@ -188,3 +189,21 @@ def test_verify_alone_takes_the_example_inputs(tmp_path):
     report = simulated("perceptron", CONFIG).export(tmp_path / "model.onnx", verify=True)
     assert report.verification.differences["simulation", "not optimised"]["output"].elements == 2 * 24
     assert simulated("perceptron", CONFIG).export(tmp_path / "model.onnx").verification is None
+
+
+def test_results_of_other_shapes_differ_throughout(tmp_path):
+    """Of a model that chooses rows by values near a quantizer's edge: float and integers may choose others."""
+    torch.manual_seed(0)
+    model = Forward(lambda m, x: m.a(x[x[:, 0] > 0]), a=nn.Linear(4, 3)).eval()
+    x = torch.randn(32, 4)
+    x[:8, 0] = 1e-4  # 0 on the grid
+    sim = qsim.QuantSim(model, x, qsim.int8(target="onnxruntime"))
+    sim.calibrate([x], progress=False)
+    report = sim.export(tmp_path / "model.onnx", verify=[(x,)])
+    (difference,) = report.verification.differences["float", "optimised"].values()
+    assert difference.mismatching == difference.elements == model(x).numel()
+    assert difference.largest == math.inf
+    assert math.isnan(difference.sqnr)
+    (same,) = report.verification.differences["on integers", "optimised"].values()
+    assert same.mismatching == 0
+    assert "inf" in str(report.verification)

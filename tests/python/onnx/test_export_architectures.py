@@ -123,6 +123,19 @@ def test_experts_that_are_gathered(tmp_path):
     assert "bmm.weight" in report.names
 
 
+def test_rows_that_a_mask_chooses(tmp_path):
+    """As BART's end-of-sentence tokens: how many there are is a number that the graph makes, once, also where PyTorch takes it apart."""
+    torch.manual_seed(0)
+
+    def forward(m, x):
+        chosen = F.relu(m.a(x))[x[..., 0] > 0, :]
+        return m.b(chosen.narrow(1, 0, 8))  # which PyTorch takes apart
+
+    model = Forward(forward, a=nn.Linear(16, 16), b=nn.Linear(8, 16))
+    report = exported(model, tmp_path, torch.randn(4, 6, 16), batch=(torch.randn(9, 6, 16),))
+    assert differing(report) == 0
+
+
 class Positions(nn.Module):
     """A bias made of a table of positions by layers of its own, as in Swin v2 and timm's vit_relpos."""
 
