@@ -141,7 +141,7 @@ def _observe_unreached(sim: Simulation) -> None:
 @contextlib.contextmanager
 def _reading(sim: Simulation, read: set[str]) -> Iterator[None]:
     """Note the keys of the weights that are read within the context. Not of a compiled model, which a hook would have compiled again."""
-    quantizers = {} if _is_compiled(sim.model) else {sim.quantizers()[key]: key for key in sim.decisions.weights}
+    quantizers = {} if _is_compiled(sim.model) else {sim.quantizers()[key]: key for key in sim.decisions.weight_keys}
     with hooked(quantizers, lambda quantizer, _: read.add(quantizers[quantizer])):
         yield
 

@@ -196,7 +196,7 @@ class Simulation(NamedAsTheModel, AsTheModel):
         if self.read is None:
             return []
         released, quantizers = {post.key for post in self.decisions.posts} - self.needed(), self.quantizers()
-        return [key for key in self.decisions.weights if quantizers[key].enabled and key not in self.read | released]
+        return [key for key in self.decisions.weight_keys if quantizers[key].enabled and key not in self.read | released]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's forward, simulated. Raises NoEncodingError before calibration."""

@@ -200,7 +200,7 @@ class Decisions:
     unplanned: list[Unplanned]
 
     @property
-    def weights(self) -> list[str]:
+    def weight_keys(self) -> list[str]:
         """The quantizers of parameters, and of weights that layers compute which no example reached."""
         return [key for key, planned in self.quantizers.items() if planned.parameter is not None or planned.attribute is not None]
 
