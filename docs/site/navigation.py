@@ -23,6 +23,7 @@ NAVIGATION: dict[str, list[str]] = {
         "docs/runtimes/onnxruntime",
         "docs/runtimes/tensorrt",
         "docs/runtimes/openvino",
+        "docs/runtimes/executorch",
         "docs/runtimes/coreml",
     ],
     "Five failures": [

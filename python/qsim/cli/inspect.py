@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tensor-names", action="store_true", help="of a model of qsim: name tensors, not modules")
     parser.add_argument(
         "--target",
-        type=one_of("qsim.trace.runtimes", "RUNTIMES"),
+        type=one_of("qsim.trace.runtimes", "ONNX_RUNTIMES"),
         metavar="RUNTIME",
         help="of a model, by whose rules to say what runs in float: onnxruntime, tensorrt, openvino, coreml (default: its own)",
     )

@@ -46,9 +46,9 @@ def read_encodings(path: Path, tensor_names: bool) -> EncodingFile:
 def in_float(model: ir.Model, target: str | None = None) -> dict[str, str]:
     """The operations that run in float on a target, and why; by default on the model's own. Nodes without a name go by what they make."""
     from qsim.onnx.lint import lint
-    from qsim.trace.runtimes import RUNTIMES
+    from qsim.trace.runtimes import ONNX_RUNTIMES
 
     own = model.metadata_props.get("qsim.target")
     for node in model.graph:
         node.name = node.name or str(node.outputs[0].name)
-    return lint(model, target or (own if own in RUNTIMES else "onnxruntime"))
+    return lint(model, target or (own if own in ONNX_RUNTIMES else "onnxruntime"))

@@ -39,7 +39,7 @@ class Config:
         Simulate biases as int32 with scale ``input scale * weight scale``, as integer kernels hold them (docs/numerics.md, section 6).
         A bias whose input or weight has no integer scale stays in float. None leaves it to the target.
     target : str or Profile
-        What is quantized where: "default", "onnxruntime", "tensorrt", "openvino", "coreml" (docs/targets.md), or rules of your
+        What is quantized where: "default", "onnxruntime", "tensorrt", "openvino", "coreml", "executorch" (docs/targets.md), or rules of
         own. The target decides fields of `weight` and `activation` too: for "tensorrt" both become symmetric.
     batch_norm : str, or mapping of glob to str
         What becomes of BatchNorm. "fold": it is folded into the layer beside it where that is possible. "keep": it stays and trains,

@@ -218,8 +218,23 @@ COREML = Profile(
     activation=_SYMMETRIC,
 )
 
+# XNNPACK's kernels, as ExecuTorch delegates to them: what has none runs in float between dequantized operands. Biases are int32 there,
+# and a rectifier is part of the kernel before it.
+_XNNPACK = ("Conv", "ConvTranspose", "Gemm", "Add", "Sub", "Mul", "GlobalAveragePool", "ReduceMean", "Concat")
+EXECUTORCH = Profile(
+    "executorch",
+    _chains(_RECTIFIER),
+    outputs=(*_XNNPACK, "Relu", "Clip"),
+    inputs=_XNNPACK,
+    weights=("Conv", "ConvTranspose", "Gemm"),
+    shared=("Concat",),
+    bias=("Conv", "ConvTranspose", "Gemm"),
+    weight=_SYMMETRIC,
+    activation={"signed": True},
+)
+
 # What servers of language models do: matrix products of linear layers, their operands quantized where they are read; attention,
 # normalization, embeddings and additions stay in float. Of no single runtime: the presets for language models have it.
 LINEAR_LAYERS = Profile("linear_layers", _chains(_ACTIVATION), outputs=(), inputs=("Gemm",), weights=("Gemm",), model_input=False, bias=())
 
-PROFILES = {profile.name: profile for profile in (DEFAULT, ONNXRUNTIME, TENSORRT, OPENVINO, COREML)}
+PROFILES = {profile.name: profile for profile in (DEFAULT, ONNXRUNTIME, TENSORRT, OPENVINO, COREML, EXECUTORCH)}

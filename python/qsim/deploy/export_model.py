@@ -3,33 +3,22 @@
 from __future__ import annotations
 
 import os
-import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from qsim.atomic import write_atomically
 from qsim.deploy.export_report import ExportReport
-from qsim.deploy.retarget import retarget
 from qsim.deploy.tensorrt import commands
-from qsim.errors import CalibrationError, ExportError
+from qsim.deploy.tracing import Tracing, traced_for
 from qsim.onnx.export_options import Options
 from qsim.runs.batches import Forward, iterate
-from qsim.runs.sharding import sharded_modules
-from qsim.simulation.borders import borders
 from qsim.simulation.report_subject import subject_of
 from qsim.simulation.simulation import Simulation
 from qsim.stages import Stages
-from qsim.trace.capture import Program, capture
-from qsim.trace.constants import fold_marked
-from qsim.trace.idle_slices import drop_idle_slices
-from qsim.trace.integer_forms import use_integer_forms
-from qsim.trace.mark_uses import MarkUses, objections, per_channel, refusal
-from qsim.trace.marks_before_rectifiers import mark_before_rectifiers
-from qsim.trace.marks_behind_moves import mark_behind_moves
 from qsim.trace.runtimes import Runtime, target_of
-from qsim.trace.token_scales import put_scales_behind, with_scale_one
 
 
 def checked_path(path: str | os.PathLike[str]) -> Path:
@@ -42,39 +31,28 @@ def checked_path(path: str | os.PathLike[str]) -> Path:
     return file
 
 
-def check_installed() -> None:
-    """Raise an ImportError unless the packages that write ONNX are there."""
-    try:
-        import onnx  # noqa: F401
-        import onnxscript  # noqa: F401
-    except ImportError as error:
-        raise ImportError(f"QuantSim.export needs {error.name}: pip install qsim[onnx]") from error
+def check_installed(extra: str = "onnx", modules: Sequence[str] = ("onnx", "onnxscript")) -> None:
+    """Raise an ImportError unless the packages of an extra are there."""
+    for name in modules:
+        try:
+            import_module(name)
+        except ImportError as error:
+            raise ImportError(f"QuantSim.export needs {error.name}: pip install qsim[{extra}]") from error
 
 
-class Tracing:
-    """A simulation traced for a target, and what that cannot express."""
-
-    def __init__(self, sim: Simulation, target: Runtime, dynamic_shapes: Any = None) -> None:
-        if sharded_modules(sim):
-            raise ExportError("QuantSim.export: fully_shard holds the weights; load the state into a simulation that is not sharded")
-        borders(sim).check()
-        self.sim, self.target = sim, target
-        self.program: Program = capture(sim, *sim.calls[0], dynamic_shapes)
-        fold_marked(self.program.exported)
-        drop_idle_slices(self.program.exported.graph)
-        self.plain = self.program.copied()  # as it is without the target's marks
-        self.quantizers = sim.quantizers()
-        if target.tokens:
-            put_scales_behind(self.program.exported.graph, self.quantizers)
-            self.quantizers = with_scale_one(self.quantizers)
-        if target.marks_moves:
-            mark_behind_moves(self.program.exported.graph, per_channel(self.quantizers))
-            encodings = {key: encoding for key, encoding in sim.encodings().items() if sim.quantizers()[key].enabled}
-            mark_before_rectifiers(self.program.exported.graph, sim.encodings())
-            use_integer_forms(self.program.exported.graph, encodings)
-        self.program.exported.graph_module.recompile()
-        self.mark_uses = MarkUses.of(self.program)
-        self.objections = objections(self.mark_uses, self.quantizers, sim.weights(), target)
+def _check(target: Runtime, options: Options, file: Path) -> None:
+    """Raise an error unless the packages that write for a target are there, it has what `options` ask for, and `file` is named so."""
+    if file.suffix == (".pte" if target.reads_onnx else ".onnx"):
+        expected = "'model.onnx'" if target.reads_onnx else "'model.pte'"
+        raise ValueError(f"QuantSim.export: got path={str(file)!r} for {target.name!r}; expected a name such as {expected}")
+    if target.reads_onnx:
+        check_installed()
+        return
+    check_installed("executorch", ["executorch"])
+    given = {name: getattr(options, name) for name in ("opset", "input_names", "output_names", "external_data")}
+    refused = [f"{name}={value!r}" for name, value in given.items() if value is not None]
+    if refused:
+        raise ValueError(f"QuantSim.export: got {', '.join(refused)} for {target.name!r}, which reads no ONNX: leave them out")
 
 
 def export(
@@ -92,36 +70,15 @@ def export(
         raise ValueError(
             "QuantSim.export: got dynamic_batch=False and dynamic_shapes=; expected one of them: leave the batch out of the latter"
         )
-    check_installed()
+    _check(wanted, options, file)
     seconds, notes = Stages(), list[str]()
-    with seconds.stage("trace"):
-        traced = Tracing(sim, wanted, options.dynamic_shapes)
-    if traced.objections and wanted.name != sim.config.profile.name:
-        with seconds.stage("retarget"):
-            traced = Tracing(_retargeted(traced, notes), wanted, options.dynamic_shapes)
+    traced = traced_for(sim, wanted, options.dynamic_shapes, seconds, notes)
     args, kwargs = sim.calls[0]
     batches = iterate(verify, None, False, "QuantSim.export") if not isinstance(verify, bool) else [kwargs or args] if verify else None
-    return _written(traced, file, options, verify=batches, forward=None if verify is True else forward, seconds=seconds, notes=notes)
-
-
-def _retargeted(traced: Tracing, notes: list[str]) -> Simulation:
-    """The simulation for the target of `traced`, which cannot express it as it is."""
-    name, own = traced.target.name, traced.sim.config.profile.name
-    try:
-        made = retarget(traced.sim, name)
-    except CalibrationError as error:
-        raise ExportError(f"{refusal(traced.objections, traced.target)}\n{error}") from error
-    first, reasons = next(iter(traced.objections.items()))
-    notes.append(
-        f"simulated for {own!r}, written as sim.retarget({name!r}): {len(traced.objections)} tensors cannot be expressed as they are "
-        f"('{first}': {reasons[0]})"
-    )
-    warnings.warn(
-        f"QuantSim.export: the simulation was made for {own!r}, whose results {name} cannot reproduce; the file holds "
-        f"sim.retarget({name!r}), whose results differ. Evaluate that, or simulate with target={name!r}",
-        stacklevel=4,
-    )
-    return made
+    write = _written
+    if not wanted.reads_onnx:
+        from qsim.deploy.export_program import export_program as write
+    return write(traced, file, options, verify=batches, forward=None if verify is True else forward, seconds=seconds, notes=notes)
 
 
 def _written(
@@ -140,11 +97,8 @@ def _written(
     from qsim.onnx import model as onnx_model
 
     sim, target = traced.sim, traced.target
-    if traced.objections:
-        raise ExportError(refusal(traced.objections, target))
     with seconds.stage("translate"):
-        released = sim.released()
-        quantizers = {key: quantizer for key, quantizer in traced.quantizers.items() if key not in released}
+        quantizers = traced.written()
         built = onnx_model.build(traced.program, traced.mark_uses, quantizers, target, options)
     with seconds.stage("write"):
         large = onnx_model.size_of(built.model) > onnx_file.LARGE

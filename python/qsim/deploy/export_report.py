@@ -28,10 +28,11 @@ class ExportReport(Report):
         The model.
     target : str
     opset : int
+        0 for what is no ONNX model.
     files : dict of Path to int
         Every file that was written, and its bytes.
     seconds : dict of str to float
-        Time by stage: "trace", "translate", "quantize", "write", and "verify" where that was asked for.
+        Time by stage: "trace", "translate", "quantize", "write", and "verify" where that was asked for; "lower" and "run" for ExecuTorch.
     names : dict of str to str
         For each quantizer the tensor of the model that holds its integers (or its numbers of a float format). Also in the model's
         metadata, as ``qsim.names``.
@@ -72,7 +73,8 @@ class ExportReport(Report):
     session_options: dict[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        lines = [f"exported {len(self.names)} quantizers for {self.target}, opset {self.opset} ({seconds_text(self.seconds)})"]
+        opset = f", opset {self.opset}" if self.opset else ""
+        lines = [f"exported {len(self.names)} quantizers for {self.target}{opset} ({seconds_text(self.seconds)})"]
         lines += [f"  {file}  {size:,} bytes" for file, size in self.files.items()]
         lines += [f'  open with options.add_session_config_entry("{name}", "{value}")' for name, value in self.session_options.items()]
         for title, entries in (
@@ -94,8 +96,9 @@ class ExportReport(Report):
         return Figures(found)
 
     def page(self) -> Page:
-        """Files and times, what ONNX Runtime computes beside the simulation, and what runs in float."""
-        facts: list[Fact] = [("target", self.target), ("opset", str(self.opset)), ("quantizers", str(len(self.names)))]
+        """Files and times, what the runtime computes beside the simulation, and what runs in float."""
+        facts: list[Fact] = [("target", self.target), ("quantizers", str(len(self.names)))]
+        facts += [("opset", str(self.opset))] if self.opset else []
         facts += [(file.name, f"{size / 2**20:.2f} MiB") for file, size in self.files.items()]
         facts.append(("seconds", f"{sum(self.seconds.values()):.2f}", seconds_text(self.seconds)))
         body = tiles(facts) + problems(counted(self.notes))
@@ -131,5 +134,5 @@ def _verified(verification: Verification) -> str:
         for (mine, other), outputs in verification.differences.items()
         for name, d in outputs.items()
     ]
-    note = f"ONNX Runtime {verification.version}, all outputs: integers where they are quantized, numbers otherwise."
+    note = f"{verification.runtime}, all outputs: integers where they are quantized, numbers otherwise."
     return table("Verification", note, columns, lines)

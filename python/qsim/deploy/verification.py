@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 OPTIMISED, UNOPTIMISED, ON_INTEGERS, IN_FLOAT, OPENVINO = "optimised", "not optimised", "on integers", "float", "OpenVINO"
+EXECUTORCH = "ExecuTorch"
 _FAR = 10.0  # dB below the whole output
 
 
@@ -91,12 +92,12 @@ class Difference:
 
 @dataclass(frozen=True)
 class Verification:
-    """What ONNX Runtime, or OpenVINO, computed. ``print(verification)`` is a table.
+    """What ONNX Runtime, OpenVINO or ExecuTorch computed. ``print(verification)`` is a table.
 
     Attributes
     ----------
     version : str
-        Of ONNX Runtime.
+        Of ONNX Runtime; empty where it did not run.
     openvino : str or None
         The version of OpenVINO, if it ran: for a model that was written for it, where it is installed.
     differences : dict of (str, str) to dict of str to Difference
@@ -114,10 +115,12 @@ class Verification:
     joined : dict of str to ConcatenatedOutput
         Where they lie.
     borders : dict of str to Difference
-        OpenVINO's integers at every quantizer beside the simulation's, for the first batch, by names of tensors. It is given the
-        simulation's at all of them, so that each operation between two is compared by itself. Empty for other runtimes.
+        OpenVINO's or ExecuTorch's integers at every quantizer beside the simulation's, for the first batch, by names of tensors. It is
+        given the simulation's at all of them, so that each operation between two is compared by itself. Empty for other runtimes.
     notes : list of str
         What did not run, and why.
+    executorch : str or None
+        The version of ExecuTorch, if it ran: for a model that was written for it.
 
     Examples
     --------
@@ -128,6 +131,8 @@ class Verification:
     OpenVINO is not installed
     >>> found.drowned  # outputs of which a part is far worse than the whole
     []
+    >>> found.runtime
+    'ONNX Runtime 1.32.0'
     """
 
     version: str
@@ -140,6 +145,14 @@ class Verification:
     joined: dict[str, ConcatenatedOutput] = field(default_factory=dict)
     borders: dict[str, Difference] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    executorch: str | None = None
+
+    @property
+    def runtime(self) -> str:
+        """What ran, and its version."""
+        if self.executorch is not None:
+            return f"ExecuTorch {self.executorch}"
+        return f"ONNX Runtime {self.version}" if self.openvino is None else f"OpenVINO {self.openvino}"
 
     @property
     def drowned(self) -> list[str]:
@@ -180,8 +193,7 @@ class Verification:
             )
         floats = [f"{len(self.in_float)} operations run in float:", *(f"  {n}: {why}" for n, why in self.in_float.items())]
         table = "\n".join([table, *self._at_borders(), *self.drowned, *self.notes])
-        runtime = f"ONNX Runtime {self.version}" if self.openvino is None else f"OpenVINO {self.openvino}"
-        head = runtime + (f": {self.times}" if self.times is not None else "")
+        head = self.runtime + (f": {self.times}" if self.times is not None else "")
         return "\n".join([head, table, *(floats if self.in_float else [])])
 
     def _at_borders(self) -> Iterator[str]:

@@ -30,8 +30,7 @@ from qsim.onnx.openvino_sessions import OpenVinoSession
 from qsim.onnx.sessions import session
 from qsim.operations.moves import MOVING_TYPES
 from qsim.operations.onnxruntime import INTEGER_KERNELS
-from qsim.runs.arguments import Arguments
-from qsim.runs.batches import Forward, arguments_of, calls_made
+from qsim.runs.batches import Forward, arguments_of, as_batch, calls_made
 from qsim.simulation.simulation import Simulation
 
 # As its optimiser leaves them; where an operation runs on integers it has another name.
@@ -128,7 +127,7 @@ def verify_simulation(
     ways = {"simulation": False, ON_INTEGERS: True} if is_for_onnxruntime(model) else {"simulation": False}
 
     def computed() -> Iterable[tuple[Mapping[str, Array], Mapping[str, Sequence[Array]]]]:
-        for batch in batches if forward is None else map(_as_batch, calls_made(sim.called(), batches, forward)):
+        for batch in batches if forward is None else map(as_batch, calls_made(sim.called(), batches, forward)):
             tensors = [t for t in tree_leaves(arguments_of(batch, sim.examples)) if isinstance(t, Tensor)]
             inputs = dict(zip(sizes, map(_array, tensors), strict=True))
             _refuse_other_sizes(path, sizes, inputs)
@@ -149,16 +148,6 @@ def verify_simulation(
         kernels = evaluation(sim, *sim.calls[0]).prepared.kernels
         found.float_types.update(Counter(kernel.op for kernel in kernels if kernel.kernel is None))
     return found
-
-
-def _as_batch(call: Arguments) -> Any:
-    """A call as a batch that stands for it."""
-    args, kwargs = call
-    if args and kwargs:
-        raise ValueError(
-            "QuantSim.export: forward calls the model with positional and keyword arguments; expected one kind, as example_inputs"
-        )
-    return kwargs or args
 
 
 def is_for_onnxruntime(model: ir.Model) -> bool:

@@ -27,7 +27,7 @@ def lint(model: ir.Model, target: str) -> dict[str, str]:
     model : ir.Model
         Lowered, with its nodes named.
     target : str
-        Name of a `qsim.trace.runtimes.Runtime`.
+        Name of a `qsim.trace.runtimes.Runtime` that reads ONNX.
     """
     local = target == "onnxruntime"
     rules: _Rules = {type: kernel.operands for type, kernel in INTEGER_KERNELS.items()} if local else _OPERANDS

@@ -145,3 +145,13 @@ RECURRENT: dict[str, Callable[..., Any]] = {
     "rnn_tanh_cell": _single(_tanh_cell, 1),
     "rnn_relu_cell": _single(_relu_cell, 1),
 }
+
+
+def owned(out: Any) -> Any:
+    """What a function written out returns, as torch's own returns it: a tensor and no view, where that makes a difference.
+
+    Under a reentrant checkpoint, which runs without gradients, a view must not be changed in place.
+    """
+    if torch.is_grad_enabled() or not isinstance(out, tuple):
+        return out
+    return tuple(t.clone() if isinstance(t, Tensor) and t._is_view() else t for t in out)

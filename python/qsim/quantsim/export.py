@@ -20,6 +20,7 @@ from qsim.runs.batches import Forward
 from qsim.simulation.simulation import Simulation
 
 if TYPE_CHECKING:
+    from torch.export import ExportedProgram
     from typing_extensions import Self
 
 
@@ -41,7 +42,7 @@ class Export(Simulation):
         external_data: bool | None = None,
         accuracy_level: int | None = 1,
     ) -> ExportReport:
-        """Write the simulated model as ONNX, with QuantizeLinear and DequantizeLinear where the simulation quantizes.
+        """Write the simulated model: as ONNX, with QuantizeLinear and DequantizeLinear where the simulation quantizes, or for ExecuTorch.
 
         Weights are stored as integers, biases as int32 where they are simulated so; the model computes in eval mode. Nothing of
         the simulation changes, and nothing is written unless all of it can be.
@@ -51,14 +52,15 @@ class Export(Simulation):
         path : path-like
             Such as "model.onnx", in a folder that exists.
         target : str, optional
-            "onnxruntime", "tensorrt", "openvino" or "coreml". By default that of the config, and "onnxruntime" where the config has no
-            runtime. Where the simulation was made for another target, and this one cannot express it, what is written is
+            "onnxruntime", "tensorrt", "openvino", "coreml" or "executorch": a ``.pte`` program for its XNNPACK backend, of fixed sizes
+            unless `dynamic_shapes` leaves some open. By default that of the config, and "onnxruntime" where the config has no runtime.
+            Where the simulation was made for another target, and this one cannot express it, what is written is
             ``sim.retarget(target)``, with a warning.
         opset : int, optional
             By default the smallest that holds what is used: 19; 21 for 16 and 4 bits and for blocks; 22 for models in bfloat16.
         verify : bool or iterable of batches
-            Run ONNX Runtime on them and compare with the simulation: see `ExportReport.verification`. Batches as `calibrate` takes them;
-            True takes the example inputs.
+            Run ONNX Runtime, OpenVINO or ExecuTorch on them and compare with the simulation: see `ExportReport.verification`. Batches
+            as `calibrate` takes them; True takes the example inputs.
         forward : callable, optional
             ``forward(model, batch)`` for batches of `verify`, as in `calibrate`: ONNX Runtime is given what it calls the model with.
         dynamic_batch : bool
@@ -106,6 +108,43 @@ class Export(Simulation):
             raise ValueError(f"QuantSim.export: got accuracy_level={accuracy_level!r}; expected 0, 1, 2, 3, 4 or None")
         options = Options(opset, dynamic_batch, dynamic_shapes, input_names, output_names, external_data, accuracy_level)
         return export(self, path, target, options, verify=verify, forward=forward)
+
+    def quantized_program(self, dynamic_shapes: Any = None) -> ExportedProgram:
+        """The simulation as PyTorch's own quantized graph, for tools that read what PT2E makes: backends of ExecuTorch, `torch.compile`.
+
+        A `torch.export` program with ``quantized_decomposed`` operators: activations go through int8 and back wherever they are quantized,
+        weights of convolutions and linear layers are int8 with their scales, biases are the numbers that int32 stands for. It runs in
+        PyTorch, where it computes what the simulation does, up to the order of sums.
+
+        Parameters
+        ----------
+        dynamic_shapes : dict, tuple or list, optional
+            As in `export`. By default all sizes are those of the example inputs.
+
+        Returns
+        -------
+        torch.export.ExportedProgram
+
+        Raises
+        ------
+        ExportError
+            Something is simulated that XNNPACK's int8 does not express: as `export` for "executorch".
+
+        Examples
+        --------
+        >>> from torch import nn
+        >>> x = torch.randn(2, 4)
+        >>> sim = qsim.QuantSim(nn.Linear(4, 8), x, qsim.int8(target="executorch"))
+        >>> report = sim.calibrate([x], progress=False)
+        >>> program = sim.quantized_program()
+        >>> [node.target.__name__ for node in program.graph.nodes if "quantize_per_channel" in str(node.target)]
+        ['dequantize_per_channel.default']
+        >>> torch.allclose(program.module()(x), sim(x))
+        True
+        """
+        from qsim.deploy.export_program import quantized_program  # it registers torch.ao's operators
+
+        return quantized_program(self, dynamic_shapes)
 
     def retarget(self, target: str | Profile) -> Self:
         """The same weights simulated for another target, with ranges from what was observed for this one. No data needed.

@@ -112,3 +112,13 @@ def to_device(arguments: Arguments, model: nn.Module) -> Arguments:
         )
     moved: Arguments = tree_map_only(Tensor, lambda value: value.to(device), arguments)
     return moved
+
+
+def as_batch(call: Arguments) -> Any:
+    """A call as a batch that stands for it."""
+    args, kwargs = call
+    if args and kwargs:
+        raise ValueError(
+            "QuantSim.export: forward calls the model with positional and keyword arguments; expected one kind, as example_inputs"
+        )
+    return kwargs or args

@@ -77,7 +77,9 @@ class Program:
         return [node for node in self.exported.graph.nodes if node.op == "placeholder" and node.name in wanted]
 
 
-def capture(sim: Simulation, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any = None) -> Program:
+def capture(
+    sim: Simulation, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any = None, *, open_batch: bool = True
+) -> Program:
     """Trace the model in eval mode, with a mark for each of its quantizers, whether it is enabled and calibrated or not.
 
     Parameters
@@ -87,6 +89,8 @@ def capture(sim: Simulation, args: tuple[Any, ...], kwargs: dict[str, Any], dyna
         A call of the model, on its device. Traced with a first axis of any length where the model allows that.
     dynamic_shapes : optional
         The sizes to leave open, as `torch.export.export` takes them, instead.
+    open_batch : bool
+        False fixes all sizes to those of the call.
 
     Raises
     ------
@@ -100,9 +104,9 @@ def capture(sim: Simulation, args: tuple[Any, ...], kwargs: dict[str, Any], dyna
             inline_regions(program.exported)
             return program
         reason: Exception | None = None
-        for (given, named), is_doubled, open_batch in _attempts(args, kwargs):
+        for (given, named), is_doubled, is_open in _attempts(args, kwargs) if open_batch else [((args, kwargs), False, False)]:
             try:
-                exported = _export(sim.model, given, named, open_batch)
+                exported = _export(sim.model, given, named, is_open)
             except Exception as error:  # torch.export raises whatever its parts and the model raise
                 reason = reason or error
                 continue

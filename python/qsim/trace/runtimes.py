@@ -43,6 +43,10 @@ class Runtime:
         Whether it is told to compute scales from each token: see `qsim.trace.token_scales`.
     channel_blocks : bool
         Whether its convolutions are fast for whole blocks of channels alone: see `qsim.onnx.channel_blocks`.
+    whole8 : bool
+        Whether its kernels clamp to the ends of int8, so that the grids of activations have to end there.
+    reads_onnx : bool
+        Whether it reads ONNX. ExecuTorch reads programs of its own, made for fixed sizes unless a caller leaves some open.
     """
 
     name: str
@@ -56,6 +60,8 @@ class Runtime:
     only8: bool = False
     tokens: bool = False
     channel_blocks: bool = False
+    whole8: bool = False
+    reads_onnx: bool = True
 
     def storage(self, encoding: Encoding, constant: bool) -> str | None:
         """The type that holds the numbers of an encoding; None where the runtime takes none that does."""
@@ -80,6 +86,9 @@ class Runtime:
             yield f"{role} in {encoding.dtype}, which {self.name} does not take: use {', '.join(offered)}"
         if not spec.is_float and not self.zero_points and bool((encoding.zero_point != 0).any()):
             yield f"zero point {_shown(encoding.zero_point)}; {self.name} takes 0 alone: use symmetric=True, signed=True"
+        if not constant and self.whole8 and not spec.is_float and encoding.quant_max - encoding.quant_min != 255:
+            numbers = f"[{encoding.quant_min}, {encoding.quant_max}]"
+            yield f"an activation on the integers {numbers}; {self.name} clamps to all that 8 bits hold: use bits=8, narrow=False"
         if not constant and encoding.axis is not None and not self.channels:
             yield f"{role} with one scale per channel or block; {self.name} takes one scale: use axis=None"
         if constant and encoding.block_size is not None and not self.blocks:
@@ -135,6 +144,16 @@ RUNTIMES = {
             weights=("int4", "uint4", *_INT8_16, *HALF_FORMATS, *_FLOAT8),
         ),
         Runtime(
+            "executorch",
+            activations=("int8", "uint8"),
+            weights=("int8",),
+            blocks=False,
+            bias=True,
+            marks_moves=True,
+            whole8=True,
+            reads_onnx=False,
+        ),
+        Runtime(
             "coreml",
             activations=("int8", "float16"),
             weights=("int4", "int8", "float16"),
@@ -142,6 +161,7 @@ RUNTIMES = {
         ),
     )
 }
+ONNX_RUNTIMES = {name: target for name, target in RUNTIMES.items() if target.reads_onnx}
 
 
 def target_of(name: str | None, profile: Profile) -> Runtime:

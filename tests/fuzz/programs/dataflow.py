@@ -110,3 +110,9 @@ class Site:
 
     def __repr__(self) -> str:
         return f"<{self.kind.type} at {self.key[1:]}>"
+
+
+def part_of(tensor: Tensor) -> tuple[int, bool]:
+    """The memory that a tensor lies in, and whether it is a view of part of that."""
+    storage = tensor.untyped_storage()
+    return storage.data_ptr(), tensor.nbytes < storage.nbytes()

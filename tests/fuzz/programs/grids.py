@@ -10,6 +10,8 @@ from torch import Tensor
 
 from qsim import reference
 
+from .dataflow import NotUnderstood
+
 
 @dataclass(frozen=True)
 class Grid:
@@ -75,6 +77,8 @@ def int32_bias(bias: Tensor, input: Grid, weight: Grid) -> Tensor:
     if scale.numel() != bias.numel():
         scale = scale.expand(bias.numel())
     ends = torch.iinfo(torch.int32)
+    if bool((bias.detach().abs() / scale > ends.max / 2).any()):
+        raise NotUnderstood("a bias that leaves int32 no room for the products: the weight's scale is raised")
     moved: Tensor = _Rounded.apply(bias.double(), scale.double(), torch.zeros_like(scale, dtype=torch.int32), ends.min, ends.max, 0)
     return moved.to(bias.dtype)
 

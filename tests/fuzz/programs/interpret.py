@@ -5,12 +5,30 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .dataflow import Kind, Name, NotUnderstood
 from .interfaces import INTERFACES
-from .ir import Apply, Block, Branch, Container, Helper, Hold, Invoke, Leave, Program, Remember, Repeat, Run, Statement, Take, Test
+from .ir import (
+    Apply,
+    Block,
+    Branch,
+    Container,
+    Helper,
+    Hold,
+    Invoke,
+    Leave,
+    Program,
+    Remember,
+    Repeat,
+    Run,
+    Statement,
+    Take,
+    Test,
+    statements_in,
+)
 from .layers import run_layer
 from .machine import Machine
 from .operations import QUESTIONS, TABLE
@@ -54,6 +72,8 @@ class Interpreter:
         self.classes = {container.name: container for container in program.containers}
         self.defaults = {flag.name: flag.default for flag in program.flags}
         self.kept: dict[tuple[int, str], Name] = {}  # what modules hold when the call is over, by module and attribute
+        self.written: set[tuple[int, str]] = set()  # buffers that this call wrote
+        self.checkpoints = 0  # around what runs
 
     def run(self, tensors: Mapping[str, Tensor | None], flags: Mapping[str, Any]) -> list[Tensor]:
         """The results of one call of the model, in the order in which it returns them."""
@@ -64,7 +84,7 @@ class Interpreter:
 
     def _run(self, tensors: Mapping[str, Tensor | None], flags: Mapping[str, Any]) -> list[Tensor]:
         m, p = self.m, self.program
-        self.kept = {}
+        self.kept, self.written = {}, set()
         given = {name: self._given(name, tensors[name]) for name in ("x", "z")}
         scope = _Scope(self.model, {**self.defaults, **flags}, self._helpers(p.root))
         m.training = self.model.training
@@ -128,6 +148,14 @@ class Interpreter:
                 self._statement(statement, scope)
 
     def _statement(self, s: Statement, scope: _Scope) -> None:
+        inside = bool(getattr(s, "checkpoint", ""))
+        self.checkpoints += inside
+        try:
+            self._carry_out(s, scope)
+        finally:
+            self.checkpoints -= inside
+
+    def _carry_out(self, s: Statement, scope: _Scope) -> None:
         names = scope.names
         if isinstance(s, Apply):
             result = self._apply(s, scope)
@@ -162,14 +190,43 @@ class Interpreter:
                 raise _Left(s.result)
         else:
             assert isinstance(s, Remember)
-            raise NotUnderstood("a buffer that the forward writes")
+            self._remember(s, scope)
 
     def _apply(self, s: Apply, scope: _Scope) -> Name | None:
         op = TABLE[s.operation]
         if op.simulate is None:
             raise NotUnderstood(f"{op.name} has no hand-written simulation")
-        attributes = [self.m.constant(scope.reached(a), weight=a.endswith(".weight")) for a in s.attributes]
+        attributes = [self._attribute(a, scope) for a in s.attributes]
         return op.simulate(self.m, *(scope.names[name] for name in s.operands), *attributes)
+
+    def _attribute(self, expression: str, scope: _Scope) -> Name:
+        tensor, name = scope.reached(expression), expression.removeprefix("self.")
+        if name not in self._states(scope.module):
+            return self.m.constant(tensor, weight=name.endswith(".weight"))
+        if (id(scope.module), name) in self.written:
+            raise NotUnderstood("a buffer that is read behind where it is written")
+        if self.checkpoints:
+            raise NotUnderstood("a buffer that is written, under a checkpoint: what runs again reads what it wrote")
+        return self.m.state((id(scope.module), name), tensor)
+
+    def states(self) -> list[Tensor]:
+        """The buffers that forwards write."""
+        return [module.get_buffer(name) for module in self.model.modules() for name in self._states(module)]
+
+    def _states(self, module: nn.Module | None) -> set[str]:
+        container = self.program.root if module is self.model else self.classes.get(type(module).__name__)
+        return {s.buffer for s in statements_in(container.block) if isinstance(s, Remember)} if container else set()
+
+    def _remember(self, s: Remember, scope: _Scope) -> None:
+        key = (id(scope.module), s.buffer)
+        if key in self.written:
+            raise NotUnderstood("a buffer that is written twice")
+        if self.checkpoints:
+            raise NotUnderstood("a buffer that is written under a checkpoint")
+        self.written.add(key)
+        self.m.remember(key, scope.names[s.source])
+        with torch.no_grad():
+            scope.reached(f"self.{s.buffer}").copy_(scope.names[s.source].read().tensor.detach().flatten()[:8])
 
     def _invoke(self, helper: Helper, operands: list[Name], scope: _Scope) -> Name:
         inner = _Scope(scope.module, scope.flags, scope.helpers)

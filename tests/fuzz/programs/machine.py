@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .dataflow import ASKED, Kind, Name, NotUnderstood, Origin, Site, Value
+from .dataflow import ASKED, Kind, Name, NotUnderstood, Origin, Site, Value, part_of
 from .grids import Grid, Seen, Widths, int32_bias
-from .placement import chains, is_read_by_operations, quantized_results
+from .placement import chains, is_read_by_older_names_alone, is_read_by_operations, quantized_results
 
 _LOWEST = {dtype: torch.finfo(dtype).min for dtype in (torch.float32, torch.float64)}
 
@@ -31,10 +31,7 @@ class _Frame:
 
 
 class Machine:
-    """Parameters
-    ----------
-    widths : Widths
-    """
+    """Runs operations of a program with grids of some widths."""
 
     def __init__(self, widths: Widths) -> None:
         self.widths, self.mode = widths, "record"
@@ -42,6 +39,7 @@ class Machine:
         self.sites: dict[tuple[Any, ...], Site] = {}
         self.seen: dict[Any, Seen] = {}
         self.before: dict[Site, set[Site]] = {}  # in chains that run as one
+        self.states: dict[object, bool] = {}  # buffers that the example reads or writes; whether it writes them
         self.rounded: set[Any] = set()  # sites, names of inputs, and (site, slot) of unknown operands, that have a quantizer
         self.inputs: dict[str, set[tuple[Site | None, int, Origin]]] = {}
         self.weights: set[tuple[int, int]] = set()  # parameters that were multiplied with, by id, with the axis
@@ -50,6 +48,7 @@ class Machine:
         self.missed: list[str] = []  # operations that ran where the example did not
         self.closest = 0.5  # how near to a rounding edge any value came, in steps
         self.leaf: int | None = None  # the layer that runs
+        self.recorded: dict[object, Site] = {}  # calls of the example
         self.hidden: dict[object, Site] = {}  # calls that no function mode meets, on the calibration data
         self.read: set[object] = set()  # those of them whose result something reads
         self._frames: list[_Frame] = []
@@ -123,6 +122,25 @@ class Machine:
         """A parameter or buffer. `weight`: of a layer that multiplies."""
         return Name(Value(tensor, frozenset([Origin("weight" if weight else "const")])))
 
+    def state(self, key: object, tensor: Tensor) -> Name:
+        """A buffer that the forward writes: an activation, quantized where it is read."""
+        if self.mode == "record":
+            self.states.setdefault(key, False)
+        elif not self.states.get(key):
+            raise NotUnderstood("a buffer that the example does not read and write")
+        return self.unknown(f"state {key}", tensor.clone())
+
+    def remember(self, key: object, name: Name) -> None:
+        """`name` goes into a buffer."""
+        value = self._read(name)
+        if value.kinds <= {"const", "weight", "random"} or any(
+            o.stale or (o.kind == "site" and o.source.kind.hidden) for o in value.origins
+        ):
+            raise NotUnderstood("a constant, or what is quantized where it is read, goes into a buffer")
+        if self.mode == "record":
+            self.states[key] = True
+        self._note(None, -1, value)
+
     def zeros(self, tensor: Tensor) -> Name:
         """A state that begins at zero, which every grid holds."""
         return Name(Value(tensor, frozenset([Origin("zero")])))
@@ -132,19 +150,19 @@ class Machine:
 
     def output(self, name: Name) -> Tensor:
         """A result of the model."""
-        value = name.read()
+        value = self._read(name)
         self._note(None, -1, value)
         if any(o.kind == "site" and o.source.kind.hidden for o in value.origins):
             raise NotUnderstood("the model returns what no function mode meets")
         if any(o.stale for o in value.origins):
             raise NotUnderstood("the model returns by its older name what was changed in place")
-        if self.mode == "simulate" and any(o.kind == "site" and _is_read_by_older_names_alone(o.source) for o in value.origins):
+        if self.mode == "simulate" and any(o.kind == "site" and is_read_by_older_names_alone(o.source) for o in value.origins):
             raise NotUnderstood("what is quantized where older names read it, returned where the example did not")
         return value.tensor
 
     def ask(self, question: Callable[..., Any], *names: Name) -> bool:
         """What Python reads out of tensors."""
-        values = [name.read() for name in names]
+        values = [self._read(name) for name in names]
         for value in values:
             self._note(None, ASKED, value)
         return bool(question(*(value.tensor for value in values)))
@@ -212,11 +230,11 @@ class Machine:
         return Value(self._round(at, result) if at is not None else result, frozenset([origin]))
 
     def _call(self, site: Site) -> object:
-        """What stands for a call that no function mode meets."""
-        if not site.kind.hidden or self.mode != "observe":
+        """What stands for a call: of the example, and of those that no function mode meets on the calibration data too."""
+        if self.mode != "record" and not (site.kind.hidden and self.mode == "observe"):
             return None
         call = object()
-        self.hidden[call] = site
+        (self.recorded if self.mode == "record" else self.hidden)[call] = site
         return call
 
     def _read(self, name: Name) -> Value:
@@ -237,7 +255,7 @@ class Machine:
             axis = site.kind.weight_axis(slot)
             if axis is not None and value.kinds <= {"const", "weight"}:
                 self.weights.add((id(value.tensor), axis))
-                self.parts.add(_part(value.tensor))
+                self.parts.add(part_of(value.tensor))
             self._note(site, slot, value)
 
     def _note(self, reader: Site | None, slot: int, value: Value) -> None:
@@ -251,7 +269,10 @@ class Machine:
 
     def plan(self) -> None:
         """Decide where quantizers stand, once the example was recorded."""
+        dropped = {site for call, site in self.recorded.items() if call not in self.read}
         for chain in chains(list(self.sites.values())):
+            if any(site in dropped for site in chain[:-1]):
+                raise NotUnderstood("a result that some calls hand on in a chain, and others drop")
             for site, after in pairwise(chain):
                 self.before.setdefault(after, set()).add(site)
         for after in list(self.before):
@@ -361,7 +382,7 @@ class Machine:
         if axis is not None:
             if site is None and "weight" not in value.kinds and (id(tensor), axis) not in self.weights:
                 raise NotUnderstood("a parameter of no layer, on a path that the example did not take")
-            memory, is_part = _part(tensor)
+            memory, is_part = part_of(tensor)
             if site is None and ((memory, True) in self.parts or (is_part and (memory, False) in self.parts)):
                 raise NotUnderstood("other parts of a weight than the example reads")
             if site is None and not tensor.is_contiguous():
@@ -377,14 +398,3 @@ class Machine:
             return bias
         source, weight = self.biases[site]
         return int32_bias(bias, self._grids[source], self.widths.of_weight(values[weight].tensor, kind.weight_axis(weight)))
-
-
-def _part(tensor: Tensor) -> tuple[int, bool]:
-    """The memory that a tensor lies in, and whether it is a view of part of that."""
-    storage = tensor.untyped_storage()
-    return storage.data_ptr(), tensor.nbytes < storage.nbytes()
-
-
-def _is_read_by_older_names_alone(site: Site) -> bool:
-    """Whether the example has no other readers of a result."""
-    return bool(site.readers) and all(origin.stale for _, _, origin in site.readers)

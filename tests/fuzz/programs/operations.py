@@ -219,6 +219,10 @@ def _turned_weight(m: Machine, x: Name, w: Name) -> Name:
     return m.compute(GEMM, F.linear, x, m.move(lambda t: t.t(), w))
 
 
+def _plus_product(m: Machine, x: Name, state: Name, w: Name) -> Name:
+    return m.compute(_ADD, torch.add, x, m.compute(GEMM, F.linear, state, w))
+
+
 def _dropout(m: Machine, x: Name) -> Name:
     return m.move(lambda t: F.dropout(t, 0.1, m.training), x, fresh=m.training)
 
@@ -302,8 +306,8 @@ TABLE: dict[str, Operation] = {
         Operation("turned weight of a layer", "F.linear({0}, {a0}.t())", _turned_weight, 1, FLAT, ("layer weight",)),
         Operation("times vector", "{0} * {a0}", _binary(_MUL, torch.mul), 1, FLAT, ("vector",)),
         Operation("plus vector", "{0} + {a0}", _binary(_ADD, torch.add), 1, FLAT, ("vector",)),
-        Operation("plus state", "{0} + {a0}", None, 1, FLAT, ("buffer",), weight=0),
-        Operation("plus product of state", "{0} + F.linear({a0}, {a1})", None, 1, FLAT, ("buffer", "matrix"), weight=0),
+        Operation("plus state", "{0} + {a0}", _binary(_ADD, torch.add), 1, FLAT, ("buffer",), weight=0),
+        Operation("plus product of state", "{0} + F.linear({a0}, {a1})", _plus_product, 1, FLAT, ("buffer", "matrix"), weight=0),
         Operation("doubled", "{0} * 2.0", _unary(_MUL, lambda t: t * 2.0), weight=0),
         Operation("twice", "{0} + {0}", lambda m, x: m.compute(_ADD, torch.add, x, x), weight=0),
         # Tensors that are made of numbers.

@@ -68,3 +68,8 @@ def _is_main(reader: Site | None, slot: int, origin: Origin) -> bool:
 def is_read_by_operations(readers: set[tuple[Site | None, int, Origin]]) -> bool:
     """Whether an input of the model is a quantity: something computes with it, and not a loss alone."""
     return any(reader is not None and reader.kind.family != "loss" for reader, _, _ in readers)
+
+
+def is_read_by_older_names_alone(site: Site) -> bool:
+    """Whether the example has no other readers of a result."""
+    return bool(site.readers) and all(origin.stale for _, _, origin in site.readers)

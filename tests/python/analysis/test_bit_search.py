@@ -56,7 +56,7 @@ MODELS = {
     "two inputs": (two_inputs, [(torch.randn(4, 6), torch.randn(4, 6))]),
     "attention": (attention, [torch.randn(2, 5, 8)]),
 }
-TARGETS = ("default", "onnxruntime", "tensorrt", "openvino", "coreml")
+TARGETS = ("default", "onnxruntime", "tensorrt", "openvino", "coreml", "executorch")
 
 
 @pytest.mark.parametrize("target", TARGETS)

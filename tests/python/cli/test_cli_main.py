@@ -11,7 +11,7 @@ from command import fine, refused, run
 import qsim
 from qsim.clinic import TARGETS
 from qsim.files import FORMATS
-from qsim.trace.runtimes import RUNTIMES
+from qsim.trace.runtimes import ONNX_RUNTIMES
 
 PYTHON = Path(qsim.__path__[0]).parent
 
@@ -32,7 +32,7 @@ def test_help_takes_no_torch(command):
 def test_help_has_the_names_that_options_take(capsys):
     assert all(name in fine(capsys, "doctor", "--help") for name in TARGETS)
     assert all(name in fine(capsys, "convert", "--help") for name in FORMATS)
-    assert all(name in fine(capsys, "inspect", "--help") for name in RUNTIMES)
+    assert all(name in fine(capsys, "inspect", "--help") for name in ONNX_RUNTIMES)
 
 
 def test_doctor_says_that_it_runs_code(capsys):

@@ -23,7 +23,7 @@ overrides = st.builds(
     weight=changes,
     activation=changes,
 )
-targets = st.sampled_from(["default", "onnxruntime", "tensorrt", "openvino", "coreml"]) | st.builds(
+targets = st.sampled_from(["default", "onnxruntime", "tensorrt", "openvino", "coreml", "executorch"]) | st.builds(
     Profile,
     name=st.just("mine"),
     chains=st.lists(st.lists(st.sampled_from(["Conv|Gemm", "Relu"]), min_size=2, max_size=3), max_size=3),
@@ -153,14 +153,15 @@ def test_short_names_of_formats(dtype, expected):
 
 
 @pytest.mark.parametrize("name", PRESETS)
-@pytest.mark.parametrize("target", ["onnxruntime", "tensorrt", "openvino", "coreml"])
+@pytest.mark.parametrize("target", ["onnxruntime", "tensorrt", "openvino", "coreml", "executorch"])
 def test_a_target_decides_grids_of_integers(name, target):
     config = getattr(qsim, name)(target=target)
     assert config.profile.name == config.target == target
     assert Config.from_json(config.to_json()) == config
     if not config.weight.is_float:
         assert (config.weight.symmetric, config.weight.signed) == (True, True)
-        symmetric = signed = target in ("tensorrt", "coreml")
+        symmetric = target in ("tensorrt", "coreml")
+        signed = symmetric or target == "executorch"
         assert (config.activation.symmetric, config.activation.signed) == (symmetric, signed)
         whole = config.override("*", activation=TensorSpec(bits=5)).spec_for("x", None, "activation")
         assert (whole.bits, whole.symmetric, whole.signed) == (5, False, signed)  # what it leaves open is the target's

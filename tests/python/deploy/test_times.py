@@ -9,7 +9,7 @@ from exported import NETWORKS, computed, simulated
 
 import qsim
 from qsim.deploy import times
-from qsim.deploy.export_model import Tracing
+from qsim.deploy.tracing import Tracing
 from qsim.onnx.export_options import Options
 from qsim.trace.runtimes import RUNTIMES
 

@@ -9,7 +9,7 @@ import qsim
 from qsim.files import FORMATS, Entry
 
 X = torch.randn(4, 1, 16, 16, generator=torch.Generator().manual_seed(1))
-TARGETS = ["default", "onnxruntime", "tensorrt", "openvino", "coreml"]
+TARGETS = ["default", "onnxruntime", "tensorrt", "openvino", "coreml", "executorch"]
 
 
 def made(target="default", config=None, calibrated=True, model=ConvNet, x=X):

@@ -28,6 +28,7 @@ from qsim.graph.record.containers import full_name
 from qsim.graph.record.resume import recompute_under
 from qsim.graph.record.tape import Slot
 from qsim.operations.functions import ALIAS, COMPOSITE, CONSTRUCTORS, MAC, METRICS, RANDOM, TRANSPARENT, Function, name_of, route_name
+from qsim.operations.recurrent import owned
 from qsim.runs.arguments import Arguments
 
 _frame_at = sys._getframe
@@ -197,7 +198,8 @@ class LocalMode(TorchFunctionMode):
                     return whole
         args, kwargs = self.reached(args, kwargs)
         with self:
-            return COMPOSITE[name](*args, **kwargs)
+            out = COMPOSITE[name](*args, **kwargs)
+        return owned(out)
 
     def reached(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
         """The arguments of a composite function: with quantized weights if the examples never called it, since it reads parts of them."""
@@ -253,10 +255,17 @@ class LocalMode(TorchFunctionMode):
 
     def more(self, key: int) -> int:
         """The node of a call that is made more often than the examples did: what its leaf does anywhere."""
+        self.forget(key)
         found = self.place.beyond[key]
         if found != STRANGE:
             self.place.note_more(key)
         return found
+
+    def forget(self, key: int) -> None:
+        """What other containers read behind what no mode meets is from here on not what the calls of the examples handed on."""
+        links = [self.nodes[node].link for node in self.place.nodes_of[key] if node is not None] if self.abroad is not None else []
+        for link in links:
+            self.abroad.handed.pop(link.name if link is not None else "", None)  # type: ignore[union-attr]
 
     def met(self, node: int, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call that leads to a node."""
@@ -294,9 +303,12 @@ class LocalMode(TorchFunctionMode):
         return tuple(stands)
 
     def was_made(self, call: NodeCall | str) -> bool:
-        """Whether a call that makes what is quantized where it is read was made; "name": in another container."""
+        """Whether a call that makes what is quantized where it is read was made; "name": in another container.
+
+        Where it was made more often than in the examples, what is read comes from a call that they did not show.
+        """
         if not isinstance(call, str):
-            return self.counts[call.key] > call.ordinal and self.begun.get(call.node, True)
+            return call.ordinal < self.counts[call.key] <= len(self.place.nodes_of[call.key]) and self.begun.get(call.node, True)
         abroad = self.abroad
         if abroad is None or call in abroad.handed:
             return True

@@ -44,6 +44,7 @@ class TracedMode(LocalMode):
 
     def more(self, key: int) -> int:
         traced_more(self.place.token, key)
+        self.forget(key)
         return self.place.beyond[key]
 
     def broken(self, node: int, what: str) -> None:

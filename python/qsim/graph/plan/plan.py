@@ -144,7 +144,8 @@ class _Planner:
             for origin in origins:
                 if origin.kind == "input" and origin.source not in self.specs.uncast and not self._is_unreplaced(origin):
                     self._input(origin.source)
-        asked = self.placement.reads(site, slot) and not any(map(self._is_quantized, origins))
+        adds_mask = site.kind != "mac" and any(step.masks for step in site.steps)  # in float, as its result is
+        asked = self.placement.reads(site, slot) and not adds_mask and not any(map(self._is_quantized, origins))
         asked = (asked or self.specs.is_cast(site, origins)) and "random" not in kinds
         if kinds & {"step", "input", "random"} and not asked:
             if any(origin.kind == "stale" and self._is_made(origin) for origin in origins):

@@ -106,6 +106,8 @@ def _run(model: nn.Module, current: _Pass, args: tuple[Any, ...], kwargs: dict[s
         tape.reads |= {o for t in tensors_in(kept) for o in tape.origins(t) if isinstance(o.source, Step)}
         for name, origins in held.written(model, tape).items():
             tape.written[name] = tape.written.get(name, frozenset()) | origins
+            if current.run != 1:  # statistics of training are no state that the network reads
+                tape.reads |= {o for o in origins if isinstance(o.source, Step)}
 
 
 def _forget_onlookers(tape: Tape) -> None:

@@ -178,13 +178,18 @@ def _aligned(recorded: list[Step], sites: list[Site], steps: list[Step]) -> dict
     """Sites of an eval call for those of a training call's steps that are the same operations: the longest common runs of calls by name,
     without what either made at a place of its own that the other has too."""
     at = {(step.key, step.ordinal) for step in recorded}
-    theirs, ours = ([(route_name(step.func), step.leaf) for step in call] for call in (recorded, steps))
+    theirs, ours = ([(route_name(step.func), step.leaf, _constants(step)) for step in call] for call in (recorded, steps))
     matches = SequenceMatcher(None, theirs, ours, autojunk=False).get_matching_blocks()
     pairs = [(i + k, j + k) for i, j, length in matches for k in range(length)]
     taken = {(step.key, step.ordinal) for step in steps}
     return {
         j: sites[i] for i, j in pairs if (steps[j].key, steps[j].ordinal) not in at and (recorded[i].key, recorded[i].ordinal) not in taken
     }
+
+
+def _constants(step: Step) -> frozenset[tuple[Slot, Origin]]:
+    """What a call reads of the model's parameters and buffers, all or parts of them: attention's own weight as its arguments ask."""
+    return frozenset((slot, origin) for slot, origins in step.operands.items() for origin in origins if origin.kind == "const")
 
 
 class _Names:

@@ -37,6 +37,8 @@ def half_precision_loses_the_same(case: Case) -> Failure | None:
             half = _results(case, case.float_model(torch.float16), call, torch.float16)
         except Exception as error:
             raise Undecided(f"the model does not run in half precision: {error}") from error
+        if len({len(half), len(found), len(exact)}) > 1:
+            raise Undecided("half precision takes another branch")
         for i, (a, b, c) in enumerate(zip(half, found, exact, strict=True)):
             if not bool(c.isfinite().all()):
                 continue

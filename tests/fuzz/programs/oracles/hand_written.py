@@ -51,6 +51,9 @@ def as_written_by_hand(case: Case) -> Failure | None:
         _calibrate(interpreter, case)
     except NotUnderstood as reason:
         raise Undecided(str(reason)) from reason
+    with torch.no_grad():
+        for buffer in interpreter.states():  # as an earlier call may have left them: calibration puts back what it found
+            buffer.copy_(torch.linspace(-0.4, 0.6, buffer.numel()))
     understood = False
     reentrant = any(getattr(s, "checkpoint", "") == "reentrant" for s in all_statements(case.program))
     for call in case.calls:
@@ -91,7 +94,8 @@ def _calibrate(interpreter: Interpreter, case: Case) -> None:
     machine, recorded = interpreter.m, [call for call in case.calls if call.recorded][:2]
     interpreter.model.eval()
     with torch.no_grad(), same_state(interpreter.model), quietly():
-        interpreter.run(_doubles(recorded[0]), recorded[0].flags)
+        with same_state(interpreter.model):
+            interpreter.run(_doubles(recorded[0]), recorded[0].flags)
         machine.plan()
         for call in recorded:
             interpreter.run(_doubles(call), call.flags)

@@ -1,0 +1,1 @@
+"""ExecuTorch: a traced simulation as the quantized graph that its backends read, lowered to XNNPACK, run."""

@@ -1,0 +1,101 @@
+"""Calls that are made more often than in the examples, and what reads their results behind what no function mode meets."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import qsim
+
+WIDE = torch.linspace(-4, 4, 32).reshape(4, 8)
+
+
+class Looping(nn.Module):
+    """A product as often as asked, and then a hard sigmoid, whose grid stands where it is read."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.weight, self.last = nn.Parameter(torch.eye(8) * 0.5), nn.Linear(8, 2)
+        self.behind = nn.Sequential(nn.Hardsigmoid(), nn.Linear(8, 2)) if inner else None
+
+    def forward(self, x, steps=2):
+        for _ in range(steps):
+            x = x @ self.weight
+        return self.behind(x) if self.behind is not None else self.last(F.hardsigmoid(x))
+
+
+@pytest.mark.parametrize("inner", [False, True])
+def test_what_no_mode_meets_has_no_grid_behind_a_call_that_the_examples_did_not_show(inner):
+    torch.manual_seed(0)
+    name = "behind.1" if inner else "last"
+    config = qsim.Config(None, qsim.TensorSpec(bits=2)).override(name, activation=None)
+    sim = qsim.QuantSim(Looping(inner).eval(), WIDE, config)
+    sim.calibrate([WIDE], progress=False)
+    grids, weight, layer = sim.quantizers(), sim.model.weight, sim.model.get_submodule(name)
+    with torch.no_grad():
+        with pytest.warns(UserWarning, match="matmul"):
+            out = sim(WIDE, steps=3)
+        once = grids["matmul.output"](grids["input"](WIDE) @ weight)
+        assert torch.equal(out, layer(F.hardsigmoid(once @ weight @ weight)))
+        shown = layer(grids["matmul_2.output"](F.hardsigmoid(once @ weight)))  # the end of the example's chain
+        assert torch.equal(sim(WIDE, steps=2), shown)
+        assert not torch.equal(out, shown)
+
+
+class Drops(nn.Module):
+    """Attention whose query has a dropout: its weight is read whole in evaluation, and in parts in training."""
+
+    def __init__(self, again):
+        super().__init__()
+        self.drop, self.attention, self.again = nn.Dropout(0.5), nn.MultiheadAttention(8, 2), again
+
+    def part(self, x):
+        query = self.drop(x)
+        return self.attention(query, x, query)[0]
+
+    def forward(self, x):
+        return checkpoint(self.part, x, use_reentrant=self.again) if self.again is not None else self.part(x)
+
+
+@pytest.mark.parametrize("again", [None, True, False])
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+def test_attention_that_reads_its_weight_in_parts_in_training_alone(again):
+    torch.manual_seed(0)
+    x = torch.randn(5, 3, 8)
+    model = Drops(again).eval()
+    sim = qsim.QuantSim(model, x, qsim.int8())
+    sim.calibrate([x], progress=False)
+    assert sim.encodings()["attention.in_proj_weight"].scale.shape == (24,)
+    with torch.no_grad():
+        assert float((sim(x) - model(x)).abs().max()) < 0.05
+    sim.train()
+    given = x.clone().requires_grad_()
+    sim(given).square().sum().backward()
+    gradient = sim.model.attention.in_proj_weight.grad
+    assert gradient.isfinite().all()
+    assert bool((gradient.abs().sum(1) > 0).all())
+
+
+class Streams(nn.Module):
+    """What it computes goes into a buffer, and on."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.last = nn.Linear(8, 8), nn.Linear(8, 2)
+        self.register_buffer("state", torch.zeros(4, 8))
+
+    def forward(self, x):
+        y = self.layer(x) + self.state
+        self.state.copy_(y.detach())
+        return self.last(F.relu(y))
+
+
+def test_what_a_forward_writes_into_a_buffer_is_rounded():
+    torch.manual_seed(0)
+    sim = qsim.QuantSim(Streams().eval(), WIDE, qsim.Config(None, qsim.TensorSpec(bits=3)))
+    sim.calibrate([WIDE, WIDE], progress=False)
+    with torch.no_grad():
+        sim(WIDE)
+        sim(WIDE.flip(1))
+    assert len(sim.model.state.unique()) <= 8
