@@ -19,8 +19,8 @@ from qsim.analysis.metric import Metric
 from qsim.errors import CaptureError
 from qsim.options import check_whole
 from qsim.runs.batches import Forward
+from qsim.runs.report_subject import subject_of
 from qsim.runs.sharding import sharded_modules
-from qsim.simulation.report_subject import subject_of
 from qsim.simulation.simulation import Simulation
 
 _STEPS = (0.0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 1.0)  # of the way from the least that is possible to the most: budgets of the front

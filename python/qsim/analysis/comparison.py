@@ -24,9 +24,9 @@ from qsim.pages.report import Report
 from qsim.pages.subject import about
 from qsim.quantizers.quantizer import Quantizer
 from qsim.runs.hooks import hooked
+from qsim.runs.report_subject import subject_of
 from qsim.runs.sharding import sharded_around, whole
 from qsim.runs.snapshot import unchanged
-from qsim.simulation.report_subject import subject_of
 from qsim.simulation.simulation import Simulation
 from qsim.table import counted, decibel, text_table
 

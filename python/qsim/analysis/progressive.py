@@ -23,9 +23,9 @@ from qsim.pages.page import Page
 from qsim.pages.report import Report
 from qsim.pages.subject import about
 from qsim.progress import progress
+from qsim.runs.report_subject import subject_of
 from qsim.runs.sharding import sharded_around
 from qsim.runs.snapshot import unchanged
-from qsim.simulation.report_subject import subject_of
 from qsim.simulation.simulation import Simulation
 from qsim.table import text_table
 

@@ -17,8 +17,14 @@ from qsim.batch_norm.own_forward import is_torchs_own
 from qsim.graph.execute.simulated import Simulated
 from qsim.graph.record.record import record
 from qsim.graph.record.tape import Tape
+from qsim.loggers.figures import Figures
 from qsim.operations.layers import Layer, by_channel
+from qsim.pages.markup import Cell, Column, Fact, Line, name_cell, problems, table, tiles
+from qsim.pages.page import Page
+from qsim.pages.report import Report
+from qsim.pages.subject import about
 from qsim.runs.arguments import example_calls
+from qsim.runs.report_subject import subject_of
 from qsim.runs.runnable import cannot_run, check_module, refuse_packed
 
 # From here on the rounding of a float32 input, 2^-24 of it, grows to the size of the normalized signal: the result is noise.
@@ -26,8 +32,8 @@ _LARGEST_FACTOR = 2.0**23
 
 
 @dataclass(frozen=True)
-class FoldReport:
-    """What `fold_batch_norms` did; `print(report)` shows it.
+class FoldReport(Report):
+    """What `fold_batch_norms` did; `print(report)` shows it, `save` writes a page.
 
     Attributes
     ----------
@@ -42,10 +48,13 @@ class FoldReport:
 
     Examples
     --------
+    >>> import tempfile
     >>> from torch import nn
     >>> model = nn.Sequential(nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2)).eval()
-    >>> qsim.fold_batch_norms(model, torch.zeros(1, 1, 4, 4)).folded
+    >>> report = qsim.fold_batch_norms(model, torch.zeros(1, 1, 4, 4))
+    >>> report.folded
     {'1': '0'}
+    >>> report.save(tempfile.mktemp(".html"))
     """
 
     folded: dict[str, str] = field(default_factory=dict)
@@ -58,6 +67,19 @@ class FoldReport:
         lines += [f"  folded '{name}' into '{layer}'" for name, layer in self.folded.items()]
         lines += [f"  kept '{name}': {reason}" for name, reason in self.kept.items()]
         return "\n".join([*lines, *(f"  warning: {warning}" for warning in self.warnings)])
+
+    def figures(self) -> Figures:
+        """How many were folded, and how many kept."""
+        return Figures({"batch_norm/folded": float(len(self.folded)), "batch_norm/kept": float(len(self.kept))})
+
+    def page(self) -> Page:
+        """See `Report.page`."""
+        facts: list[Fact] = [("folded", str(len(self.folded))), ("kept", str(len(self.kept)))]
+        lines = [Line([name_cell(name), Cell("folded"), Cell(f"into '{layer}'")]) for name, layer in self.folded.items()]
+        lines += [Line([name_cell(name), Cell("kept"), Cell(reason)], severity="warning") for name, reason in self.kept.items()]
+        columns = [Column("BatchNorm", wide=True), Column("now"), Column("why", wide=True)]
+        body = tiles(facts) + problems(self.warnings) + table("BatchNorms", "In the order of the model.", columns, lines)
+        return Page("BatchNorm", f"{len(self.folded)} folded, {len(self.kept)} kept", body, about(self.subject))
 
 
 def fold_batch_norms(model: nn.Module, example_inputs: Any, *, keep: Collection[str] = ()) -> FoldReport:
@@ -140,7 +162,7 @@ def fold_recorded(model: nn.Module, tape: Tape, problems: Iterable[str], keep: C
             done.append((fold, norms[fold.batch_norm]))
         except NotFoldable as reason:
             kept[fold.batch_norm] = str(reason)
-    return FoldReport(folded, kept, (*problems, *_warnings(norms, folded)), tuple(done))
+    return FoldReport(folded, kept, (*problems, *_warnings(norms, folded)), tuple(done), subject=subject_of(model))
 
 
 def fold_state(model: nn.Module, folds: Iterable[tuple[Fold, _BatchNorm]], state: dict[str, Any]) -> None:

@@ -16,6 +16,7 @@ from qsim.numbers.encoding import Encoding
 from qsim.quantizers.observer import Observer
 from qsim.quantizers.quantizer import Quantizer
 from qsim.runs.arguments import Arguments
+from qsim.runs.report_subject import subject_of
 
 _STEPS = (2.0**-20, 2.0**-16, 2.0**-12, 2.0**-8, 2.0**-4, 1.0)  # from a few ulp of a float32 to all the way
 
@@ -51,7 +52,7 @@ def fold_trained(model: nn.Module, examples: Sequence[Arguments], quantizers: Ma
             folded[fold.batch_norm] = fold.layer
         except NotFoldable as reason:
             kept[fold.batch_norm] = str(reason)
-    return FoldReport(folded, kept, tuple(notes))
+    return FoldReport(folded, kept, tuple(notes), subject=subject_of(model))
 
 
 def _fold(model: nn.Module, fold: Fold, quantizer: Quantizer | None) -> list[str]:

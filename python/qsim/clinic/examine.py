@@ -25,9 +25,9 @@ from qsim.clinic.shadow import Shadow
 from qsim.clinic.survey import survey
 from qsim.clinic.targets import Target, target_named
 from qsim.runs.batches import Forward, iterate
+from qsim.runs.report_subject import subject_of
 from qsim.runs.runnable import check_module
 from qsim.runs.snapshot import unchanged
-from qsim.simulation.report_subject import subject_of
 from qsim.stages import Stages
 
 _KEPT = 8  # batches at most that are run again and again in half precision; the others are surveyed in float32

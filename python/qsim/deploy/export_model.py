@@ -15,7 +15,7 @@ from qsim.deploy.tensorrt import commands
 from qsim.deploy.tracing import Tracing, traced_for
 from qsim.onnx.export_options import Options
 from qsim.runs.batches import Forward, iterate
-from qsim.simulation.report_subject import subject_of
+from qsim.runs.report_subject import subject_of
 from qsim.simulation.simulation import Simulation
 from qsim.stages import Stages
 from qsim.trace.runtimes import Runtime, target_of

@@ -21,7 +21,7 @@ from qsim.executorch.quantized_graph import quantized_graph
 from qsim.executorch.session import ExecutorchSession, version
 from qsim.onnx.export_options import Options
 from qsim.runs.batches import Forward
-from qsim.simulation.report_subject import subject_of
+from qsim.runs.report_subject import subject_of
 from qsim.simulation.simulation import Simulation
 from qsim.stages import Stages
 from qsim.table import decibel

@@ -6,13 +6,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from qsim.deploy.verification_page import float_table, verification_figures, verification_table
 from qsim.loggers.figures import Figures
 from qsim.pages.markup import Cell, Column, Fact, Line, problems, table, tiles
 from qsim.pages.page import Page
 from qsim.pages.report import Report
 from qsim.pages.subject import about
 from qsim.stages import seconds_text
-from qsim.table import counted, decibel, percent
+from qsim.table import counted
 
 if TYPE_CHECKING:
     from qsim.deploy.verification import Verification
@@ -89,11 +90,7 @@ class ExportReport(Report):
         found = {f"bytes/{file.name}": float(size) for file, size in self.files.items()}
         found |= {f"seconds/{stage}": seconds for stage, seconds in self.seconds.items()}
         found["in_float"] = float(len(self.lint))
-        for (mine, other), outputs in self.verification.differences.items() if self.verification is not None else ():
-            for name, difference in outputs.items():
-                found[f"differ/{mine} and {other}/{name}"] = float(difference.mismatching)
-                found[f"sqnr/{mine} and {other}/{name}"] = difference.sqnr
-        return Figures(found)
+        return Figures(found | (verification_figures(self.verification) if self.verification is not None else {}))
 
     def page(self) -> Page:
         """Files and times, what the runtime computes beside the simulation, and what runs in float."""
@@ -103,36 +100,9 @@ class ExportReport(Report):
         facts.append(("seconds", f"{sum(self.seconds.values()):.2f}", seconds_text(self.seconds)))
         body = tiles(facts) + problems(counted(self.notes))
         if self.verification is not None:
-            body += _verified(self.verification)
-        floats = {**self.lint, **(self.verification.in_float if self.verification is not None else {})}
-        if floats:
-            columns = [Column("operation", wide=True), Column("why", wide=True)]
-            lines = [Line([Cell(name), Cell(why)]) for name, why in floats.items()]
-            body += table("In float", "Operations that have an integer kernel and run in float.", columns, lines)
+            body += verification_table(self.verification)
+        body += float_table({**self.lint, **(self.verification.in_float if self.verification is not None else {})})
         columns = [Column("quantizer", wide=True), Column("tensor of the model", wide=True)]
         lines = [Line([Cell(key), Cell(tensor)]) for key, tensor in self.names.items()]
         body += table("Names", "The tensors that hold what the quantizers of the simulation make.", columns, lines)
         return Page("Export", f"{self.path.name} for {self.target}", body, about(self.subject))
-
-
-def _verified(verification: Verification) -> str:
-    columns = [Column("compared", wide=True), Column("output")]
-    columns += [Column(head, number=True) for head in ("elements", "differ", "largest")]
-    columns += [Column("SQNR dB", number=True, ascending=True), Column("top-1", number=True, ascending=True)]
-    lines = [
-        Line(
-            [
-                Cell(f"{mine} / {other}"),
-                Cell(name),
-                Cell(f"{d.elements:,}", d.elements),
-                Cell(f"{d.mismatching:,}", d.mismatching),
-                Cell(f"{d.largest:g}{'' if d.step is None else ' steps'}", d.largest),
-                Cell(decibel(d.sqnr), d.sqnr),
-                Cell(percent(d.top1), d.top1),
-            ]
-        )
-        for (mine, other), outputs in verification.differences.items()
-        for name, d in outputs.items()
-    ]
-    note = f"{verification.runtime}, all outputs: integers where they are quantized, numbers otherwise."
-    return table("Verification", note, columns, lines)

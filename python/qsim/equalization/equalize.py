@@ -22,6 +22,7 @@ from qsim.graph.execute.simulated import Simulated
 from qsim.graph.record.uses import Uses
 from qsim.runs.arguments import Arguments, example_calls
 from qsim.runs.batches import Forward, arguments_of, calls_made, iterate, to_device
+from qsim.runs.report_subject import subject_of
 from qsim.runs.runnable import check_module
 from qsim.runs.sharding import refuse_wrapped
 from qsim.runs.snapshot import Snapshot
@@ -162,7 +163,7 @@ def _equalized(
             changes += _scaled(model, method, [edge for edge in edges if method.takes(model, edge)], every, refused)
     changed = {change.producer for change in changes}
     refused = {path: why for path, why in refused.items() if path not in changed}
-    return EqualizeReport(tuple(changes), refused, folded=folded, warnings=tuple(problems))
+    return EqualizeReport(tuple(changes), refused, folded=folded, warnings=tuple(problems), subject=subject_of(model))
 
 
 def _scaled(

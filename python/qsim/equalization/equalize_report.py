@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from qsim.batch_norm.fold import FoldReport
+from qsim.loggers.figures import Figures
 from qsim.pages.markup import Cell, Column, Line, problems, table, tiles
 from qsim.pages.page import Page
 from qsim.pages.report import Report
+from qsim.pages.subject import about
 from qsim.table import text_table
 
 
@@ -103,6 +105,13 @@ class EqualizeReport(Report):
         done = "put back" if self.put_back else "done"
         return f"{len(self.changes)} {done}, {len(self.refused)} refused, outputs differ by {self.error:.2g}"
 
+    def figures(self) -> Figures:
+        """Counts, how far outputs differ, and the largest channel over the median one before and after."""
+        found = {"changes": float(len(self.changes)), "refused": float(len(self.refused)), "error": self.error}
+        for change in self.changes:
+            found |= {f"spread_before/{change.producer}": change.before, f"spread_after/{change.producer}": change.after}
+        return Figures(found)
+
     def page(self) -> Page:
         """See `Report.page`."""
         facts = [("changes", str(len(self.changes))), ("refused", str(len(self.refused))), ("outputs differ by", f"{self.error:.2g}")]
@@ -119,7 +128,7 @@ class EqualizeReport(Report):
         reasons = [Line([Cell(name), Cell(reason)], f"{name} {reason}") for name, reason in self.refused.items()]
         refused = table("Refused", "What stays as it is.", [Column("layer"), Column("reason", wide=True)], reasons)
         told = [f"everything was put back: {self.put_back}"] if self.put_back else []
-        return Page("Equalization", self._done, tiles(facts) + problems([*told, *self.warnings]) + changed + refused)
+        return Page("Equalization", self._done, tiles(facts) + problems([*told, *self.warnings]) + changed + refused, about(self.subject))
 
 
 def _names(paths: tuple[str, ...]) -> str:

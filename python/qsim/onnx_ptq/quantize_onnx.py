@@ -14,11 +14,14 @@ import onnx_ir as ir
 import torch
 
 from qsim.config.config import Config
+from qsim.config.described import described
 from qsim.config.named import config_of
 from qsim.config.override import SiteInfo
 from qsim.config.presets import int8
 from qsim.deploy.verification import IN_FLOAT, Verification
+from qsim.deploy.verification_page import float_table, verification_figures, verification_table
 from qsim.deploy.verify import verify
+from qsim.loggers.figures import Figures
 from qsim.numbers.encoding import Encoding
 from qsim.numbers.spec import TensorSpec
 from qsim.onnx.file import LARGE, write
@@ -29,6 +32,10 @@ from qsim.onnx_ptq.observation import observe
 from qsim.onnx_ptq.prepare import prepared
 from qsim.onnx_ptq.quantized_values import QuantizedValues, place
 from qsim.onnx_ptq.write import Writer
+from qsim.pages.markup import Fact, problems, tiles
+from qsim.pages.page import Page
+from qsim.pages.report import Report
+from qsim.pages.subject import Subject, about
 from qsim.quantizers.observer import Observer, encoding_of_range
 from qsim.quantizers.weights import search_encodings
 from qsim.stages import Stages, seconds_text
@@ -41,8 +48,8 @@ _BITS = 8  # of ONNX Runtime's integer kernels
 
 
 @dataclass(frozen=True)
-class OnnxQuantized:
-    """What `quantize_onnx` wrote. ``print`` tells all of it.
+class OnnxQuantized(Report):
+    """What `quantize_onnx` wrote. ``print`` tells all of it, `save` writes a page.
 
     Attributes
     ----------
@@ -73,6 +80,7 @@ class OnnxQuantized:
     >>> done = quantize_onnx(f"{folder}/float.onnx", data, f"{folder}/int8.onnx", progress=False)
     >>> done.worst > 30, done.path in done.files
     (True, True)
+    >>> done.save(f"{folder}/report.html")
     """
 
     path: Path
@@ -99,6 +107,21 @@ class OnnxQuantized:
         lines += [f"note: {note}" for note in counted(self.notes)]
         lines += [f"in float: {line}" for line in counted(f"'{name}': {why}" for name, why in self.lint.items())]
         return "\n".join([*lines, str(self.verification)])
+
+    def figures(self) -> Figures:
+        """Bytes, seconds, and what the verification found."""
+        found = {f"bytes/{file.name}": float(size) for file, size in self.files.items()}
+        found |= {f"seconds/{stage}": seconds for stage, seconds in self.seconds.items()}
+        return Figures({**found, "in_float": float(len(self.lint)), **verification_figures(self.verification)})
+
+    def page(self) -> Page:
+        """See `Report.page`."""
+        facts: list[Fact] = [(name, str(getattr(self, name))) for name in ("activations", "weights", "biases")]
+        facts += [(file.name, f"{size / 2**20:.2f} MiB") for file, size in self.files.items()]
+        facts.append(("seconds", f"{sum(self.seconds.values()):.2f}", seconds_text(self.seconds)))
+        body = tiles(facts) + problems(counted(self.notes)) + verification_table(self.verification)
+        body += float_table({**self.lint, **self.verification.in_float})
+        return Page("Quantized ONNX model", self.path.name, body, about(self.subject))
 
 
 def quantize_onnx(
@@ -189,7 +212,8 @@ def quantize_onnx(
     options, more = entries(opened)
     sizes = {made: made.stat().st_size for made in files}
     counts = len(placement.observed) + len(placement.moved), len(placement.weights) + len(placement.constants), writer.biases
-    return OnnxQuantized(file, sizes, *counts, dict(seconds), [*notes, *more], lint(opened, target), options, verification)
+    subject = Subject(Path(model).name, described(given))
+    return OnnxQuantized(file, sizes, *counts, dict(seconds), [*notes, *more], lint(opened, target), options, verification, subject=subject)
 
 
 def _checked(config: Config, method: str | None, target: str) -> Config:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from qsim.runs.report_subject import subject_of
 from qsim.simulation.borders import Borders, borders
 from qsim.simulation.fallback_report import INTEGERS, FallbackReport, format_named, matching, report_of
 from qsim.simulation.simulation import Simulation
@@ -61,7 +62,7 @@ class SelectiveFallback(Simulation):
             if format != INTEGERS:
                 formats[name] = format
         self.fall_back(formats)
-        return report_of(self.decisions.operations, self.decisions.posts, formats)
+        return report_of(self.decisions.operations, self.decisions.posts, formats, subject_of(self.model, self.config))
 
     def borders(self) -> Borders:
         """Whether every tensor at the border of a region in integers has a scale, as exporters ask before they write anything.

@@ -21,15 +21,18 @@ from qsim.config.named import config_of
 from qsim.config.presets import int8
 from qsim.equalization import equalize
 from qsim.errors import CalibrationError
+from qsim.loggers.figures import Figures
 from qsim.options import check_function, check_number
 from qsim.pages import markup
 from qsim.pages.markup import Cell, Column, Line
 from qsim.pages.page import Page
 from qsim.pages.report import Report
+from qsim.pages.subject import about
 from qsim.progress import progress as progress_bar
 from qsim.quantsim.quantsim import QuantSim
 from qsim.runs.batches import Forward
 from qsim.runs.copies import copied
+from qsim.runs.report_subject import subject_of
 from qsim.runs.runnable import check_module
 from qsim.table import text_table
 
@@ -103,6 +106,13 @@ class Quantized(Report):
         fate = "reached" if self.reached else "not reached: the best of these is returned"
         return f"float {self.in_float:.6g}, goal {self.goal:.6g}: {fate}"
 
+    def figures(self) -> Figures:
+        """The metric in float, what it was to reach, and what each attempt reached and took."""
+        found = {"metric/float": self.in_float, "metric/goal": self.goal, "reached": float(self.reached)}
+        for each in self.trail:
+            found |= {f"metric/{each.name}": each.metric, f"seconds/{each.name}": each.seconds}
+        return Figures(found)
+
     def page(self) -> Page:
         """See `Report.page`."""
         columns = [Column("tried", wide=True), Column("metric", number=True), Column("seconds", number=True)]
@@ -112,7 +122,7 @@ class Quantized(Report):
         ]
         facts = [("in float", f"{self.in_float:.6g}"), ("goal", f"{self.goal:.6g}"), ("reached", "yes" if self.reached else "no")]
         body = markup.tiles(facts) + markup.problems(self.notes) + markup.table("Tried", "In order.", columns, lines)
-        return Page("To a goal", self._fate, body)
+        return Page("To a goal", self._fate, body, about(self.subject))
 
 
 @dataclass(frozen=True)
@@ -232,7 +242,8 @@ def quantize(
         since = time.monotonic()
     assert best is not None
     reached = sign * trail[_best(trail, sign)].metric >= sign * wanted
-    return Quantized(best.sim, best.sim.config, trail, in_float, wanted, reached, maker.notes)
+    subject = subject_of(best.sim.model, best.sim.config)
+    return Quantized(best.sim, best.sim.config, trail, in_float, wanted, reached, maker.notes, subject=subject)
 
 
 def _best(trail: list[Tried], sign: int) -> int:

@@ -30,6 +30,7 @@ from qsim.restoration.weight_by_weight import Layers, Pass, uses_of
 from qsim.runs.arguments import Arguments
 from qsim.runs.batches import Forward, arguments_of, iterate, to_device
 from qsim.runs.memory import MemoryWatch
+from qsim.runs.report_subject import subject_of
 from qsim.runs.sharding import sharded_modules
 from qsim.runs.snapshot import unchanged
 from qsim.simulation.range_choice import fit_biases
@@ -120,6 +121,7 @@ def restore_layers(
         distilled,
         dict(seconds),
         watch.peaks(),
+        subject=subject_of(sim.model, sim.config),
     )
 
 

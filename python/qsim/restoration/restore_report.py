@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from qsim.loggers.figures import Figures
 from qsim.pages.markup import Cell, Column, Fact, Line, name, problems, table, tiles
 from qsim.pages.page import Page
 from qsim.pages.report import Report
+from qsim.pages.subject import about
 from qsim.restoration.distill import Distilled
 from qsim.runs.memory import PeakMemory
 from qsim.stages import seconds_text
@@ -107,6 +109,12 @@ class RestoreReport(Report):
         skipped = [f"left alone: '{key}': {why}" for key, why in self.skipped.items()]
         return skipped + [f"batch {batch} left out: {why}" for batch, why in self.left_out.items()]
 
+    def figures(self) -> Figures:
+        """SQNR before and after, of what the model returns and of each weight's operation."""
+        found = {"sqnr/before": self.before, "sqnr/after": self.after, "batches": float(self.batches)}
+        found |= {f"sqnr_{when}/{row.key}": getattr(row, when) for row in self.weights for when in ("before", "after")}
+        return Figures(found | {f"seconds/{stage}": seconds for stage, seconds in self.seconds.items()})
+
     def page(self) -> Page:
         """See `Report.page`."""
         facts: list[Fact] = [("dB to float before", decibel(self.before)), ("dB to float after", decibel(self.after))]
@@ -127,4 +135,4 @@ class RestoreReport(Report):
         ]
         note = "SQNR of each operation's result to the float model's, on data that was held back, with all before it restored."
         body = tiles(facts) + problems([*self._left, *self.notes]) + table("Weights", note, columns, lines)
-        return Page("Restoration", f"{self._fate}; {self._used}", body)
+        return Page("Restoration", f"{self._fate}; {self._used}", body, about(self.subject))

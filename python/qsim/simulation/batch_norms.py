@@ -13,6 +13,7 @@ from qsim.batch_norm.statistics import batch_norms, reestimate
 from qsim.batch_norm.trained_fold import fold_trained
 from qsim.graph.execute.attach import detach
 from qsim.runs.batches import Forward, iterate, to_device
+from qsim.runs.report_subject import subject_of
 from qsim.runs.sharding import sharded_around, sharded_modules
 from qsim.simulation.range_choice import fit_biases
 from qsim.simulation.simulation import Simulation
@@ -47,7 +48,7 @@ def freeze_batch_norms(sim: Simulation, patterns: Iterable[str], *, affine: bool
 def fold_batch_norms(sim: Simulation) -> FoldReport:
     """`QuantSim.fold_batch_norms` documents it."""
     if not batch_norms(sim.model):
-        return FoldReport()
+        return FoldReport(subject=subject_of(sim.model))
     if sharded_modules(sim):
         raise ValueError("QuantSim.fold_batch_norms: fully_shard holds the weights; load the state into one that is not sharded")
     examples = [to_device(call, sim.model) for call in sim.calls]

@@ -11,8 +11,14 @@ from typing import TYPE_CHECKING
 
 from qsim.errors import NoEncodingError
 from qsim.graph.plan.actions import Operation
+from qsim.loggers.figures import Figures
 from qsim.operations.onnx_types import onnx_type
+from qsim.pages.markup import Cell, Column, Fact, Line, name_cell, problems, table, tiles
+from qsim.pages.page import Page
+from qsim.pages.report import Report
+from qsim.pages.subject import about
 from qsim.quantizers.quantizer import Quantizer
+from qsim.runs.report_subject import subject_of
 
 if TYPE_CHECKING:
     from qsim.simulation.simulation import Simulation
@@ -41,8 +47,8 @@ class OpenTensor:
 
 
 @dataclass(frozen=True)
-class Borders:
-    """What `QuantSim.borders` found; ``print`` shows it.
+class Borders(Report):
+    """What `QuantSim.borders` found; ``print`` shows it, `save` writes a page.
 
     Attributes
     ----------
@@ -59,6 +65,7 @@ class Borders:
 
     Examples
     --------
+    >>> import tempfile
     >>> from torch import nn
     >>> sim = qsim.QuantSim(nn.Sequential(nn.Linear(4, 2), nn.ReLU(), nn.Linear(2, 2)), torch.zeros(1, 4))
     >>> report = sim.calibrate([torch.randn(8, 4)], progress=False)
@@ -66,6 +73,7 @@ class Borders:
     >>> borders.checked, borders.missing, borders.cure
     (5, [], [])
     >>> borders.check()  # raises where something is missing
+    >>> borders.save(tempfile.mktemp(".html"))
     """
 
     checked: int
@@ -103,6 +111,41 @@ class Borders:
             parts += [weights, *(f"  {_line(found)}" for found in self.unread)]
         return "\n".join(parts)
 
+    def figures(self) -> Figures:
+        """How many tensors were looked at, and how many are of which kind."""
+        found = {"checked": self.checked, "missing": len(self.missing), "in_float": len(self.floats), "unread": len(self.unread)}
+        return Figures({f"borders/{name}": float(count) for name, count in found.items()})
+
+    def page(self) -> Page:
+        """See `Report.page`."""
+        kinds = {"no scale": self.missing, "in float": self.floats, "read by no batch": self.unread}
+        facts: list[Fact] = [("checked", str(self.checked)), *((kind, str(len(found))) for kind, found in kinds.items())]
+        columns = [
+            Column("tensor", wide=True),
+            Column("what"),
+            Column("needed by", wide=True),
+            Column("why", wide=True),
+            Column("cure", wide=True),
+        ]
+        lines = [
+            Line(
+                [
+                    name_cell(tensor.tensor),
+                    Cell(kind, bad=kind == "no scale"),
+                    Cell(", ".join(tensor.operations)),
+                    Cell(tensor.reason),
+                    Cell(tensor.cure),
+                ],
+                severity="error" if kind == "no scale" else "warning",
+            )
+            for kind, found in kinds.items()
+            for tensor in found
+        ]
+        told = [self._what_is_missing()] if self.missing and not self.calibrated else []
+        note = "Tensors between operations in integers and what makes or reads them."
+        head = f"{len(self.missing)} of {self.checked} tensors that need a scale have none"
+        return Page("Borders", head, tiles(facts) + problems(told) + table("To look at", note, columns, lines), about(self.subject))
+
 
 def _line(found: OpenTensor) -> str:
     return f"'{found.tensor}': {found.reason}. {found.cure}."
@@ -138,7 +181,7 @@ def borders(sim: Simulation) -> Borders:
     floats += _unplanned(sim, formats)
     reason, cure = "read by no batch in calibration, and what is computed with it was not seen", "Calibrate with data that reach it"
     unread = [OpenTensor(key, tuple(dict.fromkeys(needing.get(key, ()))), reason, cure) for key in sim.unread()]
-    return Borders(len(needing), missing, floats, calibrated, unread)
+    return Borders(len(needing), missing, floats, calibrated, unread, subject=subject_of(sim.model, sim.config))
 
 
 def _described(operation: Operation) -> str:

@@ -36,6 +36,7 @@ from qsim.quantizers.quantizer import Quantizer
 from qsim.runs.arguments import Arguments, example_calls
 from qsim.runs.batches import Forward, arguments_of, to_device
 from qsim.runs.copies import copied
+from qsim.runs.report_subject import subject_of
 from qsim.runs.runnable import check_module
 from qsim.runs.sharding import refuse_wrapped, sharded_modules
 from qsim.runs.unfit import unfit_told
@@ -43,7 +44,6 @@ from qsim.simulation import warned_of
 from qsim.simulation.as_the_model import AsTheModel
 from qsim.simulation.bank import QuantizerBank
 from qsim.simulation.eval_mode import EvalMode
-from qsim.simulation.report_subject import subject_of
 from qsim.simulation.state_names import NamedAsTheModel
 from qsim.simulation.summarize import summarize
 from qsim.simulation.summary import Summary

@@ -140,7 +140,9 @@ def test_errors_come_before_anything_is_written(tmp_path):
         sim.export(tmp_path / "nowhere" / "model.onnx")
     with pytest.raises(IsADirectoryError, match="is a folder"):
         sim.export(tmp_path)
-    with pytest.raises(ValueError, match="got target='tflite'; expected one of 'onnxruntime', 'tensorrt', 'openvino', 'executorch', 'coreml'"):
+    with pytest.raises(
+        ValueError, match="got target='tflite'; expected one of 'onnxruntime', 'tensorrt', 'openvino', 'executorch', 'coreml'"
+    ):
         sim.export(tmp_path / "model.onnx", "tflite")
     with pytest.raises(qsim.ExportError, match="got opset=99; the installed onnx knows opsets up to"):
         sim.export(tmp_path / "model.onnx", opset=99)

@@ -30,6 +30,8 @@ def reports(sim, tmp_path_factory):
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)).eval()
     restored = qsim.QuantSim(model, X, qsim.w4a8())
     restored.calibrate([X], progress=False)
+    exported = tmp_path_factory.mktemp("export")
+    torch.onnx.export(model, (X,), exported / "float.onnx", dynamo=True, input_names=["x"])
     return {
         "calibration": qsim.QuantSim(model, X).calibrate([X], progress=False),
         "summary": sim.summary(),
@@ -40,13 +42,19 @@ def reports(sim, tmp_path_factory):
         "restore": restored.restore([X], steps=8, progress=False),
         "goal": qsim.quantize(model, X, [X], lambda network, data: 1.0, progress=False),
         "equalize": qsim.equalize(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)).eval(), X),
-        "export": sim.export(tmp_path_factory.mktemp("export") / "model.onnx", verify=[X]),
+        "export": sim.export(exported / "model.onnx", verify=[X]),
+        "onnx": qsim.quantize_onnx(exported / "float.onnx", [{"x": X.numpy()}], exported / "int8.onnx", progress=False),
+        "borders": qsim.QuantSim(model, X).borders(),
+        "fallback": sim.retarget("onnxruntime").fallback("2", to="fp16"),
+        "fold": qsim.fold_batch_norms(nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16)).eval(), X),
     }
 
 
-@pytest.mark.parametrize(
-    "name", ["calibration", "summary", "comparison", "sensitivity", "progressive", "diagnosis", "export", "restore", "goal", "equalize"]
-)
+NAMES = ["calibration", "summary", "comparison", "sensitivity", "progressive", "diagnosis", "export", "restore", "goal", "equalize"]
+NAMES += ["onnx", "borders", "fallback", "fold"]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_every_report_is_a_page_in_a_file_and_in_a_notebook(reports, name, tmp_path):
     report = reports[name]
     assert isinstance(report, Report)
@@ -59,6 +67,14 @@ def test_every_report_is_a_page_in_a_file_and_in_a_notebook(reports, name, tmp_p
     (frame,) = frames
     assert "<table>" in unescape(frame["srcdoc"])
     assert shown.startswith("<details open><summary>")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_report_is_logged_and_says_what_it_is_about(reports, name):
+    figures = reports[name].figures()
+    assert figures.known()
+    assert all(isinstance(value, float | int) for value in figures.scalars.values())
+    assert ("float.onnx" if name == "onnx" else "Sequential") in "".join(str(part) for part in reports[name].page().about)
 
 
 def test_a_large_report_is_text_in_a_notebook():
