@@ -39,7 +39,7 @@ def run(model: nn.Module, loaded: Loaded, call: Call, mode: str, dtype: torch.dt
     owner = model if of is None else of
     model.train(mode.startswith("train"))
     owner.train(mode.startswith("train"))
-    torch.manual_seed(loaded.program.seed)
+    torch.default_generator.manual_seed(loaded.program.seed)  # torch.manual_seed looks for devices, a seventh of all the time
     given = {name: t.to(dtype).clone() if t is not None and t.is_floating_point() else t for name, t in call.tensors.items()}
     leaves = {name: t for name, t in given.items() if t is not None and t.is_floating_point()}
     packed = loaded.module.arguments(**given)
