@@ -83,11 +83,23 @@ def quantized(value: Any, quantize: Quantize) -> Any:
 
 def is_float(slot: Slot | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether a call computes what was recorded under its name: the same function on integers (positions, lengths) is no operation."""
+    value = operand(slot, args, kwargs)
+    return not isinstance(value, Tensor) or value.is_floating_point()
+
+
+def computes(out: Any) -> bool:
+    """Whether a result is one that quantizers are for: a single number is none."""
+    results = out if isinstance(out, tuple) else (out,)
+    return any(isinstance(t, Tensor) and t.is_floating_point() and t.dim() > 0 for t in results)
+
+
+def operand(slot: Slot | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What a call has at a slot; None for nothing."""
     outer, index = slot if isinstance(slot, tuple) else (slot, None)
     value = args[outer] if isinstance(outer, int) and outer < len(args) else kwargs.get(str(outer))
     if index is not None and isinstance(value, (tuple, list)) and index < len(value):
         value = value[index]
-    return not isinstance(value, Tensor) or value.is_floating_point()
+    return value
 
 
 def with_operands(args: tuple[Any, ...], kwargs: dict[str, Any], operands: tuple[tuple[Slot, Quantize], ...]) -> Arguments:

@@ -22,12 +22,15 @@ class Link(NamedTuple):
         By which another container knows it, if one there comes next.
     between : frozenset of str
         Paths of the modules in which it is and what was before it is not, or the other way round: their hooks come between the two.
+    remembered : str
+        By which those know it that read the memory of its result, and quantize it there; "": there are none.
     """
 
     before: tuple[int | str, ...] | None
     goes_on: bool
     name: str
     between: frozenset[str] = frozenset()
+    remembered: str = ""
 
 
 class NodeCall(NamedTuple):
@@ -55,11 +58,10 @@ def links_of(route: Route, plan: QuantizationPlan) -> dict[int, Link]:
                 between[at] = between.get(at, frozenset()) | (_modules_around(site) ^ _modules_around(following))
             names.update({} if following in nodes else dict.fromkeys(nodes.get(site, ()), site.name))
     goes_on = {at for found in before.values() for at in found}
-    return {
-        at: Link(tuple(before[at]) if at in before else None, at in goes_on, names.get(at, ""), between.get(at, frozenset()))
-        for at in range(len(route.sites))
-        if at in before or at in goes_on or at in names
-    }
+    remembered = {at: site.name for site in frozenset().union(*plan.memory.values()) for at in nodes.get(site, ())}
+    at_all = [at for at in range(len(route.sites)) if at in before or at in goes_on or at in names or at in remembered]
+    ends = {at: tuple(found) for at, found in before.items()}
+    return {at: Link(ends.get(at), at in goes_on, names.get(at, ""), between.get(at, frozenset()), remembered.get(at, "")) for at in at_all}
 
 
 def calls_before(route: Route, plan: QuantizationPlan) -> dict[int, dict[Slot, list[NodeCall | str]]]:
@@ -76,6 +78,16 @@ def calls_before(route: Route, plan: QuantizationPlan) -> dict[int, dict[Slot, l
         if all(maker in calls or maker in named for maker in makers):
             for node in calls.get(site, ()):
                 found.setdefault(node, {})[slot] = [call for maker in makers for call in calls.get(maker, {0: maker.name}).values()]
+    return found
+
+
+def memory_read(route: Route, plan: QuantizationPlan) -> dict[int, dict[Slot, tuple[str, ...]]]:
+    """Operands of nodes that are quantized where they are read, with the names of those whose memory that is."""
+    found: dict[int, dict[Slot, tuple[str, ...]]] = {}
+    for (site, slot), makers in plan.memory.items():
+        for at, own in enumerate(route.sites):
+            if own is site:
+                found.setdefault(at, {})[slot] = tuple(maker.name for maker in makers)
     return found
 
 

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from torch._ops import HigherOrderOperator
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
-from qsim.graph.execute.inputs import is_float, with_operands, with_outputs
+from qsim.graph.execute.abroad import Abroad
+from qsim.graph.execute.inputs import computes, is_float, operand, with_operands, with_outputs
 from qsim.graph.execute.links import Link, NodeCall
-from qsim.graph.execute.lowered import Quantize
+from qsim.graph.execute.lowered import Operands
 from qsim.graph.execute.ownership import dies
 from qsim.graph.execute.place import HOOK, PASSED, QUIET, STRANGE, UNKNOWN_PATH, Place
 from qsim.graph.execute.recurrent_layers import as_one
@@ -38,22 +39,6 @@ _names: dict[Function, str] = {}  # of functions, as keys have them; looking one
 def _name(func: Function) -> str:
     name = _names[func] = route_name(func).strip("_")
     return name
-
-
-class Abroad:
-    """What containers hand to each other in one call of the model: results whose chain goes on in another container, by name."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
-        self.handed: dict[str, list[Any]] = {}
-        self.broken: set[tuple[str, Any]] = set()  # ends of chains that did not begin, by container and what is before them
-        self.trusts = False  # that all others began: Dynamo traces checkpoints apart, and what runs again takes other tensors
-
-    def again(self) -> Abroad:
-        """For what runs under a checkpoint when it runs once more."""
-        other = Abroad(self.model)
-        other.broken, other.trusts = self.broken, True
-        return other
 
 
 class LocalMode(TorchFunctionMode):
@@ -275,12 +260,16 @@ class LocalMode(TorchFunctionMode):
             self.broken(node, "result")
         given_away = overwrites and dies(args, func, _frame_at(2))
         if operands:
-            if node in self.place.after:
-                operands = self.standing(node, operands)
+            if node in self.place.after or node in self.place.memory:
+                operands = self.standing(node, operands, args, kwargs)
             args, kwargs = with_operands(args, kwargs, operands)
         if instead is not None and (quantized := instead(args, kwargs, given_away)) is not None:
+            if link is not None and link.remembered:
+                self.remember(link.remembered, quantized)
             return quantized
         out = func(*args, **kwargs) if written_out is None else written_out(func, args, kwargs)
+        if link is not None and link.remembered:
+            self.remember(link.remembered, out)
         if outputs and overwrites and not given_away and out is args[0]:
             outputs = self.plain[node].outputs
         if outputs:
@@ -292,15 +281,31 @@ class LocalMode(TorchFunctionMode):
                 self.abroad.handed.setdefault(link.name, []).append(self.refer(out))
         return out
 
-    def standing(self, node: int, operands: tuple[tuple[Slot, Quantize], ...]) -> tuple[tuple[Slot, Quantize], ...]:
+    def standing(self, node: int, operands: Operands, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Operands:
         """Those of the operands of a node that were made, in this call, by what makes them in the examples."""
-        after, stands = self.place.after[node], []
+        after, memory, standing = self.place.after.get(node, {}), self.place.memory.get(node, {}), []
         for slot, quantize in operands:
-            if slot not in after or any(map(self.was_made, after[slot])):
-                stands.append((slot, quantize))
+            stands = slot not in after or any(map(self.was_made, after[slot]))
+            if stands and (slot not in memory or self.is_of(memory[slot], operand(slot, args, kwargs), (node, slot))):
+                standing.append((slot, quantize))
             else:
                 self.broken(node, f"operand {slot}")
-        return tuple(stands)
+        return tuple(standing)
+
+    def remember(self, name: str, out: Any) -> None:
+        """Note where a result lies that is quantized where it is read."""
+        if self.abroad is not None and isinstance(out, Tensor):
+            self.abroad.remember(name, out)
+
+    def is_of(self, names: tuple[str, ...], t: Any, where: tuple[int, Slot]) -> bool:
+        """Whether what an operand is, in this call, lies in the memory that one of these operations returned."""
+        abroad, at = self.abroad, (self.place.path, where)
+        if abroad is None or abroad.trusts:
+            return abroad is None or at not in abroad.broken
+        if not (known := abroad.lies_in(names, t)):
+            abroad.broken.add(at)
+            self.checkpointed_above()
+        return known
 
     def was_made(self, call: NodeCall | str) -> bool:
         """Whether a call that makes what is quantized where it is read was made; "name": in another container.
@@ -382,12 +387,6 @@ def _is_quiet(func: Function) -> bool:
     if known is None:
         known = _quiet[func] = name_of(func) in QUIET_NAMES
     return known
-
-
-def computes(out: Any) -> bool:
-    """Whether a result is one that quantizers are for: a single number is none."""
-    results = out if isinstance(out, tuple) else (out,)
-    return any(isinstance(t, Tensor) and t.is_floating_point() and t.dim() > 0 for t in results)
 
 
 def _stands(distance: int, code: CodeType, instruction: int) -> bool:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from qsim.graph.execute.links import calls_before, links_of
+from qsim.graph.execute.links import calls_before, links_of, memory_read
 from qsim.graph.execute.lowered import LiveMaker, Maker, MarkMaker, Quantize, fallen_site, planned_site, site_beside
 from qsim.graph.execute.marks import BiasMark, Mark
 from qsim.graph.execute.nodes import Node, Nodes, WrittenOut, own_weight, own_weights, saving_node, weights_read
@@ -127,7 +127,7 @@ class Place:
         self.weights_read = weights_read(plan, self._actions)
         self.own_weights = own_weights(path, plan, quantizers)
         self.parameters = plan.weights
-        self.after = calls_before(route, plan)
+        self.after, self.memory = calls_before(route, plan), memory_read(route, plan)
         self.frames: dict[str, Place] = {}  # by path, all there are in the model
         self._expected = {training: _always(list(route.nodes), calls) for training, calls in route.calls.items()}
         self._expected_passed = {training: _always(passed, calls) for training, calls in route.calls.items()}

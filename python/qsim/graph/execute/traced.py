@@ -9,10 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch._ops import HigherOrderOperator
 
-from qsim.graph.execute.mode import QUIET_NAMES, LocalMode, computes
+from qsim.graph.execute.inputs import computes
+from qsim.graph.execute.mode import QUIET_NAMES, LocalMode
 from qsim.graph.execute.place import QUIET, STRANGE, Place, place_of
 from qsim.graph.record.call_sites import traced_call_site
 from qsim.graph.record.containers import full_name
+from qsim.graph.record.tape import Slot
 from qsim.operations.functions import COMPOSITE, CONSTRUCTORS, MAC, SAME, Function
 from qsim.runs.arguments import Arguments
 
@@ -52,6 +54,14 @@ class TracedMode(LocalMode):
 
     def refer(self, t: Tensor) -> Any:
         return t
+
+    def remember(self, name: str, out: Any) -> None:
+        if self.abroad is not None:
+            self.abroad.memory.setdefault(name, []).append(out)
+
+    def is_of(self, names: tuple[str, ...], t: Any, where: tuple[int, Slot]) -> bool:
+        # Dynamo knows no memory: only whether they ran
+        return self.abroad is None or self.abroad.trusts or any(name in self.abroad.memory for name in names)
 
     def has_hooks(self, paths: frozenset[str]) -> bool:
         return False

@@ -225,7 +225,7 @@ class QuantizationPlan:
     what is odd about the config, what runs as one, what leaves do where no example called them, by path,
     the operation behind each of a chain that runs as one, but for the last, what runs in half precision, after which operations a
     tensor is quantized where it is read, which of those Dynamo hides, the weights that are in float because it hides what reads them,
-    and what of the config must be mistyped."""
+    what of the config must be mistyped, and whose memory is read where a tensor is quantized that was changed in place."""
 
     routes: dict[str, Route]
     actions: dict[Site, Actions]
@@ -241,6 +241,7 @@ class QuantizationPlan:
     hidden: frozenset[Site] = frozenset()
     unseen: list[str] = field(default_factory=list)
     mistyped: list[str] = field(default_factory=list)
+    memory: dict[tuple[Site, Slot], frozenset[Site]] = field(default_factory=dict)
 
     @cached_property
     def weights(self) -> dict[str, str]:

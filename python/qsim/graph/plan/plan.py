@@ -69,6 +69,7 @@ class _Planner:
         self.whole: dict[str, set[object]] = defaultdict(set)  # tensors that quantizers observe where they are read, all of them
         self.after: dict[tuple[Site, Slot], frozenset[Site]] = {}  # which operations make what is quantized where it is read
         self.hidden: set[Site] = set()  # those of them that Dynamo hides
+        self.memory: dict[tuple[Site, Slot], frozenset[Site]] = {}  # those whose very memory is read
 
     def plan(self) -> QuantizationPlan:
         for site in self.flow.sites:
@@ -120,6 +121,7 @@ class _Planner:
             frozenset(self.hidden),
             list(self.ledger.unseen),
             mistyped(self.config, infos, self.tape.modules),
+            self.memory,
         )
 
     def _chain(self, site: Site) -> list[Site]:
@@ -148,16 +150,18 @@ class _Planner:
         asked = self.placement.reads(site, slot) and not adds_mask and not any(map(self._is_quantized, origins))
         asked = (asked or self.specs.is_cast(site, origins)) and "random" not in kinds
         if kinds & {"step", "input", "random"} and not asked:
-            if any(origin.kind == "stale" and self._is_made(origin) for origin in origins):
+            changed = [any(o.kind == "stale" and self._is_made(o) for o in step.operands.get(slot, ())) for step in site.steps]
+            if any(changed) and not all(changed):
                 self.ledger.leave(name, site.op, "changed in place in some of its calls")
-            return  # quantized where it was made; random draws (dropout, stochastic depth) are no data of the target
+            if not all(changed):
+                return  # quantized where it was made; random draws (dropout, stochastic depth) are no data of the target
         if not asked and kinds != {"const"} and not any(self._is_made(origin) for origin in origins):
             return
         if self.flow.divides(site, slot) and not self._is_half(site):
             self.ledger.leave(name, site.op, _DIVISOR)
             return
-        if (changed := any(slot in step.changed for step in site.steps)) or self.flow.is_changed_by_its_view(site):
-            if not changed or site not in self.flow.absorbed.values():
+        if (writes := any(slot in step.changed for step in site.steps)) or self.flow.is_changed_by_its_view(site):
+            if not writes or site not in self.flow.absorbed.values():
                 self.ledger.leave(name, site.op, "changed in place")
         elif not site.visible:
             self.ledger.leave(name, site.op, unmet(site))
@@ -287,8 +291,11 @@ class _Planner:
         met = [[member for member in self._chain(producer) if member.visible][-1:] for producer in producers]
         if len(produced) == len(origins) and all(met):
             self.after[site, slot] = frozenset(member for (member,) in met)
+        if all(origin in produced and origin.direct and origin.source.visible for origin in origins):
+            self.memory[site, slot] = frozenset(producers)
         self.hidden |= {producer for producer in producers if not producer.visible}
-        producer = producers.pop() if len(producers) == 1 else None
+        in_parts = any(origin.kind in ("step", "input") for origin in origins if origin not in produced)  # others are as they were
+        producer = producers.pop() if len(producers) == 1 and not in_parts else None
         chain = [site] if producer is None else self._chain(producer)
         key = f"{chain[0].name}.output" if chain != [site] else f"{site.name}.input[{slot}]"
         spec = self.specs.of_chain(chain)

@@ -241,8 +241,9 @@ class Tape:
             return self.origins_by_memory(t)
         if version_of(t) == mark.version:
             return mark.origins
-        # Something wrote into it through a view: its values are no longer those that were returned.
-        return frozenset(replace(o, kind="stale" if o.kind == "step" else o.kind, direct=False) for o in mark.origins)
+        # Something wrote into it through a view: its values are no longer those that were returned, but what wrote returned some of them.
+        known = mark.origins | self._known_of(mark.memory)
+        return frozenset(replace(o, kind="stale" if o.kind == "step" else o.kind, direct=False) for o in known)
 
     def origins_by_memory(self, t: Tensor) -> frozenset[Origin]:
         """Of a tensor that no function returned: a sample inside vmap, or other names of known memory: through NumPy, DLPack ..."""
