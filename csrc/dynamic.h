@@ -3,7 +3,6 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
@@ -16,6 +15,7 @@
 #include "choose_qparams.h"
 #include "element.h"
 #include "fake_quantize.h"
+#include "operator_named.h"
 #include "round_to_format.h"
 
 namespace qsim {
@@ -108,11 +108,6 @@ struct FormatCall : DynamicGroups {
     grid = quant_grid(-largest, largest, true);
   }
 };
-
-template <class Signature>
-const c10::TypedOperatorHandle<Signature> operator_named(const char* name) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
-}
 
 struct DynamicParams {
   at::Tensor scale, zero_point;

@@ -1,5 +1,4 @@
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/library.h>
@@ -8,23 +7,18 @@
 #include <tuple>
 
 #include "autograd/version.h"
+#include "operator_named.h"
 
 namespace qsim {
 namespace {
 
 using Sums = std::tuple<at::Tensor, at::Tensor>;
 
-template <class F>
-c10::TypedOperatorHandle<F> operation(const char* name) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<F>();
-}
-
 // On every backend: one pass for norm and counts, one for scaling.
 Sums clip_grad(at::TensorList grads, double max_norm, double norm_type, std::string_view nonfinite) {
-  static const auto sum = operation<Sums(at::TensorList, double)>("qsim::grad_power_sum");
-  static const auto scale =
-      operation<at::Tensor(at::TensorList, const at::Tensor&, const at::Tensor&, double, double, std::string_view)>(
-          "qsim::scale_grad_");
+  static const auto sum = operator_named<Sums(at::TensorList, double)>("qsim::grad_power_sum");
+  static const auto scale = operator_named<at::Tensor(at::TensorList, const at::Tensor&, const at::Tensor&, double,
+                                                      double, std::string_view)>("qsim::scale_grad_");
   const auto [powers, counts] = sum.call(grads, norm_type);
   return {scale.call(grads, powers, counts, max_norm, norm_type, nonfinite), counts};
 }
@@ -37,7 +31,7 @@ void check_no_graph(at::TensorList grads) {
 }
 
 Sums clip_grad_versioned(at::TensorList grads, double max_norm, double norm_type, std::string_view nonfinite) {
-  static const auto op = operation<decltype(clip_grad_versioned)>("qsim::clip_grad_");
+  static const auto op = operator_named<decltype(clip_grad_versioned)>("qsim::clip_grad_");
   check_no_graph(grads);
   check_versions(grads);
   const at::AutoDispatchBelowADInplaceOrView below;
@@ -48,7 +42,7 @@ Sums clip_grad_versioned(at::TensorList grads, double max_norm, double norm_type
 
 at::Tensor scale_grad_versioned(at::TensorList grads, const at::Tensor& powers, const at::Tensor& counts,
                                 double max_norm, double norm_type, std::string_view nonfinite) {
-  static const auto op = operation<decltype(scale_grad_versioned)>("qsim::scale_grad_");
+  static const auto op = operator_named<decltype(scale_grad_versioned)>("qsim::scale_grad_");
   check_no_graph(grads);
   check_versions(grads);
   const at::AutoDispatchBelowADInplaceOrView below;

@@ -4,7 +4,6 @@
 //   x, an activation       one bit per element
 // Without a gradient nothing is saved and the kernel runs directly.
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/autograd/VariableTypeUtils.h>
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/library.h>
@@ -16,17 +15,13 @@
 #include "autograd/mask_layout.h"
 #include "autograd/nodes.h"
 #include "autograd/version.h"
+#include "operator_named.h"
 
 namespace qsim {
 namespace {
 
 using at::Tensor;
 using Axis = std::optional<std::int64_t>;
-
-template <class Signature>
-c10::TypedOperatorHandle<Signature> op(const char* name, const char* overload = "") {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, overload).template typed<Signature>();
-}
 
 using Forward = Tensor(const Tensor&, const Tensor&, const Tensor&, std::int64_t, std::int64_t, Axis, Axis,
                        std::string_view, double);
@@ -45,22 +40,22 @@ using Backward = Tensor(const Tensor&, const Tensor&, const Tensor&, const Tenso
 constexpr const char* kName = "FakeQuantizeBackward";
 
 Tensor forward(const Tensor& x, const Tensor& scale, const Tensor& zero_point, const Options& o) {
-  static const auto call = op<Forward>("qsim::fake_quantize");
+  static const auto call = operator_named<Forward>("qsim::fake_quantize");
   return call.call(x, scale, zero_point, o.quant_min, o.quant_max, o.axis, o.block_size, o.rounding, o.grad_factor);
 }
 
 Tensor& forward_(Tensor& x, const Tensor& scale, const Tensor& zero_point, const Options& o) {
-  static const auto call = op<ForwardInPlace>("qsim::fake_quantize_");
+  static const auto call = operator_named<ForwardInPlace>("qsim::fake_quantize_");
   return call.call(x, scale, zero_point, o.quant_min, o.quant_max, o.axis, o.block_size, o.rounding, o.grad_factor);
 }
 
 std::tuple<Tensor, Tensor> with_mask(const Tensor& x, const Tensor& scale, const Tensor& zero_point, const Options& o) {
-  static const auto call = op<WithMask>("qsim::fake_quantize_with_mask");
+  static const auto call = operator_named<WithMask>("qsim::fake_quantize_with_mask");
   return call.call(x, scale, zero_point, o.quant_min, o.quant_max, o.axis, o.block_size, o.rounding);
 }
 
 Tensor with_mask_(Tensor& x, const Tensor& scale, const Tensor& zero_point, const Options& o) {
-  static const auto call = op<WithMaskInPlace>("qsim::fake_quantize_with_mask_");
+  static const auto call = operator_named<WithMaskInPlace>("qsim::fake_quantize_with_mask_");
   return call.call(x, scale, zero_point, o.quant_min, o.quant_max, o.axis, o.block_size, o.rounding);
 }
 
@@ -123,7 +118,7 @@ Tensor fake_quantize_autograd(c10::DispatchKeySet keys, const Tensor& x, const T
     return with_graph(x, scale, zero_point,
                       {quant_min, quant_max, axis, block_size, std::string(rounding), grad_factor});
   }
-  static const auto call = op<Forward>("qsim::fake_quantize");
+  static const auto call = operator_named<Forward>("qsim::fake_quantize");
   const at::AutoDispatchBelowAutograd guard;
   return call.redispatch(keys & c10::after_autograd_keyset, x, scale, zero_point, quant_min, quant_max, axis,
                          block_size, rounding, grad_factor);
@@ -136,7 +131,7 @@ Tensor& fake_quantize_inplace_autograd(c10::DispatchKeySet keys, Tensor& x, cons
     with_graph_(x, scale, zero_point, {quant_min, quant_max, axis, block_size, std::string(rounding), grad_factor});
     return x;
   }
-  static const auto call = op<ForwardInPlace>("qsim::fake_quantize_");
+  static const auto call = operator_named<ForwardInPlace>("qsim::fake_quantize_");
   const at::AutoDispatchBelowAutograd guard;
   return call.redispatch(keys & c10::after_autograd_keyset, x, scale, zero_point, quant_min, quant_max, axis,
                          block_size, rounding, grad_factor);
@@ -149,7 +144,7 @@ Tensor& fake_quantize_out_autograd(c10::DispatchKeySet keys, const Tensor& x, co
       !any_differentiated(x, scale, zero_point) && !is_differentiated("qsim::fake_quantize", out),
       "qsim::fake_quantize: out= has no gradient, but one of the arguments requires grad; call it without out, or "
       "under torch.no_grad()");
-  static const auto call = op<ForwardOut>("qsim::fake_quantize", "out");
+  static const auto call = operator_named<ForwardOut>("qsim::fake_quantize", "out");
   const at::AutoDispatchBelowAutograd guard;
   return call.redispatch(keys & c10::after_autograd_keyset, x, scale, zero_point, quant_min, quant_max, axis,
                          block_size, rounding, grad_factor, out);
@@ -159,7 +154,7 @@ Tensor& fake_quantize_out_autograd(c10::DispatchKeySet keys, const Tensor& x, co
 Tensor mask_backward_autograd(c10::DispatchKeySet keys, const Tensor& grad, const Tensor& mask,
                               at::OptionalSymIntArrayRef strides) {
   const bool differentiated = is_differentiated("qsim::fake_quantize_mask_backward", grad);
-  static const auto call = op<MaskBackward>("qsim::fake_quantize_mask_backward");
+  static const auto call = operator_named<MaskBackward>("qsim::fake_quantize_mask_backward");
   Tensor dx = [&] {
     const at::AutoDispatchBelowAutograd guard;
     return call.redispatch(keys & c10::after_autograd_keyset, grad, mask, strides);
@@ -173,7 +168,7 @@ Tensor backward_autograd(c10::DispatchKeySet keys, const Tensor& grad, const Ten
                          const Tensor& zero_point, std::int64_t quant_min, std::int64_t quant_max, Axis axis,
                          Axis block_size, std::string_view rounding) {
   const bool differentiated = is_differentiated("qsim::fake_quantize_backward", grad);
-  static const auto call = op<Backward>("qsim::fake_quantize_backward");
+  static const auto call = operator_named<Backward>("qsim::fake_quantize_backward");
   Tensor dx = [&] {
     const at::AutoDispatchBelowAutograd guard;
     return call.redispatch(keys & c10::after_autograd_keyset, grad, x, scale, zero_point, quant_min, quant_max, axis,
@@ -188,7 +183,7 @@ Tensor backward_autograd(c10::DispatchKeySet keys, const Tensor& grad, const Ten
 Tensor& fake_quantize_inplace_versioned(c10::DispatchKeySet keys, Tensor& x, const Tensor& scale,
                                         const Tensor& zero_point, std::int64_t quant_min, std::int64_t quant_max,
                                         Axis axis, Axis block_size, std::string_view rounding, double grad_factor) {
-  static const auto call = op<ForwardInPlace>("qsim::fake_quantize_");
+  static const auto call = operator_named<ForwardInPlace>("qsim::fake_quantize_");
   check_version(x);
   {
     const at::AutoDispatchBelowADInplaceOrView below;
@@ -202,7 +197,7 @@ Tensor& fake_quantize_inplace_versioned(c10::DispatchKeySet keys, Tensor& x, con
 Tensor with_mask_inplace_versioned(c10::DispatchKeySet keys, Tensor& x, const Tensor& scale, const Tensor& zero_point,
                                    std::int64_t quant_min, std::int64_t quant_max, Axis axis, Axis block_size,
                                    std::string_view rounding) {
-  static const auto call = op<WithMaskInPlace>("qsim::fake_quantize_with_mask_");
+  static const auto call = operator_named<WithMaskInPlace>("qsim::fake_quantize_with_mask_");
   check_version(x);
   Tensor mask = [&] {
     const at::AutoDispatchBelowADInplaceOrView below;

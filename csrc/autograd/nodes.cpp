@@ -1,7 +1,6 @@
 #include "autograd/nodes.h"
 
 #include <ATen/FuncTorchTLS.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/saved_variable.h>
@@ -15,6 +14,8 @@
 #include <utility>
 #include <vector>
 
+#include "operator_named.h"
+
 namespace qsim {
 namespace {
 
@@ -25,11 +26,6 @@ using torch::autograd::variable_list;
 using torch::dynamo::autograd::CompiledNodeArgs;
 using torch::dynamo::autograd::SwapSavedVariables;
 using Axis = std::optional<std::int64_t>;
-
-template <class Signature>
-c10::TypedOperatorHandle<Signature> op(const char* name) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").template typed<Signature>();
-}
 
 // A Node of which T says
 //
@@ -125,7 +121,7 @@ class MaskNode : public SavingNode<MaskNode> {
   }
   static variable_list gradients(const Tensor& grad, const Tensor& mask, const std::vector<c10::SymInt>& strides) {
     using Signature = Tensor(const Tensor&, const Tensor&, at::OptionalSymIntArrayRef);
-    static const auto backward = op<Signature>("qsim::fake_quantize_mask_backward");
+    static const auto backward = operator_named<Signature>("qsim::fake_quantize_mask_backward");
     return {backward.call(grad, mask, c10::SymIntArrayRef(strides))};
   }
 
@@ -184,7 +180,7 @@ class ElementsNode : public SavedElements<ElementsNode> {
                                  const std::string& rounding, double) {
     using Signature = Tensor(const Tensor&, const Tensor&, const Tensor&, const Tensor&, std::int64_t, std::int64_t,
                              Axis, Axis, std::string_view);
-    static const auto backward = op<Signature>("qsim::fake_quantize_backward");
+    static const auto backward = operator_named<Signature>("qsim::fake_quantize_backward");
     return {backward.call(grad, x, scale, zero_point, quant_min, quant_max, axis, block_size, rounding)};
   }
 };
@@ -199,7 +195,7 @@ class LearnableNode : public SavedElements<LearnableNode> {
     using Signature =
         std::tuple<Tensor, Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&, const Tensor&, std::int64_t,
                                            std::int64_t, Axis, Axis, std::string_view, double);
-    static const auto backward = op<Signature>("qsim::fake_quantize_learnable_backward");
+    static const auto backward = operator_named<Signature>("qsim::fake_quantize_learnable_backward");
     const auto [dx, dscale, dzero_point] =
         backward.call(grad, x, scale, zero_point, quant_min, quant_max, axis, block_size, rounding, grad_factor);
     return {dx, dscale, zero_point.is_floating_point() ? dzero_point : Tensor()};

@@ -1,16 +1,15 @@
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
 #include "autograd/version.h"
+#include "operator_named.h"
 
 namespace qsim {
 namespace {
 
 void observe_versioned(const at::Tensor& x, const at::Tensor& lowest, const at::Tensor& highest,
                        const at::Tensor& counts, const at::Tensor& sketch, const at::Tensor& low_bits) {
-  static const auto op =
-      c10::Dispatcher::singleton().findSchemaOrThrow("qsim::observe_", "").typed<decltype(observe_versioned)>();
+  static const auto op = operator_named<decltype(observe_versioned)>("qsim::observe_");
   check_versions(lowest, highest, counts, sketch, low_bits);
   {
     const at::AutoDispatchBelowADInplaceOrView below;

@@ -3,7 +3,6 @@
 #include "observe_fake_quantize.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/library.h>
 
@@ -12,6 +11,7 @@
 
 #include "autograd/nodes.h"
 #include "autograd/version.h"
+#include "operator_named.h"
 
 namespace qsim {
 namespace {
@@ -26,7 +26,7 @@ Result dispatch(const char* name, const RunningCall& c) {
   using T = const Tensor&;
   using Signature =
       Result(T, T, T, T, T, T, T, T, std::int64_t, std::int64_t, double, Axis, Axis, bool, double, std::string_view);
-  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
+  static const auto op = operator_named<Signature>(name);
   const Guard guard;
   return op.call(c.x, c.observing, c.quantizing, c.lowest, c.highest, c.counts, c.scale, c.zero_point, c.quant_min,
                  c.quant_max, c.averaging, c.axis, c.block_size, c.symmetric, c.min_scale, c.rounding);

@@ -1,8 +1,8 @@
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
 #include "autograd/version.h"
+#include "operator_named.h"
 
 namespace qsim {
 namespace {
@@ -10,9 +10,7 @@ namespace {
 void observe_range_versioned(const at::Tensor& x, const at::Tensor& lowest, const at::Tensor& highest,
                              const at::Tensor& counts, std::optional<std::int64_t> axis,
                              std::optional<std::int64_t> block_size) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("qsim::observe_range_", "")
-                             .typed<decltype(observe_range_versioned)>();
+  static const auto op = operator_named<decltype(observe_range_versioned)>("qsim::observe_range_");
   check_versions(lowest, highest, counts);
   {
     const at::AutoDispatchBelowADInplaceOrView below;

@@ -1,7 +1,6 @@
 // The straight-through gradient of round_to_format: it passes where the element is in the format, as one bit per
 // element remembers. Without a gradient nothing is saved and the kernel runs directly.
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/autograd/VariableTypeUtils.h>
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/library.h>
@@ -13,6 +12,7 @@
 #include "autograd/mask_layout.h"
 #include "autograd/nodes.h"
 #include "autograd/version.h"
+#include "operator_named.h"
 
 namespace qsim {
 namespace {
@@ -21,11 +21,6 @@ using at::Tensor;
 using Saturate = std::optional<bool>;
 using OptionalTensor = std::optional<Tensor>;
 using OptionalInt = std::optional<std::int64_t>;
-
-template <class Signature>
-c10::TypedOperatorHandle<Signature> op(const char* name, const char* overload = "") {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, overload).template typed<Signature>();
-}
 
 using Forward = Tensor(const Tensor&, std::string_view, Saturate, const OptionalTensor&, OptionalInt, OptionalInt);
 using ForwardOut = Tensor&(const Tensor&, std::string_view, Saturate, const OptionalTensor&, OptionalInt, OptionalInt,
@@ -43,7 +38,7 @@ constexpr const char* kName = "RoundToFormatBackward";
 
 Tensor with_graph(const Tensor& x, std::string_view format, Saturate saturate, const OptionalTensor& scale,
                   OptionalInt axis, OptionalInt block_size) {
-  static const auto call = op<WithMask>("qsim::round_to_format_with_mask");
+  static const auto call = operator_named<WithMask>("qsim::round_to_format_with_mask");
   auto [y, mask] = [&] {
     const at::AutoDispatchBelowAutograd guard;
     return call.call(x, format, saturate, scale, axis, block_size);
@@ -54,7 +49,7 @@ Tensor with_graph(const Tensor& x, std::string_view format, Saturate saturate, c
 
 void with_graph_(Tensor& x, std::string_view format, Saturate saturate, const OptionalTensor& scale, OptionalInt axis,
                  OptionalInt block_size) {
-  static const auto call = op<WithMaskInPlace>("qsim::round_to_format_with_mask_");
+  static const auto call = operator_named<WithMaskInPlace>("qsim::round_to_format_with_mask_");
   torch::autograd::check_inplace(x, true);
   edge_list edges = edges_of(x);
   const auto [mask, layout] = [&] {
@@ -76,7 +71,7 @@ bool is_differentiated(const Tensor& x, const OptionalTensor& scale) {
 Tensor round_to_format_autograd(c10::DispatchKeySet keys, const Tensor& x, std::string_view format, Saturate saturate,
                                 const OptionalTensor& scale, OptionalInt axis, OptionalInt block_size) {
   if (is_differentiated(x, scale)) return with_graph(x, format, saturate, scale, axis, block_size);
-  static const auto call = op<Forward>("qsim::round_to_format");
+  static const auto call = operator_named<Forward>("qsim::round_to_format");
   const at::AutoDispatchBelowAutograd guard;
   return call.redispatch(keys & c10::after_autograd_keyset, x, format, saturate, scale, axis, block_size);
 }
@@ -88,7 +83,7 @@ Tensor& round_to_format_inplace_autograd(c10::DispatchKeySet keys, Tensor& x, st
     with_graph_(x, format, saturate, scale, axis, block_size);
     return x;
   }
-  static const auto call = op<ForwardInPlace>("qsim::round_to_format_");
+  static const auto call = operator_named<ForwardInPlace>("qsim::round_to_format_");
   const at::AutoDispatchBelowAutograd guard;
   return call.redispatch(keys & c10::after_autograd_keyset, x, format, saturate, scale, axis, block_size);
 }
@@ -99,7 +94,7 @@ Tensor& round_to_format_out_autograd(c10::DispatchKeySet keys, const Tensor& x, 
   TORCH_CHECK(!is_differentiated(x, scale) && !is_differentiated(out),
               "qsim::round_to_format: out= has no gradient, but one of the arguments requires grad; call it without "
               "out, or under torch.no_grad()");
-  static const auto call = op<ForwardOut>("qsim::round_to_format", "out");
+  static const auto call = operator_named<ForwardOut>("qsim::round_to_format", "out");
   const at::AutoDispatchBelowAutograd guard;
   return call.redispatch(keys & c10::after_autograd_keyset, x, format, saturate, scale, axis, block_size, out);
 }
@@ -109,11 +104,11 @@ Tensor counted_autograd(c10::DispatchKeySet keys, const Tensor& x, std::string_v
                         const OptionalTensor& squares, Saturate saturate, const OptionalTensor& scale, OptionalInt axis,
                         OptionalInt block_size) {
   if (is_differentiated(x, scale)) {
-    static const auto count = op<Count>("qsim::count_format_");
+    static const auto count = operator_named<Count>("qsim::count_format_");
     count.call(x, format, counts, squares, saturate, scale, axis, block_size);
     return with_graph(x, format, saturate, scale, axis, block_size);
   }
-  static const auto call = op<Counted>("qsim::round_to_format_counted");
+  static const auto call = operator_named<Counted>("qsim::round_to_format_counted");
   const at::AutoDispatchBelowAutograd guard;
   return call.redispatch(keys & c10::after_autograd_keyset, x, format, counts, squares, saturate, scale, axis,
                          block_size);
@@ -132,7 +127,7 @@ void bump_state(const Tensor& counts, const OptionalTensor& squares) {
 Tensor counted_versioned(c10::DispatchKeySet keys, const Tensor& x, std::string_view format, const Tensor& counts,
                          const OptionalTensor& squares, Saturate saturate, const OptionalTensor& scale,
                          OptionalInt axis, OptionalInt block_size) {
-  static const auto call = op<Counted>("qsim::round_to_format_counted");
+  static const auto call = operator_named<Counted>("qsim::round_to_format_counted");
   check_state(counts, squares);
   const at::AutoDispatchBelowADInplaceOrView below;
   const Tensor y = call.redispatch(keys & c10::after_ADInplaceOrView_keyset, x, format, counts, squares, saturate,
@@ -144,7 +139,7 @@ Tensor counted_versioned(c10::DispatchKeySet keys, const Tensor& x, std::string_
 void count_versioned(c10::DispatchKeySet keys, const Tensor& x, std::string_view format, const Tensor& counts,
                      const OptionalTensor& squares, Saturate saturate, const OptionalTensor& scale, OptionalInt axis,
                      OptionalInt block_size) {
-  static const auto call = op<Count>("qsim::count_format_");
+  static const auto call = operator_named<Count>("qsim::count_format_");
   check_state(counts, squares);
   const at::AutoDispatchBelowADInplaceOrView below;
   call.redispatch(keys & c10::after_ADInplaceOrView_keyset, x, format, counts, squares, saturate, scale, axis,

@@ -2,7 +2,6 @@
 // step of the running range, fake_quantize.
 #include "observe_fake_quantize.h"
 
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/clone.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/full_like.h>
@@ -12,6 +11,7 @@
 #include <tuple>
 
 #include "cpu/subnormals.h"
+#include "operator_named.h"
 
 namespace qsim {
 namespace {
@@ -24,13 +24,8 @@ using Forward = Tensor(const Tensor&, const Tensor&, const Tensor&, std::int64_t
 using WithMask = std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&, std::int64_t, std::int64_t,
                                             Axis, Axis, std::string_view);
 
-template <class Signature>
-c10::TypedOperatorHandle<Signature> op(const char* name) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").template typed<Signature>();
-}
-
 void observe(const RunningCall& call) {
-  static const auto observe_range = op<ObserveRange>("qsim::observe_range_");
+  static const auto observe_range = operator_named<ObserveRange>("qsim::observe_range_");
   const Tensor lowest = at::full_like(call.lowest, INFINITY), highest = at::full_like(call.highest, -INFINITY);
   observe_range.call(call.x, lowest, highest, call.counts, call.axis, call.block_size);
   cpu::running_range_kernels().follow(lowest.const_data_ptr<float>(), highest.const_data_ptr<float>(), lowest.numel(),
@@ -54,7 +49,7 @@ Tensor grid_scale(const RunningCall& call) {
 }
 
 Tensor plain(const RunningCall& call) {
-  static const auto forward = op<Forward>("qsim::fake_quantize");
+  static const auto forward = operator_named<Forward>("qsim::fake_quantize");
   const KeepSubnormals guard;
   if (!begin(call)) return at::clone(call.x);
   return forward.call(call.x, grid_scale(call), call.zero_point, call.quant_min, call.quant_max, call.axis,
@@ -69,7 +64,7 @@ Tensor full_mask(const Tensor& x) {
 }
 
 std::tuple<Tensor, Tensor> with_mask(const RunningCall& call) {
-  static const auto forward = op<WithMask>("qsim::fake_quantize_with_mask");
+  static const auto forward = operator_named<WithMask>("qsim::fake_quantize_with_mask");
   const KeepSubnormals guard;
   if (!begin(call)) return {at::clone(call.x), full_mask(call.x)};
   return forward.call(call.x, grid_scale(call), call.zero_point, call.quant_min, call.quant_max, call.axis,

@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "functionalize.h"
+#include "operator_named.h"
 
 namespace qsim {
 namespace {
@@ -17,7 +18,7 @@ Tensor& fake_quantize_out_functionalize(const Tensor& x, const Tensor& scale, co
                                         std::string_view rounding, double grad_factor, Tensor& out) {
   using Forward = Tensor(const Tensor&, const Tensor&, const Tensor&, std::int64_t, std::int64_t, Axis, Axis,
                          std::string_view, double);
-  static const auto call = c10::Dispatcher::singleton().findSchemaOrThrow("qsim::fake_quantize", "").typed<Forward>();
+  static const auto call = operator_named<Forward>("qsim::fake_quantize");
   const Tensor values = unwrapped(x), scales = unwrapped(scale), zero_points = unwrapped(zero_point);
   return write_through(out, [&] {
     return call.call(values, scales, zero_points, quant_min, quant_max, axis, block_size, rounding, grad_factor);

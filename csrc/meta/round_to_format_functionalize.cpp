@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include "functionalize.h"
+#include "operator_named.h"
 
 namespace qsim {
 namespace {
@@ -16,10 +17,8 @@ using OptionalInt = std::optional<std::int64_t>;
 Tensor& round_to_format_out_functionalize(const Tensor& x, std::string_view format, Saturate saturate,
                                           const OptionalTensor& scale, OptionalInt axis, OptionalInt block_size,
                                           Tensor& out) {
-  static const auto call =
-      c10::Dispatcher::singleton()
-          .findSchemaOrThrow("qsim::round_to_format", "")
-          .typed<Tensor(const Tensor&, std::string_view, Saturate, const OptionalTensor&, OptionalInt, OptionalInt)>();
+  static const auto call = operator_named<Tensor(const Tensor&, std::string_view, Saturate, const OptionalTensor&,
+                                                 OptionalInt, OptionalInt)>("qsim::round_to_format");
   const Tensor from = unwrapped(x);
   const OptionalTensor by = scale ? OptionalTensor(unwrapped(*scale)) : std::nullopt;
   return write_through(out, [&] { return call.call(from, format, saturate, by, axis, block_size); });
