@@ -2,7 +2,6 @@
 # make test    set everything up, then lint, build, and run all tests (C++, Python, CUDA compile check where nvcc is)
 # make docs    the site, in build/site (opens without a network: build/site/index.html); pictures of reports where chromium is installed
 # make wheel   dist/: an sdist, and from it a wheel for each Python here, tried in an environment of its own
-# make recipes the code of docs/recipes with Hugging Face's libraries and Lightning, which the tests skip where they are missing
 # make bench   the benchmarks: ratios in one process, out/bench.json and its plot; five minutes
 # make fuzz    a million inputs for each libFuzzer target, a million calls of operators (FUZZ_INPUTS=...), 20,000 programs (FUZZ_PROGRAMS=...)
 # make ptx     the PTX of the CUDA kernels on this machine, for five architectures; wants nvcc
@@ -18,7 +17,7 @@ NVCC := $(shell command -v nvcc || ls /usr/local/cuda*/bin/nvcc 2>/dev/null | ta
 # Two workers: more only compete for the memory bandwidth that the kernels use. One thread each: more spin while they wait for a core.
 PYTEST := OMP_NUM_THREADS=1 PYTHONPATH=python $(BIN)/python -m pytest -n 2
 
-.PHONY: demo test lint build test-cpp test-python audit compile-cuda sanitize fuzz ptx aarch64 test-cuda-torch bench docs wheel recipes format clean
+.PHONY: demo test lint build test-cpp test-python audit compile-cuda sanitize fuzz ptx aarch64 test-cuda-torch bench docs wheel format clean
 
 demo: $(VENV)/installed
 	$(BIN)/python examples/digits_qat.py --output out
@@ -79,10 +78,6 @@ docs: build  # a warning is an error, and so is a dead link
 
 wheel:
 	scripts/wheels.sh
-
-recipes: build  # the documents' code once more, with the libraries that it is for
-	$(BIN)/pip install --quiet --constraint $(VENV)/torch --group recipes
-	$(PYTEST) tests/python/house/test_documents.py
 
 bench: $(VENV)/tools build
 	PYTHONPATH=python $(BIN)/python benchmarks/run.py

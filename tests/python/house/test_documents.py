@@ -1,5 +1,6 @@
 """The code that the documents show runs as shown."""
 
+import os
 import re
 from pathlib import Path
 
@@ -11,13 +12,7 @@ ROOT = Path(__file__).parents[3]
 PAGES = ROOT / "docs" / "failures"  # whose blocks go on where the one before ended: test_failure_pages.py
 DOCUMENTS = [ROOT / "README.md", *sorted(path for path in (ROOT / "docs").rglob("*.md") if path.parent != PAGES)]
 BLOCKS = [(path, block) for path in DOCUMENTS for block in re.findall(r"```python\n(.*?)```", path.read_text(), re.S)]
-OTHERS = {
-    "accelerate",
-    "lightning",
-    "tensorboard",
-    "timm",
-    "transformers",
-}  # what recipes are for: a recipe is skipped where its library is missing
+OTHERS = {"accelerate", "lightning", "peft", "tensorboard", "timm", "transformers"}  # missing ones skip their recipes, but not in CI
 
 
 def surroundings() -> dict:
@@ -49,7 +44,7 @@ def test_runs(path, block, tmp_path, monkeypatch):
     imported = re.findall(r"\w+", " ".join(re.findall(r"^from (\S+)", block, re.M))) + re.findall(
         r"\w+", " ".join(re.findall(r"^import (.*)", block, re.M))
     )
-    for name in sorted(OTHERS & set(imported)):
+    for name in sorted(OTHERS & set(imported)) if "CI" not in os.environ else ():
         pytest.importorskip(name)
     monkeypatch.chdir(tmp_path)
     exec(compile(block, str(path), "exec"), surroundings())
