@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from qsim.checkpoints import awq, compressed_tensors, gguf, gptq
+from qsim.checkpoints import awq, compressed_tensors, gguf, gguf_write, gptq
 from qsim.checkpoints.checkpoint import Checkpoint
 from qsim.checkpoints.folder import read_config, read_tensors, write
 from qsim.errors import FileFormatError
 from qsim.files.file_place import FilePlace
 
 _MODULES: dict[str, Any] = {compressed_tensors.FORMAT: compressed_tensors, gptq.FORMAT: gptq, gptq.SECOND: gptq, awq.FORMAT: awq}
-CHECKPOINT_FORMATS = tuple(_MODULES)  # those that are written; GGUF is read
+CHECKPOINT_FORMATS = (*_MODULES, gguf.FORMAT)
 
 
 def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
@@ -70,7 +70,7 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         raise place.wanted("quantization_config", quantization, "an object that says how the weights are packed")
     method = quantization.get("quant_method", gptq.FORMAT if "desc_act" in quantization else None)
     if not isinstance(method, str) or method not in _MODULES:
-        raise place.wanted("quant_method", method, f"one of {', '.join(map(repr, CHECKPOINT_FORMATS))}")
+        raise place.wanted("quant_method", method, f"one of {', '.join(map(repr, _MODULES))}")
     state = read_tensors(path)
     weights = _MODULES[method].read(state, quantization, FilePlace(str(path)))
     second = method == gptq.FORMAT and quantization.get("checkpoint_format") == gptq.SECOND
@@ -80,7 +80,7 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
 def save_checkpoint(
     checkpoint: Checkpoint, folder: str | os.PathLike[str], format: str = compressed_tensors.FORMAT, *, linear: Sequence[str] | None = None
 ) -> None:
-    """Write packed weights as a model's folder: ``model.safetensors`` and ``config.json``.
+    """Write packed weights as a model's folder, ``model.safetensors`` and ``config.json``, or as a GGUF file.
 
     Integers, scales and zero points are written as they are. GPTQ and AWQ store scales in float16: others are refused. Readers of "gptq"
     disagree on zero points of 0, which it refuses and "gptq_v2" holds.
@@ -89,9 +89,10 @@ def save_checkpoint(
     ----------
     checkpoint : Checkpoint
     folder : path-like
-        Made if it is not there; the two files in it are replaced. Tokenizers are yours to copy.
+        Made if it is not there; the two files in it are replaced. Tokenizers are yours to copy. Of "gguf" the file, "model.gguf".
     format : str
-        "compressed-tensors", "gptq", "gptq_v2" or "awq".
+        "compressed-tensors", "gptq", "gptq_v2", "awq", or "gguf": symmetric grids as Q4_0, Q8_0, Q4_K and Q6_K, all else in float, under
+        the names that the checkpoint has. llama.cpp runs files with names, rows in the order, and metadata of its own.
     linear : sequence of str, optional
         All linear layers of the model. compressed-tensors then names those that are in float and not those that are packed.
 
@@ -109,13 +110,26 @@ def save_checkpoint(
     >>> sorted(load_checkpoint(folder).weights)
     ['fc.weight']
     """
-    if format not in _MODULES:
+    if format not in CHECKPOINT_FORMATS:
         raise ValueError(f"qsim: got format={format!r}; expected one of {', '.join(map(repr, CHECKPOINT_FORMATS))}")
     if not checkpoint.weights:
         raise FileFormatError(f"qsim: '{folder}': no weight is quantized; expected at least one")
+    if format == gguf.FORMAT:
+        _write_gguf(checkpoint, Path(folder))
+        return
     options = {"linear": linear} if format == compressed_tensors.FORMAT else {}
     tensors, quantization, problems = _MODULES[format].write(checkpoint, format, **options)
+    _check(problems, folder, format)
+    write(Path(folder), {**checkpoint.tensors, **tensors}, {**checkpoint.model_config, "quantization_config": quantization})
+
+
+def _write_gguf(checkpoint: Checkpoint, path: Path) -> None:
+    if path.suffix != ".gguf":
+        raise ValueError(f"qsim: got '{path}' for a GGUF file; expected a name that ends in .gguf")
+    _check(gguf_write.write(path, checkpoint), path, gguf.FORMAT)
+
+
+def _check(problems: Mapping[str, str], where: str | os.PathLike[str], format: str) -> None:
     if problems:
         listed = "\n  ".join(f"'{name}' {problem}" for name, problem in problems.items())
-        raise FileFormatError(f"qsim: '{folder}': {format} cannot hold:\n  {listed}")
-    write(Path(folder), {**checkpoint.tensors, **tensors}, {**checkpoint.model_config, "quantization_config": quantization})
+        raise FileFormatError(f"qsim: '{where}': {format} cannot hold:\n  {listed}")

@@ -21,6 +21,7 @@ from qsim.quantizers.quantizer import Quantizer
 from qsim.runs.sharding import is_sharded
 from qsim.simulation.simulation import Simulation
 
+OF_TWO_LEVELS = ("_scale_integers", "_super_scale")  # behind the name of a weight whose scales are products of these
 _NOISE = 64  # so many units in the last place may two kernels for one operation differ by, as those of recurrent layers do
 
 
@@ -71,6 +72,9 @@ def integer_state_dict(sim: Simulation) -> dict[str, Tensor]:
         found[f"{name}_scale"] = encoding.scale
         if encoding.dtype.startswith(("int", "uint")):
             found[f"{name}_zero_point"] = encoding.zero_point
+        if encoding.two_levels is not None:
+            for part, held in zip(OF_TWO_LEVELS, encoding.two_levels.split(encoding.scale), strict=True):
+                found[f"{name}{part}"] = held
     return found
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from qsim.checkpoints import Checkpoint, PackedWeight, load_checkpoint, save_checkpoint
-from qsim.deploy.bake import integer_state_dict
+from qsim.deploy.bake import OF_TWO_LEVELS, integer_state_dict
 from qsim.files import Entry
 from qsim.files.fitting import fitted
 from qsim.numbers.encoding import Encoding
@@ -25,12 +25,16 @@ def save_compressed(sim: Simulation, folder: str | os.PathLike[str], format: str
     """`QuantSim.save_compressed` documents it."""
     state = integer_state_dict(sim)
     encodings = _encodings(sim, state)
+    for name in encodings:
+        for part in OF_TWO_LEVELS:
+            state.pop(f"{name}{part}", None)
     weights = {
         name: _packed(encoding, state.pop(name), state.pop(f"{name}_scale"), state.pop(f"{name}_zero_point"))
         for name, encoding in encodings.items()
     }
     linear = [path for path, module in sim.model.named_modules() if isinstance(module, nn.Linear)]
-    save_checkpoint(Checkpoint(weights, state, format, _model_config(sim.model)), folder, format, linear=linear)
+    told = {} if format == "gguf" else _model_config(sim.model)  # what GGUF says of a model goes by other names
+    save_checkpoint(Checkpoint(weights, state, format, told), folder, format, linear=linear)
 
 
 def load_compressed(sim: Simulation, source: str | os.PathLike[str] | Checkpoint) -> None:
@@ -100,10 +104,17 @@ def round_scales(sim: Simulation, dtype: torch.dtype) -> None:
         largest = torch.finfo(dtype).max
         if bool((encoding.scale > largest).any()):
             raise ValueError(f"QuantSim.round_scales: '{key}' has a scale of {float(encoding.scale.max()):g}; {dtype} ends at {largest:g}")
-        scale = encoding.scale.clamp_min(_SMALLEST[dtype]).to(dtype).to(encoding.scale.dtype)
+        scale = _rounded(encoding, dtype)
         rounded.append((quantizer, dataclasses.replace(encoding, scale=scale)))
     for quantizer, encoding in rounded:
         quantizer.set_encoding(encoding)
+
+
+def _rounded(encoding: Encoding, dtype: torch.dtype) -> Tensor:
+    """Scales rounded to a type; of those of two levels the floats that the integers are multiplied with."""
+    if encoding.two_levels is not None:
+        return encoding.two_levels.nearest(encoding.scale, dtype)
+    return encoding.scale.clamp_min(_SMALLEST[dtype]).to(dtype).to(encoding.scale.dtype)
 
 
 def _encodings(sim: Simulation, state: dict[str, Tensor]) -> dict[str, Encoding]:
