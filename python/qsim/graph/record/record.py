@@ -51,7 +51,7 @@ from qsim.operations.functions import (
 )
 from qsim.operations.half import has_inexact_numbers
 from qsim.runs.arguments import Arguments, is_dense, is_replaceable
-from qsim.runs.snapshot import unchanged
+from qsim.runs.snapshot import ContentsLostError, unchanged
 
 
 def record(model: nn.Module, examples: Sequence[Arguments]) -> tuple[Tape, list[str]]:
@@ -68,6 +68,8 @@ def record(model: nn.Module, examples: Sequence[Arguments]) -> tuple[Tape, list[
     ------
     ValueError
         If a lazy module has not got its parameters yet.
+    ContentsLostError
+        If the model writes to its parameters, and they are too many to be copied.
     """
     for name, t in (*model.named_parameters(), *model.named_buffers()):
         if is_lazy(t):
@@ -78,6 +80,8 @@ def record(model: nn.Module, examples: Sequence[Arguments]) -> tuple[Tape, list[
             before = len(tape.calls), len(tape.steps), set(tape.results), set(tape.reads)
             try:
                 _run(model, _Pass(tape, run, number), args, kwargs, report)
+            except ContentsLostError:
+                raise
             except Exception as e:
                 if mode == "eval":
                     tape.raised[number] = e
@@ -93,7 +97,7 @@ def record(model: nn.Module, examples: Sequence[Arguments]) -> tuple[Tape, list[
 
 def _run(model: nn.Module, current: _Pass, args: tuple[Any, ...], kwargs: dict[str, Any], report: list[str]) -> None:
     tape = current.tape
-    with _plain_eager(), unchanged(model), _recording(model, current, report):
+    with _plain_eager(), unchanged(model, whole=False), _recording(model, current, report):
         held = Held(model)
         (args, kwargs), shared = own_arguments(model, (args, kwargs))
         report += [f"an argument of type {name} cannot be copied: what the model writes into it stays there" for name in shared]
