@@ -81,12 +81,14 @@ class PlannedBias:
 
 @dataclass
 class Actions:
-    """What happens at one site: quantizers of operands by slot, of outputs by index, of its gate (`qsim.operations.gates`); the bias."""
+    """What happens at one site: quantizers of operands by slot, of outputs by index, of its gate (`qsim.operations.gates`); the bias. And
+    what it reads of stacks of weights, which are quantized in the modules that have them."""
 
     operands: dict[Slot, Use] = field(default_factory=dict)
     outputs: dict[int, str] = field(default_factory=dict)
     gate: str | None = None
     bias: PlannedBias | None = None
+    stacks: dict[Slot, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -154,6 +156,7 @@ class Neighbours:
     results: dict[int, Post]
     joined: dict[int, Post]
     gate: Post | None = None
+    stacks: tuple[Post, ...] = ()
 
     def is_concerned(self, formats: Container[str]) -> bool:
         """Whether something else stands here than the plan says while the operations in `formats` fall back."""
@@ -184,7 +187,8 @@ class Regions:
         """All places where quantizers stand, or will if operations fall back."""
         found = [each for around in self.neighbours.values() for each in (around.reads, around.results, around.joined)]
         gates = [around.gate for around in self.neighbours.values() if around.gate is not None]
-        return [*self.inputs.values(), *(post for posts in found for post in posts.values()), *gates]
+        stacks = [post for around in self.neighbours.values() for post in around.stacks]
+        return [*self.inputs.values(), *(post for posts in found for post in posts.values()), *gates, *stacks]
 
 
 @dataclass(frozen=True)
@@ -249,6 +253,15 @@ class QuantizationPlan:
         return {planned.parameter: key for key, planned in self.quantizers.items() if planned.parameter and planned.role == "weight"}
 
     @cached_property
+    def stacks(self) -> dict[str, list[Post]]:
+        """The stacks of weights that are quantized, by the names of the parameters, with what reads them."""
+        found: dict[str, list[Post]] = {}
+        for around in self.regions.neighbours.values():
+            for post in around.stacks:
+                found.setdefault(post.key, []).append(post)
+        return found
+
+    @cached_property
     def runs_as_one(self) -> dict[Site, list[Site]]:
         """What follows others in a chain that runs as one, with these: where nothing else is handed to it, and modes meet these."""
         before: dict[Site, list[Site]] = {}
@@ -259,7 +272,8 @@ class QuantizationPlan:
     @property
     def decisions(self) -> Decisions:
         biases = [actions.bias for actions in self.actions.values() if actions.bias is not None]
-        return Decisions(self.quantizers, biases, self.left, self.regions.operations, self.regions.posts, self.regions.unplanned)
+        regions = self.regions
+        return Decisions(self.quantizers, biases, self.left, regions.operations, regions.posts, regions.unplanned)
 
 
 def _follows_these_alone(following: Site, first: list[Site]) -> bool:

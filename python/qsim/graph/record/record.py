@@ -19,6 +19,7 @@ from qsim.graph.record.containers import containers, full_name, leaf_paths, subc
 from qsim.graph.record.own_arguments import own_arguments
 from qsim.graph.record.resume import driven
 from qsim.graph.record.routes import call_key
+from qsim.graph.record.stacked_weights import stacks_read
 from qsim.graph.record.tape import (
     Call,
     CallKey,
@@ -41,6 +42,7 @@ from qsim.operations.functions import (
     COMPOSITE,
     CONSTRUCTORS,
     CONVERSIONS,
+    MATRIX_PRODUCTS,
     RANDOM,
     READS,
     TRANSPARENT,
@@ -74,12 +76,12 @@ def record(model: nn.Module, examples: Sequence[Arguments]) -> tuple[Tape, list[
     for name, t in (*model.named_parameters(), *model.named_buffers()):
         if is_lazy(t):
             raise ValueError(f"'{name}' has no shape yet: run the model once on the example inputs; lazy modules get their parameters so")
-    tape, report = Tape(model), _blind_spots(model)
+    tape, report, parameters = Tape(model), _blind_spots(model), dict(model.named_parameters())
     for number, (args, kwargs) in enumerate(examples):
         for run, mode in enumerate(("eval", "training")):
             before = len(tape.calls), len(tape.steps), set(tape.results), set(tape.reads)
             try:
-                _run(model, _Pass(tape, run, number), args, kwargs, report)
+                _run(model, _Pass(tape, run, number, parameters), args, kwargs, report)
             except ContentsLostError:
                 raise
             except Exception as e:
@@ -148,6 +150,7 @@ class _Pass:
     tape: Tape
     run: int
     example: int
+    parameters: dict[str, nn.Parameter]
     began: bool = False  # the root has been called
 
 
@@ -281,6 +284,7 @@ class Recorder(TorchFunctionMode):
             dims={slot: t.dim() for slot, t in floats.items()},
             same={slot: self.tape.identity(t) for slot, t in floats.items()},
             changed=changed,
+            stacks=dict(stacks_read(self.current.parameters, floats, origins)) if name_of(made.func) in MATRIX_PRODUCTS else {},
             transformed=torch._C._functorch.maybe_current_level() is not None,
             masks=frozenset(slot for slot, t in floats.items() if _is_mask(t)),
         )
