@@ -12,6 +12,7 @@ from qsim.quantizers.bias import BiasQuantizer
 from qsim.quantizers.observer import with_method
 from qsim.quantizers.weights import encode_weights
 from qsim.runs.sharding import whole
+from qsim.simulation.lent_ranges import lent
 from qsim.simulation.simulation import Simulation
 
 
@@ -27,13 +28,18 @@ def choose_encodings(
     for key, found in zip(parameters, encode_weights(of_weights, list(parameters.values()), specs), strict=True):
         if isinstance(found, CalibrationError):
             problems[key] = found
+    borrowed = lent(sim)
     for key, quantizer in quantizers.items():
         spec = quantizer.spec
         if key in parameters or sim.decisions.quantizers[key].range is not None or spec.is_dynamic:
             continue
         chosen = None if spec.is_running or spec.axis is not None else method
         try:
-            quantizer.compute_encoding(chosen, percentile=percentile, gamma=gamma)
+            if key in borrowed:
+                own = with_method(spec, chosen, percentile=percentile, gamma=gamma)
+                quantizer.use(own, borrowed[key].observer.encoding(own))
+            else:
+                quantizer.compute_encoding(chosen, percentile=percentile, gamma=gamma)
         except CalibrationError as error:
             problems[key] = error
     needed = sim.needed()
@@ -41,7 +47,7 @@ def choose_encodings(
     if unmet:
         raise _failure([str(problems[key]) for key in unmet])
     unneeded = [f"{problems[key]} (not needed: all that use it fall back)" for key in quantizers if key in problems.keys() - needed]
-    return [*unneeded, *fit_biases(sim, sim.decisions.biases)]
+    return [*unneeded, *(found.sentence for found in borrowed.values()), *fit_biases(sim, sim.decisions.biases)]
 
 
 def fit_biases(sim: Simulation, biases: Iterable[PlannedBias]) -> list[str]:

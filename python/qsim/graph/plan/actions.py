@@ -193,8 +193,9 @@ class Regions:
 
 @dataclass(frozen=True)
 class Decisions:
-    """What of a plan outlives its being attached: quantizers by key, biases, what stays in float; and of its regions the operations by
-    name, the places where quantizers stand, and the operands in float of operations in integers."""
+    """What of a plan outlives its being attached: quantizers by key, biases, what stays in float; of its regions the operations by name,
+    the places where quantizers stand, and the operands in float of operations in integers; and keys of activations that do the same in the
+    passes of a loop or the members of a list."""
 
     quantizers: dict[str, PlannedQuantizer]
     biases: list[PlannedBias]
@@ -202,6 +203,7 @@ class Decisions:
     operations: dict[str, Operation]
     posts: list[Post]
     unplanned: list[Unplanned]
+    alike: list[tuple[str, ...]] = field(default_factory=list)
 
     @property
     def weight_keys(self) -> list[str]:
@@ -229,7 +231,8 @@ class QuantizationPlan:
     what is odd about the config, what runs as one, what leaves do where no example called them, by path,
     the operation behind each of a chain that runs as one, but for the last, what runs in half precision, after which operations a
     tensor is quantized where it is read, which of those Dynamo hides, the weights that are in float because it hides what reads them,
-    what of the config must be mistyped, and whose memory is read where a tensor is quantized that was changed in place."""
+    what of the config must be mistyped, whose memory is read where a tensor is quantized that was changed in place, and which
+    activations do the same in the passes of a loop or the members of a list."""
 
     routes: dict[str, Route]
     actions: dict[Site, Actions]
@@ -246,6 +249,7 @@ class QuantizationPlan:
     unseen: list[str] = field(default_factory=list)
     mistyped: list[str] = field(default_factory=list)
     memory: dict[tuple[Site, Slot], frozenset[Site]] = field(default_factory=dict)
+    alike: list[tuple[str, ...]] = field(default_factory=list)
 
     @cached_property
     def weights(self) -> dict[str, str]:
@@ -273,7 +277,7 @@ class QuantizationPlan:
     def decisions(self) -> Decisions:
         biases = [actions.bias for actions in self.actions.values() if actions.bias is not None]
         regions = self.regions
-        return Decisions(self.quantizers, biases, self.left, regions.operations, regions.posts, regions.unplanned)
+        return Decisions(self.quantizers, biases, self.left, regions.operations, regions.posts, regions.unplanned, self.alike)
 
 
 def _follows_these_alone(following: Site, first: list[Site]) -> bool:

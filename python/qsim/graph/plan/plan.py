@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from qsim.config.config import Config
 from qsim.graph.plan.actions import LeftFloat, QuantizationPlan, Use
+from qsim.graph.plan.alike import find_alike
 from qsim.graph.plan.biases import plan_bias
 from qsim.graph.plan.caches import Caches
 from qsim.graph.plan.elsewhere import elsewhere_of, plan_unreached
@@ -122,6 +123,7 @@ class _Planner:
             list(self.ledger.unseen),
             mistyped(self.config, infos, self.tape.modules),
             self.memory,
+            find_alike(self.actions, self.quantizers, self.tape.modules),
         )
 
     def _chain(self, site: Site) -> list[Site]:
