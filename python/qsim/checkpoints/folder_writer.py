@@ -58,8 +58,11 @@ class FolderWriter:
 
     def _flush(self) -> None:
         path = self._folder / f"{len(self._shards)}{self._own}"
-        self._library.torch.save_file(self._held, path, metadata={"format": "pt"})
         self._shards.append((path, list(self._held)))
+        path.touch()
+        mode = path.stat().st_mode  # as any file of the user's; the library makes one that nobody else may read
+        self._library.torch.save_file(self._held, path, metadata={"format": "pt"})
+        path.chmod(mode)
         self._held = {}
 
     def finish(self, config: Mapping[str, Any]) -> None:

@@ -99,6 +99,8 @@ def test_a_folder_of_before_is_replaced_whole_or_not_at_all(tmp_path):
 
     write_packed(tmp_path, entries(2), "awq", {})
     assert {path.name for path in tmp_path.iterdir()} == {"config.json", "model.safetensors", "tokenizer.json"}
+    (tmp_path / "plain").touch()
+    assert (tmp_path / "model.safetensors").stat().st_mode == (tmp_path / "plain").stat().st_mode
     assert load_checkpoint(tmp_path).weights.keys() == {"layers.0.fc.weight", "layers.1.fc.weight"}
 
 
