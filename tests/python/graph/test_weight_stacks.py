@@ -112,9 +112,11 @@ def test_compiled_it_is_the_same(how):
         assert torch.equal(torch.compile(sim, backend="aot_eager", fullgraph=True)(x), sim(x))
 
 
-@pytest.mark.parametrize("how", ["grouped", "batched", "eager"])
+@pytest.mark.parametrize("how", ["grouped", "batched", "eager", "traced"])
 def test_switches_copies_and_states(how):
-    model = Mixture(how)
+    model = Mixture("batched" if how == "traced" else how)
+    if how == "traced":  # a module that copies and pickles itself
+        model = torch.fx.symbolic_trace(model)
     sim = simulated(model, SPECS["per channel"])
     saved = io.BytesIO()
     torch.save(sim, saved)

@@ -126,25 +126,25 @@ class SimulatedCopier(Simulated):
         with self._plain():
             copied: nn.Module = copy.deepcopy(self, memo)
         vars(copied)[PLACE] = copy.deepcopy(vars(self)[PLACE], memo)
-        return simulate(copied)
+        return simulate(copied, type(self)._homes)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         with self._plain() as original:
             made = original.__reduce_ex__(self, protocol)  # type: ignore[misc]
-        return _unpickled, (vars(self)[PLACE], *made)
+        return _unpickled, (vars(self)[PLACE], type(self)._homes, *made)
 
 
-def _unpickled(place: Any, make: Callable[..., nn.Module], args: tuple[Any, ...], state: Any = None) -> nn.Module:
+def _unpickled(place: Any, homes: tuple[str, ...], make: Callable[..., nn.Module], args: tuple[Any, ...], state: Any = None) -> nn.Module:
     module = make(*args)
     if state is not None:
         module.__setstate__(state)  # type: ignore[no-untyped-call]
     vars(module)[PLACE] = place
-    return simulate(module)
+    return simulate(module, homes)  # the place itself may not be filled yet
 
 
-def simulate(module: nn.Module) -> nn.Module:
-    """Have a module simulate, which has its place."""
-    module.__class__ = simulated(type(module), tuple(vars(module)[PLACE][0].homes))  # type: ignore[arg-type]  # Module's __hash__
+def simulate(module: nn.Module, homes: tuple[str, ...]) -> nn.Module:
+    """Have a module simulate, which has its place. `homes` as in `simulated`."""
+    module.__class__ = simulated(type(module), homes)  # type: ignore[arg-type]  # Module's __hash__
     return module
 
 
