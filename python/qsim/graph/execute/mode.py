@@ -257,7 +257,7 @@ class LocalMode(TorchFunctionMode):
         operands, outputs, instead, link, written_out, overwrites = self.nodes[node]
         if link is not None and link.before and not self.has_begun(node, link, args, kwargs):
             outputs, instead = (), None
-            self.broken(node, "result")
+            self.broken(node, None)
         given_away = overwrites and dies(args, func, _frame_at(2))
         if operands:
             if node in self.place.after or node in self.place.memory:
@@ -289,7 +289,7 @@ class LocalMode(TorchFunctionMode):
             if stands and (slot not in memory or self.is_of(memory[slot], operand(slot, args, kwargs), (node, slot))):
                 standing.append((slot, quantize))
             else:
-                self.broken(node, f"operand {slot}")
+                self.broken(node, slot)
         return tuple(standing)
 
     def remember(self, name: str, out: Any) -> None:
@@ -322,9 +322,9 @@ class LocalMode(TorchFunctionMode):
             self.checkpointed_above()
         return abroad.trusts and (self.place.path, call) not in abroad.broken
 
-    def broken(self, node: int, what: str) -> None:
+    def broken(self, node: int, slot: Slot | None) -> None:
         """A chain ends that did not begin."""
-        self.place.note_broken(node, what)
+        self.place.note_broken(node, slot)
 
     def refer(self, t: Tensor) -> Any:
         """What stands for a result: a reference that counts would keep savings from proving that it is nobody else's."""

@@ -22,7 +22,7 @@ from qsim.graph.plan.savings import Saving, kept_operands
 from qsim.graph.record.call_sites import LEAF, CallSite, Spot, kind_of_code
 from qsim.graph.record.containers import full_name
 from qsim.graph.record.routes import Route, Site, call_key
-from qsim.graph.record.tape import CallKey
+from qsim.graph.record.tape import CallKey, Slot
 from qsim.operations.functions import MAC
 from qsim.operations.gates import Gated
 from qsim.operations.half import Half
@@ -258,9 +258,12 @@ class Place:
         text = f"{_named(name, line)} ran more often than the example inputs show{_what_is_done(planned)}"
         self.switch.notice(text, self.path, "" if planned.outputs else name.rpartition(".")[2])
 
-    def note_broken(self, node: int, what: str) -> None:
-        """Note that a chain ends that did not begin: its quantizer is for what an operation returned that did not run."""
-        name, line = self.sites[node]
+    def note_broken(self, node: int, slot: Slot | None) -> None:
+        """Note that a chain ends that did not begin: its quantizer is for what an operation returned that did not run. `slot`: it stands
+        at this operand; None: at the result."""
+        (name, line), planned = self.sites[node], self._actions[node]
+        self.switch.refused |= set(planned.outputs.values()) if slot is None else {planned.operands[slot].key}
+        what = "result" if slot is None else f"operand {slot}"
         text = f"{_named(name, line)} ran on what the example inputs did not show it: its {what} stays in float"
         self.switch.notice(text, self.path, name.rpartition(".")[2])
 
