@@ -23,7 +23,7 @@ _PAUSE = 30.0  # seconds between two lines that say how far it is
 
 
 def _looked(options: argparse.Namespace) -> Iterator[Found]:
-    jobs = [(seed, tuple(options.oracle or ()), options.expect_warnings) for seed in range(options.seed, options.seed + options.count)]
+    jobs = [(seed, tuple(options.oracle or ())) for seed in range(options.seed, options.seed + options.count)]
     if options.jobs == 1:
         yield from map(look, jobs)
         return
@@ -62,7 +62,6 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=None, help="of the first program; a random one by default, which is printed")
     parser.add_argument("--oracle", action="append", choices=list(ORACLES), help="ask this one only; may be repeated")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
-    parser.add_argument("--expect-warnings", action="store_true", help="a path that the example did not take has to be warned of")
     parser.add_argument("--show", action="store_true", help="print the program itself, failing or not")
     parser.add_argument("--as-it-is", action="store_true", help="do not look for smaller programs")
     options = parser.parse_args()

@@ -17,6 +17,7 @@ import qsim
 
 from .ir import Program
 from .loaded import Call, Loaded
+from .results import tensors_of
 from .running import MODES, Outcome, quietly, run, same_state
 
 
@@ -60,12 +61,10 @@ class Case:
     ----------
     program : Program
     loaded : Loaded
-    expect_warnings : bool
-        Whether a path that the example did not take has to be warned of.
     """
 
-    def __init__(self, program: Program, loaded: Loaded, *, expect_warnings: bool = False) -> None:
-        self.program, self.loaded, self.expect_warnings = program, loaded, expect_warnings
+    def __init__(self, program: Program, loaded: Loaded) -> None:
+        self.program, self.loaded = program, loaded
         self._outcomes: dict[tuple[str, str, torch.dtype], Outcome | Exception] = {}
 
     @cached_property
@@ -140,7 +139,7 @@ class Case:
 
 def _forward(model: nn.Module, loaded: Loaded, call: Call, dtype: torch.dtype) -> Any:
     args, kwargs = loaded.arguments(call, dtype)
-    return model(*args, **kwargs)
+    return tensors_of(model(*args, **kwargs))  # a generator runs while it is asked
 
 
 @contextlib.contextmanager

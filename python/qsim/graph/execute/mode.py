@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._ops import HigherOrderOperator
-from torch.overrides import TorchFunctionMode, _get_current_function_mode
+from torch.overrides import TorchFunctionMode
 
 from qsim.graph.execute.abroad import Abroad
 from qsim.graph.execute.inputs import computes, is_float, operand, with_operands, with_outputs
@@ -111,7 +111,11 @@ class LocalMode(TorchFunctionMode):
     def end(self) -> None:
         """The call of the container is over."""
         self.place.note_end(self.training, self.counts, self.passed_by)
-        if self.place.switch.unsaid and not is_inside():
+        self.tell()
+
+    def tell(self) -> None:
+        """Warn of what was noticed, if this is the outermost container."""
+        if self.place.switch.unsaid and self.outer is None:
             self.place.switch.say()
 
     def checkpointed(self, site: CallSite) -> None:
@@ -392,8 +396,3 @@ def _is_quiet(func: Function) -> bool:
 def _stands(distance: int, code: CodeType, instruction: int) -> bool:
     frame = _frame_at(distance + 2)  # past this function and the generator that calls it
     return frame.f_code is code and frame.f_lasti == instruction
-
-
-def is_inside() -> bool:
-    """Whether a container is called by another one."""
-    return isinstance(_get_current_function_mode(), LocalMode)  # type: ignore[no-untyped-call]

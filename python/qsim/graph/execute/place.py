@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections import Counter
 from collections.abc import Collection, Mapping
@@ -10,6 +11,7 @@ from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 from torch import nn
+from torch.overrides import _get_current_function_mode
 
 from qsim.graph.execute.links import calls_before, links_of, memory_read
 from qsim.graph.execute.lowered import LiveMaker, Maker, MarkMaker, Quantize, fallen_site, planned_site, site_beside
@@ -144,6 +146,14 @@ class Place:
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name not in ("hints", "no_hints", "strange", "token")}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Place:
+        """Of a module that a forward makes a copy of it is the same: what computes there has the model's quantizers."""
+        if isinstance(_get_current_function_mode(), self.switch.mode):  # type: ignore[no-untyped-call, arg-type]
+            return self
+        copied = memo[id(self)] = Place.__new__(Place)
+        copied.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        return copied
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)

@@ -1,0 +1,343 @@
+"""What a simulation asks for where it assumes something, each as the change that takes the question out.
+
+The rows of the table of assumptions in docs/architecture.md, and the decisions of recording and planning that keep a simulation truthful.
+`without.py` has the fuzzer look for programs that need them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
+
+from torch import Tensor, nn
+
+from qsim.graph.execute import mode, ownership, place, shortcuts, simulated, traced
+from qsim.graph.execute.inputs import Inputs
+from qsim.graph.execute.mode import LocalMode
+from qsim.graph.execute.place import QUIET, Place
+from qsim.graph.execute.traced import TracedMode
+from qsim.graph.plan import plan
+from qsim.graph.plan.dataflow import Dataflow
+from qsim.graph.record import call_sites, record, tape
+from qsim.graph.record.tape import Origin, Tape, indirect
+from qsim.graph.record.written_state import Held
+from qsim.simulation import simulation
+
+Change = Callable[[contextlib.ExitStack], None]
+
+
+@dataclass(frozen=True)
+class Guard:
+    """`premise`: what is asked; `off`: takes the question out; `oracles`: that may see it; `wants`: what is in the text of programs that
+    may need it."""
+
+    premise: str
+    off: Change
+    oracles: tuple[str, ...]
+    wants: str = ""
+
+    @contextlib.contextmanager
+    def out(self) -> Iterator[None]:
+        """Within the context nobody asks."""
+        with contextlib.ExitStack() as undo:
+            self.off(undo)
+            yield
+
+
+def _put(*changes: tuple[Any, str, Any]) -> Change:
+    """Other things in the places of attributes."""
+
+    def off(undo: contextlib.ExitStack) -> None:
+        for owner, name, value in changes:
+            undo.enter_context(patch.object(owner, name, value))
+
+    return off
+
+
+def _always(value: Any) -> Callable[..., Any]:
+    return lambda *args, **kwargs: value
+
+
+def _empty(kind: type[Any]) -> Callable[..., Any]:
+    return lambda *args, **kwargs: kind()
+
+
+class _All:
+    def __contains__(self, item: object) -> bool:
+        return True
+
+
+class _Stamp:
+    """As `qsim._C.Stamp`, with less that it looks at."""
+
+    looks_at: tuple[str, ...] = ()
+
+    def __init__(self, *tensors: Tensor) -> None:
+        self.seen = self._of(tensors)
+
+    def matches(self, *tensors: Tensor) -> bool:
+        return self.seen == self._of(tensors)
+
+    def _of(self, tensors: tuple[Tensor, ...]) -> list[Any]:
+        found: list[Any] = []
+        for t in tensors:
+            flat = t.detach().reshape(-1)
+            seen = {"version": t._version, "memory": t.data_ptr(), "values": flat[:: max(1, flat.numel() // 64)].tolist()}
+            found += [id(t), *(seen[name] for name in self.looks_at)]
+        return found
+
+
+def _stamp(*looks_at: str) -> Change:
+    return _put((shortcuts, "Stamp", type("Stamp", (_Stamp,), {"looks_at": looks_at})))
+
+
+def _by_name(site: Any, name: str, *, framed: bool = False) -> Any:
+    return (), "" if framed else site.leaf_path, name
+
+
+def _beyond(self: LocalMode, key: int) -> int:
+    nodes = self.place.nodes_of[key]
+    return QUIET if nodes[-1] is None else nodes[-1]
+
+
+def _constants(self: Tape, t: Tensor) -> frozenset[Origin]:
+    return indirect(self._known_of(tape.memory_of(t))) or frozenset([Origin("const")])
+
+
+class _SharedMode(LocalMode):
+    """One for all calls of a container."""
+
+    def __new__(cls, place: Place, *args: Any, **kwargs: Any) -> LocalMode:
+        made: LocalMode = vars(place).setdefault("mode", super().__new__(cls))
+        return made
+
+
+class _Compiled:
+    """In place of `Uncompiled`: Dynamo may compile what a simulation runs in Python."""
+
+    is_behind_a_break = False
+
+    def __init__(self, *, functions_too: bool) -> None:
+        pass
+
+    def __enter__(self) -> _Compiled:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        pass
+
+
+class _Deaf(dict[int, str]):
+    def __setitem__(self, key: int, value: str) -> None:
+        pass
+
+
+def _positions(undo: contextlib.ExitStack) -> None:
+    made = Inputs.__init__
+
+    def changed(self: Inputs, cls: type[nn.Module], *args: Any) -> None:
+        import inspect
+
+        made(self, cls, *args)
+        self.positional = list(inspect.signature(cls.forward).parameters)[1:]
+
+    undo.enter_context(patch.object(Inputs, "__init__", changed))
+
+
+def _shown(undo: contextlib.ExitStack) -> None:
+    """What Dynamo hides is taken for shown."""
+    for name, value in (("_HIDING", set()), ("_HIDING_FILES", ()), ("_known", {})):
+        undo.enter_context(patch.object(call_sites, name, value))
+    undo.enter_context(patch.object(call_sites.CallSite, "is_method_abs", True))
+    undo.enter_context(patch.object(record, "visible", _always(True)))
+
+
+def _integer_chains(undo: contextlib.ExitStack) -> None:
+    made = Dataflow.__init__
+
+    def changed(self: Dataflow, recorded: Any, chains: Any, half_chains: Any, *args: Any) -> None:
+        made(self, recorded, chains, chains, *args)
+
+    undo.enter_context(patch.object(Dataflow, "__init__", changed))
+
+
+def _is_counted(t: Tensor) -> bool:
+    """As `ownership.is_alone`, blind for storages."""
+    return type(t) is Tensor and t.numel() >= ownership.SMALLEST and t._use_count() == 1  # type: ignore[attr-defined]
+
+
+def _dies(args: tuple[Any, ...], func: Any, frame: Any) -> bool:
+    """As `ownership.dies`, without counting what the caller holds."""
+    if not args or not ownership.is_alone(args[0]):
+        return False
+    while frame.f_back is not None and ownership._leads(frame):
+        frame = frame.f_back
+    return ownership.is_given_away(frame.f_code, frame.f_lasti) is not None
+
+
+GUARDS: dict[str, Guard] = {
+    # Which call it is.
+    "call sites": Guard(
+        "a call is recognized by where it is written, not by its name",
+        _put((record, "call_key", _by_name), (place, "call_key", _by_name)),
+        ("hand-written", "off"),
+    ),
+    "weights anywhere": Guard(
+        "weights are quantized on any path",
+        _put((Place, "with_weights", _always(None)), (TracedMode, "with_weights", _always(None))),
+        ("hand-written",),
+    ),
+    "layers elsewhere": Guard(
+        "results of layers have the layers' own quantizers where no example called them",
+        _put((plan, "elsewhere_of", _empty(dict))),
+        ("hand-written",),
+    ),
+    "layers never called": Guard(
+        "weights of layers that no example called are planned", _put((plan, "plan_unreached", _empty(dict))), ("hand-written",)
+    ),
+    "the recorded weight": Guard(
+        "the weight at this place is the recorded one", _put((place, "own_weight", _always(None))), ("hand-written",)
+    ),
+    "longer loops": Guard(
+        "what a loop does beyond the recorded rounds is new", _put((LocalMode, "more", _beyond)), ("hand-written",), "name='steps'"
+    ),
+    "chains that began": Guard(
+        "a chain whose end is quantized began with what was recorded", _put((LocalMode, "is_handed_on", _always(True))), ("hand-written",)
+    ),
+    "makers that ran": Guard(
+        "what is quantized where it is read was made by what makes it in the examples",
+        _put((LocalMode, "was_made", _always(True))),
+        ("hand-written",),
+    ),
+    "that very memory": Guard(
+        "what is read by an older name is that very memory",
+        _put((LocalMode, "is_of", _always(True)), (TracedMode, "is_of", _always(True))),
+        ("hand-written", "16 bits"),
+    ),
+    "hooks": Guard("what hooks compute is not the model's", _put((call_sites, "_forward_lines", _All)), ("hooks",), "kind='observe"),
+    "a mode for each call": Guard(
+        "each call has a mode of its own", _put((simulation, "LocalMode", _SharedMode)), ("threads", "hand-written")
+    ),
+    # What was recorded.
+    "losses": Guard(
+        "losses, and what only they read, stay in float", _put((Dataflow, "_metrics", _empty(set))), ("hand-written",), "with loss"
+    ),
+    "the whole tensor": Guard(
+        "what modes do not see is quantized whole, where it is read first",
+        _put((Origin, "is_unmet", property(_always(False)))),
+        ("hand-written", "16 bits"),
+    ),
+    "unknown origin": Guard(
+        "a tensor of unknown origin is an activation", _put((Tape, "origins_by_memory", _constants)), ("hand-written", "16 bits", "off")
+    ),
+    "written buffers": Guard(
+        "buffers that a forward writes are activations", _put((Held, "written", _empty(dict))), ("hand-written", "16 bits"), "Remember("
+    ),
+    "writes": Guard(
+        "version counters tell what was written in place",
+        _put((record, "version_of", _always(0)), (tape, "version_of", _always(0))),
+        ("hand-written", "off", "savings"),
+    ),
+    "one memory": Guard(
+        "names of one memory are told by their storage",
+        _put((tape, "memory_of", _always(None)), (record, "memory_of", _always(None))),
+        ("hand-written", "off"),
+    ),
+    "changed again": Guard(
+        "what is changed in place again is quantized where it is read",
+        _put((Dataflow, "is_changed_through", _always(False))),
+        ("hand-written", "off"),
+    ),
+    "divisors": Guard("what must not be zero stays in float", _put((Dataflow, "divides", _always(False))), ("16 bits", "hand-written")),
+    "own arguments": Guard(
+        "recording writes into copies of the arguments", _put((record, "own_arguments", lambda model, given: (given, []))), ("left alone",)
+    ),
+    "put back": Guard(
+        "recording puts back buffers, flags and random numbers",
+        _put((record, "unchanged", lambda model: contextlib.nullcontext())),
+        ("left alone", "off"),
+    ),
+    "arguments by name": Guard(
+        "an argument is found by its name, whatever stands before it", _positions, ("hand-written",), "star between"
+    ),
+    # Half precision.
+    "every operation rounds": Guard("in half precision every operation rounds, in chains too", _integer_chains, ("half",)),
+    "written out in half": Guard("operations run in half precision inside", _put((plan, "find_halves", _empty(dict))), ("half",)),
+    # What runs later, or elsewhere.
+    "recomputation": Guard(
+        "a part under a checkpoint runs again under the same mode",
+        _put((mode, "recompute_under", _always(None))),
+        ("checkpoints", "hand-written"),
+        "checkpoint='",
+    ),
+    "recomputation above": Guard(
+        "a container under a checkpoint finds again how chains began",
+        _put((LocalMode, "checkpointed_above", _always(None))),
+        ("checkpoints",),
+        "checkpoint='",
+    ),
+    "generators": Guard(
+        "the body of a generator runs under its container's mode",
+        _put((simulated, "driven", lambda generator, mode: generator), (record, "driven", lambda generator, mode: generator)),
+        ("hand-written",),
+        "returns='generator'",
+    ),
+    "padded rows": Guard(
+        "padded rows are what torch's fast path returns there",
+        _put((simulated, "_packs", _always(False))),
+        ("16 bits",),
+        "src_key_padding_mask",
+    ),
+    "methods": Guard(
+        "a method called by itself is simulated, or said not to be",
+        _put((simulated, "methods", _empty(dict))),
+        ("methods",),
+        "kind='method'",
+    ),
+    "paths": Guard("what ran and was not recorded is told", _put((Place, "note_strange", _always(None))), ("warned",)),
+    "ends": Guard("what is planned and was not reached is told", _put((Place, "note_end", _empty(list))), ("warned",)),
+    # Savings.
+    "references": Guard(
+        "nothing else refers to what is overwritten",
+        _put((ownership, "is_alone", lambda t: type(t) is Tensor), (shortcuts, "is_alone", lambda t: type(t) is Tensor)),
+        ("savings",),
+        "big=True",
+    ),
+    "storages": Guard(
+        "no other tensor shares its storage",
+        _put((ownership, "is_alone", _is_counted), (shortcuts, "is_alone", _is_counted)),
+        ("savings",),
+        "big=True",
+    ),
+    "counted references": Guard("the caller has no other reference to it", _put((mode, "dies", _dies)), ("savings",), "big=True"),
+    "liveness": Guard(
+        "the caller does not read the variable again", _put((ownership, "is_given_away", lambda code, at: True)), ("savings",), "big=True"
+    ),
+    "plain eager": Guard(
+        "savings are for plain eager execution", _put((mode, "is_plain_eager", _always(True))), ("savings", "hand-written", "compiled")
+    ),
+    "clamped": Guard(
+        "a quantizer that stands for a rectifier ends no later", _put((shortcuts.Rectifier, "_is_clamped", _always(True))), ("savings",)
+    ),
+    "kept: versions": Guard("a kept weight has the version that it had", _stamp("memory", "values"), ("savings",)),
+    "kept: memory": Guard("a kept weight lies where it lay", _stamp("version", "values"), ("savings",)),
+    "kept: values": Guard("samples of a kept weight's values are what they were", _stamp("version", "memory"), ("savings",)),
+    "kept: eval": Guard("train() and eval() forget kept weights", _put((Place, "forget_kept", _always(None))), ("savings",)),
+    # Compiled.
+    "hidden functions": Guard("what Dynamo hides is quantized where it is read", _shown, ("compiled",)),
+    "the graph is the plan": Guard(
+        "a graph with other quantizers than the plan is an error", _put((traced, "_asking", _Deaf())), ("compiled",), "kind='compiling'"
+    ),
+    "compiled parts": Guard(
+        "calls of a part that was compiled are not its container's",
+        _put((LocalMode, "is_foreign", _always(False))),
+        ("compiled parts",),
+        "container='Block",
+    ),
+    "whole or not at all": Guard(
+        "a container is compiled whole, or runs in Python", _put((mode, "Uncompiled", _Compiled)), ("compiled", "compiled parts")
+    ),
+}
