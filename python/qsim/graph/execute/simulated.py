@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import _get_current_function_mode
 
-from qsim.graph.execute.mode import LocalMode
 from qsim.graph.execute.methods import PLACE, methods
+from qsim.graph.execute.mode import LocalMode
 from qsim.graph.record.containers import subclass
 from qsim.graph.record.resume import driven
 from qsim.runs.sharding import refuse_replicas
