@@ -11,7 +11,7 @@ from collections.abc import Mapping
 def drawn(rng: random.Random, weights: Mapping[str, float]) -> str:
     """One of the names, each as often as its weight says.
 
-    A name more is drawn in the places of others, and changes nothing else: what is added to a table leaves most seeds' programs as they are.
+    A name more is drawn in the places of others, and changes nothing else: what is added to a table leaves most programs as they are.
     """
     token = rng.getrandbits(64)
 
