@@ -277,7 +277,7 @@ class LocalMode(TorchFunctionMode):
         if outputs and overwrites and not given_away and out is args[0]:
             outputs = self.plain[node].outputs
         if outputs:
-            out = with_outputs(out, outputs)
+            out = with_outputs(out, outputs, () if given_away else args)
         if link is not None and isinstance(out, Tensor):
             if link.goes_on:
                 self.handed[node] = self.refer(out)
