@@ -90,6 +90,15 @@ class Case:
                 self._outcomes[key] = error
         return self._outcomes[key]
 
+    def recomputed_outcome(self, call: Call, mode: str) -> Outcome | Exception:
+        """What the float model gives, or raises, if each of its checkpoints keeps something to compute again, as quantizers there do."""
+        model = self.float_model()
+        try:
+            with quietly(), self.loaded.recomputing():
+                return run(model, self.loaded, call, mode, torch.float32)
+        except Exception as error:
+            return error
+
     def modes(self, call: Call, *, train: bool = True) -> list[str]:
         """The modes in which the float model can run a call."""
         found = [mode for mode in MODES if isinstance(self.float_outcome(call, mode), Outcome)]
@@ -132,6 +141,8 @@ class Case:
                 ]
                 if any(type(other) is type(error) for other in others):
                     raise Undecided(f"the float model raises {type(error).__name__} on another path") from error
+                if isinstance(error, RuntimeError) and isinstance(self.recomputed_outcome(call, mode), RuntimeError):
+                    raise Undecided("what a checkpoint took is written to, and the float model computes nothing again") from error
                 raise Raised(f"{call.name}, {mode}", error) from error
         self.warned = [str(w.message) for w in noted if issubclass(w.category, UserWarning)]
         return outcome
