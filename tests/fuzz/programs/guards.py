@@ -7,6 +7,7 @@ The rows of the table of assumptions in docs/architecture.md, and the decisions 
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -26,16 +27,16 @@ from qsim.graph.record.tape import Origin, Tape, indirect
 from qsim.graph.record.written_state import Held
 from qsim.simulation import simulation
 
-Change = Callable[[contextlib.ExitStack], None]
+Change = tuple[Any, str, Any]  # of an attribute: its owner, its name, what is there instead
 
 
 @dataclass(frozen=True)
 class Guard:
-    """`premise`: what is asked; `off`: takes the question out; `oracles`: that may see it; `wants`: what is in the text of programs that
-    may need it."""
+    """`premise`: what is asked; `changes`: take the question out; `oracles`: that may see it; `wants`: what the text of programs
+    has that may need it."""
 
     premise: str
-    off: Change
+    changes: tuple[Change, ...]
     oracles: tuple[str, ...]
     wants: str = ""
 
@@ -43,26 +44,61 @@ class Guard:
     def out(self) -> Iterator[None]:
         """Within the context nobody asks."""
         with contextlib.ExitStack() as undo:
-            self.off(undo)
+            for owner, name, value in self.changes:
+                undo.enter_context(patch.object(owner, name, value))
             yield
 
-
-def _put(*changes: tuple[Any, str, Any]) -> Change:
-    """Other things in the places of attributes."""
-
-    def off(undo: contextlib.ExitStack) -> None:
-        for owner, name, value in changes:
-            undo.enter_context(patch.object(owner, name, value))
-
-    return off
-
-
-def _always(value: Any) -> Callable[..., Any]:
-    return lambda *args, **kwargs: value
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[list[bool]]:
+        """Within the context it is asked, and noted whether the answer is ever another than nobody's."""
+        answers: list[bool] = []
+        with contextlib.ExitStack() as undo:
+            for owner, name, value in self.changes:
+                if isinstance(value, _Answer):
+                    undo.enter_context(patch.object(owner, name, value.beside(getattr(owner, name), answers)))
+                else:
+                    answers.append(True)
+            yield answers
 
 
-def _empty(kind: type[Any]) -> Callable[..., Any]:
-    return lambda *args, **kwargs: kind()
+class _Answer:
+    """A function that gives one answer, whatever it is asked. `acts`: what it stands for is called for what it does."""
+
+    def __init__(self, make: Callable[[], Any], *, acts: bool = False) -> None:
+        self.make, self.acts = make, acts
+
+    def __get__(self, instance: Any, owner: Any = None) -> _Answer:
+        return self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.make()
+
+    def beside(self, asked: Callable[..., Any], answers: list[bool]) -> Callable[..., Any]:
+        """What asks, and notes where this is not the answer."""
+
+        def both(*args: Any, **kwargs: Any) -> Any:
+            found, nobodys = asked(*args, **kwargs), self.make()
+            if not answers and (self.acts or type(found) is not type(nobodys) or found != nobodys):
+                answers.append(True)
+            return found
+
+        return both
+
+
+def _put(*changes: Change) -> tuple[Change, ...]:
+    return changes
+
+
+def _always(value: Any) -> _Answer:
+    return _Answer(lambda: value)
+
+
+def _nothing() -> _Answer:
+    return _Answer(lambda: None, acts=True)
+
+
+def _empty(kind: type[Any]) -> _Answer:
+    return _Answer(kind)
 
 
 class _All:
@@ -90,7 +126,7 @@ class _Stamp:
         return found
 
 
-def _stamp(*looks_at: str) -> Change:
+def _stamp(*looks_at: str) -> tuple[Change, ...]:
     return _put((shortcuts, "Stamp", type("Stamp", (_Stamp,), {"looks_at": looks_at})))
 
 
@@ -135,38 +171,30 @@ class _Deaf(dict[int, str]):
         pass
 
 
-def _positions(undo: contextlib.ExitStack) -> None:
-    made = Inputs.__init__
-
-    def changed(self: Inputs, cls: type[nn.Module], *args: Any) -> None:
-        import inspect
-
-        made(self, cls, *args)
-        self.positional = list(inspect.signature(cls.forward).parameters)[1:]
-
-    undo.enter_context(patch.object(Inputs, "__init__", changed))
+_make_inputs, _make_dataflow = Inputs.__init__, Dataflow.__init__
 
 
-def _shown(undo: contextlib.ExitStack) -> None:
-    """What Dynamo hides is taken for shown."""
-    for name, value in (("_HIDING", set()), ("_HIDING_FILES", ()), ("_known", {})):
-        undo.enter_context(patch.object(call_sites, name, value))
-    undo.enter_context(patch.object(call_sites.CallSite, "is_method_abs", True))
-    undo.enter_context(patch.object(record, "visible", _always(True)))
+def _positions(self: Inputs, cls: type[nn.Module], *args: Any) -> None:
+    _make_inputs(self, cls, *args)
+    self.positional = list(inspect.signature(cls.forward).parameters)[1:]
 
 
-def _integer_chains(undo: contextlib.ExitStack) -> None:
-    made = Dataflow.__init__
+def _integer_chains(self: Dataflow, recorded: Any, chains: Any, half_chains: Any, *args: Any) -> None:
+    _make_dataflow(self, recorded, chains, chains, *args)
 
-    def changed(self: Dataflow, recorded: Any, chains: Any, half_chains: Any, *args: Any) -> None:
-        made(self, recorded, chains, chains, *args)
 
-    undo.enter_context(patch.object(Dataflow, "__init__", changed))
+_SHOWN = _put(  # what Dynamo hides is taken for shown
+    (call_sites, "_HIDING", set()),
+    (call_sites, "_HIDING_FILES", ()),
+    (call_sites, "_known", {}),
+    (call_sites.CallSite, "is_method_abs", True),
+    (record, "visible", lambda function: True),
+)
 
 
 def _is_counted(t: Tensor) -> bool:
     """As `ownership.is_alone`, blind for storages."""
-    return type(t) is Tensor and t.numel() >= ownership.SMALLEST and t._use_count() == 1  # type: ignore[attr-defined]
+    return type(t) is Tensor and t.numel() >= ownership.SMALLEST and not t._is_view() and t._use_count() == 1  # type: ignore[attr-defined]
 
 
 def _dies(args: tuple[Any, ...], func: Any, frame: Any) -> bool:
@@ -177,6 +205,12 @@ def _dies(args: tuple[Any, ...], func: Any, frame: Any) -> bool:
         frame = frame.f_back
     return ownership.is_given_away(frame.f_code, frame.f_lasti) is not None
 
+
+# What the text of programs has: ways that flags and data decide, functions that Dynamo hides, and what else guards are for.
+_WAYS = "kind='(flag|data)'"
+_HIDDEN = r"F\.sigmoid|F\.tanh|(?i:hardswish|hardsigmoid)|builtin abs|torch\.relu_"
+_IN_PLACE = "_'|_ another|increment|in place"
+_MADE_OF_NUMBERS = "plus literal|times numpy|through a list|through numpy"
 
 GUARDS: dict[str, Guard] = {
     # Which call it is.
@@ -189,33 +223,40 @@ GUARDS: dict[str, Guard] = {
         "weights are quantized on any path",
         _put((Place, "with_weights", _always(None)), (TracedMode, "with_weights", _always(None))),
         ("hand-written",),
+        _WAYS,
     ),
     "layers elsewhere": Guard(
         "results of layers have the layers' own quantizers where no example called them",
         _put((plan, "elsewhere_of", _empty(dict))),
         ("hand-written",),
+        _WAYS,
     ),
     "layers never called": Guard(
         "weights of layers that no example called are planned", _put((plan, "plan_unreached", _empty(dict))), ("hand-written",)
     ),
     "the recorded weight": Guard(
-        "the weight at this place is the recorded one", _put((place, "own_weight", _always(None))), ("hand-written",)
+        "the weight at this place is the recorded one", _put((place, "own_weight", _always(None))), ("hand-written",), _WAYS
     ),
     "longer loops": Guard(
         "what a loop does beyond the recorded rounds is new", _put((LocalMode, "more", _beyond)), ("hand-written",), "name='steps'"
     ),
     "chains that began": Guard(
-        "a chain whose end is quantized began with what was recorded", _put((LocalMode, "is_handed_on", _always(True))), ("hand-written",)
+        "a chain whose end is quantized began with what was recorded",
+        _put((LocalMode, "is_handed_on", _always(True))),
+        ("hand-written",),
+        _WAYS,
     ),
     "makers that ran": Guard(
         "what is quantized where it is read was made by what makes it in the examples",
         _put((LocalMode, "was_made", _always(True))),
         ("hand-written",),
+        _WAYS,
     ),
     "that very memory": Guard(
         "what is read by an older name is that very memory",
         _put((LocalMode, "is_of", _always(True)), (TracedMode, "is_of", _always(True))),
         ("hand-written", "16 bits"),
+        _IN_PLACE,
     ),
     "hooks": Guard("what hooks compute is not the model's", _put((call_sites, "_forward_lines", _All)), ("hooks",), "kind='observe"),
     "a mode for each call": Guard(
@@ -227,14 +268,18 @@ GUARDS: dict[str, Guard] = {
     ),
     "the whole tensor": Guard(
         "what modes do not see is quantized whole, where it is read first",
-        _put((Origin, "is_unmet", property(_always(False)))),
+        _put((Origin, "is_unmet", property(lambda self: False))),
         ("hand-written", "16 bits"),
+        _HIDDEN,
     ),
     "unknown origin": Guard(
-        "a tensor of unknown origin is an activation", _put((Tape, "origins_by_memory", _constants)), ("hand-written", "16 bits", "off")
+        "a tensor of unknown origin is an activation",
+        _put((Tape, "origins_by_memory", _constants)),
+        ("hand-written", "16 bits", "off"),
+        _MADE_OF_NUMBERS,
     ),
     "written buffers": Guard(
-        "buffers that a forward writes are activations", _put((Held, "written", _empty(dict))), ("hand-written", "16 bits"), "Remember("
+        "buffers that a forward writes are activations", _put((Held, "written", _empty(dict))), ("hand-written", "16 bits"), r"Remember\("
     ),
     "writes": Guard(
         "version counters tell what was written in place",
@@ -250,10 +295,19 @@ GUARDS: dict[str, Guard] = {
         "what is changed in place again is quantized where it is read",
         _put((Dataflow, "is_changed_through", _always(False))),
         ("hand-written", "off"),
+        _IN_PLACE,
     ),
-    "divisors": Guard("what must not be zero stays in float", _put((Dataflow, "divides", _always(False))), ("16 bits", "hand-written")),
+    "divisors": Guard(
+        "what must not be zero stays in float",
+        _put((Dataflow, "divides", _always(False))),
+        ("16 bits", "hand-written"),
+        "'quotient'|'rms'",
+    ),
     "own arguments": Guard(
-        "recording writes into copies of the arguments", _put((record, "own_arguments", lambda model, given: (given, []))), ("left alone",)
+        "recording writes into copies of the arguments",
+        _put((record, "own_arguments", lambda model, given: (given, []))),
+        ("left alone",),
+        _IN_PLACE,
     ),
     "put back": Guard(
         "recording puts back buffers, flags and random numbers",
@@ -261,23 +315,28 @@ GUARDS: dict[str, Guard] = {
         ("left alone", "off"),
     ),
     "arguments by name": Guard(
-        "an argument is found by its name, whatever stands before it", _positions, ("hand-written",), "star between"
+        "an argument is found by its name, whatever stands before it",
+        _put((Inputs, "__init__", _positions)),
+        ("hand-written",),
+        "star between",
     ),
     # Half precision.
-    "every operation rounds": Guard("in half precision every operation rounds, in chains too", _integer_chains, ("half",)),
+    "every operation rounds": Guard(
+        "in half precision every operation rounds, in chains too", _put((Dataflow, "__init__", _integer_chains)), ("half",)
+    ),
     "written out in half": Guard("operations run in half precision inside", _put((plan, "find_halves", _empty(dict))), ("half",)),
     # What runs later, or elsewhere.
     "recomputation": Guard(
         "a part under a checkpoint runs again under the same mode",
-        _put((mode, "recompute_under", _always(None))),
+        _put((mode, "recompute_under", _nothing())),
         ("checkpoints", "hand-written"),
-        "checkpoint='",
+        r"checkpoint='\w",
     ),
     "recomputation above": Guard(
         "a container under a checkpoint finds again how chains began",
-        _put((LocalMode, "checkpointed_above", _always(None))),
+        _put((LocalMode, "checkpointed_above", _nothing())),
         ("checkpoints",),
-        "checkpoint='",
+        r"checkpoint='\w",
     ),
     "generators": Guard(
         "the body of a generator runs under its container's mode",
@@ -297,7 +356,7 @@ GUARDS: dict[str, Guard] = {
         ("methods",),
         "kind='method'",
     ),
-    "paths": Guard("what ran and was not recorded is told", _put((Place, "note_strange", _always(None))), ("warned",)),
+    "paths": Guard("what ran and was not recorded is told", _put((Place, "note_strange", _nothing())), ("warned",)),
     "ends": Guard("what is planned and was not reached is told", _put((Place, "note_end", _empty(list))), ("warned",)),
     # Savings.
     "references": Guard(
@@ -317,7 +376,10 @@ GUARDS: dict[str, Guard] = {
         "the caller does not read the variable again", _put((ownership, "is_given_away", lambda code, at: True)), ("savings",), "big=True"
     ),
     "plain eager": Guard(
-        "savings are for plain eager execution", _put((mode, "is_plain_eager", _always(True))), ("savings", "hand-written", "compiled")
+        "savings are for plain eager execution",
+        _put((mode, "is_plain_eager", _always(True))),
+        ("savings", "hand-written", "compiled"),
+        "big=True",
     ),
     "clamped": Guard(
         "a quantizer that stands for a rectifier ends no later", _put((shortcuts.Rectifier, "_is_clamped", _always(True))), ("savings",)
@@ -325,9 +387,9 @@ GUARDS: dict[str, Guard] = {
     "kept: versions": Guard("a kept weight has the version that it had", _stamp("memory", "values"), ("savings",)),
     "kept: memory": Guard("a kept weight lies where it lay", _stamp("version", "values"), ("savings",)),
     "kept: values": Guard("samples of a kept weight's values are what they were", _stamp("version", "memory"), ("savings",)),
-    "kept: eval": Guard("train() and eval() forget kept weights", _put((Place, "forget_kept", _always(None))), ("savings",)),
+    "kept: eval": Guard("train() and eval() forget kept weights", _put((Place, "forget_kept", _nothing())), ("savings",)),
     # Compiled.
-    "hidden functions": Guard("what Dynamo hides is quantized where it is read", _shown, ("compiled",)),
+    "hidden functions": Guard("what Dynamo hides is quantized where it is read", _SHOWN, ("compiled",), _HIDDEN),
     "the graph is the plan": Guard(
         "a graph with other quantizers than the plan is an error", _put((traced, "_asking", _Deaf())), ("compiled",), "kind='compiling'"
     ),
@@ -338,6 +400,9 @@ GUARDS: dict[str, Guard] = {
         "container='Block",
     ),
     "whole or not at all": Guard(
-        "a container is compiled whole, or runs in Python", _put((mode, "Uncompiled", _Compiled)), ("compiled", "compiled parts")
+        "a container is compiled whole, or runs in Python",
+        _put((mode, "Uncompiled", _Compiled)),
+        ("compiled", "compiled parts"),
+        "kind='data'",
     ),
 }
