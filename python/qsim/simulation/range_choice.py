@@ -14,6 +14,9 @@ from qsim.quantizers.weights import encode_weights
 from qsim.runs.sharding import whole
 from qsim.simulation.simulation import Simulation
 
+_FALLEN = "not needed: all that use it fall back"
+_OTHER = "where it stands was something else than in the example inputs: that stays in float"
+
 
 def choose_encodings(
     sim: Simulation, method: str | None = None, *, percentile: float | None = None, gamma: float | None = None
@@ -36,11 +39,12 @@ def choose_encodings(
             quantizer.compute_encoding(chosen, percentile=percentile, gamma=gamma)
         except CalibrationError as error:
             problems[key] = error
-    needed = sim.needed()
-    unmet = [key for key, quantizer in quantizers.items() if key in problems and quantizer.enabled and key in needed]
+    needed, refused = sim.needed(), sim.switch.refused
+    unmet = [key for key, q in quantizers.items() if key in problems and q.enabled and key in needed - refused]
     if unmet:
         raise _failure([str(problems[key]) for key in unmet])
-    unneeded = [f"{problems[key]} (not needed: all that use it fall back)" for key in quantizers if key in problems.keys() - needed]
+    reasons = {**dict.fromkeys(refused, _OTHER), **dict.fromkeys(problems.keys() - needed, _FALLEN)}
+    unneeded = [f"{problems[key]} ({reasons[key]})" for key in quantizers if key in problems and key in reasons]
     return [*unneeded, *fit_biases(sim, sim.decisions.biases)]
 
 
