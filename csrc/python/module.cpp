@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "python/stamp.h"
+#include "python/unlocked.h"
 
 namespace qsim {
 namespace {
@@ -134,7 +135,7 @@ struct Binding<Result(Parameters...)> {
     const auto call = [op](const typename Parsed<Parameters>::Type&... given) -> Result {
       HANDLE_TH_ERRORS
       std::tuple<decltype(Parsed<Parameters>::given(given))...> arguments(Parsed<Parameters>::given(given)...);
-      const py::gil_scoped_release release;
+      const Unlocked meanwhile(std::get<0>(arguments));
       return std::apply([&](auto&... argument) -> Result { return op.call(argument...); }, arguments);
       END_HANDLE_TH_ERRORS_PYBIND
     };
