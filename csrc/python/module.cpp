@@ -1,5 +1,5 @@
 // qsim._C: eager calls of the operators that are called most, from Python straight to the dispatcher's typed handle;
-// and what is asked about tensors by the hundred in one call of a model (stamp.h).
+// and what is asked about tensors and quantizers by the hundred in one call of a model (stamp.h, settled.h).
 //
 // torch.ops parses arguments by the schema into boxed values, which at 1024 elements costs more than everything else.
 // Here pybind11 parses them by C++ types. What those do not take goes to torch.ops, which decides: subclasses and modes
@@ -21,6 +21,7 @@
 #include <utility>
 #include <vector>
 
+#include "python/settled.h"
 #include "python/stamp.h"
 #include "python/unlocked.h"
 
@@ -184,8 +185,10 @@ PYBIND11_MODULE(_C, m) {
   Binding<RoundToFormatCounted>::define(m, "round_to_format_counted", "round_to_format_counted");
   Binding<CountFormat>::define(m, "count_format_", "count_format_");
   Binding<ClipGrad>::define(m, "clip_grad_", "clip_grad_");
+  const auto listed = [](const py::args& tensors) { return std::vector<py::handle>(tensors.begin(), tensors.end()); };
   py::class_<Stamp>(m, "Stamp")
-      .def(py::init<const py::args&>())
-      .def("matches", &Stamp::matches)
+      .def(py::init([listed](const py::args& tensors) { return Stamp(listed(tensors)); }))
+      .def("matches", [listed](const Stamp& self, const py::args& tensors) { return self.matches(listed(tensors)); })
       .def("__reduce__", [](const py::object& self) { return py::make_tuple(py::type::of(self), py::tuple()); });
+  bind_settled(m);
 }

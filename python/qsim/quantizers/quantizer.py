@@ -98,6 +98,18 @@ class Quantizer(Encoded):
         self.merged: list[Tensor] | None = None  # `additive` as the last QuantSim.synchronize gave it to all ranks
         self._tiled = is_tiled(spec.axis, spec.block_size)
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether all that it may do is `ops.fake_quantize` by a scale that it holds: not learned, not running, not each tensor's own.
+
+        Examples
+        --------
+        >>> Quantizer(TensorSpec(bits=4)).is_plain, Quantizer(TensorSpec(bits=4, learnable=True)).is_plain
+        (True, False)
+        """
+        spec = self._spec
+        return not (spec.learnable or spec.is_float or self._dynamic or self._running or self._tiled)
+
     def forward(self, x: Tensor, *, in_place: bool = False, fallback: str | None = None) -> Tensor:
         """Observe and quantize as the switches say.
 
