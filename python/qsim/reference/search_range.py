@@ -162,9 +162,8 @@ def _percentile_of_sketch(lowest: Tensor, highest: Tensor, sketch: Tensor, perce
 
 def _entropy_threshold(histogram: Tensor, levels: int) -> int:
     """How many of the histogram's bins to keep; bins beyond are clipped into the last one kept."""
-    best, least = len(histogram), math.inf
-    total = histogram.sum()
-    for kept in range(len(histogram), levels - 1, -1):
+    total, divergences = histogram.sum(), torch.full((len(histogram) + 1,), math.inf, dtype=torch.float64)
+    for kept in range(levels, len(histogram) + 1):
         inside = histogram[:kept]
         if inside[-1] == 0:
             continue
@@ -176,10 +175,8 @@ def _entropy_threshold(histogram: Tensor, levels: int) -> int:
         occupied = torch.zeros(levels, dtype=torch.float64).index_add_(0, group, (inside > 0).double())
         coarse = (mass / occupied)[group] / inside.sum()
         p, q = reference[inside > 0] / total, coarse[inside > 0]
-        divergence = (p * (p / q).log()).sum().item()
-        if divergence < least - _ENTROPY_TIE:
-            best, least = kept, divergence
-    return best
+        divergences[kept] = (p * (p / q).log()).sum()
+    return int((divergences <= divergences.min() + _ENTROPY_TIE).nonzero()[-1])
 
 
 def _clip_by_entropy(

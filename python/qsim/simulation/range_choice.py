@@ -9,6 +9,7 @@ from qsim.errors import CalibrationError
 from qsim.graph.plan.actions import PlannedBias
 from qsim.graph.plan.rules import weight_axes
 from qsim.quantizers.bias import BiasQuantizer
+from qsim.quantizers.observed import encode_observed
 from qsim.quantizers.observer import with_method
 from qsim.quantizers.weights import encode_weights
 from qsim.runs.sharding import whole
@@ -30,15 +31,17 @@ def choose_encodings(
     for key, found in zip(parameters, encode_weights(of_weights, list(parameters.values()), specs), strict=True):
         if isinstance(found, CalibrationError):
             problems[key] = found
+    observed, specs = [], []
     for key, quantizer in quantizers.items():
         spec = quantizer.spec
         if key in parameters or sim.decisions.quantizers[key].range is not None or spec.is_dynamic:
             continue
         chosen = None if spec.is_running or spec.axis is not None else method
-        try:
-            quantizer.compute_encoding(chosen, percentile=percentile, gamma=gamma)
-        except CalibrationError as error:
-            problems[key] = error
+        observed.append(key)
+        specs.append(with_method(spec, chosen, percentile=percentile, gamma=gamma))
+    for key, found in zip(observed, encode_observed([quantizers[key] for key in observed], specs), strict=True):
+        if isinstance(found, CalibrationError):
+            problems[key] = found
     needed, refused = sim.needed(), sim.switch.refused
     unmet = [key for key, q in quantizers.items() if key in problems and q.enabled and key in needed - refused]
     if unmet:
