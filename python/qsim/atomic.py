@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Iterable
 from pathlib import Path
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write `data` to a new file beside `path` and rename it: readers see the old file or the new one, whatever fails in between."""
+def write_atomically(path: Path, data: bytes | Iterable[bytes]) -> None:
+    """Write `data` to a new file beside `path` and rename it: readers see the old file or the new one, whatever fails in between. Parts
+    are taken one by one, as they are written."""
     if not path.parent.is_dir():
         raise FileNotFoundError(f"qsim: cannot write {str(path)!r}: there is no folder {str(path.parent)!r}; make it first")
     temporary = path.with_name(f".{path.name[:200]}.{secrets.token_hex(8)}.tmp")
     try:
         with temporary.open("xb") as stream:
-            stream.write(data)
+            stream.writelines([data] if isinstance(data, bytes) else data)
             stream.flush()
             os.fsync(stream.fileno())
         os.replace(temporary, path)

@@ -24,8 +24,9 @@ class Budget:
     Parameters
     ----------
     size : float, optional
-        Bytes of all parameters over those of float32. Quantized ones count their bits, packed, and 4 bytes for each scale; asymmetric ones
-        a zero point of their own width for each scale; all others 4 bytes an element.
+        Bytes of all parameters over those of float32. Quantized ones count their bits, packed, and 4 bytes for each scale, or what its
+        format takes (`TensorSpec.scale_format`); asymmetric ones a zero point of their own width for each scale; all others 4 bytes an
+        element.
     bit_operations : float, optional
         Sum of multiplications times the bits of both operands, over 32 x 32 for each. What has no quantizer counts 32 bits.
     tensors : float, optional
@@ -81,7 +82,7 @@ class Costs:
 
 
 def bytes_of(spec: TensorSpec, shape: Sequence[int], bits: Bits) -> int:
-    """What a tensor takes: elements packed at their width, scales as float32, zero points of an asymmetric grid at its width.
+    """What a tensor takes: elements packed at their width, scales in their format, zero points of an asymmetric grid at its width.
 
     Examples
     --------
@@ -92,7 +93,17 @@ def bytes_of(spec: TensorSpec, shape: Sequence[int], bits: Bits) -> int:
     if isinstance(bits, str):
         return elements * FLOAT_BITS // 8
     scales = math.prod(range_shape(shape, spec.axis, spec.block_size))
-    return -(-elements * bits // 8) + 4 * scales + (0 if spec.symmetric else -(-scales * bits // 8))
+    return -(-elements * bits // 8) + _bytes_of_scales(spec, shape, scales) + (0 if spec.symmetric else -(-scales * bits // 8))
+
+
+def _bytes_of_scales(spec: TensorSpec, shape: Sequence[int], scales: int) -> int:
+    if spec.scale_format is None:
+        return 4 * scales
+    if spec.scale_format != "int":
+        return scales + 4 * (spec.scale_format == "float8_e4m3fn")  # a byte each, beside one float for the tensor
+    assert isinstance(spec.axis, int)
+    floats = math.prod(range_shape(shape, spec.axis, spec.super_block or shape[spec.axis]))
+    return -(-scales * (spec.scale_levels - 1).bit_length() // 8) + 4 * floats
 
 
 class CostModel:

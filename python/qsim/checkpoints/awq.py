@@ -6,17 +6,16 @@ the channels 0, 2, 4, 6, 1, 3, 5, 7 of its eight.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from qsim.checkpoints.bit_stream import pack, unpack
-from qsim.checkpoints.checkpoint import Checkpoint
 from qsim.checkpoints.folder import Parts
-from qsim.checkpoints.gptq import half_problem, one_group_size, raise_to_unsigned
-from qsim.checkpoints.packed_weight import PackedWeight
+from qsim.checkpoints.gptq import half_problem, raise_to_unsigned
+from qsim.checkpoints.packed_weight import PackedWeight, Scheme
 from qsim.files.file_place import FilePlace
 
 FORMAT = "awq"
@@ -55,23 +54,25 @@ def _reordered(numbers: Tensor, order: list[int]) -> Tensor:
     return numbers.reshape(len(numbers), -1, _EACH)[..., order].flatten(1)
 
 
-def write(checkpoint: Checkpoint, layout: str) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, str]]:
-    """Tensors, the quantization's config, and what the format cannot hold, by weight."""
-    problems = {name: problem for name, weight in checkpoint.weights.items() if (problem := _problem(weight))}
-    size = one_group_size(checkpoint, problems)
-    if problems:
-        return {}, {}, problems
-    tensors: dict[str, Tensor] = {}
-    for name, weight in checkpoint.weights.items():
-        module, (integers, zero_point) = name.removesuffix(".weight"), raise_to_unsigned(weight)
-        tensors[f"{module}.qweight"] = pack(_reordered(integers.T, _ORDER), _BITS)
-        tensors[f"{module}.qzeros"] = pack(_reordered(zero_point.T, _ORDER), _BITS)
-        tensors[f"{module}.scales"] = weight.scale.half().T.contiguous()
-    config = {"quant_method": FORMAT, "bits": _BITS, "group_size": size, "zero_point": True, "version": "gemm"}
-    return tensors, config, {}
+def packed(weight: PackedWeight, layout: str) -> dict[str, Tensor]:
+    """The tensors of a weight, by what stands behind the name of its module."""
+    integers, zero_point = raise_to_unsigned(weight)
+    return {
+        "qweight": pack(_reordered(integers.T, _ORDER), _BITS),
+        "qzeros": pack(_reordered(zero_point.T, _ORDER), _BITS),
+        "scales": weight.scale.half().T.contiguous(),
+    }
 
 
-def _problem(weight: PackedWeight) -> str | None:
+def quantization(schemes: Mapping[str, Scheme], layout: str, linear: Sequence[str] | None = None) -> dict[str, Any]:
+    """What ``quantization_config`` says of packed modules, which have one group size."""
+    found = next(iter(schemes.values()))
+    size = -1 if found.block_size is None else found.block_size
+    return {"quant_method": FORMAT, "bits": _BITS, "group_size": size, "zero_point": True, "version": "gemm"}
+
+
+def problem(weight: PackedWeight, layout: str) -> str | None:
+    """Why the format cannot hold a weight; None if it can."""
     if weight.bits != _BITS:
         return f"has {weight.bits} bits; expected 4"
     if weight.order is not None:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from qsim.checkpoints import awq, compressed_tensors, gguf, gptq
+from torch import Tensor
+
+from qsim.checkpoints import awq, compressed_tensors, gguf, gguf_write, gptq
 from qsim.checkpoints.checkpoint import Checkpoint
-from qsim.checkpoints.folder import read_config, read_tensors, write
+from qsim.checkpoints.folder import read_config, read_tensors
+from qsim.checkpoints.folder_writer import SHARD_BYTES, FolderWriter
+from qsim.checkpoints.packed_weight import PackedWeight, Scheme
 from qsim.errors import FileFormatError
 from qsim.files.file_place import FilePlace
 
 _MODULES: dict[str, Any] = {compressed_tensors.FORMAT: compressed_tensors, gptq.FORMAT: gptq, gptq.SECOND: gptq, awq.FORMAT: awq}
-CHECKPOINT_FORMATS = tuple(_MODULES)  # those that are written; GGUF is read
+CHECKPOINT_FORMATS = (*_MODULES, gguf.FORMAT)
 
 
 def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
@@ -70,7 +74,7 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         raise place.wanted("quantization_config", quantization, "an object that says how the weights are packed")
     method = quantization.get("quant_method", gptq.FORMAT if "desc_act" in quantization else None)
     if not isinstance(method, str) or method not in _MODULES:
-        raise place.wanted("quant_method", method, f"one of {', '.join(map(repr, CHECKPOINT_FORMATS))}")
+        raise place.wanted("quant_method", method, f"one of {', '.join(map(repr, _MODULES))}")
     state = read_tensors(path)
     weights = _MODULES[method].read(state, quantization, FilePlace(str(path)))
     second = method == gptq.FORMAT and quantization.get("checkpoint_format") == gptq.SECOND
@@ -80,7 +84,7 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
 def save_checkpoint(
     checkpoint: Checkpoint, folder: str | os.PathLike[str], format: str = compressed_tensors.FORMAT, *, linear: Sequence[str] | None = None
 ) -> None:
-    """Write packed weights as a model's folder: ``model.safetensors`` and ``config.json``.
+    """Write packed weights as a model's folder, safetensors (shards of 2 GiB, with an index) and ``config.json``, or as a GGUF file.
 
     Integers, scales and zero points are written as they are. GPTQ and AWQ store scales in float16: others are refused. Readers of "gptq"
     disagree on zero points of 0, which it refuses and "gptq_v2" holds.
@@ -89,9 +93,10 @@ def save_checkpoint(
     ----------
     checkpoint : Checkpoint
     folder : path-like
-        Made if it is not there; the two files in it are replaced. Tokenizers are yours to copy.
+        Made if it is not there; weights and config of before are replaced. Tokenizers are yours to copy. Of "gguf" the file, "model.gguf".
     format : str
-        "compressed-tensors", "gptq", "gptq_v2" or "awq".
+        "compressed-tensors", "gptq", "gptq_v2", "awq", or "gguf": symmetric grids as Q4_0, Q8_0, Q4_K and Q6_K, all else in float, under
+        the names that the checkpoint has. llama.cpp runs files with names, rows in the order, and metadata of its own.
     linear : sequence of str, optional
         All linear layers of the model. compressed-tensors then names those that are in float and not those that are packed.
 
@@ -109,13 +114,63 @@ def save_checkpoint(
     >>> sorted(load_checkpoint(folder).weights)
     ['fc.weight']
     """
-    if format not in _MODULES:
+    if format not in CHECKPOINT_FORMATS:
         raise ValueError(f"qsim: got format={format!r}; expected one of {', '.join(map(repr, CHECKPOINT_FORMATS))}")
     if not checkpoint.weights:
         raise FileFormatError(f"qsim: '{folder}': no weight is quantized; expected at least one")
-    options = {"linear": linear} if format == compressed_tensors.FORMAT else {}
-    tensors, quantization, problems = _MODULES[format].write(checkpoint, format, **options)
+    if format == gguf.FORMAT:
+        _write_gguf(checkpoint, Path(folder))
+        return
+    named: dict[str, PackedWeight | Tensor] = {**checkpoint.tensors, **checkpoint.weights}
+    write_packed(Path(folder), ((name, named[name]) for name in _once(named)), format, checkpoint.model_config, linear)
+
+
+def write_packed(
+    folder: Path,
+    entries: Iterable[tuple[str, PackedWeight | Tensor]],
+    format: str,
+    model_config: Mapping[str, Any],
+    linear: Sequence[str] | None = None,
+    shard_bytes: int = SHARD_BYTES,
+) -> None:
+    """`save_checkpoint` of weights and other tensors that come one by one: what was written is not held."""
+    module = _MODULES[format]
+    schemes: dict[str, Scheme] = {}
+    problems: dict[str, str] = {}
+    with FolderWriter(folder, shard_bytes) as writer:
+        for name, entry in entries:
+            if isinstance(entry, Tensor):
+                writer.add(name, entry)
+            elif problem := module.problem(entry, format):
+                problems[name] = problem
+            else:
+                schemes[name.removesuffix(".weight")] = entry.scheme
+                for part, t in module.packed(entry, format).items() if not problems else ():
+                    writer.add(f"{name.removesuffix('.weight')}.{part}", t)
+        if module is not compressed_tensors:
+            problems |= {f"{name}.weight": problem for name, problem in gptq.differing(schemes, format).items()}
+        _check(problems, folder, format)
+        writer.finish({**model_config, "quantization_config": module.quantization(schemes, format, linear)})
+
+
+def _once(named: Mapping[str, PackedWeight | Tensor]) -> Iterator[str]:
+    """Each memory once, as safetensors wants it: of shared tensors the first."""
+    seen: set[int] = set()
+    for name, entry in named.items():
+        memory = entry.data_ptr() if isinstance(entry, Tensor) and entry.numel() else None
+        if memory is None or memory not in seen:
+            yield name
+        if memory is not None:
+            seen.add(memory)
+
+
+def _write_gguf(checkpoint: Checkpoint, path: Path) -> None:
+    if path.suffix != ".gguf":
+        raise ValueError(f"qsim: got '{path}' for a GGUF file; expected a name that ends in .gguf")
+    _check(gguf_write.write(path, checkpoint), path, gguf.FORMAT)
+
+
+def _check(problems: Mapping[str, str], where: str | os.PathLike[str], format: str) -> None:
     if problems:
         listed = "\n  ".join(f"'{name}' {problem}" for name, problem in problems.items())
-        raise FileFormatError(f"qsim: '{folder}': {format} cannot hold:\n  {listed}")
-    write(Path(folder), {**checkpoint.tensors, **tensors}, {**checkpoint.model_config, "quantization_config": quantization})
+        raise FileFormatError(f"qsim: '{where}': {format} cannot hold:\n  {listed}")

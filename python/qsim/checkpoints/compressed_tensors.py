@@ -6,7 +6,6 @@ packs alike: along the input channels, the first number in the lowest bits, each
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,9 +14,8 @@ import torch
 from torch import Tensor
 
 from qsim.checkpoints.bit_stream import pack, unpack
-from qsim.checkpoints.checkpoint import Checkpoint
 from qsim.checkpoints.folder import Parts
-from qsim.checkpoints.packed_weight import PackedWeight
+from qsim.checkpoints.packed_weight import PackedWeight, Scheme
 from qsim.files.file_place import FilePlace
 
 FORMAT = "compressed-tensors"
@@ -96,59 +94,49 @@ def _zero_point(parts: Parts, rows: int, groups: int, bits: int) -> Tensor:
     return centred.contiguous()
 
 
-def write(
-    checkpoint: Checkpoint, layout: str, linear: Sequence[str] | None = None
-) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, str]]:
-    """Tensors, the quantization's config, and what the format cannot hold, by weight. `linear` names all linear layers, if known."""
-    problems = {name: problem for name, weight in checkpoint.weights.items() if (problem := _problem(weight))}
-    if problems:
-        return {}, {}, problems
-    groups: dict[str, list[str]] = defaultdict(list)
-    tensors: dict[str, Tensor] = {}
-    for name, weight in checkpoint.weights.items():
-        module = name.removesuffix(".weight")
-        groups[json.dumps(_scheme(weight))].append(module)
-        tensors.update({f"{module}.{part}": t for part, t in _packed(weight).items()})
-    packed = {module for modules in groups.values() for module in modules}
+def quantization(schemes: Mapping[str, Scheme], layout: str, linear: Sequence[str] | None = None) -> dict[str, Any]:
+    """What ``quantization_config`` says of packed modules. `linear` names all linear layers, if known."""
+    groups: dict[Scheme, list[str]] = defaultdict(list)
+    for module, scheme in schemes.items():
+        groups[scheme].append(module)
     by_type = len(groups) == 1 and linear is not None
-    config = {
+    return {
         "quant_method": FORMAT,
         "format": _LAYOUT,
         "quantization_status": "compressed",
         "config_groups": {
             f"group_{i}": {
                 "targets": ["Linear"] if by_type else modules,
-                "weights": json.loads(scheme),
+                "weights": _described(scheme),
                 "input_activations": None,
                 "output_activations": None,
             }
             for i, (scheme, modules) in enumerate(groups.items())
         },
-        "ignore": [path for path in linear or () if path not in packed],
+        "ignore": [path for path in linear or () if path not in schemes],
         "kv_cache_scheme": None,
     }
-    return tensors, config, {}
 
 
-def _scheme(weight: PackedWeight) -> dict[str, Any]:
+def _described(scheme: Scheme) -> dict[str, Any]:
     return {
-        "num_bits": weight.bits,
+        "num_bits": scheme.bits,
         "type": "int",
-        "symmetric": not bool(_centred(weight)[1].any()),
-        "strategy": "channel" if weight.block_size is None else "group",
+        "symmetric": scheme.symmetric,
+        "strategy": "channel" if scheme.block_size is None else "group",
         "dynamic": False,
-        "group_size": weight.block_size,
-        **({} if weight.order is None else {"actorder": "group"}),
+        "group_size": scheme.block_size,
+        **({} if scheme.in_order else {"actorder": "group"}),
     }
 
 
 def _centred(weight: PackedWeight) -> tuple[Tensor, Tensor]:
     """Integers and zero points around 0, both int32."""
-    down = 0 if weight.integers.dtype == torch.int8 else 2 ** (weight.bits - 1)
-    return weight.integers.to(torch.int32) - down, weight.zero_point - down
+    return weight.integers.to(torch.int32) - weight.middle, weight.zero_point - weight.middle
 
 
-def _packed(weight: PackedWeight) -> dict[str, Tensor]:
+def packed(weight: PackedWeight, layout: str) -> dict[str, Tensor]:
+    """The tensors of a weight, by what stands behind the name of its module."""
     half = 2 ** (weight.bits - 1)
     integers, zero_point = _centred(weight)
     tensors = {
@@ -163,7 +151,8 @@ def _packed(weight: PackedWeight) -> dict[str, Tensor]:
     return tensors
 
 
-def _problem(weight: PackedWeight) -> str | None:
+def problem(weight: PackedWeight, layout: str) -> str | None:
+    """Why the format cannot hold a weight; None if it can."""
     if weight.integers.dim() != 2 or weight.minimum is not None:
         return "is no matrix of integers with zero points"
     if weight.bits not in _BITS:

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from qsim.atomic import write_atomically
 from qsim.files.file_place import FilePlace
 from qsim.files.json_text import parse
 
-_INDEX = "model.safetensors.index.json"
+INDEX = "model.safetensors.index.json"
 _MAX_JSON = 1 << 26
 
 
-def _safetensors() -> Any:
+def safetensors_library() -> Any:
+    """The library, which is an extra."""
     try:
         import safetensors
         import safetensors.torch
@@ -55,8 +53,8 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
 
 
 def _shards(folder: Path) -> list[str]:
-    index = read_config(folder, _INDEX)
-    place = FilePlace(str(folder / _INDEX))
+    index = read_config(folder, INDEX)
+    place = FilePlace(str(folder / INDEX))
     if index is None:
         return sorted(path.name for path in folder.glob("*.safetensors")) or ["model.safetensors"]
     names = index.get("weight_map")
@@ -70,32 +68,13 @@ def _shards(folder: Path) -> list[str]:
 
 def _read_file(path: Path) -> dict[str, Tensor]:
     place = FilePlace(str(path))
-    safetensors = _safetensors()
+    safetensors = safetensors_library()
     if not path.is_file():
         raise FileNotFoundError(f"qsim: there is no file {str(path)!r}; expected a folder with config.json and safetensors")
     try:
         found: dict[str, Tensor] = safetensors.torch.load_file(path)
     except (safetensors.SafetensorError, KeyError, ValueError, RuntimeError, OverflowError) as error:
         raise place.error(f"is no safetensors file: {error}. Is it complete?") from None
-    return found
-
-
-def write(folder: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> None:
-    """``model.safetensors`` and ``config.json``, made or replaced."""
-    data = _safetensors().torch.save(_once(tensors), metadata={"format": "pt"})
-    folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / "model.safetensors", data)
-    write_atomically(folder / "config.json", json.dumps(config, indent=2).encode())
-
-
-def _once(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Each memory once, as safetensors wants it: of shared entries the first."""
-    seen: set[int] = set()
-    found = {}
-    for name, t in state.items():
-        if t.data_ptr() not in seen or t.numel() == 0:
-            found[name] = t.contiguous()
-            seen.add(t.data_ptr())
     return found
 
 

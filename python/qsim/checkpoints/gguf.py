@@ -132,6 +132,9 @@ def _weight(blocks: Tensor, info: _Info) -> PackedWeight:
     size = integers.shape[1] // scale.shape[1]
     groups = (*info.shape[:-1], info.shape[-1] // size)
     zero_point = torch.zeros(groups, dtype=torch.int32)
+    middle = 1 << (bits - 1)
+    if minimum is not None and torch.equal(minimum, middle * scale.float()):  # a symmetric grid, as `gguf_write` stores it
+        zero_point, minimum = zero_point + middle, None
     least = None if minimum is None else minimum.reshape(groups)
     return PackedWeight(integers.reshape(info.shape).contiguous(), scale.reshape(groups), zero_point, bits, size, minimum=least)
 

@@ -8,16 +8,15 @@ minus one, "gptq_v2" as they are.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from qsim.checkpoints.bit_stream import pack, unpack
-from qsim.checkpoints.checkpoint import Checkpoint
 from qsim.checkpoints.folder import Parts
-from qsim.checkpoints.packed_weight import PackedWeight
+from qsim.checkpoints.packed_weight import PackedWeight, Scheme
 from qsim.files.file_place import FilePlace
 
 FORMAT, SECOND = "gptq", "gptq_v2"
@@ -96,43 +95,41 @@ def _largest_group(order: Tensor) -> int:
     return int(torch.unique(order, return_counts=True)[1].max())
 
 
-def write(checkpoint: Checkpoint, layout: str) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, str]]:
-    """Tensors, the quantization's config, and what the format cannot hold, by weight."""
-    less = int(layout == FORMAT)
-    problems = {name: problem for name, weight in checkpoint.weights.items() if (problem := _problem(weight, less))}
-    size = one_group_size(checkpoint, problems)
-    widths = {weight.bits for weight in checkpoint.weights.values()}
-    if len(widths) > 1:
-        problems.setdefault(next(iter(checkpoint.weights)), f"and others have {sorted(widths)} bits; expected one width for all")
-    if problems:
-        return {}, {}, problems
-    (bits,) = widths
-    raised = {name: raise_to_unsigned(weight) for name, weight in checkpoint.weights.items()}
-    tensors: dict[str, Tensor] = {}
-    for name, weight in checkpoint.weights.items():
-        module, (integers, zero_point) = name.removesuffix(".weight"), raised[name]
-        order = torch.arange(integers.shape[1], dtype=torch.int32) // weight.group_size
-        tensors[f"{module}.qweight"] = pack(integers, weight.bits).T.contiguous()
-        tensors[f"{module}.qzeros"] = pack((zero_point - less).T, weight.bits)
-        tensors[f"{module}.scales"] = weight.scale.half().T.contiguous()
-        tensors[f"{module}.g_idx"] = order if weight.order is None else weight.order
-    symmetric = all(bool((zero_point == 2 ** (bits - 1)).all()) for _, zero_point in raised.values())
-    shuffled = any(weight.order is not None for weight in checkpoint.weights.values())
-    return tensors, {**_config(bits, size, symmetric), "quant_method": FORMAT, "desc_act": shuffled, "checkpoint_format": layout}, {}
+def packed(weight: PackedWeight, layout: str) -> dict[str, Tensor]:
+    """The tensors of a weight, by what stands behind the name of its module."""
+    integers, zero_point = raise_to_unsigned(weight)
+    order = torch.arange(integers.shape[1], dtype=torch.int32) // weight.group_size
+    return {
+        "qweight": pack(integers, weight.bits).T.contiguous(),
+        "qzeros": pack((zero_point - int(layout == FORMAT)).T, weight.bits),
+        "scales": weight.scale.half().T.contiguous(),
+        "g_idx": order if weight.order is None else weight.order,
+    }
 
 
-def _config(bits: int, size: int, symmetric: bool) -> dict[str, Any]:
-    return {"bits": bits, "group_size": size, "sym": symmetric, "lm_head": False}
+def quantization(schemes: Mapping[str, Scheme], layout: str, linear: Sequence[str] | None = None) -> dict[str, Any]:
+    """What ``quantization_config`` says of packed modules, which have one width and one group size."""
+    found = next(iter(schemes.values()))
+    return {
+        "bits": found.bits,
+        "group_size": _group(found),
+        "sym": all(scheme.symmetric for scheme in schemes.values()),
+        "lm_head": False,
+        "quant_method": FORMAT,
+        "desc_act": not all(scheme.in_order for scheme in schemes.values()),
+        "checkpoint_format": layout,
+    }
 
 
-def _problem(weight: PackedWeight, less: int) -> str | None:
+def problem(weight: PackedWeight, layout: str) -> str | None:
+    """Why the format cannot hold a weight; None if it can."""
     if weight.bits not in _BITS:
         return f"has {weight.bits} bits; expected one of {_BITS}"
     if weight.integers.shape[-1] * weight.bits % 32:
         return f"has {weight.integers.shape[-1]} input channels, which do not fill words of 32 bits"
     if weight.integers.shape[0] * weight.bits % 32:
         return f"has {weight.integers.shape[0]} output channels, whose zero points do not fill words of 32 bits"
-    if bool((raise_to_unsigned(weight)[1] < less).any()):
+    if layout == FORMAT and bool((raise_to_unsigned(weight)[1] < 1).any()):
         return f"has zero points of 0, which readers of {FORMAT!r} disagree on: format={SECOND!r}"
     return half_problem(weight)
 
@@ -146,14 +143,21 @@ def half_problem(weight: PackedWeight) -> str | None:
     return None
 
 
-def one_group_size(checkpoint: Checkpoint, problems: dict[str, str]) -> int:
-    """The columns of a group, which such a format says once for all weights; -1 for a scale per output channel. Adds to `problems`."""
-    sizes = {name: -1 if weight.block_size is None else weight.block_size for name, weight in checkpoint.weights.items()}
-    size = next(iter(sizes.values()))
-    for name, own in sizes.items():
-        if own != size:
-            problems.setdefault(name, f"has groups of {own}, others of {size} (-1: a whole row); expected one group size for all")
-    return size
+def differing(schemes: Mapping[str, Scheme], layout: str) -> dict[str, str]:
+    """The weights that are packed otherwise than the first: such a format says the width and the group size once for all."""
+    if not schemes:
+        return {}
+    first = next(iter(schemes.values()))
+    return {
+        name: f"has {scheme.bits} bits in groups of {_group(scheme)}, others {first.bits} in groups of {_group(first)} (-1: a whole row); "
+        "expected one width and one group size for all"
+        for name, scheme in schemes.items()
+        if (scheme.bits, scheme.block_size) != (first.bits, first.block_size)
+    }
+
+
+def _group(scheme: Scheme) -> int:
+    return -1 if scheme.block_size is None else scheme.block_size
 
 
 def raise_to_unsigned(weight: PackedWeight) -> tuple[Tensor, Tensor]:

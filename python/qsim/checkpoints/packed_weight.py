@@ -8,6 +8,27 @@ from torch import Tensor
 from qsim.numbers.encoding import Encoding, grid_of
 
 
+@dataclass(frozen=True)
+class Scheme:
+    """How a weight is packed, without its numbers: what the config of a checkpoint says of it.
+
+    Attributes
+    ----------
+    bits : int
+    block_size : int or None
+        As in `PackedWeight`.
+    symmetric : bool
+        Whether all zero points are in the middle of the grid.
+    in_order : bool
+        Whether groups follow the columns.
+    """
+
+    bits: int
+    block_size: int | None
+    symmetric: bool
+    in_order: bool
+
+
 @dataclass(frozen=True, eq=False)
 class PackedWeight:
     """A weight as a checkpoint stores it: integers, and for each group of columns a scale and a zero point, as they are in the file.
@@ -64,6 +85,16 @@ class PackedWeight:
     def group_size(self) -> int:
         """Columns of a group; all of them where a row has one scale."""
         return self.integers.shape[-1] if self.block_size is None else self.block_size
+
+    @property
+    def middle(self) -> int:
+        """The zero point of a symmetric grid."""
+        return 0 if self.integers.dtype == torch.int8 else 1 << (self.bits - 1)
+
+    @property
+    def scheme(self) -> Scheme:
+        """How it is packed."""
+        return Scheme(self.bits, self.block_size, not bool((self.zero_point != self.middle).any()), self.order is None)
 
     def dequantize(self) -> Tensor:
         """What it stands for, computed in float32: shape of `integers`."""

@@ -170,7 +170,7 @@ def _checked_changes(fields: dict[str, Any]) -> tuple[tuple[str, Any], ...] | No
         implied = {"dtype": "int", "bits": int(integer[2]), "signed": not integer[1]}
         if clash := [name for name in ("bits", "signed") if name in fields and fields[name] != implied[name]]:
             raise ValueError(f"Override: dtype={dtype!r} says {clash[0]}={implied[clash[0]]}; got {clash[0]}={fields[clash[0]]} too")
-        fields = {**fields, **implied, "scale_format": None}
+        fields = {**fields, **implied, "scale_format": None, "super_block": None}
     elif isinstance(dtype, str) and (implied := block_format(dtype, fields.get("axis"), fields.get("block_size"))):
         fields = {**fields, **implied}
     elif dtype in _FORMATS_BY_SHORT_NAME:

@@ -58,20 +58,27 @@ def bake(sim: Simulation) -> nn.Module:
 
 def integer_state_dict(sim: Simulation) -> dict[str, Tensor]:
     """`QuantSim.integer_state_dict` documents it."""
-    own = {id(weight.parameter): weight for weight in _weights(sim, "integer_state_dict")}
     found: dict[str, Tensor] = {}
-    for name, t in sim.model.state_dict(keep_vars=True).items():
-        weight = own.get(id(t))
+    for name, t, weight in entries(sim, "integer_state_dict"):
         if weight is None:
-            found[name] = t.detach()
+            found[name] = t
             continue
         encoding = weight.quantizer.encoding
         assert encoding is not None
-        found[name] = integers(t.detach(), encoding, weight.quantizer.spec.rounding)
+        found[name] = integers(t, encoding, weight.quantizer.spec.rounding)
         found[f"{name}_scale"] = encoding.scale
         if encoding.dtype.startswith(("int", "uint")):
             found[f"{name}_zero_point"] = encoding.zero_point
+        if encoding.two_levels is not None:
+            found[f"{name}_scale_integers"], found[f"{name}_super_scale"] = encoding.two_levels.split(encoding.scale)
     return found
+
+
+def entries(sim: Simulation, caller: str) -> Iterator[tuple[str, Tensor, BakedWeight | None]]:
+    """The state of the model, each entry with what it is quantized by, if it is."""
+    own = {id(weight.parameter): weight for weight in _weights(sim, caller)}
+    for name, t in sim.model.state_dict(keep_vars=True).items():
+        yield name, t.detach(), own.get(id(t))
 
 
 def integers(weight: Tensor, encoding: Encoding, rounding: str) -> Tensor:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from qsim.checkpoints import Checkpoint, PackedWeight, load_checkpoint, save_checkpoint
-from qsim.deploy.bake import integer_state_dict
+from qsim.checkpoints import CHECKPOINT_FORMATS, Checkpoint, PackedWeight, load_checkpoint, save_checkpoint, write_packed
+from qsim.deploy.bake import BakedWeight, entries, integers
 from qsim.files import Entry
 from qsim.files.fitting import fitted
 from qsim.numbers.encoding import Encoding
@@ -23,14 +25,37 @@ _SMALLEST = {torch.float16: 2.0**-14, torch.bfloat16: 2.0**-126}  # smallest nor
 
 def save_compressed(sim: Simulation, folder: str | os.PathLike[str], format: str) -> None:
     """`QuantSim.save_compressed` documents it."""
-    state = integer_state_dict(sim)
-    encodings = _encodings(sim, state)
-    weights = {
-        name: _packed(encoding, state.pop(name), state.pop(f"{name}_scale"), state.pop(f"{name}_zero_point"))
-        for name, encoding in encodings.items()
-    }
+    every = list(entries(sim, "save_compressed"))
+    _check(sim, every)
     linear = [path for path, module in sim.model.named_modules() if isinstance(module, nn.Linear)]
-    save_checkpoint(Checkpoint(weights, state, format, _model_config(sim.model)), folder, format, linear=linear)
+    if format not in CHECKPOINT_FORMATS or format == "gguf":  # its header says what comes
+        named = dict(_packed(every))
+        weights = {name: entry for name, entry in named.items() if isinstance(entry, PackedWeight)}
+        others = {name: entry for name, entry in named.items() if isinstance(entry, Tensor)}
+        save_checkpoint(Checkpoint(weights, others, format), folder, format)
+        return
+    write_packed(Path(folder), _packed(every), format, _model_config(sim.model), linear)
+
+
+def _packed(every: list[tuple[str, Tensor, BakedWeight | None]]) -> Iterator[tuple[str, PackedWeight | Tensor]]:
+    """The model's state, weights as integers, one by one; of shared tensors the first."""
+    seen: set[int] = set()
+    for name, t, weight in every:
+        if t.numel() and t.data_ptr() in seen:
+            continue
+        seen.add(t.data_ptr())
+        yield name, t if weight is None else packed_weight(t, weight.quantizer)
+
+
+def packed_weight(weight: Tensor, quantizer: Quantizer) -> PackedWeight:
+    """A weight as its quantizer has it, on the CPU."""
+    encoding = quantizer.encoding
+    assert encoding is not None
+    q = integers(weight, encoding, quantizer.spec.rounding)
+    size = encoding.block_size if isinstance(encoding.block_size, int) else None
+    bits = int(encoding.dtype.removeprefix("u").removeprefix("int"))
+    scale, zero_point = (t.reshape(len(q), -1).cpu() for t in (encoding.scale, encoding.zero_point))
+    return PackedWeight(q.cpu(), scale, zero_point, bits, size)
 
 
 def load_compressed(sim: Simulation, source: str | os.PathLike[str] | Checkpoint) -> None:
@@ -100,32 +125,36 @@ def round_scales(sim: Simulation, dtype: torch.dtype) -> None:
         largest = torch.finfo(dtype).max
         if bool((encoding.scale > largest).any()):
             raise ValueError(f"QuantSim.round_scales: '{key}' has a scale of {float(encoding.scale.max()):g}; {dtype} ends at {largest:g}")
-        scale = encoding.scale.clamp_min(_SMALLEST[dtype]).to(dtype).to(encoding.scale.dtype)
+        scale = _rounded(encoding, dtype)
         rounded.append((quantizer, dataclasses.replace(encoding, scale=scale)))
     for quantizer, encoding in rounded:
         quantizer.set_encoding(encoding)
 
 
-def _encodings(sim: Simulation, state: dict[str, Tensor]) -> dict[str, Encoding]:
-    """The encodings of the weights in the state. Raises a ValueError that lists what no format can hold."""
-    keys = {planned.parameter: key for key, planned in sim.decisions.quantizers.items() if planned.role == "weight"}
-    found, problems = {}, []
-    for name in state:
-        if f"{name}_scale" in state and name in keys:
-            encoding = sim.quantizers()[keys[name]].encoding
-            assert encoding is not None
-            found[name] = encoding
-            if problem := _problem(sim.model, name, encoding):
-                problems.append(f"'{name}' {problem}")
-    own = {keys[name] for name in found}
-    if others := [key for key, quantizer in sim.quantizers().items() if quantizer.enabled and key not in own and key in sim.needed()]:
+def _rounded(encoding: Encoding, dtype: torch.dtype) -> Tensor:
+    """Scales rounded to a type; of those of two levels the floats that the integers are multiplied with."""
+    if encoding.two_levels is not None:
+        return encoding.two_levels.nearest(encoding.scale, dtype)
+    return encoding.scale.clamp_min(_SMALLEST[dtype]).to(dtype).to(encoding.scale.dtype)
+
+
+def _check(sim: Simulation, every: list[tuple[str, Tensor, BakedWeight | None]]) -> None:
+    """Raise a ValueError that lists what no format can hold."""
+    weights = {name: weight for name, _, weight in every if weight is not None}
+    problems = []
+    for name, weight in weights.items():
+        assert weight.quantizer.encoding is not None
+        if problem := _problem(sim.model, name, weight.quantizer.encoding):
+            problems.append(f"'{name}' {problem}")
+    own = {id(weight.quantizer) for weight in weights.values()}
+    others = [key for key, q in sim.quantizers().items() if q.enabled and id(q) not in own and key in sim.needed()]
+    if others:
         problems.append(
             f"{len(others)} quantizers are of no weight ({others[0]!r}, ...): what is written is weights alone; activation=None"
         )
-    if problems or not found:
+    if problems or not weights:
         listed = "\n  ".join(problems or ["no weight is quantized"])
         raise ValueError(f"QuantSim.save_compressed: the format cannot hold this simulation:\n  {listed}")
-    return found
 
 
 def _problem(model: nn.Module, name: str, encoding: Encoding) -> str | None:
@@ -144,12 +173,6 @@ def _problem(model: nn.Module, name: str, encoding: Encoding) -> str | None:
     if not torch.equal(encoding.scale.to(weight.dtype).float(), encoding.scale):
         return f"is {weight.dtype} with scales of float32, which readers would round: simulate model.float(), or call sim.round_scales"
     return None
-
-
-def _packed(encoding: Encoding, q: Tensor, scale: Tensor, zero_point: Tensor) -> PackedWeight:
-    size = encoding.block_size if isinstance(encoding.block_size, int) else None
-    bits = int(encoding.dtype.removeprefix("u").removeprefix("int"))
-    return PackedWeight(q.cpu(), scale.reshape(len(q), -1).cpu(), zero_point.reshape(len(q), -1).cpu(), bits, size)
 
 
 def _model_config(model: nn.Module) -> dict[str, Any]:

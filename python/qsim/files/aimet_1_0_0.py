@@ -16,12 +16,13 @@ from typing import Any
 
 import torch
 
-from qsim.files.aimet_grids import decoded, float_bits, float_entry, integer_encoding, offsets
+from qsim.files.aimet_grids import decoded, doubling_levels, float_bits, float_entry, integer_encoding, offsets
 from qsim.files.encoding_file import Entry, Source
 from qsim.files.expressible import bits_of
 from qsim.files.fields import MAX_BITS, Fields, positive
 from qsim.files.file_place import FilePlace
 from qsim.numbers.encoding import Encoding
+from qsim.numbers.two_levels import TwoLevels
 
 FORMAT = "aimet-1.0.0"
 BITS = range(2, MAX_BITS + 1)
@@ -77,6 +78,20 @@ def _expanded(fields: Fields, per_channel: torch.Tensor, bits: int, symmetric: b
     return decoded(place, scale, middle, compressed, True, axis=1, block_size=size)
 
 
+def _lpbq(encoding: Encoding, two_levels: TwoLevels) -> dict[str, Any]:
+    """The fields of LPBQ for scales of two levels."""
+    integers, per_channel = two_levels.split(encoding.scale)
+    expanded = bits_of(encoding) + two_levels.levels.bit_length() - 1
+    return {
+        "enc_type": "LPBQ",
+        "bw": expanded,
+        "compressed_bw": bits_of(encoding),
+        "scale": per_channel.flatten().tolist(),
+        "offset": [-(2 ** (expanded - 1))] * per_channel.numel(),
+        "per_block_int_scale": integers.flatten().tolist(),
+    }
+
+
 def write_entry(name: str, entry: Entry, place: FilePlace) -> dict[str, Any]:
     width = float_bits(entry)
     if width is not None:
@@ -92,6 +107,8 @@ def write_entry(name: str, entry: Entry, place: FilePlace) -> dict[str, Any]:
         "offset": offsets(encoding).flatten().tolist(),
     }
     if encoding.block_size is not None:
+        if (two_levels := doubling_levels(encoding)) is not None:
+            fields.update(_lpbq(encoding, two_levels))
         if encoding.axis != 1:
             raise place.error(
                 f"has blocks along axis {encoding.axis}; in this format they lie along the input channels, axis 1: use "

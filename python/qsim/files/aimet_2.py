@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from qsim.files.aimet_grids import doubling_levels
 from qsim.files.encoding_file import Entry, Source
 from qsim.files.expressible import check_grid, check_one_axis, encoding_of, leave_out
 from qsim.files.fields import MAX_DIMS, Fields, array, check_layout, is_integer, is_number, make_encoding, positive
@@ -117,12 +118,20 @@ def write_entry(name: str, entry: Entry, place: FilePlace) -> dict[str, Any]:
     fields: dict[str, Any] = {
         "name": name,
         "output_dtype": next(theirs for theirs, ours in _NAMES.items() if ours == encoding.dtype),
-        "y_scale": encoding.scale.tolist(),
+        **_scales(encoding),
     }
     if bool(encoding.zero_point.any()):
         fields["y_zero_point"] = encoding.zero_point.tolist()
     layout = {"axis": encoding.axis, "block_size": encoding.block_size}
     return {**fields, **{key: value for key, value in layout.items() if value is not None}}
+
+
+def _scales(encoding: Encoding) -> dict[str, Any]:
+    two_levels = doubling_levels(encoding)
+    if two_levels is None:
+        return {"y_scale": encoding.scale.tolist()}
+    integers, per_channel = two_levels.split(encoding.scale)
+    return {"per_block_int_scale": integers.tolist(), "per_channel_float_scale": per_channel.tolist()}
 
 
 def _check(name: str, entry: Entry, encoding: Encoding, place: FilePlace) -> None:

@@ -19,6 +19,7 @@ from qsim.files.expressible import bits_of, check_grid, check_one_axis, encoding
 from qsim.files.fields import MAX_BITS, make_encoding
 from qsim.files.file_place import FilePlace
 from qsim.numbers.encoding import Encoding, grid_of
+from qsim.numbers.two_levels import TwoLevels
 
 
 def decoded(
@@ -35,6 +36,13 @@ def decoded(
 def offsets(encoding: Encoding) -> Tensor:
     """The offset of every scale, int64."""
     return encoding.quant_min - encoding.zero_point.long()
+
+
+def doubling_levels(encoding: Encoding) -> TwoLevels | None:
+    """How scales of two levels are stored, where LPBQ holds them: with one float an output channel, and a power of two of integers, by
+    which a grid of few bits becomes one of more; None for others."""
+    found = encoding.two_levels
+    return found if found is not None and found.levels.bit_count() == 1 and found.count is None and encoding.symmetric else None
 
 
 def float_entry(bits: int, **common: Any) -> Entry:

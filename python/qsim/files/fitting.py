@@ -38,7 +38,8 @@ def fitted(entry: Entry, quantizer: Quantizer, dims: int | None) -> Encoding:
     if encoding is None:
         remedy = "switch it off with sim.disable" if entry.note == UNQUANTIZED else "calibrate it"
         raise ValueError(f"the file says {entry.note}: leave it out of the file, and {remedy}")
-    return _with_layout(entry, _with_grid(encoding, spec), quantizer, dims)
+    found = _with_layout(entry, _with_grid(encoding, spec), quantizer, dims)
+    return dataclasses.replace(found, **{name: spec.layout[name] for name in ("scale_levels", "super_block")})
 
 
 def _with_grid(encoding: Encoding, spec: TensorSpec) -> Encoding:

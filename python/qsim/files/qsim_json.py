@@ -24,7 +24,8 @@ MARK = "qsim-encodings"
 FORMAT_VERSION = "1"
 _PRECISIONS = {"float32": torch.float32, "float64": torch.float64}
 _LARGEST = 1 << 128  # beyond bfloat16
-_FIELDS = ("role", "scale", "zero_point", "scale_dtype", "quant_min", "quant_max", "axis", "block_size", "dtype", "layout_given")
+_LEVELS = ("scale_levels", "super_block")  # of scales that are integers beside floats; left out of others
+_FIELDS = ("role", "scale", "zero_point", "scale_dtype", "quant_min", "quant_max", "axis", "block_size", "dtype", "layout_given", *_LEVELS)
 
 
 def read_entry(value: Any, role: str | None, place: FilePlace) -> Entry:
@@ -46,7 +47,8 @@ def read_entry(value: Any, role: str | None, place: FilePlace) -> Entry:
     if not isinstance(dtype, str) or len(dtype) > 16:
         raise place.wanted("'dtype'", dtype, 'a string such as "int8"')
     ends = [fields.integer(name, -_LARGEST, _LARGEST) for name in ("quant_min", "quant_max")]
-    return Entry(make_encoding(place, scale, fields.integers("zero_point"), *ends, axis, size, dtype), role, given)
+    levels = {name: fields.integer(name, 1, 1 << 31) for name in _LEVELS if name in fields}
+    return Entry(make_encoding(place, scale, fields.integers("zero_point"), *ends, axis, size, dtype, **levels), role, given)
 
 
 def _axes(fields: Fields, name: str, low: int, high: int) -> int | tuple[int, ...] | None:

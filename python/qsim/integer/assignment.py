@@ -21,6 +21,7 @@ from qsim.trace.fx_nodes import arguments, function, is_float, is_leaf, module, 
 from qsim.trace.integer_forms import NUMBER, SCALED, number, scaled
 from qsim.trace.marks_before_rectifiers import absorbs, limits_of
 from qsim.trace.marks_behind_moves import is_moving, key_of, readers_of
+from qsim.trace.token_scales import OF_SCALES
 
 Encodings = Mapping[str, Encoding]
 _MARKS = (QUANTIZED, BIAS, ROUNDED, SCALED, NUMBER)
@@ -84,7 +85,7 @@ class _Float(Exception):
 
 
 def classify(graph: Graph, encodings: Encodings) -> list[Kernel]:
-    """How ONNX Runtime runs each operation that computes, in the order of the graph.
+    """How ONNX Runtime runs each operation of the model that computes, in the order of the graph.
 
     Parameters
     ----------
@@ -103,7 +104,7 @@ def classify(graph: Graph, encodings: Encodings) -> list[Kernel]:
 
 
 def _computes(node: Node) -> bool:
-    if node.op != "call_function" or node.target in _MARKS or not is_float(node) or is_moving(node):
+    if node.op != "call_function" or node.target in _MARKS or not is_float(node) or is_moving(node) or OF_SCALES in node.meta:
         return False
     return limits_of(node) is None or key_of(node.args[0]) is not None
 

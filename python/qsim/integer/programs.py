@@ -41,7 +41,8 @@ def _check_scales(sim: Simulation) -> None:
     if dynamic:
         raise ValueError(
             f"QuantSim.integer: {dynamic[0]!r} and {len(dynamic) - 1} others have method='dynamic', a scale from each tensor; integer "
-            "kernels take one for a tensor or a token, of 3 to 8 bits and symmetric. Use such a spec, another method, or sim.disable() them"
+            "kernels take those for a whole tensor or token, of integers of at most 8 bits. Use such a spec, another method, or "
+            "sim.disable() them"
         )
 
 

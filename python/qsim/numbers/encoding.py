@@ -10,6 +10,9 @@ import torch
 from torch import Tensor
 
 from qsim.numbers.float_format import FLOAT_FORMATS
+from qsim.numbers.two_levels import TwoLevels
+
+_OF_TWO_LEVELS = ("scale_levels", "super_block")
 
 
 def grid_of(dtype: str) -> tuple[int, int]:
@@ -41,6 +44,8 @@ class Encoding:
         Which elements share a scale, as in `TensorSpec`.
     dtype : str
         What the tensor is stored as: "int8", "uint8", "int4", "int16", "float8_e4m3fn" (with a scale), "float16" (whose scale is 1) ...
+    scale_levels, super_block : int, optional
+        Of scales that are integers beside a float for each super-block, as in `TensorSpec`: `two_levels` tells these apart.
 
     Examples
     --------
@@ -56,6 +61,8 @@ class Encoding:
     axis: int | tuple[int, ...] | None = None
     block_size: int | tuple[int, ...] | None = None
     dtype: str = "int8"
+    scale_levels: int | None = None
+    super_block: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("axis", "block_size"):
@@ -79,6 +86,16 @@ class Encoding:
         if not bool(((zero_point >= float(self.quant_min)) & (zero_point <= float(self.quant_max))).all()):
             raise ValueError(f"Encoding: every zero_point must lie within [{self.quant_min}, {self.quant_max}]")
 
+        if self.scale_levels is None and self.super_block is None:
+            return
+        size, blocks = self.block_size, self.super_block
+        known = isinstance(self.axis, int) and isinstance(size, int) and self.scale_levels is not None and self.scale_levels > 0
+        if not known or (blocks is not None and (blocks < 1 or blocks % size != 0)):  # type: ignore[operator]
+            raise ValueError(
+                f"Encoding: got scale_levels={self.scale_levels}, super_block={blocks} with axis={self.axis}, block_size={size}; expected "
+                "levels of 1 and more, blocks along one axis, and a multiple of block_size or None"
+            )
+
     @property
     def min(self) -> Tensor:
         """Smallest value that the grid holds, of `scale`'s shape."""
@@ -98,6 +115,23 @@ class Encoding:
     def symmetric(self) -> bool:
         """Whether every zero point lies in the middle of the grid."""
         return bool((self.zero_point == round((self.quant_min + self.quant_max) / 2)).all())
+
+    @property
+    def two_levels(self) -> TwoLevels | None:
+        """How scales are stored, if as integers beside floats.
+
+        Examples
+        --------
+        >>> zero = torch.zeros(1, 2, dtype=torch.int32)
+        >>> encoding = Encoding(torch.tensor([[8.0, 1.5]]), zero, -8, 7, 1, 32, "int4", scale_levels=16)
+        >>> [t.tolist() for t in encoding.two_levels.split(encoding.scale)]
+        [[[16, 3]], [[0.5]]]
+        """
+        if self.scale_levels is None:
+            return None
+        assert isinstance(self.axis, int)
+        assert isinstance(self.block_size, int)
+        return TwoLevels(self.scale_levels, self.axis, None if self.super_block is None else self.super_block // self.block_size)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Encoding):
@@ -125,7 +159,7 @@ class Encoding:
             "scale": self.scale.tolist(),
             "zero_point": self.zero_point.tolist(),
             "scale_dtype": precision,
-            **self._plain_fields(),
+            **{name: value for name, value in self._plain_fields().items() if value is not None or name not in _OF_TWO_LEVELS},
         }
 
     @classmethod
@@ -134,7 +168,7 @@ class Encoding:
         names = {f.name for f in dataclasses.fields(cls)} | {"scale_dtype"}
         if unknown := sorted(set(fields) - names):
             raise ValueError(f"Encoding: got unknown field {unknown[0]!r}; expected {', '.join(sorted(names))}")
-        if missing := sorted(names - set(fields)):
+        if missing := sorted(names - set(fields) - set(_OF_TWO_LEVELS)):
             raise ValueError(f"Encoding: field {missing[0]!r} is missing")
         precisions = {"float32": torch.float32, "float64": torch.float64}
         plain = dict(fields)

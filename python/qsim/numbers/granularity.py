@@ -16,6 +16,9 @@ def granularity(spec: TensorSpec) -> str:
     if not spec.has_scale:
         return ""
     stored = "" if spec.scale_format is None else f", scales in {spec.scale_format}"
+    if spec.scale_format == "int":
+        beside = "channel" if spec.super_block is None else spec.super_block
+        stored = f", scales of 1 to {spec.scale_levels} beside a float per {beside}"
     return f"{'dynamic, ' if spec.is_dynamic else ''}{_extent(spec)}{stored}"
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from qsim.numbers.block_formats import BLOCK_FORMATS, SCALE_FORMATS, SCALE_ROUNDINGS
 from qsim.numbers.blocks import Axes, block_lengths, ranges_shape
 from qsim.numbers.float_format import FLOAT_FORMATS
+from qsim.numbers.two_levels import TwoLevels
 
 SEARCHES = ("minmax", "percentile", "mse", "tf_enhanced", "entropy")  # of all that was observed: what `ops.search_range` knows
 METHODS = (*SEARCHES, "ema", "dynamic")
@@ -49,8 +50,8 @@ class TensorSpec:
         integers or ranges have no effect. The others have a scale, the largest magnitude of the range over the format's largest
         number, and are always symmetric. Their `method` is "percentile", "dynamic" or "minmax", which the others become: they weigh
         clipping against the step of an integer grid, and the relative step of a float format is the same at every scale.
-        Block formats go by their names: "mxfp8", "mxfp8_e5m2", "mxfp6_e3m2", "mxfp6_e2m3", "mxfp4", "mxint8" and "nvfp4" stand for a
-        dtype with its `scale_format` and, unless they are given, `block_size` and ``axis=-1``.
+        Block formats go by their names: "mxfp8", "mxfp8_e5m2", "mxfp6_e3m2", "mxfp6_e2m3", "mxfp4", "mxint8", "nvfp4", and for weights
+        "lpbq", "q4_k" and "q6_k" stand for a dtype with its `scale_format` and, unless they are given, `block_size` and ``axis=-1``.
     learnable : bool
         Train the scale (LSQ, Esser et al. 2020).
     percentile : float, 0 < percentile <= 100
@@ -68,10 +69,16 @@ class TensorSpec:
         (Inf counts as the largest finite value seen, -Inf as the smallest). Weights are searched without them.
     scale_format : str, optional
         What scales are stored as: "float8_e8m0fnu", powers of two, as in the OCP MX formats; "float8_e4m3fn", beside one float32 a
-        tensor, as in NVFP4. None is float32. Integers are then symmetric; ranges are those that float formats have. See
-        `qsim.ops.choose_block_scale`.
+        tensor, as in NVFP4; see `qsim.ops.choose_block_scale`. "int", of integer weights: integers beside one float32 for each
+        `super_block`, as in AIMET's LPBQ and GGUF's k-quants. None is float32. Integers are symmetric with any of them, and ranges
+        those that float formats have with the first two.
     scale_rounding : str
         Which power of two "float8_e8m0fnu" takes: "floor" (as the OCP specification says), "ceil", "even" or "rceil".
+    scale_levels : int, 1 to 65535
+        For ``scale_format="int"``: scales are 1 to so many times the float32.
+    super_block : int, optional
+        For ``scale_format="int"``: elements along `axis` that share the float32, a multiple of `block_size`. None: all of them, an output
+        channel of a weight.
     saturate : bool, optional
         For a float format: whether an overflow becomes the largest finite number. None is the format's habit: float16 and bfloat16 go
         to Inf, all others saturate.
@@ -104,9 +111,12 @@ class TensorSpec:
     saturate: bool | None = None
     scale_format: str | None = None
     scale_rounding: str = "floor"
+    scale_levels: int = 16
+    super_block: int | None = None
 
     def __post_init__(self) -> None:
         self._set(block_format(self.dtype, self.axis, self.block_size))
+        self._reject(self.super_block is not None and self.scale_format != "int", "super_block needs scale_format='int'")
         for name, value in vars(self).items():
             object.__setattr__(self, name, checked_field(name, value))
         if self.is_float:
@@ -114,7 +124,7 @@ class TensorSpec:
             self._set({"bits": FLOAT_FORMATS[self.dtype].bits, **({} if self.has_scale else {"axis": None, "block_size": None})})
         if self.scale_format is not None:
             self._check_stored_scale()
-        if self.has_scale and (self.is_float or self.scale_format is not None):
+        if self.has_scale and (self.is_float or self.scale_format not in (None, "int")):
             self._reject(self.method == "ema", f"method='ema' follows an integer grid; got dtype={self.dtype!r}: use method='minmax'")
             self._set({"symmetric": True, "method": self.method if self.method in _ENDS_ALONE else "minmax"})
         unsigned = self.signed is False and not self.is_float
@@ -147,6 +157,17 @@ class TensorSpec:
         self._reject(not self.has_scale, f"got {given} for dtype={self.dtype!r}, which has no scale")
         self._reject(self.learnable, f"learnable=True trains a scale in float32; got {given}")
         self._reject(self.signed is False and not self.is_float, f"{given} needs a signed grid; got signed=False")
+        if self.scale_format == "int":
+            self._check_two_levels(given)
+
+    def _check_two_levels(self, given: str) -> None:
+        self._reject(self.is_float, f"{given} is of integers; got dtype={self.dtype!r}: use 'float8_e8m0fnu' or 'float8_e4m3fn'")
+        self._reject(self.method in ("dynamic", "ema"), f"{given} is of weights, whose scales are chosen once; got method={self.method!r}")
+        blocks = isinstance(self.axis, int) and isinstance(self.block_size, int)
+        self._reject(not blocks, f"{given} is of blocks along one axis; got axis={self.axis}, block_size={self.block_size}")
+        uneven = self.super_block is not None and self.super_block % self.block_size != 0  # type: ignore[operator]
+        self._reject(uneven, f"got super_block={self.super_block}; expected a multiple of block_size={self.block_size}, or None")
+        self._set({"symmetric": True})
 
     def _reject(self, wrong: bool, message: str) -> None:
         if wrong:
@@ -197,6 +218,22 @@ class TensorSpec:
         return self.method == "dynamic" and self.has_scale
 
     @property
+    def two_levels(self) -> TwoLevels | None:
+        """How scales are stored with ``scale_format="int"``; None with others.
+
+        Examples
+        --------
+        >>> spec = TensorSpec(dtype="q4_k")
+        >>> spec.two_levels.levels, spec.two_levels.count  # blocks of 32 in super-blocks of 256
+        (63, 8)
+        """
+        if self.scale_format != "int":
+            return None
+        assert isinstance(self.axis, int)
+        assert isinstance(self.block_size, int)
+        return TwoLevels(self.scale_levels, self.axis, None if self.super_block is None else self.super_block // self.block_size)
+
+    @property
     def quant_min(self) -> int:
         """Smallest number of the grid; of a float format, its smallest finite number."""
         if self.is_float:
@@ -222,6 +259,19 @@ class TensorSpec:
         if self.is_float:
             return self.dtype
         return f"{'u' if self.signed is False else ''}int{self.bits}"
+
+    @property
+    def layout(self) -> dict[str, Any]:
+        """What an `Encoding` says besides numbers: which elements share a scale, how scales are stored, and what elements are stored as.
+
+        Examples
+        --------
+        >>> TensorSpec(bits=4, axis=0).layout
+        {'axis': 0, 'block_size': None, 'dtype': 'int4', 'scale_levels': None, 'super_block': None}
+        """
+        levels = self.scale_levels if self.scale_format == "int" else None
+        elements = {"axis": self.axis, "block_size": self.block_size, "dtype": self.encoding_dtype}
+        return {**elements, "scale_levels": levels, "super_block": self.super_block}
 
     def to_dict(self) -> dict[str, Any]:
         """All fields, as JSON has them.
@@ -284,6 +334,8 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "saturate": _BOOL_OR_NONE,
     "scale_format": _one_of(*SCALE_FORMATS, None),
     "scale_rounding": _one_of(*SCALE_ROUNDINGS),
+    "scale_levels": (lambda value: _is_int(value) and 1 <= value <= 65535, "an integer from 1 to 65535"),
+    "super_block": (lambda value: value is None or (_is_int(value) and value > 0), "a positive integer, or None"),
 }
 
 
@@ -292,7 +344,8 @@ def block_format(dtype: str, axis: Axes = None, block_size: Axes = None) -> dict
     named = BLOCK_FORMATS.get(dtype)
     if named is None:
         return {}
-    return {**named, "axis": -1 if axis is None else axis, "block_size": named["block_size"] if block_size is None else block_size}
+    layout = {"axis": -1 if axis is None else axis, "block_size": named["block_size"] if block_size is None else block_size}
+    return {"super_block": None, **named, **layout}
 
 
 def check_field_name(name: str) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from qsim import ops
-from qsim.numbers.blocks import along_one_axis
+from qsim.numbers.blocks import Axes, along_one_axis
 from qsim.numbers.encoding import Encoding, grid_of
 from qsim.onnx.insert import NodeInserter
 from qsim.onnx.tensors import ONNX_TYPES
@@ -73,8 +73,13 @@ class Lowering:
             if known not in self._made:  # a tensor that several operations read quantized
                 self._made[known] = self._activation(node, key, x)
             return self._made[known]
+        for summed in _sums_of(node.outputs[0]):
+            self._sum(key, x, summed, None)
         for user in [user for user in node.outputs[0].consumers() if user.op_type == "Transpose"]:
-            turned = self._constant(node, key, x, tuple(user.attributes["perm"].as_ints()))
+            order = tuple(user.attributes["perm"].as_ints())
+            for summed in _sums_of(user.outputs[0]):
+                self._sum(key, x, summed, order)
+            turned = self._constant(node, key, x, order)
             user.outputs[0].replace_all_uses_with(turned, replace_graph_outputs=True)
             self.graph.remove(user, safe=True)
         return self._constant(node, key, x, None) if node.outputs[0].uses() or node.outputs[0].is_graph_output() else x
@@ -92,14 +97,14 @@ class Lowering:
         if not spec.has_scale:
             if spec.saturate:
                 low, high = grid_of(storage)
-                x = self._clip(node, key, x, float(low), float(high))
+                x = self._clip(node, key, x, torch.tensor(float(low)), torch.tensor(float(high)))
             y = self._cast(node, x, ONNX_TYPES[storage], f"{key}_quantized")  # to Inf beyond the largest number
             self.names.setdefault(key, str(y.name))
             return self._cast(node, y, own, f"{key}_dequantized")
         encoding = stored_as(encoding, storage)
         x = self._cast(node, x, _FLOAT, f"{key}_float")
         if not spec.is_float and (encoding.quant_min, encoding.quant_max) != grid_of(storage):
-            x = self._clip(node, key, x, float(encoding.min), float(encoding.max))
+            x = self._clip(node, key, x, encoding.min, encoding.max, encoding.axis)
         options: dict[str, Any] = {} if encoding.axis is None else {"axis": encoding.axis}
         saturate = {"saturate": 0} if spec.saturate is False else {}
         grid = self._grid(key, encoding, storage)
@@ -108,12 +113,20 @@ class Lowering:
         y = self._insert.node(node, "DequantizeLinear", [q, *grid], f"{key}_dequantized", _FLOAT, shape, **options)
         return self._cast(node, y, own, f"{key}_cast")
 
-    def _clip(self, node: ir.Node, key: str, x: ir.Value, low: float, high: float) -> ir.Value:
-        """`x` within the ends of a grid that is narrower than the type that stores it."""
-        kind = "float32" if x.dtype is _FLOAT else next(name for name, value in ONNX_TYPES.items() if value is x.dtype)
-        ends = [self._insert.initializer(f"{key}_{name}", torch.tensor(end), kind) for name, end in (("min", low), ("max", high))]
+    def _clip(self, node: ir.Node, key: str, x: ir.Value, low: Tensor, high: Tensor, axis: Axes = None) -> ir.Value:
+        """`x` within the ends of a grid that is narrower than the type that stores it. Clip takes one number for each end."""
         assert x.dtype is not None
-        return self._insert.node(node, "Clip", [x, *ends], f"{key}_clipped", x.dtype, x.shape)
+        kind = "float32" if x.dtype is _FLOAT else next(name for name, value in ONNX_TYPES.items() if value is x.dtype)
+        if axis is not None:
+            assert isinstance(axis, int)
+            assert x.shape is not None or axis < 0
+            behind = -axis - 1 if axis < 0 else len(x.shape) - axis - 1  # type: ignore[arg-type]
+            low, high = (end.reshape(-1, *[1] * behind) for end in (low, high))
+        ends = [self._insert.initializer(f"{key}_{name}", end, kind) for name, end in (("min", low), ("max", high))]
+        if axis is None:
+            return self._insert.node(node, "Clip", [x, *ends], f"{key}_clipped", x.dtype, x.shape)
+        raised = self._insert.node(node, "Max", [x, ends[0]], f"{key}_raised", x.dtype, x.shape)
+        return self._insert.node(node, "Min", [raised, ends[1]], f"{key}_clipped", x.dtype, x.shape)
 
     def _cast(self, node: ir.Node, x: ir.Value, to: ir.DataType, name: str) -> ir.Value:
         return x if x.dtype is to else self._insert.node(node, "Cast", [x], name, to, x.shape, to=int(to))
@@ -161,6 +174,17 @@ class Lowering:
             self._made[known] = self._cast(node, value, own, f"{key}_cast{end}")
         return self._made[known]
 
+    def _sum(self, key: str, x: ir.Value, summed: ir.Node, order: Order) -> None:
+        """A sum over a constant on its grid, with its axes in the given order, computed here: runtimes keep DequantizeLinear, and would
+        compute it in each run."""
+        axes, (rounded,) = summed.inputs[1], summed.outputs[0].consumers()
+        assert axes is not None
+        values = self.quantizers[key].quantize(as_tensor(x).to(self.quantizers[key].scale.device))
+        values = values if order is None else values.permute(order)
+        total = values.double().sum(as_tensor(axes).tolist(), keepdim=bool(summed.attributes["keepdims"].as_int()))
+        rounded.outputs[0].replace_all_uses_with(self._insert.initializer(f"{key}_sums", total, "float32"))
+        self.graph.remove([rounded, summed], safe=True)
+
     def _stored(self, node: ir.Node, key: str, values: Tensor, order: Order, end: str) -> ir.Value:
         quantizer, encoding = self.quantizers[key], self.quantizers[key].encoding
         assert encoding is not None
@@ -200,6 +224,12 @@ class Lowering:
             y = self._insert.node(node, "DequantizeLinear", [q, scale], f"{b.name}_dequantized", _FLOAT, b.shape, axis=0)
             self._made[known] = self._cast(node, y, b.dtype, f"{b.name}_cast")
         return self._made[known]
+
+
+def _sums_of(x: ir.Value) -> list[ir.Node]:
+    """The nodes that sum over what is marked, in float64 and rounded behind that: see `qsim.trace.token_scales`."""
+    casts = [user for user in x.consumers() if user.op_type == "Cast"]
+    return [user for cast in casts for user in cast.outputs[0].consumers() if user.op_type == "ReduceSum"]
 
 
 def as_tensor(value: ir.Value) -> Tensor:

@@ -19,19 +19,30 @@ if TYPE_CHECKING:
     from onnxruntime import InferenceSession
 
 KEEP_INT8 = "session.qdqisint8allowed"  # int8 activations become uint8 without it, rounded anew
-FLOAT_BLOCKS = "session.qdq_matmulnbits_accuracy_level"  # MatMul and its weight in blocks are fused, and compute on int8 without it
+FLOAT_SUMS = "session.qdq_matmulnbits_accuracy_level"  # MatMul of a float tensor and integers is fused, and computes on int8 without it
 EXACT_SUMS = "session.x64quantprecision"  # sums of two products of uint8 and int8 saturate at 16 bits on x86 without VNNI without it
 
 
 def entries(model: ir.Model) -> tuple[dict[str, str], list[str]]:
     """What a session on this CPU is opened with for a Q/DQ model, as config entries; and what to know of other CPUs, as sentences."""
     of_integers, notes = _of_integers(model)
-    return {**({FLOAT_BLOCKS: "1"} if _has_blocks(model) else {}), **of_integers}, notes
+    return {**({FLOAT_SUMS: "1"} if _has_float_sums(model) else {}), **of_integers}, notes
 
 
-def _has_blocks(model: ir.Model) -> bool:
-    """Whether a constant of few bits is dequantized in blocks."""
-    return any(node.op_type == "DequantizeLinear" and "block_size" in node.attributes for node in model.graph)
+def _has_float_sums(model: ir.Model) -> bool:
+    """Whether integers are dequantized in blocks, or multiplied with a tensor that is not: ONNX Runtime makes MatMulNBits of both."""
+    return any(
+        "block_size" in dequantize.attributes or any(_is_float_product(user, dequantize) for user in dequantize.outputs[0].consumers())
+        for dequantize in model.graph
+        if dequantize.op_type == "DequantizeLinear"
+    )
+
+
+def _is_float_product(node: ir.Node, dequantize: ir.Node) -> bool:
+    if node.op_type not in ("MatMul", "Gemm") or node.inputs[1] is not dequantize.outputs[0] or dequantize.inputs[0].const_value is None:  # type: ignore[union-attr]
+        return False
+    made = node.inputs[0].producer() if node.inputs[0] is not None else None
+    return made is None or made.op_type != "DequantizeLinear"
 
 
 def _of_integers(model: ir.Model) -> tuple[dict[str, str], list[str]]:

@@ -78,6 +78,8 @@ MAC = _table(
     addbmm addmv mv mm einsum scaled_dot_product_attention embedding embedding_bag grouped_mm
     """
 )
+# Of a matrix, or of as many as the first axis has: what experts are multiplied by.
+MATRIX_PRODUCTS = _table("linear matmul rmatmul bmm baddbmm addmm addbmm addmv mv mm grouped_mm")
 NORM = _table("batch_norm layer_norm group_norm instance_norm rms_norm local_response_norm")
 ACT = _table("relu relu6 hardtanh hardswish hardsigmoid sigmoid tanh silu gelu mish elu selu celu leaky_relu prelu clamp softplus")
 

@@ -151,7 +151,7 @@ class Encoded(RangeState):
             return None
         spec = self._spec
         scale = whole(self.grid_scale.detach()).clone()
-        return Encoding(scale, self.zero_point.clone(), *self._grid, spec.axis, spec.block_size, spec.encoding_dtype)
+        return Encoding(scale, self.zero_point.clone(), *self._grid, **spec.layout)
 
     def _hold(self, encoding: Encoding) -> None:
         if self.held_shape is None:
@@ -160,6 +160,23 @@ class Encoded(RangeState):
             self.scale.copy_(sharded_as(self.scale, encoding.scale))
             self.zero_point.copy_(encoding.zero_point)
         self._has_encoding = True
+
+    def _format_problem(self, scale: Tensor) -> str | None:
+        """What scales are, if not what the spec's format stores."""
+        spec = self._spec
+        if spec.scale_format == "float8_e8m0fnu" and not bool((torch.frexp(scale).mantissa == 0.5).all()):
+            return f"no powers of two, as {spec.scale_format} stores them"
+        if spec.two_levels is not None:
+            try:
+                spec.two_levels.split(scale)
+            except ValueError as error:
+                return f"no integers beside floats: {error}"
+        return None
+
+    def _problem_of_state(self, scale: Tensor | None) -> str | None:
+        if self._spec.scale_format != "int" or scale is None or scale.is_meta or scale.numel() == 0 or bool(scale.isnan().any()):
+            return None
+        return self._format_problem(whole(scale))
 
     @property
     def _identity(self) -> list[float]:
@@ -176,6 +193,9 @@ class Encoded(RangeState):
                 f"{self._title}: the state is of another spec: its {prefix}grid (smallest, largest, axes, block sizes) is {found}, "
                 f"and this quantizer's is {self._identity}."
             )
+            return
+        if problem := self._problem_of_state(state_dict.get(prefix + "scale")):
+            args[-1].append(f"{self._title}: the state is of another spec: its {prefix}scale holds scales that are {problem}.")
             return
         super()._load_from_state_dict(state_dict, prefix, *args)
         self._switch_device()  # they are in no state dict, and memory that a state is loaded into may be fresh

@@ -352,11 +352,13 @@ def with_method(spec: TensorSpec, method: str | None, *, percentile: float | Non
 
 def encoding_of_range(low: Tensor, high: Tensor, spec: TensorSpec) -> Encoding:
     """The encoding whose grid spans the range."""
-    if spec.scale_format is None:
+    if spec.scale_format in (None, "int"):
         grid = spec.quant_min, spec.quant_max
         scale, zero_point = ops.choose_qparams(low, high, *grid, symmetric=spec.symmetric, min_scale=spec.min_scale)
     else:
         options = {"scale_rounding": spec.scale_rounding}
         scale = ops.choose_block_scale(low.float(), high.float(), spec.encoding_dtype, spec.scale_format, **options)
         zero_point = torch.zeros_like(scale, dtype=torch.int32)
-    return Encoding(scale, zero_point, spec.quant_min, spec.quant_max, spec.axis, spec.block_size, spec.encoding_dtype)
+    if spec.two_levels is not None:
+        scale = spec.two_levels.nearest(scale)
+    return Encoding(scale, zero_point, spec.quant_min, spec.quant_max, **spec.layout)

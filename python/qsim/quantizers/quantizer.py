@@ -237,15 +237,16 @@ class Quantizer(Encoded):
             raise ValueError(
                 f"{self._title} takes its scale from each tensor (method='dynamic'): it holds no encoding. Use another method."
             )
-        got = (encoding.quant_min, encoding.quant_max, encoding.axis, encoding.block_size, encoding.dtype)
-        expected = (*self._grid, spec.axis, spec.block_size, spec.encoding_dtype)
-        if got != expected:
-            raise ValueError(
-                f"{self._title}: the encoding has (quant_min, quant_max, axis, block_size, dtype) = {got}; its spec wants {expected}. "
-                "Make the quantizer with a spec that fits."
+        expected = {"quant_min": self._grid[0], "quant_max": self._grid[1], **spec.layout}
+        wrong = [name for name in expected if getattr(encoding, name) != expected[name]]
+        if wrong:
+            got, wanted = (
+                ", ".join(f"{name}={value!r}" for name, value in found)
+                for found in ([(name, getattr(encoding, name)) for name in wrong], [(name, expected[name]) for name in wrong])
             )
-        if spec.scale_format == "float8_e8m0fnu" and not bool((torch.frexp(encoding.scale).mantissa == 0.5).all()):
-            raise ValueError(f"{self._title}: the encoding has scales that are no powers of two, as {spec.scale_format} stores them")
+            raise ValueError(f"{self._title}: the encoding has {got}; its spec wants {wanted}. Make the quantizer with a spec that fits.")
+        if problem := self._format_problem(encoding.scale):
+            raise ValueError(f"{self._title}: the encoding has scales that are {problem}")
         shape = tuple(encoding.scale.shape)
         if self.held_shape not in (None, shape):
             raise ValueError(f"{self._title}: the encoding has scales of shape {shape}; expected {self.held_shape}")

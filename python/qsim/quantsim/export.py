@@ -214,8 +214,9 @@ class Export(Simulation):
         """The state dict of `model` with integers in place of the weights that are quantized, and their scales and zero points beside them.
 
         ``fc.weight`` is what a runtime stores: int8 or uint8 up to 8 bits (`qsim.ops.pack_int4` halves those of 4), int16 or uint16 up to
-        16, or float8. ``fc.weight_scale`` is float32 and ``fc.weight_zero_point`` int32, with the shapes of `Encoding`. What they stand
-        for, ``qsim.ops.dequantize(integers, scale, zero_point, axis=, block_size=)``, is the weight of `bake`, bit for bit. All other
+        16, or float8. ``fc.weight_scale`` is float32 and ``fc.weight_zero_point`` int32, with the shapes of `Encoding`; where scales are
+        integers beside floats (``scale_format="int"``), ``fc.weight_scale_integers`` and ``fc.weight_super_scale`` are these. What they
+        stand for, ``qsim.ops.dequantize(integers, scale, zero_point, axis=, block_size=)``, is the weight of `bake`, bit for bit. All other
         entries are those of `model`, in its memory.
 
         Returns
@@ -250,7 +251,8 @@ class Export(Simulation):
             Made if it is not there. ``model.safetensors`` and ``config.json`` in it are replaced; tokenizers are not written.
         format : str
             "compressed-tensors" (pack-quantized; 4 and 8 bits), "gptq" or "gptq_v2" (2, 3, 4 and 8 bits, one group size for all) or
-            "awq" (4 bits). All but the first store scales in float16: call `round_scales` before.
+            "awq" (4 bits). "gguf" writes the file `folder`: see `qsim.save_checkpoint`. All but the first store scales in float16: call
+            `round_scales` before.
 
         Raises
         ------
@@ -313,7 +315,8 @@ class Export(Simulation):
         """Round the scales of all integer weights to what a file stores them in, and simulate that from now on.
 
         GPTQ, AWQ and GGUF store scales in float16; engines that compute in bfloat16 read those of compressed-tensors so. A scale below the
-        type's smallest normal number becomes that.
+        type's smallest normal number becomes that. Of scales that are integers beside floats the floats are rounded, and the integers
+        chosen anew.
 
         Parameters
         ----------

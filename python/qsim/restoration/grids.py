@@ -19,6 +19,7 @@ _FACTORS: dict[str | None, tuple[tuple[float, ...], tuple[float, ...]]] = {
     None: (tuple(0.35 + 0.1 * i for i in range(11)), (-0.075, -0.05, -0.025, 0.025, 0.05, 0.075)),
     "float8_e8m0fnu": ((0.5, 2.0), ()),
     "float8_e4m3fn": ((), ()),
+    "int": ((), ()),
 }
 
 

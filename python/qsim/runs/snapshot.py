@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 
 import torch
@@ -15,22 +15,47 @@ from torch import Tensor, nn
 _REGISTRIES = tuple(name for name, held in vars(nn.Module()).items() if isinstance(held, (dict, set)))
 
 
+# A copy of parameters beyond so many bytes is more than it is worth: next to no forward writes to them. They are looked at afterwards.
+_COPIED = 256 << 20
+_SMALL = 1 << 20  # of one parameter: such are copied in any case
+
+
+class ContentsLostError(RuntimeError):
+    """A forward changed parameters whose contents were not held: the model is not what it was."""
+
+
 class Snapshot:
     """What `model` is: the contents of its parameters and buffers, and every module's attributes, with its hooks.
 
-    Costs one copy of the model's tensors.
+    Parameters
+    ----------
+    model : nn.Module
+    whole : bool
+        Whether all contents are held: one copy of the model's tensors. Otherwise parameters of large models are not, of which no forward is
+        known to write to them, and `restore` raises where they were changed.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, *, whole: bool = True) -> None:
         self._modules = [
             (m, dict(vars(m)), {name: copy.copy(vars(m)[name]) for name in _REGISTRIES if name in vars(m)})
             for m in model.modules()
             if not isinstance(m, torch.jit.ScriptModule)  # its attributes are not Python's
         ]
-        self.tensors = [(t, t.detach().clone()) for t in (*model.parameters(), *model.buffers())]
+        watched = {} if whole else _watched(model)
+        self._watched = [(name, parameter, _fingerprint(parameter)) for name, parameter in watched.items()]
+        apart = {id(parameter) for parameter in watched.values()}
+        tensors = [*model.parameters(), *model.buffers()]
+        self.devices = {t.device for t in tensors}
+        self.tensors = [(t, t.detach().clone()) for t in tensors if id(t) not in apart]
 
     def restore(self) -> None:
-        """Put everything back. What a forward appended to a list of its own stays."""
+        """Put everything back. What a forward appended to a list of its own stays.
+
+        Raises
+        ------
+        ContentsLostError
+            A parameter whose contents are not held was changed.
+        """
         for module, attributes, registries in self._modules:
             vars(module).clear()
             vars(module).update(attributes)
@@ -40,20 +65,49 @@ class Snapshot:
         with torch.no_grad():
             for tensor, contents in self.tensors:
                 tensor.data.copy_(contents)  # .data: no version bump, so a graph the caller still holds stays usable
+        changed = [(name, parameter) for name, parameter, before in self._watched if _fingerprint(parameter) != before]
+        if changed:
+            name, parameter = changed[0]
+            size = f"{parameter.nbytes >> 20} MiB"
+            raise ContentsLostError(
+                f"qsim: running the model changed its parameter {name!r} ({size}), which cannot be put back: of models with more than "
+                f"{_COPIED >> 20} MiB of parameters no copy is made. Have what forward writes in a buffer (register_buffer), and load the "
+                "model again"
+            )
+
+
+def _watched(model: nn.Module) -> dict[str, Tensor]:
+    """The parameters of a large model that are looked at in place of being copied."""
+    parameters = dict(model.named_parameters())
+    if sum(parameter.nbytes for parameter in parameters.values()) <= _COPIED:
+        return {}
+    renormed = {id(m.weight) for m in model.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag)) and m.max_norm is not None}
+    plain = {name: p for name, p in parameters.items() if type(p) is nn.Parameter and p.is_contiguous() and not p.is_inference()}
+    return {name: p for name, p in plain.items() if p.nbytes > _SMALL and id(p) not in renormed}
+
+
+def _fingerprint(parameter: Tensor) -> tuple[int, ...]:
+    """Equal as long as nobody writes to it: sums of all of its words, and of some, beside the version, which `.data` does not count."""
+    if parameter.is_meta:
+        return (parameter._version,)
+    data = parameter.detach().reshape(-1).view(torch.uint8)
+    whole = data.numel() // 8 * 8 if data.storage_offset() % 8 == 0 else 0  # a file's tensors may lie anywhere
+    words, rest = data[:whole].view(torch.int64), data[whole:]
+    return parameter._version, int(words.sum()), int(words[::3].sum()), int(rest.sum()), int(rest[::3].sum())
 
 
 @contextmanager
-def unchanged(model: nn.Module) -> Iterator[None]:
+def unchanged(model: nn.Module, *, whole: bool = True) -> Iterator[None]:
     """Undo on leaving, also by an exception, what the body did to `model` and to the random numbers of torch, Python and NumPy.
 
     Put back is what a `Snapshot` holds: training flags, what a forward assigns (counters, caches, replaced buffers, modules made on the
-    first call), hooks.
+    first call), hooks. `whole`: as there.
     """
-    before = Snapshot(model)
+    before = Snapshot(model, whole=whole)
     state, numpy = random.getstate(), sys.modules.get("numpy")
     numpy_state = numpy.random.get_state() if numpy else None
     with ExitStack() as stack:
-        for kind, indices in _accelerators(before.tensors).items():
+        for kind, indices in _accelerators(before.devices).items():
             stack.enter_context(torch.random.fork_rng(devices=sorted(indices), device_type=kind))
         try:
             yield
@@ -64,10 +118,10 @@ def unchanged(model: nn.Module) -> Iterator[None]:
             before.restore()
 
 
-def _accelerators(tensors: list[tuple[Tensor, Tensor]]) -> dict[str, set[int]]:
+def _accelerators(devices: Iterable[torch.device]) -> dict[str, set[int]]:
     """Indices of the model's devices by type. `cuda` is always there: forking it for no device forks the CPU's generator alone."""
     found: dict[str, set[int]] = {"cuda": set()}
-    for tensor, _ in tensors:
-        if tensor.device.index is not None and tensor.device.type not in ("cpu", "meta"):
-            found.setdefault(tensor.device.type, set()).add(tensor.device.index)
+    for device in devices:
+        if device.index is not None and device.type not in ("cpu", "meta"):
+            found.setdefault(device.type, set()).add(device.index)
     return found

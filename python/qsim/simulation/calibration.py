@@ -184,7 +184,12 @@ def observe(
     """
     noted = Observation()
     observers = {key: quantizers[key].observer for key in watched}
-    with unchanged(model), torch.no_grad(), _observing(quantizers, watched), _clocked([quantizers[key] for key in watched], noted.seconds):
+    with (
+        unchanged(model, whole=False),
+        torch.no_grad(),
+        _observing(quantizers, watched),
+        _clocked([quantizers[key] for key in watched], noted.seconds),
+    ):
         model.eval()
         first = _FirstNonfinite(observers)
         known = set[tuple[Any, ...]]()  # kinds of batches that the model has run on

@@ -9,10 +9,11 @@ from qsim.errors import CalibrationError
 from qsim.graph.plan.actions import PlannedBias
 from qsim.graph.plan.rules import weight_axes
 from qsim.quantizers.bias import BiasQuantizer
-from qsim.quantizers.observed import encode_observed
+from qsim.quantizers.observed import WithObserver, encode_observed
 from qsim.quantizers.observer import with_method
 from qsim.quantizers.weights import encode_weights
 from qsim.runs.sharding import whole
+from qsim.simulation.lent_ranges import Borrower, lent
 from qsim.simulation.simulation import Simulation
 
 _FALLEN = "not needed: all that use it fall back"
@@ -31,15 +32,16 @@ def choose_encodings(
     for key, found in zip(parameters, encode_weights(of_weights, list(parameters.values()), specs), strict=True):
         if isinstance(found, CalibrationError):
             problems[key] = found
-    observed, specs = [], []
+    observed: dict[str, WithObserver] = {}
+    specs, borrowed = [], lent(sim)
     for key, quantizer in quantizers.items():
         spec = quantizer.spec
         if key in parameters or sim.decisions.quantizers[key].range is not None or spec.is_dynamic:
             continue
         chosen = None if spec.is_running or spec.axis is not None else method
-        observed.append(key)
+        observed[key] = Borrower(quantizer, borrowed[key].observer) if key in borrowed else quantizer
         specs.append(with_method(spec, chosen, percentile=percentile, gamma=gamma))
-    for key, found in zip(observed, encode_observed([quantizers[key] for key in observed], specs), strict=True):
+    for key, found in zip(observed, encode_observed([*observed.values()], specs), strict=True):
         if isinstance(found, CalibrationError):
             problems[key] = found
     needed, refused = sim.needed(), sim.switch.refused
@@ -48,7 +50,7 @@ def choose_encodings(
         raise _failure([str(problems[key]) for key in unmet])
     reasons = {**dict.fromkeys(refused, _OTHER), **dict.fromkeys(problems.keys() - needed, _FALLEN)}
     unneeded = [f"{problems[key]} ({reasons[key]})" for key in quantizers if key in problems and key in reasons]
-    return [*unneeded, *fit_biases(sim, sim.decisions.biases)]
+    return [*unneeded, *(found.sentence for found in borrowed.values()), *fit_biases(sim, sim.decisions.biases)]
 
 
 def fit_biases(sim: Simulation, biases: Iterable[PlannedBias]) -> list[str]:

@@ -60,8 +60,7 @@ def unseen_weights(weights: Sequence[str]) -> None:
     shown = ", ".join(map(repr, weights[:4])) + (f" and {len(weights) - 4} more" if len(weights) > 4 else "")
     warnings.warn(
         f"QuantSim: weights stay in float, and no figure of this simulation has their error in it: {shown}. What multiplies "
-        "with them is nothing that torch.compile shows to a simulation (grouped products of experts, for example). Experts are simulated "
-        "if they are modules with an nn.Linear each, or after model.set_experts_implementation('batched_mm') of transformers",
+        "with them is nothing that torch.compile shows to a simulation (an operator of torch.ops, for example); call a function of torch",
         stacklevel=4,
     )
 

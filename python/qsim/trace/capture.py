@@ -97,7 +97,7 @@ def capture(
     CaptureError
         `torch.export` cannot trace the model: the message holds its reason.
     """
-    with unchanged(sim.model), sim.switch.turned(True, marks=True), torch.no_grad():
+    with unchanged(sim.model, whole=False), sim.switch.turned(True, marks=True), torch.no_grad():
         sim.model.eval()
         if dynamic_shapes is not None:
             program = _with_sizes(sim.model, (args, kwargs), dynamic_shapes)

@@ -71,7 +71,7 @@ class Runtime:
         """Why the runtime cannot take what a quantizer makes, and what to change, a sentence each."""
         encoding, spec = quantizer.encoding, quantizer.spec
         if spec.is_dynamic:
-            kinds = "one for a tensor or a token, of 3 to 8 bits and symmetric" if self.tokens else "none for this target"
+            kinds = "those for a whole tensor or token, of integers of at most 8 bits" if self.tokens else "none for this target"
             yield (
                 f"a scale from each tensor (method='dynamic'), of which the export writes {kinds}: use another method for it and calibrate "
                 f"({self.name} then quantizes with a fixed scale), or leave it in float (activation=None)"

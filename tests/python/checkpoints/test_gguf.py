@@ -184,3 +184,69 @@ def test_cut_off_anywhere_and_spoiled_anywhere(tmp_path):
         except qsim.FileFormatError:
             refused += 1
     assert refused > 50
+
+
+WRITTEN = {
+    "Q4_K": {"dtype": "q4_k"},
+    "Q6_K": {"dtype": "q6_k"},
+    "Q4_0": {"bits": 4, "axis": 1, "block_size": 32, "symmetric": True},
+    "Q8_0": {"bits": 8, "axis": 1, "block_size": 32, "symmetric": True, "narrow": True},
+}
+
+
+def simulated(spec, columns=512):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(columns, 24), torch.nn.LayerNorm(24)).eval()
+    sim = qsim.QuantSim(model, torch.randn(2, columns), qsim.Config(qsim.TensorSpec(method="mse", **spec), None))
+    sim.calibrate([torch.randn(2, columns)], progress=False)
+    return sim
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_what_is_written_is_the_baked_weight(name, tmp_path):
+    sim, path = simulated(WRITTEN[name]), tmp_path / "model.gguf"
+    with pytest.raises(qsim.FileFormatError, match=r"'0\.weight' has . bits in groups of .*call sim\.round_scales"):
+        sim.save_compressed(path, "gguf")
+    assert not path.exists()
+    sim.round_scales(torch.float16)
+    sim.save_compressed(path, "gguf")
+    checkpoint, baked = qsim.load_checkpoint(path), sim.bake().state_dict()
+    assert torch.equal(checkpoint.weights["0.weight"].dequantize(), baked["0.weight"])
+    assert all(torch.equal(checkpoint.tensors[key], baked[key]) for key in ("0.bias", "1.weight", "1.bias"))
+    again = qsim.QuantSim(sim.bake(), torch.randn(2, 512), checkpoint.config())
+    again.load_compressed(checkpoint)
+    assert torch.equal(again.bake()[0].weight, baked["0.weight"])
+    gguf = pytest.importorskip("gguf")
+    tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
+    assert tensors["0.weight"].tensor_type == gguf.GGMLQuantizationType[name]
+    for key, tensor in tensors.items():
+        values = torch.tensor(gguf.quants.dequantize(tensor.data, tensor.tensor_type))
+        assert torch.equal(values.reshape(baked[key].shape), baked[key])
+
+
+def test_what_a_file_cannot_hold_is_listed_and_nothing_written(tmp_path):
+    pairs = {"asymmetric": ({"bits": 4, "axis": 1, "block_size": 32}, 64), "rows of 96": ({"dtype": "q4_k", "block_size": 32}, 96)}
+    for what, (spec, columns) in pairs.items():
+        sim = simulated(spec, columns)
+        sim.round_scales(torch.float16)
+        with pytest.raises(qsim.FileFormatError, match=r"'0\.weight' has"):
+            sim.save_compressed(tmp_path / "m.gguf", "gguf")
+        assert not list(tmp_path.iterdir()), what
+    with pytest.raises(ValueError, match=r"ends in \.gguf"):
+        simulated(WRITTEN["Q4_K"]).save_compressed(tmp_path / "folder", "gguf")
+    whole = qsim.Checkpoint({}, {"steps": torch.ones(3, dtype=torch.int64)}, "gguf")
+    with pytest.raises(qsim.FileFormatError, match="no weight is quantized"):
+        qsim.save_checkpoint(whole, tmp_path / "m.gguf", "gguf")
+
+
+def test_metadata_and_symmetric_weights_are_written_again(tmp_path):
+    raw = bytes(blocks("Q4_0", 2, 64).flatten().tolist())
+    metadata = (
+        text("a") + struct.pack("<If", 6, 0.5) + text("b") + struct.pack("<I", 8) + text("llama") + text("c") + struct.pack("<II", 4, 7)
+    )
+    (tmp_path / "m.gguf").write_bytes(file({"w.weight": (2, (64, 2), raw), "v": (0, (3,), bytes(12))}, metadata, 3))
+    checkpoint = qsim.load_checkpoint(tmp_path / "m.gguf")
+    qsim.save_checkpoint(checkpoint, tmp_path / "n.gguf", "gguf")
+    again = qsim.load_checkpoint(tmp_path / "n.gguf")
+    assert again.model_config == checkpoint.model_config == {"a": 0.5, "b": "llama", "c": 7}
+    assert torch.equal(again.weights["w.weight"].dequantize(), checkpoint.weights["w.weight"].dequantize())

@@ -142,8 +142,9 @@ def test_open_lengths_do_not_matter_to_channels():
 @pytest.mark.parametrize("name", BLOCK_FORMATS)
 def test_names_of_block_formats_say_how_blocks_lie(name):
     spec = TensorSpec(dtype=name)
-    assert (spec.axis, spec.block_size, spec.symmetric) == (-1, 16 if name == "nvfp4" else 32, True)
-    assert spec.scale_format == ("float8_e4m3fn" if name == "nvfp4" else "float8_e8m0fnu")
+    size = {"nvfp4": 16, "lpbq": 64, "q6_k": 16}.get(name, 32)
+    scales = {"nvfp4": "float8_e4m3fn", "lpbq": "int", "q4_k": "int", "q6_k": "int"}.get(name, "float8_e8m0fnu")
+    assert (spec.axis, spec.block_size, spec.symmetric, spec.scale_format) == (-1, size, True, scales)
     assert TensorSpec(dtype=name, axis=1, block_size=8) == dataclasses.replace(spec, axis=1, block_size=8)
     assert TensorSpec.from_dict(spec.to_dict()) == spec
 

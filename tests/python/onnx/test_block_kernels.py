@@ -4,8 +4,8 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from causal import Causal, exported_tokens, generated
 from torch import Tensor, nn
-from torch.export import Dim
 
 import qsim
 
@@ -90,58 +90,37 @@ def test_a_block_that_the_kernel_does_not_take_stays(tmp_path):
     assert (computed(report.path, x) - sim(x)).abs().max() < 1e-5
 
 
-class Causal(nn.Module):
-    """Two layers with a cache of `torch.cat`; the head is tied to the table."""
-
-    def __init__(self, width: int = 64, heads: int = 4, layers: int = 2) -> None:
-        super().__init__()
-        self.table, self.heads = nn.Embedding(50, width), heads
-        self.qkv = nn.ModuleList(nn.Linear(width, 3 * width) for _ in range(layers))
-        self.out = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(layers))
-        self.norm = nn.LayerNorm(width)
-        self.head = nn.Linear(width, 50, bias=False)
-        self.head.weight = self.table.weight
-
-    def forward(self, ids: Tensor, *cache: Tensor) -> tuple[Tensor, ...]:
-        x, caches = self.table(ids), []
-        for i, (qkv, out) in enumerate(zip(self.qkv, self.out, strict=True)):
-            q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in qkv(self.norm(x)).chunk(3, -1))
-            k, v = (torch.cat([old, new], 2) for old, new in zip(cache[2 * i : 2 * i + 2], (k, v), strict=True))
-            caches += [k, v]
-            behind = torch.arange(k.shape[2]) > torch.arange(q.shape[2])[:, None] + (k.shape[2] - q.shape[2])
-            scores = (q @ k.mT / 4).masked_fill(behind, -1e9)
-            x = x + out((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
-        return (self.head(self.norm(x)), *caches)
-
-
 def test_a_causal_model_generates_the_simulations_tokens(tmp_path):
     torch.manual_seed(0)
     model = Causal()
-
-    def given(length, past):
-        return (torch.randint(50, (1, length)), *(torch.randn(1, 4, past, 16) for _ in range(4)))
-
     spec = qsim.TensorSpec(bits=4, axis=1, block_size=32, method="mse")
-    sim = qsim.QuantSim(model.eval(), given(3, 5), qsim.Config(spec, None))
-    sim.calibrate([given(3, 5)], progress=False)
-    shapes = ({1: Dim.DYNAMIC}, *({2: Dim.DYNAMIC} for _ in range(4)))
-    report = sim.export(tmp_path / "lm.onnx", target="onnxruntime", dynamic_shapes=(shapes[0], shapes[1:]))
+    sim = qsim.QuantSim(model.eval(), model.call(3, 5), qsim.Config(spec, None))
+    sim.calibrate([model.call(3, 5)], progress=False)
+    report, tokens = exported_tokens(sim, tmp_path / "lm.onnx")
     kinds = operators(report.path)
     assert kinds.count("MatMulNBits") == 5
     assert kinds.count("GatherBlockQuantized") == 1
-    session = onnxruntime.InferenceSession(str(report.path), providers=["CPUExecutionProvider"])
+    assert tokens == generated(sim)
 
-    def runtime(*inputs):
-        feed = {end.name: t.numpy() for end, t in zip(session.get_inputs(), inputs, strict=True)}
-        return [torch.from_numpy(t) for t in session.run(None, feed)]
 
-    def generated(step):
-        ids, cache, tokens = torch.arange(7)[None], [torch.zeros(1, 4, 0, 16)] * 4, []
-        for _ in range(24):
-            with torch.no_grad():
-                logits, *cache = step(ids, *cache)
-            tokens.append(int(logits[0, -1].argmax()))
-            ids = torch.tensor([tokens[-1:]])
-        return tokens
+@pytest.mark.parametrize("spec", [{"axis": 0}, {}, {"axis": 1, "block_size": 32}], ids=["per channel", "per tensor", "in groups"])
+@pytest.mark.parametrize("dims", [2, 3])
+def test_float_activations_stay_float_beside_weights_of_8_bits(spec, dims, tmp_path):
+    """ONNX Runtime 1.32 makes MatMulNBits of any integers that a product dequantizes, and would round activations to int8."""
+    torch.manual_seed(0)
+    x = torch.randn(*[2, 5, 64][3 - dims :])
+    sim = qsim.QuantSim(Product(), x, qsim.Config(qsim.TensorSpec(symmetric=True, method="minmax", **spec), None, target="onnxruntime"))
+    sim.calibrate([x], progress=False)
+    report = sim.export(tmp_path / "model.onnx", target="onnxruntime")
+    assert (computed(report.path, x, **report.session_options) - sim(x)).abs().max() < 1e-5
 
-    assert generated(runtime) == generated(sim)
+
+class Product(nn.Module):
+    """A Gemm, for matrices, whose weight is not transposed; a MatMul for more axes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.randn(64, 32)), nn.Parameter(torch.randn(32))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.addmm(self.bias, x, self.weight) if x.dim() == 2 else x @ self.weight

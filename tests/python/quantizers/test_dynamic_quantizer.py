@@ -56,7 +56,7 @@ def test_state_dicts_and_copies():
         static(X)
 
 
-@pytest.mark.parametrize("name", BLOCK_FORMATS)
+@pytest.mark.parametrize("name", [name for name, fields in BLOCK_FORMATS.items() if fields["scale_format"] != "int"])
 def test_weights_get_the_scales_that_each_tensor_would_give(name):
     weight = X.reshape(15, 48)
     static, dynamic = (Quantizer(TensorSpec(dtype=name, method=method), weight.shape) for method in ("minmax", "dynamic"))

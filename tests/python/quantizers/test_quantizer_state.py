@@ -113,8 +113,8 @@ def test_an_encoding_is_a_value_of_its_own():
 @pytest.mark.parametrize(
     ("encoding", "message"),
     [
-        (Encoding(torch.tensor(1.0), torch.tensor(0, dtype=torch.int32), 0, 255, dtype="uint8"), r"\(0, 255, None, None, 'uint8'\)"),
-        (Encoding(torch.ones(4), torch.zeros(4, dtype=torch.int32), -128, 127, axis=0), r"\(-128, 127, 0, None, 'int8'\)"),
+        (Encoding(torch.tensor(1.0), torch.tensor(0, dtype=torch.int32), 0, 255, dtype="uint8"), "quant_max=255, dtype='uint8'; its"),
+        (Encoding(torch.ones(4), torch.zeros(4, dtype=torch.int32), -128, 127, axis=0), "has axis=0; its spec wants axis=None"),
         (Encoding(torch.ones(1), torch.zeros(1, dtype=torch.int32), -128, 127), r"shape \(1,\); expected \(\)"),
     ],
 )

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from qsim.graph.record.record import record
+from qsim.runs.snapshot import ContentsLostError, Snapshot
 
 X = torch.randn(2, 4, 6, 6)
 
@@ -61,3 +62,37 @@ def test_model_is_left_as_it_was(fails):
     assert versions[:2] == [p._version for p in model.conv.parameters()]  # a graph that the caller holds stays usable
     assert bool(tape.steps) != fails
     assert len(report) == 2 * fails
+
+
+class Codebook(nn.Module):
+    """Renews its entries as it runs, as some do that quantize vectors."""
+
+    def __init__(self, writes: str = "") -> None:
+        super().__init__()
+        self.entries, self.writes = nn.Parameter(torch.randn(7, 3), requires_grad=False), writes
+        self.embedding = nn.Embedding(10, 3, max_norm=0.1)
+        self.register_buffer("seen", torch.zeros(7))
+
+    def forward(self, x):
+        self.seen.add_(1)
+        if self.writes == ("training" if self.training else "eval"):
+            self.entries.data[-1, -1] += 1
+        return x @ self.entries.T + self.embedding.weight.sum() + self.embedding(torch.arange(10)).sum()
+
+
+def test_parameters_of_large_models_are_looked_at_in_place_of_being_copied(monkeypatch):
+    model, x = Codebook(), torch.randn(2, 3)
+    copied = {t.data_ptr() for t, _ in Snapshot(model, whole=False).tensors}
+    assert copied == {t.data_ptr() for t in (*model.parameters(), *model.buffers())}  # of small ones all are
+
+    monkeypatch.setattr("qsim.runs.snapshot._COPIED", 0)
+    monkeypatch.setattr("qsim.runs.snapshot._SMALL", 0)
+    before = copy.deepcopy(model.state_dict())
+    copied = {t.data_ptr() for t, _ in Snapshot(model, whole=False).tensors}
+    assert copied == {model.embedding.weight.data_ptr(), model.seen.data_ptr()}  # a forward writes to these
+    record(model, [((x,), {})])
+    torch.testing.assert_close(dict(model.state_dict()), dict(before), rtol=0, atol=0)
+
+    for writes in ("eval", "training"):
+        with pytest.raises(ContentsLostError, match=r"changed its parameter 'entries'.*register_buffer.*load the model again"):
+            record(Codebook(writes), [((x,), {})])

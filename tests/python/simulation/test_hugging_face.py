@@ -189,3 +189,44 @@ def test_the_page_on_language_models(tmp_path, monkeypatch):
         exec(compile(block, str(page), "exec"), names)
     assert names["tokens"].shape[1] <= 32
     assert (tmp_path / "sim.pt").exists()
+
+
+def test_experts_are_the_same_weights_whichever_function_multiplies_with_them():
+    """In compiled code transformers' grouped products are an operator of its own."""
+    sizes = {**SIZES, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 8, "num_hidden_layers": 1}
+    logits = {}
+    for how in ("grouped_mm", "batched_mm", "eager"):
+        torch.manual_seed(0)
+        model = transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**sizes)).eval()
+        model.set_experts_implementation(how)
+        example = {"input_ids": IDS, "use_cache": False}
+        sim = qsim.QuantSim(model, example, qsim.w4a16(group=32))
+        sim.calibrate([example], progress=False)
+        assert sum(sim.weights()[key].dim() == 3 for key in sim.weights()) == 2
+        with torch.no_grad():
+            logits[how] = sim(**example).logits
+            assert torch.equal(sim.bake()(**example).logits, logits[how])
+            if how == "grouped_mm":
+                assert torch.equal(torch.compile(sim, backend="aot_eager", fullgraph=True)(**example).logits, logits[how])
+    for found in logits.values():
+        torch.testing.assert_close(found, logits["eager"], atol=1e-6, rtol=0)
+
+
+def test_offloaded_models_are_refused_with_a_cure_that_cures():
+    """Accelerate has their parameters on the meta device until a module runs."""
+    accelerate = pytest.importorskip("accelerate")
+    torch.manual_seed(0)
+    model, example = llama().eval(), {"input_ids": IDS, "use_cache": False}
+    expected = simulated_outputs(model, example)
+    accelerate.cpu_offload(model, execution_device=torch.device("cpu"))
+    with pytest.raises(ValueError, match=r"'model\.embed_tokens' has its parameters elsewhere.*remove_hook_from_submodules"):
+        qsim.QuantSim(model, example, qsim.w4a16(group=32), inplace=True)
+    accelerate.hooks.remove_hook_from_submodules(model)
+    assert torch.equal(simulated_outputs(model, example), expected)
+
+
+def simulated_outputs(model, example):
+    sim = qsim.QuantSim(model, example, qsim.w4a16(group=32))
+    sim.calibrate([example], progress=False)
+    with torch.no_grad():
+        return sim(**example).logits

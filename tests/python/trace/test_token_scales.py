@@ -14,13 +14,20 @@ import qsim
 from qsim.errors import ExportError
 
 TOKEN = qsim.TensorSpec(method="dynamic", axis=-1, symmetric=True)
+ZERO_POINTS = dataclasses.replace(TOKEN, symmetric=False)
 SPECS = {
     "per token": TOKEN,
     "per token, narrow": dataclasses.replace(TOKEN, signed=True, narrow=True),
     "per token, 4 bits": dataclasses.replace(TOKEN, bits=4),
     "per token, 3 bits, narrow": dataclasses.replace(TOKEN, bits=3, signed=True, narrow=True),
     "per tensor": dataclasses.replace(TOKEN, axis=None),
+    "per token, 2 bits": dataclasses.replace(TOKEN, bits=2),
     "with a smallest scale": dataclasses.replace(TOKEN, min_scale=0.01),
+    **{f"zero points, {bits} bits": dataclasses.replace(ZERO_POINTS, bits=bits) for bits in (8, 5, 4, 2)},
+    "zero points, unsigned": dataclasses.replace(ZERO_POINTS, signed=False),
+    "zero points, narrow": dataclasses.replace(ZERO_POINTS, signed=True, narrow=True),
+    "zero points, per tensor": dataclasses.replace(ZERO_POINTS, axis=None),
+    "zero points, with a smallest scale": dataclasses.replace(ZERO_POINTS, min_scale=0.01),
 }
 WEIGHT = qsim.TensorSpec(symmetric=True, signed=True, method="minmax", axis=0)
 
@@ -76,8 +83,10 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("name", SPECS)
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("way", "name"),
+    [*((way, name) for way in WAYS for name in ("per token", "zero points, 8 bits")), *(("linear", name) for name in SPECS)],
+)
 def test_what_a_product_reads_is_what_the_reference_gives(way, name, tmp_path):
     how, shape = WAYS[way]
     spec = SPECS[name]
@@ -87,7 +96,7 @@ def test_what_a_product_reads_is_what_the_reference_gives(way, name, tmp_path):
     weight.set_encoding(dataclasses.replace(weight.encoding, scale=torch.ones_like(weight.encoding.scale)))
     expected = x
     for _ in range(2):  # where it comes in, and where it goes out
-        options = {"axis": spec.axis, "symmetric": True, "min_scale": spec.min_scale}
+        options = {"axis": spec.axis, "symmetric": spec.symmetric, "min_scale": spec.min_scale}
         expected = qsim.reference.fake_quantize_dynamic(expected, spec.quant_min, spec.quant_max, **options)
     with sim.integer(), torch.no_grad():
         assert torch.equal(sim(x), expected)
@@ -146,6 +155,43 @@ class Convolution(nn.Module):
         return self.c(x)
 
 
+def test_zero_points_take_no_sum_over_weights_at_run_time(tmp_path):
+    """They are in the file, whichever way the weight lies; that of what the model computes is not."""
+
+    class Products(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.c = (nn.Parameter(torch.randn(*shape)) for shape in ((12, 8), (6, 8), (8,)))
+
+        def forward(self, x):
+            y = torch.addmm(self.c, x, self.a)
+            return y @ self.b.t(), F.linear(y, self.b)
+
+    torch.manual_seed(0)
+    x = torch.randn(5, 12)
+    sim = simulated(Products(), x, ZERO_POINTS)
+    report = sim.export(tmp_path / "model.onnx", target="onnxruntime", verify=[x])
+    found = kernels(report.path, tmp_path)
+    assert "ReduceSum" not in found
+    assert {kernel.kernel for kernel in sim.kernels()} == {"QGemm", "MatMulIntegerToFloat"}
+    with torch.no_grad(), sim.integer():
+        for ours, theirs in zip(sim(x), on_runtime(report.path, x), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_the_line_of_a_scale_may_lie_along_any_axis(tmp_path):
+    """A product over another axis than the scale's reads numbers in float: those of the simulation, bit for bit."""
+    torch.manual_seed(0)
+    x = tokens(3, 5, 12, huge=False)
+    sim = simulated(Identity(12, F.linear), x, dataclasses.replace(ZERO_POINTS, axis=1))
+    for quantizer in sim.quantizers().values():
+        if not quantizer.spec.is_dynamic:
+            quantizer.enabled = False
+    report = sim.export(tmp_path / "model.onnx", target="onnxruntime")
+    with torch.no_grad():
+        assert torch.equal(on_runtime(report.path, x)[0], sim(x))
+
+
 def test_what_is_no_product_along_the_last_axis_is_multiplied_where_it_is_read(tmp_path):
     torch.manual_seed(0)
     x = torch.randn(2, 4, 8, 8)
@@ -184,7 +230,7 @@ def test_switched_off_and_on_again_integers_follow():
 
 @pytest.mark.parametrize(
     "changes",
-    [{"symmetric": False}, {"block_size": 4}, {"bits": 2}, {"axis": 0}, {"dtype": "float8_e4m3fn"}],
+    [{"block_size": 4}, {"bits": 9}, {"rounding": "reciprocal"}, {"dtype": "float8_e4m3fn"}],
     ids=lambda changes: next(iter(changes)),
 )
 def test_what_no_kernel_takes_is_refused_by_name(changes, tmp_path):
@@ -193,7 +239,7 @@ def test_what_no_kernel_takes_is_refused_by_name(changes, tmp_path):
     sim = simulated(nn.Linear(12, 3), x, spec)
     with sim.integer(), pytest.raises(ValueError, match="'input' and 1 others have method='dynamic'"):
         sim(x)
-    with pytest.raises(ExportError, match=r"'input'.*method='dynamic'.*symmetric"):
+    with pytest.raises(ExportError, match=r"'input'.*method='dynamic'.*at most 8 bits"):
         sim.export(tmp_path / "model.onnx", target="onnxruntime")
     assert not (tmp_path / "model.onnx").exists()
 

@@ -41,7 +41,7 @@ def attach(
     for path, module in found.items():
         original = type(module)
         try:
-            module.__class__ = simulated(original)  # type: ignore[arg-type]  # Module's __hash__
+            module.__class__ = simulated(original, tuple(made[path].homes))  # type: ignore[arg-type]  # Module's __hash__
         except TypeError as error:
             notes.append(Telling(f"'{path}' is not simulated: its class {original.__name__} takes no subclass here ({error})"))
             continue

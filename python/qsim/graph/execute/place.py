@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from torch import nn
 from torch.overrides import _get_current_function_mode
 
+from qsim.graph.execute.homes import homes_of
 from qsim.graph.execute.links import calls_before, links_of, memory_read
 from qsim.graph.execute.lowered import LiveMaker, Maker, MarkMaker, Quantize, fallen_site, planned_site, site_beside
 from qsim.graph.execute.marks import BiasMark, Mark
@@ -135,6 +136,7 @@ class Place:
         self._expected_passed = {training: _always(passed, calls) for training, calls in route.calls.items()}
         self._passed = [(route.unmet[key].name, route.unmet[key].steps[0].line) for key in passed]
         self._ends: dict[tuple[bool, tuple[int, ...], int | None], list[str]] = {}  # what calls with these counts missed
+        self.homes = homes_of(path, plan, quantizers, kept)
         self._forget()
 
     def _forget(self) -> None:
@@ -311,6 +313,8 @@ class Place:
     def fall_back(self, formats: Mapping[str, str], kept: dict[tuple[str, ...], Kept]) -> None:
         """From now on the operations in `formats`, by name, compute in these float formats. `kept` as in the constructor."""
         self.fallen = Nodes(*(list(nodes) for nodes in self.planned)) if formats else self.planned
+        for home in self.homes.values():
+            home.fall_back(formats)
         for at, (actions, around) in enumerate(zip(self._actions, self._neighbours, strict=True)):
             if around is None or not around.is_concerned(formats):
                 continue

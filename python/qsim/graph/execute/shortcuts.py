@@ -20,8 +20,10 @@ from qsim.graph.execute.lowered import LiveMaker, Lowered, Quantize
 from qsim.graph.execute.ownership import is_alone
 from qsim.quantizers.bias import BiasQuantizer, grid, on_grid
 from qsim.quantizers.quantizer import Quantizer
+from qsim.runs.scarcity import is_scarce
 
 _TYPES = (Tensor, nn.Parameter)
+_LARGE = 1 << 18  # of as many bytes, to quantize them again takes longer than to ask how much memory is free
 
 
 def is_plain_eager() -> bool:
@@ -43,7 +45,8 @@ def is_watched(module: nn.Module) -> bool:
 
 
 class Kept:
-    """Quantizes a parameter or buffer, and keeps the result until the tensor or the encoding changes, while no gradient is needed.
+    """Quantizes a parameter or buffer, and keeps the result until the tensor or the encoding changes, while no gradient is needed and
+    memory is not scarce.
 
     Parameters
     ----------
@@ -80,7 +83,7 @@ class Kept:
             return _at_once(quantize)(value)
         with torch.inference_mode(False), torch.no_grad():
             quantized = quantize(value)
-        if _have_versions(tensors) and not _is_sharding():
+        if _have_versions(tensors) and not (_is_sharding() or (quantized.nbytes >= _LARGE and is_scarce())):
             kept.keep(value, quantized)
         return quantized
 

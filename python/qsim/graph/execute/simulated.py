@@ -16,10 +16,11 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import _get_current_function_mode
+from torch.overrides import _get_current_function_mode, _get_current_function_mode_stack
 
 from qsim.graph.execute.methods import PLACE, methods
 from qsim.graph.execute.mode import LocalMode
+from qsim.graph.execute.place import Place
 from qsim.graph.record.containers import subclass
 from qsim.graph.record.resume import driven
 from qsim.runs.sharding import refuse_replicas
@@ -27,6 +28,8 @@ from qsim.runs.sharding import refuse_replicas
 
 class Simulated(nn.Module):
     """Mixin of a container's class: forward under the container's mode."""
+
+    _homes: tuple[str, ...] = ()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         place, inputs = self.__dict__[PLACE]
@@ -52,7 +55,7 @@ class Simulated(nn.Module):
 
     def __reduce_ex__(self, protocol: Any) -> Any:  # the class has no importable name
         state = self.__getstate__() if hasattr(self, "__getstate__") else self.__dict__  # type: ignore[no-untyped-call]
-        return _rebuild, (type(self)._original,), state  # type: ignore[attr-defined]
+        return _rebuild, (type(self)._original, type(self)._homes), state  # type: ignore[attr-defined]
 
 
 def _to_its_end(generator: GeneratorType[Any, Any, Any], mode: LocalMode) -> Generator[Any, Any, Any]:
@@ -152,21 +155,61 @@ def _unpickled(place: Any, make: Callable[..., nn.Module], args: tuple[Any, ...]
 
 def simulate(module: nn.Module) -> nn.Module:
     """Have a module simulate, which has its place."""
-    module.__class__ = simulated(type(module))  # type: ignore[arg-type]  # Module's __hash__
+    module.__class__ = simulated(type(module), tuple(vars(module)[PLACE][0].homes))  # type: ignore[arg-type]  # Module's __hash__
     return module
 
 
 @functools.cache
-def simulated(cls: type[nn.Module]) -> type[nn.Module]:
-    """The subclass of a container's class that simulates. Cached, so that equal models have equal classes."""
+def simulated(cls: type[nn.Module], homes: tuple[str, ...] = ()) -> type[nn.Module]:
+    """The subclass of a container's class that simulates; `homes`: the stacks of weights that it has. Cached, so that equal models have
+    equal classes."""
     special = (nn.TransformerEncoderLayer, SimulatedEncoderLayer), (nn.TransformerEncoder, SimulatedEncoder)
     mixin = next((mixin for known, mixin in special if issubclass(cls, known)), Simulated)
     made = subclass(SimulatedCopier if hasattr(cls, "__deepcopy__") else mixin, cls)  # type: ignore[arg-type]  # Module's __hash__
     for name, method in methods(cls).items():
         setattr(made, name, method)
-    return made
+    return _with_homes(made, homes)
 
 
-def _rebuild(cls: type[nn.Module]) -> nn.Module:
-    made = simulated(cls)  # type: ignore[arg-type]  # Module's __hash__
+def _with_homes(cls: type[nn.Module], homes: tuple[str, ...]) -> type[nn.Module]:
+    if not homes:
+        return cls
+    names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "_homes": homes}
+    return type(cls.__name__, (cls,), {**names, **{name: home_property(name) for name in homes}})
+
+
+def _rebuild(cls: type[nn.Module], homes: tuple[str, ...] = ()) -> nn.Module:
+    made = simulated(cls, homes)  # type: ignore[arg-type]  # Module's __hash__
     return made.__new__(made)
+
+
+def home_property(name: str) -> property:
+    """What stands, in the class of a module, before a stack of weights of this name: the stack on its grid. To whoever asks outside of a
+    simulated forward (optimizers, state dicts, copies) it hands out the parameter itself."""
+
+    def get(module: nn.Module) -> Any:
+        parameter: Any = module._parameters[name]
+        place: Place = vars(module)[PLACE][0]
+        home, switch = place.homes.get(name), place.switch
+        if home is None or parameter is None or not switch.on or (home.falls and switch.falls_back):
+            return parameter
+        if torch.compiler.is_dynamo_compiling():  # nobody else asks then
+            return home.quantized(parameter, switch)
+        mode = _simulating()
+        if mode is None:
+            return parameter
+        if mode.container is not module:
+            return home.quantized(parameter, switch)
+        read: dict[str, Tensor] = vars(mode).setdefault("_stacks", {})
+        if name not in read:  # once in a call, though every expert asks
+            read[name] = home.quantized(parameter, switch)
+        return read[name]
+
+    return property(get)
+
+
+def _simulating() -> LocalMode | None:
+    """The mode of the innermost container that is simulated now; None outside of all, and in a run in float beside a simulated one."""
+    stack = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+    mode = next((mode for mode in reversed(stack) if isinstance(mode, LocalMode)), None)
+    return mode if mode is not None and getattr(mode, "simulates", True) else None

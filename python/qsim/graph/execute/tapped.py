@@ -79,6 +79,10 @@ def tapped_mode(current: Callable[[], Tap]) -> type[LocalMode]:
             self.tap = current()
             self.nodes = cast("list[Node]", _Sharing(self.nodes, self.place.weights_read, self.tap.weights))
 
+        @property
+        def simulates(self) -> bool:
+            return self.tap.simulates
+
         def met(self, node: int, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             weights = self.place.weights_read[node]
             if weights:

@@ -81,12 +81,14 @@ class PlannedBias:
 
 @dataclass
 class Actions:
-    """What happens at one site: quantizers of operands by slot, of outputs by index, of its gate (`qsim.operations.gates`); the bias."""
+    """What happens at one site: quantizers of operands by slot, of outputs by index, of its gate (`qsim.operations.gates`); the bias. And
+    what it reads of stacks of weights, which are quantized in the modules that have them."""
 
     operands: dict[Slot, Use] = field(default_factory=dict)
     outputs: dict[int, str] = field(default_factory=dict)
     gate: str | None = None
     bias: PlannedBias | None = None
+    stacks: dict[Slot, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -154,6 +156,7 @@ class Neighbours:
     results: dict[int, Post]
     joined: dict[int, Post]
     gate: Post | None = None
+    stacks: tuple[Post, ...] = ()
 
     def is_concerned(self, formats: Container[str]) -> bool:
         """Whether something else stands here than the plan says while the operations in `formats` fall back."""
@@ -184,13 +187,15 @@ class Regions:
         """All places where quantizers stand, or will if operations fall back."""
         found = [each for around in self.neighbours.values() for each in (around.reads, around.results, around.joined)]
         gates = [around.gate for around in self.neighbours.values() if around.gate is not None]
-        return [*self.inputs.values(), *(post for posts in found for post in posts.values()), *gates]
+        stacks = [post for around in self.neighbours.values() for post in around.stacks]
+        return [*self.inputs.values(), *(post for posts in found for post in posts.values()), *gates, *stacks]
 
 
 @dataclass(frozen=True)
 class Decisions:
-    """What of a plan outlives its being attached: quantizers by key, biases, what stays in float; and of its regions the operations by
-    name, the places where quantizers stand, and the operands in float of operations in integers."""
+    """What of a plan outlives its being attached: quantizers by key, biases, what stays in float; of its regions the operations by name,
+    the places where quantizers stand, and the operands in float of operations in integers; and keys of activations that do the same in the
+    passes of a loop or the members of a list."""
 
     quantizers: dict[str, PlannedQuantizer]
     biases: list[PlannedBias]
@@ -198,6 +203,7 @@ class Decisions:
     operations: dict[str, Operation]
     posts: list[Post]
     unplanned: list[Unplanned]
+    alike: list[tuple[str, ...]] = field(default_factory=list)
 
     @property
     def weight_keys(self) -> list[str]:
@@ -225,7 +231,8 @@ class QuantizationPlan:
     what is odd about the config, what runs as one, what leaves do where no example called them, by path,
     the operation behind each of a chain that runs as one, but for the last, what runs in half precision, after which operations a
     tensor is quantized where it is read, which of those Dynamo hides, the weights that are in float because it hides what reads them,
-    what of the config must be mistyped, and whose memory is read where a tensor is quantized that was changed in place."""
+    what of the config must be mistyped, whose memory is read where a tensor is quantized that was changed in place, and which
+    activations do the same in the passes of a loop or the members of a list."""
 
     routes: dict[str, Route]
     actions: dict[Site, Actions]
@@ -242,11 +249,21 @@ class QuantizationPlan:
     unseen: list[str] = field(default_factory=list)
     mistyped: list[str] = field(default_factory=list)
     memory: dict[tuple[Site, Slot], frozenset[Site]] = field(default_factory=dict)
+    alike: list[tuple[str, ...]] = field(default_factory=list)
 
     @cached_property
     def weights(self) -> dict[str, str]:
         """The keys of the quantizers of weights, by the names of the parameters."""
         return {planned.parameter: key for key, planned in self.quantizers.items() if planned.parameter and planned.role == "weight"}
+
+    @cached_property
+    def stacks(self) -> dict[str, list[Post]]:
+        """The stacks of weights that are quantized, by the names of the parameters, with what reads them."""
+        found: dict[str, list[Post]] = {}
+        for around in self.regions.neighbours.values():
+            for post in around.stacks:
+                found.setdefault(post.key, []).append(post)
+        return found
 
     @cached_property
     def runs_as_one(self) -> dict[Site, list[Site]]:
@@ -259,7 +276,8 @@ class QuantizationPlan:
     @property
     def decisions(self) -> Decisions:
         biases = [actions.bias for actions in self.actions.values() if actions.bias is not None]
-        return Decisions(self.quantizers, biases, self.left, self.regions.operations, self.regions.posts, self.regions.unplanned)
+        regions = self.regions
+        return Decisions(self.quantizers, biases, self.left, regions.operations, regions.posts, regions.unplanned, self.alike)
 
 
 def _follows_these_alone(following: Site, first: list[Site]) -> bool:

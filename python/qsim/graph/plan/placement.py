@@ -42,7 +42,8 @@ class Placement:
 
     def reads(self, site: Site, slot: Slot) -> bool:
         """Whether `site` is to quantize an operand that reaches it unquantized."""
-        if selects(self.profile.inputs, site.type):
+        linear = any(step.stacks for step in site.steps) and selects(self.profile.inputs, "Gemm")
+        if linear or selects(self.profile.inputs, site.type):
             return is_multiplied(site.op, slot, site.dims(slot))
         return site in self._joined or (site, slot) in self._residual
 

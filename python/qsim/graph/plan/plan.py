@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from qsim.config.config import Config
 from qsim.graph.plan.actions import LeftFloat, QuantizationPlan, Use
+from qsim.graph.plan.alike import find_alike
 from qsim.graph.plan.biases import plan_bias
 from qsim.graph.plan.caches import Caches
 from qsim.graph.plan.elsewhere import elsewhere_of, plan_unreached
@@ -23,6 +24,7 @@ from qsim.graph.plan.rules import computed_spec, is_bias, stays_float, weight_ax
 from qsim.graph.plan.sharing import Made, made
 from qsim.graph.plan.specs import Specs
 from qsim.graph.plan.stand_ins import stand_ins
+from qsim.graph.plan.weight_stacks import Stacks, operand_spec
 from qsim.graph.record.routes import Site
 from qsim.graph.record.tape import InputSlot, Origin, Slot, Tape
 from qsim.graph.record.telling import Telling
@@ -58,12 +60,11 @@ def plan(tape: Tape, config: Config) -> QuantizationPlan:
 
 class _Planner:
     def __init__(self, tape: Tape, config: Config) -> None:
-        self.tape, self.config = tape, config
-        self.specs = Specs(tape, config)
+        self.tape, self.config, self.specs = tape, config, Specs(tape, config)
         self.flow, self.placement = self.specs.flow, self.specs.placement
         self.ledger = Ledger(self.flow)
         self.actions, self.quantizers, self.grids = self.ledger.actions, self.ledger.quantizers, self.ledger.grids
-        self.caches = Caches(self.specs, config.kv_cache, self.ledger)
+        self.caches, self.stacks = Caches(self.specs, config.kv_cache, self.ledger), Stacks(self.specs, self.ledger)
         self.read: dict[object, str] = {}  # keys of tensors that are quantized where they are read
         self.observed: set[object] = set()
         self.whole: dict[str, set[object]] = defaultdict(set)  # tensors that quantizers observe where they are read, all of them
@@ -85,7 +86,7 @@ class _Planner:
                 self.ledger.leave(site.name, site.op, _TRAINING)
             else:
                 for slot, origins in site.operands().items():
-                    if not self.caches.plan(site, slot):
+                    if not (self.caches.plan(site, slot) or self.stacks.plan(site, slot)):
                         self._operand(site, slot, origins)
                 plan_bias(site, self.ledger, self.config.bias, self.placement, is_half=self._is_half(site))
                 self._joined(site)
@@ -122,6 +123,7 @@ class _Planner:
             list(self.ledger.unseen),
             mistyped(self.config, infos, self.tape.modules),
             self.memory,
+            find_alike(self.actions, self.quantizers, self.tape.modules),
         )
 
     def _chain(self, site: Site) -> list[Site]:
@@ -257,7 +259,7 @@ class _Planner:
         tensor = site.tensors(slot)
         source = origins[0] if len(origins) == 1 and origins[0].direct else None
         key = f"{site.name}.input[{slot}]"
-        spec = self.specs.of(site, "activation")
+        spec = operand_spec(self.specs.of(site, "activation"), site, slot)
         if spec is not None and source is not None and source.kind == "input":
             spec = self.specs.of_input(source.source)
         if spec is None:

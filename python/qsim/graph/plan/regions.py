@@ -73,7 +73,8 @@ class _Finder:
         return next((maker for origin in origins if (maker := self.flow.site_of.get(origin.source)) in self.name_of), None)
 
     def _operation(self, name: str, members: list[Site]) -> Operation:
-        quantized = any(self._at(site).operands or self._at(site).outputs or self._grids_of(site) for site in members)
+        at = [self._at(site) for site in members]
+        quantized = any(found.operands or found.outputs or found.stacks for found in at) or any(map(self._grids_of, members))
         names = tuple(dict.fromkeys(site.name for site in members))
         hidden = tuple(site.name for site in members if not site.visible)
         return Operation(name, " + ".join(site.op for site in members), names, quantized, hidden)
@@ -127,6 +128,7 @@ class _Finder:
             {i: Post(key, name, self._deciders(site, i), (name, *readers[i])) for i, key in actions.outputs.items()},
             {i: Post(key, name, reading, (name, *readers[i])) for i, key in joined.items() if (reading := self._quantized(readers[i]))},
             None if actions.gate is None else Post(actions.gate, name, (name,), (name,)),
+            tuple(Post(key, name, (name,), (name,)) for key in actions.stacks.values()),
         )
 
     def unplanned(self, site: Site, inputs: Container[InputSlot]) -> list[Unplanned]:

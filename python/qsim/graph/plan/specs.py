@@ -52,6 +52,10 @@ class Specs:
         """Whether an operation runs in half precision: everything that it reads and returns is rounded."""
         return is_half(self._config.spec_of(info, "activation"))
 
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        """Of a parameter."""
+        return self._tape.shapes[name]
+
     def of_chain(self, chain: Sequence[Site]) -> TensorSpec | None:
         """For the result of a chain: an override that names any operation of it applies, the last override's fields last."""
         return self._config.spec_of([self.flow.infos[site] for site in chain], "activation")

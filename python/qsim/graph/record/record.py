@@ -16,9 +16,11 @@ from torch.overrides import TorchFunctionMode
 
 from qsim.graph.record.call_sites import LEAF, CallSite, call_site
 from qsim.graph.record.containers import containers, full_name, leaf_paths, subclass
+from qsim.graph.record.offloaded import refuse_offloaded
 from qsim.graph.record.own_arguments import own_arguments
 from qsim.graph.record.resume import driven
 from qsim.graph.record.routes import call_key
+from qsim.graph.record.stacked_weights import stacks_read
 from qsim.graph.record.tape import (
     Call,
     CallKey,
@@ -41,6 +43,7 @@ from qsim.operations.functions import (
     COMPOSITE,
     CONSTRUCTORS,
     CONVERSIONS,
+    MATRIX_PRODUCTS,
     RANDOM,
     READS,
     TRANSPARENT,
@@ -51,7 +54,7 @@ from qsim.operations.functions import (
 )
 from qsim.operations.half import has_inexact_numbers
 from qsim.runs.arguments import Arguments, is_dense, is_replaceable
-from qsim.runs.snapshot import unchanged
+from qsim.runs.snapshot import ContentsLostError, unchanged
 
 
 def record(model: nn.Module, examples: Sequence[Arguments]) -> tuple[Tape, list[str]]:
@@ -67,17 +70,22 @@ def record(model: nn.Module, examples: Sequence[Arguments]) -> tuple[Tape, list[
     Raises
     ------
     ValueError
-        If a lazy module has not got its parameters yet.
+        If a lazy module has not got its parameters yet, or a module gets them from accelerate when it runs.
+    ContentsLostError
+        If the model writes to its parameters, and they are too many to be copied.
     """
     for name, t in (*model.named_parameters(), *model.named_buffers()):
         if is_lazy(t):
             raise ValueError(f"'{name}' has no shape yet: run the model once on the example inputs; lazy modules get their parameters so")
-    tape, report = Tape(model), _blind_spots(model)
+    refuse_offloaded(model)
+    tape, report, parameters = Tape(model), _blind_spots(model), dict(model.named_parameters())
     for number, (args, kwargs) in enumerate(examples):
         for run, mode in enumerate(("eval", "training")):
             before = len(tape.calls), len(tape.steps), set(tape.results), set(tape.reads)
             try:
-                _run(model, _Pass(tape, run, number), args, kwargs, report)
+                _run(model, _Pass(tape, run, number, parameters), args, kwargs, report)
+            except ContentsLostError:
+                raise
             except Exception as e:
                 if mode == "eval":
                     tape.raised[number] = e
@@ -93,7 +101,7 @@ def record(model: nn.Module, examples: Sequence[Arguments]) -> tuple[Tape, list[
 
 def _run(model: nn.Module, current: _Pass, args: tuple[Any, ...], kwargs: dict[str, Any], report: list[str]) -> None:
     tape = current.tape
-    with _plain_eager(), unchanged(model), _recording(model, current, report):
+    with _plain_eager(), unchanged(model, whole=False), _recording(model, current, report):
         held = Held(model)
         (args, kwargs), shared = own_arguments(model, (args, kwargs))
         report += [f"an argument of type {name} cannot be copied: what the model writes into it stays there" for name in shared]
@@ -144,6 +152,7 @@ class _Pass:
     tape: Tape
     run: int
     example: int
+    parameters: dict[str, nn.Parameter]
     began: bool = False  # the root has been called
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Pass:
@@ -281,6 +290,7 @@ class Recorder(TorchFunctionMode):
             dims={slot: t.dim() for slot, t in floats.items()},
             same={slot: self.tape.identity(t) for slot, t in floats.items()},
             changed=changed,
+            stacks=dict(stacks_read(self.current.parameters, floats, origins)) if name_of(made.func) in MATRIX_PRODUCTS else {},
             transformed=torch._C._functorch.maybe_current_level() is not None,
             masks=frozenset(slot for slot, t in floats.items() if _is_mask(t)),
         )
