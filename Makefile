@@ -54,6 +54,7 @@ sanitize: build
 fuzz: build
 	scripts/require_clang.sh
 	OMP_NUM_THREADS=1 PYTHONPATH=python:. $(BIN)/python -m tests.fuzz.programs --as-it-is --jobs 2 --count $(or $(FUZZ_PROGRAMS),20000)
+	OMP_NUM_THREADS=1 PYTHONPATH=python:. $(BIN)/python -m tests.fuzz.programs.without
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/fuzz.sh $(or $(FUZZ_INPUTS),1000000)
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/fuzz_operators.sh $(or $(FUZZ_INPUTS),1000000)
 

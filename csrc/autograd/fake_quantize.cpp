@@ -1,6 +1,7 @@
 // The straight-through gradient of fake_quantize. What is saved depends on what needs a gradient:
 //   scale or zero_point    x (and they): dx, d scale and d zero_point come from one pass
 //   x, a leaf              x, which lives anyway: the range is computed again
+//   x, in torch.func       x: there a tensor may stand for many, of which each would have a mask
 //   x, an activation       one bit per element
 // Without a gradient nothing is saved and the kernel runs directly.
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -65,7 +66,7 @@ bool is_learned(const Tensor& scale, const Tensor& zero_point) {
 
 Tensor with_graph(const Tensor& x, const Tensor& scale, const Tensor& zero_point, const Options& options) {
   const bool learned = is_learned(scale, zero_point);
-  if (learned || x.is_leaf()) {
+  if (learned || x.is_leaf() || is_transformed(x)) {
     Tensor y = [&] {
       const at::AutoDispatchBelowAutograd guard;
       return forward(x, scale, zero_point, options);
@@ -84,6 +85,7 @@ Tensor with_graph(const Tensor& x, const Tensor& scale, const Tensor& zero_point
 
 // In place, x is gone after the call: a learned scale keeps a copy of it.
 void with_graph_(Tensor& x, const Tensor& scale, const Tensor& zero_point, const Options& options) {
+  refuse_transformed("qsim::fake_quantize_", x);
   torch::autograd::check_inplace(x, true);
   if (is_learned(scale, zero_point)) {
     edge_list edges = edges_of(x, scale, zero_point);

@@ -1,6 +1,5 @@
 #include "autograd/nodes.h"
 
-#include <ATen/FuncTorchTLS.h>
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/saved_variable.h>
@@ -242,10 +241,17 @@ bool is_differentiated(const char* op, const Tensor& x) {
   if (!at::GradMode::is_enabled()) return false;
   TORCH_CHECK_NOT_IMPLEMENTED(!x._fw_grad(0).defined(), op,
                               ": forward-mode differentiation is not supported; use a backward pass, or detach()");
-  if (!x.requires_grad()) return false;
-  // Under torch.vmap the strides of a result are those of all samples together, and say nothing of a sample's mask.
-  if (const auto& functorch = at::functorch::functorchTLSAccessor()) functorch->checkSupportsCppAutogradFunction();
-  return true;
+  return x.requires_grad();
+}
+
+bool is_transformed(const Tensor& x) {
+  const auto keys = x.unsafeGetTensorImpl()->key_set();
+  return keys.has(c10::DispatchKey::FuncTorchGradWrapper) || keys.has(c10::DispatchKey::FuncTorchBatched);
+}
+
+void refuse_transformed(const char* op, const Tensor& x) {
+  TORCH_CHECK_NOT_IMPLEMENTED(!is_transformed(x), op, ": got a tensor inside a transform of torch.func, and what ",
+                              "is written here has no gradient there; use the functional form and a fixed range");
 }
 
 }  // namespace qsim

@@ -52,4 +52,10 @@ void with_history_(const at::Tensor& x, NodePointer node);
 // rule.
 bool is_differentiated(const char* op, const at::Tensor& x);
 
+// Whether x is what functions see that torch.func differentiates or maps.
+bool is_transformed(const at::Tensor& x);
+
+// Raises where x is: what the operator writes is not a function's own.
+void refuse_transformed(const char* op, const at::Tensor& x);
+
 }  // namespace qsim

@@ -36,6 +36,7 @@ Tensor differentiable(const RunningCall& call) {
   if (!is_differentiated("qsim::observe_fake_quantize", call.x)) {
     return dispatch<at::AutoDispatchBelowAutograd, Tensor>("qsim::observe_fake_quantize", call);
   }
+  refuse_transformed("qsim::observe_fake_quantize", call.x);
   auto [y, mask] = dispatch<at::AutoDispatchBelowAutograd, Masked>("qsim::observe_fake_quantize_with_mask", call);
   const auto node = mask_node("ObserveFakeQuantizeBackward", edges_of(call.x), mask, y.sym_strides());
   return with_history(std::move(y), node);

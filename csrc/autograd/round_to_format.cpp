@@ -50,6 +50,7 @@ Tensor with_graph(const Tensor& x, std::string_view format, Saturate saturate, c
 void with_graph_(Tensor& x, std::string_view format, Saturate saturate, const OptionalTensor& scale, OptionalInt axis,
                  OptionalInt block_size) {
   static const auto call = operator_named<WithMaskInPlace>("qsim::round_to_format_with_mask_");
+  refuse_transformed("qsim::round_to_format_", x);
   torch::autograd::check_inplace(x, true);
   edge_list edges = edges_of(x);
   const auto [mask, layout] = [&] {

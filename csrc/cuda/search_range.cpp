@@ -30,7 +30,7 @@ Ranges search_range_cuda(const at::Tensor& lowest, const at::Tensor& highest, co
   return {min, max};
 }
 
-// Those of one element type in one launch (of up to DataTable::kMost tensors).
+// Those of one element type in the same launches (of up to DataTable::kMost tensors).
 void search_all(const std::vector<DataRows>& tensors) {
   for (const Element element : {Element::f32, Element::f16, Element::bf16, Element::f64}) {
     std::vector<const DataRows*> alike;
@@ -54,8 +54,7 @@ void search_all(const std::vector<DataRows>& tensors) {
         table.grid[t] = rows.search.grid;
       }
       const RangeSearch& search = alike[begin]->search;  // but for the grid the same for all
-      const std::size_t bytes =
-          cuda::search_range_data_workspace_bytes(table.first_range[table.tensors], search.method);
+      const std::size_t bytes = cuda::search_range_data_workspace_bytes(table, search.method);
       const at::Tensor workspace = workspace_of(bytes, alike[begin]->values);
       check_launch(cuda::search_range_data(table, element, search, workspace.mutable_data_ptr(), current_stream()));
     }

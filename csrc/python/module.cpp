@@ -1,5 +1,5 @@
 // qsim._C: eager calls of the operators that are called most, from Python straight to the dispatcher's typed handle;
-// and what is asked about tensors by the hundred in one call of a model (stamp.h).
+// and what is asked about tensors and quantizers by the hundred in one call of a model (stamp.h, settled.h).
 //
 // torch.ops parses arguments by the schema into boxed values, which at 1024 elements costs more than everything else.
 // Here pybind11 parses them by C++ types. What those do not take goes to torch.ops, which decides: subclasses and modes
@@ -21,7 +21,9 @@
 #include <utility>
 #include <vector>
 
+#include "python/settled.h"
 #include "python/stamp.h"
+#include "python/unlocked.h"
 
 namespace qsim {
 namespace {
@@ -134,7 +136,7 @@ struct Binding<Result(Parameters...)> {
     const auto call = [op](const typename Parsed<Parameters>::Type&... given) -> Result {
       HANDLE_TH_ERRORS
       std::tuple<decltype(Parsed<Parameters>::given(given))...> arguments(Parsed<Parameters>::given(given)...);
-      const py::gil_scoped_release release;
+      const Unlocked meanwhile(std::get<0>(arguments));
       return std::apply([&](auto&... argument) -> Result { return op.call(argument...); }, arguments);
       END_HANDLE_TH_ERRORS_PYBIND
     };
@@ -183,8 +185,10 @@ PYBIND11_MODULE(_C, m) {
   Binding<RoundToFormatCounted>::define(m, "round_to_format_counted", "round_to_format_counted");
   Binding<CountFormat>::define(m, "count_format_", "count_format_");
   Binding<ClipGrad>::define(m, "clip_grad_", "clip_grad_");
+  const auto listed = [](const py::args& tensors) { return std::vector<py::handle>(tensors.begin(), tensors.end()); };
   py::class_<Stamp>(m, "Stamp")
-      .def(py::init<const py::args&>())
-      .def("matches", &Stamp::matches)
+      .def(py::init([listed](const py::args& tensors) { return Stamp(listed(tensors)); }))
+      .def("matches", [listed](const Stamp& self, const py::args& tensors) { return self.matches(listed(tensors)); })
       .def("__reduce__", [](const py::object& self) { return py::make_tuple(py::type::of(self), py::tuple()); });
+  bind_settled(m);
 }

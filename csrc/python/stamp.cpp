@@ -35,7 +35,7 @@ const char* memory_of(const Tensor& t) { return static_cast<const char*>(t.const
 
 // A tensor whose version is counted, in memory that the host can read; null for others.
 const Tensor* readable(const py::handle& object) {
-  if (!THPVariable_CheckExact(object.ptr())) return nullptr;
+  if (!object || !THPVariable_CheckExact(object.ptr())) return nullptr;
   const Tensor& t = THPVariable_Unpack(object.ptr());
   const bool is_readable = t.is_cpu() && t.layout() == c10::kStrided && t.has_storage() && !t.is_inference();
   return is_readable ? &t : nullptr;
@@ -62,14 +62,22 @@ bool Stamp::is_as(const Seen& seen, const py::handle& tensor) {
   const char* const from = memory_of(*t);
   const Places places(t->nbytes());
   if (from != seen.data || places.count * places.word != seen.samples.size()) return false;
+  std::uint32_t differs = 0;  // no call for so few bytes, nor a branch
   for (std::size_t i = 0; i < places.count; ++i) {
-    if (std::memcmp(&seen.samples[i * places.word], from + i * places.step * places.word, places.word) != 0)
-      return false;
+    std::uint32_t then = 0, now = 0;
+    if (places.word == kWord) {
+      std::memcpy(&then, &seen.samples[i * kWord], kWord);
+      std::memcpy(&now, from + i * places.step * kWord, kWord);
+    } else {
+      then = static_cast<std::uint8_t>(seen.samples[i]);
+      now = static_cast<std::uint8_t>(from[i * places.step]);
+    }
+    differs |= then ^ now;
   }
-  return true;
+  return differs == 0;
 }
 
-Stamp::Stamp(const py::args& tensors) {
+Stamp::Stamp(const std::vector<py::handle>& tensors) {
   seen_.reserve(tensors.size());
   for (const py::handle& tensor : tensors) {
     std::optional<Seen> found = seen(tensor);
@@ -78,7 +86,7 @@ Stamp::Stamp(const py::args& tensors) {
   }
 }
 
-bool Stamp::matches(const py::args& tensors) const {
+bool Stamp::matches(const std::vector<py::handle>& tensors) const {
   if (!recognizes_ || tensors.size() != seen_.size()) return false;
   for (std::size_t i = 0; i < seen_.size(); ++i) {
     if (!is_as(seen_[i], tensors[i])) return false;

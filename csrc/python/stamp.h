@@ -17,11 +17,11 @@ namespace qsim {
 // own to read, is never recognized. Holds no tensor: parameters that something refers to could not be swapped.
 class Stamp {
  public:
-  // Subclasses of torch.Tensor are never recognized.
-  explicit Stamp(const py::args& tensors);
+  // Subclasses of torch.Tensor are never recognized, nor is a null handle.
+  explicit Stamp(const std::vector<py::handle>& tensors);
 
   // Whether these are the tensors that were given, in this order, as they were then.
-  bool matches(const py::args& tensors) const;
+  bool matches(const std::vector<py::handle>& tensors) const;
 
  private:
   struct Seen {

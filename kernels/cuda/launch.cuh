@@ -54,6 +54,14 @@ cudaError_t launch(void (*kernel)(Parameters...), LaunchShape shape, cudaStream_
   return cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...);
 }
 
+// Launches one after the other, until one is refused.
+template <class... Launches>
+cudaError_t launch_in_turn(Launches... launches) {
+  cudaError_t status = cudaSuccess;
+  static_cast<void>((((status = launches()) == cudaSuccess) && ...));
+  return status;
+}
+
 // Several tensors in one launch: which of them owns `item`, when tensor t owns the items [first[t], first[t + 1]).
 template <class Item>
 __device__ __forceinline__ int owner_of(std::int64_t item, const Item* first, int tensors) {

@@ -13,28 +13,53 @@ namespace {
 constexpr int kSketchThreads = 512, kBlocksEach = 2;  // two fit on a multiprocessor; more would flush more
 constexpr std::int64_t kElementsPerBlock = 32768;     // fewer do not pay for clearing and flushing 64 KB of counters
 
-// Each block counts its slice (fewer than 2^31 elements) in shared memory and flushes what is not zero.
+// Whether Inf and NaN would be counted there.
+__device__ __forceinline__ bool is_nonfinite_bin(int bin) { return bin % kSketchSide >= kSketchSide - kNonFiniteBins; }
+
+// Each block counts its slice (fewer than 2^31 elements) in shared memory and flushes what is not zero. What is not
+// finite is counted too, in bins of its own: a slice that has some is visited once more for all but the bins.
 template <class T>
 __global__ void __launch_bounds__(kSketchThreads, kBlocksEach)
     observe_slices(const T* x, std::int64_t n, std::int64_t slice, float* lowest, float* highest, std::int64_t* counts,
                    Sketch sketch) {
   auto* bins = reinterpret_cast<unsigned*>(dynamic_shared);
+  __shared__ bool all_finite;
+  if (threadIdx.x == 0) all_finite = true;
   for (int bin = threadIdx.x; bin < kSketchBins; bin += kSketchThreads) bins[bin] = 0;
   __syncthreads();
   const std::int64_t first = blockIdx.x * slice;
+  const auto visit = [&](auto f) {
+    for_each_element(x + first, static_cast<int>(min(slice, n - first)), threadIdx.x, kSketchThreads, f);
+  };
   FiniteRange range;
   NonFinite found;
   unsigned low_bits = 0;
-  for_each_element(x + first, static_cast<int>(min(slice, n - first)), threadIdx.x, kSketchThreads, [&](float e) {
-    qsim::observe(e, range, found);
-    // The literal 1 and the unused result let the hardware add equal bins of a warp at once.
-    if (!is_finite(e)) return;
+  visit([&](float e) {
+    e += 0.f;  // -0 is in the bin of 0
     const unsigned bits = __float_as_uint(e);
-    atomicAdd(&bins[sketch_bin(bits)], 1u);
+    range.lowest = fminf(range.lowest, e);
+    range.highest = fmaxf(range.highest, e);
     low_bits |= bits;
+    // The literal 1 and the unused result let the hardware add equal bins of a warp at once.
+    atomicAdd(&bins[bits >> kSketchShift], 1u);
   });
   __syncthreads();
-  for (int bin = threadIdx.x; bin < kSketchBins; bin += kSketchThreads) add(sketch.counts + bin, bins[bin]);
+  for (int bin = threadIdx.x; bin < kSketchBins; bin += kSketchThreads) {
+    if (!is_nonfinite_bin(bin)) {
+      add(sketch.counts + bin, bins[bin]);
+    } else if (bins[bin] != 0) {
+      all_finite = false;
+    }
+  }
+  __syncthreads();
+  if (!all_finite) {
+    range = {};
+    low_bits = 0;
+    visit([&](float e) {
+      qsim::observe(e, range, found);
+      if (is_finite(e)) low_bits |= __float_as_uint(e);
+    });
+  }
   range = range_of_warp(range);
   if (threadIdx.x % 32 == 0) join(range, lowest, highest);
   join(found, counts);

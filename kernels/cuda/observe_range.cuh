@@ -14,8 +14,7 @@ namespace qsim::cuda {
 
 namespace {
 
-constexpr int kTeam = 8;                 // threads that read a range of adjacent elements
-constexpr std::int64_t kShortRow = 256;  // elements of a range that they read sooner than a warp does
+constexpr std::int64_t kShortRow = 256;  // elements of a range that a team reads sooner than a warp does
 constexpr std::int64_t kShortest = 1024, kLongest = 1 << 20;  // elements of a row that one warp reads at a time
 
 __device__ __forceinline__ void count_elements(std::int64_t n, std::int64_t* counts) {
@@ -106,28 +105,40 @@ __global__ void observe_block_rows(const T* x, std::int64_t outer, std::int64_t 
   join(found, counts);
 }
 
+// Some neighbours in a warp, which read a row together: the fewer, the less of what each row costs them all, and the
+// less they read at once.
+struct Team {
+  unsigned log2;
+
+  explicit Team(std::int64_t row) : log2(row < 12 ? 0 : row < 24 ? 1 : row <= 64 ? 2 : 3) {}
+  int in_a_block() const { return kThreads >> log2; }
+
+  __device__ __forceinline__ unsigned lanes() const { return 1u << log2; }
+};
+
 struct Row {
   std::int64_t first;  // element
   unsigned n;
 };
 
-// Rows of few elements, one team of neighbours to each: `row_of(i)` is row i, taken(range, i) gets its range, in one
-// thread. Warps stay together: those of the last rows are whole.
+// Rows of few elements, a team to each: `row_of(i)` is row i, taken(range, i) gets its range, in one thread. Warps stay
+// together: those of the last rows are whole.
 template <class T, class RowOf, class Taken>
-__device__ __forceinline__ void observe_by_teams(const T* x, unsigned rows, NonFinite& found, RowOf row_of,
+__device__ __forceinline__ void observe_by_teams(const T* x, unsigned rows, Team team, NonFinite& found, RowOf row_of,
                                                  Taken taken) {
-  const unsigned rank = threadIdx.x % kTeam, teams = gridDim.x * (kThreads / kTeam);
-  for (unsigned of_warp = (blockIdx.x * kThreads + threadIdx.x / 32 * 32) / kTeam; of_warp < rows; of_warp += teams) {
-    const unsigned i = of_warp + threadIdx.x % 32 / kTeam;
+  const unsigned rank = threadIdx.x % team.lanes(), teams = gridDim.x * kThreads >> team.log2;
+  for (unsigned of_warp = (blockIdx.x * kThreads + threadIdx.x / 32 * 32) >> team.log2; of_warp < rows;
+       of_warp += teams) {
+    const unsigned i = of_warp + (threadIdx.x % 32 >> team.log2);
     FiniteRange range;
     if (i < rows) {
       const Row row = row_of(i);
       range = range_of_visited(found, [&](auto see) {
 #pragma unroll 4
-        for (unsigned j = rank; j < row.n; j += kTeam) see(as_float(x[row.first + j]));
+        for (unsigned j = rank; j < row.n; j += team.lanes()) see(as_float(x[row.first + j]));
       });
     }
-    range = range_of_team<kTeam>(range);
+    range = range_of_team(range, team.lanes());
     if (rank == 0 && i < rows) taken(range, i);
   }
 }
@@ -135,13 +146,13 @@ __device__ __forceinline__ void observe_by_teams(const T* x, unsigned rows, NonF
 // Row i is of range i % ranges.
 template <class T, class After>
 __global__ void __launch_bounds__(kThreads)
-    observe_short_rows(const T* x, unsigned rows, Divisor ranges, unsigned inner, float* lowest, float* highest,
-                       std::int64_t* counts, After after) {
+    observe_short_rows(const T* x, unsigned rows, Team team, Divisor ranges, unsigned inner, float* lowest,
+                       float* highest, std::int64_t* counts, After after) {
   if (!after.wanted()) return;
   count_elements(std::int64_t{rows} * inner, counts);
   NonFinite found;
   observe_by_teams(
-      x, rows, found, [&](unsigned i) { return Row{std::int64_t{i} * inner, inner}; },
+      x, rows, team, found, [&](unsigned i) { return Row{std::int64_t{i} * inner, inner}; },
       [&](FiniteRange range, unsigned i) {
         const unsigned r = ranges.rest(i);
         join(range, lowest + r, highest + r);
@@ -153,14 +164,14 @@ __global__ void __launch_bounds__(kThreads)
 // Blocks of adjacent elements; the last of a line of `size` elements may be short.
 template <class T, class After>
 __global__ void __launch_bounds__(kThreads)
-    observe_adjacent(const T* x, unsigned ranges, Divisor blocks, std::int64_t size, std::int64_t block,
+    observe_adjacent(const T* x, unsigned ranges, Team team, Divisor blocks, std::int64_t size, std::int64_t block,
                      std::int64_t* counts, After after) {
   if (!after.wanted()) return;
   count_elements(ranges / blocks.of * size, counts);
   const bool whole = blocks.of * block == size;  // then there is nothing to divide
   NonFinite found;
   observe_by_teams(
-      x, ranges, found,
+      x, ranges, team, found,
       [&](unsigned i) {
         if (whole) return Row{i * block, static_cast<unsigned>(block)};
         const unsigned line = blocks.quotient(i);
@@ -177,9 +188,10 @@ cudaError_t launch_adjacent(const void* x, Element element, std::int64_t outer, 
   const std::int64_t blocks = (size + block - 1) / block, ranges = outer * blocks;
   return with_element(element, [&](auto type) {
     using T = decltype(type);
-    const LaunchShape shape{blocks_for(ranges, kThreads / kTeam), kThreads};
+    const Team team(std::min(size, block));
+    const LaunchShape shape{blocks_for(ranges, team.in_a_block()), kThreads};
     return launch(observe_adjacent<T, After>, shape, stream, static_cast<const T*>(x), static_cast<unsigned>(ranges),
-                  Divisor(static_cast<unsigned>(blocks)), size, block, counts, after);
+                  team, Divisor(static_cast<unsigned>(blocks)), size, block, counts, after);
   });
 }
 
@@ -207,8 +219,9 @@ cudaError_t launch_ranges(const void* x, Element element, std::int64_t outer, st
   if (inner <= kShortRow && rows <= INT32_MAX) {
     return with_element(element, [&](auto type) {
       using T = decltype(type);
-      return launch(observe_short_rows<T, After>, {blocks_for(rows, kThreads / kTeam), kThreads}, stream,
-                    static_cast<const T*>(x), static_cast<unsigned>(rows), Divisor(static_cast<unsigned>(ranges)),
+      const Team team(inner);
+      return launch(observe_short_rows<T, After>, {blocks_for(rows, team.in_a_block()), kThreads}, stream,
+                    static_cast<const T*>(x), static_cast<unsigned>(rows), team, Divisor(static_cast<unsigned>(ranges)),
                     static_cast<unsigned>(inner), lowest, highest, counts, after);
     });
   }

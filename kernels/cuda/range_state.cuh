@@ -57,10 +57,8 @@ __device__ __forceinline__ FiniteRange range_of_warp(FiniteRange range) {
 
 // Of every `lanes` neighbours of a warp, a power of two; valid in the first of them. Called by whole warps. Zeros are
 // +0.0 already.
-template <int lanes>
-__device__ __forceinline__ FiniteRange range_of_team(FiniteRange range) {
-#pragma unroll
-  for (int half = lanes / 2; half > 0; half /= 2) {
+__device__ __forceinline__ FiniteRange range_of_team(FiniteRange range, unsigned lanes) {
+  for (unsigned half = lanes / 2; half > 0; half /= 2) {
     range.lowest = fminf(range.lowest, __shfl_down_sync(kWholeWarp, range.lowest, half));
     range.highest = fmaxf(range.highest, __shfl_down_sync(kWholeWarp, range.highest, half));
   }

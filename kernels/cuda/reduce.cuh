@@ -51,22 +51,38 @@ __device__ __forceinline__ T reduce_block_for_all(T mine, Join join) {
   return result;
 }
 
-// What the threads before hold, summed; of a block of kThreads.
+// What the threads before hold, summed, and what all hold; of a block of kThreads.
 template <class T>
-__device__ __forceinline__ T sum_of_threads_before(T mine) {
+__device__ __forceinline__ T sum_of_threads_before(T mine, T& all) {
   using Scan = cub::BlockScan<T, kThreads>;
   __shared__ typename Scan::TempStorage storage;
   __syncthreads();
   T before;
-  Scan(storage).ExclusiveSum(mine, before);
+  Scan(storage).ExclusiveSum(mine, before, all);
   return before;
 }
 
-// In the order of the CPU: lane i meets lane i + 16, then i + 8, ... Valid in the first lane.
-template <class T, class Join>
+// In the order of the CPU: lane i meets lane i + lanes / 2, then i + lanes / 4, ... The same for all of these lanes.
+template <int lanes = 32, class T, class Join>
 __device__ __forceinline__ T join_halves(T mine, Join join) {
-  for (int half = 16; half > 0; half /= 2) mine = join(mine, __shfl_down_sync(kWholeWarp, mine, half));
+#pragma unroll
+  for (int half = lanes / 2; half > 0; half /= 2) mine = join(mine, __shfl_xor_sync(kWholeWarp, mine, half));
   return mine;
 }
+template <int lanes = 32, class T>
+__device__ __forceinline__ T sum_halves(T mine) {
+  return join_halves<lanes>(mine, [](T a, T b) { return a + b; });
+}
+
+// A sum by `lanes` neighbours of a warp, each group its own, with the bits of qsim::LanesInTurn. Called by whole warps.
+template <int lanes>
+struct LanesOfWarp {
+  template <class Term>
+  __device__ double operator()(int begin, int end, Term term) const {
+    double mine = 0;
+    for (int i = begin + static_cast<int>(threadIdx.x % lanes); i < end; i += lanes) mine += term(i);
+    return sum_halves<lanes>(mine);
+  }
+};
 
 }  // namespace qsim::cuda

@@ -57,4 +57,7 @@ cpu_capability()  # an impossible QSIM_CPU_CAPABILITY fails at import, not insid
 from qsim import _C  # noqa: E402  # behind `load`, which says what is wrong where there is none
 
 eager = _C  # operators for whom nobody traces: the functions of `torch.ops.qsim`, called directly
+KeptParameter = _C.KeptParameter
+Settled = _C.Settled
 Stamp = _C.Stamp
+Unchanged = _C.Unchanged

@@ -129,7 +129,7 @@ std::vector<Ranges<T>> on_device(const std::vector<Weight<T>>& weights, RangeMet
     table.grid[t] = weight.grid;
     table.first_range[t + 1] = table.first_range[t] + weight.ranges();
   }
-  const std::size_t bytes = qsim::cuda::search_range_data_workspace_bytes(table.first_range[table.tensors], method);
+  const std::size_t bytes = qsim::cuda::search_range_data_workspace_bytes(table, method);
   const DeviceArray<std::uint8_t> workspace(std::vector<std::uint8_t>(bytes, 0xa5));
   require(qsim::cuda::search_range_data(table, kElementOf<T>, with({}, method), workspace.data(), nullptr));
   std::vector<Ranges<T>> found;
@@ -144,6 +144,14 @@ TEMPLATE_TEST_CASE("ranges from the data of many tensors equal the CPU's", "", f
     const auto n = static_cast<std::int64_t>(x.size()), length = n % 2 == 0 ? n / 2 : n;
     for (QuantGrid grid : kGrids) weights.push_back({x, length, length > 100 ? length / 2 + 7 : length, grid});
   }
+  // Few ranges of more values than one block takes: by slices, of which the last range may have fewer; as many as there
+  // are blocks for: not.
+  const std::vector<TestType> many = sample<TestType>(9000, 0.01);
+  weights.push_back({many, 9000, 9000, kGrids[1]});
+  weights.push_back({many, 9000, 5000, kGrids[2]});
+  weights.push_back({std::vector<TestType>(5000, element<TestType>(0)), 5000, 5000, kGrids[0]});
+  weights.push_back({std::vector<TestType>(5000, element<TestType>(NAN)), 5000, 5000, kGrids[0]});
+  weights.push_back({sample<TestType>(4 * 4200, 0), 4200, 4200, kGrids[2]});
   for (RangeMethod method : kMethods) {
     const std::vector<Ranges<TestType>> got = on_device(weights, method);
     for (std::size_t t = 0; t < weights.size(); ++t) {

@@ -75,6 +75,7 @@ void Warp::fill(int slot, std::uint64_t value) { std::fill_n(this->slot(slot), k
 void Warp::begin_block(unsigned x, unsigned y) {
   alive_ = threads_ == kLanes ? ~0u : (1u << threads_) - 1;
   next_.fill(0);
+  steps = 0;
   for (const auto& [name, slot] : kernel_.specials) {
     if (name == "%ctaid.x") fill(slot, x);
     if (name == "%ctaid.y") fill(slot, y);
@@ -139,6 +140,7 @@ void Warp::stretch(int place, unsigned group) {
       active &= instruction.guard_wanted ? mask : ~mask;
     }
     instructions += std::popcount(active);
+    ++steps;
     ++place;
     if (active == 0) continue;
     if (instruction.kind == Kind::exit) {
@@ -185,13 +187,14 @@ std::byte* Warp::at(const Instruction& instruction, int lane, std::size_t bytes,
   return memory.data() + address;
 }
 
-std::uint64_t run_grid(const Kernel& kernel, const Grid& grid, std::vector<std::byte> parameters, Memory& memory,
-                       bool descending) {
+Work run_grid(const Kernel& kernel, const Grid& grid, std::vector<std::byte> parameters, Memory& memory,
+              bool descending) {
   std::vector<std::byte> shared(kernel.shared_bytes + grid.dynamic_shared);
   Block block{memory, parameters, shared};
   std::vector<Warp> warps;
   for (unsigned first = 0; first < grid.threads; first += kLanes) warps.emplace_back(kernel, block, first, grid);
   const unsigned blocks = grid.blocks_x * grid.blocks_y;
+  Work work{0, 0};
   for (unsigned i = 0; i < blocks; ++i) {
     const unsigned b = descending ? blocks - 1 - i : i;
     std::fill(shared.begin(), shared.end(), kGarbage);
@@ -209,10 +212,10 @@ std::uint64_t run_grid(const Kernel& kernel, const Grid& grid, std::vector<std::
       if (barrier < 0) break;
       for (Warp& warp : warps) warp.leave_barrier();
     }
+    for (const Warp& warp : warps) work.longest = std::max(work.longest, warp.steps);
   }
-  std::uint64_t instructions = 0;
-  for (const Warp& warp : warps) instructions += warp.instructions;
-  return instructions;
+  for (const Warp& warp : warps) work.instructions += warp.instructions;
+  return work;
 }
 
 }  // namespace ptx

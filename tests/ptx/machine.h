@@ -55,8 +55,9 @@ class Warp {
   // Where an instruction of memory may read or write for a lane.
   std::byte* at(const Instruction& instruction, int lane, std::size_t bytes, std::size_t alignment);
 
-  unsigned active = 0;  // the lanes that an operation is for
-  std::uint64_t instructions = 0;
+  unsigned active = 0;             // the lanes that an operation is for
+  std::uint64_t instructions = 0;  // of all its lanes
+  std::uint64_t steps = 0;         // that it took in this block, one after the other
 
  private:
   int lowest(unsigned lanes) const;
@@ -73,8 +74,13 @@ class Warp {
   unsigned alive_ = 0;
 };
 
-// Instructions of threads that ran. Blocks go in order, or from the last to the first.
-std::uint64_t run_grid(const Kernel& kernel, const Grid& grid, std::vector<std::byte> parameters, Memory& memory,
-                       bool descending);
+struct Work {
+  std::uint64_t instructions;  // of all threads
+  std::uint64_t longest;       // steps of the warp that took most
+};
+
+// Blocks go in order, or from the last to the first.
+Work run_grid(const Kernel& kernel, const Grid& grid, std::vector<std::byte> parameters, Memory& memory,
+              bool descending);
 
 }  // namespace ptx

@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <unordered_map>
+#include <utility>
 
 #include "runtime.h"
 
@@ -57,6 +58,7 @@ struct Registered {
 struct Device {
   std::unordered_map<const void*, Registered> functions;  // by the address of the host's stub
   ptx::Memory memory;
+  ptx::Work work{0, 0};  // since somebody asked
   const bool descending = std::getenv("QSIM_EMULATION_ORDER") != nullptr &&
                           std::strcmp(std::getenv("QSIM_EMULATION_ORDER"), "descending") == 0;
 };
@@ -80,8 +82,10 @@ Registered* twin_of(const Registered& narrow) {
 
 void run(Registered& function, const ptx::Grid& grid, const std::vector<std::byte>& parameters) {
   Device& on = device();
-  function.instructions +=
+  const ptx::Work work =
       ptx::run_grid(function.module->kernel(function.name), grid, parameters, on.memory, on.descending);
+  function.instructions += work.instructions;
+  on.work = {on.work.instructions + work.instructions, on.work.longest + work.longest};
 }
 
 }  // namespace
@@ -94,6 +98,8 @@ std::vector<std::string> ptx::never_launched() {
   std::sort(names.begin(), names.end());
   return names;
 }
+
+ptx::Work ptx::work_since_last_call() { return std::exchange(device().work, {0, 0}); }
 
 extern "C" {
 

@@ -71,19 +71,28 @@ Range least_cost(const CandidateEncodings<T>& encodings, double unit, double mas
 // The entropy method's threshold, from the counts. Neighbouring thresholds cut most of their levels alike (a level of a
 // length starts at a bin for some seven thresholds of 8 bits), so each term is kept until the length changes.
 double entropy_threshold(EntropyHistogram& histogram, double largest, int levels) {
-  sum_prefixes(histogram);
+  sum_prefixes(histogram, Alone());
   struct {
     int end;
     double value;
   } kept[2][kEntropyBins] = {};  // by whether the level is one of the longer ones
   for (int bins = levels; bins <= kEntropyBins; ++bins) {
-    histogram.divergence[bins] = divergence(histogram, bins, levels, [&](int start, int end) {
-      auto& term = kept[(end - start) & 1][start];
-      if (term.end != end) term = {end, level_term(histogram, start, end)};
-      return term.value;
-    });
+    histogram.divergence[bins] = INFINITY;
+    if (!is_threshold(histogram, bins)) continue;
+    const int whole = bins / levels, part = bins % levels;
+    int end = 0, remainder = 0;
+    const auto term = [&](int) {  // asked for in order, so that level_start needs no division
+      const int start = end;
+      end += whole;
+      remainder += part;
+      if (remainder >= levels) remainder -= levels, ++end;
+      auto& known = kept[(end - start) & 1][start];
+      if (known.end != end) known = {end, level_term(histogram, start, end)};
+      return known.value;
+    };
+    histogram.divergence[bins] = divergence(histogram, bins, levels, LanesInTurn<kEntropySums>(), term);
   }
-  return least_divergence(histogram, largest, levels);
+  return least_divergence(histogram, largest, levels, Alone());
 }
 
 }  // namespace

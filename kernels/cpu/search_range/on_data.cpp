@@ -43,21 +43,14 @@ double sum_of_errors(const T* x, int n, StepError<T> error) {
     for (int lane = 0; lane < kDataSums; ++lane) add(lane, x[i + lane]);
   }
   for (int lane = 0; i < n; ++lane, ++i) add(lane, x[i]);
-  for (int half = kDataSums / 2; half > 0; half /= 2) {
-    for (int lane = 0; lane < half; ++lane) lanes[lane] += lanes[lane + half];
-  }
-  return lanes[0];
+  return sum_of_lanes(lanes);
 }
 
 template <bool kAllFinite, class T>
 double cost_of(const T* x, std::int64_t n, QuantParams<T> params, const RangeSearch& search, double limit) {
   const StepError<T> error = step_error(params, search);
-  const double scale = params.scale, square = scale * scale;
-  double sum = 0;
-  for (std::int64_t i = 0; i < n && sum * square <= limit; i += kCostChunk) {
-    sum += sum_of_errors<kAllFinite>(x + i, n - i < kCostChunk ? static_cast<int>(n - i) : kCostChunk, error);
-  }
-  return sum * square;
+  return cost_of_values(n, params.scale, limit,
+                        [&](std::int64_t i, int values) { return sum_of_errors<kAllFinite>(x + i, values, error); });
 }
 
 // The same for all candidates and at most a chunk of values: a candidate in each lane of a register.
@@ -79,9 +72,7 @@ void costs_of_few(const T* x, int n, const CandidateEncodings<T>& encodings, con
       lanes[lane] = Vector{};
       for (int j = lane; j < n; j += kDataSums) lanes[lane] += error.of(Vector{} + finite_or_zero(x[j]));
     }
-    for (int half = kDataSums / 2; half > 0; half /= 2) {
-      for (int lane = 0; lane < half; ++lane) lanes[lane] += lanes[lane + half];
-    }
+    sum_of_lanes(lanes);
     for (int i = 0; i < kSize; ++i) {
       const double scale = encodings.scale[first + i];
       costs[first + i] = lanes[0][i] * (scale * scale);
@@ -122,7 +113,7 @@ Range least_divergence(const T* x, std::int64_t n, EntropyHistogram& histogram, 
   const double largest = larger(-observed.low, observed.high);
   const std::int64_t levels = entropy_levels(observed, search.grid);
   if (levels >= kEntropyBins || !(largest > 0)) return observed;
-  for (double& count : histogram.count) count = 0;
+  clear(histogram, Alone());
   for (std::int64_t i = 0; i < n; ++i) {
     if (x[i] != 0 && is_finite(x[i])) ++histogram.count[entropy_bin(x[i], largest)];
   }
@@ -156,8 +147,8 @@ Range choose_range(const T* x, std::int64_t n, const RangeSearch& search, void* 
   const FiniteValues<T> values = finite_values(x, n);
   if (values.count == 0) return {INFINITY, -INFINITY};
   const Range observed = values.with_zero();
-  return range_by(
-      search.method, {values.lowest, values.highest},
+  return by_method(
+      search.method, [&] { return Range{values.lowest, values.highest}; },
       [&] { return percentile_range(x, n, values.count, search.percentile); },
       [&] { return least_cost(x, n, values.count, observed, search); },
       [&] { return least_divergence(x, n, *new (workspace) EntropyHistogram, observed, search); });

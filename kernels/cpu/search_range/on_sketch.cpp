@@ -17,7 +17,10 @@ union Workspace {
 
 Range least_cost(SketchDensity& density, const SketchView& sketch, Range observed, const RangeSearch& search) {
   if (is_empty(observed)) return observed;  // all zeros
-  fill(density, sketch, observed, search.grid);
+  const density::Lattice lattice = density::find_lattice(sketch, observed, search.grid, Alone());
+  density.unit = lattice.unit;
+  lay_out(density.below, sketch.below, lattice, Alone());
+  lay_out(density.above, sketch.above, lattice, Alone());
   const CandidateEncodings<float> encodings({observed, search.grid});
   return least_cost(encodings, density.unit, density.mass(), [&](int i, double limit) {
     return cost_of(density, encodings[i], search.grid, search.gamma, limit);
@@ -29,8 +32,8 @@ Range least_divergence(EntropyHistogram& histogram, const SketchView& sketch, Ra
   const double largest = larger(sketch.below.far, sketch.above.far);
   const std::int64_t levels = entropy_levels(observed, search.grid);
   if (levels >= kEntropyBins || !(largest > 0)) return observed;
-  for (double& count : histogram.count) count = 0;
-  add_sketch(histogram, sketch, largest);
+  clear(histogram, Alone());
+  add_sketch(histogram, sketch, largest, Alone());
   return clipped_at(observed, entropy_threshold(histogram, largest, static_cast<int>(levels)));
 }
 
@@ -41,8 +44,9 @@ void run(float lowest, float highest, const std::int64_t* sketch, std::uint32_t 
     const SketchView view = view_sketch(sketch, low_bits, lowest, highest);
     const Range observed{smaller(lowest, 0), larger(highest, 0)};
     auto& space = *static_cast<Workspace*>(workspace);
-    range = range_by(
-        search.method, {lowest, highest}, [&] { return sketch_percentile(view, search.percentile); },
+    range = by_method(
+        search.method, [&] { return Range{lowest, highest}; },
+        [&] { return sketch_percentile(view, search.percentile, Alone()); },
         [&] { return least_cost(space.density, view, observed, search); },
         [&] { return least_divergence(space.histogram, view, observed, search); });
   }

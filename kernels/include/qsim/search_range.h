@@ -106,9 +106,9 @@ QSIM_HD Range settled(const RangeCandidates<T>& candidates, int best, double cos
   return !is_empty(lossless) && loses_something(cost, mass, scale) ? lossless : range;
 }
 
-// The range of values in `seen` by `method`: the one place that tells methods apart. The searches take no argument.
-template <class Percentile, class LeastCost, class LeastDivergence>
-QSIM_HD Range range_by(RangeMethod method, Range seen, Percentile percentile, LeastCost least_cost,
+// What `method` asks for: the one place that tells methods apart. The others take no argument.
+template <class MinMax, class Percentile, class LeastCost, class LeastDivergence>
+QSIM_HD auto by_method(RangeMethod method, MinMax minmax, Percentile percentile, LeastCost least_cost,
                        LeastDivergence least_divergence) {
   switch (method) {
     case RangeMethod::minmax:
@@ -121,11 +121,11 @@ QSIM_HD Range range_by(RangeMethod method, Range seen, Percentile percentile, Le
     case RangeMethod::entropy:
       return least_divergence();
   }
-  return seen;
+  return minmax();
 }
 
 // Whether a search by `method` needs memory for an EntropyHistogram.
-inline bool needs_histogram(RangeMethod method) { return method == RangeMethod::entropy; }
+QSIM_HD bool needs_histogram(RangeMethod method) { return method == RangeMethod::entropy; }
 
 namespace cpu {
 

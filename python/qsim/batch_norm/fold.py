@@ -45,6 +45,8 @@ class FoldReport(Report):
         What deserves a look although it was no obstacle: one sentence each.
     folds : tuple of (Fold, BatchNorm)
         What was done, in order, with the modules that are gone: for states of the model as it was (`fold_state`).
+    biases : tuple of str
+        Biases that a simulation rounds to int32 from now on, as it does with those of other layers; BatchNorm's shift was float.
 
     Examples
     --------
@@ -61,12 +63,20 @@ class FoldReport(Report):
     kept: dict[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     folds: tuple[tuple[Fold, _BatchNorm], ...] = field(default=(), repr=False)
+    biases: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         lines = [f"BatchNorm: {len(self.folded)} folded, {len(self.kept)} kept"]
         lines += [f"  folded '{name}' into '{layer}'" for name, layer in self.folded.items()]
         lines += [f"  kept '{name}': {reason}" for name, reason in self.kept.items()]
+        if self.biases:
+            lines.append(f"  {self._rounded}")
         return "\n".join([*lines, *(f"  warning: {warning}" for warning in self.warnings)])
+
+    @property
+    def _rounded(self) -> str:
+        steps = "in steps of two scales' product: outputs move, by a step of their grid mostly"
+        return f"{len(self.biases)} biases are int32 from now on, {steps}"
 
     def figures(self) -> Figures:
         """How many were folded, and how many kept."""
@@ -78,7 +88,8 @@ class FoldReport(Report):
         lines = [Line([name_cell(name), Cell("folded"), Cell(f"into '{layer}'")]) for name, layer in self.folded.items()]
         lines += [Line([name_cell(name), Cell("kept"), Cell(reason)], severity="warning") for name, reason in self.kept.items()]
         columns = [Column("BatchNorm", wide=True), Column("now"), Column("why", wide=True)]
-        body = tiles(facts) + problems(self.warnings) + table("BatchNorms", "In the order of the model.", columns, lines)
+        told = [*([self._rounded] if self.biases else []), *self.warnings]
+        body = tiles(facts) + problems(told) + table("BatchNorms", "In the order of the model.", columns, lines)
         return Page("BatchNorm", f"{len(self.folded)} folded, {len(self.kept)} kept", body, about(self.subject))
 
 

@@ -12,10 +12,10 @@ from qsim.errors import CalibrationError
 from qsim.numbers.blocks import Axes
 from qsim.numbers.encoding import Encoding
 from qsim.numbers.spec import TensorSpec, range_shape
-from qsim.quantizers.sketch import SKETCH_BINS, histogram
+from qsim.quantizers.sketch import SKETCH_BINS, SketchedRange, histogram, search_sketches
 from qsim.quantizers.state import UNKNOWN_SHAPE, RangeState
 
-_OF_RANGE = ("minmax", "ema")  # methods that take the range as it is
+OF_RANGE = ("minmax", "ema")  # methods that take the range as it is
 
 
 @dataclass(frozen=True)
@@ -225,33 +225,46 @@ class Observer(RangeState):
             No finite value was observed, or a non-finite one and ``spec.nonfinite == "raise"``.
         """
         spec = with_method(spec, method, percentile=percentile, gamma=gamma)
+        self.check_choice(spec)
+        if spec.method in OF_RANGE:
+            return encoding_of_range(self.lowest, self.highest, spec)
+        ((low, high),) = search_sketches([self.seen(spec)], spec)
+        return encoding_of_range(low, high, spec)
+
+    def check_choice(self, spec: TensorSpec) -> None:
+        """Raise unless the spec's method can choose a range from what was observed, as `encoding` does.
+
+        Examples
+        --------
+        >>> observer = Observer()
+        >>> _ = observer(torch.tensor([0.5, 2.0]))
+        >>> observer.check_choice(TensorSpec(method="mse"))
+        """
         if (spec.axis, spec.block_size) != (self.axis, self.block_size):
             raise ValueError(
                 f"{self._title}: observed with axis={self.axis}, block_size={self.block_size}; it cannot give an encoding "
                 f"with axis={spec.axis}, block_size={spec.block_size}"
             )
         self.check_method(spec)
-        if self.axis is not None and spec.method not in _OF_RANGE:
+        if self.axis is not None and spec.method not in OF_RANGE:
             raise ValueError(
                 f"{self._title}: method {spec.method!r} needs the sketch that only a per-tensor observer keeps; use "
                 "method='minmax' per channel or block (weights: Quantizer.compute_encoding_from searches the data itself)"
             )
         self.check(spec)
-        if spec.method in _OF_RANGE:
-            return encoding_of_range(self.lowest, self.highest, spec)
-        low, high = ops.search_range(
-            self.lowest,
-            self.highest,
-            self._sketch_with_infs() if spec.nonfinite == "saturate" else self.sketch,
-            spec.quant_min,
-            spec.quant_max,
-            symmetric=spec.symmetric,
-            method=spec.method,
-            percentile=spec.percentile,
-            gamma=spec.gamma,
-            low_bits=self.low_bits,
-        )
-        return encoding_of_range(low, high, spec)
+
+    def seen(self, spec: TensorSpec) -> SketchedRange:
+        """What a search of the spec's method reads; per tensor only.
+
+        Examples
+        --------
+        >>> observer = Observer()
+        >>> _ = observer(torch.tensor([0.5, 2.0]))
+        >>> observer.seen(TensorSpec(method="mse")).highest.item()
+        2.0
+        """
+        sketch = self._sketch_with_infs() if spec.nonfinite == "saturate" else self.sketch
+        return SketchedRange(self.lowest, self.highest, sketch, self.low_bits)
 
     def histogram(self, bins: int = 128) -> tuple[Tensor, Tensor]:
         """How the finite values are distributed, for plots and reports; per tensor only.

@@ -17,6 +17,7 @@ from qsim.numbers.spec import TensorSpec, range_shape
 from qsim.quantizers.dynamic import quantize_dynamically
 from qsim.quantizers.encoded import Encoded, positive
 from qsim.quantizers.format_counts import FormatCounter, FormatCounts
+from qsim.quantizers.observed import encode_observed
 from qsim.quantizers.observer import Counts, Observer, with_method
 from qsim.quantizers.running_observer import RunningObserver
 from qsim.quantizers.weights import encode_weights
@@ -96,6 +97,18 @@ class Quantizer(Encoded):
         self.batched = False
         self.merged: list[Tensor] | None = None  # `additive` as the last QuantSim.synchronize gave it to all ranks
         self._tiled = is_tiled(spec.axis, spec.block_size)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all that it may do is `ops.fake_quantize` by a scale that it holds: not learned, not running, not each tensor's own.
+
+        Examples
+        --------
+        >>> Quantizer(TensorSpec(bits=4)).is_plain, Quantizer(TensorSpec(bits=4, learnable=True)).is_plain
+        (True, False)
+        """
+        spec = self._spec
+        return not (spec.learnable or spec.is_float or self._dynamic or self._running or self._tiled)
 
     def forward(self, x: Tensor, *, in_place: bool = False, fallback: str | None = None) -> Tensor:
         """Observe and quantize as the switches say.
@@ -261,7 +274,7 @@ class Quantizer(Encoded):
         if self._dynamic:
             raise ValueError(f"{self._title} takes its scale from each tensor (method='dynamic'): there is no encoding to choose.")
         spec = with_method(self._spec, method, percentile=percentile, gamma=gamma)
-        return self.use(spec, self.observer.encoding(spec) if spec.has_scale else None)
+        return _found(*encode_observed([self], [spec]))
 
     def compute_encoding_from(
         self, weight: Tensor, method: str | None = None, *, percentile: float | None = None, gamma: float | None = None
@@ -294,10 +307,7 @@ class Quantizer(Encoded):
         torch.Size([2])
         """
         spec = with_method(self._spec, method, percentile=percentile, gamma=gamma)
-        (found,) = encode_weights([self], [weight], [spec])
-        if isinstance(found, CalibrationError):
-            raise found
-        return found
+        return _found(*encode_weights([self], [weight], [spec]))
 
     def use(self, spec: TensorSpec, chosen: Encoding | None) -> Encoding:
         """Take over a spec that differs in its range method only, and the encoding that it chose (None: there is none to choose)."""
@@ -370,6 +380,12 @@ class Quantizer(Encoded):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         self.merged = None
         super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def _found(encoding: Encoding | CalibrationError) -> Encoding:
+    if isinstance(encoding, CalibrationError):
+        raise encoding
+    return encoding
 
 
 def _samples(x: Tensor) -> Iterator[Tensor]:

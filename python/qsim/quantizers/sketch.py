@@ -1,15 +1,48 @@
-"""Reading the sketch that observers keep: which values its bins hold, a histogram over even bins, and how much lies outside a range."""
+"""Reading the sketch that observers keep: which values its bins hold, the range to cover, a histogram over even bins, and how much lies
+outside a range."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from qsim import ops
+from qsim.numbers.spec import TensorSpec
+
 SKETCH_BINS = 16384  # sign, exponent and 5 mantissa bits of a float32 (docs/numerics.md, section 3)
 _SIDE = SKETCH_BINS // 2
 _FINITE = 8160  # of one sign; the bins after them would hold Inf and NaN
+
+
+class SketchedRange(NamedTuple):
+    """What an observer has seen of a tensor."""
+
+    lowest: Tensor
+    highest: Tensor
+    sketch: Tensor
+    low_bits: Tensor
+
+
+def search_sketches(seen: Sequence[SketchedRange], spec: TensorSpec) -> list[tuple[Tensor, Tensor]]:
+    """The range that the spec's method and grid choose for each, by one search for all of them; they are on one device."""
+    lowest, highest, sketch, low_bits = seen[0] if len(seen) == 1 else map(torch.stack, zip(*seen, strict=True))
+    low, high = ops.search_range(
+        lowest,
+        highest,
+        sketch,
+        spec.quant_min,
+        spec.quant_max,
+        symmetric=spec.symmetric,
+        method=spec.method,
+        percentile=spec.percentile,
+        gamma=spec.gamma,
+        low_bits=low_bits,
+    )
+    return [(low, high)] if len(seen) == 1 else list(zip(low.unbind(), high.unbind(), strict=True))
 
 
 def sketch_edges() -> Tensor:

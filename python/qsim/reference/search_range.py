@@ -162,9 +162,8 @@ def _percentile_of_sketch(lowest: Tensor, highest: Tensor, sketch: Tensor, perce
 
 def _entropy_threshold(histogram: Tensor, levels: int) -> int:
     """How many of the histogram's bins to keep; bins beyond are clipped into the last one kept."""
-    best, least = len(histogram), math.inf
-    total = histogram.sum()
-    for kept in range(len(histogram), levels - 1, -1):
+    total, divergences = histogram.sum(), torch.full((len(histogram) + 1,), math.inf, dtype=torch.float64)
+    for kept in range(levels, len(histogram) + 1):
         inside = histogram[:kept]
         if inside[-1] == 0:
             continue
@@ -176,10 +175,8 @@ def _entropy_threshold(histogram: Tensor, levels: int) -> int:
         occupied = torch.zeros(levels, dtype=torch.float64).index_add_(0, group, (inside > 0).double())
         coarse = (mass / occupied)[group] / inside.sum()
         p, q = reference[inside > 0] / total, coarse[inside > 0]
-        divergence = (p * (p / q).log()).sum().item()
-        if divergence < least - _ENTROPY_TIE:
-            best, least = kept, divergence
-    return best
+        divergences[kept] = (p * (p / q).log()).sum()
+    return int((divergences <= divergences.min() + _ENTROPY_TIE).nonzero()[-1])
 
 
 def _clip_by_entropy(
@@ -200,6 +197,13 @@ def _clip_by_entropy(
             histogram += (torch.minimum(end, grid[1:]) - torch.maximum(start, grid[:-1])).clamp(min=0) * (m / (end - start))
     threshold = largest / _ENTROPY_BINS * _entropy_threshold(histogram, levels)
     return torch.maximum(low.double(), -threshold), torch.minimum(high.double(), threshold)
+
+
+def _step_weight(method: str, gamma: float) -> float:
+    """What the methods with a least cost have for the error of values that round off the grid; nothing else is one."""
+    if method not in ("mse", "tf_enhanced"):
+        raise ValueError(f"got method={method!r}; expected minmax, percentile, mse, tf_enhanced or entropy")
+    return gamma if method == "tf_enhanced" else 1.0
 
 
 def _search_one(
@@ -229,7 +233,7 @@ def _search_one(
         return _clip_by_entropy(lowest, highest, starts, ends, sketch[bins].double(), *grid, symmetric)
     covering = choose_qparams(lowest.double(), highest.double(), *grid, symmetric=symmetric)[0]
     seen = Distribution.from_sketch(lowest, highest, sketch, covering, low_bits)
-    weight = gamma if method == "tf_enhanced" else 1.0
+    weight = _step_weight(method, gamma)
     lows, highs = candidate_ranges(lowest, highest, *grid, symmetric=symmetric)
     if len(lows) == 0:
         return lowest.clamp(max=0), highest.clamp(min=0)

@@ -9,7 +9,10 @@ import copy
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from qsim.numbers.encoding import Encoding
+from qsim.numbers.spec import TensorSpec
 from qsim.quantizers.observer import Observer
+from qsim.quantizers.quantizer import Quantizer
 from qsim.simulation.simulation import Simulation
 
 # From so few values a range is chosen by luck: 0.1 dB of SQNR at 8 bits (docs/numerics.md, section 4). The layers of a model see equally
@@ -23,6 +26,16 @@ class Lent(NamedTuple):
 
     observer: Observer
     sentence: str
+
+
+class Borrower(NamedTuple):
+    """A quantizer that gets its encoding from what an observer saw that is not its own (`qsim.quantizers.observed.WithObserver`)."""
+
+    quantizer: Quantizer
+    observer: Observer
+
+    def use(self, spec: TensorSpec, chosen: Encoding | None) -> Encoding:
+        return self.quantizer.use(spec, chosen)
 
 
 def lent(sim: Simulation) -> dict[str, Lent]:

@@ -9,11 +9,15 @@ from qsim.errors import CalibrationError
 from qsim.graph.plan.actions import PlannedBias
 from qsim.graph.plan.rules import weight_axes
 from qsim.quantizers.bias import BiasQuantizer
+from qsim.quantizers.observed import WithObserver, encode_observed
 from qsim.quantizers.observer import with_method
 from qsim.quantizers.weights import encode_weights
 from qsim.runs.sharding import whole
-from qsim.simulation.lent_ranges import lent
+from qsim.simulation.lent_ranges import Borrower, lent
 from qsim.simulation.simulation import Simulation
+
+_FALLEN = "not needed: all that use it fall back"
+_OTHER = "where it stands was something else than in the example inputs: that stays in float"
 
 
 def choose_encodings(
@@ -28,25 +32,24 @@ def choose_encodings(
     for key, found in zip(parameters, encode_weights(of_weights, list(parameters.values()), specs), strict=True):
         if isinstance(found, CalibrationError):
             problems[key] = found
-    borrowed = lent(sim)
+    observed: dict[str, WithObserver] = {}
+    specs, borrowed = [], lent(sim)
     for key, quantizer in quantizers.items():
         spec = quantizer.spec
         if key in parameters or sim.decisions.quantizers[key].range is not None or spec.is_dynamic:
             continue
         chosen = None if spec.is_running or spec.axis is not None else method
-        try:
-            if key in borrowed:
-                own = with_method(spec, chosen, percentile=percentile, gamma=gamma)
-                quantizer.use(own, borrowed[key].observer.encoding(own))
-            else:
-                quantizer.compute_encoding(chosen, percentile=percentile, gamma=gamma)
-        except CalibrationError as error:
-            problems[key] = error
-    needed = sim.needed()
-    unmet = [key for key, quantizer in quantizers.items() if key in problems and quantizer.enabled and key in needed]
+        observed[key] = Borrower(quantizer, borrowed[key].observer) if key in borrowed else quantizer
+        specs.append(with_method(spec, chosen, percentile=percentile, gamma=gamma))
+    for key, found in zip(observed, encode_observed([*observed.values()], specs), strict=True):
+        if isinstance(found, CalibrationError):
+            problems[key] = found
+    needed, refused = sim.needed(), sim.switch.refused
+    unmet = [key for key, q in quantizers.items() if key in problems and q.enabled and key in needed - refused]
     if unmet:
         raise _failure([str(problems[key]) for key in unmet])
-    unneeded = [f"{problems[key]} (not needed: all that use it fall back)" for key in quantizers if key in problems.keys() - needed]
+    reasons = {**dict.fromkeys(refused, _OTHER), **dict.fromkeys(problems.keys() - needed, _FALLEN)}
+    unneeded = [f"{problems[key]} ({reasons[key]})" for key in quantizers if key in problems and key in reasons]
     return [*unneeded, *(found.sentence for found in borrowed.values()), *fit_biases(sim, sim.decisions.biases)]
 
 

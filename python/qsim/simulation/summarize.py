@@ -116,7 +116,7 @@ def _channels(weight: Tensor, encoding: Encoding | None) -> Curves | None:
     plain = encoding is not None and encoding.block_size is None and not isinstance(encoding.axis, tuple)
     axis = encoding.axis if encoding is not None and plain and isinstance(encoding.axis, int) else 0
     magnitude = weight.detach().abs().float().nan_to_num(0.0, 0.0, 0.0)
-    curves = {LARGEST: magnitude.movedim(axis, 0).flatten(1).amax(1).cpu()}
+    curves = {LARGEST: magnitude.movedim(axis, 0).reshape(weight.shape[axis], -1).amax(1).cpu()}
     if encoding is not None and plain:
         held = torch.maximum(encoding.min.abs(), encoding.max.abs()).float().cpu()
         curves[HELD] = held.expand(len(curves[LARGEST])) if held.numel() == 1 else held

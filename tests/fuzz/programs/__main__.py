@@ -19,10 +19,11 @@ from .shrink import shrink
 from .source import source
 
 _SHOWN = 3  # of each class of failures, with a small program
+_PAUSE = 30.0  # seconds between two lines that say how far it is
 
 
 def _looked(options: argparse.Namespace) -> Iterator[Found]:
-    jobs = [(seed, tuple(options.oracle or ()), options.expect_warnings) for seed in range(options.seed, options.seed + options.count)]
+    jobs = [(seed, tuple(options.oracle or ())) for seed in range(options.seed, options.seed + options.count)]
     if options.jobs == 1:
         yield from map(look, jobs)
         return
@@ -41,13 +42,26 @@ def report(seed: int, failure: Failure, *, small: bool) -> str:
     return "\n".join([*lines, source(program), replay])
 
 
+def _told(found: Iterator[Found], count: int) -> Iterator[Found]:
+    """What is found, with a word on stderr now and then: a run may take hours."""
+    began = said = time.monotonic()
+    failures = 0
+    for done, each in enumerate(found, 1):
+        failures += len(each[1])
+        yield each
+        if (now := time.monotonic()) - said >= _PAUSE:
+            rate = done / (now - began)
+            left = (count - done) / rate / 60
+            print(f"{done} of {count} programs, {failures} failures; {rate:.1f} a second, {left:.0f} min left", file=sys.stderr, flush=True)
+            said = now
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz.programs", description=__doc__)
     parser.add_argument("--count", type=int, default=1000, help="programs to look at")
     parser.add_argument("--seed", type=int, default=None, help="of the first program; a random one by default, which is printed")
     parser.add_argument("--oracle", action="append", choices=list(ORACLES), help="ask this one only; may be repeated")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
-    parser.add_argument("--expect-warnings", action="store_true", help="a path that the example did not take has to be warned of")
     parser.add_argument("--show", action="store_true", help="print the program itself, failing or not")
     parser.add_argument("--as-it-is", action="store_true", help="do not look for smaller programs")
     options = parser.parse_args()
@@ -56,7 +70,7 @@ def main() -> int:
     if options.show:
         print(source(generate(options.seed)))
     began, titles, reasons = time.monotonic(), Counter[str](), Counter[str]()
-    for seed, failures, undecided in _looked(options):
+    for seed, failures, undecided in _told(_looked(options), options.count):
         reasons.update(f"{name}: {reason[:80]}" for name, reason in undecided.items())
         for failure in failures:
             titles[failure.title] += 1

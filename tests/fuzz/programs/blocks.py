@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from .draw import drawn
 from .ir import Block, Container, Flag, Helper, Member
 from .layers import LAYERS, Layer
 from .names import Numbers
@@ -85,7 +86,7 @@ class Builder:
     ) -> Builder:
         """A module's class."""
         parameters = ("x", "z") if is_root or rng.random() < 0.2 else ("x",)
-        closed = set(parameters) if is_root else set()
+        closed = set(parameters) if is_root and rng.random() > 0.04 else set()
         given = flags if is_root else tuple(flag for flag in flags if rng.random() < 0.4)
         name = "Model" if is_root else made.name("Block")
         scope = _scope(parameters, closed)
@@ -97,7 +98,7 @@ class Builder:
         return builder
 
     def _add_helper(self) -> None:
-        kind = self.rng.choice(("method", "method", "local", "lambda"))
+        kind = drawn(self.rng, {"method": 2, "local": 1, "lambda": 1})
         parameters = ("u", "v")[: self.rng.choice((1, 1, 2))]
         stem = {"method": "step", "local": "inner", "lambda": "brief"}[kind]
         helper = Builder(self.rng, self.form, self.made, self.made.name(stem), kind, _scope(parameters), parameters)
@@ -150,8 +151,8 @@ class Builder:
         return module
 
     def _layer(self, *, plain: bool = False) -> Layer:
-        fitting = [x for x in LAYERS if self.form in x.forms and not (plain and (x.use != "{m}({0})" or x.aliases))]
-        return self.rng.choices(fitting, [x.weight for x in fitting])[0]
+        fitting = {x.name: x for x in LAYERS if self.form in x.forms and not (plain and (x.use != "{m}({0})" or x.aliases))}
+        return fitting[drawn(self.rng, {name: x.weight for name, x in fitting.items()})]
 
     def _new_container(self) -> Module:
         made = self.rng.choice(list(self.classes))

@@ -17,6 +17,7 @@ import qsim
 
 from .ir import Program
 from .loaded import Call, Loaded
+from .results import tensors_of
 from .running import MODES, Outcome, quietly, run, same_state
 
 
@@ -60,12 +61,10 @@ class Case:
     ----------
     program : Program
     loaded : Loaded
-    expect_warnings : bool
-        Whether a path that the example did not take has to be warned of.
     """
 
-    def __init__(self, program: Program, loaded: Loaded, *, expect_warnings: bool = False) -> None:
-        self.program, self.loaded, self.expect_warnings = program, loaded, expect_warnings
+    def __init__(self, program: Program, loaded: Loaded) -> None:
+        self.program, self.loaded = program, loaded
         self._outcomes: dict[tuple[str, str, torch.dtype], Outcome | Exception] = {}
 
     @cached_property
@@ -90,6 +89,15 @@ class Case:
             except Exception as error:
                 self._outcomes[key] = error
         return self._outcomes[key]
+
+    def recomputed_outcome(self, call: Call, mode: str) -> Outcome | Exception:
+        """What the float model gives, or raises, if each of its checkpoints keeps something to compute again, as quantizers there do."""
+        model = self.float_model()
+        try:
+            with quietly(), self.loaded.recomputing():
+                return run(model, self.loaded, call, mode, torch.float32)
+        except Exception as error:
+            return error
 
     def modes(self, call: Call, *, train: bool = True) -> list[str]:
         """The modes in which the float model can run a call."""
@@ -133,6 +141,8 @@ class Case:
                 ]
                 if any(type(other) is type(error) for other in others):
                     raise Undecided(f"the float model raises {type(error).__name__} on another path") from error
+                if isinstance(error, RuntimeError) and isinstance(self.recomputed_outcome(call, mode), RuntimeError):
+                    raise Undecided("what a checkpoint took is written to, and the float model computes nothing again") from error
                 raise Raised(f"{call.name}, {mode}", error) from error
         self.warned = [str(w.message) for w in noted if issubclass(w.category, UserWarning)]
         return outcome
@@ -140,7 +150,7 @@ class Case:
 
 def _forward(model: nn.Module, loaded: Loaded, call: Call, dtype: torch.dtype) -> Any:
     args, kwargs = loaded.arguments(call, dtype)
-    return model(*args, **kwargs)
+    return tensors_of(model(*args, **kwargs))  # a generator runs while it is asked
 
 
 @contextlib.contextmanager

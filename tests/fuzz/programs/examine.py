@@ -33,11 +33,11 @@ def oracles_of(seed: int) -> list[str]:
     return [name for name, (_, share) in ORACLES.items() if rng.random() < share]
 
 
-def examine(program: Program, oracles: Iterable[str], *, expect_warnings: bool = False) -> Verdict:
+def examine(program: Program, oracles: Iterable[str]) -> Verdict:
     """Ask oracles by name."""
     failures, undecided, asked = [], {}, []
     with loaded(program) as found:
-        case = Case(program, found, expect_warnings=expect_warnings)
+        case = Case(program, found)
         try:
             case.check()
         except Undecided as reason:
@@ -56,15 +56,15 @@ def examine(program: Program, oracles: Iterable[str], *, expect_warnings: bool =
     return Verdict(program, tuple(failures), undecided, tuple(asked))
 
 
-def examine_seed(seed: int, *, expect_warnings: bool = False) -> Verdict:
+def examine_seed(seed: int) -> Verdict:
     """The verdict on a seed: the same whenever it is asked for."""
-    return examine(generate(seed), oracles_of(seed), expect_warnings=expect_warnings)
+    return examine(generate(seed), oracles_of(seed))
 
 
-def look(job: tuple[int, tuple[str, ...], bool]) -> Found:
-    """What processes run: on a seed, the oracles to choose from (one is asked in any case; none: all), whether warnings are expected."""
-    seed, oracles, expect_warnings = job
+def look(job: tuple[int, tuple[str, ...]]) -> Found:
+    """What processes run: on a seed, the oracles to choose from (one is asked in any case; none: all)."""
+    seed, oracles = job
     torch.set_num_threads(1)
     asked = list(oracles) if len(oracles) == 1 else [name for name in oracles_of(seed) if not oracles or name in oracles]
-    verdict = examine(generate(seed), asked, expect_warnings=expect_warnings)
+    verdict = examine(generate(seed), asked)
     return seed, list(verdict.failures), verdict.undecided

@@ -6,6 +6,7 @@ import dataclasses
 import random
 
 from .blocks import Builder
+from .draw import drawn
 from .interfaces import INTERFACES, RETURNS
 from .ir import Container, Flag, Hook, Member, Program
 from .names import Numbers
@@ -17,7 +18,7 @@ _FLAGS = (Flag("big", False, (True,)), Flag("skip", False, (True,)), Flag("wide"
 def generate(seed: int) -> Program:
     """The program of a seed: always the same."""
     rng = random.Random(seed)
-    form = rng.choices(list(_FORMS), list(_FORMS.values()))[0]
+    form = drawn(rng, _FORMS)
     flags = tuple(flag for flag in _FLAGS if rng.random() < 0.3)
     made = Numbers()
     functions = [Builder.function(rng, form, made) for _ in range(rng.choice((0, 0, 1, 1, 2)))]
@@ -30,9 +31,9 @@ def generate(seed: int) -> Program:
     if rng.random() < 0.35:
         extra = rng.choice(root.scope.variables)
         extra_flag = rng.choice([flag.name for flag in flags if isinstance(flag.default, bool)] + ["", ""])
-    interface = rng.choice(list(INTERFACES)) if rng.random() < 0.6 else "plain"
-    returns = rng.choice(list(RETURNS))
-    if INTERFACES[interface].labels and rng.random() < 0.15:
+    interface = drawn(rng, dict.fromkeys(INTERFACES, 1)) if rng.random() < 0.6 else "plain"
+    returns = drawn(rng, dict.fromkeys(RETURNS, 1))
+    if INTERFACES[interface].labels and rng.random() < 0.15 and returns != "generator":
         returns += " with loss"
     # Steps in time are run one by one: there are few of them.
     recurrent = any(name in m.source for b in (*containers, root) for m in b.members for name in ("LSTM", "GRU", "RNN"))
@@ -58,8 +59,8 @@ def _hooks(rng: random.Random, program: Program) -> tuple[Hook, ...]:
     paths = _paths(program, program.root)
     if not paths:
         return ()
-    kinds = ("observe", "observe", "observe", "observe before", "change", "change before")
-    return tuple(Hook(rng.choice(paths), rng.choice(kinds), rng.random() < 0.6) for _ in range(rng.choice((1, 1, 2))))
+    kinds = {"observe": 3, "observe before": 1, "change": 1, "change before": 1}
+    return tuple(Hook(rng.choice(paths), drawn(rng, kinds), rng.random() < 0.6) for _ in range(rng.choice((1, 1, 2))))
 
 
 def _paths(program: Program, container: Container) -> list[str]:

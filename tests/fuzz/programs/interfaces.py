@@ -96,7 +96,7 @@ class Output:
 """
 _RETURNED = '\nReturned = namedtuple("Returned", ["out", "extra"], defaults=[None])\n'
 
-# name -> (what the forward returns, from a list of results; classes)
+# name -> (what the forward returns or yields, from a list of results; classes)
 RETURNS: dict[str, tuple[str, str]] = {
     "tuple": ("({},)", ""),
     "list": ("[{}]", ""),
@@ -104,4 +104,5 @@ RETURNS: dict[str, tuple[str, str]] = {
     "dataclass": ("Output({})", _OUTPUT),
     "named tuple": ("Returned({})", _RETURNED),
     "nested": ('{{"out": [{}], "number": 3}}', ""),
+    "generator": ("yield from [{}]", ""),
 }

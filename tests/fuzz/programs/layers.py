@@ -32,8 +32,13 @@ class Layer:
     aliases: bool = False
     weight: int = 2  # how often it is drawn
 
+    @property
+    def name(self) -> str:
+        return f"{self.source} {self.use}"
+
 
 _CROSSED = "{m}({0}.transpose(1, 2)).transpose(1, 2)"
+_PADDED = "{m}({0}, src_key_padding_mask=torch.arange({0}.shape[1]).expand({0}.shape[:2]) > 3)"
 _STEPS = "{m}({0}.flatten(0, 1)).view_as({0})"
 _FLAT = ("rows", "seq")
 
@@ -86,6 +91,7 @@ LAYERS: tuple[Layer, ...] = (
     Layer("nn.MultiheadAttention(8, 2, bias=False)", "{m}({0}, {1}, {0})[0]", ("seq",), 2, weight=1),
     Layer("nn.Bilinear(8, 8, 8)", "{m}({0}, {1})", ("rows",), 2, weight=1),
     Layer("nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)", forms=("seq",), weight=1),
+    Layer("nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), 1)", _PADDED, ("seq",), weight=1),
 )
 
 

@@ -7,13 +7,16 @@ import importlib.util
 import itertools
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+from torch.utils.checkpoint import checkpoint
 
 from .ir import FORMS, Program, Test, all_statements
 from .source import source
@@ -63,6 +66,16 @@ class Loaded:
         """Put the hooks on that come after the simulation was made."""
         self.module.hook_simulation(model)
 
+    @contextlib.contextmanager
+    def recomputing(self) -> Iterator[None]:
+        """Within the context what runs under a checkpoint keeps its results, which torch then has to compute again."""
+
+        def keeping(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+            return checkpoint(lambda *given: tree_map_only(Tensor, _kept, function(*given)), *args, **options)
+
+        with patch.object(self.module, "checkpoint", keeping):
+            yield
+
     @property
     def log(self) -> list[Tensor]:
         """What hooks noted."""
@@ -109,6 +122,10 @@ class Loaded:
             rows = shape[0] * shape[1] if self.program.form == "seq" else shape[0]
             labels = torch.randint(0, 8, (rows,), generator=generator)
         return {"x": x + 0.3, "z": z, "labels": labels}
+
+
+def _kept(t: Tensor) -> Tensor:
+    return t.clamp(-torch.inf, torch.inf) if t.is_floating_point() else t
 
 
 @contextlib.contextmanager

@@ -7,33 +7,26 @@ program. One that the example did not reach has no quantizer for its result; wei
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from .dataflow import ASKED, Kind, Name, NotUnderstood, Origin, Site, Value, part_of
+from .frames import Frames
 from .grids import Grid, Seen, Widths, int32_bias
 from .placement import chains, is_read_by_older_names_alone, is_read_by_operations, quantized_results
 
 _LOWEST = {dtype: torch.finfo(dtype).min for dtype in (torch.float32, torch.float64)}
 
 
-class _Frame:
-    """One call of one module, or of a part of it."""
-
-    def __init__(self, owner: tuple[Any, ...]) -> None:
-        self.owner, self.stack, self.passed = owner, list[int](), Counter[tuple[Any, ...]]()
-
-
-class Machine:
+class Machine(Frames):
     """Runs operations of a program with grids of some widths."""
 
     def __init__(self, widths: Widths) -> None:
+        super().__init__()
         self.widths, self.mode = widths, "record"
         self.training = False
         self.sites: dict[tuple[Any, ...], Site] = {}
@@ -47,42 +40,10 @@ class Machine:
         self.biases: dict[Site, Any] = {}  # whose input's quantizer decides on the scale of the bias
         self.missed: list[str] = []  # operations that ran where the example did not
         self.closest = 0.5  # how near to a rounding edge any value came, in steps
-        self.leaf: int | None = None  # the layer that runs
         self.recorded: dict[object, Site] = {}  # calls of the example
         self.hidden: dict[object, Site] = {}  # calls that no function mode meets, on the calibration data
         self.read: set[object] = set()  # those of them whose result something reads
-        self._frames: list[_Frame] = []
         self._grids: dict[Any, Grid] = {}
-
-    # Where the program is.
-
-    @contextmanager
-    def call(self, module: nn.Module, *parts: str) -> Iterator[None]:
-        """Inside a call of a module; `parts` name a part of it that all its calls share, such as the cell of a recurrent layer."""
-        self._frames.append(_Frame((id(module), *parts)))
-        try:
-            yield
-        finally:
-            self._frames.pop()
-
-    @contextmanager
-    def at(self, number: int) -> Iterator[None]:
-        """Inside a statement."""
-        stack = self._frames[-1].stack
-        stack.append(number)
-        try:
-            yield
-        finally:
-            stack.pop()
-
-    @contextmanager
-    def layer(self, module: nn.Module) -> Iterator[None]:
-        """Inside a call of a layer of one operation."""
-        self.leaf = id(module)
-        try:
-            yield
-        finally:
-            self.leaf = None
 
     def _elsewhere(self, kind: Kind) -> Site | None:
         """Where the layer that runs ran in the example, if that is one place: its result has a quantizer, wherever it is called."""
@@ -90,10 +51,7 @@ class Machine:
         return own[0] if len(own) == 1 and own[0].kind == kind and not (kind.hidden or own[0].is_constant) else None
 
     def _site(self, kind: Kind) -> Site | None:
-        frame = self._frames[-1]
-        place = (frame.owner, tuple(frame.stack))
-        key = (*place, frame.passed[place])
-        frame.passed[place] += 1
+        key = self.key()
         if self.mode == "record":
             site = self.sites.setdefault(key, Site(key, kind))
             if site.kind != kind:
@@ -177,6 +135,8 @@ class Machine:
         """An operation that works in place on all of `target`. `function` computes its result without doing so."""
         if target.is_view or any(o.stale for o in target.read().origins):
             raise NotUnderstood("in place on a view, or again by an older name")
+        if target.value.kinds & {"input", "unknown"}:
+            raise NotUnderstood("the model writes into its arguments")
         for origin in target.read().origins:
             if origin.kind == "site" and origin.source.changes:
                 origin.source.changed_again = True
@@ -200,6 +160,8 @@ class Machine:
         """A function that writes values into part of `target`. `function` returns what is there afterwards."""
         if target.is_view or target.returned or any(o.stale for o in target.read().origins):
             raise NotUnderstood("values put into a view, or by an older name")
+        if target.value.kinds & {"input", "unknown"}:
+            raise NotUnderstood("the model writes into its arguments")
         if any(o.kind == "site" and o.source.kind.hidden for o in target.read().origins):
             raise NotUnderstood("values put into what is quantized where it is read")
         moved = self.move(function, target, *names, fresh=True).value
@@ -334,7 +296,7 @@ class Machine:
         if {self.hidden[call] for call in self.hidden.keys() & self.read} & {self.hidden[call] for call in self.hidden.keys() - self.read}:
             raise NotUnderstood("what no function mode meets, read in some of its calls: the range is that of what is read")
         self._grids = {at: self.widths.of_range(seen.low, seen.high) for at, seen in self.seen.items()}
-        self.mode = "simulate"
+        self.mode, self.notes = "simulate", False
 
     # Quantizers.
 

@@ -203,6 +203,11 @@ def _from_numpy(m: Machine, x: Name) -> Name:
     return m.compute(Kind("Mul"), torch.mul, x, m.unknown("numpy", numbers))
 
 
+def _through_python(m: Machine, x: Name, factor: float = 1.0) -> Name:
+    m.ask(lambda t: True, x)
+    return m.unknown("python", x.read().tensor.detach() * factor)
+
+
 def _linear(m: Machine, x: Name, *parameters: Name) -> Name:
     return m.compute(GEMM, F.linear, x, *parameters)
 
@@ -312,6 +317,8 @@ TABLE: dict[str, Operation] = {
         Operation("twice", "{0} + {0}", lambda m, x: m.compute(_ADD, torch.add, x, x), weight=0),
         # Tensors that are made of numbers.
         Operation("plus literal", "{0} + torch.tensor({numbers}, dtype={0}.dtype)", _literal, forms=FLAT, weight=1),
+        Operation("through a list", "torch.tensor({0}.detach().tolist(), dtype={0}.dtype)", _through_python, weight=1),
+        Operation("through numpy", "torch.from_numpy({0}.detach().numpy() * 2)", lambda m, x: _through_python(m, x, 2.0), weight=1),
         Operation("times numpy", "{0} * torch.as_tensor(np.linspace(0.5, 1.5, 8), dtype={0}.dtype)", _from_numpy, forms=FLAT, weight=1),
     )
 }

@@ -36,9 +36,10 @@ def run(model: nn.Module, loaded: Loaded, call: Call, mode: str, dtype: torch.dt
     of : nn.Module
         Whose parameters the gradients are of, if `model` is a wrapper or compiled.
     """
-    owner = model if of is None else of
-    model.train(mode.startswith("train"))
-    owner.train(mode.startswith("train"))
+    owner, training = model if of is None else of, mode.startswith("train")
+    for each in (model, owner):
+        if any(m.training != training for m in each.modules()):  # a call of its own, which may have effects
+            each.train(training)
     torch.default_generator.manual_seed(loaded.program.seed)  # torch.manual_seed looks for devices, a seventh of all the time
     given = {name: t.to(dtype).clone() if t is not None and t.is_floating_point() else t for name, t in call.tensors.items()}
     leaves = {name: t for name, t in given.items() if t is not None and t.is_floating_point()}

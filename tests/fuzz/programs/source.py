@@ -64,6 +64,11 @@ def source(program: Program) -> str:
     return "".join(parts)
 
 
+def _leaving(result: str) -> list[str]:
+    """How a forward ends."""
+    return [result, "return"] if result.startswith("yield") else [f"return {result}"]
+
+
 def _indented(lines: Iterable[str]) -> list[str]:
     return [f"    {line}" if line else "" for line in lines]
 
@@ -133,7 +138,7 @@ def _statement(s: Statement, results: str) -> list[str]:
     if isinstance(s, Remember):
         return [f"self.{s.buffer}.copy_({s.source}.detach().flatten()[:8])"]
     if isinstance(s, Leave):
-        return [f"if {test_source(s.test)}:", f"    return {(results or '{}').format(s.result)}"]
+        return [f"if {test_source(s.test)}:", *_indented(_leaving((results or "{}").format(s.result)))]
     if isinstance(s, Branch):
         arms = [[*_block(block), f"{s.target} = {result}"] for block, result in ((s.then, s.then_result), (s.other, s.other_result))]
         return [f"if {test_source(s.test)}:", *_indented(arms[0]), "else:", *_indented(arms[1])]
@@ -198,12 +203,12 @@ class _Writer:
         p, out = self.program, self.container.result
         lines = []
         if p.extra and p.extra_flag:
-            lines = [f"if {p.extra_flag}:", f"    return {self._returned(f'{out}, {p.extra}')}"]
+            lines = [f"if {p.extra_flag}:", *_indented(_leaving(self._returned(f"{out}, {p.extra}")))]
         results = f"{out}, {p.extra}" if p.extra and not p.extra_flag else out
         if p.returns.endswith(" with loss"):
             scores = f"{out}.flatten(1)" if p.form != "seq" else f"{out}.flatten(0, 1)"
             lines += ["if labels is not None:", f"    return F.cross_entropy({scores}, labels), {self._returned(results)}"]
-        return [*lines, f"return {self._returned(results)}"]
+        return [*lines, *_leaving(self._returned(results))]
 
 
 def _member(member: Member) -> str:

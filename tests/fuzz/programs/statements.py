@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from .draw import drawn
 from .ir import Apply, Block, Branch, Hold, Invoke, Leave, Remember, Repeat, Run, Statement, Take, Test
 from .operations import QUESTIONS, TABLE, Operation
 from .scope import Scope
@@ -85,22 +86,21 @@ class Statements:
             kinds = {name: kinds[name] for name in ("apply", "run")}
         if not self.has_module:
             kinds = {name: kind for name, kind in kinds.items() if name not in _IN_MODULES}
-        name = self.rng.choices(list(kinds), [weight for weight, _ in kinds.values()])[0]
-        return kinds[name][1](scope)
+        return kinds[drawn(self.rng, {name: weight for name, (weight, _) in kinds.items()})][1](scope)
 
     # Statements.
 
     def _operation(self, *, in_place: bool) -> Operation:
         form, b = self.builder.form, self.builder
-        allowed = [
-            op
-            for op in TABLE.values()
+        allowed = {
+            name: op.weight
+            for name, op in TABLE.items()
             if form in op.forms
             and op.in_place == in_place
             and (self.has_module or not (op.attributes or "self." in op.source))
             and not (b.kind == "lambda" and op.statement)
-        ]
-        return self.rng.choices(allowed, [op.weight for op in allowed])[0]
+        }
+        return TABLE[drawn(self.rng, allowed)]
 
     def _apply(self, scope: Scope) -> list[Statement]:
         op = self._operation(in_place=False)
@@ -145,14 +145,12 @@ class Statements:
     def _checkpoint(self, scope: Scope) -> list[Statement]:
         helpers = [c for c in self.builder.callees if not c.changes]
         if helpers and self.rng.random() < 0.35:
-            return self._invoke(scope, self.rng.choice(("reentrant", "not reentrant")), self.rng.choice(helpers))
+            return self._invoke(scope, drawn(self.rng, {"reentrant": 1, "not reentrant": 1}), self.rng.choice(helpers))
         module = self._module()
         if not module.plain or module.flags:
             return [self._call(scope, module)]
-        ways = ["reentrant", "not reentrant", "not reentrant", "lambda"]
-        if module.sequential:
-            ways += ["segments", "segments"]
-        return [self._call(scope, module, self.rng.choice(ways))]
+        ways = {"reentrant": 1, "not reentrant": 2, "lambda": 1, "segments": 2 if module.sequential else 0}
+        return [self._call(scope, module, drawn(self.rng, ways))]
 
     def _invoke(self, scope: Scope, checkpoint: str = "", callee: object = None) -> list[Statement]:
         chosen = callee or self.rng.choice(self.builder.callees)
@@ -216,8 +214,8 @@ class Statements:
 
     def _hold(self, scope: Scope) -> list[Statement]:
         source, name = self._variable(scope), self.made.name("kept")
-        ways = ["list", "list", "dict", "closure", "object"] + (["attribute"] if self.builder.kind in ("container", "root") else [])
-        how = self.rng.choice(ways)
+        in_module = self.builder.kind in ("container", "root")
+        how = drawn(self.rng, {"list": 2, "dict": 1, "closure": 1, "object": 1, "attribute": 1 if in_module else 0})
         scope.held.append((name, how, source))
         return [Hold(self.made.number(), name, source, how)]
 
@@ -232,7 +230,7 @@ class Statements:
         buffer = self.builder.attribute("buffer")
         found: list[Statement] = []
         if self.rng.random() < 0.7:
-            op = TABLE[self.rng.choice(("plus state", "plus product of state"))]
+            op = TABLE[drawn(self.rng, {"plus state": 1, "plus product of state": 1})]
             attributes = tuple(self.builder.attribute(wanted) for wanted in op.attributes)
             found.append(Apply(self.made.number(), "", op.name, (self._variable(scope),), attributes))
             found[-1] = Apply(found[-1].number, self._new(scope), op.name, found[-1].operands, attributes)

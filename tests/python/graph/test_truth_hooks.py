@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 import torch.nn.functional as F
-from by_hand import decibels, linear, on_grid, simulated
+from by_hand import EXACT, decibels, linear, on_grid, simulated
 from models import Forward
 from torch import nn
 
@@ -214,3 +214,21 @@ def test_a_hook_compiled():
     sim.model.b.register_forward_hook(lambda module, args, out: noted.append((out * out).mean()))
     compiled = torch.compile(sim, backend="eager")
     torch.testing.assert_close(compiled(X), by_hand(m), rtol=1e-9, atol=1e-9)
+
+
+def test_a_hook_that_puts_another_tensor_in_place_of_what_is_changed():
+    """`F.relu(x)` read what the module had written to; behind the hook the module writes to another tensor."""
+
+    def forward(m, x):
+        m.act(x)
+        return m.c(F.relu(x))
+
+    m = Forward(forward, act=nn.ReLU(inplace=True), c=nn.Linear(8, 8).double()).eval()
+    sim = qsim.QuantSim(m, X.clone(), EXACT)
+    sim.model.act.register_forward_pre_hook(lambda module, args: (args[0] + 0.25,))
+    with pytest.warns(UserWarning, match=r"'relu' \(test_truth_hooks.*: its operand 0 stays in float"):
+        report = sim.calibrate([X.clone()], progress=False)
+    assert any("'act.output' has no range" in problem and "stays in float" in problem for problem in report.problems)
+    read = F.relu(on_grid(X))
+    seen = F.relu(X)
+    torch.testing.assert_close(sim(X.clone()), on_grid(linear(m.c, on_grid(read, seen)), m.c(seen)), rtol=1e-9, atol=1e-9)

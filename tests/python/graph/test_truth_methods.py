@@ -2,6 +2,7 @@
 
 import warnings
 
+import pytest
 import torch
 from by_hand import EXACT, linear, on_grid, simulated
 from torch import nn
@@ -52,3 +53,31 @@ def test_a_generator_is_simulated_or_says_that_it_is_not():
     by_hand = torch.cat([on_grid(y, torch.tanh(sim.model.a(x))) for y, x in zip(parts, X.split(8), strict=True)])
     is_simulated = torch.allclose(found, by_hand, rtol=1e-9, atol=1e-9)
     assert is_simulated or any(issubclass(w.category, UserWarning) for w in noted) or "generator" in str(sim.summary())
+
+
+class Steps(nn.Module):
+    """As many as it is asked for; the example asks for one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(8, 8)
+
+    def forward(self, x, more=False):
+        yield torch.tanh(self.a(x))
+        if more:
+            yield torch.sigmoid(self.a(x) * 2.0)
+
+
+@pytest.mark.parametrize("asked", [1, 2])
+def test_a_generator_warns_of_what_the_example_did_not_show(asked):
+    sim = qsim.QuantSim(Steps().double().eval(), X, EXACT)
+    sim.calibrate([X], forward=lambda m, x: list(m(x)), progress=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        list(sim(X))
+    generator = sim(X, more=True)
+    next(generator)
+    next(generator)
+    ends = generator.close if asked == 1 else lambda: list(generator)  # a program may want no more
+    with pytest.warns(UserWarning, match=r"'sigmoid' \(test_truth_methods.*its result stays in float"):
+        ends()

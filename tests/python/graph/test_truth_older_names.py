@@ -117,3 +117,29 @@ def test_what_is_changed_in_parts_is_read_whole_on_a_grid_of_its_own():
     seen, x = (torch.cat([t[:, :4].square(), t[:, 4:]], 1) for t in (X, ENTERS))
     y = linear(sim.model.last, on_grid(x, seen))
     close(sim(X.clone()), on_grid(y, nn.functional.linear(seen, sim.model.last.weight, sim.model.last.bias)))
+
+
+class Attending(nn.Module):
+    """torch's attention asks which of its arguments are one tensor, and projects those together."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2)
+
+    def forward(self, x):
+        y = x.tanh_()
+        return self.attention(y, x, y)[0]
+
+
+@pytest.mark.filterwarnings("error:QuantSim")
+@pytest.mark.parametrize("savings", [True, False])
+def test_what_is_returned_by_another_name_is_so_while_its_quantizer_only_observes(savings):
+    sim = qsim.QuantSim(Attending().double().eval(), (X.clone(),), EXACT)
+    sim.savings = savings
+    sim.calibrate([X.clone()], progress=False)  # would warn of projections that were not reached, and have no range for them
+    found = sim(X.clone())
+    sim.quantizers()["tanh.output"].enabled = False
+    other = sim(X.clone())
+    assert not other.equal(found)  # one grid is off, and all others are on
+    with sim.in_float():
+        assert not other.equal(sim(X.clone()))

@@ -174,15 +174,3 @@ class TestKinds:
         assert held[2].tolist() == [0, 0, 0, 0]
         with torch.inference_mode():
             OPS.observe_range_(torch.randn(3), *held)
-
-
-class TestTransforms:
-    def test_vmap_is_a_loop(self):
-        x, scales = torch.randn(4, 6), torch.rand(4) + 0.1
-        y = torch.vmap(lambda a, s: OPS.fake_quantize(a, s, ZERO_POINT, -8, 7))(x, scales)
-        assert torch.equal(y, torch.stack([OPS.fake_quantize(a, s, ZERO_POINT, -8, 7) for a, s in zip(x, scales, strict=True)]))
-
-    @pytest.mark.parametrize("transform", [torch.func.grad, torch.func.jacrev])
-    def test_functional_gradients_are_refused(self, transform):
-        with pytest.raises(RuntimeError, match="functorch"):
-            transform(lambda x: OPS.fake_quantize(x, *GRID).sum())(torch.randn(3))

@@ -6,6 +6,7 @@ import sys
 import pytest
 import torch
 from models import ConvNet, Perceptron, seeded
+from torch import nn
 
 import qsim
 
@@ -169,3 +170,19 @@ def test_five_hundred_quantizers_that_are_not_calibrated_are_one_line():
     assert text.splitlines()[2] == "500 not calibrated"
     assert len(text.splitlines()) < 510
     assert max(map(len, text.splitlines())) < 160
+
+
+def test_a_vector_that_is_multiplied_with():
+    class Scores(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.vector = nn.Parameter(torch.tensor([1.0, -3.0, 0.5]))
+
+        def forward(self, x):
+            return torch.mv(x, self.vector)
+
+    x = torch.randn(4, 3)
+    sim = qsim.QuantSim(Scores().eval(), x)
+    sim.calibrate([x], progress=False)
+    (row,) = [row for row in sim.summary().rows if row.key == "vector"]
+    assert row.channels.values["largest magnitude"].tolist() == [1.0, 3.0, 0.5]

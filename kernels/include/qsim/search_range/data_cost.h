@@ -6,10 +6,11 @@
 
 #include "qsim/half_even.h"
 #include "qsim/search_range.h"
+#include "qsim/search_range/sums.h"
 
 namespace qsim {
 
-constexpr int kDataSums = 32;    // partial sums: the same order at every vector width and in a warp
+constexpr int kDataSums = 32;    // lanes of the sum over a chunk, those of a warp
 constexpr int kCostChunk = 256;  // values between two looks at whether the candidate can still win
 
 template <class T>
@@ -35,6 +36,38 @@ template <class T>
 QSIM_HD StepError<T> step_error(QuantParams<T> params, const RangeSearch& search) {
   return {1 / params.scale, static_cast<T>(static_cast<double>(search.grid.quant_min) - params.zero_point),
           static_cast<T>(static_cast<double>(search.grid.quant_max) - params.zero_point), static_cast<T>(search.gamma)};
+}
+
+// n values are summed by segments, as many as a block of a GPU takes, and within them by chunks. At most 1024 of them.
+QSIM_HD std::int64_t cost_segment(std::int64_t n) {
+  constexpr std::int64_t kShortest = 16 * kCostChunk, kMost = 1024;
+  const std::int64_t chunks = (n + kMost * kCostChunk - 1) / (kMost * kCostChunk);
+  return chunks * kCostChunk > kShortest ? chunks * kCostChunk : kShortest;
+}
+
+// The error in steps of values [begin, end), a segment; of_chunk(i, n) is that of n values from the i-th on. Ends where
+// with the error `before` it costs more than `limit`, the squared scale being `square`.
+template <class OfChunk>
+QSIM_HD double error_of_segment(std::int64_t begin, std::int64_t end, double before, double square, double limit,
+                                OfChunk of_chunk) {
+  double sum = 0;
+  for (std::int64_t i = begin; i < end && (before + sum) * square <= limit; i += kCostChunk) {
+    sum += of_chunk(i, end - i < kCostChunk ? static_cast<int>(end - i) : kCostChunk);
+  }
+  return sum;
+}
+
+// What an encoding costs on n values, or more than `limit` when it is more.
+template <class OfChunk>
+QSIM_HD double cost_of_values(std::int64_t n, double scale, double limit, OfChunk of_chunk) {
+  const double square = scale * scale;
+  const std::int64_t segment = cost_segment(n);
+  double sum = 0;
+  for (std::int64_t begin = 0; begin < n && sum * square <= limit; begin += segment) {
+    const std::int64_t end = n - begin < segment ? n : begin + segment;
+    sum += error_of_segment(begin, end, sum, square, limit, of_chunk);
+  }
+  return sum * square;
 }
 
 template <class T>

@@ -5,6 +5,7 @@
 
 #include "qsim/number.h"
 #include "qsim/search_range.h"
+#include "qsim/search_range/team.h"
 #include "qsim/sketch.h"
 
 namespace qsim {
@@ -56,37 +57,60 @@ QSIM_HD Range data_percentile(std::int64_t finite, double percentile, ValueAtRan
   return {value_at_position(finite, dropped, value_at), value_at_position(finite, last - dropped, value_at)};
 }
 
-// The value with `dropped` of the values above it, in [-below.far, above.far].
-QSIM_HD double upper_quantile(const SketchSideView& above, std::int64_t zeros, const SketchSideView& below,
-                              double dropped) {
-  for (int bin = above.last_bin(); bin >= above.first_bin(); --bin) {
-    const auto count = static_cast<double>(above.counts[bin]);
-    if (count > 0 && count >= dropped) return above.to(bin) - (above.to(bin) - above.from(bin)) * (dropped / count);
-    dropped -= count;
+// The value of a side with `dropped` values of the side before it, in the order of bins place(0), place(1), ...;
+// value_in(bin, part) is that which has a part of its bin's before it. False, and `dropped` less the side's values,
+// when there are too few.
+template <class Place, class ValueIn, class Team>
+QSIM_HD bool quantile_of_side(const SketchSideView& side, Place place, ValueIn value_in, double& dropped, double& value,
+                              const Team& team) {
+  const int bins = side.last_bin() - side.first_bin() + 1;
+  for (int tile = 0; tile < bins; tile += Team::kSize) {
+    const int i = tile + team.rank(), bin = i < bins ? place(i) : 0;
+    const std::int64_t here = i < bins ? side.counts[bin] : 0;
+    std::int64_t all;
+    const auto before = static_cast<double>(team.sum_before(here, all)), count = static_cast<double>(here);
+    const bool found = here > 0 && count >= dropped - before;
+    if (found) value = value_in(bin, (dropped - before) / count);
+    if (team.first(found, value)) return true;
+    dropped -= static_cast<double>(all);
   }
+  return false;
+}
+
+// The value with `dropped` of the values above it, in [-below.far, above.far].
+template <class Team>
+QSIM_HD double upper_quantile(const SketchSideView& above, std::int64_t zeros, const SketchSideView& below,
+                              double dropped, const Team& team) {
+  double value = 0;
+  const auto downwards = [&](int i) { return above.last_bin() - i; };
+  const auto from_top = [&](int bin, double part) { return above.to(bin) - (above.to(bin) - above.from(bin)) * part; };
+  if (quantile_of_side(above, downwards, from_top, dropped, value, team)) return value;
   if (zeros > 0 && static_cast<double>(zeros) >= dropped) return above.near - below.near;  // not 0: subnormals alone
   dropped -= static_cast<double>(zeros);
-  for (int bin = below.first_bin(); bin <= below.last_bin(); ++bin) {
-    const auto count = static_cast<double>(below.counts[bin]);
-    if (count > 0 && count >= dropped) return -below.from(bin) - (below.to(bin) - below.from(bin)) * (dropped / count);
-    dropped -= count;
-  }
-  return -below.far;
+  const auto upwards = [&](int i) { return below.first_bin() + i; };
+  const auto from_zero = [&](int bin, double part) {
+    return -below.from(bin) - (below.to(bin) - below.from(bin)) * part;
+  };
+  return quantile_of_side(below, upwards, from_zero, dropped, value, team) ? value : -below.far;
 }
 
-QSIM_HD std::int64_t count_values(const SketchView& sketch) {
-  std::int64_t total = sketch.zeros;
+template <class Team>
+QSIM_HD std::int64_t count_values(const SketchView& sketch, const Team& team) {
+  std::int64_t total = 0;
   const SketchSideView sides[] = {sketch.below, sketch.above};
   for (const SketchSideView& side : sides) {
-    for (int bin = side.first_bin(); bin <= side.last_bin(); ++bin) total += side.counts[bin];
+    for (int bin = side.first_bin() + team.rank(); bin <= side.last_bin(); bin += Team::kSize) {
+      total += side.counts[bin];
+    }
   }
-  return total;
+  return sketch.zeros + team.sum(total);
 }
 
-QSIM_HD Range sketch_percentile(const SketchView& sketch, double percentile) {
-  const double dropped = static_cast<double>(count_values(sketch)) * ((100 - percentile) / 200);
-  return {-upper_quantile(sketch.below, sketch.zeros, sketch.above, dropped),
-          upper_quantile(sketch.above, sketch.zeros, sketch.below, dropped)};
+template <class Team>
+QSIM_HD Range sketch_percentile(const SketchView& sketch, double percentile, const Team& team) {
+  const double dropped = static_cast<double>(count_values(sketch, team)) * ((100 - percentile) / 200);
+  return {-upper_quantile(sketch.below, sketch.zeros, sketch.above, dropped, team),
+          upper_quantile(sketch.above, sketch.zeros, sketch.below, dropped, team)};
 }
 
 }  // namespace qsim

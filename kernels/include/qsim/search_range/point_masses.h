@@ -4,33 +4,21 @@
 
 #include "qsim/half_even.h"
 #include "qsim/search_range.h"
+#include "qsim/search_range/sums.h"
 #include "qsim/sketch.h"
 
 namespace qsim {
 
-constexpr int kSketchSums = 16;  // partial sums over points and knots: the same order at every vector width
+constexpr int kSketchSums = 16;  // lanes of a sum over points or knots
 
 // Mass and its first and second moment, to expand the squared distance to any point.
 struct Moments {
   double mass, first, second;
-};
 
-// The sum of term(i) over begin <= i < end.
-template <class Term>
-QSIM_HD double sum_in_lanes(int begin, int end, Term term) {
-  double lanes[kSketchSums] = {};
-  int i = begin;
-  for (; i + kSketchSums <= end; i += kSketchSums) {
-    for (int lane = 0; lane < kSketchSums; ++lane) lanes[lane] += term(i + lane);
+  QSIM_HD Moments operator+(const Moments& more) const {
+    return {mass + more.mass, first + more.first, second + more.second};
   }
-  for (int lane = 0; lane < kSketchSums; ++lane) {
-    if (i + lane < end) lanes[lane] += term(i + lane);
-  }
-  for (int half = kSketchSums / 2; half > 0; half /= 2) {
-    for (int lane = 0; lane < half; ++lane) lanes[lane] += lanes[lane + half];
-  }
-  return lanes[0];
-}
+};
 
 struct PointMasses {
   // Two ends, and in each of an octave's 32 bins at most 8 points, as far down as 16 of them in a step of a grid of
@@ -43,11 +31,6 @@ struct PointMasses {
   std::uint16_t points_before[kSketchSide];  // before the start of the bin, up to last_bin
   int points, last_bin;
 
-  QSIM_HD void add(double x, double mass_there) {
-    at[points] = x;
-    mass[points++] = mass_there;
-  }
-
   // The first point beyond x.
   QSIM_HD int find(double x) const {
     const int bin = magnitude_bin(x);
@@ -57,21 +40,18 @@ struct PointMasses {
   }
 
   // Once all points are there.
-  QSIM_HD void sum_moments() {
-    double sum = 0;
-    for (int i = 0; i < points; ++i) {
-      head[i] = sum;
-      sum += mass[i] * (at[i] * at[i]);
-    }
-    head[points] = sum;
-    Moments tail{0, 0, 0};
-    beyond[points] = tail;
-    for (int i = points - 1; i >= 0; --i) {
-      tail.mass += mass[i];
-      tail.first += mass[i] * at[i];
-      tail.second += mass[i] * (at[i] * at[i]);
-      beyond[i] = tail;
-    }
+  template <class Team>
+  QSIM_HD void sum_moments(const Team& team) {
+    sums_before<double, kMost + 1>(
+        points + 1, [&](int i) { return i < points ? mass[i] * (at[i] * at[i]) : 0.0; },
+        [&](int i, double before) { head[i] = before; }, team);
+    sums_before<Moments, kMost + 1>(  // from the last point to the first
+        points + 1,
+        [&](int place) {
+          const int i = points - 1 - place;
+          return i < 0 ? Moments{} : Moments{mass[i], mass[i] * at[i], mass[i] * (at[i] * at[i])};
+        },
+        [&](int place, const Moments& after) { beyond[points - place] = after; }, team);
   }
 
   // The squared error of points from `first` on, which become `end`.
@@ -81,11 +61,12 @@ struct PointMasses {
   }
 
   // The squared error of points before `last`, which become the nearest multiples of the scale.
-  QSIM_HD double rounded(int last, double scale) const {
+  template <class SumInLanes>
+  QSIM_HD double rounded(int last, double scale, SumInLanes sum) const {
     int first = find(scale / 2);
     if (first > last) first = last;
     const double inverse = 1 / scale;
-    return head[first] + scale * scale * sum_in_lanes(first, last, [&](int i) {
+    return head[first] + scale * scale * sum(first, last, [&](int i) {
                            const double t = at[i] * inverse, w = t - round_half_even(t);
                            return mass[i] * (w * w);
                          });

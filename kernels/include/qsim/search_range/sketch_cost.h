@@ -46,26 +46,6 @@ constexpr double kLatticePoints = 8;  // more in a bin are as good as evenly spr
 constexpr double kCoarsePoints = 32;  // then these are worth summing (float16 on a grid of 16 bits)
 constexpr double kSpan = 16;          // of more multiples in a step none suits them better than its neighbours do
 
-QSIM_HD void add_even(DensitySide& side, double from, double to, double mass) {
-  const double density = mass / (to - from);
-  if (side.knots > 0 && from == side.knot[side.knots - 1]) {
-    side.fall[side.knots - 1] -= density;
-  } else {
-    side.knot[side.knots] = from;
-    side.fall[side.knots] = -density;
-    side.mass_before[side.knots++] = 0;
-  }
-  side.knot[side.knots] = to;
-  side.fall[side.knots] = density;
-  side.mass_before[side.knots++] = mass;
-}
-
-// On the multiples first * spacing .. last * spacing.
-QSIM_HD void add_multiples(PointMasses& points, double first, double last, double spacing, double mass) {
-  const double each = mass / (last - first + 1);
-  for (double i = first; i <= last; ++i) points.add(i * spacing, each);
-}
-
 // What the values of a side are multiples of.
 struct Lattice {
   double unit;    // all of them; 0: unknown
@@ -84,7 +64,8 @@ struct Lattice {
 // The power of two that divides every value, or 0 when it is less than `at_least` or shows too little evidence: values
 // in bins narrower than the unit, of which other data would leave none empty. A value that is no multiple of its bin's
 // width refutes it where even the widest bin is cut finer than the unit: linspace(-1, 1, 64) lies beyond each k / 64.
-QSIM_HD double lattice_unit(const SketchView& sketch, double at_least) {
+template <class Team>
+QSIM_HD double lattice_unit(const SketchView& sketch, double at_least, const Team& team) {
   constexpr std::int64_t kEvidence = 32;
   const SketchSideView sides[] = {sketch.below, sketch.above};
   double unit = INFINITY;
@@ -93,10 +74,11 @@ QSIM_HD double lattice_unit(const SketchView& sketch, double at_least) {
     if (side.near > 0) unit = smaller(unit, lowest_set_bit(side.near));
   }
   for (const SketchSideView& side : sides) {
-    for (int bin = side.last_bin(); bin >= side.first_bin() && unit >= at_least; --bin) {
+    for (int bin = side.last_bin() - team.rank(); bin >= side.first_bin() && unit >= at_least; bin -= Team::kSize) {
       if (side.counts[bin] > 0) unit = smaller(unit, lowest_set_bit(sketch_edge(bin)));
     }
   }
+  unit = team.least(unit);
   if (!(unit >= at_least)) return 0;
   if (sketch.has_finer) {
     const int below = sketch.below.last_bin(), above = sketch.above.last_bin(), widest = below > above ? below : above;
@@ -104,62 +86,140 @@ QSIM_HD double lattice_unit(const SketchView& sketch, double at_least) {
   }
   std::int64_t evidence = 0;
   for (const SketchSideView& side : sides) {
-    for (int bin = side.first_bin(); bin <= side.last_bin() && sketch_edge(bin) < 32 * unit; ++bin) {
+    for (int bin = side.first_bin() + team.rank(); bin <= side.last_bin() && sketch_edge(bin) < 32 * unit;
+         bin += Team::kSize) {
       evidence += side.counts[bin];
     }
   }
-  return evidence >= kEvidence ? unit : 0.0;
+  return team.sum(evidence) >= kEvidence ? unit : 0.0;
 }
 
-QSIM_HD void fill(DensitySide& side, const SketchSideView& sketch, Lattice lattice) {
+// What a bin adds to its side.
+struct BinContent {
+  double from, to, even;        // a mass spread evenly over [from, to]; 0: none
+  double density;               // of it
+  double first, spacing, each;  // masses on multiples of `spacing`, the first-th and those after it
+  int multiples;
+  double near, far;  // the exact end of the side, where a value lies; 0: none
+
+  QSIM_HD double end() const { return even > 0 ? to : 0.0; }
+  QSIM_HD int points() const { return (near > 0) + multiples + (far > 0); }
+};
+
+// Empty where `bin` is not one of the side's, which are first .. last.
+QSIM_HD BinContent content_of(const SketchSideView& sketch, int bin, int first, int last, Lattice lattice) {
+  BinContent content{};
+  if (bin < first || bin > last || sketch.counts[bin] == 0) return content;
+  auto mass = static_cast<double>(sketch.counts[bin]);
+  if (bin == first && sketch.near > 0) content.near = sketch.near, --mass;
+  if (bin == last && mass > 0) content.far = sketch.far, --mass;
+  if (!(mass > 0)) return content;
+  const double from = sketch.from(bin), to = sketch.to(bin), width = sketch_edge(bin + 1) - sketch_edge(bin);
+  if (lattice.shows(width)) {
+    content.spacing = lattice.spacing(width);
+    content.first = ceil(from / content.spacing);
+    const double end = bin == last ? floor(to / content.spacing) + 1 : ceil(to / content.spacing);
+    content.multiples = end > content.first ? static_cast<int>(end - content.first) : 0;
+    content.each = mass / (end - content.first);
+  } else if (from < to) {
+    content.from = from, content.to = to, content.even = mass, content.density = mass / (to - from);
+  } else {
+    content.first = 1, content.spacing = from, content.each = mass, content.multiples = 1;
+  }
+  return content;
+}
+
+// Into the places behind the knots and points of the bins before. A bin that continues its neighbour shares a knot with
+// it, at which the neighbour has its density fall to nothing.
+QSIM_HD void put(DensitySide& side, const BinContent& content, bool continues, int knot, int point) {
   PointMasses& points = side.points;
-  side.knots = points.points = 0;
-  const int first = sketch.first_bin(), last = side.last_bin = points.last_bin = sketch.last_bin();
-  for (int bin = 0; bin < first && bin <= last; ++bin) side.knots_before[bin] = points.points_before[bin] = 0;
-  for (int bin = first; bin <= last; ++bin) {
-    side.knots_before[bin] = static_cast<std::uint16_t>(side.knots);
-    points.points_before[bin] = static_cast<std::uint16_t>(points.points);
-    if (sketch.counts[bin] == 0) continue;
-    auto mass = static_cast<double>(sketch.counts[bin]);
-    if (bin == first && sketch.near > 0) {
-      points.add(sketch.near, 1);
-      --mass;
+  if (content.even > 0) {
+    if (!continues) {
+      side.knot[knot] = content.from;
+      side.fall[knot] = -content.density;
+      side.mass_before[knot++] = 0;
     }
-    const bool holds_end = bin == last && mass > 0;
-    if (holds_end) --mass;
-    if (mass > 0) {
-      const double from = sketch.from(bin), to = sketch.to(bin), width = sketch_edge(bin + 1) - sketch_edge(bin);
-      if (lattice.shows(width)) {
-        const double spacing = lattice.spacing(width);
-        add_multiples(points, ceil(from / spacing), bin == last ? floor(to / spacing) : ceil(to / spacing) - 1, spacing,
-                      mass);
-      } else if (from < to) {
-        add_even(side, from, to, mass);
-      } else {
-        points.add(from, mass);
-      }
-    }
-    if (holds_end) points.add(sketch.far, 1);
+    side.knot[knot] = content.to;
+    side.fall[knot] = content.density;
+    side.mass_before[knot] = content.even;
   }
+  const auto put_point = [&](double at, double mass) {
+    points.at[point] = at;
+    points.mass[point++] = mass;
+  };
+  if (content.near > 0) put_point(content.near, 1);
+  for (int i = 0; i < content.multiples; ++i) put_point((content.first + i) * content.spacing, content.each);
+  if (content.far > 0) put_point(content.far, 1);
 }
 
-QSIM_HD void sum_moments(DensitySide& side) {
-  double head = 0;
-  for (int i = 0; i < side.knots; ++i) {
-    side.head[i] = head;
-    head += side.fall[i] * (side.knot[i] * side.knot[i] * side.knot[i]);
+// One behind the last where none is. Most bins of a side are before it: those of small numbers.
+template <class Team>
+QSIM_HD int first_occupied(const SketchSideView& sketch, const Team& team) {
+  const int last = sketch.last_bin();
+  int bin = sketch.first_bin() + team.rank();
+  if constexpr (Team::kSize == 1) {  // many at once
+    constexpr int kAtOnce = 16;
+    const auto are_empty = [&] {
+      std::int64_t any = 0;
+      for (int i = 0; i < kAtOnce; ++i) any |= sketch.counts[bin + i];
+      return any == 0;
+    };
+    while (bin + kAtOnce <= last && are_empty()) bin += kAtOnce;
   }
-  side.head[side.knots] = head;
-  Moments beyond{0, 0, 0};
-  side.beyond[side.knots] = beyond;
-  for (int i = side.knots - 1; i >= 0; --i) {
-    side.beyond[i] = beyond;
-    if (i == 0) break;
-    const double mass = side.mass_before[i], from = side.knot[i - 1], to = side.knot[i];
-    beyond.mass += mass;
-    beyond.first += mass * ((from + to) / 2);
-    beyond.second += mass * ((from * from + from * to + to * to) / 3);
+  while (bin <= last && sketch.counts[bin] == 0) bin += Team::kSize;
+  return static_cast<int>(team.least(bin <= last ? bin : last + 1));
+}
+
+template <class Team>
+QSIM_HD void fill(DensitySide& side, const SketchSideView& sketch, Lattice lattice, const Team& team) {
+  PointMasses& points = side.points;
+  const int first = sketch.first_bin(), last = sketch.last_bin(), occupied = first_occupied(sketch, team);
+  for (int bin = team.rank(); bin < occupied; bin += Team::kSize) side.knots_before[bin] = 0;
+  for (int bin = team.rank(); bin < occupied; bin += Team::kSize) points.points_before[bin] = 0;
+  constexpr int kOfKnots = 16;  // both counts fit into halves of a word
+  std::uint32_t done = 0;
+  double end = 0;  // of what the bin before spreads
+  for (int tile = occupied; tile <= last; tile += Team::kSize) {
+    const int bin = tile + team.rank();
+    if constexpr (Team::kSize > 1) end = content_of(sketch, bin - 1, first, last, lattice).end();
+    const BinContent here = content_of(sketch, bin, first, last, lattice);
+    const bool continues = here.even > 0 && here.from == end;
+    end = here.end();
+    const auto knots = static_cast<std::uint32_t>(here.even > 0 ? 2 - continues : 0);
+    std::uint32_t all;
+    const std::uint32_t before =
+        done + team.sum_before(knots << kOfKnots | static_cast<std::uint32_t>(here.points()), all);
+    const auto knot = static_cast<std::uint16_t>(before >> kOfKnots), point = static_cast<std::uint16_t>(before);
+    if (bin <= last) side.knots_before[bin] = knot, points.points_before[bin] = point;
+    put(side, here, continues, knot, point);
+    team.wait();
+    if (continues) side.fall[knot - 1] -= here.density;
+    done += all;
   }
+  if (team.rank() == 0) {
+    side.knots = static_cast<int>(done >> kOfKnots);
+    points.points = static_cast<int>(done & ((1u << kOfKnots) - 1));
+    side.last_bin = points.last_bin = last;
+  }
+  team.wait();
+}
+
+template <class Team>
+QSIM_HD void sum_moments(DensitySide& side, const Team& team) {
+  constexpr int kMostPlaces = DensitySide::kMaxKnots + 1;
+  const int knots = side.knots;
+  sums_before<double, kMostPlaces>(
+      knots + 1, [&](int i) { return i < knots ? side.fall[i] * (side.knot[i] * side.knot[i] * side.knot[i]) : 0.0; },
+      [&](int i, double before) { side.head[i] = before; }, team);
+  sums_before<Moments, kMostPlaces>(  // from the last knot, with nothing beyond, to the first
+      knots + 1,
+      [&](int place) {
+        const int i = knots - place;  // the mass between knot i - 1 and knot i
+        if (i <= 0 || i == knots) return Moments{};
+        const double mass = side.mass_before[i], from = side.knot[i - 1], to = side.knot[i];
+        return Moments{mass, mass * ((from + to) / 2), mass * ((from * from + from * to + to * to) / 3)};
+      },
+      [&](int place, const Moments& after) { side.beyond[knots - place] = after; }, team);
 }
 
 // Where a side of the density stops to round to numbers of the grid: half a step beyond the grid's last one.
@@ -194,52 +254,64 @@ QSIM_HD double saturated(const DensitySide& side, Cut at) {
 
 // The squared error of what lies below the cut. With t = x / scale, f = round_half_even(t), w = t - f:
 // H = scale^3 (f / 12 + w^3 / 3), constant from the cut on; below scale / 2 it is x^3 / 3.
-QSIM_HD double rounded(const DensitySide& side, Cut at) {
+template <class SumInLanes>
+QSIM_HD double rounded(const DensitySide& side, Cut at, SumInLanes sum) {
   const double scale = at.scale;
   const int bin = magnitude_bin(scale / 2);
   int knot = bin > side.last_bin ? side.knots : side.knots_before[bin];
   if (knot > at.knot) knot = at.knot;
   const double inverse = 1 / scale;
-  const double sum = sum_in_lanes(knot, at.knot, [&](int i) {
+  const double falls = sum(knot, at.knot, [&](int i) {
     const double t = side.knot[i] * inverse, f = round_half_even(t), w = t - f;
     return side.fall[i] * (f + 4 * (w * w * w));
   });
-  return side.head[knot] / 3 + scale * scale * scale / 12 * (sum + at.density * (at.steps + 0.5)) +
-         side.points.rounded(at.point, scale);
+  return side.head[knot] / 3 + scale * scale * scale / 12 * (falls + at.density * (at.steps + 0.5)) +
+         side.points.rounded(at.point, scale, sum);
 }
 
-QSIM_HD Lattice find_lattice(const SketchView& sketch, Range observed, QuantGrid grid) {
+template <class Team>
+QSIM_HD Lattice find_lattice(const SketchView& sketch, Range observed, QuantGrid grid, const Team& team) {
   const double step = choose_qparams<double>(observed.low, observed.high, grid, 0).scale;
-  return {lattice_unit(sketch, step / kSpan), sketch.spacing, step,
+  return {lattice_unit(sketch, step / kSpan, team), sketch.spacing, step,
           larger(step, (observed.high - observed.low) * 0x1p-16)};
 }
 
-QSIM_HD void lay_out(DensitySide& side, const SketchSideView& sketch, Lattice lattice) {
-  fill(side, sketch, lattice);
-  sum_moments(side);
-  side.points.sum_moments();
+template <class Team>
+QSIM_HD void lay_out(DensitySide& side, const SketchSideView& sketch, Lattice lattice, const Team& team) {
+  fill(side, sketch, lattice, team);
+  sum_moments(side, team);
+  side.points.sum_moments(team);
 }
 
 }  // namespace density
 
-QSIM_HD void fill(SketchDensity& density, const SketchView& sketch, Range observed, QuantGrid grid) {
-  const density::Lattice lattice = density::find_lattice(sketch, observed, grid);
-  density.unit = lattice.unit;
-  density::lay_out(density.below, sketch.below, lattice);
-  density::lay_out(density.above, sketch.above, lattice);
+// What an encoding costs on one side: of values beyond the end of the grid, and of those before it.
+struct SideCost {
+  double saturated, rounded;
+};
+
+QSIM_HD double cost_of(SideCost below, SideCost above, double gamma) {
+  return gamma * (below.saturated + above.saturated) + below.rounded + above.rounded;
+}
+
+QSIM_HD double steps_below(QuantParams<float> params, QuantGrid grid) {
+  return static_cast<double>(params.zero_point) - grid.quant_min;
+}
+QSIM_HD double steps_above(QuantParams<float> params, QuantGrid grid) {
+  return static_cast<double>(grid.quant_max) - params.zero_point;
 }
 
 // The cost of an encoding, or anything above `limit` when it is above.
 QSIM_HD double cost_of(const SketchDensity& density, QuantParams<float> params, QuantGrid grid, double gamma,
                        double limit) {
-  const double scale = params.scale;
-  const double below = static_cast<double>(params.zero_point) - grid.quant_min;
-  const double above = static_cast<double>(grid.quant_max) - params.zero_point;
-  const density::Cut bottom = density::cut(density.below, scale, below);
-  const density::Cut top = density::cut(density.above, scale, above);
-  const double beyond = gamma * (density::saturated(density.below, bottom) + density::saturated(density.above, top));
-  if (beyond > limit) return beyond;
-  return beyond + density::rounded(density.below, bottom) + density::rounded(density.above, top);
+  const LanesInTurn<kSketchSums> sum;
+  const density::Cut bottom = density::cut(density.below, params.scale, steps_below(params, grid));
+  const density::Cut top = density::cut(density.above, params.scale, steps_above(params, grid));
+  SideCost below{density::saturated(density.below, bottom), 0}, above{density::saturated(density.above, top), 0};
+  if (const double beyond = cost_of(below, above, gamma); beyond > limit) return beyond;
+  below.rounded = density::rounded(density.below, bottom, sum);
+  above.rounded = density::rounded(density.above, top, sum);
+  return cost_of(below, above, gamma);
 }
 
 }  // namespace qsim

@@ -122,10 +122,15 @@ def _quantized_entry(value: Any, index: int | None, quantize: Quantize) -> Any:
     return type(value)([*value[:index], quantized(value[index], quantize), *value[index + 1 :]])
 
 
-def with_outputs(out: Any, outputs: tuple[tuple[int, Quantize], ...]) -> Any:
-    """What a call returned, with the planned results quantized."""
+def with_outputs(out: Any, outputs: tuple[tuple[int, Quantize], ...], given: tuple[Any, ...] = ()) -> Any:
+    """What a call returned, with the planned results quantized.
+
+    Of those in `given` it returns none itself: what `x.relu_()` returns is another tensor than `x` once it is quantized, and is while its
+    quantizer only observes, or is switched off. Programs ask ``y is x``, torch's attention among them.
+    """
     if isinstance(out, Tensor):
-        return quantized(out, outputs[0][1])
+        found = quantized(out, outputs[0][1])
+        return found.view_as(found) if found is out and any(found is t for t in given) else found
     for index, quantize in outputs:
         out = _quantized_entry(out, index, quantize)
     return out

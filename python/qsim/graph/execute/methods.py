@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
-from qsim.graph.execute.mode import is_inside
+from qsim.graph.execute.mode import LocalMode
 from qsim.graph.execute.place import Place
 from qsim.graph.record.call_sites import Spot, spot_in
 from qsim.graph.record.containers import full_name
@@ -40,7 +40,8 @@ def _stand_in(method: FunctionType) -> Callable[..., Any]:
     @functools.wraps(method)
     def called(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         place: Place | None = vars(self)[PLACE][0] if PLACE in vars(self) else None
-        if place is None or not place.switch.on or torch.compiler.is_dynamo_compiling() or is_inside():
+        is_inside = isinstance(_get_current_function_mode(), LocalMode)  # type: ignore[no-untyped-call]
+        if place is None or not place.switch.on or torch.compiler.is_dynamo_compiling() or is_inside:
             return method(self, *args, **kwargs)
         above = _above(place, code)
         if above is None:

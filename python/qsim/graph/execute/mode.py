@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._ops import HigherOrderOperator
-from torch.overrides import TorchFunctionMode, _get_current_function_mode
+from torch.overrides import TorchFunctionMode
 
 from qsim.graph.execute.abroad import Abroad
 from qsim.graph.execute.inputs import computes, is_float, operand, with_operands, with_outputs
@@ -111,7 +111,11 @@ class LocalMode(TorchFunctionMode):
     def end(self) -> None:
         """The call of the container is over."""
         self.place.note_end(self.training, self.counts, self.passed_by)
-        if self.place.switch.unsaid and not is_inside():
+        self.tell()
+
+    def tell(self) -> None:
+        """Warn of what was noticed, if this is the outermost container."""
+        if self.place.switch.unsaid and self.outer is None:
             self.place.switch.say()
 
     def checkpointed(self, site: CallSite) -> None:
@@ -257,7 +261,7 @@ class LocalMode(TorchFunctionMode):
         operands, outputs, instead, link, written_out, overwrites = self.nodes[node]
         if link is not None and link.before and not self.has_begun(node, link, args, kwargs):
             outputs, instead = (), None
-            self.broken(node, "result")
+            self.broken(node, None)
         given_away = overwrites and dies(args, func, _frame_at(2))
         if operands:
             if node in self.place.after or node in self.place.memory:
@@ -273,7 +277,7 @@ class LocalMode(TorchFunctionMode):
         if outputs and overwrites and not given_away and out is args[0]:
             outputs = self.plain[node].outputs
         if outputs:
-            out = with_outputs(out, outputs)
+            out = with_outputs(out, outputs, () if given_away else args)
         if link is not None and isinstance(out, Tensor):
             if link.goes_on:
                 self.handed[node] = self.refer(out)
@@ -289,7 +293,7 @@ class LocalMode(TorchFunctionMode):
             if stands and (slot not in memory or self.is_of(memory[slot], operand(slot, args, kwargs), (node, slot))):
                 standing.append((slot, quantize))
             else:
-                self.broken(node, f"operand {slot}")
+                self.broken(node, slot)
         return tuple(standing)
 
     def remember(self, name: str, out: Any) -> None:
@@ -322,9 +326,9 @@ class LocalMode(TorchFunctionMode):
             self.checkpointed_above()
         return abroad.trusts and (self.place.path, call) not in abroad.broken
 
-    def broken(self, node: int, what: str) -> None:
+    def broken(self, node: int, slot: Slot | None) -> None:
         """A chain ends that did not begin."""
-        self.place.note_broken(node, what)
+        self.place.note_broken(node, slot)
 
     def refer(self, t: Tensor) -> Any:
         """What stands for a result: a reference that counts would keep savings from proving that it is nobody else's."""
@@ -392,8 +396,3 @@ def _is_quiet(func: Function) -> bool:
 def _stands(distance: int, code: CodeType, instruction: int) -> bool:
     frame = _frame_at(distance + 2)  # past this function and the generator that calls it
     return frame.f_code is code and frame.f_lasti == instruction
-
-
-def is_inside() -> bool:
-    """Whether a container is called by another one."""
-    return isinstance(_get_current_function_mode(), LocalMode)  # type: ignore[no-untyped-call]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections import Counter
 from collections.abc import Collection, Mapping
@@ -10,6 +11,7 @@ from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 from torch import nn
+from torch.overrides import _get_current_function_mode
 
 from qsim.graph.execute.homes import homes_of
 from qsim.graph.execute.links import calls_before, links_of, memory_read
@@ -23,7 +25,7 @@ from qsim.graph.plan.savings import Saving, kept_operands
 from qsim.graph.record.call_sites import LEAF, CallSite, Spot, kind_of_code
 from qsim.graph.record.containers import full_name
 from qsim.graph.record.routes import Route, Site, call_key
-from qsim.graph.record.tape import CallKey
+from qsim.graph.record.tape import CallKey, Slot
 from qsim.operations.functions import MAC
 from qsim.operations.gates import Gated
 from qsim.operations.half import Half
@@ -147,6 +149,14 @@ class Place:
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name not in ("hints", "no_hints", "strange", "token")}
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Place:
+        """Of a module that a forward makes a copy of it is the same: what computes there has the model's quantizers."""
+        if isinstance(_get_current_function_mode(), self.switch.mode):  # type: ignore[no-untyped-call, arg-type]
+            return self
+        copied = memo[id(self)] = Place.__new__(Place)
+        copied.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        return copied
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         self._forget()
@@ -260,9 +270,12 @@ class Place:
         text = f"{_named(name, line)} ran more often than the example inputs show{_what_is_done(planned)}"
         self.switch.notice(text, self.path, "" if planned.outputs else name.rpartition(".")[2])
 
-    def note_broken(self, node: int, what: str) -> None:
-        """Note that a chain ends that did not begin: its quantizer is for what an operation returned that did not run."""
-        name, line = self.sites[node]
+    def note_broken(self, node: int, slot: Slot | None) -> None:
+        """Note that a chain ends that did not begin: its quantizer is for what an operation returned that did not run. `slot`: it stands
+        at this operand; None: at the result."""
+        (name, line), planned = self.sites[node], self._actions[node]
+        self.switch.refused |= set(planned.outputs.values()) if slot is None else {planned.operands[slot].key}
+        what = "result" if slot is None else f"operand {slot}"
         text = f"{_named(name, line)} ran on what the example inputs did not show it: its {what} stays in float"
         self.switch.notice(text, self.path, name.rpartition(".")[2])
 

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
-from qsim._library import Stamp
+from qsim._library import KeptParameter, Settled, Stamp, Unchanged
+from qsim.graph.execute import ownership
 from qsim.graph.execute.lowered import LiveMaker, Lowered, Quantize
 from qsim.graph.execute.ownership import is_alone
 from qsim.quantizers.bias import BiasQuantizer, grid, on_grid
@@ -54,42 +55,36 @@ class Kept:
 
     def __init__(self, quantizer: Quantizer | Lowered | BiasQuantizer) -> None:
         self.quantizer = quantizer
-        self._source, self._other = _sources(quantizer)
+        self._sources = _sources(quantizer)
         self._on_kept_grid = KeptGrid(quantizer) if isinstance(quantizer, BiasQuantizer) else None
-        self._kept: tuple[Stamp, tuple[Any, ...], Tensor] | None = None  # replaced as a whole: threads share it
+        self._kept = KeptParameter([vars(source) for source in self._sources])
 
     def __reduce__(self) -> tuple[type[Kept], tuple[Quantizer | Lowered | BiasQuantizer]]:
         return Kept, (self.quantizer,)
 
     def __call__(self, value: Tensor) -> Tensor:
-        return self._of(value, self._on_kept_grid or self.quantizer)
+        kept = self._kept.of(value)
+        return self._anew(value, self._on_kept_grid or self.quantizer) if kept is None else kept
 
     def unobserved(self, value: Tensor) -> Tensor:
         """For a second reader of the same parameter: see `qsim.graph.plan.plan.Use`."""
         assert not isinstance(self.quantizer, BiasQuantizer)
-        return self._of(value, self.quantizer.quantize)
+        kept = self._kept.of(value)
+        return self._anew(value, self.quantizer.quantize) if kept is None else kept
 
-    def _of(self, value: Tensor, quantize: Callable[[Tensor], Tensor]) -> Tensor:
-        source, other, kept = self._source, self._other, self._kept
-        if kept is None and value.requires_grad and torch.is_grad_enabled():  # training
+    def _anew(self, value: Tensor, quantize: Callable[[Tensor], Tensor]) -> Tensor:
+        sources, kept = self._sources, self._kept
+        if value.requires_grad and torch.is_grad_enabled() and kept.is_empty():  # training
             return _at_once(quantize)(value)
-        tensors: tuple[Tensor, ...] = (value, *source.grid_tensors)
-        settings: tuple[Any, ...] = source.settings
-        watched = is_watched(source)
-        if other is not None:
-            tensors, settings = (*tensors, *other.grid_tensors), (*settings, *other.settings)
-            watched = watched or is_watched(other)
+        tensors = (value, *(t for source in sources for t in source.grid_tensors))
         needs_gradient = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
-        if kept is not None and not (watched or needs_gradient) and kept[1] == settings and kept[0].matches(*tensors, kept[2]):
-            return kept[2]
-        settled = source.is_settled and (other is None or other.is_settled)
-        if watched or needs_gradient or not settled or not value.is_cpu:
-            self._kept = None
+        if needs_gradient or not value.is_cpu or any(is_watched(source) or not source.is_settled for source in sources):
+            kept.forget()
             return _at_once(quantize)(value)
         with torch.inference_mode(False), torch.no_grad():
             quantized = quantize(value)
         if _have_versions(tensors) and not (_is_sharding() or (quantized.nbytes >= _LARGE and is_scarce())):
-            self._kept = Stamp(*tensors, quantized), settings, quantized
+            kept.keep(value, quantized)
         return quantized
 
 
@@ -113,11 +108,11 @@ class KeptGrid:
         return on_grid(bias, *made)
 
 
-def _sources(quantizer: Quantizer | Lowered | BiasQuantizer) -> tuple[Quantizer, Quantizer | None]:
+def _sources(quantizer: Quantizer | Lowered | BiasQuantizer) -> tuple[Quantizer, ...]:
     """The quantizers, one or two, whose encodings and switches decide on the result."""
     if isinstance(quantizer, BiasQuantizer):
         return quantizer.input, quantizer.weight
-    return quantizer.quantizer if isinstance(quantizer, Lowered) else quantizer, None
+    return (quantizer.quantizer if isinstance(quantizer, Lowered) else quantizer,)
 
 
 def _at_once(quantize: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
@@ -160,10 +155,27 @@ class InPlace:
 
     def __init__(self, quantizer: Quantizer) -> None:
         self.quantizer = quantizer
+        self._settled = _settled(quantizer)
+
+    def __reduce__(self) -> tuple[type[InPlace], tuple[Quantizer]]:
+        return InPlace, (self.quantizer,)
 
     def __call__(self, y: Tensor) -> Tensor:
-        q = self.quantizer
+        q, settled = self.quantizer, self._settled
+        if settled is not None:
+            if (quantized := settled.quantize_few(y, ownership.SMALLEST)) is not None:
+                return quantized
+            if (quantized := settled.quantize(y, is_alone(y))) is not None:
+                return quantized
         return q(y) if is_watched(q) else q.forward(y, in_place=is_alone(y))  # unwatched, `forward` is all there is to a call
+
+
+def _settled(quantizer: Quantizer) -> Settled | None:
+    """What quantizes without Python, where the encoding that the quantizer holds may be all there is to it."""
+    if type(quantizer) is not Quantizer or not quantizer.is_plain:
+        return None
+    spec = quantizer.spec
+    return Settled(vars(quantizer), spec.quant_min, spec.quant_max, spec.axis, spec.block_size, spec.rounding)  # type: ignore[arg-type]  # no tiles
 
 
 class Rectifier:
@@ -180,15 +192,16 @@ class Rectifier:
 
     def __init__(self, quantizer: Quantizer, function: str, changes: bool) -> None:
         self.quantizer, self.function, self.changes = quantizer, function, changes
-        self._clamping: tuple[Stamp, tuple[Any, ...], bool] | None = None  # replaced as a whole: threads share it
+        self._settled = _settled(quantizer)
+        self._clamping: tuple[Unchanged, tuple[Any, ...], bool] | None = None  # replaced as a whole: threads share it
 
     def __reduce__(self) -> tuple[type[Rectifier], tuple[Quantizer, str, bool]]:
         return Rectifier, (self.quantizer, self.function, self.changes)
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any], dies: bool) -> Tensor | None:
         """The quantized result; None where the rectifier has to run. `dies`: whether nothing reads the operand again."""
-        q = self.quantizer
-        if not q.is_settled or q.axis is not None or is_watched(q) or not q.grid_tensors[0].is_cpu:  # a device would have to be waited for
+        q, settled = self.quantizer, self._settled
+        if q.axis is not None or not (_is_fixed(q) if settled is None else settled.is_fixed()):
             return None
         x, low, high, overwrites = _CALLS[self.function](*args, **kwargs)
         if type(x) is not Tensor or ((overwrites or self.changes) and not dies):
@@ -198,7 +211,11 @@ class Rectifier:
                 return None
             if x.requires_grad:
                 return self._with_gradient(x) if dies else None
-        return q.forward(x, in_place=dies) if self._is_clamped(x, low, high) else None
+        return self._quantized(x, dies) if self._is_clamped(x, low, high) else None
+
+    def _quantized(self, x: Tensor, in_place: bool) -> Tensor:
+        quantized = None if self._settled is None else self._settled.quantize(x, in_place)
+        return self.quantizer.forward(x, in_place=in_place) if quantized is None else quantized
 
     def _with_gradient(self, x: Tensor) -> Tensor | None:
         q = self.quantizer
@@ -208,20 +225,24 @@ class Rectifier:
             return None
         # What ReLU passes no gradient to is made to lie out of range, so that the range's mask does for both.
         torch.threshold_(x.detach(), 0.0, -math.inf)
-        return q.forward(x, in_place=True)
+        return self._quantized(x, True)
 
     def _is_clamped(self, x: Tensor, low: float, high: float) -> bool:
         """Whether quantizing alone gives, below `low` and above `high`, what it gives at these. Asks the quantizer once per encoding."""
-        q = self.quantizer
-        encoding, settings = q.grid_tensors, (*q.settings, x.dtype, low, high)
-        known = self._clamping
-        if known is None or known[1] != settings or not known[0].matches(*encoding):
-            if not _have_versions(encoding):
+        known, asked = self._clamping, (x.dtype, low, high)
+        if known is None or known[1] != asked or not known[0]():
+            q = self.quantizer
+            if not _have_versions(q.grid_tensors):
                 return False
             with torch.inference_mode(False), torch.no_grad():
                 ends = q.quantize(torch.tensor([low, -math.inf, high, math.inf], dtype=x.dtype, device=x.device))
-                known = self._clamping = Stamp(*encoding), settings, bool((ends[::2] == ends[1::2]).all())
+                known = self._clamping = Unchanged(vars(q)), asked, bool((ends[::2] == ends[1::2]).all())
         return known[2]
+
+
+def _is_fixed(quantizer: Quantizer) -> bool:
+    """Whether the encoding decides on the result, and may be looked at: for one on a device one would have to wait."""
+    return quantizer.is_settled and not is_watched(quantizer) and quantizer.grid_tensors[0].is_cpu
 
 
 def _relu(input: Any, inplace: bool = False) -> tuple[Any, float, float, bool]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from types import GeneratorType
 from typing import Any, NoReturn
 
@@ -42,7 +42,7 @@ class Simulated(nn.Module):
         with mode.within(_get_current_function_mode()):  # type: ignore[no-untyped-call]
             out = super().forward(*args, **kwargs)
         if type(out) is GeneratorType:
-            return driven(out, mode)
+            return _to_its_end(out, mode)
         mode.end()
         return out
 
@@ -56,6 +56,17 @@ class Simulated(nn.Module):
     def __reduce_ex__(self, protocol: Any) -> Any:  # the class has no importable name
         state = self.__getstate__() if hasattr(self, "__getstate__") else self.__dict__  # type: ignore[no-untyped-call]
         return _rebuild, (type(self)._original, type(self)._homes), state  # type: ignore[attr-defined]
+
+
+def _to_its_end(generator: GeneratorType[Any, Any, Any], mode: LocalMode) -> Generator[Any, Any, Any]:
+    """What a forward that is a generator returns; its call is over when nothing more is asked of it."""
+    try:
+        value = yield from driven(generator, mode)
+    except GeneratorExit:
+        mode.tell()
+        raise
+    mode.end()
+    return value
 
 
 class SimulatedEncoderLayer(Simulated):

@@ -33,6 +33,8 @@ class Switch:
     noticed : dict of str to (str, str)
         What ran otherwise than the example inputs showed: sentences, with the path of the container and the function whose result is
         in float for that ("": none is).
+    refused : set of str
+        Keys of quantizers that did not quantize what they stand at, because that was not what the example inputs showed there.
     """
 
     def __init__(self, mode: Callable[..., TorchFunctionMode], traced_mode: Callable[..., TorchFunctionMode]) -> None:
@@ -45,6 +47,7 @@ class Switch:
         self.model: nn.Module | None = None
         self._parameters: dict[int, str] = {}
         self.noticed: dict[str, tuple[str, str]] = {}
+        self.refused: set[str] = set()
         self.unsaid: dict[str, str] = {}  # sentences, with what to do
         self._told_of_break = False
 

@@ -49,8 +49,8 @@ class TracedMode(LocalMode):
         self.forget(key)
         return self.place.beyond[key]
 
-    def broken(self, node: int, what: str) -> None:
-        traced_broken(self.place.token, node, what)
+    def broken(self, node: int, slot: Slot | None) -> None:
+        traced_broken(self.place.token, node, slot)
 
     def refer(self, t: Tensor) -> Any:
         return t
@@ -161,8 +161,8 @@ def traced_more(token: int, key: int) -> None:
         place.note_more(key)
 
 
-def traced_broken(token: int, node: int, what: str) -> None:
-    place_of(token).note_broken(node, what)
+def traced_broken(token: int, node: int, slot: Slot | None) -> None:
+    place_of(token).note_broken(node, slot)
 
 
 def traced_end(token: int, training: bool, counts: tuple[int, ...]) -> None:

@@ -155,6 +155,10 @@ class _Pass:
     parameters: dict[str, nn.Parameter]
     began: bool = False  # the root has been called
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Pass:
+        """What a forward makes a copy of records here too: a copy of a tape's references to storages would free them twice."""
+        return self
+
 
 class _Made(NamedTuple):
     """A call of a function, and where it was made."""

@@ -7,14 +7,18 @@ from collections.abc import Callable
 from ..case import Case, Failure
 from .checkpoints import without_checkpoints
 from .compiled import compiled_is_eager
+from .compiled_parts import compiled_parts_are_eager
 from .copies import copies_are_equal
 from .half import half_precision_loses_the_same
 from .hand_written import as_written_by_hand
 from .hooks import hooks_change_nothing
+from .left_alone import making_changes_nothing
+from .methods import methods_by_themselves
 from .savings import savings_change_nothing
 from .simulation_off import off_is_float
 from .sixteen_bits import sixteen_bits_are_near
 from .threads import threads_do_not_meet
+from .warned import other_ways_are_told
 
 Oracle = Callable[[Case], Failure | None]
 
@@ -30,4 +34,8 @@ ORACLES: dict[str, tuple[Oracle, float]] = {
     "copies": (copies_are_equal, 0.1),
     "threads": (threads_do_not_meet, 0.1),
     "compiled": (compiled_is_eager, 0.05),
+    "compiled parts": (compiled_parts_are_eager, 0.05),
+    "left alone": (making_changes_nothing, 0.2),
+    "methods": (methods_by_themselves, 0.5),
+    "warned": (other_ways_are_told, 0.3),
 }

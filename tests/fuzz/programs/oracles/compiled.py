@@ -23,7 +23,7 @@ def compiled_is_eager(case: Case) -> Failure | None:
     backend = "aot_eager" if rng.random() < 0.2 else "eager"
     sim = case.simulation(config_of(widths_of(case.program.seed), case.program.seed), torch.float64)
     calls = [case.calls[0], *rng.sample(case.calls[1:], min(2, len(case.calls) - 1))]
-    jobs = [(call, rng.choice([mode for mode in case.modes(call) if mode != "train" or not _is_random(case)])) for call in calls]
+    jobs = [(call, rng.choice([mode for mode in case.modes(call) if mode != "train" or not is_random(case)])) for call in calls]
     problem = _problem(case, sim, jobs, backend, fullgraph=True)
     if problem is None:
         return None
@@ -34,7 +34,8 @@ def compiled_is_eager(case: Case) -> Failure | None:
     return problem
 
 
-def _is_random(case: Case) -> bool:
+def is_random(case: Case) -> bool:
+    """Whether training draws random numbers."""
     return "ropout" in str(case.program)
 
 

@@ -1,0 +1,230 @@
+#include "python/settled.h"
+
+#include <ATen/PythonTorchFunctionTLS.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <algorithm>
+#include <string_view>
+#include <utility>
+
+#include "python/unlocked.h"
+
+namespace qsim {
+namespace {
+
+using at::Tensor;
+
+// A name that attributes are looked up by, made once.
+class Name {
+ public:
+  explicit Name(const char* text) : text_(PyUnicode_InternFromString(text)) {}
+  // Borrowed; null where there is no such attribute.
+  PyObject* in(PyObject* dict) const { return PyDict_GetItem(dict, text_); }
+  bool is_true_in(PyObject* dict) const { return in(dict) == Py_True; }
+
+ private:
+  PyObject* text_;
+};
+
+struct Names {
+  Name enabled{"_enabled"}, observing{"_observing"}, has_encoding{"_has_encoding"}, training{"training"},
+      turns{"_turns"}, spec{"_spec"}, buffers{"_buffers"}, parameters{"_parameters"}, scale{"scale"},
+      zero_point{"zero_point"};
+  Name hooks[4] = {Name("_forward_hooks"), Name("_forward_pre_hooks"), Name("_backward_hooks"),
+                   Name("_backward_pre_hooks")};
+};
+
+const Names& names() {
+  static const auto* const made = new Names();  // as long as the interpreter
+  return *made;
+}
+
+py::handle tensor_in(PyObject* dict, const Name& name) {
+  PyObject* const found = dict == nullptr ? nullptr : name.in(dict);
+  return found != nullptr && THPVariable_Check(found) ? found : nullptr;
+}
+
+// Null for subclasses of torch.Tensor but nn.Parameter, and for whatever else is none.
+const Tensor* plain(const py::handle& x) {
+  return x && THPVariable_CheckExact(x.ptr()) ? &THPVariable_Unpack(x.ptr()) : nullptr;
+}
+
+bool needs_gradient(const std::vector<py::handle>& tensors) {
+  return c10::GradMode::is_enabled() && std::any_of(tensors.begin(), tensors.end(), [](const py::handle& t) {
+           return THPVariable_Check(t.ptr()) && THPVariable_Unpack(t.ptr()).requires_grad();
+         });
+}
+
+}  // namespace
+
+bool QuantizerVars::is_watched() const {
+  return std::any_of(std::begin(names().hooks), std::end(names().hooks), [&](const Name& name) {
+    PyObject* const hooks = name.in(vars_.ptr());
+    return hooks == nullptr || !PyDict_Check(hooks) || PyDict_Size(hooks) != 0;
+  });
+}
+
+bool QuantizerVars::is_settled() const {
+  PyObject* const vars = vars_.ptr();
+  return names().enabled.is_true_in(vars) && !names().observing.is_true_in(vars) &&
+         names().has_encoding.is_true_in(vars);
+}
+
+py::handle QuantizerVars::scale() const {
+  const py::handle buffer = tensor_in(names().buffers.in(vars_.ptr()), names().scale);
+  return buffer ? buffer : tensor_in(names().parameters.in(vars_.ptr()), names().scale);
+}
+
+py::handle QuantizerVars::zero_point() const { return tensor_in(names().buffers.in(vars_.ptr()), names().zero_point); }
+
+int QuantizerVars::visit(visitproc visit, void* arg) const {
+  Py_VISIT(vars_.ptr());
+  return 0;
+}
+
+bool QuantizerVars::Settings::operator==(const Settings& other) const {
+  return spec.is(other.spec) && enabled == other.enabled && observing == other.observing &&
+         training == other.training && turns == other.turns;
+}
+
+QuantizerVars::Settings QuantizerVars::settings() const {
+  PyObject* const vars = vars_.ptr();
+  PyObject *const spec = names().spec.in(vars), *const turns = names().turns.in(vars);
+  return {py::reinterpret_borrow<py::object>(spec), names().enabled.is_true_in(vars),
+          names().observing.is_true_in(vars), names().training.is_true_in(vars),
+          turns == nullptr ? -1 : PyLong_AsLongLong(turns)};
+}
+
+Settled::Settled(const py::dict& vars, std::int64_t quant_min, std::int64_t quant_max, std::optional<std::int64_t> axis,
+                 std::optional<std::int64_t> block_size, std::string rounding)
+    : vars_(vars),
+      quant_min_(quant_min),
+      quant_max_(quant_max),
+      axis_(axis),
+      block_size_(block_size),
+      rounding_(std::move(rounding)) {}
+
+py::object Settled::quantize(const py::handle& x, bool in_place) const {
+  HANDLE_TH_ERRORS
+  using Quantize = Tensor(const Tensor&, const Tensor&, const Tensor&, std::int64_t, std::int64_t,
+                          std::optional<std::int64_t>, std::optional<std::int64_t>, std::string_view, double);
+  using QuantizeInPlace = Tensor&(Tensor&, const Tensor&, const Tensor&, std::int64_t, std::int64_t,
+                                  std::optional<std::int64_t>, std::optional<std::int64_t>, std::string_view, double);
+  static const auto quantize =
+      c10::Dispatcher::singleton().findSchemaOrThrow("qsim::fake_quantize", "").typed<Quantize>();
+  static const auto quantize_in_place =
+      c10::Dispatcher::singleton().findSchemaOrThrow("qsim::fake_quantize_", "").typed<QuantizeInPlace>();
+  const Tensor *const given = plain(x), *const scale = plain(vars_.scale()), *const from = plain(vars_.zero_point());
+  if (given == nullptr || scale == nullptr || from == nullptr || at::impl::torch_function_mode_enabled() ||
+      !given->is_floating_point() || given->scalar_type() == at::kDouble || given->layout() != at::kStrided ||
+      given->is_nested() || !vars_.is_settled() || vars_.is_watched()) {
+    return py::none();
+  }
+  Tensor y = *given;
+  {
+    const Tensor by = *scale, zero_point = *from;  // another thread may give the quantizer others
+    const Unlocked meanwhile(y);
+    if (in_place) {
+      quantize_in_place.call(y, by, zero_point, quant_min_, quant_max_, axis_, block_size_, rounding_, 1.0);
+    } else {
+      y = quantize.call(y, by, zero_point, quant_min_, quant_max_, axis_, block_size_, rounding_, 1.0);
+    }
+  }
+  return in_place ? py::reinterpret_borrow<py::object>(x)
+                  : py::reinterpret_steal<py::object>(THPVariable_Wrap(std::move(y)));
+  END_HANDLE_TH_ERRORS_PYBIND
+}
+
+py::object Settled::quantize_few(const py::handle& x, std::int64_t many) const {
+  const Tensor* const given = plain(x);
+  return given != nullptr && given->numel() < many ? quantize(x, false) : py::none();
+}
+
+bool Settled::is_fixed() const {
+  const Tensor* const scale = plain(vars_.scale());
+  return scale != nullptr && scale->is_cpu() && !scale->requires_grad() && vars_.is_settled() && !vars_.is_watched();
+}
+
+Unchanged::Unchanged(const py::dict& vars)
+    : vars_(vars), settings_(vars_.settings()), encoding_(std::vector{vars_.scale(), vars_.zero_point()}) {}
+
+bool Unchanged::operator()() const {
+  return settings_ == vars_.settings() && encoding_.matches(std::vector{vars_.scale(), vars_.zero_point()});
+}
+
+KeptParameter::KeptParameter(const std::vector<py::dict>& quantizers) {
+  for (const py::dict& vars : quantizers) quantizers_.emplace_back(vars);
+}
+
+std::vector<py::handle> KeptParameter::tensors(const py::handle& parameter, const py::handle& quantized) const {
+  std::vector<py::handle> found{parameter};
+  for (const QuantizerVars& quantizer : quantizers_) {
+    found.push_back(quantizer.scale());
+    found.push_back(quantizer.zero_point());
+  }
+  found.push_back(quantized);
+  return found;
+}
+
+py::object KeptParameter::of(const py::handle& parameter) const {
+  if (!kept_) return py::none();
+  for (std::size_t i = 0; i < quantizers_.size(); ++i) {
+    if (quantizers_[i].is_watched() || !(kept_->settings[i] == quantizers_[i].settings())) return py::none();
+  }
+  const std::vector<py::handle> now = tensors(parameter, kept_->quantized);
+  return kept_->tensors.matches(now) && !needs_gradient(now) ? kept_->quantized : py::none();
+}
+
+int KeptParameter::visit(visitproc visit, void* arg) const {
+  for (const QuantizerVars& quantizer : quantizers_) {
+    if (const int stop = quantizer.visit(visit, arg)) return stop;
+  }
+  return 0;
+}
+
+void KeptParameter::keep(const py::object& parameter, const py::object& quantized) {
+  std::vector<QuantizerVars::Settings> settings;
+  for (const QuantizerVars& quantizer : quantizers_) settings.push_back(quantizer.settings());
+  const auto before = std::exchange(kept_, Kept{std::move(settings), Stamp(tensors(parameter, quantized)), quantized});
+}
+
+namespace {
+
+// With its visit(): a hook of the quantizer may lead back to what holds one of these, and such a circle can be freed.
+template <class T>
+py::custom_type_setup collected() {
+  return py::custom_type_setup([](PyHeapTypeObject* heap_type) {
+    PyTypeObject& type = heap_type->ht_type;
+    type.tp_flags |= Py_TPFLAGS_HAVE_GC;
+    type.tp_traverse = [](PyObject* self, visitproc visit, void* arg) {
+      Py_VISIT(Py_TYPE(self));
+      const auto held = reinterpret_cast<py::detail::instance*>(self)->get_value_and_holder();
+      return held.holder_constructed() ? static_cast<const T*>(held.value_ptr())->visit(visit, arg) : 0;
+    };
+  });
+}
+
+}  // namespace
+
+void bind_settled(py::module_& m) {
+  py::class_<Settled>(m, "Settled", collected<Settled>())
+      .def(py::init<const py::dict&, std::int64_t, std::int64_t, std::optional<std::int64_t>,
+                    std::optional<std::int64_t>, std::string>())
+      .def("quantize", &Settled::quantize)
+      .def("quantize_few", &Settled::quantize_few)
+      .def("is_fixed", &Settled::is_fixed);
+  py::class_<Unchanged>(m, "Unchanged", collected<Unchanged>())
+      .def(py::init<const py::dict&>())
+      .def("__call__", &Unchanged::operator());
+  py::class_<KeptParameter>(m, "KeptParameter", collected<KeptParameter>())
+      .def(py::init<const std::vector<py::dict>&>())
+      .def("of", &KeptParameter::of)
+      .def("keep", &KeptParameter::keep)
+      .def("forget", &KeptParameter::forget)
+      .def("is_empty", &KeptParameter::is_empty);
+}
+
+}  // namespace qsim

@@ -1,0 +1,112 @@
+// What is asked of a quantizer by the hundred in one call of a model, where nothing but its encoding decides on the
+// result: qsim._C.Settled quantizes by it, Unchanged says whether it is what it was, KeptParameter holds what it made
+// of a parameter.
+//
+// They read the quantizer's attributes where Python has them, in its __dict__, in every call: switches, hooks and
+// buffers may be others each time. Where something is not as assumed they return None, and Python decides.
+#pragma once
+#include <torch/csrc/utils/pybind.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "python/stamp.h"
+
+namespace qsim {
+
+// The attributes of a qsim.Quantizer.
+class QuantizerVars {
+ public:
+  explicit QuantizerVars(py::dict vars) : vars_(std::move(vars)) {}
+
+  // Whether hooks see what goes into it and comes out of it (`is_watched` in Python).
+  bool is_watched() const;
+  // Whether it quantizes by an encoding that it does not change (`is_settled` in Python), and has one.
+  bool is_settled() const;
+  // Its scale and zero point, borrowed; null where they are no tensors.
+  py::handle scale() const;
+  py::handle zero_point() const;
+
+  // What besides the encoding decides on the result (`settings` in Python).
+  struct Settings {
+    py::object spec;
+    bool enabled, observing, training;
+    std::int64_t turns;
+
+    bool operator==(const Settings& other) const;
+  };
+  Settings settings() const;
+  // What the garbage collector has to see.
+  int visit(visitproc visit, void* arg) const;
+
+ private:
+  py::dict vars_;
+};
+
+// A quantizer that `is_plain` (in Python), and what its spec says.
+class Settled {
+ public:
+  Settled(const py::dict& vars, std::int64_t quant_min, std::int64_t quant_max, std::optional<std::int64_t> axis,
+          std::optional<std::int64_t> block_size, std::string rounding);
+
+  // The tensor quantized, in its own memory if `in_place`; None where Python has to decide: not now settled, watched,
+  // or no dense tensor of up to 32 bits.
+  py::object quantize(const py::handle& x, bool in_place) const;
+  // Not in place, and None for `many` elements or more.
+  py::object quantize_few(const py::handle& x, std::int64_t many) const;
+  // Whether `quantize` would, by a scale on the CPU that no gradient is for.
+  bool is_fixed() const;
+  int visit(visitproc visit, void* arg) const { return vars_.visit(visit, arg); }
+
+ private:
+  QuantizerVars vars_;
+  std::int64_t quant_min_, quant_max_;
+  std::optional<std::int64_t> axis_, block_size_;
+  std::string rounding_;
+};
+
+// Whether a quantizer's encoding and settings are what they were.
+class Unchanged {
+ public:
+  explicit Unchanged(const py::dict& vars);
+  bool operator()() const;
+  int visit(visitproc visit, void* arg) const { return vars_.visit(visit, arg); }
+
+ private:
+  QuantizerVars vars_;
+  QuantizerVars::Settings settings_;
+  Stamp encoding_;
+};
+
+// What one or two quantizers made of a parameter, for as long as these and the parameter are what they were.
+class KeptParameter {
+ public:
+  explicit KeptParameter(const std::vector<py::dict>& quantizers);
+
+  // What was kept; None where there is nothing, it holds no longer, hooks want to see, or a gradient is needed.
+  py::object of(const py::handle& parameter) const;
+  void keep(const py::object& parameter, const py::object& quantized);
+  void forget() { kept_.reset(); }
+  bool is_empty() const { return !kept_.has_value(); }
+  int visit(visitproc visit, void* arg) const;
+
+ private:
+  struct Kept {
+    std::vector<QuantizerVars::Settings> settings;
+    Stamp tensors;
+    py::object quantized;
+  };
+
+  // The parameter, all encodings, and what was made of them.
+  std::vector<py::handle> tensors(const py::handle& parameter, const py::handle& quantized) const;
+
+  std::vector<QuantizerVars> quantizers_;
+  std::optional<Kept> kept_;
+};
+
+void bind_settled(py::module_& m);
+
+}  // namespace qsim

@@ -1,0 +1,144 @@
+"""`_C.Settled`: quantizes as the quantizer would, or says nothing where that may do anything else."""
+
+import gc
+import weakref
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from qsim import Quantizer, TensorSpec
+from qsim.graph.execute.shortcuts import InPlace, Kept, _settled
+
+X = torch.linspace(-3, 3, 24).reshape(4, 6)
+
+
+def calibrated(spec: TensorSpec) -> Quantizer:
+    quantizer = Quantizer(spec, name="q")
+    quantizer.compute_encoding_from(X)
+    return quantizer
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        TensorSpec(method="minmax"),
+        TensorSpec(bits=4, symmetric=True, axis=1),
+        TensorSpec(bits=4, axis=0, block_size=2),
+        TensorSpec(rounding="reciprocal"),
+    ],
+    ids=["tensor", "channel", "block", "reciprocal"],
+)
+def test_quantizes_as_the_quantizer_does(spec: TensorSpec, dtype: torch.dtype) -> None:
+    quantizer, x = calibrated(spec), X.to(dtype)
+    settled = _settled(quantizer)
+    assert settled is not None
+    expected = quantizer(x)
+    assert torch.equal(settled.quantize(x, False), expected)
+    assert torch.equal(settled.quantize_few(x, x.numel() + 1), expected)
+    assert settled.quantize_few(x, x.numel()) is None
+    mine = x.clone()
+    assert settled.quantize(mine, True) is mine
+    assert torch.equal(mine, expected)
+
+
+def test_follows_the_encoding() -> None:
+    quantizer = calibrated(TensorSpec(method="minmax"))
+    settled = _settled(quantizer)
+    quantizer.compute_encoding_from(X * 5)
+    assert torch.equal(settled.quantize(X, False), quantizer(X))
+    quantizer.scale = torch.tensor(0.25)
+    assert torch.equal(settled.quantize(X, False), quantizer(X))
+
+
+def test_gradients_are_those_of_the_quantizer() -> None:
+    quantizer = calibrated(TensorSpec(bits=4))
+    gradients = []
+    for quantize in (quantizer, lambda x: _settled(quantizer).quantize(x, False)):
+        x = (2 * X).requires_grad_()
+        quantize(x).square().sum().backward()
+        gradients.append(x.grad)
+    assert torch.equal(*gradients)
+
+
+def observing(quantizer: Quantizer) -> None:
+    quantizer.observing = True
+
+
+def disabled(quantizer: Quantizer) -> None:
+    quantizer.enabled = False
+
+
+def hooked(quantizer: Quantizer) -> None:
+    quantizer.register_forward_hook(lambda module, args, y: y + 1)
+
+
+def backward_hooked(quantizer: Quantizer) -> None:
+    quantizer.register_full_backward_hook(lambda module, inputs, outputs: None)
+
+
+def without_scale(quantizer: Quantizer) -> None:
+    del quantizer._buffers["scale"]
+
+
+@pytest.mark.parametrize("change", [observing, disabled, hooked, backward_hooked, without_scale])
+def test_leaves_the_rest_to_python(change: Callable[[Quantizer], None]) -> None:
+    quantizer = calibrated(TensorSpec(method="minmax"))
+    settled = _settled(quantizer)
+    assert settled.is_fixed()
+    change(quantizer)
+    assert settled.quantize(X, False) is None
+    assert not settled.is_fixed()
+
+
+@pytest.mark.parametrize("x", [X.double(), X.to(torch.int32), X.to_sparse(), X.as_subclass(type("Mine", (Tensor,), {})), 3, None])
+def test_leaves_other_tensors_to_python(x: object) -> None:
+    assert _settled(calibrated(TensorSpec(method="minmax"))).quantize(x, False) is None
+
+
+def test_leaves_modes_to_python() -> None:
+    settled = _settled(calibrated(TensorSpec(method="minmax")))
+    with TorchFunctionMode():
+        assert settled.quantize(X, False) is None
+
+
+def test_not_before_there_is_an_encoding() -> None:
+    quantizer = Quantizer(TensorSpec(), shape=())
+    assert _settled(quantizer).quantize(X, False) is None
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        TensorSpec(learnable=True),
+        TensorSpec(dtype="float16"),
+        TensorSpec(method="ema"),
+        TensorSpec(method="dynamic"),
+        TensorSpec(axis=(0, 1), block_size=(2, 2), symmetric=True),
+    ],
+)
+def test_not_what_does_more(spec: TensorSpec) -> None:
+    assert _settled(Quantizer(spec)) is None
+
+
+def test_not_a_subclass() -> None:
+    class Noisy(Quantizer):
+        def forward(self, x: Tensor, **options: object) -> Tensor:
+            return x + 1
+
+    assert _settled(Noisy(TensorSpec())) is None
+
+
+@pytest.mark.parametrize("make", [InPlace, Kept])
+def test_a_hook_that_leads_back_is_collected(make: Callable[[Quantizer], object]) -> None:
+    quantizer = calibrated(TensorSpec(method="minmax"))
+    site = make(quantizer)
+    quantizer.register_forward_hook(lambda module, args, y, site=site: y)
+    gone = weakref.ref(quantizer)
+    site(nn.Parameter(X))
+    del quantizer, site
+    gc.collect()
+    assert gone() is None
