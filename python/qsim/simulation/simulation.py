@@ -135,7 +135,8 @@ class Simulation(NamedAsTheModel, AsTheModel):
             self.model.eval()
         policies = {name: self.config.batch_norm_policy(name) for name in batch_norms(self.model)}
         kept = [name for name, policy in policies.items() if policy != "fold"]
-        folding = fold_recorded(self.model, *recorded(self.model, example_inputs, "QuantSim"), kept)
+        alone = set(policies).difference(kept) if self.config.has_lone_norms else set()
+        folding = fold_recorded(self.model, *recorded(self.model, example_inputs, "QuantSim"), kept, alone=alone)
         self.switch = Switch(LocalMode, TracedMode)
         self.frozen = {name for name, policy in policies.items() if policy == "freeze"}
         self.folds = folding.folds
