@@ -19,19 +19,28 @@ if TYPE_CHECKING:
     from onnxruntime import InferenceSession
 
 KEEP_INT8 = "session.qdqisint8allowed"  # int8 activations become uint8 without it, rounded anew
-FLOAT_BLOCKS = "session.qdq_matmulnbits_accuracy_level"  # MatMul and its weight in blocks are fused, and compute on int8 without it
+FLOAT_PRODUCTS = "session.qdq_matmulnbits_accuracy_level"  # MatMul of float with a weight of integers rounds to int8 without it
 EXACT_SUMS = "session.x64quantprecision"  # sums of two products of uint8 and int8 saturate at 16 bits on x86 without VNNI without it
 
 
 def entries(model: ir.Model) -> tuple[dict[str, str], list[str]]:
     """What a session on this CPU is opened with for a Q/DQ model, as config entries; and what to know of other CPUs, as sentences."""
     of_integers, notes = _of_integers(model)
-    return {**({FLOAT_BLOCKS: "1"} if _has_blocks(model) else {}), **of_integers}, notes
+    return {**({FLOAT_PRODUCTS: "1"} if _has_float_products(model) else {}), **of_integers}, notes
 
 
-def _has_blocks(model: ir.Model) -> bool:
-    """Whether a constant of few bits is dequantized in blocks."""
-    return any(node.op_type == "DequantizeLinear" and "block_size" in node.attributes for node in model.graph)
+def _has_float_products(model: ir.Model) -> bool:
+    """Whether a MatMul multiplies float with a constant of integers: they become MatMulNBits."""
+    dequantized = {node.outputs[0] for node in model.graph if node.op_type == "DequantizeLinear"}
+    constants = {value for value in dequantized if _is_constant(value)}
+    products = [node for node in model.graph if node.op_type == "MatMul" and node.inputs[1] in constants]
+    return any(node.inputs[0] not in dequantized for node in products)
+
+
+def _is_constant(dequantized: ir.Value) -> bool:
+    node = dequantized.producer()
+    held = None if node is None else node.inputs[0]
+    return held is not None and held.const_value is not None
 
 
 def _of_integers(model: ir.Model) -> tuple[dict[str, str], list[str]]:
