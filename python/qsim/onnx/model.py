@@ -19,6 +19,7 @@ from qsim.onnx.channel_blocks import fill_channel_blocks
 from qsim.onnx.export_options import Options
 from qsim.onnx.half_regions import FallbackRegions
 from qsim.onnx.lint import narrow_softmaxes, overflowing_biases
+from qsim.onnx.look_ups import look_up_integers
 from qsim.onnx.lower import Lowering
 from qsim.onnx.pads import fold_pads
 from qsim.onnx.repeated_channels import repeat_channels
@@ -81,6 +82,8 @@ def build(program: Program, mark_uses: MarkUses, quantizers: Mapping[str, Quanti
     fold_pads(model)
     level = options.accuracy_level if target.name == "onnxruntime" else None
     kernels = [] if level is None else use_block_kernels(model, lowering.names, level)
+    if target.name == "onnxruntime":
+        look_up_integers(model)
     tidy.clean(model)
     wider = _for_fast_convolutions(model) if target.channel_blocks else 0
     tidy.name_nodes(model)

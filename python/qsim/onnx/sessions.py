@@ -14,6 +14,7 @@ import torch
 from onnx import TensorProto, helper
 
 from qsim.integer.kernels.pairs import INT16_MAX, largest_pair
+from qsim.onnx.look_ups import reads_integers
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession
@@ -71,7 +72,7 @@ def _has_shared_weight(model: ir.Model) -> bool:
 def _activations(model: ir.Model) -> set[ir.DataType | None]:
     """The types of integers that are no constants."""
     dequantized = [node.inputs[0] for node in model.graph if node.op_type == "DequantizeLinear"]
-    return {value.dtype for value in dequantized if value is not None and value.const_value is None}
+    return {value.dtype for value in dequantized if value is not None and value.const_value is None and not reads_integers(value)}
 
 
 def could_saturate(model: ir.Model) -> bool:
