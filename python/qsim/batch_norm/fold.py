@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from qsim.batch_norm.foldable import Fold, NoLayerBeside, NotFoldable, find_folds
+from qsim.batch_norm.frozen import as_batch_norms
 from qsim.batch_norm.lone_norms import NAME, before_children, has_layer, reset, unit_layer
 from qsim.batch_norm.own_forward import is_torchs_own
 from qsim.graph.execute.simulated import Simulated
@@ -102,7 +103,8 @@ def fold_batch_norms(model: nn.Module, example_inputs: Any, *, keep: Collection[
     model : nn.Module, any device, float16/bfloat16/float32/float64
         Runs on the example inputs in eval and in training mode, and is then as it was but for the folding: outputs in eval mode are
         equal to a few ulp, a folded BatchNorm is an `nn.Identity` at the same path (of a subclass that calls its children after it has
-        normalized, as timm's do, the children stay, in an `nn.Sequential`), training flags are kept. Whatever those flags say,
+        normalized, as timm's do, the children stay, in an `nn.Sequential`; frozen ones that are none by class, `FrozenBatchNorm2d`,
+        fold too), training flags are kept. Whatever those flags say,
         the running statistics are folded.
     example_inputs : Tensor, tuple of arguments, dict of keyword arguments, or list of such calls
     keep : collection of str
@@ -131,6 +133,8 @@ def fold_batch_norms(model: nn.Module, example_inputs: Any, *, keep: Collection[
     """
     if any(isinstance(m, Simulated) for m in model.modules()):
         raise ValueError("qsim.fold_batch_norms: got a simulation, which folds its own: sim.fold_batch_norms()")
+    check_module(model, "fold_batch_norms")
+    as_batch_norms(model, lambda path: path not in keep)
     return fold_recorded(model, *recorded(model, example_inputs, "fold_batch_norms"), keep)
 
 
