@@ -94,7 +94,7 @@ struct FormatCall : DynamicGroups {
         element(format),
         scale_format(scale_format_given.value_or("")),
         scale_rounding(scale_rounding_given) {
-    TORCH_CHECK_VALUE(options.format >= FloatFormat::float8_e4m3fn, kOp, ": ", format,
+    TORCH_CHECK_VALUE(shape_of(options.format).scaled, kOp, ": ", format,
                       " is rounded to without a scale; use qsim::round_to_format");
     const BlockElement numbers = float_element(options.format);
     scale_rounding_named(kOp, scale_rounding);

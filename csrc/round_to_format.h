@@ -27,8 +27,9 @@ struct RoundToFormatOptions {
   FakeQuantizeOptions granularity;  // of the scale; there is no grid
 };
 
-inline constexpr std::array<const char*, kFloatFormats> kFormatNames = {
-    "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float6_e3m2fn", "float6_e2m3fn", "float4_e2m1fn"};
+inline constexpr std::array kFormatNames = {"float16",       "bfloat16",      "float8_e4m3fn", "float8_e5m2",
+                                            "float6_e3m2fn", "float6_e2m3fn", "float4_e2m1fn"};
+static_assert(kFormatNames.size() == kFloatFormats);
 
 inline FloatFormat float_format_named(const char* op, std::string_view name) {
   for (int i = 0; i < kFloatFormats; ++i) {
@@ -37,11 +38,9 @@ inline FloatFormat float_format_named(const char* op, std::string_view name) {
   TORCH_CHECK_VALUE(false, op, ": got format '", name, "'; expected one of '", c10::Join("', '", kFormatNames), "'");
 }
 
-// Units of 8 bits and fewer saturate unless told otherwise, as ONNX QuantizeLinear; float16 and bfloat16 arithmetic
-// goes to Inf.
 inline RoundToFormatOptions named_format(std::string_view name, std::optional<bool> saturate) {
   const FloatFormat format = float_format_named("qsim::round_to_format", name);
-  return {format, saturate.value_or(format >= FloatFormat::float8_e4m3fn), {}, {}};
+  return {format, saturate.value_or(shape_of(format).scaled), {}, {}};
 }
 
 inline RoundToFormatOptions check_round_to_format(const at::Tensor& x, std::string_view format,

@@ -1,6 +1,7 @@
 #include "qsim/round_to_format.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <random>
@@ -16,8 +17,11 @@ namespace {
 const cpu::RoundToFormat<float>& kernels(cpu::Level level, float) { return cpu::round_to_format_kernels(level).f32; }
 const cpu::RoundToFormat<double>& kernels(cpu::Level level, double) { return cpu::round_to_format_kernels(level).f64; }
 
-constexpr FloatFormat kFormats[] = {FloatFormat::float16, FloatFormat::bfloat16, FloatFormat::float8_e4m3fn,
-                                    FloatFormat::float8_e5m2};
+constexpr auto kFormats = [] {
+  std::array<FloatFormat, kFloatFormats> all;
+  for (int i = 0; i < kFloatFormats; ++i) all[static_cast<std::size_t>(i)] = static_cast<FloatFormat>(i);
+  return all;
+}();
 
 // Ordinary numbers, then stretches of small ones, then any bit pattern.
 template <class A>

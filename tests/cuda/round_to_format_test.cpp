@@ -1,5 +1,6 @@
 #include "qsim/round_to_format.h"
 
+#include <array>
 #include <catch2/catch.hpp>
 
 #include "device.h"
@@ -11,8 +12,11 @@ using qsim::cuda::RoundToFormatCall;
 
 namespace {
 
-constexpr FloatFormat kFormats[] = {FloatFormat::float16, FloatFormat::bfloat16, FloatFormat::float8_e4m3fn,
-                                    FloatFormat::float8_e5m2};
+constexpr auto kFormats = [] {
+  std::array<FloatFormat, qsim::kFloatFormats> all;
+  for (int i = 0; i < qsim::kFloatFormats; ++i) all[static_cast<std::size_t>(i)] = static_cast<FloatFormat>(i);
+  return all;
+}();
 
 // Scales in both memories, or none.
 template <class T>

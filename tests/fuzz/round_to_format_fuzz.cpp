@@ -1,6 +1,8 @@
 // Rounding to float formats, masks, counts and sums against docs/numerics.md, section 7, in float64.
 #include "qsim/round_to_format.h"
 
+#include <iterator>
+
 #include "observe_case.h"
 
 namespace {
@@ -12,9 +14,10 @@ struct Shape {
   double largest;
   bool infinite;
 };
-constexpr Shape kShapes[qsim::kFloatFormats] = {
-    {10, -14, 65504, true}, {7, -126, 0x1.fep127, true}, {3, -6, 448, false}, {2, -14, 57344, true},
-    {2, -2, 28, false},     {3, 0, 7.5, false},          {1, 0, 6, false}};
+constexpr Shape kShapes[] = {{10, -14, 65504, true}, {7, -126, 0x1.fep127, true}, {3, -6, 448, false},
+                             {2, -14, 57344, true},  {2, -2, 28, false},          {3, 0, 7.5, false},
+                             {1, 0, 6, false}};
+static_assert(std::size(kShapes) == qsim::kFloatFormats);
 
 // A finite magnitude on the grid of the format, which goes on beyond its largest number.
 double on_grid(double magnitude, const Shape& shape) {

@@ -7,6 +7,7 @@
 
 #include <bit>
 #include <cstdint>
+#include <iterator>
 #include <limits>
 #include <type_traits>
 
@@ -28,12 +29,16 @@ struct FormatShape {
   int mantissa, least_exponent, top_exponent;
   double largest;
   bool infinite;
+  bool scaled;  // numbers are stored over a scale, and saturate unless told otherwise, as ONNX QuantizeLinear
 };
-inline constexpr FormatShape kFormatShapes[kFloatFormats] = {
-    {10, -14, 15, 65504, true}, {7, -126, 127, 0x1.fep127, true},
-    {3, -6, 8, 448, false},     {2, -14, 15, 57344, true},
-    {2, -2, 4, 28, false},      {3, 0, 2, 7.5, false},
-    {1, 0, 2, 6, false}};
+inline constexpr FormatShape kFormatShapes[] = {
+    {10, -14, 15, 65504, true, false}, {7, -126, 127, 0x1.fep127, true, false},
+    {3, -6, 8, 448, false, true},      {2, -14, 15, 57344, true, true},
+    {2, -2, 4, 28, false, true},       {3, 0, 2, 7.5, false, true},
+    {1, 0, 2, 6, false, true}};
+static_assert(std::size(kFormatShapes) == kFloatFormats);
+
+inline constexpr const FormatShape& shape_of(FloatFormat format) { return kFormatShapes[static_cast<int>(format)]; }
 
 // A format as N sees it: magnitudes as bits, but for `lift` and `overflowing`.
 template <class N>
@@ -60,7 +65,7 @@ consteval FormatIn<A> describe(FloatFormat format, bool saturate) {
     return power;
   };
   const auto bits = [](double x) { return std::bit_cast<bits_t<A>>(static_cast<A>(x)); };
-  const FormatShape shape = kFormatShapes[static_cast<int>(format)];
+  const FormatShape& shape = shape_of(format);
   const double smallest_normal = power_of_two(shape.least_exponent);
   const double half_smallest = power_of_two(shape.least_exponent - shape.mantissa - 1);
   const double half_step = power_of_two(shape.top_exponent - shape.mantissa - 1);

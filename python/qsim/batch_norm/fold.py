@@ -49,6 +49,8 @@ class FoldReport(Report):
         What deserves a look although it was no obstacle: one sentence each.
     folds : tuple of (Fold, BatchNorm)
         What was done, in order, with the modules that are gone: for states of the model as it was (`fold_state`).
+    biases : tuple of str
+        Biases that a simulation rounds to int32 from now on, as it does with those of other layers; BatchNorm's shift was float.
 
     Examples
     --------
@@ -66,17 +68,25 @@ class FoldReport(Report):
     warnings: tuple[str, ...] = ()
     folds: tuple[tuple[Fold, _BatchNorm], ...] = field(default=(), repr=False)
     alone: dict[str, str] = field(default_factory=dict)
+    biases: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         lines = [self._headline()]
         lines += [f"  folded '{name}' into '{layer}'" for name, layer in self.folded.items()]
         lines += [f"  made '{name}' a layer of its own: {reason}" for name, reason in self.alone.items()]
         lines += [f"  kept '{name}': {reason}" for name, reason in self.kept.items()]
+        if self.biases:
+            lines.append(f"  {self._rounded}")
         return "\n".join([*lines, *(f"  warning: {warning}" for warning in self.warnings)])
 
     def _headline(self) -> str:
         alone = f", {len(self.alone)} made layers of their own" if self.alone else ""
         return f"BatchNorm: {len(self.folded)} folded{alone}, {len(self.kept)} kept"
+
+    @property
+    def _rounded(self) -> str:
+        steps = "in steps of two scales' product: outputs move, by a step of their grid mostly"
+        return f"{len(self.biases)} biases are int32 from now on, {steps}"
 
     def figures(self) -> Figures:
         """How many were folded, made layers of their own, and kept."""
@@ -91,7 +101,8 @@ class FoldReport(Report):
         lines += [Line([name_cell(name), Cell("a layer of its own"), Cell(reason)]) for name, reason in self.alone.items()]
         lines += [Line([name_cell(name), Cell("kept"), Cell(reason)], severity="warning") for name, reason in self.kept.items()]
         columns = [Column("BatchNorm", wide=True), Column("now"), Column("why", wide=True)]
-        body = tiles(facts) + problems(self.warnings) + table("BatchNorms", "In the order of the model.", columns, lines)
+        told = [*([self._rounded] if self.biases else []), *self.warnings]
+        body = tiles(facts) + problems(told) + table("BatchNorms", "In the order of the model.", columns, lines)
         return Page("BatchNorm", self._headline().removeprefix("BatchNorm: "), body, about(self.subject))
 
 

@@ -26,7 +26,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="RUNTIME",
         help="onnxruntime (the default)",
     )
-    parser.add_argument("--method", metavar="METHOD", help="how ranges are chosen, as in qsim.TensorSpec(method=); tf_enhanced by default")
+    parser.add_argument(
+        "--method",
+        type=one_of("qsim.numbers.spec", "SEARCHES"),
+        metavar="METHOD",
+        help="how ranges are chosen, as in qsim.TensorSpec(method=); tf_enhanced by default",
+    )
     parser.add_argument("--sqnr", type=float, metavar="DB", help="what every output must keep beside the float model")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
 

@@ -47,7 +47,10 @@ def run(options: argparse.Namespace) -> int:
     print(json.dumps(_fields(result), indent=1, allow_nan=False) if options.json else result)
     if not result.differences and not options.json:
         print("nothing was compared: the model is for a runtime that is not here; give --reference")
-    return int(_failed(result, options))
+    failures = list(_failures(result, options))
+    if failures and not options.json:
+        print("\n".join(failures))
+    return int(bool(failures))
 
 
 def _runs(options: argparse.Namespace) -> Iterator[tuple[Mapping[str, Array], Mapping[str, Sequence[Array]]]]:
@@ -66,14 +69,17 @@ def _runs(options: argparse.Namespace) -> Iterator[tuple[Mapping[str, Array], Ma
         yield inputs, {_REFERENCE: reference.run(None, renamed)}
 
 
-def _failed(result: Verification, options: argparse.Namespace) -> bool:
-    for (mine, _), outputs in result.differences.items():
-        for difference in outputs.values():
-            if mine != _REFERENCE and difference.mismatching and difference.largest > options.tolerance:
-                return True
-            if mine == _REFERENCE and options.sqnr is not None and not difference.sqnr >= options.sqnr:
-                return True
-    return False
+def _failures(result: Verification, options: argparse.Namespace) -> Iterator[str]:
+    """A sentence for each comparison that is worse than was asked for."""
+    for (mine, other), outputs in result.differences.items():
+        for name, found in outputs.items():
+            if mine != _REFERENCE and found.mismatching and found.largest > options.tolerance:
+                yield (
+                    f"'{name}': {found.mismatching} of {found.elements} integers differ, {mine} to {other}, by up to {found.largest:g} "
+                    f"steps; --tolerance is {options.tolerance:g}"
+                )
+            if mine == _REFERENCE and options.sqnr is not None and not found.sqnr >= options.sqnr:
+                yield f"'{name}' ({other}) has {found.sqnr:.1f} dB beside the reference; --sqnr asks for {options.sqnr:g}"
 
 
 def _fields(result: Verification) -> dict[str, Any]:

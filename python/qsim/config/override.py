@@ -76,7 +76,8 @@ class Override:
         Glob as `fnmatch.fnmatchcase` takes it, matched with whole site names: ``"fc"``, ``"layer1.*"``, ``"*.conv[12]"``. Or a function
         of a `SiteInfo` that returns whether the site is meant; such an override cannot go into JSON.
     op_type : str, optional
-        Glob for the type of the operation, as a torch function ("conv2d", "conv*") or an ONNX operator ("Conv"); by default any.
+        Glob for the type of the operation, as a torch function ("conv2d", "conv*"), a class of torch.nn ("Conv2d") or an ONNX operator
+        ("Conv"); by default any.
     weight, activation : TensorSpec, mapping or None
         A TensorSpec takes the place of the present one, None leaves the tensor in float, and a mapping (kept as a tuple of
         pairs) changes the fields that it names. A tensor left in float by what came before stays so unless a TensorSpec is given,
@@ -118,7 +119,8 @@ class Override:
 
     def matches(self, site: SiteInfo) -> bool:
         """Whether the override is for this site."""
-        if self.op_type is not None and not any(fnmatchcase(name, self.op_type) for name in (site.op, site.type) if name is not None):
+        types = (site.op, site.type, site.module)
+        if self.op_type is not None and not any(fnmatchcase(name, self.op_type) for name in types if name is not None):
             return False
         if self.position is not None and not (site.is_first if self.position == "first" else site.is_last):
             return False

@@ -23,6 +23,8 @@ from qsim.trace.runtimes import Runtime, target_of
 
 def checked_path(path: str | os.PathLike[str]) -> Path:
     """`path`, if a file can be written there."""
+    if not isinstance(path, (str, os.PathLike)):
+        raise TypeError(f"QuantSim.export: got path={type(path).__name__}; expected a file's name, such as sim.export('model.onnx')")
     file = Path(path)
     if not file.parent.is_dir():
         raise FileNotFoundError(f"QuantSim.export: got path={str(path)!r}; there is no folder {str(file.parent)!r}: make it first")

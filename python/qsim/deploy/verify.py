@@ -190,7 +190,11 @@ def _refuse_other_sizes(path: Path, sizes: Mapping[str, list[int]], inputs: Mapp
         got = inputs[name].shape
         if len(got) != len(expected) or any(size not in (0, n) for size, n in zip(expected, got, strict=True)):
             shown = ", ".join(str(size) if size else "any" for size in expected)
-            raise ValueError(f"verify: got a batch whose {name!r} has shape {tuple(got)}; {path.name} takes ({shown})")
+            raise ValueError(
+                f"verify: got a batch whose {name!r} has shape {tuple(got)}; {path.name} takes ({shown}). Sizes that the file, which "
+                "stays, has fixed are those of the example inputs, where the model computes with them (len(x), for one): verify with "
+                "batches of those sizes, or export with dynamic_shapes"
+            )
 
 
 def _copied(batch: Any) -> Any:

@@ -292,11 +292,12 @@ def _addmm(node: Node, encodings: Encodings) -> tuple[str, _End]:
 def _gemm(node: Node, encodings: Encodings, input: object, weight: object, bias: object, channels: int) -> tuple[str, _End]:
     x = _activation(input, encodings)
     _weight(weight, encodings, x, channels)
-    inner = shape(input)[1:]  # type: ignore[arg-type]
-    if not inner or not all(isinstance(n, int) for n in inner):
-        raise _Float("it is no product of matrices of known sizes")
+    sizes = shape(input)  # type: ignore[arg-type]
+    unknown = sum(not isinstance(n, int) for n in sizes)
+    if len(sizes) > 2 and unknown > 1:
+        raise _Float(f"{unknown} sizes of its input are unknown, and as rows of one matrix it has one")
     end = _product_end(node, encodings, x)
-    if len(inner) > 1 and end.rectifier is not None:
+    if len(sizes) != 2 and end.rectifier is not None:
         end = _End()  # rows are reshaped before and behind QGemm, and the ReLU comes after that
     if end.key is None and bias is not None and not (isinstance(bias, Node) and bias.target is BIAS):
         raise _Float("its bias is in float, and its result not quantized")

@@ -34,6 +34,11 @@ class FloatFormat:
     saturates: bool
     scaled: bool
 
+    @property
+    def has_integer_grid_scale(self) -> bool:
+        """Whether a scale in float32 is chosen for it as for integers from -largest to largest, which has to be one."""
+        return self.scaled and self.largest == int(self.largest)
+
 
 def _format(dtype: torch.dtype, *, infinite: bool = True) -> FloatFormat:
     info = torch.finfo(dtype)

@@ -18,3 +18,10 @@ class Options:
     output_names: Sequence[str] | None = None
     external_data: bool | None = None
     accuracy_level: int | None = 1
+
+    def __post_init__(self) -> None:
+        for field in ("input_names", "output_names"):
+            names = getattr(self, field)
+            listed = isinstance(names, Sequence) and not isinstance(names, str) and all(isinstance(name, str) for name in names)
+            if names is not None and not listed:
+                raise TypeError(f"QuantSim.export: got {field}={names!r}; expected a list of names, such as ['image']")

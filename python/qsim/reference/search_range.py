@@ -202,6 +202,13 @@ def _clip_by_entropy(
     return torch.maximum(low.double(), -threshold), torch.minimum(high.double(), threshold)
 
 
+def _step_weight(method: str, gamma: float) -> float:
+    """What the methods with a least cost have for the error of values that round off the grid; nothing else is one."""
+    if method not in ("mse", "tf_enhanced"):
+        raise ValueError(f"got method={method!r}; expected minmax, percentile, mse, tf_enhanced or entropy")
+    return gamma if method == "tf_enhanced" else 1.0
+
+
 def _search_one(
     lowest: Tensor,
     highest: Tensor,
@@ -229,7 +236,7 @@ def _search_one(
         return _clip_by_entropy(lowest, highest, starts, ends, sketch[bins].double(), *grid, symmetric)
     covering = choose_qparams(lowest.double(), highest.double(), *grid, symmetric=symmetric)[0]
     seen = Distribution.from_sketch(lowest, highest, sketch, covering, low_bits)
-    weight = gamma if method == "tf_enhanced" else 1.0
+    weight = _step_weight(method, gamma)
     lows, highs = candidate_ranges(lowest, highest, *grid, symmetric=symmetric)
     if len(lows) == 0:
         return lowest.clamp(max=0), highest.clamp(min=0)

@@ -9,7 +9,7 @@ from torch import Tensor
 from qsim.numbers.blocks import Axes
 from qsim.reference.choose_qparams import choose_qparams
 from qsim.reference.layout import blocks_of
-from qsim.reference.search_range import _clip_by_entropy, _lossless, _lowest_set_bit, candidate_ranges
+from qsim.reference.search_range import _clip_by_entropy, _lossless, _lowest_set_bit, _step_weight, candidate_ranges
 
 
 def data_cost(x: Tensor, scale: Tensor, zero_point: Tensor, quant_min: int, quant_max: int, *, gamma: float = 1.0) -> Tensor:
@@ -42,7 +42,7 @@ def _search_values(
     if method == "entropy":
         magnitude = x[x != 0].double().abs()
         return _clip_by_entropy(lowest, highest, magnitude, magnitude, torch.ones_like(magnitude), *grid, symmetric)
-    weight = gamma if method == "tf_enhanced" else 1.0
+    weight = _step_weight(method, gamma)
     lows, highs = candidate_ranges(lowest, highest, *grid, symmetric=symmetric)
     if len(lows) == 0:
         return lowest.clamp(max=0), highest.clamp(min=0)

@@ -60,5 +60,5 @@ def fold_batch_norms(sim: Simulation) -> FoldReport:
     sim.folds += tuple((Fold(path, layer, before=False), norms[path]) for path, layer in report.folded.items())
     sim.simulate(examples, report, quantizers)
     sim.frozen &= set(batch_norms(sim.model))
-    raised = fit_biases(sim, [bias for bias in sim.decisions.biases if bias.parameter.rpartition(".")[0] in report.folded.values()])
-    return dataclasses.replace(report, warnings=(*report.warnings, *raised))
+    made = [bias for bias in sim.decisions.biases if bias.parameter.rpartition(".")[0] in report.folded.values()]
+    return dataclasses.replace(report, warnings=(*report.warnings, *fit_biases(sim, made)), biases=tuple(bias.parameter for bias in made))

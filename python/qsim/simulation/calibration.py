@@ -120,10 +120,21 @@ def calibrate(
         sim.read = (sim.read or frozenset()) | read
     with noted.seconds.stage("search"):
         problems = choose_encodings(sim)
+    problems += _constant_inputs(sim)
     problems += [
         f"'{key}' was read by no batch: what is computed with it was not seen. Calibrate with data that reach it" for key in sim.unread()
     ]
     return report_of(noted, quantizers, problems, memory.peaks(), sim.summary)
+
+
+def _constant_inputs(sim: Simulation) -> Iterator[str]:
+    """A sentence for each input of the model that had one value in all batches: so do blank images, and data that were never loaded."""
+    for key, planned in sim.decisions.quantizers.items():
+        quantizer = sim.quantizers()[key]
+        ends = quantizer.observer.min, quantizer.observer.max
+        if planned.role == "input" and quantizer.counts.elements > 1 and ends[0].numel() == 1 and bool(ends[0] == ends[1]):
+            value = float(ends[0])
+            yield f"'{key}' was {value:g} throughout, and its range is that of one number: calibrate with data as the model will meet them"
 
 
 def _observe_unreached(sim: Simulation) -> None:

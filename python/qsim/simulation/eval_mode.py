@@ -17,6 +17,10 @@ class EvalMode:
     def __init__(self) -> None:
         self.begin()
 
+    def __reduce__(self) -> tuple[type[EvalMode], tuple[()]]:
+        """Of a copy, or what is pickled, nothing was seen: its parameters count their versions anew."""
+        return EvalMode, ()
+
     def begin(self) -> None:
         self._seen: int | None = None
         self._told = False

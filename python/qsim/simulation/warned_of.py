@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from torch import nn
 
 from qsim.batch_norm.statistics import batch_norms, degenerate
+from qsim.graph.plan.actions import Decisions
 from qsim.graph.record.telling import Telling
 
 _SHOWN = 5  # so many sentences are in one warning
@@ -37,6 +39,18 @@ def parts_in_float(notes: Iterable[str]) -> None:
     if told := [note for note in notes if isinstance(note, Telling)]:
         more = f" (and {len(told) - _SHOWN} more: see sim.summary().notes)" if len(told) > _SHOWN else ""
         warnings.warn(f"QuantSim: {'; '.join(told[:_SHOWN])}{more}", stacklevel=3)
+
+
+def nothing_quantized(decisions: Decisions) -> None:
+    """A target that has nothing to quantize in a model: every figure of its simulation is the float model's."""
+    reasons = Counter(entry.reason for entry in decisions.left if entry.reason.startswith("target "))
+    if decisions.quantizers or not reasons:  # none, as was asked for
+        return
+    warnings.warn(
+        f"QuantSim: nothing of this model is quantized, so all figures are the float model's, and what is exported runs in float: "
+        f"{reasons.most_common(1)[0][0]}. sim.summary() has the reason of each operation; other targets: docs/targets.md",
+        stacklevel=3,
+    )
 
 
 def unseen_weights(weights: Sequence[str]) -> None:

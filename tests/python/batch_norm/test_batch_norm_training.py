@@ -359,3 +359,12 @@ def test_shared_and_functional_batch_norms_survive_every_policy():
         assert sim.reestimate_batch_norms(batches(), progress=False) == {"bn": 6}
         assert "called 2 times" in sim.fold_batch_norms().kept["bn"]
         sim.train()(batches()[0]).sum().backward()
+
+
+def test_biases_that_folding_makes_are_told():
+    """BatchNorm's shift was float, and is rounded to int32 from then on, where the target has such biases."""
+    for config, biases in ((qsim.int8(), ("a.bias",)), (qsim.int8(target="tensorrt"), ())):
+        model = Forward(lambda m, x: m.bn(m.a(x)), a=nn.Conv2d(3, 3, 1), bn=nn.BatchNorm2d(3)).eval()
+        report = calibrated(model, dataclasses.replace(config, batch_norm="keep")).fold_batch_norms()
+        assert report.biases == biases
+        assert ("1 biases are int32 from now on" in str(report)) == bool(biases)

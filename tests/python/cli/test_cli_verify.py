@@ -84,6 +84,10 @@ def test_differences_are_an_exit_code(capsys, tmp_path):
     assert code == 1
     (compared,) = json.loads(out)["differences"]
     assert (compared["mismatching"], compared["largest"]) == (int((a != b).sum()), 1.0)
+    told = run(capsys, "verify", model, "--data", tmp_path / "x.npz")[1]
+    assert (
+        f"'y': {compared['mismatching']} of 256000 integers differ, not optimised to optimised, by up to 1 steps; --tolerance is 0" in told
+    )
     assert run(capsys, "verify", model, "--data", tmp_path / "x.npz", "--tolerance", "1")[0] == 0
 
 

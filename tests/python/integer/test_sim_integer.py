@@ -221,3 +221,32 @@ def test_an_accumulator_that_overflows_is_named():
         sim.model.fc1.bias.fill_(1e5)
     with pytest.raises(qsim.AccumulatorError, match=r"an accumulator of 'fc1' \(QGemm\) holds 2147\d+"):
         sim.evaluate(torch.full((4, 6), 1.0), integer=True)
+
+
+class Turned(nn.Module):
+    """Linear layers that read what was transposed, as those of attention with ``batch_first`` do: the size that varies comes second."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(32, 96), nn.Linear(96, 64)
+
+    def forward(self, x):
+        return self.second(F.relu(self.first(x.transpose(0, 1))).transpose(0, 1))
+
+
+class OfVectors(Turned):
+    def forward(self, x):
+        return self.second(F.relu(self.first(x)))
+
+
+@pytest.mark.parametrize(("model", "shape", "batches"), [(Turned, (200, 8, 32), 12), (OfVectors, (32,), 300)])
+def test_linear_layers_on_any_number_of_axes_run_in_onnxruntimes_kernel(model, shape, batches, tmp_path):
+    torch.manual_seed(0)
+    sim = calibrated(model, torch.randn(shape))
+    sim.export(tmp_path / "model.onnx")
+    assert [kernel.kernel for kernel in sim.kernels()] == ["QGemm", "QGemm"]
+    run = session(tmp_path / "model.onnx")
+    for _ in range(batches):
+        x = torch.randn(shape)
+        expected = run.run(None, {run.get_inputs()[0].name: x.numpy()})[0]
+        np.testing.assert_array_equal(sim.evaluate(x, integer=True).numpy(), expected)

@@ -246,3 +246,13 @@ def test_errors_say_what_was_expected(change, message):
     arguments |= {"quant_min": -128, "quant_max": 127} | change
     with pytest.raises((ValueError, TypeError), match=message):
         qsim.ops.search_range(**arguments)
+
+
+@pytest.mark.parametrize("twin", ["search_range", "search_range_data"])
+def test_a_twin_has_nothing_for_methods_that_it_does_not_know(twin):
+    """What it would choose for them would be taken for right."""
+    values = torch.tensor([0.0, 0.3, 1.0])
+    sketch = torch.bincount((values.view(torch.int32) >> 18) & 16383, minlength=16384)
+    given = (values.min(), values.max(), sketch) if twin == "search_range" else (values,)
+    with pytest.raises(ValueError, match="method='best'; expected minmax"):
+        getattr(qsim.reference, twin)(*given, -128, 127, method="best")

@@ -313,3 +313,50 @@ def test_one_sentence_for_what_is_the_same():
     assert len([note for note in summary.notes if note.startswith("BatchNorm")]) == 5
     assert len(lines) == 1
     assert "(and so of 4 more: '1.1', '2.1', '3.1', ...)" in lines[0]
+
+
+def test_a_config_that_finds_nothing_to_quantize_is_told():
+    convolutions = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()).eval()
+    with pytest.warns(UserWarning, match="nothing of this model is quantized.*'linear_layers' leaves weights of Conv in float"):
+        qsim.QuantSim(convolutions, IMAGES, qsim.w4a16())
+
+
+@pytest.mark.parametrize("op_type", ["Conv2d", "conv2d", "Conv"])
+def test_operations_go_by_the_names_of_their_class_their_function_and_onnx(op_type):
+    sim = qsim.QuantSim(network(), IMAGES, qsim.int8().override(op_type=op_type, weight=None))
+    assert [key for key in sim.quantizers() if key.endswith("weight")] == ["4.weight"]
+
+
+def test_inputs_of_one_value_are_told():
+    sim = qsim.QuantSim(network(), IMAGES)
+    report = sim.calibrate([torch.full_like(IMAGES, 0.5)] * 2, progress=False)
+    assert report.problems[0].startswith("'input' was 0.5 throughout")
+    assert not calibrated().calibrate([IMAGES], progress=False).problems
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "message"),
+    [
+        ((IMAGES,), {}, "got path=Tensor; expected a file's name"),
+        (("model.onnx",), {"input_names": 5}, r"got input_names=5; expected a list of names, such as \['image'\]"),
+        (("model.onnx",), {"output_names": "logits"}, "got output_names='logits'; expected a list"),
+    ],
+)
+def test_arguments_of_export(arguments, options, message):
+    with pytest.raises(TypeError, match=message):
+        calibrated().export(*arguments, **options)
+
+
+def test_a_batch_of_another_size_than_the_file_has(tmp_path):
+    class Counts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(8, 4)
+
+        def forward(self, x):
+            return self.fc(x.view(len(x) * 1, -1, 8)).sum(1)
+
+    sim = qsim.QuantSim(Counts().eval(), torch.randn(2, 16))
+    sim.calibrate([torch.randn(4, 16)], progress=False)
+    with pytest.raises(ValueError, match=r"has shape \(4, 16\).*takes \(2, 16\).*verify with batches of those sizes"):
+        sim.export(tmp_path / "model.onnx", verify=[torch.randn(4, 16)])

@@ -40,6 +40,18 @@ def test_copies_and_pickles_notice_too(sim):
             step(twin)
 
 
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda sim: pickle.loads(pickle.dumps(sim))])
+def test_to_be_copied_after_a_call_is_no_training(sim, copied):
+    sim(torch.randn(8, 4))
+    with torch.no_grad():
+        next(sim.parameters()).mul_(0.5)  # counts a version that the copy does not
+    twin = copied(sim)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        twin(torch.randn(8, 4))
+        twin(torch.randn(8, 4))
+
+
 def test_folding_is_no_training():
     model = nn.Sequential(nn.Conv1d(4, 8, 1), nn.BatchNorm1d(8)).eval()
     sim = qsim.QuantSim(model, torch.randn(1, 4, 4), qsim.Config(batch_norm="keep"))

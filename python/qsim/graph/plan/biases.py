@@ -39,7 +39,10 @@ def plan_bias(site: Site, ledger: Ledger, wanted: bool | None, placement: Placem
         if not isinstance(origin.source, str):
             ledger.leave(name, site.op, "bias in float: computed anew in each call")
             continue
-        if len(biases) > 1 or not origin.direct or not all(key and ledger.has_one_scale(key) for key in scales):
+        if len(biases) > 1:
+            ledger.leave(name, site.op, f"bias in float: {site.op} adds several biases in one call, each to a sum of its own")
+            continue
+        if not origin.direct or not all(key and ledger.has_one_scale(key) for key in scales):
             ledger.leave(name, site.op, "bias in float: input and weight have no grids to multiply")
             continue
         ledger.actions[site].bias = PlannedBias(slot, name, site.op, input=str(scales[1]), weight=str(scales[0]))
