@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections import OrderedDict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -12,7 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from qsim.batch_norm.foldable import Fold, NotFoldable, find_folds
+from qsim.batch_norm.foldable import Fold, NoLayerBeside, NotFoldable, find_folds
+from qsim.batch_norm.frozen import as_batch_norms
+from qsim.batch_norm.lone_norms import NAME, before_children, has_layer, reset, unit_layer
 from qsim.batch_norm.own_forward import is_torchs_own
 from qsim.graph.execute.simulated import Simulated
 from qsim.graph.record.record import record
@@ -41,6 +42,9 @@ class FoldReport(Report):
         Path of each BatchNorm that is now an Identity, with the path of the layer that took it over.
     kept : dict of str to str
         Path of each other BatchNorm (or place of a call of `F.batch_norm`), with the reason: one sentence.
+    alone : dict of str to str
+        Path of each BatchNorm that is a layer of its own now, a depthwise convolution, with the reason why no other took it over. Where a
+        simulation's target has integer kernels for these alone.
     warnings : tuple of str
         What deserves a look although it was no obstacle: one sentence each.
     folds : tuple of (Fold, BatchNorm)
@@ -63,15 +67,21 @@ class FoldReport(Report):
     kept: dict[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     folds: tuple[tuple[Fold, _BatchNorm], ...] = field(default=(), repr=False)
+    alone: dict[str, str] = field(default_factory=dict)
     biases: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        lines = [f"BatchNorm: {len(self.folded)} folded, {len(self.kept)} kept"]
+        lines = [self._headline()]
         lines += [f"  folded '{name}' into '{layer}'" for name, layer in self.folded.items()]
+        lines += [f"  made '{name}' a layer of its own: {reason}" for name, reason in self.alone.items()]
         lines += [f"  kept '{name}': {reason}" for name, reason in self.kept.items()]
         if self.biases:
             lines.append(f"  {self._rounded}")
         return "\n".join([*lines, *(f"  warning: {warning}" for warning in self.warnings)])
+
+    def _headline(self) -> str:
+        alone = f", {len(self.alone)} made layers of their own" if self.alone else ""
+        return f"BatchNorm: {len(self.folded)} folded{alone}, {len(self.kept)} kept"
 
     @property
     def _rounded(self) -> str:
@@ -79,18 +89,21 @@ class FoldReport(Report):
         return f"{len(self.biases)} biases are int32 from now on, {steps}"
 
     def figures(self) -> Figures:
-        """How many were folded, and how many kept."""
-        return Figures({"batch_norm/folded": float(len(self.folded)), "batch_norm/kept": float(len(self.kept))})
+        """How many were folded, made layers of their own, and kept."""
+        counts = {"folded": self.folded, "alone": self.alone, "kept": self.kept}
+        return Figures({f"batch_norm/{name}": float(len(paths)) for name, paths in counts.items()})
 
     def page(self) -> Page:
         """See `Report.page`."""
         facts: list[Fact] = [("folded", str(len(self.folded))), ("kept", str(len(self.kept)))]
+        facts += [("layers of their own", str(len(self.alone)))] if self.alone else []
         lines = [Line([name_cell(name), Cell("folded"), Cell(f"into '{layer}'")]) for name, layer in self.folded.items()]
+        lines += [Line([name_cell(name), Cell("a layer of its own"), Cell(reason)]) for name, reason in self.alone.items()]
         lines += [Line([name_cell(name), Cell("kept"), Cell(reason)], severity="warning") for name, reason in self.kept.items()]
         columns = [Column("BatchNorm", wide=True), Column("now"), Column("why", wide=True)]
         told = [*([self._rounded] if self.biases else []), *self.warnings]
         body = tiles(facts) + problems(told) + table("BatchNorms", "In the order of the model.", columns, lines)
-        return Page("BatchNorm", f"{len(self.folded)} folded, {len(self.kept)} kept", body, about(self.subject))
+        return Page("BatchNorm", self._headline().removeprefix("BatchNorm: "), body, about(self.subject))
 
 
 def fold_batch_norms(model: nn.Module, example_inputs: Any, *, keep: Collection[str] = ()) -> FoldReport:
@@ -101,7 +114,8 @@ def fold_batch_norms(model: nn.Module, example_inputs: Any, *, keep: Collection[
     model : nn.Module, any device, float16/bfloat16/float32/float64
         Runs on the example inputs in eval and in training mode, and is then as it was but for the folding: outputs in eval mode are
         equal to a few ulp, a folded BatchNorm is an `nn.Identity` at the same path (of a subclass that calls its children after it has
-        normalized, as timm's do, the children stay, in an `nn.Sequential`), training flags are kept. Whatever those flags say,
+        normalized, as timm's do, the children stay, in an `nn.Sequential`; frozen ones that are none by class, `FrozenBatchNorm2d`,
+        fold too), training flags are kept. Whatever those flags say,
         the running statistics are folded.
     example_inputs : Tensor, tuple of arguments, dict of keyword arguments, or list of such calls
     keep : collection of str
@@ -130,6 +144,8 @@ def fold_batch_norms(model: nn.Module, example_inputs: Any, *, keep: Collection[
     """
     if any(isinstance(m, Simulated) for m in model.modules()):
         raise ValueError("qsim.fold_batch_norms: got a simulation, which folds its own: sim.fold_batch_norms()")
+    check_module(model, "fold_batch_norms")
+    as_batch_norms(model, lambda path: path not in keep)
     return fold_recorded(model, *recorded(model, example_inputs, "fold_batch_norms"), keep)
 
 
@@ -158,10 +174,14 @@ def recorded(model: nn.Module, example_inputs: Any, caller: str) -> tuple[Tape, 
     return tape, problems
 
 
-def fold_recorded(model: nn.Module, tape: Tape, problems: Iterable[str], keep: Collection[str] = ()) -> FoldReport:
-    """As `fold_batch_norms`, for a model that was recorded already."""
+def fold_recorded(
+    model: nn.Module, tape: Tape, problems: Iterable[str], keep: Collection[str] = (), *, alone: Collection[str] = ()
+) -> FoldReport:
+    """As `fold_batch_norms`, for a model that was recorded already. BatchNorms in `alone` become layers of their own where they fold into
+    no other."""
     norms = {path: m for path, m in model.named_modules() if isinstance(m, _BatchNorm)}
-    folds, kept = find_folds(model, tape)
+    folds, refused = find_folds(model, tape)
+    kept = {path: str(reason) for path, reason in refused.items()}
     folded: dict[str, str] = {}
     done: list[tuple[Fold, _BatchNorm]] = []
     for fold in folds:
@@ -173,7 +193,25 @@ def fold_recorded(model: nn.Module, tape: Tape, problems: Iterable[str], keep: C
             done.append((fold, norms[fold.batch_norm]))
         except NotFoldable as reason:
             kept[fold.batch_norm] = str(reason)
-    return FoldReport(folded, kept, (*problems, *_warnings(norms, folded)), tuple(done), subject=subject_of(model))
+    apart: dict[str, str] = {}
+    for path, refusal in refused.items():
+        if path in alone and isinstance(refusal, NoLayerBeside) and has_layer(refusal.dims):
+            try:
+                done.append((_set_apart(model, path, *refusal.dims), norms[path]))
+                apart[path] = kept.pop(path)
+            except NotFoldable as obstacle:
+                kept[path] = str(obstacle)
+    warnings = (*problems, *_warnings(norms, {*folded, *apart}))
+    return FoldReport(folded, kept, warnings, tuple(done), apart, subject=subject_of(model))
+
+
+def _set_apart(model: nn.Module, path: str, dims: int) -> Fold:
+    """Put a layer in the place of a BatchNorm."""
+    bn = cast(_BatchNorm, model.get_submodule(path))
+    layer = unit_layer(bn, dims)
+    _applied(nn.ModuleDict({"layer": layer, "bn": bn}), Fold("bn", "layer", before=False))
+    _replace(model, bn, layer)
+    return Fold(path, f"{path}.{NAME}", before=False, alone=True)
 
 
 def fold_state(model: nn.Module, folds: Iterable[tuple[Fold, _BatchNorm]], state: dict[str, Any]) -> None:
@@ -197,7 +235,8 @@ def fold_state(model: nn.Module, folds: Iterable[tuple[Fold, _BatchNorm]], state
         return
     for fold, bn in folds:
         if fold.layer not in layers:
-            layers[fold.layer] = _loaded(fold.layer, model.get_submodule(fold.layer), state)
+            layer = model.get_submodule(fold.layer)
+            layers[fold.layer] = reset(cast(Layer, copy.deepcopy(layer))) if fold.alone else _loaded(fold.layer, layer, state)
         pair = nn.ModuleDict({"layer": layers[fold.layer], "bn": _loaded(fold.batch_norm, bn, state)})
         _applied(pair, Fold("bn", "layer", fold.before))  # the model's own folds were tried
     state.update({f"{path}.{name}": t for path, layer in layers.items() for name, t in layer.state_dict().items()})
@@ -219,7 +258,7 @@ def _loaded(path: str, module: nn.Module, state: dict[str, Any]) -> nn.Module:
     return module
 
 
-def _warnings(norms: dict[str, _BatchNorm], folded: dict[str, str]) -> list[str]:
+def _warnings(norms: dict[str, _BatchNorm], folded: Collection[str]) -> list[str]:
     training = [f"'{path}'" for path, bn in norms.items() if bn.training and path in folded]
     counts = {path: bn.num_batches_tracked for path, bn in norms.items()}
     untrained = [f"'{path}'" for path, count in counts.items() if count is not None and not count.is_meta and not count.item()]
@@ -333,10 +372,9 @@ def _exact(t: Tensor) -> Tensor:
     return t.detach().to("cpu", torch.float64, copy=True, memory_format=torch.contiguous_format)
 
 
-def _replace(model: nn.Module, bn: nn.Module) -> None:
-    """An Identity wherever `bn` is registered, or what it called behind the normalization (`is_followed_by_children`)."""
-    children = OrderedDict(bn.named_children())
-    rest = (nn.Sequential(children) if children else nn.Identity()).train(bn.training)
+def _replace(model: nn.Module, bn: _BatchNorm, layer: nn.Module | None = None) -> None:
+    """An Identity wherever `bn` is registered, or its layer and what it called behind the normalization (`is_followed_by_children`)."""
+    rest = before_children(bn, layer)
     for path, module in list(model.named_modules(remove_duplicate=False)):
         if module is bn:
             parent, _, child = path.rpartition(".")

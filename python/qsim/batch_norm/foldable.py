@@ -24,6 +24,20 @@ class NotFoldable(Exception):
     """Carries the reason: one sentence that names the modules."""
 
 
+class NoLayerBeside(NotFoldable):
+    """A BatchNorm that could be folded, if there were a layer for it.
+
+    Attributes
+    ----------
+    dims : set of int
+        How many dimensions what it normalizes has.
+    """
+
+    def __init__(self, reason: str, dims: set[int]) -> None:
+        super().__init__(reason)
+        self.dims = dims
+
+
 @dataclass(frozen=True)
 class Fold:
     """One BatchNorm and the layer that can take it over, by path."""
@@ -31,9 +45,10 @@ class Fold:
     batch_norm: str
     layer: str
     before: bool  # the BatchNorm runs before the layer, not after it
+    alone: bool = False  # the layer is one of its own, in its place: see `qsim.batch_norm.lone_norms`
 
 
-def find_folds(model: nn.Module, tape: Tape) -> tuple[list[Fold], dict[str, str]]:
+def find_folds(model: nn.Module, tape: Tape) -> tuple[list[Fold], dict[str, NotFoldable]]:
     """All possible folds, in the order of the calls, and the reason for every other BatchNorm by its name."""
     graph = _Graph(model, tape)
     steps: dict[str, list[Step]] = defaultdict(list)
@@ -43,12 +58,12 @@ def find_folds(model: nn.Module, tape: Tape) -> tuple[list[Fold], dict[str, str]
             steps[module if isinstance(graph.modules[module], _BatchNorm) else step.name].append(step)
     uncalled = [path for path, m in graph.modules.items() if isinstance(m, _BatchNorm) and path not in steps]
     folds: list[Fold] = []
-    kept: dict[str, str] = {}
+    kept: dict[str, NotFoldable] = {}
     for name in (*steps, *uncalled):
         try:
             folds.append(graph.fold(name, steps[name]))
         except NotFoldable as reason:
-            kept[name] = str(reason)
+            kept[name] = reason
     return folds, kept
 
 
@@ -69,7 +84,7 @@ class _Graph:
             except NotFoldable as other:
                 # Of two reasons, the one about a neighbour that is a layer at all.
                 only_after = not any(_producer(s) for s in steps) and any(self._consumer(s) for s in steps)
-                raise (other if only_after else reason) from None
+                raise NoLayerBeside(str(other if only_after else reason), {_input(step.dims) for step in steps}) from None
 
     def _check_batch_norm(self, name: str, steps: list[Step]) -> None:
         bn = self.modules.get(name)

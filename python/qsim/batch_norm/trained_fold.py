@@ -42,8 +42,8 @@ def fold_trained(model: nn.Module, examples: Sequence[Arguments], quantizers: Ma
         `warnings`: a sentence for each weight whose integers changed.
     """
     tape, problems = record(model, examples)
-    folds, kept = find_folds(model, tape)
-    folded, notes = {}, list(problems)
+    folds, refused = find_folds(model, tape)
+    folded, kept, notes = {}, {name: str(reason) for name, reason in refused.items()}, list(problems)
     for fold in folds:
         try:
             if fold.before:

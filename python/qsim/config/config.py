@@ -111,6 +111,21 @@ class Config:
         return matching[-1] if matching else "fold"
 
     @property
+    def has_lone_norms(self) -> bool:
+        """Whether BatchNorms that fold into no layer become layers of their own (`Profile.lone_norms`): with a scale for each channel their
+        weights are exact in 8 bits.
+
+        Examples
+        --------
+        >>> qsim.int8(target="onnxruntime").has_lone_norms, qsim.w4a8(target="onnxruntime").has_lone_norms
+        (True, False)
+        """
+        weight, activation = self.weight, self.activation
+        if not self.profile.lone_norms or weight is None or activation is None or weight.is_float or activation.is_float:
+            return False
+        return weight.bits == 8 and activation.bits == 8 and (weight.axis, weight.block_size) == (0, None)
+
+    @property
     def profile(self) -> Profile:
         """The rules of the target.
 

@@ -54,6 +54,9 @@ class Profile:
         Quantize the inputs of the model. Otherwise they are tensors like others, for `inputs` to decide.
     model_output : bool, optional
         Quantize what the model returns; None leaves it to `outputs`.
+    lone_norms : bool
+        Make BatchNorms that fold into no layer layers of their own, depthwise convolutions, where weights and activations have 8 bits:
+        the runtime has integer kernels for these alone.
     gates : tuple of str
         Activations ``x * gate(x)`` (Swish, HardSwish) whose gate is quantized too where operand and result have 8 bits: gate and product
         are integer kernels of the runtime.
@@ -85,6 +88,7 @@ class Profile:
     shared: tuple[str, ...] = ()
     model_input: bool = True
     model_output: bool | None = None
+    lone_norms: bool = False
     gates: tuple[str, ...] = ()
     ranges: tuple[Range, ...] = ()
     bias: tuple[str, ...] = ("*",)
@@ -175,6 +179,7 @@ DEFAULT = Profile("default", _chains(_ACTIVATION))
 ONNXRUNTIME = Profile(
     "onnxruntime",
     _chains(_RECTIFIER),
+    lone_norms=True,
     gates=("Swish", "HardSwish"),
     ranges=(("HardSigmoid", 0.0, 1.0),),
     weight=_SYMMETRIC,

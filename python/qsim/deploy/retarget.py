@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping
 from operator import attrgetter
 from typing import TypeVar
 
+from torch import nn
 from torch.fx import Node
 
 from qsim.config.profile import Profile
@@ -30,7 +31,8 @@ from qsim.trace.capture import Program, capture
 from qsim.trace.marks_behind_moves import key_of, moved_from
 
 Sim = TypeVar("Sim", bound=Simulation)
-Places = Mapping[str, set[tuple[int, int]]]
+Place = tuple[int | str, int | str]
+Places = Mapping[str, set[Place]]
 
 
 def retarget(sim: Sim, target: str | Profile) -> Sim:
@@ -46,7 +48,7 @@ def retarget(sim: Sim, target: str | Profile) -> Sim:
     unseen = []
     for key, planned in made.decisions.quantizers.items():
         if planned.parameter is not None:
-            _take_weight(new[key], planned, sim)
+            _take_weight(new[key], planned, sim, made.model)
         elif planned.range is None:
             found = [old[name] for name in sources.get(key, ())]
             if not _take_activation(new[key], found):
@@ -64,7 +66,7 @@ def retarget(sim: Sim, target: str | Profile) -> Sim:
     return made
 
 
-def _take_weight(quantizer: Quantizer, planned: PlannedQuantizer, sim: Simulation) -> None:
+def _take_weight(quantizer: Quantizer, planned: PlannedQuantizer, sim: Simulation, model: nn.Module) -> None:
     """The encoding that the same parameter has, if it fits, which keeps trained and raised scales; otherwise one from its values."""
     for key, other in sim.decisions.quantizers.items():
         if other.parameter == planned.parameter:
@@ -73,7 +75,7 @@ def _take_weight(quantizer: Quantizer, planned: PlannedQuantizer, sim: Simulatio
                 quantizer.set_encoding(encoding)
                 return
     if quantizer.spec.has_scale:
-        quantizer.compute_encoding_from(attrgetter(str(planned.parameter))(sim.model).detach())
+        quantizer.compute_encoding_from(attrgetter(str(planned.parameter))(model).detach())
 
 
 def _take_activation(quantizer: Quantizer, sources: list[Quantizer]) -> bool:
@@ -118,18 +120,20 @@ def _sources(old: Places, new: Places) -> Mapping[str, dict[str, None]]:
     return {key: {name: None for place in tensors for name in _at(place, old)} for key, tensors in new.items()}
 
 
-def _at(place: tuple[int, int], places: Places) -> list[str]:
+def _at(place: Place, places: Places) -> list[str]:
     exact = [key for key, tensors in places.items() if place in tensors]
     return exact or [key for key, tensors in places.items() if any(base == place[1] for _, base in tensors)]
 
 
 def _places(program: Program, gates: Collection[str]) -> Places:
     """For each quantizer, but for those of gates, the tensors that it stands at, and those that they are moved from: by their positions
-    among all but marks and gates, without which a product with a gate is the activation that others have."""
-    nodes = program.exported.graph.nodes
+    among all but marks and gates, without which a product with a gate is the activation that others have. What the model holds goes by
+    its name: a BatchNorm that is a layer of its own has other parameters."""
+    nodes, held = program.exported.graph.nodes, {node: node.name for node in program.held}
     inside = {node.args[0] for node in nodes if key_of(node) in gates}
-    position = {node: i for i, node in enumerate(node for node in nodes if not _is_mark(node) and node not in inside)}
-    found: dict[str, set[tuple[int, int]]] = {}
+    counted = (node for node in nodes if not _is_mark(node) and node not in inside and node not in held)
+    position: dict[Node, int | str] = {**held, **{node: i for i, node in enumerate(counted)}}
+    found: dict[str, set[Place]] = {}
     for node in nodes:
         if (key := key_of(node)) is not None and key not in gates:
             tensor = _behind_marks(node)

@@ -134,7 +134,7 @@ def verify_simulation(
             references = {name: evaluate(sim, _copied(batch), integer=way) for name, way in ways.items()}
             with sim.in_float():
                 references[IN_FLOAT] = evaluate(sim, _copied(batch), integer=False)
-            yield inputs, {name: [_array(t) for t in tree_leaves(outputs)] for name, outputs in references.items()}
+            yield inputs, {name: _arrays(outputs) for name, outputs in references.items()}
 
     with tempfile.TemporaryDirectory() as folder:
         runs = ON_INTEGERS in ways or (_is_for_openvino(model) and openvino_sessions.is_installed())
@@ -200,6 +200,11 @@ def _refuse_other_sizes(path: Path, sizes: Mapping[str, list[int]], inputs: Mapp
 def _copied(batch: Any) -> Any:
     """A batch for a model that may write to its inputs."""
     return tree_map_only(Tensor, Tensor.clone, batch)
+
+
+def _arrays(outputs: Any) -> list[Array]:
+    """The tensors among what a model returns."""
+    return [_array(t) for t in tree_leaves(outputs) if isinstance(t, Tensor)]
 
 
 def _array(t: Tensor) -> Array:

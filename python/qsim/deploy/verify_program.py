@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx import Node
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from qsim.deploy.times import measured
@@ -71,7 +72,7 @@ def inputs_of(sim: Simulation, batch: Any) -> dict[str, Array]:
 def results_of(sim: Simulation, batch: Any) -> list[Array]:
     """What the simulation returns for a batch, in order."""
     results = evaluate(sim, tree_map_only(Tensor, Tensor.clone, batch), integer=False)  # a model may write to its inputs
-    return [t.detach().cpu().numpy() for t in tree_leaves(results)]
+    return [t.detach().cpu().numpy() for t in tree_leaves(results) if isinstance(t, Tensor)]
 
 
 def compared(mine: Array, other: Array, *, step: float | None = None) -> Difference:
@@ -90,4 +91,5 @@ def _references(sim: Simulation, batch: Any) -> Mapping[str, list[Array]]:
 def _steps(graph: QuantizedGraph) -> list[float | None]:
     """The scale of each output; None where it is not quantized."""
     (end,) = (node for node in graph.module.graph.nodes if node.op == "output")
-    return [node.args[1] if node.target is DEQUANTIZE else None for node in tree_leaves(end.args[0])]
+    results: list[Any] = [node for node in tree_leaves(end.args[0]) if isinstance(node, Node)]
+    return [node.args[1] if node.target is DEQUANTIZE else None for node in results]

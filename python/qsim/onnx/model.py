@@ -11,7 +11,6 @@ import onnx
 import onnx_ir as ir
 import torch
 from torch import Tensor
-from torch.utils._pytree import SequenceKey, TreeSpec, tree_flatten_with_path, tree_unflatten
 
 from qsim.errors import ExportError
 from qsim.onnx import opsets, tidy
@@ -20,6 +19,7 @@ from qsim.onnx.channel_blocks import fill_channel_blocks
 from qsim.onnx.export_options import Options
 from qsim.onnx.half_regions import FallbackRegions
 from qsim.onnx.lint import narrow_softmaxes, overflowing_biases
+from qsim.onnx.look_ups import look_up_integers
 from qsim.onnx.lower import Lowering
 from qsim.onnx.pads import fold_pads
 from qsim.onnx.repeated_channels import repeat_channels
@@ -28,6 +28,7 @@ from qsim.quantizers.quantizer import Quantizer
 from qsim.trace.capture import Program
 from qsim.trace.mark_uses import MarkUses, per_channel
 from qsim.trace.marks_behind_moves import operation
+from qsim.trace.outputs import keep_tensors, output_names
 from qsim.trace.runtimes import Runtime
 from qsim.trace.storages import Storages, storages
 from qsim.trace.token_scales import ScaleOne
@@ -63,7 +64,9 @@ def build(program: Program, mark_uses: MarkUses, quantizers: Mapping[str, Quanti
         An operation has no translation, an option does not fit, or a tensor has a type that ONNX does not quantize.
     """
     inputs = _ends("input", options.input_names, [node.name for node in program.inputs])
-    outputs = _ends("output", options.output_names, _output_names(program))
+    tensors, others = output_names(program.exported)
+    keep_tensors(program.exported)
+    outputs = _ends("output", options.output_names, [f"output_{name}" if name in inputs else name for name in tensors])
     stored = storages(mark_uses, quantizers, target)
     movable = set(quantizers) - per_channel(quantizers) if target.marks_moves else set()
     model = translate(program, _opset(program, mark_uses, quantizers, stored, target, options.opset), movable=movable)
@@ -79,6 +82,8 @@ def build(program: Program, mark_uses: MarkUses, quantizers: Mapping[str, Quanti
     fold_pads(model)
     level = options.accuracy_level if target.name == "onnxruntime" else None
     kernels = [] if level is None else use_block_kernels(model, lowering.names, level)
+    if target.name == "onnxruntime":
+        look_up_integers(model)
     tidy.clean(model)
     wider = _for_fast_convolutions(model) if target.channel_blocks else 0
     tidy.name_nodes(model)
@@ -92,7 +97,8 @@ def build(program: Program, mark_uses: MarkUses, quantizers: Mapping[str, Quanti
     _describe(model, target, quantizers, lowering.names, fallback)
     have = "1 tensor has" if wider == 1 else f"{wider} tensors have"
     blocks = [f"{have} more channels than in the model, zeros or repeated ones, for the runtime's fast kernels"] if wider else []
-    own = [*_notes(program, mark_uses, quantizers, target, lowering), *(_warnings(model) if target.only8 else ())]
+    left_out = [f"forward also returns what is no tensor, and the file has not: {', '.join(others)}"] if others else []
+    own = [*left_out, *_notes(program, mark_uses, quantizers, target, lowering), *(_warnings(model) if target.only8 else ())]
     notes = [*stored.notes, *kernels, *blocks, *own]
     return Built(model, lowering.names, notes, fallback)
 
@@ -122,17 +128,6 @@ def _ends(what: str, wanted: Sequence[str] | None, own: list[str]) -> list[str]:
     if len(names) != len(own) or len(set(names)) < len(names):
         raise ExportError(f"QuantSim.export: got {what}_names={names}; expected {len(own)} different names, for {', '.join(own)}")
     return names
-
-
-def _output_names(program: Program) -> list[str]:
-    """ "output" for a single one; keys of a dict; "output_0" ... for others."""
-    spec: TreeSpec = program.exported.call_spec.out_spec  # type: ignore[assignment]
-    paths = [path for path, _ in tree_flatten_with_path(tree_unflatten(list(range(spec.num_leaves)), spec))[0]]
-    names = ["_".join(str(getattr(k, "idx", getattr(k, "key", k))) for k in path) for path in paths]
-    return [
-        "output" if not path else f"output_{name}" if isinstance(path[0], SequenceKey) else name
-        for path, name in zip(paths, names, strict=True)
-    ]
 
 
 def _refuse_doubles(model: ir.Model) -> None:

@@ -14,35 +14,34 @@ import torch
 from onnx import TensorProto, helper
 
 from qsim.integer.kernels.pairs import INT16_MAX, largest_pair
+from qsim.onnx.look_ups import reads_integers
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession
 
 KEEP_INT8 = "session.qdqisint8allowed"  # int8 activations become uint8 without it, rounded anew
-FLOAT_SUMS = "session.qdq_matmulnbits_accuracy_level"  # MatMul of a float tensor and integers is fused, and computes on int8 without it
+FLOAT_PRODUCTS = "session.qdq_matmulnbits_accuracy_level"  # MatMul of float with a weight of integers rounds to int8 without it
 EXACT_SUMS = "session.x64quantprecision"  # sums of two products of uint8 and int8 saturate at 16 bits on x86 without VNNI without it
 
 
 def entries(model: ir.Model) -> tuple[dict[str, str], list[str]]:
     """What a session on this CPU is opened with for a Q/DQ model, as config entries; and what to know of other CPUs, as sentences."""
     of_integers, notes = _of_integers(model)
-    return {**({FLOAT_SUMS: "1"} if _has_float_sums(model) else {}), **of_integers}, notes
+    return {**({FLOAT_PRODUCTS: "1"} if _has_float_products(model) else {}), **of_integers}, notes
 
 
-def _has_float_sums(model: ir.Model) -> bool:
-    """Whether integers are dequantized in blocks, or multiplied with a tensor that is not: ONNX Runtime makes MatMulNBits of both."""
-    return any(
-        "block_size" in dequantize.attributes or any(_is_float_product(user, dequantize) for user in dequantize.outputs[0].consumers())
-        for dequantize in model.graph
-        if dequantize.op_type == "DequantizeLinear"
-    )
+def _has_float_products(model: ir.Model) -> bool:
+    """Whether a MatMul multiplies float with a constant of integers: they become MatMulNBits."""
+    dequantized = {node.outputs[0] for node in model.graph if node.op_type == "DequantizeLinear"}
+    constants = {value for value in dequantized if _is_constant(value)}
+    products = [node for node in model.graph if node.op_type == "MatMul" and node.inputs[1] in constants]
+    return any(node.inputs[0] not in dequantized for node in products)
 
 
-def _is_float_product(node: ir.Node, dequantize: ir.Node) -> bool:
-    if node.op_type not in ("MatMul", "Gemm") or node.inputs[1] is not dequantize.outputs[0] or dequantize.inputs[0].const_value is None:  # type: ignore[union-attr]
-        return False
-    made = node.inputs[0].producer() if node.inputs[0] is not None else None
-    return made is None or made.op_type != "DequantizeLinear"
+def _is_constant(dequantized: ir.Value) -> bool:
+    node = dequantized.producer()
+    held = None if node is None else node.inputs[0]
+    return held is not None and held.const_value is not None
 
 
 def _of_integers(model: ir.Model) -> tuple[dict[str, str], list[str]]:
@@ -73,7 +72,7 @@ def _has_shared_weight(model: ir.Model) -> bool:
 def _activations(model: ir.Model) -> set[ir.DataType | None]:
     """The types of integers that are no constants."""
     dequantized = [node.inputs[0] for node in model.graph if node.op_type == "DequantizeLinear"]
-    return {value.dtype for value in dequantized if value is not None and value.const_value is None}
+    return {value.dtype for value in dequantized if value is not None and value.const_value is None and not reads_integers(value)}
 
 
 def could_saturate(model: ir.Model) -> bool:

@@ -24,11 +24,13 @@ from qsim.onnx.functional import Functional
 from qsim.onnx.recurrent_nodes import recurrent
 from qsim.trace.capture import Program
 from qsim.trace.integer_forms import NUMBER, SCALED
+from qsim.trace.refusals import translation_refusal
 
 MARK_DOMAIN = "qsim"
+_CURE = "Write it with operations that ONNX has, or take it out of what is simulated and exported"
 _CURES = {  # by what torch's message holds
-    "grouped_mm": ". Experts: call model.set_experts_implementation('batched_mm') before the model is simulated",
-    "only 4D query": ". Give query, key and value of attention the same dimensions before their last two (expand them)",
+    "grouped_mm": "Experts: call model.set_experts_implementation('batched_mm') before the model is simulated",
+    "only 4D query": "Give query, key and value of attention the same dimensions before their last two (expand them)",
 }
 _aten = torch.ops.aten
 _FLOATS = [f"tensor({name})" for name in ("float", "double", "float16", "bfloat16")]
@@ -63,11 +65,9 @@ def translate(program: Program, opset: int, *, movable: Collection[str]) -> ir.M
                 custom_translation_table=_translations(opset, movable),
             )
     except torch.onnx.OnnxExporterError as error:
-        cause: BaseException = error
-        while cause.__cause__ is not None:
-            cause = cause.__cause__
-        cure = next((text for name, text in _CURES.items() if name in str(cause)), "")
-        raise ExportError(f"QuantSim.export: PyTorch's ONNX exporter has no translation for this model: {cause}{cure}") from error
+        refused = translation_refusal(error)
+        cure = next((text for name, text in _CURES.items() if name in refused), _CURE)
+        raise ExportError(f"QuantSim.export: PyTorch's ONNX exporter cannot translate this model: {refused}. {cure}") from error
     assert exported is not None
     model: ir.Model = exported.model
     return model
@@ -105,6 +105,13 @@ def mark_key(value: ir.Value | None) -> str | None:
     """The key of the mark that made `value`; None if another operation did."""
     node = None if value is None else value.producer()
     return node.attributes["key"].as_string() if node is not None and (node.domain, node.op_type) == (MARK_DOMAIN, "quantized") else None
+
+
+def windows_of(length: int, size: int) -> torch.Tensor:
+    """Which of so many elements each of `size` windows of adaptive pooling takes: ones, in a column each."""
+    places = torch.arange(length).unsqueeze(1)
+    first, end = (torch.arange(size) * length // size, -(-(torch.arange(size) + 1) * length // size))
+    return ((places >= first) & (places < end)).float()
 
 
 def _translations(opset: int, movable: Collection[str]) -> dict[Any, Callable[..., Any]]:
@@ -176,14 +183,28 @@ def _translations(opset: int, movable: Collection[str]) -> dict[Any, Callable[..
         x = x if batched else op.Unsqueeze(x, ints([0]))
         if all(size == 1 for size in sizes):
             y = op.GlobalAveragePool(x)
-        elif all(isinstance(length, int) and length % size == 0 for length, size in zip(lengths, sizes, strict=True)):
+        elif not all(isinstance(length, int) for length in lengths):
+            raise ExportError(
+                f"adaptive average pooling from sizes that are open to {sizes}: ONNX has it for known sizes. "
+                "Fix them (dynamic_shapes), or resize before it"
+            )
+        elif all(length % size == 0 for length, size in zip(lengths, sizes, strict=True)):
             window = [length // size for length, size in zip(lengths, sizes, strict=True)]
             y = op.AveragePool(x, kernel_shape=window, strides=window)
         else:
-            raise ExportError(
-                f"adaptive average pooling from {lengths} to {sizes}: ONNX has it for sizes that divide; resize or pad before it"
-            )
+            y = averages(x, lengths, sizes)
         return y if batched else op.Squeeze(y, ints([0]))
+
+    def averages(x: Any, lengths: Sequence[int], sizes: Sequence[int]) -> Any:
+        """Over windows that differ in size: sums by products with ones, along one axis after another."""
+        rank, count = len(lengths) + 2, torch.ones(())
+        for i, (length, size) in enumerate(zip(lengths, sizes, strict=True)):
+            windows = windows_of(length, size)
+            count = count.unsqueeze(-1) * windows.sum(0)
+            order = [axis for axis in range(rank) if axis != 2 + i] + [2 + i]
+            x = op.MatMul(op.Transpose(x, perm=order), op.CastLike(op.Constant(value=ir.tensor(windows)), x))
+            x = op.Transpose(x, perm=[order.index(axis) for axis in range(rank)])
+        return op.Div(x, op.CastLike(op.Constant(value=ir.tensor(count)), x))
 
     def batch_norm(x: Any, weight: Any, b: Any, mean: Any, var: Any, training: bool, momentum: float, eps: float, cudnn: bool) -> Any:
         """In evaluation."""

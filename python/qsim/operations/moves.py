@@ -16,6 +16,7 @@ _MOVES = {
     "Split": "split split_with_sizes chunk unbind tensor_split hsplit vsplit dsplit unsafe_chunk unsafe_split unsafe_split_with_sizes",
     "Gather": "select index index_select getitem",
     "GatherElements": "gather take_along_dim take",
+    "Im2Col": "unfold im2col",
     "DepthToSpace": "pixel_shuffle",
     "SpaceToDepth": "pixel_unshuffle",
     "MaxPool": "max_pool1d max_pool2d max_pool3d",

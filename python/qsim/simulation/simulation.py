@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from qsim.batch_norm.fold import FoldReport, fold_recorded, recorded
+from qsim.batch_norm.frozen import as_batch_norms
 from qsim.batch_norm.statistics import batch_norms
 from qsim.config.config import Config
 from qsim.config.named import config_of
@@ -133,9 +134,11 @@ class Simulation(NamedAsTheModel, AsTheModel):
         if any(module.training for module in self.model.modules()):
             warned_of.training(self.model)
             self.model.eval()
+        as_batch_norms(self.model, lambda path: self.config.batch_norm_policy(path) == "fold")
         policies = {name: self.config.batch_norm_policy(name) for name in batch_norms(self.model)}
         kept = [name for name, policy in policies.items() if policy != "fold"]
-        folding = fold_recorded(self.model, *recorded(self.model, example_inputs, "QuantSim"), kept)
+        alone = set(policies).difference(kept) if self.config.has_lone_norms else set()
+        folding = fold_recorded(self.model, *recorded(self.model, example_inputs, "QuantSim"), kept, alone=alone)
         self.switch = Switch(LocalMode, TracedMode)
         self.frozen = {name for name, policy in policies.items() if policy == "freeze"}
         self.folds = folding.folds

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import re
+import io
+import logging
+import sys
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -21,6 +23,7 @@ from qsim.runs.arguments import Arguments
 from qsim.runs.snapshot import unchanged
 from qsim.trace.apart_blocks import inline_regions
 from qsim.trace.open_sizes import doubled, names_of_sizes, open_axes
+from qsim.trace.refusals import trace_refusal
 
 if TYPE_CHECKING:
     from qsim.simulation.simulation import Simulation
@@ -52,20 +55,20 @@ class Program:
     fixed: tuple[str, ...] = ()
 
     def copied(self) -> Program:
-        """With a graph of its own."""
-        exported, graph = self.exported, Graph()
+        """With a graph of its own, and its own lists of what goes in and out."""
+        exported, graph, signature = self.exported, Graph(), self.exported.graph_signature
         graph.output(graph.graph_copy(exported.graph, {}))
         for node, own in zip(exported.graph.nodes, graph.nodes, strict=True):
             own.name = node.name  # the signature has it, also where a new graph gives none such: "input"
         made = ExportedProgram(
             exported.graph_module,
             graph,
-            exported.graph_signature,
+            replace(signature, input_specs=list(signature.input_specs), output_specs=list(signature.output_specs)),
             exported.state_dict,
             exported.range_constraints,
-            exported.module_call_graph,
+            list(exported.module_call_graph),
             exported.example_inputs,
-            exported.constants,
+            dict(exported.constants),
             verifiers=exported.verifiers,
         )
         return replace(self, exported=made)
@@ -75,6 +78,12 @@ class Program:
         """Placeholders of the tensors that a caller gives, in order."""
         wanted = set(self.exported.graph_signature.user_inputs)
         return [node for node in self.exported.graph.nodes if node.op == "placeholder" and node.name in wanted]
+
+    @property
+    def held(self) -> list[torch.fx.Node]:
+        """Placeholders of what the model holds: parameters, buffers, constants."""
+        given = set(self.inputs)
+        return [node for node in self.exported.graph.nodes if node.op == "placeholder" and node not in given]
 
 
 def capture(
@@ -114,7 +123,8 @@ def capture(
             if program.dynamic_batch or not is_doubled:
                 inline_regions(exported)
                 return program
-    raise CaptureError(f"QuantSim: torch.export cannot trace {type(sim.model).__name__}: {_cured(str(reason))}") from reason
+    assert reason is not None
+    raise CaptureError(f"QuantSim: torch.export cannot trace {type(sim.model).__name__}: {trace_refusal(sim.model, reason)}") from reason
 
 
 def _with_sizes(model: nn.Module, call: Arguments, dynamic_shapes: Any) -> Program:
@@ -130,20 +140,6 @@ def _with_sizes(model: nn.Module, call: Arguments, dynamic_shapes: Any) -> Progr
         raise CaptureError(f"QuantSim: torch.export cannot trace {type(model).__name__} with these dynamic_shapes: {said}") from error
     assert axes is not None
     return Program(exported, _has_dynamic_batch(exported), _batch_size(*call), *names_of_sizes(exported, axes))
-
-
-def _cured(reason: str) -> str:
-    """Why a model cannot be traced, and what to do."""
-    first = reason.strip().partition("\n")[0]
-    unknown = re.search(r"Found <class '([\w.]+)'> in (?:output|input)", first)
-    if unknown is None:
-        cure = "take control flow that depends on values out of forward, or simulate the part that is exported"
-        return f"{first}. What runs on a runtime must be one graph: {cure}."
-    name = unknown[1].rpartition(".")[2]
-    if "Cache" in name:
-        cure = "simulate it without: model.config.use_cache = False, or use_cache=False among the example inputs"
-        return f"forward returns a cache ({name}), which is no tensor: {cure}; or register the type with torch.utils._pytree."
-    return f"forward takes or returns a {name}, which torch knows no tensors in: register the type with torch.utils._pytree."
 
 
 def _attempts(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[Arguments, bool, bool]]:
@@ -170,10 +166,17 @@ def _export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], ope
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Torch warns of what is its own: flat weights of recurrent layers."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+    """Torch warns of what is its own (flat weights of recurrent layers), and prints the graph so far, and where to read on, if it fails."""
+    said, logger = io.StringIO(), logging.getLogger("torch.export")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stderr(said):
+            warnings.simplefilter("ignore")
+            yield
+        sys.stderr.write(said.getvalue())
+    finally:
+        logger.setLevel(level)
 
 
 def _batch_size(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:

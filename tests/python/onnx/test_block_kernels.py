@@ -1,5 +1,7 @@
 """4-bit weights in groups as ONNX Runtime's own operators: its CPU kernels give the simulation's weights bit for bit."""
 
+import dataclasses
+
 import onnx
 import onnxruntime
 import pytest
@@ -80,6 +82,18 @@ def test_without_them_the_session_is_told(tmp_path):
     assert report.session_options == {"session.qdq_matmulnbits_accuracy_level": "1"}
     assert (computed(report.path, x, **report.session_options) - sim(x)).abs().max() < 1e-5
     assert "MatMulNBits" not in operators(sim.export(tmp_path / "openvino.onnx", target="openvino").path)
+
+
+def test_weights_with_a_scale_for_each_channel_are_told_of_too(tmp_path):
+    """ONNX Runtime makes the same kernel of a product of float with a weight of 8 bits."""
+    torch.manual_seed(0)
+    x, config = torch.randn(2, 5, 64), dataclasses.replace(qsim.int8(target="onnxruntime"), activation=None)
+    sim = qsim.QuantSim(nn.Linear(64, 32), x, config)
+    sim.calibrate([x], progress=False)
+    report = sim.export(tmp_path / "model.onnx")
+    assert report.session_options == {"session.qdq_matmulnbits_accuracy_level": "1"}
+    assert (computed(report.path, x, **report.session_options) - sim(x)).abs().max() < 1e-5
+    assert (computed(report.path, x) - sim(x)).abs().max() > 1e-4
 
 
 def test_a_block_that_the_kernel_does_not_take_stays(tmp_path):

@@ -1,5 +1,7 @@
 """Channels of zeros fill the blocks that ONNX Runtime's kernels take, where nobody sees them, and change no integer."""
 
+import dataclasses
+
 import numpy as np
 import onnx
 import pytest
@@ -84,7 +86,7 @@ def test_gates_and_joined_halves_are_filled(tmp_path):
 
 
 def test_constants_with_a_number_for_each_channel_are_filled(tmp_path):
-    """A branch that is a BatchNorm alone, which folds into nothing, and a scale for each channel."""
+    """A branch that is a BatchNorm alone, which is to stay, and a scale for each channel."""
 
     def forward(m, x):
         x = F.relu(m.a(x))
@@ -101,7 +103,8 @@ def test_constants_with_a_number_for_each_channel_are_filled(tmp_path):
             held.uniform_(0.5, 1.5)
     modules = {"a": nn.Conv2d(3, 20, 3), "depth": nn.Conv2d(20, 20, 3, padding=1, groups=20), "b": nn.Conv2d(20, 16, 3)}
     torch.manual_seed(0)
-    sim = qsim.QuantSim(Scaled(forward, norm=norm, **modules).eval(), IMAGES, qsim.int8(target="onnxruntime"))
+    config = dataclasses.replace(qsim.int8(target="onnxruntime"), batch_norm="keep")
+    sim = qsim.QuantSim(Scaled(forward, norm=norm, **modules).eval(), IMAGES, config)
     sim.calibrate([IMAGES], progress=False)
     path = tmp_path / "model.onnx"
     sim.export(path)

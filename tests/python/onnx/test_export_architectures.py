@@ -1,7 +1,9 @@
 """What mainstream architectures are made of leaves for ONNX Runtime, and computes there what the simulation says."""
 
 import math
+from collections import namedtuple
 
+import onnx
 import pytest
 import torch
 import torch.nn.functional as F
@@ -153,6 +155,49 @@ def test_layers_of_a_constant(tmp_path):
     report = exported(Positions(), tmp_path, torch.randn(4, 5, 5))
     assert differing(report) == 0
     assert "table" in report.names
+
+
+def test_windows_keep_their_grid(tmp_path):
+    model = Forward(lambda m, x: m.a(x.unfold(1, 4, 2)), a=nn.Linear(4, 3))
+    report = exported(model, tmp_path, torch.randn(4, 10))
+    assert differing(report) == 0
+    assert not report.lint
+
+
+@pytest.mark.parametrize("sizes", [(3,), (3, 5), (2, 3, 4)], ids=str)
+def test_adaptive_pooling_over_windows_that_differ(sizes, tmp_path):
+    pool = {1: F.adaptive_avg_pool1d, 2: F.adaptive_avg_pool2d, 3: F.adaptive_avg_pool3d}[len(sizes)]
+    torch.manual_seed(0)
+    report = exported(Forward(lambda m, x: pool(F.relu(m.a(x)), sizes), a=nn.Linear(7, 7)), tmp_path, torch.randn(2, 3, *[7] * len(sizes)))
+    assert differing(report) == 0
+
+
+Result = namedtuple("Result", ["scores", "count"])
+
+
+def test_what_is_no_tensor_is_left_out(tmp_path):
+    def forward(m, x):
+        y = m.a(x)
+        return Result(y, 3), None, "text", x.shape[0], {"x": y + 1.0, "none": None}
+
+    report = exported(Forward(forward, a=nn.Linear(4, 3)), tmp_path, torch.randn(4, 4))
+    assert list(report.verification.differences["on integers", "optimised"]) == ["output_0_scores", "output_4_x"]
+    assert differing(report) == 0
+    assert any("no tensor, and the file has not: output_0_count, output_2, output_3" in note for note in report.notes)
+
+
+class Echo(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return {"x": self.a(x)}
+
+
+def test_an_output_that_is_called_as_an_input_is(tmp_path):
+    report = exported(Echo(), tmp_path, torch.randn(4, 4))
+    assert [value.name for value in onnx.load(report.path).graph.output] == ["output_x"]
 
 
 IN_PLACE = {

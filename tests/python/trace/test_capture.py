@@ -164,6 +164,39 @@ def test_weights_that_are_computed_become_constants():
     assert torch.equal(evaluated(sim, program, x), sim(x))
 
 
+def _halved(grid):
+    grid[:, 0] /= 2
+    return grid
+
+
+def _scaled_by_an_input(grid, x):
+    grid[:, 0] *= x.mean()
+    return grid
+
+
+CHANGED = {
+    "through a view": (True, lambda m, x: _halved(torch.arange(8.0).reshape(4, 2) + 1)),
+    "of what the model holds": (False, lambda m, x: _halved(m.table)),
+    "by an input": (False, lambda m, x: _scaled_by_an_input(torch.arange(8.0).reshape(4, 2) + 1, x)),
+}
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_constants_that_are_changed_in_place(name):
+    folds, made = CHANGED[name]
+    model = Forward(lambda m, x: m.fc(x) * made(m, x)[:, 0], fc=nn.Linear(4, 4)).eval()
+    model.register_buffer("table", torch.rand(4, 2) + 1)
+    x = torch.randn(8, 4)
+    sim = calibrated(model, x)
+    held, expected = model.table.clone(), sim(x)
+    sim.model.table.copy_(held)
+    program = capture(sim, *sim.calls[0])
+    fold_marked(program.exported)
+    assert any(constant.startswith("folded") for constant in program.exported.constants) == folds
+    assert torch.equal(sim.model.table, held)
+    assert torch.equal(evaluated(sim, program, x), expected)
+
+
 def test_marks_are_carried_over_moves_and_through_a_common_grid_alone():
     def forward(self, x):
         x = F.relu(self.conv(x))

@@ -1,0 +1,32 @@
+"""What cannot be traced is told in words: the line, the module, the cure, and nothing on the terminal besides."""
+
+from collections import OrderedDict
+
+import pytest
+import torch
+from models import Forward
+from torch import nn
+
+import qsim
+from qsim.trace.capture import capture
+
+REFUSED = {
+    "a branch": (lambda m, x: m.fc(x) if x.mean() > 0 else x, r"in 'part' \(`.*`\): Could not guard on data-dependent.*torch\.where"),
+    "a size": (lambda m, x: m.fc(x)[: int(x.sum().item())], r"in 'part' \(`.*`\): Could not extract.*depends on the values of tensors"),
+    "NumPy": (
+        lambda m, x: m.fc(torch.from_numpy(x.numpy())),
+        r"in 'part' \(`.*`\): \.numpy\(\) is not supported.*NumPy computes what no graph has",
+    ),
+    "an operation": (lambda m, x: m.fc(x).to_sparse(), r"in 'part' \(`.*`\): aten\._to_sparse\.default\. torch\.export knows no graph"),
+    "a type": (lambda m, x: Exception(m.fc(x)), r"forward returns a Exception, which torch knows no tensors in: register the type"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_traced_is_told_with_its_line_and_the_cure(name, capfd):
+    forward, expected = REFUSED[name]
+    model = nn.Sequential(OrderedDict(part=Forward(forward, fc=nn.Linear(4, 4)))).eval()
+    sim = qsim.QuantSim(model, torch.ones(2, 4))
+    with pytest.raises(qsim.CaptureError, match=expected):
+        capture(sim, *sim.calls[0])
+    assert capfd.readouterr().err == ""
