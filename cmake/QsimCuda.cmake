@@ -12,6 +12,9 @@ target_compile_options(qsim_kernels_cuda PRIVATE ${QSIM_NVCC_NUMERICS})
 # build that fails for it would cost more.
 set(untuned ${CMAKE_CUDA_ARCHITECTURES})
 list(REMOVE_ITEM untuned 80 90)
+if(QSIM_CUDA STREQUAL "CHECK")
+  target_compile_options(qsim_kernels_cuda PRIVATE -no-compress)  # tests/ptx runs the PTX in these objects
+endif()
 if(QSIM_CUDA STREQUAL "CHECK" AND NOT untuned)
   target_compile_options(qsim_kernels_cuda PRIVATE -Xptxas=--warn-on-spills -Xptxas=--warning-as-error)
 endif()

@@ -73,6 +73,8 @@ bool QuantizerVars::is_settled() const {
          names().has_encoding.is_true_in(vars);
 }
 
+bool QuantizerVars::has_spec(const py::object& spec) const { return names().spec.in(vars_.ptr()) == spec.ptr(); }
+
 py::handle QuantizerVars::scale() const {
   const py::handle buffer = tensor_in(names().buffers.in(vars_.ptr()), names().scale);
   return buffer ? buffer : tensor_in(names().parameters.in(vars_.ptr()), names().scale);
@@ -98,9 +100,10 @@ QuantizerVars::Settings QuantizerVars::settings() const {
           turns == nullptr ? -1 : PyLong_AsLongLong(turns)};
 }
 
-Settled::Settled(const py::dict& vars, std::int64_t quant_min, std::int64_t quant_max, std::optional<std::int64_t> axis,
-                 std::optional<std::int64_t> block_size, std::string rounding)
+Settled::Settled(const py::dict& vars, py::object spec, std::int64_t quant_min, std::int64_t quant_max,
+                 std::optional<std::int64_t> axis, std::optional<std::int64_t> block_size, std::string rounding)
     : vars_(vars),
+      spec_(std::move(spec)),
       quant_min_(quant_min),
       quant_max_(quant_max),
       axis_(axis),
@@ -120,7 +123,7 @@ py::object Settled::quantize(const py::handle& x, bool in_place) const {
   const Tensor *const given = plain(x), *const scale = plain(vars_.scale()), *const from = plain(vars_.zero_point());
   if (given == nullptr || scale == nullptr || from == nullptr || at::impl::torch_function_mode_enabled() ||
       !given->is_floating_point() || given->scalar_type() == at::kDouble || given->layout() != at::kStrided ||
-      given->is_nested() || !vars_.is_settled() || vars_.is_watched()) {
+      given->is_nested() || !vars_.is_settled() || vars_.is_watched() || !is_its_spec()) {
     return py::none();
   }
   Tensor y = *given;
@@ -145,7 +148,8 @@ py::object Settled::quantize_few(const py::handle& x, std::int64_t many) const {
 
 bool Settled::is_fixed() const {
   const Tensor* const scale = plain(vars_.scale());
-  return scale != nullptr && scale->is_cpu() && !scale->requires_grad() && vars_.is_settled() && !vars_.is_watched();
+  return scale != nullptr && scale->is_cpu() && !scale->requires_grad() && vars_.is_settled() && !vars_.is_watched() &&
+         is_its_spec();
 }
 
 Unchanged::Unchanged(const py::dict& vars)
@@ -211,10 +215,11 @@ py::custom_type_setup collected() {
 
 void bind_settled(py::module_& m) {
   py::class_<Settled>(m, "Settled", collected<Settled>())
-      .def(py::init<const py::dict&, std::int64_t, std::int64_t, std::optional<std::int64_t>,
+      .def(py::init<const py::dict&, py::object, std::int64_t, std::int64_t, std::optional<std::int64_t>,
                     std::optional<std::int64_t>, std::string>())
       .def("quantize", &Settled::quantize)
       .def("quantize_few", &Settled::quantize_few)
+      .def("is_its_spec", &Settled::is_its_spec)
       .def("is_fixed", &Settled::is_fixed);
   py::class_<Unchanged>(m, "Unchanged", collected<Unchanged>())
       .def(py::init<const py::dict&>())

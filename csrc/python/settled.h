@@ -26,6 +26,8 @@ class QuantizerVars {
   bool is_watched() const;
   // Whether it quantizes by an encoding that it does not change (`is_settled` in Python), and has one.
   bool is_settled() const;
+  // Whether its spec is this very object.
+  bool has_spec(const py::object& spec) const;
   // Its scale and zero point, borrowed; null where they are no tensors.
   py::handle scale() const;
   py::handle zero_point() const;
@@ -46,23 +48,26 @@ class QuantizerVars {
   py::dict vars_;
 };
 
-// A quantizer that `is_plain` (in Python), and what its spec says.
+// A quantizer that `is_plain` (in Python), and what its spec says: where it has another one, Python decides.
 class Settled {
  public:
-  Settled(const py::dict& vars, std::int64_t quant_min, std::int64_t quant_max, std::optional<std::int64_t> axis,
-          std::optional<std::int64_t> block_size, std::string rounding);
+  Settled(const py::dict& vars, py::object spec, std::int64_t quant_min, std::int64_t quant_max,
+          std::optional<std::int64_t> axis, std::optional<std::int64_t> block_size, std::string rounding);
 
   // The tensor quantized, in its own memory if `in_place`; None where Python has to decide: not now settled, watched,
   // or no dense tensor of up to 32 bits.
   py::object quantize(const py::handle& x, bool in_place) const;
   // Not in place, and None for `many` elements or more.
   py::object quantize_few(const py::handle& x, std::int64_t many) const;
+  // Whether the quantizer still has that spec.
+  bool is_its_spec() const { return vars_.has_spec(spec_); }
   // Whether `quantize` would, by a scale on the CPU that no gradient is for.
   bool is_fixed() const;
   int visit(visitproc visit, void* arg) const { return vars_.visit(visit, arg); }
 
  private:
   QuantizerVars vars_;
+  py::object spec_;
   std::int64_t quant_min_, quant_max_;
   std::optional<std::int64_t> axis_, block_size_;
   std::string rounding_;

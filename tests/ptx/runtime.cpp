@@ -17,7 +17,7 @@ constexpr unsigned kFatBinary = 0xBA55ED50;
 constexpr std::uint16_t kPtx = 1;
 constexpr std::size_t kSharedLimit = 227 * 1024, kSharedWithoutAsking = 48 * 1024;  // of a block, sm_90
 
-// What `-fatbin` makes, as far as nvcc -no-compress with one virtual architecture goes.
+// What `-fatbin` makes, as far as nvcc -no-compress goes: an entry for each real and each virtual architecture.
 struct FatHeader {
   std::uint32_t magic;
   std::uint16_t version, header_bytes;
@@ -27,7 +27,9 @@ struct FatEntry {
   std::uint16_t kind, version;
   std::uint32_t header_bytes;
   std::uint64_t bytes;
-  std::uint32_t compressed_bytes;
+  std::uint32_t compressed_bytes, unused;
+  std::uint16_t minor, major;
+  std::uint32_t architecture;
 };
 struct FatWrapper {
   std::uint32_t magic, version;
@@ -38,14 +40,19 @@ struct FatWrapper {
 std::string_view ptx_of(const FatWrapper& wrapper) {
   const auto* at = static_cast<const char*>(wrapper.data);
   FatHeader header;
-  FatEntry entry;
   std::memcpy(&header, at, sizeof header);
-  std::memcpy(&entry, at + header.header_bytes, sizeof entry);
-  if (header.magic != kFatBinary || entry.kind != kPtx || entry.compressed_bytes != 0) {
-    std::fputs("ptx: compile for one virtual architecture, with -no-compress\n", stderr);
-    std::abort();
+  at += header.header_bytes;
+  for (const char* end = at + header.bytes; header.magic == kFatBinary && at < end;) {
+    FatEntry entry;
+    std::memcpy(&entry, at, sizeof entry);
+    at += entry.header_bytes;
+    if (entry.kind == kPtx && entry.architecture == QSIM_PTX_ARCHITECTURE && entry.compressed_bytes == 0) {
+      return {at, entry.bytes};
+    }
+    at += entry.bytes;
   }
-  return {at + header.header_bytes + entry.header_bytes, entry.bytes};
+  std::fprintf(stderr, "ptx: compile for the virtual architecture %d, with -no-compress\n", QSIM_PTX_ARCHITECTURE);
+  std::abort();
 }
 
 struct Registered {

@@ -71,11 +71,13 @@ struct RangeCandidates {
   }
 };
 
-// Values that are integers times `unit` and fit the grid are exact with scale `unit`: the range that leads there, empty
-// where they do not fit. unit: a power of two, or 0 when there is none.
+// Values that are integers times `unit` and fit the grid are exact with scale `unit`, and with a half, a quarter ... of
+// it: the range that leads to the finest of them that fits, empty where none does. What was not observed lies between
+// the values that were, so steps beyond the range are worth nothing. unit: a power of two, or 0 when there is none.
 QSIM_HD Range lossless_range(Range observed, QuantGrid grid, double unit) {
   const QuantParams<double> covering = choose_qparams<double>(observed.low, observed.high, grid, 0);
-  if (unit < covering.scale) return {0, 0};
+  if (unit == 0 || unit < covering.scale) return {0, 0};
+  while (unit >= 2 * covering.scale) unit /= 2;
   if (!grid.symmetric) return {observed.low, observed.low + unit * grid_steps(grid)};
   return {unit * (static_cast<double>(grid.quant_min) - covering.zero_point),
           unit * (static_cast<double>(grid.quant_max) - covering.zero_point)};

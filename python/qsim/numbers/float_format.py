@@ -35,9 +35,9 @@ class FloatFormat:
     scaled: bool
 
     @property
-    def has_integer_grid_scale(self) -> bool:
-        """Whether a scale in float32 is chosen for it as for integers from -largest to largest, which has to be one."""
-        return self.scaled and self.largest == int(self.largest)
+    def has_fraction(self) -> bool:
+        """Whether the largest number is no integer: then it has no scale in float32, which is chosen as for integers up to it."""
+        return self.largest != int(self.largest)
 
 
 def _format(dtype: torch.dtype, *, infinite: bool = True) -> FloatFormat:

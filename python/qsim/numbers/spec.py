@@ -136,10 +136,9 @@ class TensorSpec:
             axes != sizes,
             f"got axis={self.axis}, block_size={self.block_size}; expected one block size for each axis",
         )
-        if self.is_float and self.has_scale and self.scale_format is None:
-            fraction = not FLOAT_FORMATS[self.dtype].has_integer_grid_scale
+        if self.is_float and self.scale_format is None and FLOAT_FORMATS[self.dtype].has_fraction:
             alike = "".join(f", or dtype={name!r}" for name, fields in BLOCK_FORMATS.items() if fields["dtype"] == self.dtype)
-            self._reject(fraction, f"{self.dtype} has no scale in float32; got scale_format=None: use 'float8_e8m0fnu'{alike}")
+            raise ValueError(f"TensorSpec: {self.dtype} has no scale in float32: use scale_format='float8_e8m0fnu'{alike}")
         self._reject(axes > 0 and self.method == "ema", f"method='ema' follows no tiles; got axis={self.axis}: use one axis")
         self._reject(self.saturate is False and not self.is_float, "saturate=False needs a float format; integers always saturate")
         if self.is_dynamic:

@@ -31,10 +31,10 @@ def entries(model: ir.Model) -> tuple[dict[str, str], list[str]]:
 
 
 def _has_float_products(model: ir.Model) -> bool:
-    """Whether a MatMul multiplies float with a constant of integers: they become MatMulNBits."""
+    """Whether a product of float with a constant of integers is there: ONNX Runtime makes MatMulNBits of MatMul and, for two axes, Gemm."""
     dequantized = {node.outputs[0] for node in model.graph if node.op_type == "DequantizeLinear"}
     constants = {value for value in dequantized if _is_constant(value)}
-    products = [node for node in model.graph if node.op_type == "MatMul" and node.inputs[1] in constants]
+    products = [node for node in model.graph if node.op_type in ("MatMul", "Gemm") and node.inputs[1] in constants]
     return any(node.inputs[0] not in dequantized for node in products)
 
 

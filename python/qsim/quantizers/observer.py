@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -347,7 +348,8 @@ def with_method(spec: TensorSpec, method: str | None, *, percentile: float | Non
     if method == "dynamic" and not spec.is_dynamic:
         raise ValueError("qsim: method='dynamic' chooses no encoding; make the quantizer with it: TensorSpec(method='dynamic')")
     given = {"method": method, "percentile": percentile, "gamma": gamma}
-    return dataclasses.replace(spec, **{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+    changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    return dataclasses.replace(spec, **changes) if changes else spec
 
 
 def encoding_of_range(low: Tensor, high: Tensor, spec: TensorSpec) -> Encoding:

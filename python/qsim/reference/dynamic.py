@@ -142,7 +142,7 @@ def round_to_format_dynamic(
     block = _block(x, axis, block_size)
     low, high = _ranges(x, axis, block)
     if scale_format is None:
-        if not FLOAT_FORMATS[format].has_integer_grid_scale:
+        if FLOAT_FORMATS[format].has_fraction:
             raise ValueError(f"round_to_format_dynamic: {format} has no scale in float32; expected scale_format='float8_e8m0fnu'")
         largest = int(FLOAT_FORMATS[format].largest)
         scale, _ = choose_qparams(low, high, -largest, largest, True, min_scale=min_scale)

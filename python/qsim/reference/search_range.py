@@ -133,10 +133,12 @@ class Distribution:
 
 
 def _lossless(low: Tensor, high: Tensor, unit: float, quant_min: int, quant_max: int, symmetric: bool) -> tuple[Tensor, Tensor] | None:
-    """The range whose scale is `unit`, if the multiples of it in ``[low, high]`` fit the grid."""
+    """The range whose scale is the least half, quarter ... of `unit` for which the multiples of it in ``[low, high]`` fit the grid."""
     covering, zero_point = choose_qparams(low.double(), high.double(), quant_min, quant_max, symmetric=symmetric)
-    if unit < covering:
+    if unit == 0 or unit < covering:
         return None
+    while unit >= 2 * covering:
+        unit /= 2
     start = (quant_min - zero_point) * unit if symmetric else low.double().clamp(max=0)
     return start.to(low.dtype), (start + (quant_max - quant_min) * unit).to(low.dtype)
 

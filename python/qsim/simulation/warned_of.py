@@ -10,6 +10,7 @@ from torch import nn
 
 from qsim.batch_norm.statistics import batch_norms, degenerate
 from qsim.graph.plan.actions import Decisions
+from qsim.graph.plan.plan import BY_CONFIG
 from qsim.graph.record.telling import Telling
 
 _SHOWN = 5  # so many sentences are in one warning
@@ -43,8 +44,8 @@ def parts_in_float(notes: Iterable[str]) -> None:
 
 def nothing_quantized(decisions: Decisions) -> None:
     """A target that has nothing to quantize in a model: every figure of its simulation is the float model's."""
-    reasons = Counter(entry.reason for entry in decisions.left if entry.reason.startswith("target "))
-    if decisions.quantizers or not reasons:  # none, as was asked for
+    reasons = Counter(entry.reason for entry in decisions.left)
+    if decisions.quantizers or not reasons or BY_CONFIG in reasons:  # none, as was asked for
         return
     warnings.warn(
         f"QuantSim: nothing of this model is quantized, so all figures are the float model's, and what is exported runs in float: "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from types import GeneratorType
 from typing import Any
 
 import torch
@@ -12,7 +11,8 @@ from torch import Tensor
 
 
 def tensors_of(value: Any) -> list[Tensor]:
-    """The tensors in tuples, lists, dicts and dataclasses, in order, and those that a generator makes."""
+    """The tensors in tuples, lists, dicts and dataclasses, in order, and those that a generator makes: compiled, it is an
+    iterator of another class."""
     return list(_tensors(value))
 
 
@@ -22,7 +22,7 @@ def _tensors(value: Any) -> Iterator[Tensor]:
     elif isinstance(value, dict):
         for entry in value.values():
             yield from _tensors(entry)
-    elif isinstance(value, tuple | list | GeneratorType):
+    elif isinstance(value, tuple | list | Iterator):
         for entry in value:
             yield from _tensors(entry)
     elif dataclasses.is_dataclass(value):

@@ -54,6 +54,22 @@ def test_follows_the_encoding() -> None:
     assert torch.equal(settled.quantize(X, False), quantizer(X))
 
 
+def test_another_spec_is_pythons_until_it_is_known() -> None:
+    """As `search_bits` puts the state of another quantizer in the place of a quantizer's own."""
+    quantizer, other = calibrated(TensorSpec()), calibrated(TensorSpec(bits=3))
+    settled, in_place, kept = _settled(quantizer), InPlace(quantizer), Kept(quantizer)
+    assert settled.quantize(X, False) is not None
+    in_place(X.clone()), kept(X)
+    vars(quantizer).clear()
+    vars(quantizer).update(vars(other))
+    assert settled.quantize(X, False) is None
+    assert not settled.is_fixed()
+    for _ in range(2):
+        assert torch.equal(in_place(X.clone()), other(X))
+        assert torch.equal(kept(X), other(X))
+    assert in_place._settled.quantize(X, False) is not None
+
+
 def test_gradients_are_those_of_the_quantizer() -> None:
     quantizer = calibrated(TensorSpec(bits=4))
     gradients = []

@@ -193,7 +193,9 @@ _DRAWN: dict[str, Callable[[Scene], Any]] = {
     "element": lambda s: s.rng.choice([*(name for name, form in FLOAT_FORMATS.items() if form.scaled), "int8", "int4"]),
     "choose_block_scale.lowest": lambda s: -torch.rand(s.sizes) * 10 ** s.rng.uniform(-30, 30),
     "choose_block_scale.highest": lambda s: torch.rand(s.sizes) * 10 ** s.rng.uniform(-30, 30),
-    "round_to_format_dynamic.format": lambda s: s.rng.choice([name for name, form in FLOAT_FORMATS.items() if form.has_integer_grid_scale]),
+    "round_to_format_dynamic.format": lambda s: s.rng.choice(
+        [name for name, form in FLOAT_FORMATS.items() if form.scaled and not form.has_fraction]
+    ),
     "scale_format": lambda s: s.rng.choice(["float8_e8m0fnu", "float8_e4m3fn"]),
     "fake_quantize_dynamic.scale_format": lambda s: None,  # integers that have one need a grid of their own: test_dynamic.py
     "round_to_format_dynamic.scale_format": lambda s: s.rng.choice([None, "float8_e8m0fnu", "float8_e4m3fn"]),

@@ -123,6 +123,21 @@ def test_mirrored_data_mirror_the_range(x, method):
     torch.testing.assert_close(mirrored, (-high, -low), rtol=1e-6, atol=0)
 
 
+@pytest.mark.parametrize("method", ["mse", "tf_enhanced"])
+@pytest.mark.parametrize("on_data", [False, True])
+@pytest.mark.parametrize(
+    ("unit", "steps", "symmetric", "scale"), [(1 / 16, 16, False, 1 / 128), (0.25, 7, False, 1 / 128), (0.5, 90, True, 0.5)]
+)
+def test_integers_times_a_power_of_two_are_exact_on_the_finest_grid_that_holds_them(method, on_data, unit, steps, symmetric, scale):
+    """Data sees no difference between these scales; what lies between its values does."""
+    x = torch.randint(-steps if symmetric else 0, steps + 1, (20000,), generator=torch.Generator().manual_seed(0)) * float(unit)
+    options = {"symmetric": symmetric, "method": method}
+    found = qsim.ops.search_range_data(x, -128, 127, **options) if on_data else qsim.ops.search_range(*seen(x), -128, 127, **options)
+    chosen, zero_point = qsim.ops.choose_qparams(*found, -128, 127, symmetric=symmetric)
+    assert chosen.item() == scale
+    assert torch.equal(qsim.ops.fake_quantize(x, chosen, zero_point, -128, 127), x)
+
+
 def test_percentile_keeps_the_middle():
     x = torch.rand(100000, generator=torch.Generator().manual_seed(0))
     low, high = qsim.ops.search_range(*seen(x), 0, 255, method="percentile", percentile=90.0)

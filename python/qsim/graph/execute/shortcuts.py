@@ -167,6 +167,7 @@ class InPlace:
                 return quantized
             if (quantized := settled.quantize(y, is_alone(y))) is not None:
                 return quantized
+            self._settled = _renewed(settled, q)
         return q(y) if is_watched(q) else q.forward(y, in_place=is_alone(y))  # unwatched, `forward` is all there is to a call
 
 
@@ -175,7 +176,12 @@ def _settled(quantizer: Quantizer) -> Settled | None:
     if type(quantizer) is not Quantizer or not quantizer.is_plain:
         return None
     spec = quantizer.spec
-    return Settled(vars(quantizer), spec.quant_min, spec.quant_max, spec.axis, spec.block_size, spec.rounding)  # type: ignore[arg-type]  # no tiles
+    return Settled(vars(quantizer), spec, spec.quant_min, spec.quant_max, spec.axis, spec.block_size, spec.rounding)  # type: ignore[arg-type]  # no tiles
+
+
+def _renewed(settled: Settled, quantizer: Quantizer) -> Settled | None:
+    """The same, or another one where the quantizer has another spec now."""
+    return settled if settled.is_its_spec() else _settled(quantizer)
 
 
 class Rectifier:
@@ -202,6 +208,7 @@ class Rectifier:
         """The quantized result; None where the rectifier has to run. `dies`: whether nothing reads the operand again."""
         q, settled = self.quantizer, self._settled
         if q.axis is not None or not (_is_fixed(q) if settled is None else settled.is_fixed()):
+            self._settled = None if settled is None else _renewed(settled, q)
             return None
         x, low, high, overwrites = _CALLS[self.function](*args, **kwargs)
         if type(x) is not Tensor or ((overwrites or self.changes) and not dies):

@@ -30,7 +30,7 @@ from qsim.graph.record.tape import InputSlot, Origin, Slot, Tape
 from qsim.graph.record.telling import Telling
 from qsim.numbers.spec import TensorSpec
 
-_BY_CONFIG = "left in float by the config"
+BY_CONFIG = "left in float by the config"
 _RETURNED = "changed in place, and returned to the model's caller by its older name"
 _READ_IN_FLOAT = "read by what the config leaves in float: rounded where others read it"
 _TRAINING = "runs in training only"
@@ -154,7 +154,7 @@ class _Planner:
         if kinds & {"step", "input", "random"} and not asked:
             changed = [any(o.kind == "stale" and self._is_made(o) for o in step.operands.get(slot, ())) for step in site.steps]
             if any(changed) and not all(changed):
-                self.ledger.leave(name, site.op, "changed in place in some of its calls")
+                self.ledger.leave(name, site.op, "quantized where it was made in some of its calls, not so in others")
             if not all(changed):
                 return  # quantized where it was made; random draws (dropout, stochastic depth) are no data of the target
         if not asked and kinds != {"const"} and not any(self._is_made(origin) for origin in origins):
@@ -211,7 +211,7 @@ class _Planner:
         shared = self._shared(("input", slot))
         spec = self.specs.of_input(slot)
         if spec is None:
-            self.ledger.leave(key, "input", _BY_CONFIG)
+            self.ledger.leave(key, "input", BY_CONFIG)
         elif shared is not None:
             self.ledger.inputs[slot] = self._join(shared, key, spec)
         else:
@@ -236,7 +236,7 @@ class _Planner:
         if (
             reason := (None if half else stays_float(site.kind, dims))
             or self.placement.constant_reason(site, role)
-            or (_BY_CONFIG if spec is None else None)
+            or (BY_CONFIG if spec is None else None)
         ):
             self.ledger.leave(name, site.op, reason)
             return
@@ -263,7 +263,7 @@ class _Planner:
         if spec is not None and source is not None and source.kind == "input":
             spec = self.specs.of_input(source.source)
         if spec is None:
-            self.ledger.leave(key, site.op, _BY_CONFIG)
+            self.ledger.leave(key, site.op, BY_CONFIG)
             return
         sources = {found for origin in origins if (found := made(self.flow, origin)) is not None}
         sharing = {self._shared(found) for found in sources}
@@ -302,7 +302,7 @@ class _Planner:
         key = f"{chain[0].name}.output" if chain != [site] else f"{site.name}.input[{slot}]"
         spec = self.specs.of_chain(chain)
         if spec is None:
-            self.ledger.leave(key, chain[0].op, _BY_CONFIG)
+            self.ledger.leave(key, chain[0].op, BY_CONFIG)
             return
         shared = None if producer is None else self._shared((producer, 0))
         changed_by_it = producer is not None and self.flow.works_in_place(producer)  # otherwise by what came after it
@@ -344,7 +344,7 @@ class _Planner:
             return
         spec = self.specs.of_chain(chain)
         if spec is None:
-            self.ledger.leave(chain[0].name, chain[0].op, _BY_CONFIG)
+            self.ledger.leave(chain[0].name, chain[0].op, BY_CONFIG)
             return
         op = " + ".join(member.op for member in chain)
         if self.flow.is_changed_through(site, self.specs.copied):
