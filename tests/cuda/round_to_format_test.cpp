@@ -116,9 +116,11 @@ TEMPLATE_TEST_CASE("rounded elements and what is counted of them equal the CPU's
   for (std::int64_t n : {1, 9, 2048, 4107}) {
     const std::vector<TestType> x = sample<TestType>(n, 0.5);
     for (FloatFormat name : kFormats) {
+      // One format of each way to round in full, the others once: the emulation is slow.
+      const bool in_full = name == FloatFormat::float8_e4m3fn || name == FloatFormat::bfloat16;
+      if (!in_full && n != 2048) continue;
       for (bool saturate : {false, true}) {
-        // One format of each way to round: the emulation is slow.
-        const bool scaled = saturate && (name == FloatFormat::float8_e4m3fn || name == FloatFormat::bfloat16);
+        const bool scaled = saturate && in_full;
         for (const Scaling<TestType>& by : scaled ? scalings<TestType>(n) : std::vector<Scaling<TestType>>(1)) {
           for (std::size_t offset : {0, 1}) check_rounding(x, name, saturate, offset, by);
           check_counts(x, name, saturate, by);
