@@ -7,6 +7,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import qsim
+from qsim.graph.execute.abroad import Abroad
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
@@ -143,3 +144,11 @@ def test_what_is_returned_by_another_name_is_so_while_its_quantizer_only_observe
     assert not other.equal(found)  # one grid is off, and all others are on
     with sim.in_float():
         assert not other.equal(sim(X.clone()))
+
+
+def test_memory_that_a_traced_container_noted_is_known_to_an_eager_one():
+    """Parts compiled by themselves: Dynamo has no references to storages, the container around them asks by memory."""
+    abroad, result = Abroad(nn.Identity()), torch.ones(3)
+    abroad.memory["act"] = [result]
+    assert abroad.lies_in(("act",), result[1:])
+    assert not abroad.lies_in(("act",), torch.ones(3))

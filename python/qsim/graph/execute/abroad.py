@@ -17,7 +17,7 @@ class Abroad:
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.handed: dict[str, list[Any]] = {}
-        self.memory: dict[str, list[StorageWeakRef]] = {}
+        self.memory: dict[str, list[StorageWeakRef | Tensor]] = {}  # while Dynamo traces, the results themselves
         self.broken: set[tuple[str, Any]] = set()  # ends of chains that did not begin, by container and what is before them
         self.trusts = False  # that all others began: Dynamo traces checkpoints apart, and what runs again takes other tensors
 
@@ -35,4 +35,8 @@ class Abroad:
     def lies_in(self, names: tuple[str, ...], t: Any) -> bool:
         """Whether `t` lies in memory that one of these operations returned."""
         memory = memory_of(t) if isinstance(t, Tensor) else None
-        return memory is None or any(known.cdata == memory for name in names for known in self.memory.get(name, ()))
+        return memory is None or any(_is(known, memory) for name in names for known in self.memory.get(name, ()))
+
+
+def _is(known: StorageWeakRef | Tensor, memory: int) -> bool:
+    return bool((memory_of(known) if isinstance(known, Tensor) else known.cdata) == memory)
