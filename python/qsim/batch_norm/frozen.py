@@ -40,10 +40,10 @@ def as_batch_norms(model: nn.Module, wanted: Callable[[str], bool] = lambda path
 
 
 def _is_frozen(module: nn.Module) -> bool:
+    if next(module.children(), None) is not None or next(module.parameters(), None) is not None:
+        return False
     held = dict(module.named_buffers())
     if set(held) != set(_TENSORS) or is_torchs_own(module, "forward"):
-        return False
-    if next(module.parameters(), None) is not None or next(module.children(), None) is not None:
         return False
     shape = held["weight"].shape
     if len(shape) != 1 or any(t.shape != shape or t.is_meta or not t.is_floating_point() for t in held.values()):
@@ -57,8 +57,7 @@ def _is_frozen(module: nn.Module) -> bool:
             found: Any = tried(x.clone())
         except Exception:  # whatever else it is
             return False
-        numbers = [t.to("cpu", torch.float64) for t in held.values()]
-        weight, bias, mean, var = (dict(zip(held, numbers, strict=True))[name] for name in _TENSORS)
+        weight, bias, mean, var = (held[name].to("cpu", torch.float64) for name in _TENSORS)
         expected = F.batch_norm(x, mean, var, weight, bias, eps=_eps(module))
     return isinstance(found, Tensor) and found.shape == x.shape and torch.allclose(found, expected, rtol=_TOLERANCE, atol=_TOLERANCE)
 
@@ -69,9 +68,8 @@ def _eps(module: nn.Module) -> float:
 
 def _batch_norm(module: nn.Module) -> FrozenBatchNorm:
     held = dict(module.named_buffers())
-    made = FrozenBatchNorm(
-        len(held["weight"]), _eps(module), track_running_stats=False, device="meta"
-    )  # states have no num_batches_tracked
+    # Not tracking: states have no num_batches_tracked.
+    made = FrozenBatchNorm(len(held["weight"]), _eps(module), track_running_stats=False, device="meta")
     made.weight, made.bias = (nn.Parameter(held[name], requires_grad=False) for name in _TENSORS[:2])
     made.running_mean, made.running_var = held["running_mean"], held["running_var"]
     return made.train(module.training)

@@ -1,7 +1,7 @@
 """Checkpoints with packed integer weights: GPTQ, AWQ, compressed-tensors, GGUF."""
 
 from qsim.checkpoints.checkpoint import Checkpoint
-from qsim.checkpoints.checkpoint_formats import CHECKPOINT_FORMATS, load_checkpoint, save_checkpoint, write_packed
+from qsim.checkpoints.checkpoint_formats import CHECKPOINT_FORMATS, first_names, load_checkpoint, save_checkpoint, write_packed
 from qsim.checkpoints.packed_weight import PackedWeight
 
-__all__ = ["CHECKPOINT_FORMATS", "Checkpoint", "PackedWeight", "load_checkpoint", "save_checkpoint", "write_packed"]
+__all__ = ["CHECKPOINT_FORMATS", "Checkpoint", "PackedWeight", "first_names", "load_checkpoint", "save_checkpoint", "write_packed"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -121,8 +121,9 @@ def save_checkpoint(
     if format == gguf.FORMAT:
         _write_gguf(checkpoint, Path(folder))
         return
-    named: dict[str, PackedWeight | Tensor] = {**checkpoint.tensors, **checkpoint.weights}
-    write_packed(Path(folder), ((name, named[name]) for name in _once(named)), format, checkpoint.model_config, linear)
+    first = first_names(checkpoint.tensors)
+    named = {name: t for name, t in checkpoint.tensors.items() if name in first}
+    write_packed(Path(folder), [*named.items(), *checkpoint.weights.items()], format, checkpoint.model_config, linear)
 
 
 def write_packed(
@@ -153,15 +154,12 @@ def write_packed(
         writer.finish({**model_config, "quantization_config": module.quantization(schemes, format, linear)})
 
 
-def _once(named: Mapping[str, PackedWeight | Tensor]) -> Iterator[str]:
-    """Each memory once, as safetensors wants it: of shared tensors the first."""
-    seen: set[int] = set()
-    for name, entry in named.items():
-        memory = entry.data_ptr() if isinstance(entry, Tensor) and entry.numel() else None
-        if memory is None or memory not in seen:
-            yield name
-        if memory is not None:
-            seen.add(memory)
+def first_names(tensors: Mapping[str, Tensor]) -> set[str]:
+    """The names of all but those that share their memory with one before: safetensors wants each memory once."""
+    firsts: dict[object, str] = {}
+    for name, t in tensors.items():
+        firsts.setdefault(t.data_ptr() if t.numel() else name, name)
+    return set(firsts.values())
 
 
 def _write_gguf(checkpoint: Checkpoint, path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qsim.checkpoints import CHECKPOINT_FORMATS, Checkpoint, PackedWeight, load_checkpoint, save_checkpoint, write_packed
+from qsim.checkpoints import CHECKPOINT_FORMATS, Checkpoint, PackedWeight, first_names, load_checkpoint, save_checkpoint, write_packed
 from qsim.deploy.bake import BakedWeight, entries, integers
 from qsim.files import Entry
 from qsim.files.fitting import fitted
@@ -39,12 +39,10 @@ def save_compressed(sim: Simulation, folder: str | os.PathLike[str], format: str
 
 def _packed(every: list[tuple[str, Tensor, BakedWeight | None]]) -> Iterator[tuple[str, PackedWeight | Tensor]]:
     """The model's state, weights as integers, one by one; of shared tensors the first."""
-    seen: set[int] = set()
+    first = first_names({name: t for name, t, _ in every})
     for name, t, weight in every:
-        if t.numel() and t.data_ptr() in seen:
-            continue
-        seen.add(t.data_ptr())
-        yield name, t if weight is None else packed_weight(t, weight.quantizer)
+        if name in first:
+            yield name, t if weight is None else packed_weight(t, weight.quantizer)
 
 
 def packed_weight(weight: Tensor, quantizer: Quantizer) -> PackedWeight:

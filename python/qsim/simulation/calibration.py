@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from qsim.errors import CalibrationError
+from qsim.graph.plan.actions import PlannedQuantizer
 from qsim.graph.record.containers import compute_parameters
 from qsim.loggers.figures import Figures
 from qsim.pages.markup import Fact, problems, tiles
@@ -120,20 +121,19 @@ def calibrate(
         sim.read = (sim.read or frozenset()) | read
     with noted.seconds.stage("search"):
         problems = choose_encodings(sim)
-    problems += _constant_inputs(sim)
+    problems += _constant_inputs(sim.decisions.quantizers, quantizers)
     problems += [
         f"'{key}' was read by no batch: what is computed with it was not seen. Calibrate with data that reach it" for key in sim.unread()
     ]
     return report_of(noted, quantizers, problems, memory.peaks(), sim.summary)
 
 
-def _constant_inputs(sim: Simulation) -> Iterator[str]:
+def _constant_inputs(planned: Mapping[str, PlannedQuantizer], quantizers: Mapping[str, Quantizer]) -> Iterator[str]:
     """A sentence for each input of the model that had one value in all batches: so do blank images, and data that were never loaded."""
-    for key, planned in sim.decisions.quantizers.items():
-        quantizer = sim.quantizers()[key]
-        ends = quantizer.observer.min, quantizer.observer.max
-        if planned.role == "input" and quantizer.counts.elements > 1 and ends[0].numel() == 1 and bool(ends[0] == ends[1]):
-            value = float(ends[0])
+    for key in [key for key, found in planned.items() if found.role == "input"]:
+        observer = quantizers[key].observer
+        if observer.counts.elements > 1 and observer.lowest.numel() == 1 and bool(observer.lowest == observer.highest):
+            value = float(observer.lowest)
             yield f"'{key}' was {value:g} throughout, and its range is that of one number: calibrate with data as the model will meet them"
 
 

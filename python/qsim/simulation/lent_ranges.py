@@ -6,7 +6,7 @@ An observer's state is a sum: what the others saw is added to what one saw itsel
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from qsim.numbers.encoding import Encoding
@@ -40,11 +40,12 @@ class Borrower(NamedTuple):
 
 def lent(sim: Simulation) -> dict[str, Lent]:
     """The quantizers that fewer than `_FEW` values reached, and no fourth of what reached others that do the same."""
-    return {key: found for group in sim.decisions.alike for key, found in _of_group(sim, group)}
+    quantizers = sim.quantizers()
+    return {key: found for group in sim.decisions.alike for key, found in _of_group({key: quantizers[key] for key in group})}
 
 
-def _of_group(sim: Simulation, group: tuple[str, ...]) -> Iterator[tuple[str, Lent]]:
-    observers = {key: sim.quantizers()[key].observer for key in group if sim.quantizers()[key].enabled}
+def _of_group(group: Mapping[str, Quantizer]) -> Iterator[tuple[str, Lent]]:
+    observers = {key: quantizer.observer for key, quantizer in group.items() if quantizer.enabled}
     finite = {key: observer.counts.elements - observer.counts.nonfinite for key, observer in observers.items()}
     most = max(finite.values(), default=0)
     poor = [key for key, count in finite.items() if count < _FEW and count * _TIMES < most]

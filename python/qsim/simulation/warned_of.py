@@ -10,7 +10,7 @@ from torch import nn
 
 from qsim.batch_norm.statistics import batch_norms, degenerate
 from qsim.graph.plan.actions import Decisions
-from qsim.graph.plan.plan import BY_CONFIG
+from qsim.graph.plan.notes import BY_CONFIG
 from qsim.graph.record.telling import Telling
 
 _SHOWN = 5  # so many sentences are in one warning

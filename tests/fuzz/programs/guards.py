@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
-from unittest.mock import patch
 
 from torch import Tensor, nn
 
@@ -27,78 +24,23 @@ from qsim.graph.record.tape import Origin, Tape, indirect
 from qsim.graph.record.written_state import Held
 from qsim.simulation import simulation
 
-Change = tuple[Any, str, Any]  # of an attribute: its owner, its name, what is there instead
-
-
-@dataclass(frozen=True)
-class Guard:
-    """`premise`: what is asked; `changes`: take the question out; `oracles`: that may see it; `wants`: what the text of programs
-    has that may need it."""
-
-    premise: str
-    changes: tuple[Change, ...]
-    oracles: tuple[str, ...]
-    wants: str = ""
-
-    @contextlib.contextmanager
-    def out(self) -> Iterator[None]:
-        """Within the context nobody asks."""
-        with contextlib.ExitStack() as undo:
-            for owner, name, value in self.changes:
-                undo.enter_context(patch.object(owner, name, value))
-            yield
-
-    @contextlib.contextmanager
-    def watched(self) -> Iterator[list[bool]]:
-        """Within the context it is asked, and noted whether the answer is ever another than nobody's."""
-        answers: list[bool] = []
-        with contextlib.ExitStack() as undo:
-            for owner, name, value in self.changes:
-                if isinstance(value, _Answer):
-                    undo.enter_context(patch.object(owner, name, value.beside(getattr(owner, name), answers)))
-                else:
-                    answers.append(True)
-            yield answers
-
-
-class _Answer:
-    """A function that gives one answer, whatever it is asked. `acts`: what it stands for is called for what it does."""
-
-    def __init__(self, make: Callable[[], Any], *, acts: bool = False) -> None:
-        self.make, self.acts = make, acts
-
-    def __get__(self, instance: Any, owner: Any = None) -> _Answer:
-        return self
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.make()
-
-    def beside(self, asked: Callable[..., Any], answers: list[bool]) -> Callable[..., Any]:
-        """What asks, and notes where this is not the answer."""
-
-        def both(*args: Any, **kwargs: Any) -> Any:
-            found, nobodys = asked(*args, **kwargs), self.make()
-            if not answers and (self.acts or type(found) is not type(nobodys) or found != nobodys):
-                answers.append(True)
-            return found
-
-        return both
+from .guard import Answer, Change, Guard
 
 
 def _put(*changes: Change) -> tuple[Change, ...]:
     return changes
 
 
-def _always(value: Any) -> _Answer:
-    return _Answer(lambda: value)
+def _always(value: Any) -> Answer:
+    return Answer(lambda: value)
 
 
-def _nothing() -> _Answer:
-    return _Answer(lambda: None, acts=True)
+def _nothing() -> Answer:
+    return Answer(lambda: None, acts=True)
 
 
-def _empty(kind: type[Any]) -> _Answer:
-    return _Answer(kind)
+def _empty(kind: type[Any]) -> Answer:
+    return Answer(kind)
 
 
 class _All:
@@ -311,7 +253,7 @@ GUARDS: dict[str, Guard] = {
     ),
     "put back": Guard(
         "recording puts back buffers, flags and random numbers",
-        _put((record, "unchanged", lambda model: contextlib.nullcontext())),
+        _put((record, "unchanged", lambda model, *, whole: contextlib.nullcontext())),
         ("left alone", "off"),
     ),
     "arguments by name": Guard(

@@ -57,6 +57,8 @@ class LocalMode(TorchFunctionMode):
         What lies above that which computes again.
     """
 
+    simulates = True  # False in a run in float beside another one
+
     def __init__(
         self,
         place: Place,

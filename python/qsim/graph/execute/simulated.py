@@ -212,4 +212,4 @@ def _simulating() -> LocalMode | None:
     """The mode of the innermost container that is simulated now; None outside of all, and in a run in float beside a simulated one."""
     stack = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
     mode = next((mode for mode in reversed(stack) if isinstance(mode, LocalMode)), None)
-    return mode if mode is not None and getattr(mode, "simulates", True) else None
+    return mode if mode is not None and mode.simulates else None

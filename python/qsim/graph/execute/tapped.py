@@ -77,11 +77,8 @@ def tapped_mode(current: Callable[[], Tap]) -> type[LocalMode]:
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             self.tap = current()
+            self.simulates = self.tap.simulates
             self.nodes = cast("list[Node]", _Sharing(self.nodes, self.place.weights_read, self.tap.weights))
-
-        @property
-        def simulates(self) -> bool:
-            return self.tap.simulates
 
         def met(self, node: int, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             weights = self.place.weights_read[node]

@@ -16,6 +16,7 @@ from qsim.graph.record.telling import Telling
 from qsim.operations.functions import visible
 
 NOT_REACHED = "not reached by the example inputs"
+BY_CONFIG = "left in float by the config"
 _CLOSE = 0.8  # of 1: how like a name a pattern is that was mistyped
 _PARTS = ("weight", "output", "input")  # what keys of quantizers end in, and names of operations do not
 

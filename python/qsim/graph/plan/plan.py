@@ -18,7 +18,7 @@ from qsim.graph.plan.elsewhere import elsewhere_of, plan_unreached
 from qsim.graph.plan.gate_quantizers import plan_gates
 from qsim.graph.plan.halves import find_halves
 from qsim.graph.plan.ledger import Ledger
-from qsim.graph.plan.notes import mistyped, notes_of, unmet
+from qsim.graph.plan.notes import BY_CONFIG, mistyped, notes_of, unmet
 from qsim.graph.plan.regions import find_regions
 from qsim.graph.plan.rules import computed_spec, is_bias, stays_float, weight_axes, weight_spec
 from qsim.graph.plan.sharing import Made, made
@@ -30,7 +30,6 @@ from qsim.graph.record.tape import InputSlot, Origin, Slot, Tape
 from qsim.graph.record.telling import Telling
 from qsim.numbers.spec import TensorSpec
 
-BY_CONFIG = "left in float by the config"
 _RETURNED = "changed in place, and returned to the model's caller by its older name"
 _READ_IN_FLOAT = "read by what the config leaves in float: rounded where others read it"
 _TRAINING = "runs in training only"

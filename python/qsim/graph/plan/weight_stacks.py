@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from qsim.graph.plan.ledger import Ledger
-from qsim.graph.plan.notes import unmet
+from qsim.graph.plan.notes import BY_CONFIG, unmet
 from qsim.graph.plan.rules import WeightAxes, weight_axes
 from qsim.graph.plan.specs import Specs
 from qsim.graph.record.routes import Site
@@ -41,7 +41,7 @@ class Stacks:
         if not (placement.weighs(site.type) or placement.weighs(LINEAR)):
             ledger.leave(name, site.op, f"target {placement.profile.name!r} leaves weights of {site.type} in float")
         elif spec is None:
-            ledger.leave(name, site.op, "left in float by the config")
+            ledger.leave(name, site.op, BY_CONFIG)
         else:
             ledger.add(name, "weight", stack_spec(spec, _axes(axes, turned), self._specs.shape_of(name)), site.op, name, reader=site.name)
             ledger.actions[site].stacks[slot] = name
