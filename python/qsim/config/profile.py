@@ -10,6 +10,7 @@ from typing import Any
 
 from qsim.config.override import Override
 from qsim.numbers.spec import TensorSpec, check_keys, checked_field
+from qsim.operations.onnxruntime import INTEGER_KERNELS
 
 Changes = tuple[tuple[str, Any], ...]
 Range = tuple[str, float, float]
@@ -43,6 +44,9 @@ class Profile:
         Operations whose results are quantized where they are made.
     inputs : tuple of str
         Operations whose operands are quantized where they are read, unless they were quantized where they were made.
+    kernels : tuple of str
+        Operations that the runtime computes on integers of 8 bits. What none of them makes or reads stays in float: a grid between two
+        operations that are computed in float costs accuracy and gains nothing. Empty: nobody knows, and everything is quantized.
     weights : tuple of str
         Multiply-accumulates whose constant operands are quantized.
     residual : tuple of str
@@ -83,6 +87,7 @@ class Profile:
     half_accumulator: str = "float32"
     outputs: tuple[str, ...] = ("*",)
     inputs: tuple[str, ...] = ()
+    kernels: tuple[str, ...] = ()
     weights: tuple[str, ...] = ("*",)
     residual: tuple[str, ...] = ()
     shared: tuple[str, ...] = ()
@@ -99,7 +104,7 @@ class Profile:
     def __post_init__(self) -> None:
         for name in ("chains", "half_chains", "ranges"):
             object.__setattr__(self, name, tuple(tuple(entry) for entry in getattr(self, name)))
-        for name in ("outputs", "inputs", "weights", "residual", "shared", "gates", "bias", "rules"):
+        for name in ("outputs", "inputs", "kernels", "weights", "residual", "shared", "gates", "bias", "rules"):
             value = getattr(self, name)
             if isinstance(value, str):
                 raise TypeError(f"Profile: got {name}={value!r}; expected a tuple: ({value!r},)")
@@ -171,20 +176,28 @@ _SYMMETRIC = {"symmetric": True, "signed": True}
 # No runtime's own rules: every result and every weight once, at the end of the chains that inference engines fuse.
 DEFAULT = Profile("default", _chains(_ACTIVATION))
 
+# What has integer kernels (`qsim.operations.onnxruntime`), and what becomes one of these.
+_ONNXRUNTIME_KERNELS = (*INTEGER_KERNELS, "Gather", "Einsum", "Swish", "HardSwish", "HardSigmoid", "BatchNormalization", "ReduceMean")
+
 # Integer kernels run where DequantizeLinear and QuantizeLinear stand on both sides. A rectifier goes into them if the zero point is the
 # smallest integer, which an asymmetric range from 0 gives, or the range is that of the Clip; other activations need a quantizer before
 # them. SiLU and HardSwish are two such kernels, gate and product, in 0.6 of the time that they take in float. A table that Gather reads
-# has one scale. A hard sigmoid has an integer kernel on the grid of [0, 1] alone. On x86 the fast kernels take uint8 activations and
-# int8 weights.
+# has one scale. A hard sigmoid has an integer kernel on the grid of [0, 1] alone. A recurrent layer is one operation in float; on integers
+# it is every step by itself, up to five times as long and 3 to 5 dB further from the float model. On x86 the fast kernels take uint8
+# activations and int8 weights.
 ONNXRUNTIME = Profile(
     "onnxruntime",
     _chains(_RECTIFIER),
+    kernels=_ONNXRUNTIME_KERNELS,
     lone_norms=True,
     gates=("Swish", "HardSwish"),
     ranges=(("HardSigmoid", 0.0, 1.0),),
     weight=_SYMMETRIC,
     activation={"signed": False},
-    rules=(Override(op_type="Gather", weight={"axis": None, "block_size": None}),),
+    rules=(
+        Override(op_type="Gather", weight={"axis": None, "block_size": None}),
+        *(Override(op_type=layer, weight=None, activation=None) for layer in ("LSTM", "GRU", "RNN")),
+    ),
 )
 
 # Quantizers stand before weighted layers alone; the other branch of an addition is quantized where a convolution takes the addition over.

@@ -14,7 +14,7 @@ from qsim.simulation.simulation import Simulation
 from qsim.stages import Stages
 from qsim.trace.capture import Program, capture
 from qsim.trace.constants import fold_marked
-from qsim.trace.idle_slices import drop_idle_slices
+from qsim.trace.idle_nodes import drop_idle_nodes
 from qsim.trace.integer_forms import use_integer_forms
 from qsim.trace.mark_uses import MarkUses, objections, per_channel, refusal
 from qsim.trace.marks_before_rectifiers import mark_before_rectifiers
@@ -33,7 +33,7 @@ class Tracing:
         self.sim, self.target = sim, target
         self.program: Program = capture(sim, *sim.calls[0], dynamic_shapes, open_batch=target.reads_onnx)
         fold_marked(self.program.exported)
-        drop_idle_slices(self.program.exported.graph)
+        drop_idle_nodes(self.program.exported.graph)
         self.plain = self.program.copied()  # as it is without the target's marks
         self.quantizers = sim.quantizers()
         if target.tokens:

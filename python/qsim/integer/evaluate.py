@@ -28,6 +28,7 @@ from qsim.numbers.float_format import FLOAT_FORMATS
 from qsim.quantizers.quantizer import Quantizer
 from qsim.trace.capture import Program
 from qsim.trace.fx_nodes import arguments
+from qsim.trace.idle_nodes import drop_idle_nodes
 from qsim.trace.integer_forms import NUMBER, SCALED, number, scaled
 from qsim.trace.mark_uses import per_channel
 from qsim.trace.marks_behind_moves import mark_behind_moves
@@ -42,7 +43,7 @@ class Evaluation:
     Parameters
     ----------
     program : Program
-        Its graph gets marks behind moves.
+        Its graph gets marks behind moves, and loses what does nothing.
     quantizers : mapping of str to Quantizer
         All that the marks name.
     model : nn.Module
@@ -50,6 +51,7 @@ class Evaluation:
     """
 
     def __init__(self, program: Program, quantizers: Mapping[str, Quantizer], model: nn.Module) -> None:
+        drop_idle_nodes(program.exported.graph)
         mark_behind_moves(program.exported.graph, per_channel(quantizers))
         self.program, self.quantizers, self.model = program, quantizers, model
         self._paths = [path for _, path in stored_inputs(program)]

@@ -119,6 +119,18 @@ def _convert(node: Node) -> Any:
     return x if x.meta["val"].dtype is dtype else (_aten._to_copy.default, (x,), {"dtype": dtype})
 
 
+def _rsub(node: Node) -> Any:
+    """A number less integers, which the exporter finds no type for: less what they are in the type of the result."""
+    x: Any = node.args[0]
+    dtype = node.meta["val"].dtype
+    if x.meta["val"].dtype is dtype:
+        return None
+    with node.graph.inserting_before(node):
+        cast = node.graph.call_function(_aten._to_copy.default, (x,), {"dtype": dtype})
+    cast.meta = {"val": x.meta["val"].to(dtype)}
+    return node.target, (cast, *node.args[1:]), node.kwargs
+
+
 def _attention(node: Node) -> Any:
     """Attention of operands that have other than four dimensions, by that of four: [batch, heads, tokens, channels]. What lies between
     the batch and the tokens counts as heads."""
@@ -187,6 +199,7 @@ _REPLACED = {
     _aten.dropout.default: _dropout,
     _aten.feature_dropout.default: _dropout,
     _aten.chunk.default: _chunk,
+    _aten.rsub.Scalar: _rsub,
     _aten.scaled_dot_product_attention.default: _attention,
     **dict.fromkeys((_aten.to.dtype, _aten.to.dtype_layout, _aten.to.device, _aten.to.other, _aten.type_as.default), _convert),
     **{getattr(_aten, f"upsample_{kind}").vec: _resize for kind in ("nearest1d", "nearest2d", "nearest3d", "bilinear2d", "bicubic2d")},

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.overrides import _get_current_function_mode
 
 State = tuple[Tensor, ...]  # what a cell hands to the next step in time; its first entry is the output
+RECURRENT_LAYERS = ("LSTM", "GRU", "RNN", "LSTMCell", "GRUCell", "RNNCell")  # of torch.nn
 Cell = Callable[[Tensor, State, Tensor, Tensor | None], State]  # input's part of the gates, state, weight and bias of the state's part
 
 

@@ -10,7 +10,7 @@ from torch.fx import Graph, Node
 
 from qsim.graph.execute.marks import QUANTIZED
 from qsim.numbers.encoding import Encoding
-from qsim.trace.fx_nodes import arguments, function
+from qsim.trace.fx_nodes import arguments, function, is_float
 from qsim.trace.marks_behind_moves import key_of, shared_meta
 
 
@@ -27,7 +27,7 @@ def mark_before_rectifiers(graph: Graph, encodings: Mapping[str, Encoding]) -> N
         if not isinstance(clamp, Node) or len(clamp.users) > 1 or limits_of(clamp) is None or absorbs(encodings[str(key)], clamp):
             continue
         before = clamp.args[0]
-        if not isinstance(before, Node) or key_of(before) is not None or len(before.users) > 1:
+        if not isinstance(before, Node) or not is_float(before) or key_of(before) is not None or len(before.users) > 1:
             continue
         with graph.inserting_before(clamp):
             made = graph.call_function(QUANTIZED, (before, key))

@@ -20,10 +20,16 @@ _NOT_THE_MODELS = (f"{Path(__file__).parents[1]}/", f"{Path(torch.__file__).pare
 _LONGEST = 100  # characters of a line of code
 _ONE_GRAPH = "What runs on a runtime must be one graph: take control flow that depends on values out of forward"
 _VALUES = f"A size or a branch there depends on the values of tensors. {_ONE_GRAPH}, or write it with torch.where, masks and shapes"
+_OTHER_WAY = (
+    "The call ran when it was recorded, so the model takes another way when it is traced: transformers' models make a mask then that "
+    "they leave out of an eager call where it is all ones. Leave such arguments out of the example inputs (attention_mask=None); where the "
+    "model makes them by itself, simulate what it hands them to (its encoder) without them"
+)
 _CURES = (  # what torch's message holds, and what it means
     (r"data-dependent|DataDependent", _VALUES),
     (r"argument 'size' failed to unpack", _VALUES),
     (r"\.numpy\(\) is not supported|\.tolist\(\)", f"NumPy computes what no graph has. {_ONE_GRAPH}, or write it with torch's operations"),
+    (r"must match the (existing )?size|shapes cannot be multiplied|broadcast", _OTHER_WAY),
     (r"^(aten|prims|quantized)[.:]", f"torch.export knows no graph of this operation. {_ONE_GRAPH}, and such operations with it"),
 )
 

@@ -117,7 +117,11 @@ RUN_IN_FLOAT = {
 @pytest.mark.parametrize("layer", ["conv", "transposed", "linear", "rows"])
 def test_weights_in_float_become_integers_in_the_runtime(layer, tmp_path):
     layers = {"conv": conv(), "transposed": nn.ConvTranspose2d(4, 4, 2), "linear": nn.Linear(8, 5), "rows": nn.Linear(256, 25)}
-    model = Forward(lambda m, x: m.layer(x.flatten(1) if layer == "rows" else x), layer=layers[layer])
+    forwards = {
+        "transposed": lambda m, x: m.layer(x.sigmoid()).sigmoid(),  # between others that have integer kernels: else it has no quantizers
+        "rows": lambda m, x: m.layer(x.flatten(1)),
+    }
+    model = Forward(forwards.get(layer, lambda m, x: m.layer(x)), layer=layers[layer])
     sim = qsim.QuantSim(seeded(lambda: model), IMAGE, CONFIG)
     sim.calibrate([IMAGE], progress=False)
     sim.disable("layer.weight")

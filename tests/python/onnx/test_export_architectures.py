@@ -92,9 +92,10 @@ def test_attention_over_any_number_of_dimensions(name, tmp_path):
     shape, mask, options = ATTENTION[name]
 
     def forward(m, x):
-        return F.scaled_dot_product_attention(m.q(x), m.k(x), x, None if mask is None else mask(), **options)
+        return m.out(F.scaled_dot_product_attention(m.q(x), m.k(x), m.v(x), None if mask is None else mask(), **options))
 
-    report = exported(Forward(forward, q=nn.Linear(16, 16), k=nn.Linear(16, 16)), tmp_path, torch.randn(shape))
+    layers = {name: nn.Linear(16, 16) for name in ("q", "k", "v", "out")}
+    report = exported(Forward(forward, **layers), tmp_path, torch.randn(shape))
     assert differing(report) == 0
     assert report.verification.differences["simulation", "not optimised"]["output"].largest <= 1
 

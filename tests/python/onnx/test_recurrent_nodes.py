@@ -1,4 +1,4 @@
-"""Recurrent layers that are left in float: one operation each, for sequences of any length, on ONNX Runtime as in torch."""
+"""Recurrent layers, which the target leaves in float: one operation each, for sequences of any length, on ONNX Runtime as in torch."""
 
 import onnx
 import onnxruntime
@@ -31,7 +31,7 @@ class Tagger(nn.Module):
 
 
 def simulated(model, x, config=None):
-    config = qsim.int8(target="onnxruntime").override("r*", off=True) if config is None else config
+    config = qsim.int8(target="onnxruntime") if config is None else config
     sim = qsim.QuantSim(model.eval(), x, config)
     sim.calibrate([x], progress=False)
     return sim
@@ -87,8 +87,8 @@ def test_sequences_of_any_length_and_number(kind, tmp_path):
 def test_with_weights_on_their_grid_it_is_one_operation_too(tmp_path):
     torch.manual_seed(0)
     x = torch.randn(2, 5, 6)
-    config = qsim.int8(target="onnxruntime").override("r*", activation=None)
-    sim = simulated(Tagger("LSTM"), x, config)
+    config = qsim.int8(target="onnxruntime")
+    sim = simulated(Tagger("LSTM"), x, config.override("r*", weight=config.weight))
     report = sim.export(tmp_path / "model.onnx", target="onnxruntime")
     assert operations(report.path).count("LSTM") == 1
     assert {"r.weight_ih_l0", "r.weight_hh_l0"} <= report.names.keys()
@@ -100,9 +100,34 @@ def test_with_weights_on_their_grid_it_is_one_operation_too(tmp_path):
 def test_with_activations_on_grids_every_step_is_written_out(tmp_path):
     torch.manual_seed(0)
     x = torch.randn(2, 3, 6)
-    sim = simulated(Tagger("GRU"), x, qsim.int8(target="onnxruntime"))
+    config = qsim.int8(target="onnxruntime")
+    sim = simulated(Tagger("GRU"), x, config.override(op_type="GRU", weight=config.weight, activation=config.activation))
     report = sim.export(tmp_path / "model.onnx", target="onnxruntime")
     assert "GRU" not in operations(report.path)
+
+
+class Mine(nn.LSTM):
+    """A layer of another class than torch's, with nothing of its own."""
+
+
+def test_a_class_of_the_users_own_is_one_operation_too(tmp_path):
+    torch.manual_seed(0)
+    x = torch.randn(2, 5, 6)
+    model = Tagger("LSTM")
+    model.r = Mine(6, 8)
+    sim = simulated(model, x)
+    report = sim.export(tmp_path / "model.onnx")
+    assert operations(report.path).count("LSTM") == 1
+    assert not [name for name in sim.quantizers() if name.startswith("r.")]
+    with torch.no_grad():
+        for mine, other in zip(sim(x)[1:], on_runtime(report.path, x)[1:], strict=True):
+            torch.testing.assert_close(other, mine, rtol=1e-5, atol=1e-5)
+
+
+def test_an_override_by_the_class_of_a_recurrent_layer_is_for_all_of_it():
+    x = torch.randn(2, 5, 6)
+    sim = qsim.QuantSim(Tagger("GRU").eval(), x, qsim.int8().override(op_type="GRU", off=True))
+    assert list(sim.quantizers()) == ["input", "fc.weight", "fc.output"]
 
 
 def test_a_layer_that_projects_is_written_out(tmp_path):

@@ -18,6 +18,10 @@ REFUSED = {
         r"in 'part' \(`.*`\): \.numpy\(\) is not supported.*NumPy computes what no graph has",
     ),
     "an operation": (lambda m, x: m.fc(x).to_sparse(), r"in 'part' \(`.*`\): aten\._to_sparse\.default\. torch\.export knows no graph"),
+    "another way": (
+        lambda m, x: m.fc(x) + torch.ones(3 if torch.compiler.is_exporting() else 4),
+        r"in 'part' \(`.*`\): The size of tensor a.*takes another way when it is traced.*attention_mask=None",
+    ),
     "a type": (lambda m, x: Exception(m.fc(x)), r"forward returns a Exception, which torch knows no tensors in: register the type"),
 }
 

@@ -183,7 +183,7 @@ class LocalMode(TorchFunctionMode):
         site = call_site(frame)
         self.checkpointed(site)
         self.leaf = site.leaf_path
-        if self.place.switch.marks and (marks := self.place.marks_inside(self.leaf)) is not None:
+        if self.place.switch.marks and (marks := self.place.marks_inside(self.leaf or self.place.path)) is not None:
             with torch._C.DisableTorchFunction():
                 if (whole := as_one(name, args, marks, self.place.switch.parameter_name)) is not None:
                     return whole

@@ -219,9 +219,9 @@ class Place:
         same = all(new is old for new, old in zip((*changed[0], *changed[1].values()), (*args, *kwargs.values()), strict=True))
         return None if same else changed
 
-    def marks_inside(self, leaf: str) -> Mapping[str, Mark | BiasMark] | None:
+    def marks_inside(self, layer: str) -> Mapping[str, Mark | BiasMark] | None:
         """What stands at the parameters of a recurrent layer, by name; None where something else in it is quantized, or falls back."""
-        frames = [frame for path, frame in self.frames.items() if path.startswith(f"{leaf}.")]
+        frames = [frame for path, frame in self.frames.items() if path.startswith(f"{layer}.")]
         if not frames or any(frame.fallen is not frame.planned for frame in frames):
             return None
         names = {key: name for name, key in self.parameters.items()}

@@ -13,6 +13,7 @@ from qsim.graph.record.routes import Site, build_routes
 from qsim.graph.record.tape import InputSlot, Origin, Reader, Slot, Step, Tape
 from qsim.operations.functions import METRICS, name_of
 from qsim.operations.onnx_types import onnx_type
+from qsim.operations.recurrent import RECURRENT_LAYERS
 
 Chain = Sequence[frozenset[str]]  # types of operations that run as one, with alternatives
 
@@ -267,13 +268,22 @@ class Dataflow:
             site: SiteInfo(
                 site.name,
                 site.op,
-                self.tape.modules.get(site.steps[0].leaf) if site.steps[0].leaf else None,
+                self._layer(site.steps[0]),
                 self.tape.shapes.get(weights[site] or ""),
                 is_first=site is first,
                 is_last=site is last,
             )
             for site in self.sites
         }
+
+    def _layer(self, step: Step) -> str | None:
+        """The class of the torch.nn module that made the call: a leaf, or the recurrent layer that is written out around it."""
+        if step.leaf:
+            return self.tape.modules.get(step.leaf)
+        path, layers = step.path, self.tape.layers
+        while path not in layers:  # a frame, as layers and steps in time have one each
+            path = path.rpartition(".")[0]
+        return layers[path].name if layers[path].name in RECURRENT_LAYERS else None
 
     def _weight(self, site: Site) -> str | None:
         """The parameter that a site multiplies with, "" if it computes one; None if it has no weight."""

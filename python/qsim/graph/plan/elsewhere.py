@@ -22,6 +22,7 @@ from qsim.graph.record.containers import full_name
 from qsim.graph.record.routes import Site
 from qsim.graph.record.tape import Tape
 from qsim.operations.functions import WEIGHT
+from qsim.operations.recurrent import RECURRENT_LAYERS
 
 # Classes of torch.nn, and the function that each calls with its weight.
 _FUNCTIONS = {
@@ -34,7 +35,7 @@ _FUNCTIONS = {
 }
 _POSITIONS = {**{op: position for op, (position, _) in WEIGHT.items()}, "embedding_bag": 1, "bilinear": 2}
 # Classes that hand parameters to `linear` out of an inside of their own.
-_OPENED = ("LSTM", "GRU", "RNN", "LSTMCell", "GRUCell", "RNNCell", "MultiheadAttention", "NonDynamicallyQuantizableLinear")
+_OPENED = (*RECURRENT_LAYERS, "MultiheadAttention", "NonDynamicallyQuantizableLinear")
 
 
 @dataclass(frozen=True)

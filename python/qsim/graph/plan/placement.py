@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from qsim.config.profile import Profile, selects
 from qsim.graph.plan.dataflow import Dataflow
 from qsim.graph.plan.rules import is_multiplied
@@ -13,14 +15,21 @@ from qsim.graph.record.tape import Origin, Slot
 class Placement:
     """A profile applied to a dataflow.
 
+    Parameters
+    ----------
+    flow : Dataflow
+    profile : Profile
+    on_integers : callable
+        Whether an operation may run in an integer kernel of the target.
+
     Attributes
     ----------
     shared : dict of Made to Site
         For each tensor that shares its scale, the operation by whose name the shared quantizer goes.
     """
 
-    def __init__(self, flow: Dataflow, profile: Profile) -> None:
-        self.flow, self.profile = flow, profile
+    def __init__(self, flow: Dataflow, profile: Profile, on_integers: Callable[[Site], bool]) -> None:
+        self.flow, self.profile, self.on_integers = flow, profile, on_integers
         self._residual: set[tuple[Site, Slot]] = set()
         self._handed_over: set[Site] = set()
         for site in flow.sites:
@@ -33,7 +42,13 @@ class Placement:
         """Whether results of `site`, the end of a chain, are to be quantized where they are made."""
         if self.profile.model_output is True and site in self.flow.returned:
             return True
-        return selects(self.profile.outputs, site.type) and not self._is_left_outside(site) and site not in self._handed_over
+        wanted = selects(self.profile.outputs, site.type) and not self._is_left_outside(site) and site not in self._handed_over
+        return wanted and not self._is_between_floats(site)
+
+    def _is_between_floats(self, site: Site) -> bool:
+        """Whether `site`, the end of a chain, and all that reads its results run in float."""
+        readers = [self.flow.site_of[reader.step] for reader in self.flow.readers(site) if reader.step is not None]
+        return not any(map(self.on_integers, (*self.flow.chains.get(site, [site]), *readers)))
 
     def _is_left_outside(self, site: Site) -> bool:
         """Whether the profile leaves alone what the model returns, and nothing in the model reads the results of `site`."""
@@ -60,7 +75,9 @@ class Placement:
         profile = self.profile
         if role == "weight":
             return None if self.weighs(site.type) else f"target {profile.name!r} leaves weights of {site.type} in float"
-        if site in self._joined or selects(profile.outputs, site.type) or selects(profile.inputs, site.type):
+        if site in self._joined or selects(profile.inputs, site.type):
+            return None
+        if selects(profile.outputs, site.type) and self.on_integers(site):
             return None
         return f"target {profile.name!r} leaves constants of {site.type} in float"
 
@@ -100,6 +117,8 @@ class Placement:
             return f"target {name!r} adds to this result before it quantizes: the addition that reads it is part of the operation"
         if site.type == "Add" and profile.residual:
             return f"target {name!r} quantizes an addition only where it takes a result of {', '.join(profile.residual)} and another"
+        if selects(profile.outputs, site.type) and self._is_between_floats(site):
+            return f"target {name!r} computes {site.type} in float, and all that reads it: a grid would gain nothing"
         if selects(profile.shared, site.type):
             return f"target {name!r} quantizes {site.type} only where the result is read by {', '.join(profile.inputs)}"
         what = f"operands of {', '.join(profile.inputs)}" if profile.inputs else f"results of {', '.join(profile.outputs) or 'nothing'}"

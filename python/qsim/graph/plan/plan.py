@@ -143,7 +143,7 @@ class _Planner:
                 self.ledger.leave(name, site.op, reason)
                 return
             self.ledger.notes[f"the recording does not see where {name!r} comes from: it is taken for data, not for a constant"] = None
-        if self.config.profile.model_input:
+        if self.config.profile.model_input and self.placement.on_integers(site):
             for origin in origins:
                 if origin.kind == "input" and origin.source not in self.specs.uncast and not self._is_unreplaced(origin):
                     self._input(origin.source)
@@ -331,7 +331,8 @@ class _Planner:
         chain = self.flow.chains[site]
         if not self.placement.makes(site):
             if (site, 0) not in self.grids and not any(map(self._quantizes, chain)):
-                self.ledger.leave(site.name, site.op, self.placement.reason(site))
+                by_config = self.specs.of_chain(chain) is None
+                self.ledger.leave(site.name, site.op, BY_CONFIG if by_config else self.placement.reason(site))
             return
         if not site.visible:
             if not (steps := {reader.step for reader in self.flow.readers(site)}) or None in steps:

@@ -6,11 +6,14 @@ from collections.abc import Sequence
 
 from qsim.config.config import Config
 from qsim.config.override import SiteInfo
+from qsim.config.profile import selects
 from qsim.graph.plan.dataflow import Dataflow
 from qsim.graph.plan.placement import Placement
 from qsim.graph.record.routes import Site
 from qsim.graph.record.tape import InputSlot, Origin, Tape
 from qsim.numbers.spec import TensorSpec
+
+_KERNEL_BITS = 8  # no integer kernel takes more
 
 
 def is_half(spec: TensorSpec | None) -> bool:
@@ -39,7 +42,7 @@ class Specs:
         self._tape, self._config = tape, config
         profile = config.profile
         self.flow = Dataflow(tape, profile.chains, profile.half_chains, self._has_cast_between, self.is_half, profile.gates)
-        self.placement = Placement(self.flow, config.profile)
+        self.placement = Placement(self.flow, profile, self._on_integers)
         self.uncast = self._uncast_inputs()
         replaced = tape.inputs.keys() - tape.unreplaced - {*self.uncast} if profile.model_input else set()
         self.copied = {slot for slot in replaced if self.of_input(slot) is not None}
@@ -51,6 +54,13 @@ class Specs:
     def is_half(self, info: SiteInfo) -> bool:
         """Whether an operation runs in half precision: everything that it reads and returns is rounded."""
         return is_half(self._config.spec_of(info, "activation"))
+
+    def _on_integers(self, site: Site) -> bool:
+        """Whether an operation may run in an integer kernel, as far as anybody knows: then what it reads and makes has a grid."""
+        activation, kernels = self.of(site, "activation"), self._config.profile.kernels
+        if not kernels or (activation is not None and (activation.is_float or activation.bits > _KERNEL_BITS)):
+            return True
+        return (selects(kernels, site.type) or site.moves) and (activation or self.of(site, "weight")) is not None
 
     def shape_of(self, name: str) -> tuple[int, ...]:
         """Of a parameter."""

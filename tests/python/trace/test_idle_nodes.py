@@ -1,16 +1,16 @@
-"""Slices of everything are dropped; whatever takes something away, turns or is a result stays."""
+"""Slices of everything and casts to the same type are dropped; whatever takes something away, turns, copies or is a result stays."""
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from qsim.trace.idle_slices import drop_idle_slices
+from qsim.trace.idle_nodes import drop_idle_nodes
 
 X = torch.arange(24.0).reshape(2, 3, 4)
 
 
 def sliced(forward, open_batch: bool):
-    """The program before, what is left of its slices, and what it computes then."""
+    """What is left of a program's slices and casts, and what it computes then."""
 
     class Model(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -18,9 +18,9 @@ def sliced(forward, open_batch: bool):
 
     shapes = ({0: torch.export.Dim("batch")},) if open_batch else None
     exported = torch.export.export(Model(), (X,), dynamic_shapes=shapes)
-    drop_idle_slices(exported.graph)
+    drop_idle_nodes(exported.graph)
     exported.graph_module.recompile()
-    left = sum(node.target is torch.ops.aten.slice.Tensor for node in exported.graph.nodes)
+    left = sum(getattr(node.target, "__name__", "").startswith(("slice.", "to.", "type_as.")) for node in exported.graph.nodes)
     return left, exported.module()(X)
 
 
@@ -33,6 +33,10 @@ def sliced(forward, open_batch: bool):
         (lambda x: x[:, :2] + 1, 1),
         (lambda x: x[:, 1:][:, :2] + 1, 1),
         (lambda x: x[:, ::2] + 1, 1),
+        (lambda x: x.float().to(x.dtype).type_as(x) + 1, 0),
+        (lambda x: x.to("cpu", torch.float32).to(x) + 1, 0),
+        (lambda x: x.half().float() + 1, 2),
+        (lambda x: x.to(torch.float32, copy=True).add_(1), 1),
     ],
 )
 def test_what_is_dropped(forward, left, open_batch):
@@ -43,6 +47,6 @@ def test_what_is_dropped(forward, left, open_batch):
 
 @pytest.mark.parametrize("open_batch", [False, True])
 def test_results_of_the_model_stay(open_batch):
-    _, got = sliced(lambda x: (x[:, :3], x[:, :3] + 1), open_batch)
-    for one, wanted in zip(got, (X, X + 1), strict=True):
+    _, got = sliced(lambda x: (x[:, :3], x.float(), x[:, :3] + 1), open_batch)
+    for one, wanted in zip(got, (X, X, X + 1), strict=True):
         torch.testing.assert_close(one, wanted, rtol=0, atol=0)

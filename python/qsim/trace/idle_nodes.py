@@ -1,0 +1,43 @@
+"""Slices of everything, and casts to the type that a tensor has: dropped, so that what is in front of them and behind are neighbours."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, Node
+
+from qsim.trace.fx_nodes import arguments
+
+_aten = torch.ops.aten
+_CASTS = (_aten.to.dtype, _aten.to.dtype_layout, _aten.to.device, _aten.to.other, _aten.type_as.default)
+
+
+def drop_idle_nodes(graph: Graph) -> None:
+    """Have readers of what is a whole tensor as it is, as ``x[:, :x.shape[1]]`` and ``x.float()`` are, read the tensor. Results of the
+    model stay."""
+    for node in list(graph.nodes):
+        if any(user.op == "output" for user in node.users) or not (_is_whole_slice(node) or _is_idle_cast(node)):
+            continue
+        node.replace_all_uses_with(node.args[0])
+        graph.erase_node(node)
+
+
+def _is_whole_slice(node: Node) -> bool:
+    if node.target is not _aten.slice.Tensor or (node.args[4] if len(node.args) > 4 else 1) != 1:
+        return False
+    shapes = [value.meta["val"].shape for value in (node.args[0], node) if isinstance(value.meta.get("val"), Tensor)]  # type: ignore[union-attr]
+    return len(shapes) == 2 and _equal(*shapes)
+
+
+def _is_idle_cast(node: Node) -> bool:
+    """Whether a cast returns the very tensor that it is given."""
+    if node.target not in _CASTS:
+        return False
+    given, x, made = arguments(node), node.args[0].meta.get("val"), node.meta["val"]  # type: ignore[union-attr]
+    as_it_is = not given.get("copy") and given.get("memory_format") is None
+    return as_it_is and isinstance(x, Tensor) and (x.dtype, x.device, x.layout) == (made.dtype, made.device, made.layout)
+
+
+def _equal(whole: torch.Size, part: torch.Size) -> bool:
+    """Whether shapes are the same for every size that is open: those are asked for nothing, which would fix them."""
+    return all(str(a) == str(b) for a, b in zip(whole, part, strict=True))

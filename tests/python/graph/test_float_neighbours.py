@@ -1,0 +1,94 @@
+"""Where a target's kernels are known, what none of them makes or reads has no grid; everything else keeps its own."""
+
+import dataclasses
+
+import numpy
+import onnxruntime
+import pytest
+import torch
+from by_hand import decibels
+from models import Forward
+from torch import nn
+
+import qsim
+from qsim.config.profile import ONNXRUNTIME
+
+X = torch.randn(32, 8, generator=torch.Generator().manual_seed(1))
+
+
+def snake(m, x):
+    """The activation of neural codecs: all but the first product and the last two operations run in float."""
+    y = m.a(x)
+    return m.b(y + torch.sin(y * m.alpha).pow(2) * m.beta)
+
+
+def model(forward=snake):
+    torch.manual_seed(0)
+    made = Forward(forward, a=nn.Linear(8, 8), b=nn.Linear(8, 8), n=nn.LayerNorm(8)).eval()
+    made.alpha, made.beta = nn.Parameter(torch.rand(8) + 1), nn.Parameter(torch.rand(8))
+    return made
+
+
+def simulated(forward=snake, config=None, x=X):
+    sim = qsim.QuantSim(model(forward), x, config or qsim.int8(target="onnxruntime"))
+    sim.calibrate([x], progress=False)
+    return sim
+
+
+def test_between_operations_in_float_there_is_no_grid():
+    found = set(simulated().quantizers())
+    assert "sin.output" not in found
+    assert {"a.output", "mul.output", "pow.output", "mul_2.output", "add.output"} <= found
+
+
+def test_the_summary_says_why():
+    (row,) = [line for line in str(simulated().summary()).splitlines() if line.strip().startswith("sin ")]
+    assert "computes Sin in float, and all that reads it: a grid would gain nothing" in row
+
+
+def test_what_the_model_returns_in_float_has_none_and_an_input_that_floats_read_has_none():
+    sim = simulated(lambda m, x: (torch.tanh(m.a(m.n(x))), m.b(m.n(x)).softmax(-1)))
+    assert set(sim.quantizers()) == {"n.output", "n_2.output", "a.weight", "a.output", "b.weight", "b.output", "softmax.output"}
+
+
+def test_a_constant_of_an_operation_in_float_has_none():
+    assert "alpha" not in simulated(lambda m, x: m.b((m.a(x) - m.alpha).exp())).quantizers()
+    assert "alpha" in simulated(lambda m, x: m.b((m.a(x) * m.alpha).exp())).quantizers()
+
+
+@pytest.mark.parametrize(
+    "config", [qsim.fp16(target="onnxruntime"), qsim.int16(target="onnxruntime"), qsim.int8(), qsim.int8(target="openvino")]
+)
+def test_half_precision_wider_integers_and_targets_that_say_nothing_keep_all(config):
+    assert "sin.output" in simulated(config=config).quantizers()
+
+
+def test_a_layer_that_the_config_leaves_in_float_counts_as_float():
+    def forward(m, x):
+        return m.b(torch.tanh(x + m.a(x)))
+
+    assert "tanh.output" in simulated(forward).quantizers()
+    config = qsim.int8(target="onnxruntime").override("b", off=True)
+    assert "tanh.output" not in simulated(forward, config).quantizers()
+
+
+def test_an_override_cannot_ask_for_one_and_a_profile_can():
+    profile = dataclasses.replace(ONNXRUNTIME, name="mine", kernels=(*ONNXRUNTIME.kernels, "Sin"))
+    assert "sin.output" in simulated(config=qsim.int8(target=profile)).quantizers()
+    assert qsim.Config.from_json(qsim.int8(target=profile).to_json()).profile == profile
+
+
+def test_the_runtime_computes_the_integers_of_the_simulation(tmp_path):
+    sim = simulated()
+    report = sim.export(tmp_path / "model.onnx", verify=[X])
+    session = onnxruntime.InferenceSession(str(report.path), providers=["CPUExecutionProvider"])
+    (got,) = session.run(None, {session.get_inputs()[0].name: X.numpy()})
+    numpy.testing.assert_array_equal(got, sim.evaluate(X, integer=True).numpy())
+
+
+def test_it_is_closer_to_the_float_model():
+    everything = dataclasses.replace(ONNXRUNTIME, name="everything", kernels=())
+    sims = [simulated(config=qsim.int8(target=target)) for target in ("onnxruntime", everything)]
+    wanted = model()(X).detach()
+    fewer, more = (decibels(sim(X).detach(), wanted) for sim in sims)
+    assert fewer > more
