@@ -5,6 +5,7 @@ Fresh means no shared state: threads that share a model, and recomputation under
 
 from __future__ import annotations
 
+import functools
 import sys
 import weakref
 from types import CodeType, FrameType
@@ -386,15 +387,12 @@ class LocalMode(TorchFunctionMode):
 
 
 QUIET_NAMES = TRANSPARENT | RANDOM | METRICS
-_quiet: dict[Function, bool] = {}
 
 
+@functools.cache
 def _is_quiet(func: Function) -> bool:
     """Whether what a function returns need not be quantized, wherever it is called."""
-    known = _quiet.get(func)
-    if known is None:
-        known = _quiet[func] = name_of(func) in QUIET_NAMES
-    return known
+    return name_of(func) in QUIET_NAMES
 
 
 def _stands(distance: int, code: CodeType, instruction: int) -> bool:
