@@ -331,11 +331,11 @@ class _Planner:
         chain = self.flow.chains[site]
         if not self.placement.makes(site):
             if (site, 0) not in self.grids and not any(map(self._quantizes, chain)):
-                by_config = self.specs.of_chain(chain) is None
-                self.ledger.leave(site.name, site.op, BY_CONFIG if by_config else self.placement.reason(site))
+                self.ledger.leave(site.name, site.op, self.placement.reason(site) if self.specs.of_chain(chain) else BY_CONFIG)
             return
         if not site.visible:
-            if not (steps := {reader.step for reader in self.flow.readers(site)}) or None in steps:
+            readers = self.flow.readers(site)
+            if not readers or any(reader.step is None and reader.origin.kind == "stale" for reader in readers):
                 self.ledger.leave(site.name, site.op, unmet(site))
             return
         if site in self.flow.divisors:
