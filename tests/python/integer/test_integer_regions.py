@@ -142,6 +142,13 @@ def test_reasons(case, tmp_path):
     assert found[name].reason.startswith(reason)
 
 
+def test_casts_that_change_nothing_hide_no_kernel(tmp_path):
+    """As in transformers' normalizations, which compute in float32 and return the type that they were given."""
+    model = Forward(lambda m, x: m.b(m.a(x).float().type_as(x)), a=nn.Linear(6, 6), b=nn.Linear(6, 6))
+    found = classified(model, ROWS, folder=tmp_path)
+    assert {name: kernel.kernel for name, kernel in found.items()} == {"a": "QGemm", "b": "QGemm"}
+
+
 def test_grids_that_kernels_do_not_take(tmp_path):
     model = Forward(lambda m, x: m.b(m.a(x)), a=nn.Linear(6, 6), b=nn.Linear(6, 6))
     wide = classified(model, ROWS, CONFIG.override("a", activation={"bits": 16}))

@@ -100,6 +100,25 @@ def test_attention_over_any_number_of_dimensions(name, tmp_path):
     assert report.verification.differences["simulation", "not optimised"]["output"].largest <= 1
 
 
+OF_INTEGERS = {
+    "one less a mask": lambda mask: 1.0 - mask,
+    "one less bytes": lambda mask: 1.0 - mask.to(torch.uint8),
+    "two less a comparison": lambda mask: 2.5 - (mask > 0).int(),
+    "a limit": lambda mask: mask.clamp(0.5),
+}
+
+
+@pytest.mark.parametrize("name", OF_INTEGERS)
+def test_numbers_beside_integers(name, tmp_path):
+    """As in XLNet; torch's own export fails for differences."""
+    forward = OF_INTEGERS[name]
+    example = torch.randn(2, 3, 4), torch.tensor([[1, 1, 0], [1, 0, 0]])
+    report = exported(
+        Forward(lambda m, x, mask: m.a(m.b(x) * forward(mask)[..., None]), a=nn.Linear(4, 4), b=nn.Linear(4, 4)), tmp_path, *example
+    )
+    assert differing(report) == 0
+
+
 def test_attention_whose_operands_are_broadcast_is_refused(tmp_path):
     model = Forward(lambda m, x: F.scaled_dot_product_attention(m.q(x), x[:1], x), q=nn.Linear(16, 16))
     with pytest.raises(qsim.ExportError, match=r"4D query, key, and value .*expand them"):
