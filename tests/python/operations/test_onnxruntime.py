@@ -37,7 +37,7 @@ OPERATIONS = {
     "Sigmoid": (ROWS, lambda s, x: torch.sigmoid(x)),
     "LeakyRelu": (ROWS, lambda s, x: F.leaky_relu(x, 0.1)),
     "Softmax": (ROWS, lambda s, x: F.softmax(x, -1)),
-    "Where": (ROWS, lambda s, x: torch.where(s.mask, x, x.flip(-1))),
+    "Where": (ROWS, lambda s, x: torch.where(s.mask, x := x.sigmoid(), x.flip(-1)).sigmoid()),  # between floats it has no grids
 }
 
 

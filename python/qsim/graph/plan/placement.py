@@ -43,9 +43,9 @@ class Placement:
         if self.profile.model_output is True and site in self.flow.returned:
             return True
         wanted = selects(self.profile.outputs, site.type) and not self._is_left_outside(site) and site not in self._handed_over
-        return wanted and not self._is_between_floats(site)
+        return wanted and not self.is_between_floats(site)
 
-    def _is_between_floats(self, site: Site) -> bool:
+    def is_between_floats(self, site: Site) -> bool:
         """Whether `site`, the end of a chain, and all that reads its results run in float."""
         readers = [self.flow.site_of[reader.step] for reader in self.flow.readers(site) if reader.step is not None]
         return not any(map(self.on_integers, (*self.flow.chains.get(site, [site]), *readers)))
@@ -117,7 +117,7 @@ class Placement:
             return f"target {name!r} adds to this result before it quantizes: the addition that reads it is part of the operation"
         if site.type == "Add" and profile.residual:
             return f"target {name!r} quantizes an addition only where it takes a result of {', '.join(profile.residual)} and another"
-        if selects(profile.outputs, site.type) and self._is_between_floats(site):
+        if selects(profile.outputs, site.type) and self.is_between_floats(site):
             return f"target {name!r} computes {site.type} in float, and all that reads it: a grid would gain nothing"
         if selects(profile.shared, site.type):
             return f"target {name!r} quantizes {site.type} only where the result is read by {', '.join(profile.inputs)}"

@@ -331,7 +331,8 @@ class _Planner:
         chain = self.flow.chains[site]
         if not self.placement.makes(site):
             if (site, 0) not in self.grids and not any(map(self._quantizes, chain)):
-                self.ledger.leave(site.name, site.op, self.placement.reason(site) if self.specs.of_chain(chain) else BY_CONFIG)
+                off = self.placement.is_between_floats(site) and self.specs.of_chain(chain) is None
+                self.ledger.leave(site.name, site.op, BY_CONFIG if off else self.placement.reason(site))
             return
         if not site.visible:
             readers = self.flow.readers(site)
@@ -355,9 +356,8 @@ class _Planner:
             if any(i in step.masked_outputs for step in site.steps) and not self._is_half(site):
                 self.ledger.leave(chain[0].name, op, _MASK)
             elif (site, i) not in self.grids and (not readers or any(reader.origin.kind == "step" for reader in readers)):
-                shared = self._shared((site, i))
                 key = f"{chain[0].name}.output" + (f"[{i}]" if i else "")
-                if shared is not None:
+                if (shared := self._shared((site, i))) is not None:
                     key = self._join(shared, chain[0].name, spec)
                 else:
                     self.ledger.add_activation(key, spec, chain[0].name, site, op, known=self.placement.known_range(site))
