@@ -7,7 +7,6 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ import torch
 from qsim.analysis.metric import Metric, value_of
 from qsim.analysis.scores import ScoreFile
 from qsim.analysis.sensitivity import measure, members_of
+from qsim.close_names import close_names
 from qsim.loggers.figures import Figures
 from qsim.pages import drawing
 from qsim.pages.chart import Axis, Chart, Series
@@ -196,7 +196,7 @@ def _in_order(order: str | Sequence[str], operations: list[str]) -> list[str]:
             raise ValueError(f"QuantSim.progressive: got order={order!r}; expected one of {', '.join(map(repr, ORDERS))}, or operations")
         return operations[::-1] if order == "backward" else operations
     if unknown := [name for name in order if name not in operations]:
-        close = get_close_matches(unknown[0], operations, cutoff=0.4) or operations[:5]
+        close = close_names(unknown[0], operations) or operations[:5]
         raise ValueError(f"QuantSim.progressive: no operation {unknown[0]!r} is quantized; close to it: {', '.join(map(repr, close))}")
     return list(dict.fromkeys(order))
 

@@ -34,7 +34,7 @@ def save_compressed(sim: Simulation, folder: str | os.PathLike[str], format: str
         others = {name: entry for name, entry in named.items() if isinstance(entry, Tensor)}
         save_checkpoint(Checkpoint(weights, others, format), folder, format)
         return
-    write_packed(Path(folder), _packed(every), format, _model_config(sim.model), linear)
+    write_packed(Path(folder), _packed(every), format, _model_config(sim.model), linear, stacklevel=5)
 
 
 def _packed(every: list[tuple[str, Tensor, BakedWeight | None]]) -> Iterator[tuple[str, PackedWeight | Tensor]]:

@@ -11,6 +11,7 @@ from qsim.batch_norm.fold import FoldReport
 from qsim.batch_norm.foldable import Fold
 from qsim.batch_norm.statistics import batch_norms, reestimate
 from qsim.batch_norm.trained_fold import fold_trained
+from qsim.close_names import close_names
 from qsim.graph.execute.attach import detach
 from qsim.runs.batches import Forward, iterate, to_device
 from qsim.runs.report_subject import subject_of
@@ -37,7 +38,9 @@ def freeze_batch_norms(sim: Simulation, patterns: Iterable[str], *, affine: bool
     for pattern in patterns:
         names = [name for name in norms if name == pattern or fnmatchcase(name, pattern)]
         if not names:
-            raise ValueError(f"QuantSim: no BatchNorm matches {pattern!r}; there are: {', '.join(norms) or 'none'}")
+            near = ", ".join(map(repr, close_names(pattern, norms)))
+            close = f"close to it: {near}" if near else f"there are: {', '.join(norms) or 'none'}"
+            raise ValueError(f"QuantSim.freeze_batch_norms: no BatchNorm matches {pattern!r}; {close}")
         sim.frozen.update(names)
         for name in names:
             norms[name].eval()

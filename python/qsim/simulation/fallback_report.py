@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
+from qsim.close_names import close_names
 from qsim.graph.plan.actions import Operation, Post
 from qsim.loggers.figures import Figures
 from qsim.pages.markup import Cell, Column, Fact, Line, name_cell, problems, table, tiles
@@ -139,7 +139,7 @@ def _close(pattern: str, operations: Mapping[str, Operation]) -> str:
     members = list(dict.fromkeys(member for operation in operations.values() for member in operation.members))
     if any(member.startswith(f"{pattern}.") for member in members):
         return f"to name all inside that module: '{pattern}.*'"
-    close = get_close_matches(pattern, members, cutoff=0.4) or members[:5]
+    close = close_names(pattern, members) or members[:5]
     return f"close to it: {', '.join(map(repr, close))}"
 
 

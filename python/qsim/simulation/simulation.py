@@ -136,6 +136,7 @@ class Simulation(NamedAsTheModel, AsTheModel):
             self.model.eval()
         as_batch_norms(self.model, lambda path: self.config.batch_norm_policy(path) == "fold")
         policies = {name: self.config.batch_norm_policy(name) for name in batch_norms(self.model)}
+        warned_of.idle_policies(self.config.batch_norm, policies)
         kept = [name for name, policy in policies.items() if policy != "fold"]
         alone = set(policies).difference(kept) if self.config.has_lone_norms else set()
         folding = fold_recorded(self.model, *recorded(self.model, example_inputs, "QuantSim"), kept, alone=alone)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
 
 from torch import nn
 
 from qsim.batch_norm.statistics import batch_norms, degenerate
+from qsim.close_names import close_names
 from qsim.graph.plan.actions import Decisions
 from qsim.graph.plan.notes import BY_CONFIG
 from qsim.graph.record.telling import Telling
@@ -26,6 +28,15 @@ def training(model: nn.Module) -> None:
             "Call sim.train() to train.",
             stacklevel=3,
         )
+
+
+def idle_policies(policies: str | Mapping[str, str] | tuple[tuple[str, str], ...], norms: Collection[str]) -> None:
+    """Patterns of ``Config(batch_norm={...})`` that match no BatchNorm; "*" may."""
+    for pattern in () if isinstance(policies, str) else dict(policies):
+        if pattern != "*" and not any(fnmatchcase(name, pattern) for name in norms):
+            near = close_names(pattern, norms)
+            hint = f"; close to it: {', '.join(map(repr, near))}" if near else ""
+            warnings.warn(f"QuantSim: {pattern!r} in the config's batch_norm matches no BatchNorm{hint}", stacklevel=3)
 
 
 def useless_statistics(model: nn.Module) -> None:

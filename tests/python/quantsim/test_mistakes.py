@@ -188,7 +188,12 @@ class TestNamesOfOverrides:
         [
             ("body", "names a part of the model, no operation; for all in it write 'body.*'"),
             ("hed", "matches no operation; close to it: 'head'"),
+            ("haed", "matches no operation; close to it: 'head'"),
             ("boddy.*", "matches no operation; close to it: 'body.*'"),
+            ("bod.*", "matches no operation; close to it: 'body.*'"),
+            ("haed*", "matches no operation; close to it: 'head*'"),
+            ("*haed", "matches no operation; close to it: '*head'"),
+            ("bdoy.[0-3]", "matches no operation; close to it: 'body.[0-3]'"),
             ("head.weight", "write its operation and role: override('head', weight=...)"),
             ("head.output", "write its operation and role: override('head', activation=...)"),
         ],
@@ -200,6 +205,29 @@ class TestNamesOfOverrides:
         with pytest.raises(ValueError, match="QuantSim: the override") as caught:
             qsim.QuantSim(model, IMAGES, qsim.int8().override(pattern, bits=4))
         assert says in str(caught.value)
+
+    def test_a_mistyped_type_is_an_error(self):
+        with pytest.raises(ValueError, match=r"the override '\*' \(op_type='Cnov'\) matches no operation; close to its type: 'Conv'"):
+            qsim.QuantSim(network(), IMAGES, qsim.int8().override(op_type="Cnov", bits=4))
+        with pytest.warns(UserWarning, match="matches no operation"):  # a type, but none that is here
+            qsim.QuantSim(network(), IMAGES, qsim.int8().override(op_type="conv3d", bits=4))
+
+    def test_other_names_that_match_nothing(self):
+        model = nn.Sequential()
+        model.add_module("body", nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.Flatten()))
+        model.add_module("head", nn.LazyLinear(4))
+        model(IMAGES)
+        model.eval()
+        with pytest.warns(
+            UserWarning, match=r"'bdoy\.\*' in the config's batch_norm matches no BatchNorm; close to it: 'body\.\*'"
+        ) as caught:
+            sim = qsim.QuantSim(model, IMAGES, qsim.Config(batch_norm={"*": "keep", "bdoy.*": "fold"}))
+        assert [warning.filename for warning in caught] == [__file__]
+        for call in (sim.disable, sim.enable, sim.fallback):
+            with pytest.raises(ValueError, match=r"matches 'haed\*'; close to it: 'head\*'"):
+                call("haed*")
+        with pytest.raises(ValueError, match=r"no BatchNorm matches 'bdoy\*'; close to it: 'body\*'"):
+            sim.freeze_batch_norms("bdoy*")
 
     def test_any_other_is_warned_of_once(self):
         with pytest.warns(UserWarning, match="the config's override 'classifier.*' matches no operation") as caught:
