@@ -58,8 +58,8 @@ def doctor(
         As `QuantSim.calibrate` takes it: tensors, tuples, lists or dicts, such as a DataLoader gives. The first batch is the example
         that the model is recorded with: a batch fills as many arguments as its forward takes, what is left (targets) is ignored.
     target : str
-        "float32", "bf16", "tensorrt-fp16", "onnxruntime-fp16", "coreml-fp16" (which is taken to add up in float16 too),
-        "tensorrt-int8", "onnxruntime-int8" or "openvino-int8".
+        "float32", "bf16", "tensorrt-fp16", "onnxruntime-fp16", "coreml-fp16" (which is taken to add up in float16 too), or, in int8, a
+        target of `qsim.Config`: "tensorrt", "onnxruntime", "openvino", "coreml", "executorch", also written "tensorrt-int8".
     evaluation : iterable of batches, optional
         Data as the model will meet it, for integer targets: calibration data of another scale is reported.
     forward : callable, optional

@@ -13,7 +13,7 @@ from qsim.config import aimet
 from qsim.config.float_plan import FloatPlan
 from qsim.config.kv_cache import KVCache, kv_cache
 from qsim.config.override import ROLES, Change, Override, SiteInfo
-from qsim.config.profile import PROFILES, Profile
+from qsim.config.profile import PROFILES, Profile, runtime_named
 from qsim.numbers.spec import TensorSpec, check_keys
 
 BATCH_NORM_POLICIES = ("fold", "keep", "freeze")
@@ -76,8 +76,10 @@ class Config:
         if isinstance(self.target, Profile):
             if PROFILES.get(self.target.name) == self.target:
                 object.__setattr__(self, "target", self.target.name)
-        elif self.target not in PROFILES:
-            raise ValueError(f"Config: got target={self.target!r}; expected a Profile or one of {', '.join(map(repr, PROFILES))}")
+        else:
+            object.__setattr__(
+                self, "target", runtime_named(self.target, (self.weight, self.activation), "Config", PROFILES, "a Profile or one of")
+            )
         for role in ROLES:
             if not isinstance(getattr(self, role), TensorSpec | None):
                 raise TypeError(f"Config: got {role}={getattr(self, role)!r}; expected a TensorSpec, or None to leave it in float")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
+from qsim.close_names import close_names
 from qsim.config.override import Override
 from qsim.numbers.spec import TensorSpec, check_keys, checked_field
 
@@ -243,3 +244,28 @@ EXECUTORCH = Profile(
 LINEAR_LAYERS = Profile("linear_layers", _chains(_ACTIVATION), outputs=(), inputs=("Gemm",), weights=("Gemm",), model_input=False, bias=())
 
 PROFILES = {profile.name: profile for profile in (DEFAULT, ONNXRUNTIME, TENSORRT, OPENVINO, COREML, EXECUTORCH)}
+
+
+def runtime_named(target: Any, specs: Iterable[TensorSpec | None], caller: str, runtimes: Collection[str], expected: str = "one of") -> str:
+    """The one of `runtimes` that `target` names; with a precision, as `qsim.doctor` has them ("tensorrt-fp16"), if `specs` are of that.
+
+    Examples
+    --------
+    >>> runtime_named("tensorrt-int8", [TensorSpec(bits=8), None], "Config", PROFILES)
+    'tensorrt'
+    """
+    runtime, _, precision = target.rpartition("-") if isinstance(target, str) else ("", "", "")
+    if isinstance(target, str) and target in runtimes:
+        return target
+    names = ", ".join(map(repr, runtimes))
+    if runtime not in runtimes or precision not in ("int8", "fp16"):
+        near = close_names(target, runtimes, 0.6) if isinstance(target, str) else []
+        hint = f"; close to it: {near[0]!r}" if near else ""
+        raise ValueError(f"{caller}: got target={target!r}; expected {expected} {names}{hint}")
+    given = {spec.dtype if spec.is_float else f"int{spec.bits}" for spec in specs if spec is not None}
+    if given != {{"fp16": "float16"}.get(precision, precision)}:
+        raise ValueError(
+            f"{caller}: got target={target!r} for a config of {' and '.join(sorted(given)) or 'float32'}; what is simulated is the config's "
+            f"to say, as in qsim.{precision}(target={runtime!r})"
+        )
+    return runtime
