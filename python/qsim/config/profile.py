@@ -265,7 +265,7 @@ def runtime_named(target: Any, specs: Iterable[TensorSpec | None], caller: str, 
     given = {spec.dtype if spec.is_float else f"int{spec.bits}" for spec in specs if spec is not None}
     if given != {{"fp16": "float16"}.get(precision, precision)}:
         raise ValueError(
-            f"{caller}: got target={target!r} for a config of {' and '.join(sorted(given)) or 'float32'}; what is simulated is the config's "
-            f"to say, as in qsim.{precision}(target={runtime!r})"
+            f"{caller}: got target={target!r} for a config of {' and '.join(sorted(given)) or 'float32'}; what is simulated is the "
+            f"config's to say, as in qsim.{precision}(target={runtime!r})"
         )
     return runtime

@@ -261,7 +261,7 @@ class TestNamesOfTargets:
                 target = target_named(name)
                 assert target is target_named(f"{name}-int8")
                 assert target.int32_bias == bool(profile.bias)
-        with pytest.raises(ValueError, match="doctor: got target='tensorrt-int4'; expected one of .*'tensorrt', "):
+        with pytest.raises(ValueError, match=r"doctor: got target='tensorrt-int4'; expected one of .*'tensorrt', "):
             target_named("tensorrt-int4")
 
     def test_an_export_has_them(self):
