@@ -59,6 +59,11 @@ class Distance:
         return self.sum / self.weight if self.weight else 0.0
 
     @property
+    def unit(self) -> str:
+        """What `value` counts."""
+        return "MSE over mean square" if self.classes is None else "nats"
+
+    @property
     def curvature(self) -> float:
         """What `add` sums is this times the quadratic form of E[v v^T], with v from `cotangent`, to second order."""
         return 1.0 if self.classes is None else 0.5

@@ -10,7 +10,7 @@ from typing import Any
 from qsim.analysis.bit_choices import Bits, choices_of, config_with, trial
 from qsim.analysis.bit_costs import Budget, CostModel
 from qsim.analysis.bit_latency import Latencies
-from qsim.analysis.bit_losses import estimated
+from qsim.analysis.bit_losses import Distance, estimated
 from qsim.analysis.bit_operations import Product, UncountedError, products_of
 from qsim.analysis.bit_probe import Assignment, BitProbe, grids_of, losses, measured
 from qsim.analysis.bit_search_report import BitSearch, Point, dominates
@@ -129,8 +129,9 @@ class _Search:
         front = [point for point in points if point is best or not any(dominates(other, point, request.budget) for other in points)]
         front.sort(key=lambda point: (point.costs.spent(request.budget), point.costs.size))
         baseline = None if request.metric is None else self.baseline
+        unit = None if request.metric is not None else Distance(request.classes).unit
         about = subject_of(self.sim.model, self.sim.config)
-        return BitSearch(front, best, request.budget, baseline, request.higher_is_better, self.note, subject=about)
+        return BitSearch(front, best, request.budget, baseline, request.higher_is_better, self.note, unit, subject=about)
 
     def lost(self, value: float) -> float:
         """How much worse than float a value of the metric is."""

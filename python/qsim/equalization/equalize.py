@@ -20,7 +20,7 @@ from qsim.equalization.rotation import Rotation
 from qsim.equalization.scale_methods import Awq, CrossLayer, SmoothQuant
 from qsim.graph.execute.simulated import Simulated
 from qsim.graph.record.uses import Uses
-from qsim.runs.arguments import Arguments, example_calls
+from qsim.runs.arguments import Arguments, example_calls, refuse_numbers
 from qsim.runs.batches import Forward, arguments_of, calls_made, iterate, to_device
 from qsim.runs.report_subject import subject_of
 from qsim.runs.runnable import check_module
@@ -99,7 +99,12 @@ def equalize(
     every = [*calls, *(to_device(batch, model) for batch in batches)]
     if data is not None and not batches:
         raise ValueError("qsim.equalize: got no batch. Is the iterator used up, or the data set empty?")
-    before, expected = Snapshot(model), results(model, every)
+    try:
+        before, expected = Snapshot(model), results(model, every)
+    except TypeError:
+        for args, kwargs in calls:
+            refuse_numbers((*args, *kwargs.values()), "qsim.equalize", "an example input")
+        raise
     try:
         report = _equalized(model, example_inputs, calls, every, chosen)
         error = _difference(results(model, every), expected)

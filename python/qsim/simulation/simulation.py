@@ -34,7 +34,7 @@ from qsim.graph.record.containers import settle_forwards
 from qsim.graph.record.record import record
 from qsim.numbers.encoding import Encoding
 from qsim.quantizers.quantizer import Quantizer
-from qsim.runs.arguments import Arguments, example_calls
+from qsim.runs.arguments import Arguments, example_calls, refuse_numbers
 from qsim.runs.batches import Forward, arguments_of, to_device
 from qsim.runs.copies import copied
 from qsim.runs.report_subject import subject_of
@@ -211,6 +211,9 @@ class Simulation(NamedAsTheModel, AsTheModel):
             return self.evaluator(self, args, kwargs)
         try:
             return self._modules["model"](*args, **kwargs)  # type: ignore[misc]  # Dynamo knows no __getattr__ but nn.Module's
+        except TypeError:  # as plain models raise it
+            refuse_numbers([*args, *kwargs.values()], "QuantSim", "an input")
+            raise
         except NoEncodingError as error:
             raise self.no_encoding() from error
 

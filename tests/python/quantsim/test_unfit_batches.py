@@ -36,10 +36,9 @@ def same(a, b):
         (IMAGES[0], "a float32 tensor .* What it raised in '4' (Linear) is RuntimeError: .* It lacks the dimension of the batch"),
         (IMAGES.double(), "a float64 tensor .* in '0' (Conv2d) .* convert it, x.to(torch.float32)"),
         ((IMAGES * 255).to(torch.uint8), "a uint8 tensor .* convert it, x.to(torch.float32)"),
-        (IMAGES.numpy(), "a ndarray; .* Make tensors of arrays: torch.from_numpy(array)"),
         ("image.png", "'image.png'; the example inputs had a float32 tensor"),
     ],
-    ids=["channels", "unbatched", "double", "uint8", "array", "path"],
+    ids=["channels", "unbatched", "double", "uint8", "path"],
 )  # fmt: skip
 def test_a_batch_that_does_not_fit_names_itself_and_loses_nothing(batch, says):
     sim, alone = (qsim.QuantSim(network(), IMAGES) for _ in range(2))
@@ -180,3 +179,49 @@ class TestStates:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             qsim.QuantSim(network(), IMAGES).load_state_dict(network().state_dict())
+
+
+@pytest.mark.parametrize("numbers", [IMAGES.numpy(), IMAGES.tolist()], ids=["array", "lists"])
+def test_numbers_in_place_of_tensors(numbers, tmp_path):
+    """One sentence wherever data is taken, not torch's list of signatures."""
+    cure = r"expected tensors: torch\.(from_numpy\(array\)|tensor\(lists\))"
+    model = network()
+    sim = qsim.QuantSim(model, IMAGES)
+    sim.calibrate([(IMAGES, [1, 2]), (IMAGES, IMAGES.numpy())], progress=False)  # targets may be anything
+    calls = [
+        lambda: qsim.QuantSim(model, numbers),
+        lambda: qsim.fold_batch_norms(model, (numbers,)),
+        lambda: qsim.equalize(model, IMAGES, [numbers]),
+        lambda: qsim.equalize(model, (numbers,), methods=["cross_layer"]),
+        lambda: qsim.doctor(model, [numbers], progress=False),
+        lambda: sim(numbers),
+        lambda: sim.calibrate([numbers], progress=False),
+        lambda: sim.compare(numbers),
+        lambda: sim.sensitivity([numbers], progress=False),
+        lambda: sim.restore([numbers], progress=False),
+        lambda: sim.distill([numbers], steps=1, progress=False),
+        lambda: sim.export(tmp_path / "model.onnx", verify=[numbers]),
+        lambda: sim.reestimate_batch_norms([numbers], progress=False),
+    ]
+    for call in calls:
+        with pytest.raises(TypeError, match=cure) as caught:
+            call()
+        assert "conv2d()" not in str(caught.value)
+    with pytest.raises(TypeError, match="calibrate: got data of type ndarray; expected an iterable of batches"):
+        sim.calibrate(IMAGES.numpy())
+
+
+def test_a_model_that_takes_numbers_gets_them():
+    class OfArrays(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 2)
+
+        def forward(self, x, weights):
+            return self.fc(x if isinstance(x, torch.Tensor) else torch.from_numpy(x)) * weights[0][0]
+
+    rows = torch.randn(8, 4)
+    for given in (rows.numpy(), rows):
+        sim = qsim.QuantSim(OfArrays().eval(), (given, [[0.5]]))
+        sim.calibrate([(given, [[0.5]])], progress=False)
+        assert sim(given, [[0.5]]).shape == (8, 2)
