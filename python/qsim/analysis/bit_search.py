@@ -17,7 +17,7 @@ from qsim.analysis.bit_search_report import BitSearch, Point, dominates
 from qsim.analysis.knapsack import Constraint, knapsack
 from qsim.analysis.metric import Metric
 from qsim.errors import CaptureError
-from qsim.options import check_whole
+from qsim.options import check_flag, check_whole
 from qsim.runs.batches import Forward
 from qsim.runs.report_subject import subject_of
 from qsim.runs.sharding import sharded_modules
@@ -43,6 +43,7 @@ class Request:
         if not isinstance(self.budget, Budget):
             raise TypeError(f"QuantSim.search_bits: got budget={self.budget!r}; expected a qsim.Budget, such as qsim.Budget(size=0.2)")
         check_whole("QuantSim.search_bits", "probes", self.probes, least=0)
+        check_flag("QuantSim.search_bits", "higher_is_better", self.higher_is_better)
         numbers = [bits for bits in self.candidates if bits != "float"]
         if any(isinstance(b, (bool, str)) or not isinstance(b, int) or not 2 <= b <= 16 for b in numbers) or len({*self.candidates}) < 2:
             raise ValueError(

@@ -16,6 +16,7 @@ from qsim.analysis.scores import ScoreFile
 from qsim.analysis.sensitivity import measure, members_of
 from qsim.close_names import close_names
 from qsim.loggers.figures import Figures
+from qsim.options import check_flag, check_number
 from qsim.pages import drawing
 from qsim.pages.chart import Axis, Chart, Series
 from qsim.pages.markup import Cell, Column, Fact, Line, finite, name_cell, problems, table, tiles
@@ -130,6 +131,11 @@ class Limits:
     max_drop: float | None = None
     seconds: float | None = None
 
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if value is not None:
+                check_number("QuantSim.progressive", name, value, least=0, otherwise="None for no limit")
+
 
 def join(
     sim: Simulation,
@@ -143,6 +149,7 @@ def join(
     show: bool,
 ) -> Progressive:
     """See `QuantSim.progressive`."""
+    check_flag("QuantSim.progressive", "higher_is_better", higher_is_better)
     began = time.monotonic()
     if isinstance(data, Iterator):
         raise TypeError(

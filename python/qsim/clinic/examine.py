@@ -24,6 +24,7 @@ from qsim.clinic.reproduction import save, smallest
 from qsim.clinic.shadow import Shadow
 from qsim.clinic.survey import survey
 from qsim.clinic.targets import Target, target_named
+from qsim.options import check_function, check_number, check_whole
 from qsim.runs.batches import Forward, iterate
 from qsim.runs.report_subject import subject_of
 from qsim.runs.runnable import check_module
@@ -101,6 +102,7 @@ def doctor(
     ('pow', 'mean', 'add', 'sqrt')
     """
     check_module(model, "qsim.doctor")
+    _check(seconds, probes, sqnr, forward, loss)
     ends = math.inf if seconds is None else time.perf_counter() + seconds
     chosen = target_named(target)
     stages = Stages("record", "survey", "checks", "plan")
@@ -146,6 +148,19 @@ def doctor(
         0 if outcome is None else outcome.nonfinite,
         subject=subject_of(model),
     )
+
+
+def _check(seconds: float | None, probes: int | None, sqnr: float | None, forward: Any, loss: Any) -> None:
+    if seconds is not None:
+        check_number("qsim.doctor", "seconds", seconds, least=0, otherwise="None for no limit")
+    if probes is not None:
+        check_whole("qsim.doctor", "probes", probes, least=1, otherwise="None for no limit")
+    if sqnr is not None:
+        check_number("qsim.doctor", "sqnr", sqnr, least=-math.inf, otherwise="None for the target's")
+    if forward is not None:
+        check_function("qsim.doctor", "forward", forward, "forward(model, batch)")
+    if loss is not None:
+        check_function("qsim.doctor", "loss", loss, "loss(output, batch) -> Tensor")
 
 
 def _limited(batches: Iterator[Any], ends: float) -> Iterator[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from qsim.close_names import close_names
 from qsim.config.override import Override
 from qsim.numbers.spec import TensorSpec, check_keys, checked_field
+from qsim.options import check_flag
 
 Changes = tuple[tuple[str, Any], ...]
 Range = tuple[str, float, float]
@@ -98,17 +99,33 @@ class Profile:
     rules: tuple[Override, ...] = ()
 
     def __post_init__(self) -> None:
+        if not isinstance(self.name, str):
+            raise TypeError(f"Profile: got name={self.name!r}; expected a string")
+        if self.half_accumulator not in ("float32", "float16"):
+            raise ValueError(f"Profile: got half_accumulator={self.half_accumulator!r}; expected 'float32' or 'float16'")
+        for name in ("model_input", "lone_norms", *(("model_output",) if self.model_output is not None else ())):
+            check_flag("Profile", name, getattr(self, name))
         for name in ("chains", "half_chains", "ranges"):
+            entries = getattr(self, name)
+            if not isinstance(entries, Sequence) or not all(isinstance(entry, tuple | list) for entry in entries):
+                raise TypeError(f"Profile: got {name}={entries!r}; expected a tuple of tuples")
             object.__setattr__(self, name, tuple(tuple(entry) for entry in getattr(self, name)))
         for name in ("outputs", "inputs", "weights", "residual", "shared", "gates", "bias", "rules"):
             value = getattr(self, name)
             if isinstance(value, str):
                 raise TypeError(f"Profile: got {name}={value!r}; expected a tuple: ({value!r},)")
+            kind = Override if name == "rules" else str
+            if not isinstance(value, Sequence) or not all(isinstance(entry, kind) for entry in value):
+                raise TypeError(f"Profile: got {name}={value!r}; expected a tuple of {kind.__name__}")
             object.__setattr__(self, name, tuple(value))
         for name, low, high in self.ranges:
             if not low < high:
                 raise ValueError(f"Profile: got the range [{low}, {high}] for {name}; expected its lower end below its upper end")
         for role in ("weight", "activation"):
+            if not isinstance(getattr(self, role), Mapping | tuple | list):
+                raise TypeError(
+                    f"Profile: got {role}={getattr(self, role)!r}; expected fields of a TensorSpec, such as {{'symmetric': True}}"
+                )
             decided = dict(getattr(self, role))
             object.__setattr__(self, role, tuple((field, checked_field(field, value)) for field, value in decided.items()))
 

@@ -112,8 +112,8 @@ def _encoding(weight: PackedWeight, quantizer: Quantizer) -> Encoding:
 
 def round_scales(sim: Simulation, dtype: torch.dtype) -> None:
     """`QuantSim.round_scales` documents it."""
-    if dtype not in _SMALLEST:
-        raise ValueError(f"QuantSim.round_scales: got {dtype}; expected torch.float16 or torch.bfloat16")
+    if not isinstance(dtype, torch.dtype) or dtype not in _SMALLEST:
+        raise ValueError(f"QuantSim.round_scales: got {dtype!r}; expected torch.float16 or torch.bfloat16")
     rounded: list[tuple[Quantizer, Encoding]] = []
     for key, planned in sim.decisions.quantizers.items():
         quantizer = sim.quantizers()[key]

@@ -20,6 +20,7 @@ from qsim.equalization.rotation import Rotation
 from qsim.equalization.scale_methods import Awq, CrossLayer, SmoothQuant
 from qsim.graph.execute.simulated import Simulated
 from qsim.graph.record.uses import Uses
+from qsim.options import check_function
 from qsim.runs.arguments import Arguments, example_calls, refuse_numbers
 from qsim.runs.batches import Forward, arguments_of, calls_made, iterate, to_device
 from qsim.runs.report_subject import subject_of
@@ -93,6 +94,8 @@ def equalize(
         raise TypeError(f"qsim.equalize: got methods={methods!r}; expected a list, such as ['cross_layer']")
     chosen = [_method(method, data is not None) for method in methods]
     _check(model)
+    if forward is not None:
+        check_function("qsim.equalize", "forward", forward, "forward(model, batch)")
     calls = example_calls(example_inputs)
     given = [] if data is None else list(iterate(data, max_batches, False, "qsim.equalize"))
     batches = [arguments_of(b, calls) for b in given] if forward is None else list(calls_made(model, given, forward))

@@ -22,7 +22,7 @@ from qsim.config.presets import int8
 from qsim.equalization import equalize
 from qsim.errors import CalibrationError
 from qsim.loggers.figures import Figures
-from qsim.options import check_function, check_number
+from qsim.options import check_flag, check_function, check_number
 from qsim.pages import markup
 from qsim.pages.markup import Cell, Column, Line
 from qsim.pages.page import Page
@@ -210,6 +210,7 @@ def quantize(
     if not batches:
         raise CalibrationError("qsim.quantize: got no batch. Is the iterator used up, or the data set empty?")
     check_number("qsim.quantize", "goal", goal, least=0)
+    check_flag("qsim.quantize", "higher_is_better", higher_is_better)
     if seconds is not None:
         check_number("qsim.quantize", "seconds", seconds, least=0, otherwise="None for no limit")
     if train is not None:

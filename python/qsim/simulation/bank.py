@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from qsim.close_names import close_names
 from qsim.graph.plan.actions import PlannedQuantizer
+from qsim.options import check_patterns
 from qsim.quantizers.observer import encoding_of_range
 from qsim.quantizers.quantizer import Quantizer
 
@@ -94,6 +95,7 @@ class QuantizerBank(nn.Module):
 
     def matching(self, patterns: Sequence[str]) -> list[Quantizer]:
         """The quantizers whose key, or what comes before its last dot, a glob matches; ValueError for a glob that matches nothing."""
+        check_patterns("QuantSim", patterns)
         found, quantizers = {}, self.by_key()
         for pattern in patterns:
             keys = [key for key in quantizers if key == pattern or any(fnmatchcase(n, pattern) for n in (key, key.rpartition(".")[0]))]

@@ -33,6 +33,7 @@ from qsim.graph.plan.savings import find_savings
 from qsim.graph.record.containers import settle_forwards
 from qsim.graph.record.record import record
 from qsim.numbers.encoding import Encoding
+from qsim.options import check_flag, check_function
 from qsim.quantizers.quantizer import Quantizer
 from qsim.runs.arguments import Arguments, example_calls, refuse_numbers
 from qsim.runs.batches import Forward, arguments_of, to_device
@@ -125,6 +126,7 @@ class Simulation(NamedAsTheModel, AsTheModel):
         """
         super().__init__()
         check_module(model, "QuantSim")
+        check_flag("QuantSim", "inplace", inplace)
         if places(model):
             raise ValueError("QuantSim: the model is simulated already; give the original one")
         refuse_wrapped(model)
@@ -261,6 +263,7 @@ class Simulation(NamedAsTheModel, AsTheModel):
         """What runs this simulation on a batch: `forward_batch`, or `forward` on what `called` says; on the sim while another evaluates."""
         if forward is None:
             return lambda batch: self.forward_batch(self, batch)
+        check_function("QuantSim", "forward", forward, "forward(model, batch)")
         return lambda batch: forward(self.called() if self.evaluator is None else self, batch)
 
     def quantizers(self) -> dict[str, Quantizer]:

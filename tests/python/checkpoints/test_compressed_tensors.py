@@ -57,6 +57,16 @@ def test_what_is_written_is_the_baked_weight(name, tmp_path):
     assert "0.weight" not in state
 
 
+def test_the_cure_for_zero_points_is_not_told_where_it_is_none(tmp_path):
+    pytest.importorskip("safetensors")
+    sim = simulated(qsim.Config(SPECS["group 32"], None).override("2", weight={"bits": 8, "axis": 0, "block_size": None}))
+    with pytest.warns(UserWarning, match="'0' and 1 more written with zero points.*no way round it beside weights of other widths") as told:
+        sim.save_compressed(tmp_path / "a")
+    with pytest.warns(UserWarning, match="written with zero points") as again:
+        qsim.save_checkpoint(qsim.load_checkpoint(tmp_path / "a"), tmp_path / "b")
+    assert {warning.filename for warning in (*told, *again)} == {__file__}
+
+
 @pytest.mark.parametrize("name", SPECS)
 def test_what_is_written_is_read(name, tmp_path):
     pytest.importorskip("safetensors")

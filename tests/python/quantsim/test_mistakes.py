@@ -98,13 +98,12 @@ def test_a_model_that_returns_none():
         ({"image": IMAGES}, "image=a float32 tensor of the shape (4, 3, 8, 8). forward takes (input)"),
         ((1, 3, 8, 8), "of a shape make a tensor, torch.randn(shape)"),
         (None, "Give an input, such as torch.randn(1, 3, 224, 224)"),
-        (IMAGES.numpy(), "Make tensors of arrays: torch.from_numpy(array)"),
         (torch.utils.data.DataLoader(IMAGES), "Give the inputs of one batch, such as next(iter(loader))[0]"),
         (IMAGES.double(), "The model computes in torch.float32, an input is torch.float64: convert it"),
         (IMAGES.to(torch.uint8), "The model computes in torch.float32, an input is torch.uint8: convert it"),
         ([IMAGES, torch.zeros(2)], "call 1 of the 2 in example_inputs: a float32 tensor of the shape (2,)"),
     ],
-    ids=["channels", "two", "keyword", "shape", "none", "array", "loader", "double", "uint8", "batch"],
+    ids=["channels", "two", "keyword", "shape", "none", "loader", "double", "uint8", "batch"],
 )
 def test_wrong_example_inputs(inputs, says):
     with pytest.raises(ValueError, match="QuantSim: the model does not run on ") as caught:
