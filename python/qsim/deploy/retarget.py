@@ -37,6 +37,8 @@ Places = Mapping[str, set[Place]]
 
 def retarget(sim: Sim, target: str | Profile) -> Sim:
     """`QuantSim.retarget` documents it."""
+    with sim.calibrated():
+        pass
     twin, (args, kwargs) = copy.deepcopy(sim).eval(), sim.calls[0]
     twin.fall_back({})
     before = capture(twin, args, kwargs)

@@ -103,7 +103,7 @@ def equalize(
     if data is not None and not batches:
         raise ValueError("qsim.equalize: got no batch. Is the iterator used up, or the data set empty?")
     try:
-        before, expected = Snapshot(model), results(model, every)
+        before, expected = Snapshot(model), results(model, every, calls)
     except TypeError:
         for args, kwargs in calls:
             refuse_numbers((*args, *kwargs.values()), "qsim.equalize", "an example input")

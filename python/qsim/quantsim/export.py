@@ -166,6 +166,8 @@ class Export(Simulation):
 
         Raises
         ------
+        NoEncodingError
+            Before calibration.
         CalibrationError
             The target quantizes tensors that were never observed: the message lists them.
 

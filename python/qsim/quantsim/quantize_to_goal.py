@@ -30,7 +30,7 @@ from qsim.pages.report import Report
 from qsim.pages.subject import about
 from qsim.progress import progress as progress_bar
 from qsim.quantsim.quantsim import QuantSim
-from qsim.runs.batches import Forward
+from qsim.runs.batches import Forward, iterate
 from qsim.runs.copies import copied
 from qsim.runs.report_subject import subject_of
 from qsim.runs.runnable import check_module
@@ -206,7 +206,7 @@ def quantize(
     """
     check_module(model, "qsim.quantize")
     metric_of(metric, None, "qsim.quantize")
-    batches = list(data)
+    batches = list(iterate(data, None, False, "qsim.quantize"))
     if not batches:
         raise CalibrationError("qsim.quantize: got no batch. Is the iterator used up, or the data set empty?")
     check_number("qsim.quantize", "goal", goal, least=0)

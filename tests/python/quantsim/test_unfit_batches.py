@@ -225,3 +225,52 @@ def test_a_model_that_takes_numbers_gets_them():
         sim = qsim.QuantSim(OfArrays().eval(), (given, [[0.5]]))
         sim.calibrate([(given, [[0.5]])], progress=False)
         assert sim(given, [[0.5]]).shape == (8, 2)
+
+
+TAKERS = {
+    "sensitivity": lambda sim, data: sim.sensitivity(data, progress=False),
+    "progressive": lambda sim, data: sim.progressive(data, progress=False),
+    "float_plan": lambda sim, data: sim.float_plan(data, target=20.0, progress=False),
+    "search_bits": lambda sim, data: sim.search_bits(data, budget=qsim.Budget(size=0.3), probes=0, progress=False),
+    "restore": lambda sim, data: sim.restore(data, progress=False),
+    "distill": lambda sim, data: sim.distill(data, steps=1, progress=False),
+    "equalize": lambda sim, data: qsim.equalize(network(), IMAGES, data, methods=["smooth_quant"]),
+    "quantize": lambda sim, data: qsim.quantize(network(), IMAGES, data, lambda sim, data: 1.0, progress=False),
+}
+
+
+@pytest.mark.parametrize("name", TAKERS)
+def test_no_data_gives_no_numbers(name):
+    if name == "search_bits":
+        pytest.importorskip("scipy")
+    sim = qsim.QuantSim(network(), IMAGES)
+    sim.calibrate([IMAGES], progress=False)
+    with pytest.raises((qsim.CalibrationError, ValueError), match="got no batch"):
+        TAKERS[name](sim, [])
+
+
+@pytest.mark.parametrize("name", [name for name in TAKERS if name != "quantize"])
+def test_a_batch_that_does_not_fit_is_told_of_wherever_data_is_taken(name):
+    if name == "search_bits":
+        pytest.importorskip("scipy")
+    sim = qsim.QuantSim(network(), IMAGES)
+    sim.calibrate([IMAGES], progress=False)
+    with pytest.raises(ValueError, match=r"the model does not run on the batch: .*the example inputs had a float32 tensor of the shape"):
+        TAKERS[name](sim, [torch.randn(2, 5), torch.randn(2, 5)])
+
+
+def test_before_calibration():
+    sim = qsim.QuantSim(network(), IMAGES)
+    for call in (lambda: sim.retarget("tensorrt"), lambda: sim.round_scales(torch.float16)):
+        with pytest.raises(qsim.NoEncodingError, match="have no encoding"):
+            call()
+    with pytest.raises(TypeError, match=r"qsim\.quantize: got data of type int"):
+        qsim.quantize(network(), IMAGES, 3, lambda sim, data: 1.0)
+    sim.calibrate([IMAGES], progress=False)
+
+
+def test_a_batch_without_tensors_is_not_verified(tmp_path):
+    sim = qsim.QuantSim(nn.Linear(3, 2), torch.zeros(4, 3))
+    sim.calibrate([torch.randn(4, 3)], progress=False)
+    with pytest.raises(ValueError, match=r"got a batch of verify= with 0 tensors for the model, NoneType; the file, which stays, takes 1"):
+        sim.export(tmp_path / "model.onnx", verify=[None])
