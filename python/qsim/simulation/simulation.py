@@ -149,7 +149,7 @@ class Simulation(NamedAsTheModel, AsTheModel):
         self.simulate(example_calls(example_inputs), dataclasses.replace(folding, kept=unfolded), {})
         warned_of.useless_statistics(self.model)
         warned_of.parts_in_float(self.notes)
-        warned_of.nothing_quantized(self.decisions)
+        warned_of.little_quantized(self.decisions, self.model, self.weights().values())
         self.eval()  # as the model is
         self.show_signature()
         self.register_load_state_dict_post_hook(_follow_state)  # type: ignore[no-untyped-call]

@@ -346,6 +346,12 @@ def test_a_config_that_finds_nothing_to_quantize_is_told():
     convolutions = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()).eval()
     with pytest.warns(UserWarning, match="nothing of this model is quantized.*'linear_layers' leaves weights of Conv in float"):
         qsim.QuantSim(convolutions, IMAGES, qsim.w4a16())
+    layers = [nn.Conv2d(3, 256, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(256, 4), nn.Linear(4, 2)]
+    says = r"6912 of the 7936 elements of weights stay in float, and no figure .*'linear_layers' leaves weights of Conv in float"
+    with pytest.warns(UserWarning, match=says) as caught:
+        sim = qsim.QuantSim(nn.Sequential(*layers).eval(), IMAGES, qsim.w8a8_dynamic())
+    assert [warning.filename for warning in caught] == [__file__]
+    assert list(sim.weights()) == ["4.weight"]
 
 
 @pytest.mark.parametrize("op_type", ["Conv2d", "conv2d", "Conv"])
