@@ -53,6 +53,8 @@ RECORDED: dict[str, tuple[int, str]] = {
     "own arguments": (219, "left alone"),
     "the graph is the plan": (239, "compiled"),
     "liveness": (243, "savings"),
+    "recomputation, in place": (561857, "savings"),
+    "recomputation, kept": (561879, "hand-written"),
 }
 
 # guard -> a test in tests/python/graph that fails without it, of those for which no program was found in a few hundred seeds
@@ -68,6 +70,13 @@ TESTED = {
     "recomputation above": "test_truth_checkpoint.py::test_a_chain_that_did_not_begin_does_not_when_it_runs_again",
     "the whole tensor": "test_truth_unknown.py::test_what_no_mode_meets_is_quantized_once",
     "compiled parts": "test_graph_breaks.py::test_compiled_as_eager",
+    "divisors": "test_architectures.py::test_no_divisor_is_rounded_to_zero",
+    "arguments by name": "test_truth_unknown.py::test_arguments_behind_the_asterisk_keep_their_quantizers",
+    "every operation rounds": "test_truth_half.py::test_a_layer_rounds_before_its_activation",
+    "the recorded weight": "test_truth_weights.py::test_another_weight_at_the_same_place_is_not_on_the_grid_of_the_first",
+    "changed again": "test_truth_state.py::test_a_buffer_that_the_forward_writes",
+    "plain eager": "test_shortcuts.py::test_compiled_after_eager",
+    "padded rows": "test_truth_raises.py::test_nested_tensors_inside",
     "counted references": "test_truth_savings.py::test_a_list_that_keeps_what_a_rectifier_reads",
 }
 

@@ -127,3 +127,13 @@ def test_in_float_is_the_context():
     with sim.in_float():
         assert torch.equal(sim(x), model(x))
     assert not torch.equal(sim(x), model(x))
+
+
+def test_a_layer_rounds_before_its_activation():
+    """Integer kernels compute both as one; in half precision each has a result of its own."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8), nn.SiLU()).eval()
+    x = 3 * torch.randn(64, 8)
+    sim = qsim.QuantSim(model, x, qsim.fp16())
+    with torch.no_grad():
+        assert torch.equal(sim(x), model.half()(x.half()).float())

@@ -214,3 +214,27 @@ def test_an_adapter_around_a_simulated_layer(compiled):
     found.square().sum().backward()
     assert adapted.a.weight.grad.norm() > 0
     assert adapted.base_layer.weight.grad is None
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_another_weight_at_the_same_place_is_not_on_the_grid_of_the_first(compiled):
+    """What a call reads is asked in each call. Of a parameter of no layer nobody knows before that it is a weight."""
+    torch.manual_seed(0)
+
+    class Either(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.small, self.large = nn.Parameter(torch.randn(6, 8) / 100), nn.Parameter(torch.randn(6, 8) * 10)
+
+        def forward(self, x, other=False):
+            return F.linear(x, self.large if other else self.small)
+
+    model, x = Either().eval(), torch.randn(16, 8)
+    sim = simulated(model, x)
+    torch._dynamo.reset()
+    called = torch.compile(sim, backend="aot_eager") if compiled else sim
+    with torch.no_grad():
+        assert torch.equal(sim(x), on_grid(F.linear(on_grid(x), weight_on_grid(model.small)), model(x)))
+        with pytest.warns(UserWarning, match="'linear' [^,]* ran where the example inputs did not show it, its result stays in float"):
+            found = called(x, other=True)
+        torch.testing.assert_close(found, F.linear(on_grid(x), model.large))
