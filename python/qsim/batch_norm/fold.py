@@ -148,8 +148,9 @@ def fold_batch_norms(model: nn.Module, example_inputs: Any, *, keep: Collection[
     check_module(model, "fold_batch_norms")
     if isinstance(keep, str) or not isinstance(keep, Collection):
         raise TypeError(f"fold_batch_norms: got keep={keep!r}; expected the paths of BatchNorms, such as ['stem.bn']")
+    paths = dict(model.named_modules())
     for path in keep:
-        if path not in (paths := dict(model.named_modules())):
+        if path not in paths:
             near = ", ".join(map(repr, close_names(str(path), paths))) or "see model.named_modules()"
             raise ValueError(f"fold_batch_norms: got {path!r} in keep, which is no module; close to it: {near}")
     as_batch_norms(model, lambda path: path not in keep)
