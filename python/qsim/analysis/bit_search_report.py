@@ -176,7 +176,7 @@ def bit_search_page(search: BitSearch) -> Page:
     rows = [_bits_line(key, bits, " · ".join(best.places[key])) for key, bits in best.bits.items()]
     chosen = table("Bits", "Of each quantizer, at the best point.", [Column("quantizer", wide=True), Column("bits", number=True)], rows)
     notes = problems([search.note] if search.note else [])
-    return Page("Bits under a budget", str(search.budget), tiles(facts) + notes + points + chosen, about(search.subject))
+    return Page("Bits under a budget", str(search.budget), tiles(facts) + notes + points + chosen, about(search.subject), chart)
 
 
 def _line(point: Point, name: str) -> Line:

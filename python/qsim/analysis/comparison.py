@@ -131,12 +131,12 @@ class Comparison(Report):
         return comparison_page(self, beside)
 
     def save(self, path: str | PathLike[str], beside: Comparison | None = None) -> None:
-        """Write it as one HTML page that needs no network.
+        """Write it as one HTML page that needs no network, or its curve as a picture.
 
         Parameters
         ----------
         path : path-like
-            Such as "comparison.html"; an existing file is replaced.
+            Such as "comparison.html", or "comparison.png" as in `Report.save`; an existing file is replaced.
         beside : Comparison, optional
             Another run, such as that of another config: the page then has its accumulated SQNR too, and what this one gains over it.
         """
@@ -287,8 +287,10 @@ def comparison_page(comparison: Comparison, beside: Comparison | None = None) ->
         facts.append(("SQNR of the other run's output", f"{decibel(beside.output.sqnr)} dB", f"{gained} dB gained"))
         known += [(f"other run's {name}", text) for name, text in about(beside.subject) if (name, text) not in known]
     note = "Local: the float tensor beside itself quantized. Accumulated: with everything before it quantized too. Higher dB is closer."
-    body = tiles(facts) + problems(comparison.notes) + table("Tensors", note, columns, lines, _curve(rows, others))
-    return Page("Comparison with float", "How far each tensor is from what the float model computes", body, known)
+    chart = _curve(rows, others)
+    body = tiles(facts) + problems(comparison.notes) + table("Tensors", note, columns, lines, chart)
+    title = "How far each tensor is from what the float model computes"
+    return Page("Comparison with float", title, body, known, chart)
 
 
 def _curve(rows: Sequence[TensorError], others: Mapping[str, Deviation]) -> Chart | None:

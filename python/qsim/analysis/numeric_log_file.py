@@ -288,7 +288,8 @@ def numeric_log_page(log: NumericLog) -> Page:
     chart = Chart("Largest magnitude and RMS of each module", *axes, series, list(range(len(lines)))) if lines else None
     facts = [("modules", str(len(log.layers))), ("steps", str(len(log.steps))), ("that met NaN or Inf", str(len(log.first_nonfinite)))]
     note = "Results of modules over all steps that the log holds; a row opens its steps."
-    return Page("Numeric log", "The numbers in a model while it ran", tiles(facts) + table("Modules", note, columns, lines, chart))
+    body = tiles(facts) + table("Modules", note, columns, lines, chart)
+    return Page("Numeric log", "The numbers in a model while it ran", body, chart=chart)
 
 
 def _largest(low: float, high: float) -> float:

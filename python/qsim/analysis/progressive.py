@@ -243,4 +243,4 @@ def progressive_page(progressive: Progressive) -> Page:
     better = "higher" if progressive.higher_is_better else "lower"
     note = f"The metric, {better} is better, with one operation more quantized in each line; lost beside float."
     body = tiles(facts) + problems([progressive.note] if progressive.note else []) + table("Operations", note, columns, lines, chart)
-    return Page("Progressive quantization", "Where accuracy breaks", body, about(progressive.subject))
+    return Page("Progressive quantization", "Where accuracy breaks", body, about(progressive.subject), chart)

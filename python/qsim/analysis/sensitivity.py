@@ -241,4 +241,4 @@ def sensitivity_page(sensitivity: Sensitivity) -> Page:
     rows = [places[score.name] for score in sensitivity.scores]
     chart = Chart("What each group loses alone", *axes, [Series("lost", "inside", values)], rows) if rows else None
     body = tiles(facts) + table("Groups", note, columns, lines, chart)
-    return Page("Sensitivity", "What each quantizer costs by itself", body, about(sensitivity.subject))
+    return Page("Sensitivity", "What each quantizer costs by itself", body, about(sensitivity.subject), chart)

@@ -58,7 +58,8 @@ def encodings_page(
         )
     chart = _chart(entries, beside)
     note = "Ranges are what the grid holds; a row with several scales opens them."
-    return Page("Encodings", "Grids of the tensors of a model", tiles(facts) + table("Tensors", note, columns, lines, chart) + body, about)
+    body = tiles(facts) + table("Tensors", note, columns, lines, chart) + body
+    return Page("Encodings", "Grids of the tensors of a model", body, about, chart)
 
 
 def _line(name: str, entry: Entry, beside: Mapping[str, Entry] | None, most: int) -> Line:

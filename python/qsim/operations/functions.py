@@ -6,6 +6,8 @@ calls an operator where eager calls a method.
 
 from __future__ import annotations
 
+import operator
+import sys
 import types
 from collections.abc import Callable
 from typing import Any
@@ -109,6 +111,16 @@ SAME = {"truediv": "div", "itruediv": "div_", "iadd": "add_", "__iadd__": "add_"
 # Dynamo names an operator's method as it is written, ``x.__radd__(y)``, where eager names what it calls.
 SAME |= {"__radd__": "add", "__rmul__": "mul", "__truediv__": "div", "__mod__": "remainder", "__isub__": "sub_", "__imul__": "mul_"}
 SAME |= {"__idiv__": "div_", "__itruediv__": "div_", "__ifloordiv__": "floor_divide_", "__imod__": "remainder_"}
+# Dynamo hands a mode what is computed with arrays of NumPy too, as methods of tensors, which these do not have.
+ARRAY = getattr(sys.modules.get("numpy"), "ndarray", ())  # torch imports it, where it is
+ON_ARRAYS: dict[str, Function] = {
+    **{name: getattr(operator, name) for name in ("add", "sub", "mul", "matmul", "pow", "neg", "abs", "eq", "ne", "lt", "gt", "le", "ge")},
+    **{name: getattr(operator, name) for name in ("floordiv", "lshift", "rshift")},
+    **{"div": operator.truediv, "remainder": operator.mod, "floor_divide": operator.floordiv},
+    **{"add_": operator.iadd, "sub_": operator.isub, "mul_": operator.imul, "div_": operator.itruediv},
+    **dict.fromkeys(("__rtruediv__", "__rdiv__"), lambda divisor, value: value / divisor),
+    **{"pow_": operator.ipow, "remainder_": operator.imod, "floor_divide_": operator.ifloordiv},
+}
 # The method is written with super(), which Dynamo cannot trace under a mode.
 ALIAS: dict[str, Function] = {"unflatten": torch.unflatten}
 

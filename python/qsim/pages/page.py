@@ -15,6 +15,8 @@ from pathlib import Path
 from string import Template
 
 from qsim.atomic import write_atomically
+from qsim.pages.chart import Chart
+from qsim.pages.picture import SUFFIXES, picture
 from qsim.version import VERSION
 
 _HERE = Path(__file__).parent
@@ -24,7 +26,7 @@ _SCRIPTS = ("uplot/uPlot.iife.min.js", "plot.js", "charts.js", "distributions.js
 
 @dataclass(frozen=True)
 class Page:
-    """A title, a line under it, HTML, and what it is about: names and texts.
+    """A title, a line under it, HTML, what it is about (names and texts), and the curves that are in it.
 
     The page's security policy lets the browser run our scripts, told by their digest, and nothing else, and load nothing at all: even a
     name that got past escaping could do nothing.
@@ -34,6 +36,7 @@ class Page:
     subtitle: str
     body: str
     about: Sequence[tuple[str, str]] = ()
+    chart: Chart | None = None
 
     def html(self) -> str:
         """The whole document."""
@@ -52,8 +55,10 @@ class Page:
         )
 
     def write(self, path: str | PathLike[str]) -> None:
-        """Write the document to a file, whole or not at all."""
-        write_atomically(Path(path), self.html().encode())
+        """Write the document to a file, whole or not at all; its curves alone where the name ends as a picture's does."""
+        suffix = Path(path).suffix.lower()
+        contents = picture(self.title, self.chart, suffix) if suffix in SUFFIXES else self.html().encode()
+        write_atomically(Path(path), contents)
 
 
 @cache

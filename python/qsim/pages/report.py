@@ -26,12 +26,21 @@ class Report:
         raise NotImplementedError(f"{type(self).__name__} has no page")
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write it as one HTML page that needs no network: curves, tables that sort and filter, pictures of distributions.
+        """Write it as one HTML page that needs no network: curves, tables that sort and filter, pictures of distributions. Or its curves
+        alone, as a picture.
 
         Parameters
         ----------
         path : path-like
-            Such as "report.html"; an existing file is replaced.
+            Such as "report.html", or "report.png", ".svg" or ".pdf", which takes matplotlib (``pip install qsim[report]``). An existing
+            file is replaced.
+
+        Raises
+        ------
+        ImportError
+            matplotlib is not installed.
+        ValueError
+            A picture of a report that has no curve.
         """
         self.page().write(path)
 

@@ -29,7 +29,7 @@ from qsim.runs.snapshot import unchanged
 from qsim.runs.unfit import UnfitBatchError, signature
 from qsim.simulation.range_choice import choose_encodings
 from qsim.simulation.simulation import Simulation
-from qsim.simulation.summary import Summary, facts_of, tensors_of
+from qsim.simulation.summary import Summary, facts_of, ranges_of, tensors_of
 from qsim.stages import Stages, seconds_text
 from qsim.table import counted
 
@@ -317,4 +317,4 @@ def calibration_page(report: CalibrationReport) -> Page:
     for device, peak in report.memory.items():
         facts.append((f"peak memory of {device}", f"{peak.peak / 2**20:.0f} MiB", f"raised by {peak.raised / 2**20:.0f} MiB"))
     body = tiles(facts) + problems(report.problems) + tensors_of(summary)
-    return Page("Calibration", "What was observed, and the ranges that were chosen", body, about(summary.subject))
+    return Page("Calibration", "What was observed, and the ranges that were chosen", body, about(summary.subject), ranges_of(summary.rows))

@@ -248,7 +248,7 @@ def summary_page(summary: Summary) -> Page:
     found = [f"{row.key}: {row.problem}" for row in summary.rows if row.problem]
     facts = facts_of(summary)
     body = tiles(facts) + problems(found) + tensors_of(summary)
-    return Page("Quantization", "What is quantized and how, and what stays in float", body, about(summary.subject))
+    return Page("Quantization", "What is quantized and how, and what stays in float", body, about(summary.subject), ranges_of(summary.rows))
 
 
 def facts_of(summary: Summary) -> list[Fact]:
@@ -269,13 +269,13 @@ def tensors_of(summary: Summary) -> str:
         *(Column(head, number=True) for head in ("scale", "range", "clipped", "NaN, Inf")),
     ]
     most = max(64, _COLUMNS // max(1, sum(row.channels is not None for row in summary.rows)))
-    body = table("Quantizers", _HISTOGRAMS, columns, [_quantizer(row, most) for row in summary.rows], _ranges(summary.rows))
+    body = table("Quantizers", _HISTOGRAMS, columns, [_quantizer(row, most) for row in summary.rows], ranges_of(summary.rows))
     if summary.left:
         body += _left(summary.left)
     return body + problems(summary.notes)
 
 
-def _ranges(rows: Sequence[Row]) -> Chart | None:
+def ranges_of(rows: Sequence[Row]) -> Chart | None:
     """The largest magnitude observed, and the largest that the grid holds, along the model."""
     places = [i for i, row in enumerate(rows) if row.observed is not None or row.low is not None]
     if not places:

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 ASKED = -2  # in place of an operand's slot: Python reads a number out of the tensor
+REMEMBERED = -3  # the tensor goes into a buffer
 
 
 class NotUnderstood(Exception):

@@ -280,6 +280,18 @@ GUARDS: dict[str, Guard] = {
         ("checkpoints",),
         r"checkpoint='\w",
     ),
+    "recomputation, in place": Guard(
+        "under a checkpoint nothing is written in place",
+        _put((ownership, "checkpoint_hooks", _nothing())),
+        ("savings", "checkpoints"),
+        r"checkpoint='\w",
+    ),
+    "recomputation, kept": Guard(
+        "what a checkpoint keeps when it runs again is not written to",
+        _put((mode, "keep_unchanged", _nothing())),
+        ("hand-written",),
+        r"checkpoint='\w",
+    ),
     "generators": Guard(
         "the body of a generator runs under its container's mode",
         _put((simulated, "driven", lambda generator, mode: generator), (record, "driven", lambda generator, mode: generator)),

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .dataflow import ASKED, Kind, Name, NotUnderstood, Origin, Site, Value, part_of
+from .dataflow import ASKED, REMEMBERED, Kind, Name, NotUnderstood, Origin, Site, Value, part_of
 from .frames import Frames
 from .grids import Grid, Seen, Widths, int32_bias
 from .placement import chains, is_read_by_older_names_alone, is_read_by_operations, quantized_results
@@ -97,7 +97,7 @@ class Machine(Frames):
             raise NotUnderstood("a constant, or what is quantized where it is read, goes into a buffer")
         if self.mode == "record":
             self.states[key] = True
-        self._note(None, -1, value)
+        self._note(None, REMEMBERED, value)
 
     def zeros(self, tensor: Tensor) -> Name:
         """A state that begins at zero, which every grid holds."""
@@ -321,6 +321,8 @@ class Machine(Frames):
             raise NotUnderstood("what no function mode meets, read on a path that the example did not take")
         if site is None and any(o.stale for o in value.origins):
             raise NotUnderstood("changed in place, and read by its older name on a path that the example did not take")
+        if site is None and any(o.kind == "site" and is_read_by_older_names_alone(o.source) for o in value.origins):
+            raise NotUnderstood("what is quantized where older names read it, read where the example did not")
         if site is not None and self.mode == "simulate":
             planned = site.operands.get(slot, set())
             older = {o.source for o in value.origins if o.stale} - {o.source for o in planned if o.stale}

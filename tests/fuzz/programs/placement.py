@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .dataflow import ASKED, NotUnderstood, Origin, Site
+from .dataflow import ASKED, REMEMBERED, NotUnderstood, Origin, Site
 
 _NORM = "BatchNormalization"
 _PRODUCTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul", "Einsum", "Attention", "Gather"})
@@ -29,6 +29,8 @@ def quantized_results(sites: Sequence[Site]) -> set[Site]:
         readers = {reader for reader, _, _ in site.readers}
         if site.readers and all(slot == ASKED for _, slot, _ in site.readers):
             raise NotUnderstood("what only a number for Python reads stays in float: how far back is not written down")
+        if site.readers and all(slot in (ASKED, REMEMBERED) for _, slot, _ in site.readers):
+            raise NotUnderstood("what only goes into a buffer stays in float if the model never reads that: not written down")
         if readers and all(reader is not None and reader.kind.family == "loss" for reader in readers):
             raise NotUnderstood("what a loss alone reads stays in float: how far back is not written down")
     return ends

@@ -53,6 +53,8 @@ RECORDED: dict[str, tuple[int, str]] = {
     "own arguments": (219, "left alone"),
     "the graph is the plan": (239, "compiled"),
     "liveness": (243, "savings"),
+    "recomputation, in place": (561857, "savings"),
+    "recomputation, kept": (561879, "hand-written"),
 }
 
 # guard -> a test in tests/python/graph that fails without it, of those for which no program was found in a few hundred seeds

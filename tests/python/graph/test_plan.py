@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from models import CONV_NET_KEYS, ConvNet, Forward, seeded
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import qsim
 from qsim.graph.plan.actions import QuantizationPlan
@@ -383,3 +384,11 @@ def test_a_function_that_dynamo_hides_is_told_with_what_to_write(name):
     left, quantizers = reasons(getattr(torch, name))
     assert left == []
     assert "a.output" in quantizers
+
+
+def test_what_a_checkpoint_asks_for_is_not_told_to_stay_in_float():
+    """It returns a view of its argument, which is quantized there."""
+    run = lambda m, x: checkpoint(m.same, F.tanh(m.a(x)), use_reentrant=True)  # noqa: E731
+    sim = qsim.QuantSim(Forward(run, a=nn.Linear(4, 4), same=nn.Identity()), torch.randn(2, 4))
+    assert "a.output" in sim.quantizers()
+    assert sim.decisions.left == []

@@ -159,3 +159,43 @@ def test_a_chain_that_did_not_begin_does_not_when_it_runs_again(reentrant, insid
         y.square().sum().backward()
         found.append((y.detach(), x.grad))
     assert all(map(torch.equal, *found))
+
+
+def changes(m, x):
+    y = m.a(x)
+    z = m.b(y)
+    y.add_(0.3)
+    return z
+
+
+@pytest.mark.parametrize("way", ["module", "function"])
+def test_what_is_kept_and_written_to_under_a_checkpoint_is_an_error(way):
+    """torch stops before the float model's change, and runs on to the quantizer behind it; it looks at no version there."""
+    layers = {"a": nn.Linear(8, 8), "b": nn.Linear(8, 8)}
+    inner = Forward(changes, **layers)
+    run = (lambda m, x: m.inner(x)) if way == "module" else lambda m, x: changes(m.inner, x)
+    model = Forward(lambda m, x: checkpoint(run, m, x, use_reentrant=False), inner=inner).double().eval()
+    sim, x = simulated(model, X), X.clone().requires_grad_()
+    model(x).sum().backward()
+    y = sim(x)
+    with pytest.raises(RuntimeError, match="under a checkpoint changes a tensor in place"):
+        y.sum().backward()
+
+
+def test_what_runs_again_saves_what_it_saved_the_first_time():
+    """Of the operand of a rectifier, which a checkpoint keeps when it runs again, and does not before."""
+
+    def forward(m, x):
+        y = m.a(x)
+        abs(y)  # keeps its operand for its gradient
+        return m.act(y)
+
+    block = Forward(forward, a=nn.Linear(8, 8), act=nn.ReLU())
+    x = torch.linspace(-2, 2, 1 << 15).view(-1, 8)
+    found = []
+    for how in (checkpoint, plainly):
+        sim = simulated(Forward(lambda m, x, how=how: how(m.block, x, use_reentrant=False), block=block), x)
+        given = x.clone().requires_grad_()
+        sim.train()(given).square().sum().backward()
+        found.append(given.grad)
+    assert torch.equal(*found)

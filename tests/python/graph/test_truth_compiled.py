@@ -4,6 +4,7 @@ import dataclasses
 import warnings
 from collections import Counter
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -245,3 +246,36 @@ def test_another_number_of_steps(steps):
     sim = simulated(Looping().eval(), X, config=dataclasses.replace(EXACT, bias=None))
     sim.model.steps = steps
     assert_same(torch.compile(sim, backend="eager", fullgraph=True), sim, X)
+
+
+def in_place(a):
+    a = a + 1
+    a += 1
+    a -= 3
+    a *= 2
+    a /= 3
+    a **= 2
+    a //= 0.1
+    a %= 7
+    return a
+
+
+ON_ARRAYS = [
+    lambda a: 2 * a + a * a - a / 3,
+    lambda a: 1 - a**2,
+    lambda a: -abs(a) // 2 % 3,
+    lambda a: 2 / (a @ a.T @ a),
+    lambda a: (a > 0) * 1.0 + (a <= 1) * 2.0 + (a == 0) + (a != 0),
+    lambda a: np.maximum(a[:1], 0.5).reshape(-1),
+    in_place,
+]
+
+
+@pytest.mark.parametrize("function", ON_ARRAYS)
+def test_arithmetic_on_arrays_stays_that(function):
+    """Dynamo hands it to modes as methods of tensors, which arrays do not have."""
+    model = Forward(lambda m, x: F.relu(m.a(x) + torch.from_numpy(np.asarray(function(x.detach().numpy())))), **layers("a"))
+    sim = simulated(model, X)
+    with torch.no_grad():
+        expected = sim(X)
+        torch.testing.assert_close(torch.compile(sim, backend="eager", fullgraph=True)(X), expected, rtol=1e-9, atol=1e-9)

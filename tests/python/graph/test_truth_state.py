@@ -193,3 +193,19 @@ def test_changed_in_place_again_by_what_no_mode_meets():
     y = x.tanh()
     found = on_grid(F.hardswish(on_grid(on_grid(x).tanh(), y)), F.hardswish(y))
     torch.testing.assert_close(sim(x.clone()), on_grid(found.sin(), F.hardswish(y).sin()), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_what_a_later_call_reads_is_no_metric(reads):
+    """A state that nothing reads is for those who look at the model."""
+
+    def forward(m, x):
+        y = m.a(x) + m.h if reads else m.a(x)
+        m.h.copy_(F.relu(y).detach())
+        return y.sin()
+
+    model = Forward(forward, a=nn.Linear(8, 8))
+    model.register_buffer("h", torch.zeros(4, 8))
+    sim = qsim.QuantSim(model, torch.randn(4, 8))
+    assert ("relu.output" in sim.quantizers()) == reads
+    assert [entry.name for entry in sim.decisions.left] == ([] if reads else ["relu"])

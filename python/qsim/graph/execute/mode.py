@@ -5,6 +5,7 @@ Fresh means no shared state: threads that share a model, and recomputation under
 
 from __future__ import annotations
 
+import functools
 import sys
 import weakref
 from types import CodeType, FrameType
@@ -26,7 +27,7 @@ from qsim.graph.execute.shortcuts import is_plain_eager, is_watched
 from qsim.graph.execute.uncompiled import Uncompiled
 from qsim.graph.record.call_sites import CallSite, Spot, call_site, sites_above
 from qsim.graph.record.containers import full_name
-from qsim.graph.record.resume import recompute_under
+from qsim.graph.record.resume import keep_unchanged, recompute_under
 from qsim.graph.record.tape import Slot
 from qsim.operations.functions import ALIAS, COMPOSITE, CONSTRUCTORS, MAC, METRICS, RANDOM, TRANSPARENT, Function, name_of, route_name
 from qsim.operations.recurrent import owned
@@ -78,12 +79,11 @@ class LocalMode(TorchFunctionMode):
         self.outer: LocalMode | None = None
         self.abroad = Abroad(container) if place.path == "" and container is not None else None
         self.uncompiled = Uncompiled(functions_too=place.switch.calls_compiled)
+        self.kept: list[Any] = []  # watches of what a checkpoint saves, while it runs again
         self.trusted: tuple[int, ...] = ()  # nodes of which that is taken for granted: Dynamo traces what is under a checkpoint apart
         nodes = place.fallen if place.switch.falls_back else place.planned
-        if place.switch.marks:
-            self.nodes = nodes.with_marks
-        else:
-            self.nodes = nodes.saving if place.switch.saves and is_plain_eager() else nodes.plain
+        saves = place.switch.saves and is_plain_eager()
+        self.nodes = nodes.with_marks if place.switch.marks else nodes.saving if saves else nodes.plain
         self.plain = nodes.plain
 
     def within(self, outer: Any) -> LocalMode:
@@ -95,6 +95,7 @@ class LocalMode(TorchFunctionMode):
     def __enter__(self) -> LocalMode:
         if not torch.compiler.is_dynamo_compiling():  # Dynamo gives up all of a container where it would break the graph under such a mode
             self.uncompiled.__enter__()
+            self.kept.append(keep_unchanged())
             if self.uncompiled.is_behind_a_break and self.container is not None:
                 self.place.switch.tell_of_break(self.place.path)
         super().__enter__()  # type: ignore[no-untyped-call]
@@ -104,6 +105,8 @@ class LocalMode(TorchFunctionMode):
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         if not torch.compiler.is_dynamo_compiling():
             self.uncompiled.__exit__(*error)
+            if (kept := self.kept.pop()) is not None:
+                kept.__exit__(*error)
 
     def frame(self, name: str) -> LocalMode:
         """Follows part of a composite function along a route of its own."""
@@ -384,15 +387,12 @@ class LocalMode(TorchFunctionMode):
 
 
 QUIET_NAMES = TRANSPARENT | RANDOM | METRICS
-_quiet: dict[Function, bool] = {}
 
 
+@functools.cache
 def _is_quiet(func: Function) -> bool:
     """Whether what a function returns need not be quantized, wherever it is called."""
-    known = _quiet.get(func)
-    if known is None:
-        known = _quiet[func] = name_of(func) in QUIET_NAMES
-    return known
+    return name_of(func) in QUIET_NAMES
 
 
 def _stands(distance: int, code: CodeType, instruction: int) -> bool:

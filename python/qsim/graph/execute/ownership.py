@@ -17,15 +17,20 @@ from torch.overrides import TorchFunctionMode
 
 from qsim.graph.execute.liveness import is_given_away
 from qsim.graph.record.call_sites import call_site, kind_of_code
+from qsim.graph.record.resume import checkpoint_hooks
 
 SMALLEST = 1 << 14  # elements: below, writing in place saves less than asking takes
 
 
 def is_alone(t: Tensor) -> bool:
-    """Whether a tensor lies in memory that no other tensor shares, that no backward pass keeps, and that is no view's."""
+    """Whether a tensor lies in memory that no other tensor shares, that no backward pass keeps, and that is no view's.
+
+    Never under a checkpoint: that keeps nothing the first time and a tensor the second, and wants both runs to do the same."""
     if type(t) is not Tensor or t.numel() < SMALLEST or t._is_view() or t._use_count() != 1:  # type: ignore[attr-defined]
         return False
-    return torch._C._storage_Use_Count(t.untyped_storage()._cdata) == 2  # the tensor, and the object that was asked
+    if torch._C._storage_Use_Count(t.untyped_storage()._cdata) != 2:  # the tensor, and the object that was asked
+        return False
+    return checkpoint_hooks() is None
 
 
 def dies(args: tuple[Any, ...], func: Callable[..., Any], frame: FrameType) -> bool:

@@ -15,7 +15,7 @@ from qsim.graph.execute.place import QUIET, STRANGE, Place, place_of
 from qsim.graph.record.call_sites import traced_call_site
 from qsim.graph.record.containers import full_name
 from qsim.graph.record.tape import Slot
-from qsim.operations.functions import COMPOSITE, CONSTRUCTORS, MAC, SAME, Function
+from qsim.operations.functions import ARRAY, COMPOSITE, CONSTRUCTORS, MAC, ON_ARRAYS, SAME, Function
 from qsim.runs.arguments import Arguments
 
 
@@ -94,6 +94,8 @@ class TracedMode(LocalMode):
             return out
         if isinstance(func, HigherOrderOperator) or name in CONSTRUCTORS:
             return func(*args, **kwargs)
+        if args and isinstance(args[0], ARRAY):  # outside the model's graph, as in eager
+            return ON_ARRAYS.get(name, func)(*args, **kwargs)
         if name in COMPOSITE:
             self.leaf = traced_leaf()
             args, kwargs = self.reached(args, kwargs)

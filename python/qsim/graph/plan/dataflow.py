@@ -105,14 +105,26 @@ class Dataflow:
 
     def _metrics(self) -> set[Site]:
         """Losses, by name; single numbers that nothing but these reads, or that leave the model; what is compared, or turned into integers,
-        and read by nothing else; and what only these read, up to the layers, activations and additions that the network ends with."""
+        and read by nothing else; and what only these read, up to the layers, activations and additions that the network ends with.
+        State that the rest of the network reads in a later call is none."""
+        carried: set[Origin] = set()
+        while True:
+            found = self._metrics_beside(self.tape.results | carried)
+            reading = [origins for site in self.sites if site not in found for origins in site.operands().values()]
+            read = {o.source for origins in reading for o in origins if o.kind == "const"}
+            now = {origin for name in self.tape.written.keys() & read for origin in self.tape.written[name]}
+            if now <= carried:
+                return found
+            carried |= now
+
+    def _metrics_beside(self, results: Container[Origin]) -> set[Site]:
         found: set[Site] = set()
         for site in reversed(self.sites):
             readers = self.readers(site)
             reading = [reader.step and self.site_of[reader.step] for reader in readers]
             alone = all(other in found for other in reading if other is not None)
             is_number = alone and all(step.scalar for step in site.steps)
-            is_asked = bool(readers) and all(reader.slot is None and reader.origin not in self.tape.results for reader in readers)
+            is_asked = bool(readers) and all(reader.slot is None and reader.origin not in results for reader in readers)
             is_part = alone and None not in reading and bool(reading) and self._is_beside(site)
             if site.op in METRICS or is_number or is_part or (is_asked and site.kind != "mac"):
                 found.add(site)

@@ -334,7 +334,8 @@ class _Planner:
                 self.ledger.leave(site.name, site.op, self.placement.reason(site))
             return
         if not site.visible:
-            if not (steps := {reader.step for reader in self.flow.readers(site)}) or None in steps:
+            readers = self.flow.readers(site)
+            if not readers or any(reader.step is None and reader.origin.kind == "stale" for reader in readers):
                 self.ledger.leave(site.name, site.op, unmet(site))
             return
         if site in self.flow.divisors:

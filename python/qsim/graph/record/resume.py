@@ -12,6 +12,8 @@ from types import FrameType
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 
@@ -50,6 +52,52 @@ class Recomputed:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with self.mode:
             return self.function(*args, **kwargs)
+
+
+def checkpoint_hooks() -> tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]] | None:
+    """What sees the tensors that autograd saves now, if that is a checkpoint that is not reentrant, in its first run or another."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return hooks if hooks is not None and getattr(hooks[0], "__module__", "") in _CHECKPOINTING else None
+
+
+_CHECKPOINTING = (torch.utils.checkpoint.__name__, __name__)
+
+
+class _KeptUnchanged(torch.autograd.graph.saved_tensors_hooks):
+    """See `keep_unchanged`."""
+
+    def __init__(self, pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor]) -> None:
+        self.kept: list[tuple[Tensor, int]] = []
+        self.pack = pack
+        super().__init__(self.note, unpack)
+
+    def note(self, t: Tensor) -> Any:
+        self.kept.append((t, t._version))
+        return self.pack(t)
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
+        kept, self.kept = self.kept, []
+        if any(t._version != version for t, version in kept):
+            raise RuntimeError(
+                "QuantSim: what runs under a checkpoint changes a tensor in place that an operation before needs for its gradient. The "
+                "backward pass computes that tensor again, with the change, and torch does not notice: gradients would be wrong. Write "
+                "y = y + 1 there instead of y += 1, or do it outside the checkpoint."
+            )
+
+
+def keep_unchanged() -> _KeptUnchanged | None:
+    """Enters what raises at its exit if anything that autograd saved within was written to since. None where that need not be asked: it is
+    while a checkpoint computes again what it did not keep.
+
+    A float model gets away with that where nothing behind the change is kept, as torch stops before it. Quantizers keep something.
+    """
+    hooks = checkpoint_hooks() if torch.is_grad_enabled() else None
+    if hooks is None or not hooks[0].__qualname__.startswith("_recomputation_hook."):
+        return None
+    kept = _KeptUnchanged(*hooks)
+    kept.__enter__()
+    return kept
 
 
 def recompute_under(checkpoint: FrameType, again: Callable[[], TorchFunctionMode]) -> None:

@@ -16,7 +16,7 @@ import qsim
 
 from ..case import Case, Failure, Raised, Undecided, in_float, kept_batch_norms
 from ..results import same_bits, tensors_of
-from ..running import quietly
+from ..running import quietly, same_state
 
 _PRODUCTS = (F.linear, torch.conv1d, torch.conv2d, torch.matmul, Tensor.matmul, Tensor.__matmul__)
 
@@ -51,12 +51,13 @@ def methods_by_themselves(case: Case) -> Failure | None:
         operands = [given[name] for name in ("x", "z")[: len(helper.parameters)]]
         model = case.float_model()
         try:
-            with _Products(model) as products:
-                expected = _called(model, helper.name, operands)
+            expected = _called(model, helper.name, operands)
+            with _Products(model) as products:  # apart: under a mode a transformer's layers take another path
+                _called(model, helper.name, operands)
         except Exception:
             continue
         try:
-            with quietly() as noted, torch.no_grad():
+            with quietly() as noted, torch.no_grad(), same_state(sim.model):
                 tensors_of(getattr(sim.model, helper.name)(*_copies(operands)))
             with in_float(sim):
                 found = _called(sim.model, helper.name, operands)
@@ -70,7 +71,7 @@ def methods_by_themselves(case: Case) -> Failure | None:
 
 
 def _called(model: nn.Module, method: str, operands: list[Tensor | None]) -> list[Tensor]:
-    with torch.no_grad(), quietly():
+    with torch.no_grad(), quietly(), same_state(model):
         return tensors_of(getattr(model, method)(*_copies(operands)))
 
 
