@@ -1,3 +1,5 @@
+"""An observer: what it has seen of a tensor, and the encoding that a spec chooses from that."""
+
 from __future__ import annotations
 
 import dataclasses

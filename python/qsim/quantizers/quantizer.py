@@ -1,3 +1,5 @@
+"""A quantizer: what is done with a tensor by its encoding and its switches; the factor of LSQ's gradients."""
+
 from __future__ import annotations
 
 import math
