@@ -15,6 +15,7 @@ BIN := $(VENV)/bin
 SOURCES := $(shell git ls-files pyproject.toml CMakeLists.txt cmake csrc kernels python tools 2>/dev/null)
 NVCC := $(shell command -v nvcc || ls /usr/local/cuda*/bin/nvcc 2>/dev/null | tail -n 1)
 # Two workers: more only compete for the memory bandwidth that the kernels use. One thread each: more spin while they wait for a core.
+NINJA_ALONE := MAKEFLAGS=  # or it asks for jobs of ours, of which it has none to take
 PYTEST := OMP_NUM_THREADS=1 PYTHONPATH=python $(BIN)/python -m pytest -n 2
 
 .PHONY: demo test lint build test-cpp test-python audit compile-cuda sanitize fuzz ptx aarch64 test-cuda-torch bench docs wheel format clean
@@ -22,7 +23,10 @@ PYTEST := OMP_NUM_THREADS=1 PYTHONPATH=python $(BIN)/python -m pytest -n 2
 demo: $(VENV)/installed
 	$(BIN)/python examples/digits_qat.py --output out
 
-test: lint test-cpp audit compile-cuda sanitize docs test-python
+# Side by side, since some of these run on one core; what each says is shown when it is done. Then the Python tests, which read the docs.
+test:
+	$(MAKE) --jobs $(or $(shell nproc),2) --output-sync=target lint test-cpp audit compile-cuda sanitize docs
+	$(PYTEST)
 
 lint: build  # the type checker wants the generated _build_info.py
 	$(BIN)/ruff check .
@@ -33,7 +37,7 @@ lint: build  # the type checker wants the generated _build_info.py
 
 build: $(VENV)/tools
 	scripts/require_catch2.sh
-	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/develop.sh -DQSIM_CUDA=$(if $(NVCC),CHECK,OFF) $(if $(NVCC),-DCMAKE_CUDA_COMPILER=$(NVCC))
+	$(NINJA_ALONE) PATH="$(CURDIR)/$(BIN):$$PATH" scripts/develop.sh -DQSIM_CUDA=$(if $(NVCC),CHECK,OFF) $(if $(NVCC),-DCMAKE_CUDA_COMPILER=$(NVCC))
 
 test-cpp: build
 	$(BIN)/ctest --test-dir build/dev --output-on-failure -j 2
@@ -49,7 +53,7 @@ compile-cuda:
 	$(if $(NVCC),NVCC=$(NVCC) scripts/compile_cuda.sh 75 120,@echo "skipped: no nvcc, CUDA sources not compiled")
 
 sanitize: build
-	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/sanitize.sh
+	$(NINJA_ALONE) PATH="$(CURDIR)/$(BIN):$$PATH" scripts/sanitize.sh
 
 fuzz: build
 	scripts/require_clang.sh

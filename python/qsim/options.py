@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from numbers import Integral, Real
 from typing import Any
 
@@ -55,6 +55,35 @@ def check_function(caller: str, name: str, value: Any, call: str) -> None:
     """
     if not callable(value):
         raise TypeError(f"{caller}: got {name}={value!r}; expected a function, {call}")
+
+
+def check_flag(caller: str, name: str, value: Any) -> None:
+    """Raise a TypeError unless `value` is True or False: "no" is as true as "yes" to Python.
+
+    Examples
+    --------
+    >>> check_flag("QuantSim.sensitivity", "higher_is_better", "no")
+    Traceback (most recent call last):
+        ...
+    TypeError: QuantSim.sensitivity: got higher_is_better='no'; expected True or False
+    """
+    if not isinstance(value, bool):
+        raise TypeError(f"{caller}: got {name}={value!r}; expected True or False")
+
+
+def check_patterns(caller: str, patterns: Iterable[Any]) -> None:
+    """Raise a TypeError unless all are names or globs.
+
+    Examples
+    --------
+    >>> check_patterns("QuantSim.disable", [["head"]])
+    Traceback (most recent call last):
+        ...
+    TypeError: QuantSim.disable: got the pattern ['head']; expected a name or glob, such as 'layer4.*'
+    """
+    for pattern in patterns:
+        if not isinstance(pattern, str):
+            raise TypeError(f"{caller}: got the pattern {pattern!r}; expected a name or glob, such as 'layer4.*'")
 
 
 def _check(caller: str, name: str, value: Any, fits: bool, kind: str, least: float, otherwise: str) -> None:

@@ -58,17 +58,52 @@ constexpr unsigned kWarp = 32;
 
 enum class State { ready, in_warp, in_block, done };
 
+using Stack = std::array<unsigned char, kStackBytes>;
+
+// Kept from launch to launch: to map a thousand stacks anew takes longer than most kernels do.
+class Stacks {
+ public:
+  std::unique_ptr<Stack> take() {
+    const std::lock_guard lock(mutex_);
+    if (free_.empty()) return std::unique_ptr<Stack>(new Stack);
+    std::unique_ptr<Stack> stack = std::move(free_.back());
+    free_.pop_back();
+    return stack;
+  }
+  void give_back(std::unique_ptr<Stack> stack) {
+    const std::lock_guard lock(mutex_);
+    free_.push_back(std::move(stack));
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<Stack>> free_;
+} stacks;
+
 struct Fiber {
-  std::unique_ptr<unsigned char[]> stack{new unsigned char[kStackBytes]};
-  void* top;
-  uint3 index;
-  State state;
-  const char* waits_for;
+  Fiber() : stack(stacks.take()), top(stack->end()) {}
+  ~Fiber() {
+    unpoison();
+    stacks.give_back(std::move(stack));
+  }
+  Fiber(const Fiber&) = delete;
+
+  // The frames from `top` on never return: AddressSanitizer would go on guarding their surroundings.
+  void unpoison() {
+    const auto* from = static_cast<unsigned char*>(top);
+    ASAN_UNPOISON_MEMORY_REGION(from, static_cast<std::size_t>(stack->end() - from));
+  }
+
+  std::unique_ptr<Stack> stack;
+  void* top;  // where its stack goes on
+  uint3 index = {};
+  State state = State::ready;
+  const char* waits_for = "";
   Where where;
-  unsigned mask;
-  std::uint64_t value;
-  int source;
-  Gathered gathered;
+  unsigned mask = 0;
+  std::uint64_t value = 0;
+  int source = 0;
+  Gathered gathered = {};
 };
 
 bool same_place(const Fiber& a, const Fiber& b) {
@@ -133,10 +168,9 @@ class Block {
   void start(Fiber& fiber, unsigned rank) {
     fiber.index = {rank % blockDim.x, rank / blockDim.x % blockDim.y, rank / blockDim.x / blockDim.y};
     fiber.state = State::ready;
-    // the last frames of the fiber before never returned: AddressSanitizer still guards their surroundings
-    ASAN_UNPOISON_MEMORY_REGION(fiber.stack.get(), kStackBytes);
+    fiber.unpoison();
     // what emulation_switch pops: six registers, then the address to return to, with the stack aligned as after a call
-    auto** top = reinterpret_cast<void**>(fiber.stack.get() + kStackBytes);
+    auto** top = reinterpret_cast<void**>(fiber.stack->end());
     *--top = nullptr;
     *--top = reinterpret_cast<void*>(&Block::enter);
     for (int i = 0; i < 6; ++i) *--top = nullptr;

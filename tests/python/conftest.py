@@ -2,6 +2,7 @@ import functools
 import gc
 import os
 import sys
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -45,6 +46,14 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(autouse=True)
 def _same_random_numbers_whatever_ran_before() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _as_many_threads_whatever_ran_before() -> Iterator[None]:
+    """Threads that wait for each other on busy cores take ten times as long as one: none is left to the tests that follow."""
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(autouse=True)

@@ -12,10 +12,12 @@ from torch.utils._pytree import tree_map_only
 
 from qsim.analysis.bit_choices import Bits, Choice
 from qsim.analysis.deviation import float_tensors
+from qsim.errors import CalibrationError
 from qsim.quantizers.quantizer import Quantizer
 from qsim.runs.batches import Forward, arguments_of, iterate, to_device
 from qsim.runs.hooks import hooked
 from qsim.runs.snapshot import unchanged
+from qsim.runs.unfit import unfit_told
 from qsim.simulation.simulation import Simulation
 
 Grids = Mapping[Bits, Mapping[str, Quantizer]]  # calibrated quantizers by bits, then by key
@@ -57,6 +59,11 @@ class Distance:
     @property
     def value(self) -> float:
         return self.sum / self.weight if self.weight else 0.0
+
+    @property
+    def unit(self) -> str:
+        """What `value` counts."""
+        return "MSE over mean square" if self.classes is None else "nats"
 
     @property
     def curvature(self) -> float:
@@ -115,7 +122,8 @@ def estimated(
         if forward is not None:
             return sim.runner(forward)(tree_map_only(Tensor, _with_gradient, batch))
         args, kwargs = tree_map_only(Tensor, _with_gradient, to_device(arguments_of(batch, sim.examples), sim.model))
-        return sim(*args, **kwargs)
+        with unfit_told((args, kwargs), sim.calls, sim.model):
+            return sim(*args, **kwargs)
 
     activations = [quantizer for key, quantizer in sim.quantizers().items() if key not in weights]
     with _differentiable(sim, weights.values()), hooked(activations, before=take):
@@ -134,7 +142,9 @@ def estimated(
                 for (key, x), gradient in zip(tensors, gradients, strict=True):
                     if gradient is not None:
                         add(key, x.detach(), gradient)
-    factor = distance.curvature / distance.weight if distance.weight else 0.0
+    if not distance.weight:
+        raise CalibrationError("QuantSim.search_bits: got no batch on which the model returns anything but zeros. Is the data set empty?")
+    factor = distance.curvature / distance.weight
     return {place: total * factor for place, total in sums.items()}
 
 

@@ -10,14 +10,14 @@ from typing import Any
 from qsim.analysis.bit_choices import Bits, choices_of, config_with, trial
 from qsim.analysis.bit_costs import Budget, CostModel
 from qsim.analysis.bit_latency import Latencies
-from qsim.analysis.bit_losses import estimated
+from qsim.analysis.bit_losses import Distance, estimated
 from qsim.analysis.bit_operations import Product, UncountedError, products_of
 from qsim.analysis.bit_probe import Assignment, BitProbe, grids_of, losses, measured
 from qsim.analysis.bit_search_report import BitSearch, Point, dominates
 from qsim.analysis.knapsack import Constraint, knapsack
 from qsim.analysis.metric import Metric
 from qsim.errors import CaptureError
-from qsim.options import check_whole
+from qsim.options import check_flag, check_whole
 from qsim.runs.batches import Forward
 from qsim.runs.report_subject import subject_of
 from qsim.runs.sharding import sharded_modules
@@ -43,6 +43,7 @@ class Request:
         if not isinstance(self.budget, Budget):
             raise TypeError(f"QuantSim.search_bits: got budget={self.budget!r}; expected a qsim.Budget, such as qsim.Budget(size=0.2)")
         check_whole("QuantSim.search_bits", "probes", self.probes, least=0)
+        check_flag("QuantSim.search_bits", "higher_is_better", self.higher_is_better)
         numbers = [bits for bits in self.candidates if bits != "float"]
         if any(isinstance(b, (bool, str)) or not isinstance(b, int) or not 2 <= b <= 16 for b in numbers) or len({*self.candidates}) < 2:
             raise ValueError(
@@ -129,8 +130,9 @@ class _Search:
         front = [point for point in points if point is best or not any(dominates(other, point, request.budget) for other in points)]
         front.sort(key=lambda point: (point.costs.spent(request.budget), point.costs.size))
         baseline = None if request.metric is None else self.baseline
+        unit = None if request.metric is not None else Distance(request.classes).unit
         about = subject_of(self.sim.model, self.sim.config)
-        return BitSearch(front, best, request.budget, baseline, request.higher_is_better, self.note, subject=about)
+        return BitSearch(front, best, request.budget, baseline, request.higher_is_better, self.note, unit, subject=about)
 
     def lost(self, value: float) -> float:
         """How much worse than float a value of the metric is."""

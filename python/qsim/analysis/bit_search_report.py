@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from qsim.analysis.bit_choices import Bits
@@ -77,6 +77,8 @@ class BitSearch(Report):
         Of the metric.
     note : str
         What is not known of the model; "" for nothing.
+    unit : str or None
+        Of the distance from float: "nats" of a divergence of classes, or "MSE over mean square"; None with a metric.
 
     Examples
     --------
@@ -98,6 +100,7 @@ class BitSearch(Report):
     baseline: float | None
     higher_is_better: bool
     note: str = ""
+    unit: str | None = None
 
     @property
     def config(self) -> Config:
@@ -105,9 +108,10 @@ class BitSearch(Report):
         return self.best.config
 
     def __str__(self) -> str:
-        columns = (*_HEADS, "predicted loss", self._measured, "")
+        known, best = self._known, "best within the budget"
+        columns = (*known.values(), "predicted loss", self._measured, "")
         rows = [
-            (*_costs(point), f"{point.predicted:.4g}", f"{point.measured:.6g}", "best within the budget" if point is self.best else "")
+            (*_costs(point, known), f"{point.predicted:.4g}", f"{point.measured:.6g}", best if point is self.best else "")
             for point in self.front
         ]
         bits = text_table(("operation", "weight", "activation"), [(name, *both) for name, both in _by_operation(self.best).items()])
@@ -116,8 +120,13 @@ class BitSearch(Report):
     @property
     def _measured(self) -> str:
         if self.baseline is None:
-            return "distance from float"
+            return f"distance from float ({self.unit})"
         return f"metric ({self.baseline:.6g} in float)"
+
+    @property
+    def _known(self) -> dict[str, str]:
+        """Heads of the costs that some point has."""
+        return {name: head for name, head in _HEADS.items() if any(getattr(point.costs, name) is not None for point in self.front)}
 
     def figures(self) -> Figures:
         """Costs, loss and bits of the best point."""
@@ -130,14 +139,13 @@ class BitSearch(Report):
         return bit_search_page(self)
 
 
-_HEADS = ("size", "bit operations", "tensors above", "latency")
+_HEADS = {"size": "size", "bit_operations": "bit operations", "tensors": "tensors above", "latency": "latency"}  # fields of `Costs`
 
 
-def _costs(point: Point) -> tuple[str, ...]:
-    """In the order of `Costs`."""
-    size, operations, tensors, latency = vars(point.costs).values()
-    known = ("" if value is None else f"{value:.4f}" for value in (operations, latency))
-    return f"{size:.4f}", next(known), f"{100 * tensors:.1f} %", next(known)
+def _costs(point: Point, known: Iterable[str]) -> list[str]:
+    """Those costs of a point, as shares."""
+    values = {name: getattr(point.costs, name) for name in known}
+    return ["" if v is None else f"{100 * v:.1f} %" if name == "tensors" else f"{v:.4f}" for name, v in values.items()]
 
 
 def _by_operation(point: Point) -> dict[str, tuple[str, str]]:
@@ -162,13 +170,14 @@ def bit_search_page(search: BitSearch) -> Page:
     name = next(name for name, most in vars(search.budget).items() if most is not None).replace("_", " ")
     losses = [finite(point.loss) for point in search.front]
     is_logarithmic = min(losses) >= 0 and max(losses) > 0
-    axes = Axis(name, _SHARES[name]), Axis("lost beside float", logarithmic=is_logarithmic)
+    axes = Axis(name, _SHARES[name]), Axis("lost beside float" + (f" ({search.unit})" if search.unit else ""), logarithmic=is_logarithmic)
     series = [Series("the best that was found", "inside", losses)]
     places, picked = list(range(len(losses))), search.front.index(best)
     chart = Chart("What is lost, by budget", *axes, series, places, along, picked=picked, points=True)
-    heads = (*_HEADS, "predicted loss", "measured")
+    known = search._known
+    heads = (*known.values(), "predicted loss", "measured" if search.unit is None else f"measured ({search.unit})")
     columns = [Column("point"), *(Column(head, number=True, ascending=True) for head in heads)]
-    lines = [_line(point, "best" if point is best else "") for point in search.front]
+    lines = [_line(point, "best" if point is best else "", known) for point in search.front]
     note = "None of them is worse in all than another; the large dot is the best."
     if is_logarithmic and min(losses) == 0:
         note += " What loses nothing has no place on the logarithmic axis."
@@ -179,9 +188,9 @@ def bit_search_page(search: BitSearch) -> Page:
     return Page("Bits under a budget", str(search.budget), tiles(facts) + notes + points + chosen, about(search.subject), chart)
 
 
-def _line(point: Point, name: str) -> Line:
-    values: Sequence[float | None] = (*vars(point.costs).values(), point.predicted, point.measured)
-    texts = (*_costs(point), f"{point.predicted:.4g}", f"{point.measured:.6g}")
+def _line(point: Point, name: str, known: Iterable[str]) -> Line:
+    values: Sequence[float | None] = (*(getattr(point.costs, cost) for cost in known), point.predicted, point.measured)
+    texts = (*_costs(point, known), f"{point.predicted:.4g}", f"{point.measured:.6g}")
     return Line([Cell(name), *(Cell(text, value) for text, value in zip(texts, values, strict=True))])
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from qsim.analysis.deviation import Deviation, float_tensors
+from qsim.errors import CalibrationError
 from qsim.runs.batches import Forward
 from qsim.simulation.simulation import Simulation
 
@@ -77,6 +78,8 @@ def output_sqnr(sim: Simulation, data: Iterable[Any], forward: Forward | None = 
             )
         for x, y in zip(*pair, strict=True):
             deviation.add(x, y)
+    if not deviation.elements:
+        raise CalibrationError("QuantSim: got no batch to compare what the model returns on. Is the data set empty?")
     return deviation.sqnr
 
 

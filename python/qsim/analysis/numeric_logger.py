@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from qsim.analysis.deviation import float_tensors
 from qsim.analysis.numeric_log_file import LogWriter
 from qsim.graph.record.tape import version_of
+from qsim.options import check_whole
 from qsim.simulation.simulation import Simulation
 
 
@@ -67,8 +68,7 @@ class NumericLogger:
     """
 
     def __init__(self, model: nn.Module, path: Path, max_bytes: int) -> None:
-        if max_bytes < 1 << 16:
-            raise ValueError(f"numeric_log: got max_bytes={max_bytes}; expected at least {1 << 16}")
+        check_whole("numeric_log", "max_bytes", max_bytes, least=1 << 16)
         root = model.model if isinstance(model, Simulation) else model
         inner = {name: module for name, module in root.named_modules() if name and not isinstance(module, nn.Sequential)}
         self.steps = 0

@@ -7,7 +7,6 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any
 
 import torch
@@ -15,7 +14,9 @@ import torch
 from qsim.analysis.metric import Metric, value_of
 from qsim.analysis.scores import ScoreFile
 from qsim.analysis.sensitivity import measure, members_of
+from qsim.close_names import close_names
 from qsim.loggers.figures import Figures
+from qsim.options import check_flag, check_number
 from qsim.pages import drawing
 from qsim.pages.chart import Axis, Chart, Series
 from qsim.pages.markup import Cell, Column, Fact, Line, finite, name_cell, problems, table, tiles
@@ -130,6 +131,11 @@ class Limits:
     max_drop: float | None = None
     seconds: float | None = None
 
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if value is not None:
+                check_number("QuantSim.progressive", name, value, least=0, otherwise="None for no limit")
+
 
 def join(
     sim: Simulation,
@@ -143,6 +149,7 @@ def join(
     show: bool,
 ) -> Progressive:
     """See `QuantSim.progressive`."""
+    check_flag("QuantSim.progressive", "higher_is_better", higher_is_better)
     began = time.monotonic()
     if isinstance(data, Iterator):
         raise TypeError(
@@ -196,7 +203,7 @@ def _in_order(order: str | Sequence[str], operations: list[str]) -> list[str]:
             raise ValueError(f"QuantSim.progressive: got order={order!r}; expected one of {', '.join(map(repr, ORDERS))}, or operations")
         return operations[::-1] if order == "backward" else operations
     if unknown := [name for name in order if name not in operations]:
-        close = get_close_matches(unknown[0], operations, cutoff=0.4) or operations[:5]
+        close = close_names(unknown[0], operations) or operations[:5]
         raise ValueError(f"QuantSim.progressive: no operation {unknown[0]!r} is quantized; close to it: {', '.join(map(repr, close))}")
     return list(dict.fromkeys(order))
 

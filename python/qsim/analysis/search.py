@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from qsim.analysis.evidence import Evidence
+from qsim.options import check_number, check_whole
 
 
 class Verdict(Protocol):
@@ -53,12 +54,15 @@ class Effort:
 
     probes: int | None = None
     seconds: float | None = None
+    caller: str = "QuantSim.float_plan"
 
     def __post_init__(self) -> None:
-        if self.probes is not None and self.probes < 1:
-            raise ValueError(f"Effort: got probes={self.probes}; expected 1 or more, or None for no limit")
-        if self.seconds is not None and not self.seconds > 0:
-            raise ValueError(f"Effort: got seconds={self.seconds}; expected a positive number, or None for no limit")
+        if self.probes is not None:
+            check_whole(self.caller, "probes", self.probes, least=1, otherwise="None for no limit")
+        if self.seconds is not None:
+            check_number(self.caller, "seconds", self.seconds, least=0, otherwise="None for no limit")
+            if self.seconds == 0:
+                raise ValueError(f"{self.caller}: got seconds=0; expected a positive number, or None for no limit")
 
 
 @dataclass(frozen=True)

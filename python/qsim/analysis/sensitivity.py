@@ -14,6 +14,7 @@ import torch
 from qsim.analysis.metric import Metric, value_of
 from qsim.analysis.scores import ScoreFile, digest
 from qsim.loggers.figures import Figures
+from qsim.options import check_flag
 from qsim.pages import drawing
 from qsim.pages.chart import Axis, Chart, Series
 from qsim.pages.markup import Cell, Column, Line, finite, name_cell, table, tiles
@@ -174,6 +175,7 @@ def measure(
     sim: Simulation, data: Any, metric: Metric, *, higher_is_better: bool, groups: str, file: ScoreFile, show: bool, unit: str = ""
 ) -> Sensitivity:
     """The metric of the sim in float, as it is, and with the enabled quantizers of each group alone."""
+    check_flag("QuantSim.sensitivity", "higher_is_better", higher_is_better)
     if isinstance(data, Iterator):
         raise TypeError(
             f"QuantSim.sensitivity: got data of type {type(data).__name__}, which is used up after one pass; every quantizer needs one: "

@@ -15,6 +15,7 @@ from qsim.batch_norm.foldable import Fold, NoLayerBeside, NotFoldable, find_fold
 from qsim.batch_norm.frozen import as_batch_norms
 from qsim.batch_norm.lone_norms import NAME, before_children, has_layer, reset, unit_layer
 from qsim.batch_norm.own_forward import is_torchs_own
+from qsim.close_names import close_names
 from qsim.graph.execute.simulated import Simulated
 from qsim.graph.record.record import record
 from qsim.graph.record.tape import Tape
@@ -145,6 +146,13 @@ def fold_batch_norms(model: nn.Module, example_inputs: Any, *, keep: Collection[
     if any(isinstance(m, Simulated) for m in model.modules()):
         raise ValueError("qsim.fold_batch_norms: got a simulation, which folds its own: sim.fold_batch_norms()")
     check_module(model, "fold_batch_norms")
+    if isinstance(keep, str) or not isinstance(keep, Collection):
+        raise TypeError(f"fold_batch_norms: got keep={keep!r}; expected the paths of BatchNorms, such as ['stem.bn']")
+    paths = dict(model.named_modules())
+    for path in keep:
+        if path not in paths:
+            near = ", ".join(map(repr, close_names(str(path), paths))) or "see model.named_modules()"
+            raise ValueError(f"fold_batch_norms: got {path!r} in keep, which is no module; close to it: {near}")
     as_batch_norms(model, lambda path: path not in keep)
     return fold_recorded(model, *recorded(model, example_inputs, "fold_batch_norms"), keep)
 

@@ -133,8 +133,9 @@ def write_packed(
     model_config: Mapping[str, Any],
     linear: Sequence[str] | None = None,
     shard_bytes: int = SHARD_BYTES,
+    stacklevel: int = 4,
 ) -> None:
-    """`save_checkpoint` of weights and other tensors that come one by one: what was written is not held."""
+    """`save_checkpoint` of weights and other tensors that come one by one: what was written is not held. `stacklevel`: of a warning."""
     module = _MODULES[format]
     schemes: dict[str, Scheme] = {}
     problems: dict[str, str] = {}
@@ -152,6 +153,8 @@ def write_packed(
             problems |= {f"{name}.weight": problem for name, problem in gptq.differing(schemes, format).items()}
         _check(problems, folder, format)
         writer.finish({**model_config, "quantization_config": module.quantization(schemes, format, linear)})
+    if module is compressed_tensors:
+        compressed_tensors.warn_of_zero_points(schemes, stacklevel)
 
 
 def first_names(tensors: Mapping[str, Tensor]) -> set[str]:

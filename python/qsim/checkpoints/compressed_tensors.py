@@ -6,6 +6,7 @@ packs alike: along the input channels, the first number in the lowest bits, each
 
 from __future__ import annotations
 
+import warnings
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -116,6 +117,22 @@ def quantization(schemes: Mapping[str, Scheme], layout: str, linear: Sequence[st
         "ignore": [path for path in linear or () if path not in schemes],
         "kv_cache_scheme": None,
     }
+
+
+def warn_of_zero_points(schemes: Mapping[str, Scheme], stacklevel: int) -> None:
+    """Zero points are packed, as the format has it and vLLM reads them; one reader has no room for that while it loads."""
+    shifted = [module for module, scheme in schemes.items() if not scheme.symmetric]
+    if not shifted:
+        return
+    more = f" and {len(shifted) - 1} more" if len(shifted) > 1 else ""
+    cure = "unless told from_pretrained(folder, quantization_config=CompressedTensorsConfig(dequantize=True))"
+    if len(set(schemes.values())) > 1:  # of several it would take the first for all
+        cure = "and has no way round it beside weights of other widths, groups or symmetry"
+    warnings.warn(
+        f"qsim: {shifted[0]!r}{more} written with zero points, packed as vLLM reads them. transformers with "
+        f"compressed-tensors 0.18 to 0.20 refuses those (a size mismatch of weight_zero_point) {cure}; symmetric=True has none",
+        stacklevel=stacklevel,
+    )
 
 
 def _described(scheme: Scheme) -> dict[str, Any]:

@@ -33,7 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=one_of("qsim.clinic", "TARGETS"),
         default="float32",
         metavar="TARGET",
-        help="float32 (the default), bf16, tensorrt-fp16, onnxruntime-fp16, coreml-fp16, tensorrt-int8, onnxruntime-int8, openvino-int8",
+        help="float32 (the default), bf16, tensorrt-fp16, onnxruntime-fp16, coreml-fp16; in int8: onnxruntime, tensorrt, openvino, coreml, "
+        "executorch",
     )
     parser.add_argument("--max-batches", type=int, metavar="N", help="by default all of the data")
     parser.add_argument("--seconds", type=float, metavar="S", help="what may be spent")

@@ -39,7 +39,7 @@ def cure(exam: Examination, findings: Iterable[Finding] = ()) -> Plan:
     named = [name for finding in errors for name in (finding.op, *finding.evidence.get("chain", ()))]
     probes = None if exam.probes is None else exam.probes - shadow.probes
     seconds = None if math.isinf(exam.ends) else exam.ends - time.perf_counter()
-    found = search(evidence_of(exam, named), shadow.probe, Effort(probes, seconds))
+    found = search(evidence_of(exam, named), shadow.probe, Effort(probes, seconds, "qsim.doctor"))
     return plan_of(found, exam.subject, format=shadow.format, target=target.name)
 
 

@@ -24,6 +24,7 @@ from qsim.clinic.reproduction import save, smallest
 from qsim.clinic.shadow import Shadow
 from qsim.clinic.survey import survey
 from qsim.clinic.targets import Target, target_named
+from qsim.options import check_function, check_number, check_whole
 from qsim.runs.batches import Forward, iterate
 from qsim.runs.report_subject import subject_of
 from qsim.runs.runnable import check_module
@@ -58,8 +59,8 @@ def doctor(
         As `QuantSim.calibrate` takes it: tensors, tuples, lists or dicts, such as a DataLoader gives. The first batch is the example
         that the model is recorded with: a batch fills as many arguments as its forward takes, what is left (targets) is ignored.
     target : str
-        "float32", "bf16", "tensorrt-fp16", "onnxruntime-fp16", "coreml-fp16" (which is taken to add up in float16 too),
-        "tensorrt-int8", "onnxruntime-int8" or "openvino-int8".
+        "float32", "bf16", "tensorrt-fp16", "onnxruntime-fp16", "coreml-fp16" (which is taken to add up in float16 too), or, in int8, a
+        target of `qsim.Config`: "tensorrt", "onnxruntime", "openvino", "coreml", "executorch", also written "tensorrt-int8".
     evaluation : iterable of batches, optional
         Data as the model will meet it, for integer targets: calibration data of another scale is reported.
     forward : callable, optional
@@ -101,6 +102,7 @@ def doctor(
     ('pow', 'mean', 'add', 'sqrt')
     """
     check_module(model, "qsim.doctor")
+    _check(seconds, probes, sqnr, forward, loss)
     ends = math.inf if seconds is None else time.perf_counter() + seconds
     chosen = target_named(target)
     stages = Stages("record", "survey", "checks", "plan")
@@ -146,6 +148,19 @@ def doctor(
         0 if outcome is None else outcome.nonfinite,
         subject=subject_of(model),
     )
+
+
+def _check(seconds: float | None, probes: int | None, sqnr: float | None, forward: Any, loss: Any) -> None:
+    if seconds is not None:
+        check_number("qsim.doctor", "seconds", seconds, least=0, otherwise="None for no limit")
+    if probes is not None:
+        check_whole("qsim.doctor", "probes", probes, least=1, otherwise="None for no limit")
+    if sqnr is not None:
+        check_number("qsim.doctor", "sqnr", sqnr, least=-math.inf, otherwise="None for the target's")
+    if forward is not None:
+        check_function("qsim.doctor", "forward", forward, "forward(model, batch)")
+    if loss is not None:
+        check_function("qsim.doctor", "loss", loss, "loss(output, batch) -> Tensor")
 
 
 def _limited(batches: Iterator[Any], ends: float) -> Iterator[Any]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from qsim.runs.arguments import Arguments
+from qsim.runs.arguments import Arguments, refuse_numbers
 from qsim.runs.batches import Forward, to_device
 from qsim.runs.snapshot import unchanged
 
@@ -41,6 +41,7 @@ def example_of(model: nn.Module, batch: Any, forward: Forward | None = None) -> 
             errors.append(f"with {len(args)} arguments{' and ' + ', '.join(kwargs) if kwargs else ''}: {type(e).__name__}: {e}")
         else:
             return given[1] if given[1] else given[0]
+    refuse_numbers(batch, "qsim.doctor", "the first batch")
     tried = "\n  ".join(errors)
     raise ValueError(f"qsim.doctor: the model does not run on the first batch; pass forward=lambda model, batch: ...\n  {tried}")
 

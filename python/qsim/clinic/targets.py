@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from qsim.config.profile import DEFAULT, PROFILES
 from qsim.numbers.float_format import FLOAT_FORMATS, FloatFormat
 
 
@@ -56,11 +57,12 @@ TARGETS = {
         Target("onnxruntime-fp16", "float16", sqnr=30.0),
         # The Neural Engine keeps sums in float16, as far as anybody outside can tell: coremltools' guide to typed execution.
         Target("coreml-fp16", "float16", accumulator="float16", sqnr=30.0),
-        Target("tensorrt-int8", integers=True),
-        Target("onnxruntime-int8", integers=True, int32_bias=True),
-        Target("openvino-int8", integers=True),
+        *(Target(f"{name}-int8", integers=True, int32_bias=bool(profile.bias)) for name, profile in PROFILES.items() if profile != DEFAULT),
     )
 }
+TARGETS |= {
+    name.removesuffix("-int8"): target for name, target in TARGETS.items() if target.integers
+}  # as `qsim.int8(target=...)` has them
 
 
 def target_named(name: str | Target) -> Target:
@@ -68,5 +70,5 @@ def target_named(name: str | Target) -> Target:
     if isinstance(name, Target):
         return name
     if name not in TARGETS:
-        raise ValueError(f"doctor: got target={name!r}; expected one of {', '.join(TARGETS)}")
+        raise ValueError(f"doctor: got target={name!r}; expected one of {', '.join(map(repr, TARGETS))}")
     return TARGETS[name]

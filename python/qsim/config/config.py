@@ -13,8 +13,9 @@ from qsim.config import aimet
 from qsim.config.float_plan import FloatPlan
 from qsim.config.kv_cache import KVCache, kv_cache
 from qsim.config.override import ROLES, Change, Override, SiteInfo
-from qsim.config.profile import PROFILES, Profile
+from qsim.config.profile import PROFILES, Profile, runtime_named
 from qsim.numbers.spec import TensorSpec, check_keys
+from qsim.options import check_flag
 
 BATCH_NORM_POLICIES = ("fold", "keep", "freeze")
 INT8_WEIGHT = TensorSpec(symmetric=True, axis=0, method="minmax")
@@ -76,12 +77,16 @@ class Config:
         if isinstance(self.target, Profile):
             if PROFILES.get(self.target.name) == self.target:
                 object.__setattr__(self, "target", self.target.name)
-        elif self.target not in PROFILES:
-            raise ValueError(f"Config: got target={self.target!r}; expected a Profile or one of {', '.join(map(repr, PROFILES))}")
+        else:
+            object.__setattr__(
+                self, "target", runtime_named(self.target, (self.weight, self.activation), "Config", PROFILES, "a Profile or one of")
+            )
         for role in ROLES:
             if not isinstance(getattr(self, role), TensorSpec | None):
                 raise TypeError(f"Config: got {role}={getattr(self, role)!r}; expected a TensorSpec, or None to leave it in float")
             object.__setattr__(self, role, _settled(self.profile.applied(getattr(self, role), role), role))
+        if not isinstance(self.overrides, Sequence):
+            raise TypeError(f"Config: got overrides={self.overrides!r}; expected a tuple of Override (or use Config.override)")
         object.__setattr__(self, "overrides", tuple(self.overrides))
         for override in self.overrides:
             if not isinstance(override, Override):
@@ -89,6 +94,8 @@ class Config:
         object.__setattr__(self, "kv_cache", kv_cache(self.kv_cache))
         if not isinstance(self.bias, bool | None):
             raise TypeError(f"Config: got bias={self.bias!r}; expected True, False, or None to leave it to the target")
+        if not isinstance(self.batch_norm, str | Mapping | tuple):
+            raise TypeError(f"Config: got batch_norm={self.batch_norm!r}; expected a policy, or a mapping of globs to policies")
         if not isinstance(self.batch_norm, str):
             object.__setattr__(self, "batch_norm", tuple(dict(self.batch_norm).items()))
         for _, policy in self._batch_norm_policies():
@@ -168,12 +175,13 @@ class Config:
         >>> config = config.override(position="first", bits=8).override(position="last", dtype="fp16")
         >>> config = config.override(lambda site: site.module == "Conv2d" and site.weight_shape[1] == 1, bits=8)  # depthwise
         """
+        check_flag("Config.override", "off", off)
         if off and changes:
             raise ValueError(f"Config.override: off=True leaves nothing to change; got {', '.join(changes)} too")
         starts = tuple(role for role in ROLES if changes.get(role) and not isinstance(changes[role], TensorSpec))
         roles: dict[str, Change] = dict.fromkeys(ROLES) if off else {role: changes.pop(role, ()) for role in ROLES}
         for role, change in roles.items():
-            if change is not None and not isinstance(change, TensorSpec):
+            if isinstance(change, Mapping | tuple):
                 roles[role] = {**changes, **dict(change)}
             elif changes:
                 raise ValueError(f"Config.override: {role}={change!r} decides every field; got {', '.join(changes)} too")

@@ -109,11 +109,19 @@ class Override:
     def __post_init__(self) -> None:
         if not (isinstance(self.pattern, str) or callable(self.pattern)):
             raise TypeError(f"Override: got pattern={self.pattern!r}; expected a glob, or a function of a SiteInfo")
+        if not isinstance(self.op_type, str | None):
+            raise TypeError(f"Override: got op_type={self.op_type!r}; expected a glob for the type of an operation, such as 'Conv'")
         if self.position not in (None, *POSITIONS):
             raise ValueError(f"Override: got position={self.position!r}; expected 'first', 'last' or None")
+        if not isinstance(self.starts, tuple | list) or not set(self.starts) <= {*ROLES}:
+            raise ValueError(f"Override: got starts={self.starts!r}; expected a tuple of {' and '.join(map(repr, ROLES))}")
         object.__setattr__(self, "starts", tuple(self.starts))
         for role in ROLES:
             change = getattr(self, role)
+            if not isinstance(change, TensorSpec | Mapping | tuple | None):
+                raise TypeError(
+                    f"Override: got {role}={change!r}; expected a TensorSpec, fields of one ({role}={{'bits': 4}}), or None for float"
+                )
             if change is not None and not isinstance(change, TensorSpec):
                 object.__setattr__(self, role, _checked_changes(dict(change)))
 

@@ -127,13 +127,13 @@ def _blocks(format: str, kv_cache: Cache, target: str | Profile) -> Config:
     return _language_model(TensorSpec(dtype=format), TensorSpec(dtype=format), kv_cache, target)
 
 
-def w4a16(group: int = 128, *, symmetric: bool = True, kv_cache: Cache = None, target: str | Profile = LINEAR_LAYERS) -> Config:
+def w4a16(group: int | None = 128, *, symmetric: bool = True, kv_cache: Cache = None, target: str | Profile = LINEAR_LAYERS) -> Config:
     """4-bit weights in groups along the input features, activations as they are: what GPTQ, AWQ and llama.cpp deploy.
 
     Parameters
     ----------
-    group : int
-        Weights that share a scale; the last group of a row may be short. Usually 32, 64 or 128.
+    group : int or None
+        Weights that share a scale; the last group of a row may be short. Usually 32, 64 or 128. None: one scale an output channel.
     symmetric : bool
         Without zero points. AWQ and ``MatMulNBits`` know groups with them too.
     kv_cache : int, TensorSpec, pair of these, or None
@@ -146,7 +146,7 @@ def w4a16(group: int = 128, *, symmetric: bool = True, kv_cache: Cache = None, t
     >>> w4a16(group=32).weight.block_size, w4a16().activation is None
     (32, True)
     """
-    weight = TensorSpec(bits=4, symmetric=symmetric, axis=1, block_size=group, method="mse")
+    weight = TensorSpec(bits=4, symmetric=symmetric, axis=0 if group is None else 1, block_size=group, method="mse")
     return _language_model(weight, None, kv_cache, target)
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
+from qsim.close_names import close_names
 from qsim.config.override import Override
 from qsim.numbers.spec import TensorSpec, check_keys, checked_field
 from qsim.operations.onnxruntime import INTEGER_KERNELS
+from qsim.options import check_flag
 
 Changes = tuple[tuple[str, Any], ...]
 Range = tuple[str, float, float]
@@ -102,17 +104,33 @@ class Profile:
     rules: tuple[Override, ...] = ()
 
     def __post_init__(self) -> None:
+        if not isinstance(self.name, str):
+            raise TypeError(f"Profile: got name={self.name!r}; expected a string")
+        if self.half_accumulator not in ("float32", "float16"):
+            raise ValueError(f"Profile: got half_accumulator={self.half_accumulator!r}; expected 'float32' or 'float16'")
+        for name in ("model_input", "lone_norms", *(("model_output",) if self.model_output is not None else ())):
+            check_flag("Profile", name, getattr(self, name))
         for name in ("chains", "half_chains", "ranges"):
+            entries = getattr(self, name)
+            if not isinstance(entries, Sequence) or not all(isinstance(entry, tuple | list) for entry in entries):
+                raise TypeError(f"Profile: got {name}={entries!r}; expected a tuple of tuples")
             object.__setattr__(self, name, tuple(tuple(entry) for entry in getattr(self, name)))
         for name in ("outputs", "inputs", "kernels", "weights", "residual", "shared", "gates", "bias", "rules"):
             value = getattr(self, name)
             if isinstance(value, str):
                 raise TypeError(f"Profile: got {name}={value!r}; expected a tuple: ({value!r},)")
+            kind = Override if name == "rules" else str
+            if not isinstance(value, Sequence) or not all(isinstance(entry, kind) for entry in value):
+                raise TypeError(f"Profile: got {name}={value!r}; expected a tuple of {kind.__name__}")
             object.__setattr__(self, name, tuple(value))
         for name, low, high in self.ranges:
             if not low < high:
                 raise ValueError(f"Profile: got the range [{low}, {high}] for {name}; expected its lower end below its upper end")
         for role in ("weight", "activation"):
+            if not isinstance(getattr(self, role), Mapping | tuple | list):
+                raise TypeError(
+                    f"Profile: got {role}={getattr(self, role)!r}; expected fields of a TensorSpec, such as {{'symmetric': True}}"
+                )
             decided = dict(getattr(self, role))
             object.__setattr__(self, role, tuple((field, checked_field(field, value)) for field, value in decided.items()))
 
@@ -177,7 +195,8 @@ _SYMMETRIC = {"symmetric": True, "signed": True}
 DEFAULT = Profile("default", _chains(_ACTIVATION))
 
 # What has integer kernels (`qsim.operations.onnxruntime`), and what becomes one of these.
-_ONNXRUNTIME_KERNELS = (*INTEGER_KERNELS, "Gather", "Einsum", "Swish", "HardSwish", "HardSigmoid", "BatchNormalization", "ReduceMean")
+_BECOMING_KERNELS = ("Gather", "Einsum", "Sub", "Swish", "HardSwish", "HardSigmoid", "BatchNormalization", "ReduceMean")  # Sub of numbers
+_ONNXRUNTIME_KERNELS = (*INTEGER_KERNELS, *_BECOMING_KERNELS)
 
 # Integer kernels run where DequantizeLinear and QuantizeLinear stand on both sides. A rectifier goes into them if the zero point is the
 # smallest integer, which an asymmetric range from 0 gives, or the range is that of the Clip; other activations need a quantizer before
@@ -256,3 +275,28 @@ EXECUTORCH = Profile(
 LINEAR_LAYERS = Profile("linear_layers", _chains(_ACTIVATION), outputs=(), inputs=("Gemm",), weights=("Gemm",), model_input=False, bias=())
 
 PROFILES = {profile.name: profile for profile in (DEFAULT, ONNXRUNTIME, TENSORRT, OPENVINO, COREML, EXECUTORCH)}
+
+
+def runtime_named(target: Any, specs: Iterable[TensorSpec | None], caller: str, runtimes: Collection[str], expected: str = "one of") -> str:
+    """The one of `runtimes` that `target` names; with a precision, as `qsim.doctor` has them ("tensorrt-fp16"), if `specs` are of that.
+
+    Examples
+    --------
+    >>> runtime_named("tensorrt-int8", [TensorSpec(bits=8), None], "Config", PROFILES)
+    'tensorrt'
+    """
+    runtime, _, precision = target.rpartition("-") if isinstance(target, str) else ("", "", "")
+    if isinstance(target, str) and target in runtimes:
+        return target
+    names = ", ".join(map(repr, runtimes))
+    if runtime not in runtimes or precision not in ("int8", "fp16"):
+        near = close_names(target, runtimes, 0.6) if isinstance(target, str) else []
+        hint = f"; close to it: {near[0]!r}" if near else ""
+        raise ValueError(f"{caller}: got target={target!r}; expected {expected} {names}{hint}")
+    given = {spec.dtype if spec.is_float else f"int{spec.bits}" for spec in specs if spec is not None}
+    if given != {{"fp16": "float16"}.get(precision, precision)}:
+        raise ValueError(
+            f"{caller}: got target={target!r} for a config of {' and '.join(sorted(given)) or 'float32'}; what is simulated is the "
+            f"config's to say, as in qsim.{precision}(target={runtime!r})"
+        )
+    return runtime

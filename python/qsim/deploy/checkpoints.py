@@ -34,7 +34,7 @@ def save_compressed(sim: Simulation, folder: str | os.PathLike[str], format: str
         others = {name: entry for name, entry in named.items() if isinstance(entry, Tensor)}
         save_checkpoint(Checkpoint(weights, others, format), folder, format)
         return
-    write_packed(Path(folder), _packed(every), format, _model_config(sim.model), linear)
+    write_packed(Path(folder), _packed(every), format, _model_config(sim.model), linear, stacklevel=5)
 
 
 def _packed(every: list[tuple[str, Tensor, BakedWeight | None]]) -> Iterator[tuple[str, PackedWeight | Tensor]]:
@@ -112,8 +112,10 @@ def _encoding(weight: PackedWeight, quantizer: Quantizer) -> Encoding:
 
 def round_scales(sim: Simulation, dtype: torch.dtype) -> None:
     """`QuantSim.round_scales` documents it."""
-    if dtype not in _SMALLEST:
-        raise ValueError(f"QuantSim.round_scales: got {dtype}; expected torch.float16 or torch.bfloat16")
+    if not isinstance(dtype, torch.dtype) or dtype not in _SMALLEST:
+        raise ValueError(f"QuantSim.round_scales: got {dtype!r}; expected torch.float16 or torch.bfloat16")
+    with sim.calibrated():
+        pass
     rounded: list[tuple[Quantizer, Encoding]] = []
     for key, planned in sim.decisions.quantizers.items():
         quantizer = sim.quantizers()[key]

@@ -67,7 +67,7 @@ def export(
     forward: Forward | None = None,
 ) -> ExportReport:
     """`QuantSim.export` documents it."""
-    file, wanted = checked_path(path), target_of(target, sim.config.profile)
+    file, wanted = checked_path(path), target_of(target, sim.config)
     if options.dynamic_shapes is not None and not options.dynamic_batch:
         raise ValueError(
             "QuantSim.export: got dynamic_batch=False and dynamic_shapes=; expected one of them: leave the batch out of the latter"

@@ -15,7 +15,7 @@ from typing import TypeVar
 from torch import nn
 from torch.fx import Node
 
-from qsim.config.profile import Profile
+from qsim.config.profile import PROFILES, Profile
 from qsim.errors import CalibrationError
 from qsim.graph.execute.attach import detach
 from qsim.graph.execute.marks import BIAS, QUANTIZED
@@ -37,6 +37,8 @@ Places = Mapping[str, set[Place]]
 
 def retarget(sim: Sim, target: str | Profile) -> Sim:
     """`QuantSim.retarget` documents it."""
+    with sim.calibrated():
+        pass
     twin, (args, kwargs) = copy.deepcopy(sim).eval(), sim.calls[0]
     twin.fall_back({})
     before = capture(twin, args, kwargs)
@@ -57,9 +59,12 @@ def retarget(sim: Sim, target: str | Profile) -> Sim:
             new[key].enabled = all(old[name].enabled for name in sources.get(key, ()))
     if unseen:
         name = made.config.profile.name
+        shown = ", ".join(map(repr, unseen[:8])) + (f" and {len(unseen) - 8} more" if len(unseen) > 8 else "")
+        wanted = repr(name) if name in PROFILES else f"the profile {name!r}"
         raise CalibrationError(
-            f"QuantSim.retarget: {name!r} quantizes {len(unseen)} tensors that this simulation never observed: "
-            f"{', '.join(map(repr, unseen))}. Calibrate a simulation for that target: a config with target={name!r}."
+            f"QuantSim.retarget: {name!r} quantizes {shown}, which {sim.config.profile.name!r} leaves in float, inside an operation or as "
+            "the model's result, so that no range was observed there. Simulate the model for that target, and calibrate it: "
+            f"QuantSim(model, example_inputs, dataclasses.replace(sim.config, target={wanted}))"
         )
     fit_biases(made, made.decisions.biases)
     made.fall_back({name: format for name, format in sim.quantization.formats.items() if name in made.decisions.operations})

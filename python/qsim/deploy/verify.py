@@ -129,6 +129,11 @@ def verify_simulation(
     def computed() -> Iterable[tuple[Mapping[str, Array], Mapping[str, Sequence[Array]]]]:
         for batch in batches if forward is None else map(as_batch, calls_made(sim.called(), batches, forward)):
             tensors = [t for t in tree_leaves(arguments_of(batch, sim.examples)) if isinstance(t, Tensor)]
+            if len(tensors) != len(sizes):
+                raise ValueError(
+                    f"QuantSim.export: got a batch of verify= with {len(tensors)} tensors for the model, {type(batch).__name__}; the file, "
+                    f"which stays, takes {len(sizes)}: {', '.join(map(repr, sizes))}"
+                )
             inputs = dict(zip(sizes, map(_array, tensors), strict=True))
             _refuse_other_sizes(path, sizes, inputs)
             references = {name: evaluate(sim, _copied(batch), integer=way) for name, way in ways.items()}

@@ -20,7 +20,8 @@ from qsim.equalization.rotation import Rotation
 from qsim.equalization.scale_methods import Awq, CrossLayer, SmoothQuant
 from qsim.graph.execute.simulated import Simulated
 from qsim.graph.record.uses import Uses
-from qsim.runs.arguments import Arguments, example_calls
+from qsim.options import check_function
+from qsim.runs.arguments import Arguments, example_calls, refuse_numbers
 from qsim.runs.batches import Forward, arguments_of, calls_made, iterate, to_device
 from qsim.runs.report_subject import subject_of
 from qsim.runs.runnable import check_module
@@ -93,13 +94,20 @@ def equalize(
         raise TypeError(f"qsim.equalize: got methods={methods!r}; expected a list, such as ['cross_layer']")
     chosen = [_method(method, data is not None) for method in methods]
     _check(model)
+    if forward is not None:
+        check_function("qsim.equalize", "forward", forward, "forward(model, batch)")
     calls = example_calls(example_inputs)
     given = [] if data is None else list(iterate(data, max_batches, False, "qsim.equalize"))
     batches = [arguments_of(b, calls) for b in given] if forward is None else list(calls_made(model, given, forward))
     every = [*calls, *(to_device(batch, model) for batch in batches)]
     if data is not None and not batches:
         raise ValueError("qsim.equalize: got no batch. Is the iterator used up, or the data set empty?")
-    before, expected = Snapshot(model), results(model, every)
+    try:
+        before, expected = Snapshot(model), results(model, every, calls)
+    except TypeError:
+        for args, kwargs in calls:
+            refuse_numbers((*args, *kwargs.values()), "qsim.equalize", "an example input")
+        raise
     try:
         report = _equalized(model, example_inputs, calls, every, chosen)
         error = _difference(results(model, every), expected)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,7 @@ from qsim.graph.record.tape import tensors_in
 from qsim.operations.layers import LAYERS, channel_axis
 from qsim.runs.arguments import Arguments
 from qsim.runs.snapshot import unchanged
+from qsim.runs.unfit import unfit_told
 
 _ROWS = 512  # that a search compares outputs on
 
@@ -65,13 +66,16 @@ def observe(model: nn.Module, readers: Iterable[str], calls: Sequence[Arguments]
     return inputs
 
 
-def results(model: nn.Module, calls: Sequence[Arguments]) -> list[Tensor]:
-    """The tensors that the model returns in eval mode, with the same random numbers in every run; the model stays as it is."""
+def results(model: nn.Module, calls: Sequence[Arguments], examples: Sequence[Arguments] = ()) -> list[Tensor]:
+    """The tensors that the model returns in eval mode, with the same random numbers in every run; the model stays as it is. A call that
+    is not as `examples`, and that the model does not take, is told of."""
     found = []
     with unchanged(model), torch.no_grad():
         model.eval()
         torch.manual_seed(0)
         for args, kwargs in calls:
             args, kwargs = tree_map_only(Tensor, torch.clone, (args, kwargs))
-            found += [t.cpu() for t in tensors_in(model(*args, **kwargs))]
+            with unfit_told((args, kwargs), examples, model) if examples else nullcontext():
+                returned = model(*args, **kwargs)
+            found += [t.cpu() for t in tensors_in(returned)]
     return found

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from types import MappingProxyType
 from typing import Any
 
+from qsim.close_names import close_names
 from qsim.numbers.encoding import Encoding
 
 UNQUANTIZED = "float32: it is not quantized"
@@ -136,7 +136,7 @@ class EncodingFile:
         for pattern in patterns:
             found = [name for name in self.entries if name == pattern or fnmatchcase(name, pattern)]
             if not found:
-                close = ", ".join(map(repr, get_close_matches(pattern, self.entries, cutoff=0.4))) or "see file.entries"
+                close = ", ".join(map(repr, close_names(pattern, self.entries))) or "see file.entries"
                 raise ValueError(f"EncodingFile: no entry matches {pattern!r}; close to it: {close}")
             dropped.update(found)
         return replace(self, entries={name: entry for name, entry in self.entries.items() if name not in dropped})

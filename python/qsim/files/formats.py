@@ -13,6 +13,7 @@ from qsim.files.fields import Fields, checked_name
 from qsim.files.file_place import FilePlace, shown
 from qsim.files.json_text import MAX_JSON_BYTES, dump, parse, read_text
 from qsim.numbers.float_format import FLOAT_FORMATS
+from qsim.options import check_whole
 
 FORMATS = (*documents.LAYOUTS, tensorrt_cache.FORMAT)
 _NAMES_FLOATS = ("aimet-0.6.1", "aimet-1.0.0", "qsim")
@@ -51,6 +52,7 @@ def load_encodings(path: str | PathLike[str], *, max_bytes: int = MAX_JSON_BYTES
     >>> file.format, list(file.entries), file.entries["input"].encoding.max.item()
     ('tensorrt-cache', ['input'], 1.0)
     """
+    check_whole("qsim.load_encodings", "max_bytes", max_bytes, least=1)
     place = FilePlace(str(path))
     text = read_text(Path(path), place, max_bytes)
     if tensorrt_cache.is_cache(text):

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves
 
 from qsim.integer.evaluate import Evaluation
+from qsim.options import check_flag
 from qsim.runs.sharding import sharded_modules
 from qsim.simulation.simulation import Simulation
 from qsim.trace.capture import capture
@@ -70,6 +71,7 @@ def on_integers(sim: Simulation) -> Iterator[None]:
 
 def evaluate(sim: Simulation, batch: Any, *, integer: bool) -> Any:
     """What the model returns for a batch, in eval mode and without gradients: see `QuantSim.evaluate`."""
+    check_flag("QuantSim.evaluate", "integer", integer)
     training = [module for module in sim.modules() if module.training]
     if training:
         sim.eval()

@@ -13,6 +13,7 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
+from qsim.close_names import close_names
 from qsim.config.config import Config
 from qsim.config.described import described
 from qsim.config.named import config_of
@@ -233,7 +234,9 @@ def _wanted(config: Config, graph: ir.Graph) -> Callable[[str, str], bool]:
     """Whether a node, by its name and type, is quantized: an override may leave it in float, and nothing else."""
     for override in config.overrides:
         if not any(override.matches(SiteInfo(str(node.name), node.op_type)) for node in graph):
-            raise ValueError(f"{_CALLER}: the override {override} matches no node of the model, such as {graph[0].name!r}")
+            close = close_names(override.pattern, map(_node_name, graph)) if isinstance(override.pattern, str) else []
+            near = f"; close to it: {', '.join(map(repr, close))}" if close else f", such as {graph[0].name!r}"
+            raise ValueError(f"{_CALLER}: the override {override} matches no node of the model{near}")
 
     def wanted(name: str, op: str) -> bool:
         specs = {role: config.spec_for(name, op, role) for role in ("weight", "activation")}
@@ -243,6 +246,10 @@ def _wanted(config: Config, graph: ir.Graph) -> Callable[[str, str], bool]:
         return None not in specs.values()
 
     return wanted
+
+
+def _node_name(node: ir.Node) -> str:
+    return str(node.name)
 
 
 def _name_nodes(graph: ir.Graph) -> None:

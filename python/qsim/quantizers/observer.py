@@ -1,3 +1,5 @@
+"""An observer: what it has seen of a tensor, and the encoding that a spec chooses from that."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -13,6 +15,7 @@ from qsim.errors import CalibrationError
 from qsim.numbers.blocks import Axes
 from qsim.numbers.encoding import Encoding
 from qsim.numbers.spec import TensorSpec, range_shape
+from qsim.options import check_whole
 from qsim.quantizers.sketch import SKETCH_BINS, SketchedRange, histogram, search_sketches
 from qsim.quantizers.state import UNKNOWN_SHAPE, RangeState
 
@@ -300,6 +303,7 @@ class Observer(RangeState):
             )
         if not bool(self.lowest < self.highest):
             raise ValueError(f"{self._title}: no histogram: fewer than two different finite values were observed ({self.counts})")
+        check_whole(f"{self._title}: histogram", "bins", bins, least=1)
         return histogram(self.sketch, self.lowest, self.highest, bins)
 
     def check_method(self, spec: TensorSpec) -> None:

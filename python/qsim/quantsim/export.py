@@ -16,6 +16,7 @@ from qsim.deploy.export_model import export
 from qsim.deploy.export_report import ExportReport
 from qsim.deploy.retarget import retarget
 from qsim.onnx.export_options import Options
+from qsim.options import check_flag
 from qsim.runs.batches import Forward
 from qsim.simulation.simulation import Simulation
 
@@ -106,6 +107,7 @@ class Export(Simulation):
         """
         if accuracy_level is not None and (isinstance(accuracy_level, bool) or accuracy_level not in range(5)):
             raise ValueError(f"QuantSim.export: got accuracy_level={accuracy_level!r}; expected 0, 1, 2, 3, 4 or None")
+        check_flag("QuantSim.export", "dynamic_batch", dynamic_batch)
         options = Options(opset, dynamic_batch, dynamic_shapes, input_names, output_names, external_data, accuracy_level)
         return export(self, path, target, options, verify=verify, forward=forward)
 
@@ -164,6 +166,8 @@ class Export(Simulation):
 
         Raises
         ------
+        NoEncodingError
+            Before calibration.
         CalibrationError
             The target quantizes tensors that were never observed: the message lists them.
 

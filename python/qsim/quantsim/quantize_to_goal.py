@@ -22,7 +22,7 @@ from qsim.config.presets import int8
 from qsim.equalization import equalize
 from qsim.errors import CalibrationError
 from qsim.loggers.figures import Figures
-from qsim.options import check_function, check_number
+from qsim.options import check_flag, check_function, check_number
 from qsim.pages import markup
 from qsim.pages.markup import Cell, Column, Line
 from qsim.pages.page import Page
@@ -30,7 +30,7 @@ from qsim.pages.report import Report
 from qsim.pages.subject import about
 from qsim.progress import progress as progress_bar
 from qsim.quantsim.quantsim import QuantSim
-from qsim.runs.batches import Forward
+from qsim.runs.batches import Forward, iterate
 from qsim.runs.copies import copied
 from qsim.runs.report_subject import subject_of
 from qsim.runs.runnable import check_module
@@ -206,10 +206,11 @@ def quantize(
     """
     check_module(model, "qsim.quantize")
     metric_of(metric, None, "qsim.quantize")
-    batches = list(data)
+    batches = list(iterate(data, None, False, "qsim.quantize"))
     if not batches:
         raise CalibrationError("qsim.quantize: got no batch. Is the iterator used up, or the data set empty?")
     check_number("qsim.quantize", "goal", goal, least=0)
+    check_flag("qsim.quantize", "higher_is_better", higher_is_better)
     if seconds is not None:
         check_number("qsim.quantize", "seconds", seconds, least=0, otherwise="None for no limit")
     if train is not None:

@@ -62,14 +62,15 @@ class RangeChoice(Simulation):
         """
         return calibrate(self, data, forward, max_batches=max_batches, progress=progress)
 
-    def set_method(self, method: str, *, percentile: float | None = None, gamma: float | None = None) -> None:
+    def set_method(self, method: str | None, *, percentile: float | None = None, gamma: float | None = None) -> None:
         """Choose all encodings anew with another method, from what was observed and from the weights. No data needed.
 
         Parameters
         ----------
-        method : str
-            "minmax", "percentile", "mse", "tf_enhanced" or "entropy". Weights that the model computes from parameters keep their
-            observed minimum and maximum per channel, and running ranges (``method="ema"`` in the config) stay running.
+        method : str or None
+            "minmax", "percentile", "mse", "tf_enhanced" or "entropy"; None for what the config says of each tensor. Weights that the model
+            computes from parameters keep their observed minimum and maximum per channel, and running ranges (``method="ema"`` in the
+            config) stay running.
         percentile, gamma : float, optional
             As in `TensorSpec`.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from os import PathLike
 from typing import Any
@@ -18,6 +19,7 @@ from qsim.analysis.scores import ScoreFile
 from qsim.analysis.search import Effort
 from qsim.analysis.sensitivity import Sensitivity, measure, measured
 from qsim.deploy.engine_plan import Plan
+from qsim.options import check_flag, check_number, check_whole
 from qsim.runs.batches import Forward
 from qsim.simulation.simulation import Simulation
 
@@ -58,6 +60,7 @@ class Reports(Simulation):
         run = self.forward_batch if forward is None else forward
         self.tell_of_restored()
         with self.calibrated():
+            check_whole("QuantSim.compare", "memory", memory, least=1)
             return compare(self, self.decisions.quantizers, lambda: run(self.called(), batch), memory)
 
     def sensitivity(
@@ -172,7 +175,10 @@ class Reports(Simulation):
         >>> plan.keep, plan.irreducible
         (('input', '0', '2'), True)
         """
-        found, by = sensitivity, metric_of(metric, forward, "QuantSim.float_plan")
+        caller = "QuantSim.float_plan"
+        check_number(caller, "target", target, least=-math.inf)
+        check_flag(caller, "higher_is_better", higher_is_better)
+        found, by, effort = sensitivity, metric_of(metric, forward, caller), Effort(probes, seconds)
         if found is None:
             found = self.sensitivity(
                 data, metric, higher_is_better=higher_is_better, groups="operation", forward=forward, progress=progress
@@ -182,7 +188,7 @@ class Reports(Simulation):
                 f"QuantSim.float_plan: got a sensitivity with higher_is_better={found.higher_is_better}, and the opposite here"
             )
         with self.calibrated():
-            return float_plan(self, data, by, target, found, Effort(probes, seconds))
+            return float_plan(self, data, by, target, found, effort)
 
     def search_bits(
         self,

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from qsim.options import check_number, check_whole
+from qsim.options import check_flag, check_number, check_whole
 from qsim.restoration.choice import LEARNED, Steps
 from qsim.restoration.distill import DistillationLoss, Distilled, relative_error
 from qsim.restoration.restore import distill, restore_layers
@@ -132,9 +132,10 @@ class Restoration(Simulation):
         >>> report.after > report.before
         True
         """
-        if method not in SOLVERS:
+        if not isinstance(method, str) or method not in SOLVERS:
             raise ValueError(f"QuantSim.solve_weights: got method={method!r}; expected one of {', '.join(map(repr, SOLVERS))}")
         check_number("QuantSim.solve_weights", "damping", damping, least=0)
+        check_flag("QuantSim.solve_weights", "follow_inputs", follow_inputs)
         if damping == 0 or math.isinf(damping):
             raise ValueError(f"QuantSim.solve_weights: got damping={damping}; expected a finite number above 0, such as 0.01")
         steps = Steps(method, ranges=False, biases=False, follows_inputs=follow_inputs, damping=damping)

@@ -72,6 +72,8 @@ class Training(Simulation):
         >>> sim.train().model[1].training
         False
         """
+        if not patterns:
+            raise TypeError("QuantSim.freeze_batch_norms: got no pattern; expected globs for paths of BatchNorms, '*' for all")
         freeze_batch_norms(self, patterns, affine=affine)
 
     def fold_batch_norms(self) -> FoldReport:

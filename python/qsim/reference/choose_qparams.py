@@ -1,3 +1,5 @@
+"""From a range to scale and zero point (docs/numerics.md, section 2)."""
+
 from __future__ import annotations
 
 import torch

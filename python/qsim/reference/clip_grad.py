@@ -1,3 +1,5 @@
+"""Gradients clipped by their norm, what is not finite skipped and counted."""
+
 from __future__ import annotations
 
 import math

@@ -1,3 +1,5 @@
+"""Quantization by the range of each tensor, token or block itself, and the scales of block formats."""
+
 from __future__ import annotations
 
 import math

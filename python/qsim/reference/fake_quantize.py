@@ -1,3 +1,5 @@
+"""Fake-quantize: rounding half to even onto a grid of integers, and its gradients, LSQ among them (docs/numerics.md, section 1)."""
+
 from __future__ import annotations
 
 import torch

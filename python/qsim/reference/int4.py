@@ -1,3 +1,5 @@
+"""Two integers of 4 bits in a byte."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence

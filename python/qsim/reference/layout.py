@@ -1,3 +1,5 @@
+"""Which elements of a tensor share a scale: all, a channel, a block, a tile."""
+
 from __future__ import annotations
 
 from itertools import product

@@ -1,3 +1,5 @@
+"""What observing notes of a batch: its finite range, counts of the rest, and the histogram called sketch (docs/numerics.md, section 3)."""
+
 from __future__ import annotations
 
 import torch

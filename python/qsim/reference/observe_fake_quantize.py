@@ -1,3 +1,5 @@
+"""Fake-quantize by a range that runs: it moves with each batch, and quantizes that batch (docs/numerics.md, section 4, ``ema``)."""
+
 from __future__ import annotations
 
 import torch

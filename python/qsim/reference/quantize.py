@@ -1,3 +1,5 @@
+"""Integers as they are stored: quantize, rounding half to even, and dequantize (docs/numerics.md, section 1)."""
+
 from __future__ import annotations
 
 import torch

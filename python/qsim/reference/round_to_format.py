@@ -1,3 +1,5 @@
+"""Rounding half to even to a float format: its numbers, its gradient, what is counted of it (docs/numerics.md, section 7)."""
+
 from __future__ import annotations
 
 import math

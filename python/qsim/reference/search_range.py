@@ -1,3 +1,5 @@
+"""Ranges from what was observed, by every method: ``percentile``, ``mse``, ``tf_enhanced``, ``entropy`` (docs/numerics.md, section 4)."""
+
 from __future__ import annotations
 
 import math

@@ -1,3 +1,5 @@
+"""Ranges from the values themselves, as of weights, by every method (docs/numerics.md, section 4)."""
+
 from __future__ import annotations
 
 import math

@@ -33,6 +33,7 @@ from qsim.runs.memory import MemoryWatch
 from qsim.runs.report_subject import subject_of
 from qsim.runs.sharding import sharded_modules
 from qsim.runs.snapshot import unchanged
+from qsim.runs.unfit import unfit_told
 from qsim.simulation.range_choice import fit_biases
 from qsim.simulation.simulation import Simulation
 from qsim.stages import Stages
@@ -216,15 +217,16 @@ def _calls(
         arguments = [arguments_of(batch, sim.examples) for batch in batches]
         if len(arguments) == 1:
             arguments = _halves(arguments[0])
-        calls = [partial(_call, called, *to_device(each, sim.model)) for each in arguments]
+        calls = [partial(_call, sim, called, *to_device(each, sim.model)) for each in arguments]
     if len(calls) == 1:
         return calls, [False], ["nothing was held back: gains were measured on the one batch that there is"]
     last = len(calls) - 1
     return calls, [i % _SHARE == _SHARE - 1 or i == last < _SHARE for i in range(len(calls))], []
 
 
-def _call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return model(*args, **kwargs)
+def _call(sim: Simulation, called: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    with unfit_told((args, kwargs), sim.calls, sim.model):
+        return called(*args, **kwargs)
 
 
 def _halves(arguments: Arguments) -> list[Arguments]:

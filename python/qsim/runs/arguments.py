@@ -41,6 +41,42 @@ def _arguments(call: Any) -> Arguments:
     return (tuple(call) if isinstance(call, tuple) and not isinstance(call, PackedSequence) else (call,)), {}
 
 
+def refuse_numbers(value: Any, caller: str, what: str) -> None:
+    """Raise a TypeError where `value`, or an entry of it, is an array of NumPy, or is nested lists of numbers, in place of tensors.
+
+    Examples
+    --------
+    >>> refuse_numbers([[0.5, 1.0]], "QuantSim.calibrate", "a batch")
+    Traceback (most recent call last):
+        ...
+    TypeError: QuantSim.calibrate: got nested lists of numbers as a batch; expected tensors: torch.tensor(lists)
+    """
+    if are_numbers(value):
+        raise TypeError(f"{caller}: got nested lists of numbers as {what}; expected tensors: torch.tensor(lists)")
+    entries = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else [value]
+    for entry in entries:
+        if is_array(entry):
+            raise TypeError(
+                f"{caller}: got a NumPy {type(entry).__name__} ({entry.dtype}, shape {tuple(entry.shape)}) as {what}; expected tensors: "
+                "torch.from_numpy(array), or a DataLoader, which makes tensors of arrays"
+            )
+        if isinstance(entry, (list, tuple, Mapping)):
+            refuse_numbers(entry, caller, what)
+
+
+def are_numbers(value: Any) -> bool:
+    """Whether a value is nested lists of numbers, as `Tensor.tolist` makes them of more than one dimension."""
+    depth = 0
+    while isinstance(value, (list, tuple)) and value:
+        depth, value = depth + 1, value[0]
+    return depth > 1 and isinstance(value, (int, float))
+
+
+def is_array(value: Any) -> bool:
+    """Whether a value is NumPy's: an array, or a number of an array."""
+    return type(value).__module__.partition(".")[0] == "numpy" and hasattr(value, "dtype")
+
+
 def is_dense(t: Tensor) -> bool:
     """Whether a tensor is one block of numbers: neither sparse, nor nested, nor of another layout."""
     return t.layout is torch.strided and not t.is_nested

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from qsim.options import check_whole
 from qsim.progress import progress
-from qsim.runs.arguments import Arguments
+from qsim.runs.arguments import Arguments, are_numbers, is_array, refuse_numbers
 
 Forward = Callable[[nn.Module, Any], Any]
 
@@ -21,7 +21,7 @@ _NESTS = (tuple, list, Mapping)
 
 def iterate(data: Iterable[Any], max_batches: int | None, show: bool, caller: str) -> Iterator[Any]:
     """The batches of `data`, with a progress bar where tqdm is installed. `caller`: who wants them, for errors: "QuantSim.calibrate"."""
-    if isinstance(data, (Tensor, Mapping, str)) or not isinstance(data, Iterable):
+    if isinstance(data, (Tensor, Mapping, str)) or is_array(data) or not isinstance(data, Iterable):
         raise TypeError(
             f"{caller}: got data of type {type(data).__name__}; expected an iterable of batches, such as a DataLoader or a list: [batch]"
         )
@@ -52,12 +52,20 @@ def arguments_of(batch: Any, examples: Sequence[Arguments]) -> Arguments:
     found, refused = [], []
     for example in examples:
         try:
-            found.append(_arguments_as(batch, example))
+            found.append((_arguments_as(batch, example), example))
         except ValueError as error:
             refused.append(error)
     if not found:
         raise refused[0]
-    return max(found, key=lambda arguments: len(arguments[0]) + len(arguments[1]))
+    (args, kwargs), (args_then, kwargs_then) = max(found, key=lambda pair: len(pair[0][0]) + len(pair[0][1]))
+    for given, then in (*zip(args, args_then, strict=False), *((kwargs[name], kwargs_then[name]) for name in kwargs)):
+        if not any(map(_is_number, tree_leaves(then))):
+            refuse_numbers(batch if _is_number(given) and are_numbers(batch) else given, "QuantSim", "a batch")
+    return args, kwargs
+
+
+def _is_number(entry: Any) -> bool:
+    return is_array(entry) or (isinstance(entry, (int, float)) and not isinstance(entry, bool))
 
 
 def _arguments_as(batch: Any, example: Arguments) -> Arguments:

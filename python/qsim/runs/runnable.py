@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from qsim.runs.arguments import Arguments, is_dense
+from qsim.runs.arguments import Arguments, is_dense, refuse_numbers
 
 _QUANTIZED = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized", "bitsandbytes.nn")
 _LONGEST = 600  # characters of another's error message
@@ -79,6 +79,8 @@ def refuse_packed(calls: Sequence[Arguments], caller: str) -> None:
 def cannot_run(model: nn.Module, calls: Sequence[Arguments], number: int, error: Exception, caller: str) -> ValueError:
     """The error for a model that does not run on an example call: what was given, what forward takes, what it said, and what to change."""
     args, kwargs = calls[number]
+    for value in (*args, *kwargs.values()):
+        refuse_numbers(value, caller, "an example input")
     text = (
         f"{caller}: the model does not run on {_which(calls, number)}: {call_text(calls[number])}. "
         f"forward takes {_signature(model)}. It raised {type(error).__name__}: {shortened(error)}"
@@ -131,9 +133,7 @@ def _signature(model: nn.Module) -> str:
 
 def hints(value: Any, model: nn.Module) -> Iterator[str]:
     """What to change about an argument that the model does not take."""
-    if type(value).__module__.partition(".")[0] == "numpy":
-        yield "Make tensors of arrays: torch.from_numpy(array)"
-    elif isinstance(value, torch.utils.data.DataLoader):
+    if isinstance(value, torch.utils.data.DataLoader):
         yield "Give the inputs of one batch, such as next(iter(loader))[0]"
     elif value is None:
         yield "Give an input, such as torch.randn(1, 3, 224, 224)"

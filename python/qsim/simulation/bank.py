@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from itertools import chain
 from operator import attrgetter
@@ -13,7 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from qsim.close_names import close_names
 from qsim.graph.plan.actions import PlannedQuantizer
+from qsim.options import check_patterns
 from qsim.quantizers.observer import encoding_of_range
 from qsim.quantizers.quantizer import Quantizer
 
@@ -94,11 +95,12 @@ class QuantizerBank(nn.Module):
 
     def matching(self, patterns: Sequence[str]) -> list[Quantizer]:
         """The quantizers whose key, or what comes before its last dot, a glob matches; ValueError for a glob that matches nothing."""
+        check_patterns("QuantSim", patterns)
         found, quantizers = {}, self.by_key()
         for pattern in patterns:
             keys = [key for key in quantizers if key == pattern or any(fnmatchcase(n, pattern) for n in (key, key.rpartition(".")[0]))]
             if not keys:
-                close = ", ".join(map(repr, get_close_matches(pattern, quantizers, cutoff=0.4))) or "see sim.quantizers()"
+                close = ", ".join(map(repr, close_names(pattern, quantizers))) or "see sim.quantizers()"
                 raise ValueError(f"QuantSim: no quantizer matches {pattern!r}; close to it: {close}")
             found.update({key: quantizers[key] for key in keys})
         return list(found.values())

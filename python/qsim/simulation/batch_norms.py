@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -11,7 +11,9 @@ from qsim.batch_norm.fold import FoldReport
 from qsim.batch_norm.foldable import Fold
 from qsim.batch_norm.statistics import batch_norms, reestimate
 from qsim.batch_norm.trained_fold import fold_trained
+from qsim.close_names import close_names
 from qsim.graph.execute.attach import detach
+from qsim.options import check_flag, check_function, check_patterns
 from qsim.runs.batches import Forward, iterate, to_device
 from qsim.runs.report_subject import subject_of
 from qsim.runs.sharding import sharded_around, sharded_modules
@@ -23,6 +25,8 @@ def reestimate_batch_norms(
     sim: Simulation, data: Iterable[Any], forward: Forward | None, *, max_batches: int | None, progress: bool
 ) -> dict[str, int]:
     """`QuantSim.reestimate_batch_norms` documents it."""
+    if forward is not None:
+        check_function("QuantSim.reestimate_batch_norms", "forward", forward, "forward(model, batch)")
     run = sim.forward_batch if forward is None else forward
     called = sim.called()
     with sharded_around(sim):
@@ -31,13 +35,17 @@ def reestimate_batch_norms(
         )
 
 
-def freeze_batch_norms(sim: Simulation, patterns: Iterable[str], *, affine: bool = False) -> None:
+def freeze_batch_norms(sim: Simulation, patterns: Collection[str], *, affine: bool = False) -> None:
     """`QuantSim.freeze_batch_norms` documents it."""
-    norms = batch_norms(sim.model)
+    norms, caller = batch_norms(sim.model), "QuantSim.freeze_batch_norms"
+    check_flag(caller, "affine", affine)
+    check_patterns(caller, patterns)
     for pattern in patterns:
         names = [name for name in norms if name == pattern or fnmatchcase(name, pattern)]
         if not names:
-            raise ValueError(f"QuantSim: no BatchNorm matches {pattern!r}; there are: {', '.join(norms) or 'none'}")
+            near = ", ".join(map(repr, close_names(pattern, norms)))
+            close = f"close to it: {near}" if near else f"there are: {', '.join(norms) or 'none'}"
+            raise ValueError(f"{caller}: no BatchNorm matches {pattern!r}; {close}")
         sim.frozen.update(names)
         for name in names:
             norms[name].eval()

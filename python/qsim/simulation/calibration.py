@@ -15,6 +15,7 @@ from qsim.errors import CalibrationError
 from qsim.graph.plan.actions import PlannedQuantizer
 from qsim.graph.record.containers import compute_parameters
 from qsim.loggers.figures import Figures
+from qsim.options import check_function
 from qsim.pages.markup import Fact, problems, tiles
 from qsim.pages.page import Page
 from qsim.pages.report import Report
@@ -104,6 +105,8 @@ def calibrate(
     quantizers = sim.quantizers()
     memory = MemoryWatch(quantizer.scale.device for quantizer in quantizers.values())
     watched = [key for key, planned in sim.decisions.quantizers.items() if planned.parameter is None]
+    if forward is not None:
+        check_function("QuantSim.calibrate", "forward", forward, "forward(model, batch)")
     run = sim.forward_batch if forward is None else forward
     called, read = sim.called(), set[str]()
     with sim.switch.turned(True, falls_back=False), sharded_around(sim), _reading(sim, read):

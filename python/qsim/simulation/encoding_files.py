@@ -15,6 +15,7 @@ from qsim import files
 from qsim.files import EncodingFile, Entry, aimet_torch
 from qsim.files.fitting import fitted
 from qsim.numbers.encoding import Encoding, grid_of
+from qsim.options import check_flag
 from qsim.quantizers.bias import bias_scale
 from qsim.quantizers.quantizer import Quantizer
 from qsim.runs.sharding import whole
@@ -53,13 +54,14 @@ def save_encodings(sim: Simulation, path: str | PathLike[str], format: str, name
         entry = Entry(encoding, "parameter" if _is_parameter(sim, key) else "activation")
         if entries.setdefault(named[key], entry) != entry:
             raise ValueError(f"QuantSim: two quantizers are called {named[key]!r}, '{key}' is the second; expected names of their own")
-    if format.startswith("aimet-2"):
+    if str(format).startswith("aimet-2"):
         entries.update({named[name]: Entry(encoding, "parameter") for name, encoding in _bias_encodings(sim).items()})
     files.save_encodings(EncodingFile(entries), path, format)
 
 
 def load_encodings(sim: Simulation, path: str | PathLike[str], strict: bool, names: Mapping[str, str] | None) -> LoadedEncodings:
     """`QuantSim.load_encodings` documents it."""
+    check_flag("QuantSim.load_encodings", "strict", strict)
     file, named, quantizers = files.load_encodings(path), _named(sim, names), sim.quantizers()
     weights, called = sim.weights(), {key: [name] for key, name in named.items()}
     if file.format == aimet_torch.FORMAT:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
+from qsim.close_names import close_names
 from qsim.graph.plan.actions import Operation, Post
 from qsim.loggers.figures import Figures
+from qsim.options import check_patterns
 from qsim.pages.markup import Cell, Column, Fact, Line, name_cell, problems, table, tiles
 from qsim.pages.page import Page
 from qsim.pages.report import Report
@@ -111,7 +112,7 @@ def format_named(to: str) -> str:
     """The full name of a format, or "int"."""
     if to == INTEGERS:
         return to
-    if to not in _FORMATS:
+    if not isinstance(to, str) or to not in _FORMATS:
         raise ValueError(f"QuantSim.fallback: got to={to!r}; expected 'fp16', 'bf16', 'float32', or 'int' to run in integers again")
     return _FORMATS[to]
 
@@ -125,9 +126,9 @@ def matching(patterns: str | Iterable[str], operations: Mapping[str, Operation])
         A pattern matches none: the message has names close to it.
     """
     found: set[str] = set()
-    for pattern in [patterns] if isinstance(patterns, str) else patterns:
-        if not isinstance(pattern, str):
-            raise TypeError(f"QuantSim.fallback: got the pattern {pattern!r}; expected a name or glob, such as 'layer4.*'")
+    several = [patterns] if isinstance(patterns, str) or not isinstance(patterns, Iterable) else list(patterns)
+    check_patterns("QuantSim.fallback", several)
+    for pattern in several:
         names = [name for name, operation in operations.items() if any(fnmatchcase(member, pattern) for member in operation.members)]
         if not names:
             raise ValueError(f"QuantSim.fallback: no operation matches {pattern!r}; {_close(pattern, operations)}")
@@ -139,7 +140,7 @@ def _close(pattern: str, operations: Mapping[str, Operation]) -> str:
     members = list(dict.fromkeys(member for operation in operations.values() for member in operation.members))
     if any(member.startswith(f"{pattern}.") for member in members):
         return f"to name all inside that module: '{pattern}.*'"
-    close = get_close_matches(pattern, members, cutoff=0.4) or members[:5]
+    close = close_names(pattern, members) or members[:5]
     return f"close to it: {', '.join(map(repr, close))}"
 
 

@@ -33,8 +33,9 @@ from qsim.graph.plan.savings import find_savings
 from qsim.graph.record.containers import settle_forwards
 from qsim.graph.record.record import record
 from qsim.numbers.encoding import Encoding
+from qsim.options import check_flag, check_function
 from qsim.quantizers.quantizer import Quantizer
-from qsim.runs.arguments import Arguments, example_calls
+from qsim.runs.arguments import Arguments, example_calls, refuse_numbers
 from qsim.runs.batches import Forward, arguments_of, to_device
 from qsim.runs.copies import copied
 from qsim.runs.report_subject import subject_of
@@ -125,6 +126,7 @@ class Simulation(NamedAsTheModel, AsTheModel):
         """
         super().__init__()
         check_module(model, "QuantSim")
+        check_flag("QuantSim", "inplace", inplace)
         if places(model):
             raise ValueError("QuantSim: the model is simulated already; give the original one")
         refuse_wrapped(model)
@@ -136,6 +138,7 @@ class Simulation(NamedAsTheModel, AsTheModel):
             self.model.eval()
         as_batch_norms(self.model, lambda path: self.config.batch_norm_policy(path) == "fold")
         policies = {name: self.config.batch_norm_policy(name) for name in batch_norms(self.model)}
+        warned_of.idle_policies(self.config.batch_norm, policies)
         kept = [name for name, policy in policies.items() if policy != "fold"]
         alone = set(policies).difference(kept) if self.config.has_lone_norms else set()
         folding = fold_recorded(self.model, *recorded(self.model, example_inputs, "QuantSim"), kept, alone=alone)
@@ -146,7 +149,7 @@ class Simulation(NamedAsTheModel, AsTheModel):
         self.simulate(example_calls(example_inputs), dataclasses.replace(folding, kept=unfolded), {})
         warned_of.useless_statistics(self.model)
         warned_of.parts_in_float(self.notes)
-        warned_of.nothing_quantized(self.decisions)
+        warned_of.little_quantized(self.decisions, self.model, self.weights().values())
         self.eval()  # as the model is
         self.show_signature()
         self.register_load_state_dict_post_hook(_follow_state)  # type: ignore[no-untyped-call]
@@ -210,6 +213,9 @@ class Simulation(NamedAsTheModel, AsTheModel):
             return self.evaluator(self, args, kwargs)
         try:
             return self._modules["model"](*args, **kwargs)  # type: ignore[misc]  # Dynamo knows no __getattr__ but nn.Module's
+        except TypeError:  # as plain models raise it
+            refuse_numbers([*args, *kwargs.values()], "QuantSim", "an input")
+            raise
         except NoEncodingError as error:
             raise self.no_encoding() from error
 
@@ -257,6 +263,7 @@ class Simulation(NamedAsTheModel, AsTheModel):
         """What runs this simulation on a batch: `forward_batch`, or `forward` on what `called` says; on the sim while another evaluates."""
         if forward is None:
             return lambda batch: self.forward_batch(self, batch)
+        check_function("QuantSim", "forward", forward, "forward(model, batch)")
         return lambda batch: forward(self.called() if self.evaluator is None else self, batch)
 
     def quantizers(self) -> dict[str, Quantizer]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
 
-from torch import nn
+from torch import Tensor, nn
 
 from qsim.batch_norm.statistics import batch_norms, degenerate
-from qsim.graph.plan.actions import Decisions
+from qsim.close_names import close_names
+from qsim.graph.plan.actions import WEIGHTS_LEFT, Decisions
 from qsim.graph.plan.notes import BY_CONFIG
 from qsim.graph.record.telling import Telling
 
@@ -28,6 +30,15 @@ def training(model: nn.Module) -> None:
         )
 
 
+def idle_policies(policies: str | Mapping[str, str] | tuple[tuple[str, str], ...], norms: Collection[str]) -> None:
+    """Patterns of ``Config(batch_norm={...})`` that match no BatchNorm; "*" may."""
+    for pattern in () if isinstance(policies, str) else dict(policies):
+        if pattern != "*" and not any(fnmatchcase(name, pattern) for name in norms):
+            near = close_names(pattern, norms)
+            hint = f"; close to it: {', '.join(map(repr, near))}" if near else ""
+            warnings.warn(f"QuantSim: {pattern!r} in the config's batch_norm matches no BatchNorm{hint}", stacklevel=3)
+
+
 def useless_statistics(model: nn.Module) -> None:
     """Statistics of BatchNorm that say nothing of the data."""
     if useless := degenerate(model):
@@ -42,15 +53,24 @@ def parts_in_float(notes: Iterable[str]) -> None:
         warnings.warn(f"QuantSim: {'; '.join(told[:_SHOWN])}{more}", stacklevel=3)
 
 
-def nothing_quantized(decisions: Decisions) -> None:
-    """A target that has nothing to quantize in a model: every figure of its simulation is the float model's."""
+def little_quantized(decisions: Decisions, model: nn.Module, quantized: Iterable[Tensor]) -> None:
+    """A target that leaves more of a model's weights in float than it quantizes, or everything: figures of its simulation are about the
+    float model's. Tables of embeddings, which nothing is multiplied with, do not count."""
     reasons = Counter(entry.reason for entry in decisions.left)
-    if decisions.quantizers or not reasons or BY_CONFIG in reasons:  # none, as was asked for
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    left = {entry.name: entry.reason for entry in decisions.left if WEIGHTS_LEFT in entry.reason and not entry.op.startswith("embedding")}
+    elements = sum(parameters[name].numel() for name in left if name in parameters)
+    grids = sum(weight.numel() for weight in quantized)
+    if not decisions.quantizers and reasons and BY_CONFIG not in reasons:  # else none, as was asked for
+        what = "nothing of this model is quantized, so all figures are the float model's, and what is exported runs in float"
+        reason = reasons.most_common(1)[0][0]
+    elif elements > grids:
+        what = f"{elements} of the {elements + grids} elements of weights stay in float, and no figure has their error in it"
+        reason = Counter(left.values()).most_common(1)[0][0]
+    else:
         return
     warnings.warn(
-        f"QuantSim: nothing of this model is quantized, so all figures are the float model's, and what is exported runs in float: "
-        f"{reasons.most_common(1)[0][0]}. sim.summary() has the reason of each operation; other targets: docs/targets.md",
-        stacklevel=3,
+        f"QuantSim: {what}: {reason}. sim.summary() has the reason of each operation; other targets: docs/targets.md", stacklevel=3
     )
 
 

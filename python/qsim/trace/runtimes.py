@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
-from qsim.config.profile import Profile
+from qsim.config.config import Config
+from qsim.config.profile import runtime_named
 from qsim.numbers.encoding import Encoding
 from qsim.numbers.float_format import FLOAT_FORMATS, HALF_FORMATS
 from qsim.quantizers.quantizer import Quantizer
@@ -164,10 +165,8 @@ RUNTIMES = {
 ONNX_RUNTIMES = {name: target for name, target in RUNTIMES.items() if target.reads_onnx}
 
 
-def target_of(name: str | None, profile: Profile) -> Runtime:
-    """The target of this name; None takes that of the profile that a simulation was made for, and ONNX Runtime where it has no runtime."""
+def target_of(name: str | None, config: Config) -> Runtime:
+    """The target of this name; None takes that of the config that a simulation was made with, and ONNX Runtime where it has no runtime."""
     if name is None:
-        return RUNTIMES.get(profile.name, RUNTIMES["onnxruntime"])
-    if name not in RUNTIMES:
-        raise ValueError(f"QuantSim.export: got target={name!r}; expected one of {', '.join(map(repr, RUNTIMES))}")
-    return RUNTIMES[name]
+        return RUNTIMES.get(config.profile.name, RUNTIMES["onnxruntime"])
+    return RUNTIMES[runtime_named(name, (config.weight, config.activation), "QuantSim.export", RUNTIMES)]

@@ -107,6 +107,8 @@ def clip_grad_norm_(
     -----
     On finite gradients the result is that of torch up to float32 rounding; see `qsim.ops.clip_grad_` for the arithmetic.
     """
+    if not isinstance(report, ClipReport | None):
+        raise TypeError(f"clip_grad_norm_: got report={report!r}; expected a qsim.ClipReport, which is filled")
     with torch.no_grad():
         labels, grads = _gradients(parameters)
         if not grads:

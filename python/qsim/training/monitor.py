@@ -10,6 +10,7 @@ from torch import Tensor
 
 from qsim.loggers.figures import Figures, Histogram
 from qsim.loggers.sinks import writer_of
+from qsim.options import check_flag, check_whole
 from qsim.quantizers.observer import Observer
 from qsim.quantizers.quantizer import Quantizer
 from qsim.runs.hooks import hooked
@@ -42,8 +43,8 @@ class Monitor:
     """
 
     def __init__(self, sim: Simulation, to: Any, every: int, histograms: bool) -> None:
-        if every < 1:
-            raise ValueError(f"QuantSim.monitor: got every={every}; expected at least 1")
+        check_whole("QuantSim.monitor", "every", every, least=1)
+        check_flag("QuantSim.monitor", "histograms", histograms)
         self.steps = 0
         self._sim, self._every, self._histograms = sim, every, histograms
         self._write = writer_of(to, "QuantSim.monitor")

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
+from qsim.options import check_number
 from qsim.quantizers.quantizer import Quantizer
 
 _NORMALIZATIONS = (
@@ -26,6 +27,10 @@ def param_groups(
     bias_decay: float | None = None,
 ) -> list[dict[str, Any]]:
     """What `QuantSim.param_groups` returns: every parameter of `sim` in one group."""
+    given = {"lr": lr, "scale_lr": scale_lr, "weight_decay": weight_decay, "bias_decay": bias_decay}
+    for name, value in given.items():
+        if value is not None and not isinstance(value, Tensor):  # optimizers take a rate in a tensor
+            check_number("QuantSim.param_groups", name, value, least=0, otherwise="None to leave it to the optimizer")
     scales = {id(quantizer.scale) for quantizer in quantizers if quantizer.spec.learnable}
     norms = {id(p) for module in sim.modules() if isinstance(module, _NORMALIZATIONS) for p in module.parameters(recurse=False)}
     members: dict[str, list[nn.Parameter]] = {"weights": [], "biases": [], "scales": []}

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from qsim.batch_norm.statistics import batch_norms
+from qsim.options import check_whole
 from qsim.simulation.batch_norms import freeze_batch_norms
 
 if TYPE_CHECKING:
@@ -37,10 +38,13 @@ class Schedule:
     def __init__(
         self, sim: Simulation, quantize_from: int | Mapping[str, int], observe_until: int | None, freeze_batch_norms_from: int | None
     ) -> None:
-        begins = {"*": quantize_from} if isinstance(quantize_from, int) else dict(quantize_from)
-        for name, step in {**begins, "observe_until": observe_until, "freeze_batch_norms_from": freeze_batch_norms_from}.items():
-            if step is not None and step < 0:
-                raise ValueError(f"QuantSim.schedule: got step {step} for {name!r}; expected 0 or more")
+        begins = dict(quantize_from) if isinstance(quantize_from, Mapping) else {"*": quantize_from}
+        for pattern, step in begins.items():
+            name = f"quantize_from[{pattern!r}]" if isinstance(quantize_from, Mapping) else "quantize_from"
+            check_whole("QuantSim.schedule", name, step, least=0)
+        for name, end in (("observe_until", observe_until), ("freeze_batch_norms_from", freeze_batch_norms_from)):
+            if end is not None:
+                check_whole("QuantSim.schedule", name, end, least=0, otherwise="None for never")
         if freeze_batch_norms_from is not None and not batch_norms(sim.model):
             raise ValueError("QuantSim.schedule: freeze_batch_norms_from finds no BatchNorm; Config(batch_norm='keep') does not fold them")
         self.steps = 0

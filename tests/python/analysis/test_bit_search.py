@@ -249,3 +249,12 @@ def test_gates_come_and_go_with_the_bits_of_their_activations():
         assert not any(key.endswith(".gate") for key in search.best.bits)
         chosen = qsim.QuantSim(model, data[0], search.config)
         assert {key: q.spec.bits for key, q in chosen.quantizers().items() if not key.endswith(".gate")} == search.best.bits
+
+
+@pytest.mark.parametrize(("options", "unit"), [({}, "MSE over mean square"), ({"classes": 1}, "nats")])
+def test_tables_have_no_empty_column_and_units(options, unit):
+    sim = calibrated(seeded(Perceptron), ROWS)
+    search = sim.search_bits(ROWS, budget=qsim.Budget(tensors=0.5), candidates=(4, 8), probes=0, progress=False, **options)
+    assert "latency" not in str(search)
+    assert f"distance from float ({unit})" in str(search)
+    assert f"measured ({unit})" in search.page().html()

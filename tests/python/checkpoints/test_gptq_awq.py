@@ -10,6 +10,7 @@ import qsim
 
 safetensors = pytest.importorskip("safetensors.torch")
 AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]  # AutoAWQ, packing_utils.py
+pytestmark = pytest.mark.filterwarnings("ignore:.*written with zero points")
 X = torch.randn(6, 64, generator=torch.Generator().manual_seed(0))
 
 

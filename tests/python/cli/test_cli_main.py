@@ -30,7 +30,7 @@ def test_help_takes_no_torch(command):
 
 
 def test_help_has_the_names_that_options_take(capsys):
-    assert all(name in fine(capsys, "doctor", "--help") for name in TARGETS)
+    assert all(name in fine(capsys, "doctor", "--help") for name in {target.removesuffix("-int8") for target in TARGETS})
     assert all(name in fine(capsys, "convert", "--help") for name in FORMATS)
     assert all(name in fine(capsys, "inspect", "--help") for name in ONNX_RUNTIMES)
 

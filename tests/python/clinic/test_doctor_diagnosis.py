@@ -97,9 +97,7 @@ def test_targets():
         "tensorrt-fp16",
         "onnxruntime-fp16",
         "coreml-fp16",
-        "tensorrt-int8",
-        "onnxruntime-int8",
-        "openvino-int8",
+        *(name + precision for name in ("tensorrt", "onnxruntime", "openvino", "coreml", "executorch") for precision in ("", "-int8")),
     }
     assert target_named("coreml-fp16").accumulator == "float16"
     assert all(target.accumulator == "float32" for name, target in TARGETS.items() if name != "coreml-fp16")

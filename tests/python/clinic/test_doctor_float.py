@@ -205,8 +205,8 @@ def test_limits():
 
 
 def test_errors():
-    with pytest.raises(ValueError, match="target='tensorrt'; expected one of float32"):
-        examine(nn.Linear(2, 2), torch.randn(1, 2), target="tensorrt")
+    with pytest.raises(ValueError, match="target='tensort'; expected one of 'float32'"):
+        examine(nn.Linear(2, 2), torch.randn(1, 2), target="tensort")
     with pytest.raises(TypeError, match=r"qsim\.doctor: got data of type Tensor"):
         qsim.doctor(nn.Linear(2, 2), torch.randn(1, 2))
     with pytest.raises(ValueError, match="does not run on the first batch"):

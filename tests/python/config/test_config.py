@@ -7,7 +7,9 @@ from hypothesis import strategies as st
 
 import qsim
 from qsim import Config, Override, Profile, SiteInfo, TensorSpec
+from qsim.clinic.targets import target_named
 from qsim.config.profile import PROFILES
+from qsim.trace.runtimes import target_of
 
 PRESETS = {name: getattr(qsim, name)() for name in ("int8", "int4", "int16", "w4a8", "fp16", "bf16", "fp8")}
 
@@ -230,3 +232,39 @@ def test_unknown_keys_are_named_at_every_level(path, name):
     place[name] = 1
     with pytest.raises(ValueError, match=f"'{name}'"):
         Config.from_json(json.dumps(data))
+
+
+class TestNamesOfTargets:
+    """One list: a config, an export, the doctor and the command line take the same names."""
+
+    def test_with_a_precision(self):
+        assert qsim.int8(target="tensorrt-int8") == qsim.int8(target="tensorrt")
+        assert qsim.fp16(target="tensorrt-fp16") == qsim.fp16(target="tensorrt")
+
+    @pytest.mark.parametrize(
+        ("make", "says"),
+        [
+            (lambda: qsim.int8(target="tensorrt-fp16"), r"for a config of int8; .*qsim\.fp16\(target='tensorrt'\)"),
+            (lambda: qsim.fp16(target="tensorrt-int8"), r"for a config of float16; .*qsim\.int8\(target='tensorrt'\)"),
+            (lambda: qsim.int4(target="tensorrt-int8"), "for a config of int4"),
+            (lambda: Config(target="tensort"), "close to it: 'tensorrt'"),
+            (lambda: Config(target=None), "got target=None; expected a Profile or one of"),
+        ],
+    )
+    def test_errors(self, make, says):
+        with pytest.raises(ValueError, match=says):
+            make()
+
+    def test_the_doctor_has_them(self):
+        for name, profile in PROFILES.items():
+            if name != "default":
+                target = target_named(name)
+                assert target is target_named(f"{name}-int8")
+                assert target.int32_bias == bool(profile.bias)
+        with pytest.raises(ValueError, match=r"doctor: got target='tensorrt-int4'; expected one of .*'tensorrt', "):
+            target_named("tensorrt-int4")
+
+    def test_an_export_has_them(self):
+        assert target_of("tensorrt-int8", qsim.int8()) is target_of("tensorrt", qsim.int8())
+        with pytest.raises(ValueError, match=r"QuantSim\.export: got target='tensorrt-fp16' for a config of int8"):
+            target_of("tensorrt-fp16", qsim.int8())

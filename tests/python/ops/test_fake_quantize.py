@@ -111,7 +111,6 @@ def test_nothing_depends_on_the_number_of_threads(shape, axis, block_size):
                 *torch.ops.qsim.fake_quantize_learnable_backward(grad, *args, **options),
             )
         )
-    torch.set_num_threads(2)
     for result in results[1:]:
         for got, first in zip(result, results[0], strict=True):
             torch.testing.assert_close(got, first, rtol=0, atol=0, equal_nan=True)

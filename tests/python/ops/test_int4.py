@@ -73,7 +73,6 @@ def test_nothing_depends_on_the_number_of_threads():
         packed = pack_int4(q)
         assert torch.equal(packed, reference.pack_int4(q))
         assert torch.equal(unpack_int4(packed, q.shape), q)
-    torch.set_num_threads(2)
 
 
 @pytest.mark.parametrize("level", LEVELS)

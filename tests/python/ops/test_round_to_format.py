@@ -146,7 +146,6 @@ def test_flushing_subnormals_changes_nothing(name, dtype):
         flushed, plain = round_to_format_counted(x, name, counts[1]), round_to_format(x, name)
     finally:
         torch.set_flush_denormal(False)
-        torch.set_num_threads(2)
     same_bits(flushed, expected)
     same_bits(plain, expected)
     assert counts[1].tolist() == counts[0].tolist()
@@ -193,7 +192,6 @@ def test_nothing_depends_on_the_number_of_threads():
         counts, squares = torch.zeros(6, dtype=torch.int64), torch.zeros(2, dtype=torch.float64)
         y = round_to_format_counted(x, "float16", counts, squares)
         results.append((y, counts, squares, *torch.ops.qsim.round_to_format_with_mask(x, "float16")))
-    torch.set_num_threads(2)
     for result in results[1:]:
         for got, first in zip(result, results[0], strict=True):
             torch.testing.assert_close(got, first, rtol=0, atol=0, equal_nan=True)

@@ -98,13 +98,12 @@ def test_a_model_that_returns_none():
         ({"image": IMAGES}, "image=a float32 tensor of the shape (4, 3, 8, 8). forward takes (input)"),
         ((1, 3, 8, 8), "of a shape make a tensor, torch.randn(shape)"),
         (None, "Give an input, such as torch.randn(1, 3, 224, 224)"),
-        (IMAGES.numpy(), "Make tensors of arrays: torch.from_numpy(array)"),
         (torch.utils.data.DataLoader(IMAGES), "Give the inputs of one batch, such as next(iter(loader))[0]"),
         (IMAGES.double(), "The model computes in torch.float32, an input is torch.float64: convert it"),
         (IMAGES.to(torch.uint8), "The model computes in torch.float32, an input is torch.uint8: convert it"),
         ([IMAGES, torch.zeros(2)], "call 1 of the 2 in example_inputs: a float32 tensor of the shape (2,)"),
     ],
-    ids=["channels", "two", "keyword", "shape", "none", "array", "loader", "double", "uint8", "batch"],
+    ids=["channels", "two", "keyword", "shape", "none", "loader", "double", "uint8", "batch"],
 )
 def test_wrong_example_inputs(inputs, says):
     with pytest.raises(ValueError, match="QuantSim: the model does not run on ") as caught:
@@ -188,7 +187,12 @@ class TestNamesOfOverrides:
         [
             ("body", "names a part of the model, no operation; for all in it write 'body.*'"),
             ("hed", "matches no operation; close to it: 'head'"),
+            ("haed", "matches no operation; close to it: 'head'"),
             ("boddy.*", "matches no operation; close to it: 'body.*'"),
+            ("bod.*", "matches no operation; close to it: 'body.*'"),
+            ("haed*", "matches no operation; close to it: 'head*'"),
+            ("*haed", "matches no operation; close to it: '*head'"),
+            ("bdoy.[0-3]", "matches no operation; close to it: 'body.[0-3]'"),
             ("head.weight", "write its operation and role: override('head', weight=...)"),
             ("head.output", "write its operation and role: override('head', activation=...)"),
         ],
@@ -200,6 +204,29 @@ class TestNamesOfOverrides:
         with pytest.raises(ValueError, match="QuantSim: the override") as caught:
             qsim.QuantSim(model, IMAGES, qsim.int8().override(pattern, bits=4))
         assert says in str(caught.value)
+
+    def test_a_mistyped_type_is_an_error(self):
+        with pytest.raises(ValueError, match=r"the override '\*' \(op_type='Cnov'\) matches no operation; close to its type: 'Conv'"):
+            qsim.QuantSim(network(), IMAGES, qsim.int8().override(op_type="Cnov", bits=4))
+        with pytest.warns(UserWarning, match="matches no operation"):  # a type, but none that is here
+            qsim.QuantSim(network(), IMAGES, qsim.int8().override(op_type="conv3d", bits=4))
+
+    def test_other_names_that_match_nothing(self):
+        model = nn.Sequential()
+        model.add_module("body", nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.Flatten()))
+        model.add_module("head", nn.LazyLinear(4))
+        model(IMAGES)
+        model.eval()
+        with pytest.warns(
+            UserWarning, match=r"'bdoy\.\*' in the config's batch_norm matches no BatchNorm; close to it: 'body\.\*'"
+        ) as caught:
+            sim = qsim.QuantSim(model, IMAGES, qsim.Config(batch_norm={"*": "keep", "bdoy.*": "fold"}))
+        assert [warning.filename for warning in caught] == [__file__]
+        for call in (sim.disable, sim.enable, sim.fallback):
+            with pytest.raises(ValueError, match=r"matches 'haed\*'; close to it: 'head\*'"):
+                call("haed*")
+        with pytest.raises(ValueError, match=r"no BatchNorm matches 'bdoy\*'; close to it: 'body\*'"):
+            sim.freeze_batch_norms("bdoy*")
 
     def test_any_other_is_warned_of_once(self):
         with pytest.warns(UserWarning, match="the config's override 'classifier.*' matches no operation") as caught:
@@ -319,6 +346,12 @@ def test_a_config_that_finds_nothing_to_quantize_is_told():
     convolutions = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()).eval()
     with pytest.warns(UserWarning, match="nothing of this model is quantized.*'linear_layers' leaves weights of Conv in float"):
         qsim.QuantSim(convolutions, IMAGES, qsim.w4a16())
+    layers = [nn.Conv2d(3, 256, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(256, 4), nn.Linear(4, 2)]
+    says = r"6912 of the 7936 elements of weights stay in float, and no figure .*'linear_layers' leaves weights of Conv in float"
+    with pytest.warns(UserWarning, match=says) as caught:
+        sim = qsim.QuantSim(nn.Sequential(*layers).eval(), IMAGES, qsim.w8a8_dynamic())
+    assert [warning.filename for warning in caught] == [__file__]
+    assert list(sim.weights()) == ["4.weight"]
 
 
 @pytest.mark.parametrize("op_type", ["Conv2d", "conv2d", "Conv"])

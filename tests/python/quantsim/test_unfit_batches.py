@@ -36,10 +36,9 @@ def same(a, b):
         (IMAGES[0], "a float32 tensor .* What it raised in '4' (Linear) is RuntimeError: .* It lacks the dimension of the batch"),
         (IMAGES.double(), "a float64 tensor .* in '0' (Conv2d) .* convert it, x.to(torch.float32)"),
         ((IMAGES * 255).to(torch.uint8), "a uint8 tensor .* convert it, x.to(torch.float32)"),
-        (IMAGES.numpy(), "a ndarray; .* Make tensors of arrays: torch.from_numpy(array)"),
         ("image.png", "'image.png'; the example inputs had a float32 tensor"),
     ],
-    ids=["channels", "unbatched", "double", "uint8", "array", "path"],
+    ids=["channels", "unbatched", "double", "uint8", "path"],
 )  # fmt: skip
 def test_a_batch_that_does_not_fit_names_itself_and_loses_nothing(batch, says):
     sim, alone = (qsim.QuantSim(network(), IMAGES) for _ in range(2))
@@ -180,3 +179,98 @@ class TestStates:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             qsim.QuantSim(network(), IMAGES).load_state_dict(network().state_dict())
+
+
+@pytest.mark.parametrize("numbers", [IMAGES.numpy(), IMAGES.tolist()], ids=["array", "lists"])
+def test_numbers_in_place_of_tensors(numbers, tmp_path):
+    """One sentence wherever data is taken, not torch's list of signatures."""
+    cure = r"expected tensors: torch\.(from_numpy\(array\)|tensor\(lists\))"
+    model = network()
+    sim = qsim.QuantSim(model, IMAGES)
+    sim.calibrate([(IMAGES, [1, 2]), (IMAGES, IMAGES.numpy())], progress=False)  # targets may be anything
+    calls = [
+        lambda: qsim.QuantSim(model, numbers),
+        lambda: qsim.fold_batch_norms(model, (numbers,)),
+        lambda: qsim.equalize(model, IMAGES, [numbers]),
+        lambda: qsim.equalize(model, (numbers,), methods=["cross_layer"]),
+        lambda: qsim.doctor(model, [numbers], progress=False),
+        lambda: sim(numbers),
+        lambda: sim.calibrate([numbers], progress=False),
+        lambda: sim.compare(numbers),
+        lambda: sim.sensitivity([numbers], progress=False),
+        lambda: sim.restore([numbers], progress=False),
+        lambda: sim.distill([numbers], steps=1, progress=False),
+        lambda: sim.export(tmp_path / "model.onnx", verify=[numbers]),
+        lambda: sim.reestimate_batch_norms([numbers], progress=False),
+    ]
+    for call in calls:
+        with pytest.raises(TypeError, match=cure) as caught:
+            call()
+        assert "conv2d()" not in str(caught.value)
+    with pytest.raises(TypeError, match="calibrate: got data of type ndarray; expected an iterable of batches"):
+        sim.calibrate(IMAGES.numpy())
+
+
+def test_a_model_that_takes_numbers_gets_them():
+    class OfArrays(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 2)
+
+        def forward(self, x, weights):
+            return self.fc(x if isinstance(x, torch.Tensor) else torch.from_numpy(x)) * weights[0][0]
+
+    rows = torch.randn(8, 4)
+    for given in (rows.numpy(), rows):
+        sim = qsim.QuantSim(OfArrays().eval(), (given, [[0.5]]))
+        sim.calibrate([(given, [[0.5]])], progress=False)
+        assert sim(given, [[0.5]]).shape == (8, 2)
+
+
+TAKERS = {
+    "sensitivity": lambda sim, data: sim.sensitivity(data, progress=False),
+    "progressive": lambda sim, data: sim.progressive(data, progress=False),
+    "float_plan": lambda sim, data: sim.float_plan(data, target=20.0, progress=False),
+    "search_bits": lambda sim, data: sim.search_bits(data, budget=qsim.Budget(size=0.3), probes=0, progress=False),
+    "restore": lambda sim, data: sim.restore(data, progress=False),
+    "distill": lambda sim, data: sim.distill(data, steps=1, progress=False),
+    "equalize": lambda sim, data: qsim.equalize(network(), IMAGES, data, methods=["smooth_quant"]),
+    "quantize": lambda sim, data: qsim.quantize(network(), IMAGES, data, lambda sim, data: 1.0, progress=False),
+}
+
+
+@pytest.mark.parametrize("name", TAKERS)
+def test_no_data_gives_no_numbers(name):
+    if name == "search_bits":
+        pytest.importorskip("scipy")
+    sim = qsim.QuantSim(network(), IMAGES)
+    sim.calibrate([IMAGES], progress=False)
+    with pytest.raises((qsim.CalibrationError, ValueError), match="got no batch"):
+        TAKERS[name](sim, [])
+
+
+@pytest.mark.parametrize("name", [name for name in TAKERS if name != "quantize"])
+def test_a_batch_that_does_not_fit_is_told_of_wherever_data_is_taken(name):
+    if name == "search_bits":
+        pytest.importorskip("scipy")
+    sim = qsim.QuantSim(network(), IMAGES)
+    sim.calibrate([IMAGES], progress=False)
+    with pytest.raises(ValueError, match=r"the model does not run on the batch: .*the example inputs had a float32 tensor of the shape"):
+        TAKERS[name](sim, [torch.randn(2, 5), torch.randn(2, 5)])
+
+
+def test_before_calibration():
+    sim = qsim.QuantSim(network(), IMAGES)
+    for call in (lambda: sim.retarget("tensorrt"), lambda: sim.round_scales(torch.float16)):
+        with pytest.raises(qsim.NoEncodingError, match="have no encoding"):
+            call()
+    with pytest.raises(TypeError, match=r"qsim\.quantize: got data of type int"):
+        qsim.quantize(network(), IMAGES, 3, lambda sim, data: 1.0)
+    sim.calibrate([IMAGES], progress=False)
+
+
+def test_a_batch_without_tensors_is_not_verified(tmp_path):
+    sim = qsim.QuantSim(nn.Linear(3, 2), torch.zeros(4, 3))
+    sim.calibrate([torch.randn(4, 3)], progress=False)
+    with pytest.raises(ValueError, match=r"got a batch of verify= with 0 tensors for the model, NoneType; the file, which stays, takes 1"):
+        sim.export(tmp_path / "model.onnx", verify=[None])

@@ -225,6 +225,18 @@ def test_offloaded_models_are_refused_with_a_cure_that_cures():
     assert torch.equal(simulated_outputs(model, example), expected)
 
 
+def test_hooks_that_leave_parameters_where_they_are_are_simulated():
+    """As `dispatch_model` and a `device_map` of one device put them: they replace forward, around the model's own."""
+    accelerate = pytest.importorskip("accelerate")
+    torch.manual_seed(0)
+    model, example = llama().eval(), {"input_ids": IDS, "use_cache": False}
+    expected = simulated_outputs(model, example)
+    assert torch.equal(simulated_outputs(accelerate.dispatch_model(model, {"": "cpu"}, force_hooks=True), example), expected)
+    for module in model.modules():
+        accelerate.hooks.add_hook_to_module(module, accelerate.hooks.AlignDevicesHook(io_same_device=True))
+    assert torch.equal(simulated_outputs(model, example), expected)
+
+
 def simulated_outputs(model, example):
     sim = qsim.QuantSim(model, example, qsim.w4a16(group=32))
     sim.calibrate([example], progress=False)

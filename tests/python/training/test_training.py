@@ -162,7 +162,7 @@ def test_schedule_goes_on_from_a_state():
     assert other.steps == 6
     for a, b in zip(first.quantizers().values(), second.quantizers().values(), strict=True):
         assert (a.enabled, a.observing) == (b.enabled, b.observing)
-    with pytest.raises(ValueError, match="got step -1 for 'observe_until'; expected 0 or more"):
+    with pytest.raises(ValueError, match="got observe_until=-1; expected at least 0"):
         first.schedule(observe_until=-1)
     with pytest.raises(ValueError, match="freeze_batch_norms_from finds no BatchNorm"):
         calibrated(qsim.int8()).schedule(freeze_batch_norms_from=1)

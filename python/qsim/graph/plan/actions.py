@@ -60,6 +60,9 @@ class Use(NamedTuple):
     observes: bool = True
 
 
+WEIGHTS_LEFT = "leaves weights of"  # what the reason of a target for that says
+
+
 class LeftFloat(NamedTuple):
     """Something that stays in float: an operation or operand, and why."""
 

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
 import torch
 
+from qsim.close_names import close_names
 from qsim.config.config import Config
 from qsim.config.override import Override, SiteInfo
 from qsim.graph.plan.actions import LeftFloat, PlannedQuantizer
 from qsim.graph.record.routes import Site
 from qsim.graph.record.telling import Telling
 from qsim.operations.functions import visible
+from qsim.operations.onnx_types import onnx_type
 
 NOT_REACHED = "not reached by the example inputs"
 BY_CONFIG = "left in float by the config"
-_CLOSE = 0.8  # of 1: how like a name a pattern is that was mistyped
+_CLOSE = 0.75  # of 1: how like a name a pattern is that was mistyped
 _PARTS = ("weight", "output", "input")  # what keys of quantizers end in, and names of operations do not
 
 
@@ -49,6 +50,8 @@ def mistyped(config: Config, sites: Sequence[SiteInfo], modules: Collection[str]
     for override in _idle(config, sites):
         pattern = override.pattern
         if not isinstance(pattern, str) or any(fnmatchcase(name, pattern) for name in names):
+            if close := _close_type(override, sites):
+                found.append(f"the override {override} matches no operation; close to its type: {close!r}")
             continue
         if pattern in parts:
             found.append(f"the override {pattern!r} names a part of the model, no operation; for all in it write {pattern + '.*'!r}")
@@ -56,9 +59,20 @@ def mistyped(config: Config, sites: Sequence[SiteInfo], modules: Collection[str]
             operation, _, part = pattern.rpartition(".")
             role = "weight" if part == "weight" else "activation"
             found.append(f"the override {pattern!r} names a quantizer; write its operation and role: override({operation!r}, {role}=...)")
-        elif pattern not in modules and (close := get_close_matches(pattern, [*names, *(f"{part}.*" for part in parts)], cutoff=_CLOSE)):
-            found.append(f"the override {pattern!r} matches no operation; close to it: {', '.join(map(repr, close))}")
+        elif not any(fnmatchcase(module, pattern) for module in modules):
+            near = close_names(pattern, [*names, *(f"{part}.*" for part in parts)], _CLOSE)
+            if near:
+                found.append(f"the override {pattern!r} matches no operation; close to it: {', '.join(map(repr, near))}")
     return found
+
+
+def _close_type(override: Override, sites: Sequence[SiteInfo]) -> str | None:
+    """The type of an operation that the override's is like, and that is none by itself; None without one."""
+    types = dict.fromkeys(name for site in sites for name in (site.op, site.type, site.module) if name is not None)
+    known = {*types, *dir(torch), *dir(torch.nn), *dir(torch.nn.functional), *map(onnx_type, dir(torch.nn.functional))}
+    if override.op_type is None or any(fnmatchcase(name, override.op_type) for name in known):
+        return None
+    return next(iter(close_names(override.op_type, types, _CLOSE)), None)
 
 
 def _objections(config: Config, quantizers: Mapping[str, PlannedQuantizer]) -> list[str]:

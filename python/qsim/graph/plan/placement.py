@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from qsim.config.profile import Profile, selects
+from qsim.graph.plan.actions import WEIGHTS_LEFT
 from qsim.graph.plan.dataflow import Dataflow
 from qsim.graph.plan.rules import is_multiplied
 from qsim.graph.plan.sharing import shared_scales
@@ -74,7 +75,7 @@ class Placement:
         """Why a constant that `site` reads stays in float; None if it is to be quantized."""
         profile = self.profile
         if role == "weight":
-            return None if self.weighs(site.type) else f"target {profile.name!r} leaves weights of {site.type} in float"
+            return None if self.weighs(site.type) else f"target {profile.name!r} {WEIGHTS_LEFT} {site.type} in float"
         if site in self._joined or selects(profile.inputs, site.type):
             return None
         if selects(profile.outputs, site.type) and self.on_integers(site):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from qsim.graph.plan.actions import WEIGHTS_LEFT
 from qsim.graph.plan.ledger import Ledger
 from qsim.graph.plan.notes import BY_CONFIG, unmet
 from qsim.graph.plan.rules import WeightAxes, weight_axes
@@ -39,7 +40,7 @@ class Stacks:
         placement, ledger = self._specs.placement, self._ledger
         spec = self._specs.of(site, "weight")
         if not (placement.weighs(site.type) or placement.weighs(LINEAR)):
-            ledger.leave(name, site.op, f"target {placement.profile.name!r} leaves weights of {site.type} in float")
+            ledger.leave(name, site.op, f"target {placement.profile.name!r} {WEIGHTS_LEFT} {site.type} in float")
         elif spec is None:
             ledger.leave(name, site.op, BY_CONFIG)
         else:
