@@ -27,7 +27,7 @@ fi
 
 cuda=$("$bin/python" -c 'import torch; print(torch.version.cuda or "")')
 nvcc=${NVCC:-$(command -v nvcc || ls /usr/local/cuda*/bin/nvcc 2>/dev/null | tail -n 1 || true)}
-configure=(cmake -S . -B "$build" -G Ninja "-DPython_EXECUTABLE=$bin/python" -DQSIM_CUDA=OFF) targets=(qsim_ops)
+configure=(cmake -S . -B "$build" -G Ninja "-DPython_EXECUTABLE=$bin/python" -DQSIM_CUDA=OFF) targets=(qsim_ops qsim_python)
 if [ -n "$cuda" ] && [ -n "$nvcc" ]; then
   scripts/require_catch2.sh
   configure+=(-DQSIM_CUDA=ON "-DCMAKE_CUDA_COMPILER=$nvcc" "-DCMAKE_CUDA_ARCHITECTURES=${QSIM_CUDA_ARCHITECTURES:-80;90}" -DQSIM_BUILD_TESTS=ON)

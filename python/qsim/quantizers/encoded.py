@@ -28,6 +28,8 @@ class Encoded(RangeState):
     zero_point: Tensor
 
     def __init__(self, spec: TensorSpec, shape: Sequence[int] | None, name: str) -> None:
+        if not isinstance(spec, TensorSpec):
+            raise TypeError(f"{type(self).__name__}: got spec={spec!r}; expected a qsim.TensorSpec")
         super().__init__(*(None, None) if spec.is_dynamic else (spec.axis, spec.block_size), shape)
         self.name = name
         self._spec = spec

@@ -92,8 +92,6 @@ class Quantizer(Encoded):
     """
 
     def __init__(self, spec: TensorSpec, shape: Sequence[int] | None = None, name: str = "") -> None:
-        if not isinstance(spec, TensorSpec):
-            raise TypeError(f"Quantizer: got spec={spec!r}; expected a qsim.TensorSpec")
         super().__init__(spec, shape, name)
         granularity = (self.axis, self.block_size, shape, name)
         self.observer = RunningObserver(spec.averaging, *granularity) if self._running else Observer(*granularity)
