@@ -232,3 +232,15 @@ def test_a_hook_that_puts_another_tensor_in_place_of_what_is_changed():
     read = F.relu(on_grid(X))
     seen = F.relu(X)
     torch.testing.assert_close(sim(X.clone()), on_grid(linear(m.c, on_grid(read, seen)), m.c(seen)), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_chain_goes_on_behind_a_hook_that_changes_what_is_handed_on(compiled):
+    torch._dynamo.reset()
+    sim = simulated(Forward(lambda m, x: F.relu(m.a(x)), a=nn.Linear(8, 8).double()).eval(), X)
+    quantizers = sim.quantizers()
+    with torch.no_grad():
+        linear = F.linear(quantizers["input"](X), quantizers["a.weight"](sim.model.a.weight), sim.model.a.bias)
+        sim.model.a.register_forward_hook(lambda m, args, out: out * 0.75)
+        run = torch.compile(sim, backend="eager", fullgraph=True) if compiled else sim
+        assert torch.equal(run(X), quantizers["a.output"](F.relu(linear * 0.75)))

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
+
+from torch import Tensor
 
 from qsim.graph.execute.links import Link
 from qsim.graph.execute.lowered import LiveMaker, Quantize, planned_site
@@ -30,6 +33,18 @@ class Node(NamedTuple):
     link: Link | None = None
     written_out: WrittenOut | None = None
     overwrites: bool = False
+
+
+@dataclass(frozen=True)
+class Apart:
+    """Quantizes what a function that only moves values is given, and hands it another tensor in any case: `dropout` in evaluation returns
+    that, and programs ask ``y is x``, torch's attention among them. A quantizer that observes, or is off, has no other tensor itself."""
+
+    quantize: Quantize
+
+    def __call__(self, x: Tensor) -> Tensor:
+        found = self.quantize(x)
+        return found.view_as(found) if found is x else found
 
 
 class Nodes(NamedTuple):

@@ -17,7 +17,7 @@ from qsim.graph.execute.homes import homes_of
 from qsim.graph.execute.links import calls_before, links_of, memory_read
 from qsim.graph.execute.lowered import LiveMaker, Maker, MarkMaker, Quantize, fallen_site, planned_site, site_beside
 from qsim.graph.execute.marks import BiasMark, Mark
-from qsim.graph.execute.nodes import Node, Nodes, WrittenOut, own_weight, own_weights, saving_node, weights_read
+from qsim.graph.execute.nodes import Apart, Node, Nodes, WrittenOut, own_weight, own_weights, saving_node, weights_read
 from qsim.graph.execute.shortcuts import FrugalMaker, Kept
 from qsim.graph.execute.switch import Switch
 from qsim.graph.plan.actions import Actions, QuantizationPlan
@@ -119,6 +119,9 @@ class Place:
         live: list[WrittenOut | None] = [half or self._gated(at, LiveMaker(quantizers)) for at, half in enumerate(halves)]
         running = [[n._replace(link=links.get(at), written_out=live[at]) for at, n in enumerate(nodes)] for nodes in (plain, saving)]
         traced = [n._replace(link=links.get(at), written_out=self._gated(at, MarkMaker())) for at, n in enumerate(with_marks)]
+        for at in (at for at, site in enumerate(route.sites) if site.moves):
+            for nodes in running:
+                nodes[at] = nodes[at]._replace(operands=tuple((slot, Apart(quantize)) for slot, quantize in nodes[at].operands))
         self.planned = Nodes(running[0], running[1], traced)
         self.fallen = self.planned
         self.sites = [*((site.name, site.steps[0].line) for site in route.sites), *((leaf, "") for leaf in elsewhere)]

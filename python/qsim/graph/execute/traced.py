@@ -63,9 +63,6 @@ class TracedMode(LocalMode):
         # Dynamo knows no memory: only whether they ran
         return self.abroad is None or self.abroad.trusts or any(name in self.abroad.memory for name in names)
 
-    def has_hooks(self, paths: frozenset[str]) -> bool:
-        return False
-
     def checkpointed_above(self) -> None:
         pass  # what Dynamo traced runs again as it was traced
 
