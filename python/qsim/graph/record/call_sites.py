@@ -18,6 +18,7 @@ from types import CodeType, FrameType
 from typing import Any, Literal, NamedTuple
 
 import torch.nn.functional as F
+import torch.utils.checkpoint
 from torch import nn
 
 from qsim.folders import QSIM, TORCH
@@ -28,6 +29,8 @@ _MODULES, _FUNCTIONAL = os.path.join(TORCH, "nn", "modules", ""), os.path.abspat
 _MODULE_CALL = os.path.join(_MODULES, "module.py")
 _COMPILED = {(os.path.join(TORCH, "_dynamo", "eval_frame.py"), function) for function in ("compile_wrapper", "_fn")}
 _CHECKPOINT = os.path.join(TORCH, "utils", "checkpoint.py")
+# What calls the function under a checkpoint, and holds what computes it again: from torch 2.14 on no longer `checkpoint` itself.
+_CHECKPOINTING = "_checkpoint_impl" if hasattr(torch.utils.checkpoint, "_checkpoint_impl") else "checkpoint"
 _WRITTEN_OUT = os.path.abspath(recurrent.__file__)  # operations of the model, in our words
 # What runs the forward of a container, or a part of it, under a mode.
 BASES = frozenset(
@@ -232,7 +235,7 @@ def _kind(code: CodeType) -> Kind:
     if file == _MODULE_CALL:
         return "module call" if function in _CALLING else "dropped"
     if file == _CHECKPOINT:
-        runs = function == "checkpoint" or (function == "forward" and code.co_varnames[:1] == ("ctx",))  # CheckpointFunction's
+        runs = function == _CHECKPOINTING or (function == "forward" and code.co_varnames[:1] == ("ctx",))  # CheckpointFunction's
         return "checkpoint" if runs else "dropped"
     if (file, function) in _COMPILED:
         return "compiled"
