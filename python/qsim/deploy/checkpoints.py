@@ -114,8 +114,7 @@ def round_scales(sim: Simulation, dtype: torch.dtype) -> None:
     """`QuantSim.round_scales` documents it."""
     if not isinstance(dtype, torch.dtype) or dtype not in _SMALLEST:
         raise ValueError(f"QuantSim.round_scales: got {dtype!r}; expected torch.float16 or torch.bfloat16")
-    with sim.calibrated():
-        pass
+    sim.check_calibrated()
     rounded: list[tuple[Quantizer, Encoding]] = []
     for key, planned in sim.decisions.quantizers.items():
         quantizer = sim.quantizers()[key]

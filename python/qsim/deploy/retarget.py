@@ -37,8 +37,7 @@ Places = Mapping[str, set[Place]]
 
 def retarget(sim: Sim, target: str | Profile) -> Sim:
     """`QuantSim.retarget` documents it."""
-    with sim.calibrated():
-        pass
+    sim.check_calibrated()
     twin, (args, kwargs) = copy.deepcopy(sim).eval(), sim.calls[0]
     twin.fall_back({})
     before = capture(twin, args, kwargs)

@@ -22,6 +22,8 @@ from torch._guards import detect_fake_mode
 from torch.export import ExportedProgram
 from torch.fx import Node
 
+from qsim.trace.idle_nodes import CASTS
+
 
 class Functional:
     """An exported program whose decomposition is skipped where it changes nothing but operations in place.
@@ -201,7 +203,7 @@ _REPLACED = {
     _aten.chunk.default: _chunk,
     _aten.rsub.Scalar: _rsub,
     _aten.scaled_dot_product_attention.default: _attention,
-    **dict.fromkeys((_aten.to.dtype, _aten.to.dtype_layout, _aten.to.device, _aten.to.other, _aten.type_as.default), _convert),
+    **dict.fromkeys(CASTS, _convert),
     **{getattr(_aten, f"upsample_{kind}").vec: _resize for kind in ("nearest1d", "nearest2d", "nearest3d", "bilinear2d", "bicubic2d")},
 }
 _KEPT: dict[Any, Callable[[Node], bool]] = {

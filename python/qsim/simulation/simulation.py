@@ -242,11 +242,23 @@ class Simulation(NamedAsTheModel, AsTheModel):
             "load a calibrated state dict, or run the model unquantized: with sim.in_float()."
         )
 
+    def check_calibrated(self) -> None:
+        """NoEncodingError where an enabled quantizer has no encoding.
+
+        Examples
+        --------
+        >>> sim = qsim.QuantSim(torch.nn.Linear(3, 2), torch.randn(1, 3))
+        >>> sim.calibrate([torch.randn(8, 3)], progress=False).problems
+        []
+        >>> sim.check_calibrated()
+        """
+        if self.missing():
+            raise self.no_encoding()
+
     @contextlib.contextmanager
     def calibrated(self) -> Iterator[None]:
         """Simulation on; NoEncodingError if it cannot be."""
-        if self.missing():
-            raise self.no_encoding()
+        self.check_calibrated()
         with self.switch.turned(True):
             yield
 

@@ -9,7 +9,7 @@ from torch.fx import Graph, Node
 from qsim.trace.fx_nodes import arguments
 
 _aten = torch.ops.aten
-_CASTS = (_aten.to.dtype, _aten.to.dtype_layout, _aten.to.device, _aten.to.other, _aten.type_as.default)
+CASTS = (_aten.to.dtype, _aten.to.dtype_layout, _aten.to.device, _aten.to.other, _aten.type_as.default)
 
 
 def drop_idle_nodes(graph: Graph) -> None:
@@ -31,7 +31,7 @@ def _is_whole_slice(node: Node) -> bool:
 
 def _is_idle_cast(node: Node) -> bool:
     """Whether a cast returns the very tensor that it is given."""
-    if node.target not in _CASTS:
+    if node.target not in CASTS:
         return False
     given, x, made = arguments(node), node.args[0].meta.get("val"), node.meta["val"]  # type: ignore[union-attr]
     as_it_is = not given.get("copy") and given.get("memory_format") is None

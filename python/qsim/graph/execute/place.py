@@ -119,8 +119,8 @@ class Place:
         live: list[WrittenOut | None] = [half or self._gated(at, LiveMaker(quantizers)) for at, half in enumerate(halves)]
         running = [[n._replace(link=links.get(at), written_out=live[at]) for at, n in enumerate(nodes)] for nodes in (plain, saving)]
         traced = [n._replace(link=links.get(at), written_out=self._gated(at, MarkMaker())) for at, n in enumerate(with_marks)]
-        for at in (at for at, site in enumerate(route.sites) if site.moves):
-            for nodes in running:
+        for at, site in enumerate(route.sites):
+            for nodes in running if site.moves else ():
                 nodes[at] = nodes[at]._replace(operands=tuple((slot, Apart(quantize)) for slot, quantize in nodes[at].operands))
         self.planned = Nodes(running[0], running[1], traced)
         self.fallen = self.planned

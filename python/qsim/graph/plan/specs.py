@@ -57,8 +57,11 @@ class Specs:
 
     def _on_integers(self, site: Site) -> bool:
         """Whether an operation may run in an integer kernel, as far as anybody knows: then what it reads and makes has a grid."""
-        activation, kernels = self.of(site, "activation"), self._config.profile.kernels
-        if not kernels or (activation is not None and (activation.is_float or activation.bits > _KERNEL_BITS)):
+        kernels = self._config.profile.kernels
+        if not kernels:
+            return True
+        activation = self.of(site, "activation")
+        if activation is not None and (activation.is_float or activation.bits > _KERNEL_BITS):
             return True
         return (selects(kernels, site.type) or site.moves) and (activation or self.of(site, "weight")) is not None
 

@@ -57,10 +57,10 @@ class Recomputed:
 def checkpoint_hooks() -> tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]] | None:
     """What sees the tensors that autograd saves now, if that is a checkpoint that is not reentrant, in its first run or another."""
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
-    return hooks if hooks is not None and getattr(hooks[0], "__module__", "") in _CHECKPOINTING else None
+    return hooks if hooks is not None and getattr(hooks[0], "__module__", "") in _HOOKED_BY else None
 
 
-_CHECKPOINTING = (torch.utils.checkpoint.__name__, __name__)
+_HOOKED_BY = (torch.utils.checkpoint.__name__, __name__)  # modules of such hooks: torch's, and `_KeptUnchanged` around them
 
 
 class _KeptUnchanged(torch.autograd.graph.saved_tensors_hooks):
