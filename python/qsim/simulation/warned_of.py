@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from qsim.batch_norm.statistics import batch_norms, degenerate
 from qsim.close_names import close_names
 from qsim.graph.plan.actions import WEIGHTS_LEFT, Decisions
-from qsim.graph.plan.notes import BY_CONFIG
+from qsim.graph.plan.reasons import BY_CONFIG
 from qsim.graph.record.telling import Telling
 
 _SHOWN = 5  # so many sentences are in one warning

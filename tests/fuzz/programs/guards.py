@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from qsim.graph.execute import mode, ownership, place, shortcuts, simulated, traced
+from qsim.graph.execute.chain_ends import ChainEnds
 from qsim.graph.execute.inputs import Inputs
 from qsim.graph.execute.mode import LocalMode
 from qsim.graph.execute.place import QUIET, Place
@@ -184,19 +185,25 @@ GUARDS: dict[str, Guard] = {
     ),
     "chains that began": Guard(
         "a chain whose end is quantized began with what was recorded",
-        _put((LocalMode, "is_handed_on", _always(True))),
+        _put((ChainEnds, "is_handed_on", _always(True))),
         ("hand-written",),
         _WAYS,
     ),
     "makers that ran": Guard(
         "what is quantized where it is read was made by what makes it in the examples",
-        _put((LocalMode, "was_made", _always(True))),
+        _put((ChainEnds, "was_made", _always(True))),
         ("hand-written",),
+        _WAYS,
+    ),
+    "ends that strayed": Guard(
+        "what no mode meets, and ends a chain, took what that hands on",
+        _put((ChainEnds, "strayed", _always(False)), (TracedMode, "strayed", _always(False))),
+        ("hand-written", "compiled"),
         _WAYS,
     ),
     "that very memory": Guard(
         "what is read by an older name is that very memory",
-        _put((LocalMode, "is_of", _always(True)), (TracedMode, "is_of", _always(True))),
+        _put((ChainEnds, "is_of", _always(True)), (TracedMode, "is_of", _always(True))),
         ("hand-written", "16 bits"),
         _IN_PLACE,
     ),

@@ -22,9 +22,11 @@ _CHAINS: tuple[tuple[frozenset[str], ...], ...] = (
 
 
 def quantized_results(sites: Sequence[Site]) -> set[Site]:
-    """The operations whose results are quantized: all but those inside a chain, losses, and what is computed from constants alone."""
+    """The operations whose results are quantized: all but those inside a chain, losses, what is computed from constants alone, and what no
+    function mode meets and the example does not read."""
     inner = {site for chain in chains(sites) for site in chain[:-1]}
-    ends = {site for site in sites if not (site.is_constant or site in inner or site.kind.family == "loss")}
+    unread = {site for site in sites if site.kind.hidden and not site.readers}  # what no mode meets is quantized where it is read
+    ends = {site for site in sites if not (site.is_constant or site in inner | unread or site.kind.family == "loss")}
     for site in ends:
         readers = {reader for reader, _, _ in site.readers}
         if site.readers and all(slot == ASKED for _, slot, _ in site.readers):

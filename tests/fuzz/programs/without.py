@@ -64,6 +64,7 @@ TESTED = {
     "longer loops": "test_truth_loops.py::test_what_no_mode_meets_has_no_grid_behind_a_call_that_the_examples_did_not_show",
     "chains that began": "test_truth_paths.py::test_an_operation_inside_of_a_chain_compiled",
     "makers that ran": "test_truth_paths.py::test_a_chain_whose_end_no_mode_meets",
+    "ends that strayed": "test_truth_paths.py::test_a_chain_whose_end_no_mode_meets",
     "that very memory": "test_truth_older_names.py::test_another_tensor_is_not_put_on_its_grid",
     "unknown origin": "test_truth_unknown.py::test_operands_of_unknown_make",
     "written out in half": "test_truth_half.py::test_simulation_and_doctor_agree_on_the_museum",

@@ -386,9 +386,14 @@ def test_a_function_that_dynamo_hides_is_told_with_what_to_write(name):
     assert "a.output" in quantizers
 
 
-def test_what_a_checkpoint_asks_for_is_not_told_to_stay_in_float():
-    """It returns a view of its argument, which is quantized there."""
-    run = lambda m, x: checkpoint(m.same, F.tanh(m.a(x)), use_reentrant=True)  # noqa: E731
-    sim = qsim.QuantSim(Forward(run, a=nn.Linear(4, 4), same=nn.Identity()), torch.randn(2, 4))
-    assert "a.output" in sim.quantizers()
-    assert sim.decisions.left == []
+@pytest.mark.parametrize("read", [False, True])
+def test_what_a_checkpoint_hands_back_as_it_is_is_planned_as_without_it(read):
+    """A view of its argument, made where gradients are off: no operation of the model."""
+
+    def planned(run):
+        forward = lambda m, x: m.b(run(m.same, F.tanh(m.a(x)))) if read else run(m.same, F.tanh(m.a(x)))  # noqa: E731
+        model = Forward(forward, a=nn.Linear(4, 4), b=nn.Linear(4, 4), same=nn.Identity())
+        sim = qsim.QuantSim(model, torch.randn(2, 4))
+        return set(sim.quantizers()), [str(left) for left in sim.decisions.left]
+
+    assert planned(lambda f, x: checkpoint(f, x, use_reentrant=True)) == planned(lambda f, x: f(x))

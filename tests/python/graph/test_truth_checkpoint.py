@@ -141,6 +141,30 @@ def test_the_call_of_a_reentrant_checkpoint_is_no_call_under_it():
         assert torch.equal(sim(X), sim.quantizers()["mul.output"](torch.relu(sim.quantizers()["input"](X) * 2.0)))
 
 
+class AsItIs(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x
+
+    @staticmethod
+    def backward(ctx, g):
+        return g
+
+
+@pytest.mark.parametrize("hand_on", [AsItIs.apply, lambda y: checkpoint(lambda a: a, y, use_reentrant=True)])
+@pytest.mark.parametrize("function", [F.hardswish, torch.tanh, F.relu])
+def test_what_autograd_hands_back_as_it_is_keeps_its_gradient(hand_on, function):
+    """torch makes a view of it where gradients are off: no place for a quantizer."""
+    layers = {"a": nn.Linear(8, 8).double(), "b": nn.Linear(8, 8).double()}
+    grads = []
+    for between in (lambda y: y, hand_on):
+        sim = simulated(Forward(lambda m, x, between=between: m.b(between(function(m.a(x)))), **layers).eval(), X / 2)
+        x = X.clone().requires_grad_()
+        sim(x).square().sum().backward()
+        grads.append(x.grad)
+    torch.testing.assert_close(*grads)
+
+
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("inside", [False, True])
 def test_a_chain_that_did_not_begin_does_not_when_it_runs_again(reentrant, inside):

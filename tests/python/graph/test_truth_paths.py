@@ -242,11 +242,12 @@ def test_a_chain_across_containers(rectify, how):
 @pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.parametrize("how", ["eager", "compiled", "checkpointed"])
 def test_a_chain_whose_end_no_mode_meets(inside, how):
-    """Where it is read it has the grid of the chain, if that began: in the same container, or in one inside."""
+    """Where it is read it has the grid of the chain, if it took what that hands on: in the same container, or in one inside."""
     run = (lambda f, x: checkpoint(f, x, use_reentrant=False)) if how == "checkpointed" else lambda f, x: f(x)
 
-    def forward(m, x, first=True):
-        return m.b(F.hardswish(run(m.a, x) if first else x))
+    def forward(m, x, first=True, before=True):
+        y = run(m.a, x) if before else x
+        return m.b(F.hardswish(y if first else x))
 
     a, b = layers("a", "b").values()
     model = Forward(forward, a=nn.Sequential(a) if inside else a, b=b).eval()
@@ -254,14 +255,16 @@ def test_a_chain_whose_end_no_mode_meets(inside, how):
     called = torch.compile(sim, fullgraph=True, backend="eager") if how == "compiled" else sim
     x, seen = on_grid(X), F.hardswish(a(X))
     close(called(X), on_grid(linear(b, on_grid(F.hardswish(linear(a, x)), seen)), b(seen)))
-    close(quiet(called, X, first=False), on_grid(linear(b, F.hardswish(x)), b(seen)))
+    for before in (False, True):
+        close(quiet(called, X, first=False, before=before), on_grid(linear(b, F.hardswish(x)), b(seen)))
 
 
 def test_a_chain_whose_end_no_mode_meets_computed_once_more():
     """The gradients of a checkpoint are those of what ran."""
 
     def forward(m, x, first=True):
-        return checkpoint(m.tail, m.a(x) if first else x, use_reentrant=False)
+        y = m.a(x)
+        return checkpoint(m.tail, y if first else x, use_reentrant=False)
 
     a, b = layers("a", "b").values()
     model = Forward(forward, a=nn.Sequential(a), tail=nn.Sequential(nn.Hardswish(), b)).eval()

@@ -126,6 +126,25 @@ def test_where_no_example_reached_it(way, compiled):
     assert any("a.weight" in p or "a.linear.weight" in p for p in sim.calibrate([x], progress=False).problems)
 
 
+@pytest.mark.parametrize("kind", [nn.GRUCell, nn.LSTMCell, nn.RNNCell, nn.MultiheadAttention])
+def test_recurrent_cells_and_attention_that_no_example_reached(kind):
+    """Compiled as in eager: their weights are on their grid."""
+    layer = kind(8, 2 if kind is nn.MultiheadAttention else 8)
+
+    def forward(m, x, other=False):
+        out = (m.layer(x, x, x) if isinstance(m.layer, nn.MultiheadAttention) else m.layer(x)) if other else x.sigmoid()
+        return out[0] if isinstance(out, tuple) else out
+
+    model, x = Forward(forward, layer=layer).eval(), torch.randn(16, 8)
+    sim = simulated(model, x)
+    torch._dynamo.reset()
+    compiled = torch.compile(sim, fullgraph=True, backend="eager")
+    with pytest.warns(UserWarning, match=r"'layer[.\w]*' .*(its weight is quantized|stays in float)"):
+        expected = sim(x, other=True)
+    torch.testing.assert_close(compiled(x, other=True), expected)
+    assert not torch.allclose(expected, model(x, other=True))
+
+
 def test_a_weight_of_the_forwards_own_that_no_example_reached():
     model, x = Forward(lambda m, x, more=False: m.a(x) if more else x * 2, a=Standardized(8, 6)).eval(), torch.randn(16, 8)
     with pytest.warns(UserWarning, match=r"'a.linear' [^,]* ran where the example inputs did not show it, its result stays in float"):

@@ -91,6 +91,24 @@ def memory_read(route: Route, plan: QuantizationPlan) -> dict[int, dict[Slot, tu
     return found
 
 
+def passed_link(site: Site, plan: QuantizationPlan) -> Link | None:
+    """The link of what no mode meets, where that ends a chain: what is before it by name."""
+    if (first := plan.runs_as_one.get(site)) is None:
+        return None
+    between = frozenset[str]().union(*(_modules_around(other) ^ _modules_around(site) for other in first))
+    return Link(tuple(other.name for other in first), False, site.name, between)
+
+
+def ends_between(route: Route, plan: QuantizationPlan) -> dict[tuple[int, Slot], list[tuple[Link, str]]]:
+    """Operands of nodes that are quantized where they are read, with the ends of chains that make them, which no mode meets: links and
+    functions."""
+    at: dict[Site, list[int]] = {}
+    for node, site in enumerate(route.sites):
+        at.setdefault(site, []).append(node)
+    ends = {key: [(link, site.op) for site in found if (link := passed_link(site, plan))] for key, found in plan.through.items()}
+    return {(node, slot): links for (site, slot), links in ends.items() if links for node in at.get(site, ())}
+
+
 def _modules_around(site: Site) -> frozenset[str]:
     """Paths of the modules in which an operation runs."""
     parts = (site.steps[0].leaf or site.steps[0].path).split(".")

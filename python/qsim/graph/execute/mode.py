@@ -7,28 +7,23 @@ from __future__ import annotations
 
 import functools
 import sys
-import weakref
 from types import CodeType, FrameType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._ops import HigherOrderOperator
-from torch.overrides import TorchFunctionMode
 
-from qsim.graph.execute.abroad import Abroad
-from qsim.graph.execute.inputs import computes, is_float, operand, with_operands, with_outputs
-from qsim.graph.execute.links import Link, NodeCall
-from qsim.graph.execute.lowered import Operands
+from qsim.graph.execute.chain_ends import ChainEnds
+from qsim.graph.execute.inputs import computes, is_float, with_operands, with_outputs
 from qsim.graph.execute.ownership import dies
 from qsim.graph.execute.place import HOOK, PASSED, QUIET, STRANGE, UNKNOWN_PATH, Place
 from qsim.graph.execute.recurrent_layers import as_one
-from qsim.graph.execute.shortcuts import is_plain_eager, is_watched
+from qsim.graph.execute.shortcuts import is_plain_eager
 from qsim.graph.execute.uncompiled import Uncompiled
 from qsim.graph.record.call_sites import CallSite, Spot, call_site, sites_above
 from qsim.graph.record.containers import full_name
 from qsim.graph.record.resume import keep_unchanged, recompute_under
-from qsim.graph.record.tape import Slot
 from qsim.operations.functions import ALIAS, COMPOSITE, CONSTRUCTORS, MAC, METRICS, RANDOM, TRANSPARENT, Function, name_of, route_name
 from qsim.operations.recurrent import owned
 from qsim.runs.arguments import Arguments
@@ -42,7 +37,7 @@ def _name(func: Function) -> str:
     return name
 
 
-class LocalMode(TorchFunctionMode):
+class LocalMode(ChainEnds):
     """Follows one call of one container.
 
     Parameters
@@ -68,19 +63,15 @@ class LocalMode(TorchFunctionMode):
         counts: list[int] | None = None,
         beyond: tuple[Any, ...] = (),
     ) -> None:
-        self.place, self.training, self.container, self.beyond = place, training, container, beyond
+        super().__init__(place, container, [0] * place.width if counts is None else counts)
+        self.training, self.beyond = training, beyond
         self.at = -1  # the node of the last call
         self.hints = place.no_hints if beyond else place.hints  # they know no more of the stack than there is
-        self.counts = [0] * place.width if counts is None else counts
         self.passed_by = 0  # the calls that lead nowhere and came by, a bit for each
         self.leaf = ""  # of the composite function that runs
-        self.handed: dict[int, Any] = {}  # results of nodes whose chain goes on
-        self.begun: dict[int, bool] = {}  # nodes that end a chain, and whether it began
         self.outer: LocalMode | None = None
-        self.abroad = Abroad(container) if place.path == "" and container is not None else None
         self.uncompiled = Uncompiled(functions_too=place.switch.calls_compiled)
         self.kept: list[Any] = []  # watches of what a checkpoint saves, while it runs again
-        self.trusted: tuple[int, ...] = ()  # nodes of which that is taken for granted: Dynamo traces what is under a checkpoint apart
         nodes = place.fallen if place.switch.falls_back else place.planned
         saves = place.switch.saves and is_plain_eager()
         self.nodes = nodes.with_marks if place.switch.marks else nodes.saving if saves else nodes.plain
@@ -227,6 +218,7 @@ class LocalMode(TorchFunctionMode):
         if key < 0:
             if key <= PASSED:
                 self.passed_by |= 1 << (PASSED - key)
+                self.note_passed(PASSED - key, args, kwargs)
                 return QUIET
             return key
         nodes = place.nodes_of[key]
@@ -269,7 +261,7 @@ class LocalMode(TorchFunctionMode):
             self.broken(node, None)
         given_away = overwrites and dies(args, func, _frame_at(2))
         if operands:
-            if node in self.place.after or node in self.place.memory:
+            if node in self.place.conditional:
                 operands = self.standing(node, operands, args, kwargs)
             args, kwargs = with_operands(args, kwargs, operands)
         if instead is not None and (quantized := instead(args, kwargs, given_away)) is not None:
@@ -289,88 +281,6 @@ class LocalMode(TorchFunctionMode):
             if link.name and self.abroad is not None:
                 self.abroad.handed.setdefault(link.name, []).append(self.refer(out))
         return out
-
-    def standing(self, node: int, operands: Operands, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Operands:
-        """Those of the operands of a node that were made, in this call, by what makes them in the examples."""
-        after, memory, standing = self.place.after.get(node, {}), self.place.memory.get(node, {}), []
-        for slot, quantize in operands:
-            stands = slot not in after or any(map(self.was_made, after[slot]))
-            if stands and (slot not in memory or self.is_of(memory[slot], operand(slot, args, kwargs), (node, slot))):
-                standing.append((slot, quantize))
-            else:
-                self.broken(node, slot)
-        return tuple(standing)
-
-    def remember(self, name: str, out: Any) -> None:
-        """Note where a result lies that is quantized where it is read."""
-        if self.abroad is not None and isinstance(out, Tensor):
-            self.abroad.remember(name, out)
-
-    def is_of(self, names: tuple[str, ...], t: Any, where: tuple[int, Slot]) -> bool:
-        """Whether what an operand is, in this call, lies in the memory that one of these operations returned."""
-        abroad, at = self.abroad, (self.place.path, where)
-        if abroad is None or abroad.trusts:
-            return abroad is None or at not in abroad.broken
-        if not (known := abroad.lies_in(names, t)):
-            abroad.broken.add(at)
-            self.checkpointed_above()
-        return known
-
-    def was_made(self, call: NodeCall | str) -> bool:
-        """Whether a call that makes what is quantized where it is read was made; "name": in another container.
-
-        Where it was made more often than in the examples, what is read comes from a call that they did not show.
-        """
-        if not isinstance(call, str):
-            return call.ordinal < self.counts[call.key] <= len(self.place.nodes_of[call.key]) and self.begun.get(call.node, True)
-        abroad = self.abroad
-        if abroad is None or call in abroad.handed:
-            return True
-        if not abroad.trusts:
-            abroad.broken.add((self.place.path, call))
-            self.checkpointed_above()
-        return abroad.trusts and (self.place.path, call) not in abroad.broken
-
-    def broken(self, node: int, slot: Slot | None) -> None:
-        """A chain ends that did not begin."""
-        self.place.note_broken(node, slot)
-
-    def refer(self, t: Tensor) -> Any:
-        """What stands for a result: a reference that counts would keep savings from proving that it is nobody else's."""
-        return weakref.ref(t)
-
-    def is_same(self, reference: Any, t: Any) -> bool:
-        """Whether a reference is to `t`, whether it was made here or in what is compiled apart from this."""
-        return (reference() if isinstance(reference, weakref.ref) else reference) is t
-
-    def has_begun(self, node: int, link: Link, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether the chain began that a node ends."""
-        if node not in self.begun:
-            self.begun[node] = self.is_handed_on(link, args, kwargs)
-            if not self.begun[node] and self.abroad is not None:
-                self.abroad.broken.add((self.place.path, link.before))
-                self.checkpointed_above()
-        return self.begun[node]
-
-    def is_handed_on(self, link: Link, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether a call takes what one of the operations returned that come before it in its chain. Hooks may hand on something else."""
-        before = link.before or ()
-        taken, found = args[0] if args else kwargs.get("input"), [self.handed[node] for node in before if node in self.handed]
-        names = [name for name in before if isinstance(name, str)]
-        if names:
-            if self.abroad is None:
-                return True
-            if self.abroad.trusts:
-                return (self.place.path, before) not in self.abroad.broken
-            found += [handed for name in names for handed in self.abroad.handed.get(name, ())]
-        if any(self.is_same(handed, taken) for handed in found) or any(node in self.trusted for node in before):
-            return True
-        return bool(found and link.between) and self.has_hooks(link.between)
-
-    def has_hooks(self, paths: frozenset[str]) -> bool:
-        """Whether hooks look at one of these modules."""
-        root, above = (self.container, self.place.path) if self.abroad is None else (self.abroad.model, "")
-        return root is not None and any(is_watched(m) for path, m in root.named_modules(prefix=above) if path in paths)
 
     def passed(self, name: str, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Any other call: one that only moves values, or that the examples did not show."""

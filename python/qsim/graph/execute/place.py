@@ -14,7 +14,7 @@ from torch import nn
 from torch.overrides import _get_current_function_mode
 
 from qsim.graph.execute.homes import homes_of
-from qsim.graph.execute.links import calls_before, links_of, memory_read
+from qsim.graph.execute.links import calls_before, ends_between, links_of, memory_read, passed_link
 from qsim.graph.execute.lowered import LiveMaker, Maker, MarkMaker, Quantize, fallen_site, planned_site, site_beside
 from qsim.graph.execute.marks import BiasMark, Mark
 from qsim.graph.execute.nodes import Apart, Node, Nodes, WrittenOut, own_weight, own_weights, saving_node, weights_read
@@ -113,7 +113,7 @@ class Place:
         self._quantizers = quantizers
         saving = [saving_node(*each, quantizers, kept) for each in zip(self._actions, self._savings, strict=True)]
         plain, with_marks = ([Node(*planned_site(a, make)) for a in self._actions] for make in (LiveMaker(quantizers), MarkMaker()))
-        links = links_of(route, plan)
+        links, self.passed_links = links_of(route, plan), [passed_link(route.unmet[key], plan) for key in passed]
         self._ops = [*(site.op for site in route.sites), *(found.function for found in elsewhere.values())]
         halves = [*(plan.halves.get(site) for site in route.sites), *beyond]
         live: list[WrittenOut | None] = [half or self._gated(at, LiveMaker(quantizers)) for at, half in enumerate(halves)]
@@ -133,7 +133,8 @@ class Place:
         self.weights_read = weights_read(plan, self._actions)
         self.own_weights = own_weights(path, plan, quantizers)
         self.parameters = plan.weights
-        self.after, self.memory = calls_before(route, plan), memory_read(route, plan)
+        self.after, self.memory, self.through = calls_before(route, plan), memory_read(route, plan), ends_between(route, plan)
+        self.conditional = {*self.after, *self.memory, *(node for node, _ in self.through)}  # nodes with operands that ask what made them
         self.frames: dict[str, Place] = {}  # by path, all there are in the model
         self._expected = {training: _always(list(route.nodes), calls) for training, calls in route.calls.items()}
         self._expected_passed = {training: _always(passed, calls) for training, calls in route.calls.items()}

@@ -12,7 +12,7 @@ from torch._ops import HigherOrderOperator
 from qsim.graph.execute.inputs import computes
 from qsim.graph.execute.mode import QUIET_NAMES, LocalMode
 from qsim.graph.execute.place import QUIET, STRANGE, Place, place_of
-from qsim.graph.record.call_sites import traced_call_site
+from qsim.graph.record.call_sites import traced_call_site, variable_of_asker
 from qsim.graph.record.containers import full_name
 from qsim.graph.record.tape import Slot
 from qsim.operations.functions import ARRAY, COMPOSITE, CONSTRUCTORS, MAC, ON_ARRAYS, SAME, Function
@@ -63,6 +63,14 @@ class TracedMode(LocalMode):
         # Dynamo knows no memory: only whether they ran
         return self.abroad is None or self.abroad.trusts or any(name in self.abroad.memory for name in names)
 
+    def strayed(self, where: tuple[int, Slot]) -> bool:
+        if self.abroad is not None and not self.abroad.trusts:
+            for link, operation in self.place.through.get(where, ()):
+                handed = [t for name in link.before or () for t in self.abroad.handed.get(str(name), ())]
+                if handed and not traced_takes(operation):
+                    return True
+        return False
+
     def checkpointed_above(self) -> None:
         pass  # what Dynamo traced runs again as it was traced
 
@@ -71,10 +79,13 @@ class TracedMode(LocalMode):
 
     def with_weights(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
         known, given = False, [*args, *kwargs.values()]
-        if self.container is None:
-            return None
-        for weight_of, quantize in self.place.own_weights:  # no others can be told while Dynamo traces
-            weight = weight_of(self.container)
+        within: LocalMode = self
+        while within.container is None:  # in a frame: part of a recurrent layer of the container around it
+            if within.outer is None:
+                return None
+            within = within.outer
+        for weight_of, quantize in within.place.own_weights:  # no others can be told while Dynamo traces
+            weight = weight_of(within.container)
             known = known or any(value is weight for value in given)
             given = [quantize(value) if value is weight else value for value in given]
         return (tuple(given[: len(args)]), dict(zip(kwargs, given[len(args) :], strict=True))) if known else None
@@ -160,6 +171,13 @@ def traced_more(token: int, key: int) -> None:
         place.note_more(key)
 
 
+def traced_takes(operation: str) -> bool:
+    """Whether the graph has an operation of this name that takes any of `handed`, a variable of the function that asks."""
+    handed = variable_of_asker("handed")
+    users = [user for item in handed.items for user in item.as_proxy().node.users]
+    return any(getattr(user.target, "__name__", str(user.target)).strip("_") == operation for user in users)
+
+
 def traced_broken(token: int, node: int, slot: Slot | None) -> None:
     place_of(token).note_broken(node, slot)
 
@@ -185,6 +203,6 @@ def leave_to_python() -> None:
         set_code_exec_strategy(function.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.DEFAULT))
 
 
-_asked = (traced_key, traced_leaf, traced_leave, traced_left, traced_strange, traced_more, traced_broken, traced_end)
+_asked = (traced_key, traced_leaf, traced_leave, traced_left, traced_strange, traced_more, traced_takes, traced_broken, traced_end)
 for _function in (*_asked, leave_to_python):
     _function._dynamo_marked_constant = True  # type: ignore[union-attr]  # what `torch.compiler.assume_constant_result` does, without importing Dynamo

@@ -233,9 +233,9 @@ class QuantizationPlan:
     """Routes of all containers by path, what happens at each site, quantizers by key, keys of quantized inputs, what stays in float,
     what is odd about the config, what runs as one, what leaves do where no example called them, by path,
     the operation behind each of a chain that runs as one, but for the last, what runs in half precision, after which operations a
-    tensor is quantized where it is read, which of those Dynamo hides, the weights that are in float because it hides what reads them,
-    what of the config must be mistyped, whose memory is read where a tensor is quantized that was changed in place, and which
-    activations do the same in the passes of a loop or the members of a list."""
+    tensor is quantized where it is read, the weights that are in float because it hides what reads them,
+    what of the config must be mistyped, whose memory is read where a tensor is quantized that was changed in place, which activations do
+    the same in the passes of a loop or the members of a list, and what Dynamo hides of what makes such tensors."""
 
     routes: dict[str, Route]
     actions: dict[Site, Actions]
@@ -248,11 +248,16 @@ class QuantizationPlan:
     fused: dict[Site, Site] = field(default_factory=dict)
     halves: dict[Site, Half] = field(default_factory=dict)
     after: dict[tuple[Site, Slot], frozenset[Site]] = field(default_factory=dict)
-    hidden: frozenset[Site] = frozenset()
     unseen: list[str] = field(default_factory=list)
     mistyped: list[str] = field(default_factory=list)
     memory: dict[tuple[Site, Slot], frozenset[Site]] = field(default_factory=dict)
     alike: list[tuple[str, ...]] = field(default_factory=list)
+    through: dict[tuple[Site, Slot], frozenset[Site]] = field(default_factory=dict)
+
+    @cached_property
+    def hidden(self) -> frozenset[Site]:
+        """What Dynamo hides, of that after which a tensor is quantized where it is read."""
+        return frozenset().union(*self.through.values())
 
     @cached_property
     def weights(self) -> dict[str, str]:

@@ -15,7 +15,7 @@ from qsim.config.kv_cache import KVCache, kv_cache
 from qsim.graph.plan.actions import Use
 from qsim.graph.plan.dataflow import Dataflow
 from qsim.graph.plan.ledger import Ledger
-from qsim.graph.plan.notes import unmet
+from qsim.graph.plan.reasons import unmet
 from qsim.graph.plan.specs import Specs
 from qsim.graph.record.routes import Site
 from qsim.graph.record.tape import Origin, Slot

@@ -154,6 +154,15 @@ class Dataflow:
         """Whether it changes what it is given."""
         return any(step.changed for step in site.steps)
 
+    def leaves(self, site: Site) -> bool:
+        """Whether nothing reads a result of it, or the model returns one that cannot be replaced where it is made."""
+        readers = self.readers(site)
+        return not readers or any(reader.step is None and reader.origin.kind == "stale" for reader in readers)
+
+    def is_written_to(self, site: Site) -> bool:
+        """Whether an operation that reads a result of it writes into that."""
+        return any(reader.step is not None and reader.slot in reader.step.changed for reader in self.readers(site))
+
     def is_rewritten(self, site: Site) -> bool:
         """Whether a result of it is written to afterwards."""
         return any((step, i) in self.tape.rewritten for step in site.steps for i in range(step.outputs))
@@ -172,7 +181,7 @@ class Dataflow:
 
     def _is_read_by_older_names(self, site: Site) -> bool:
         """Whether something reads what a site changed by a name that it did not return. What no mode meets returns no name of its own."""
-        return site.visible and any(reader.origin.kind == "stale" for reader in self.readers(site))
+        return site.replaceable and any(reader.origin.kind == "stale" for reader in self.readers(site))
 
     def _changed_in_turn(self, site: Site) -> set[Site]:
         """The sites that change in place what a site does, before it and after it."""
@@ -235,7 +244,8 @@ class Dataflow:
             reader, readers = self.sole_reader(site), self.readers(site)
             divides = [r.step is not None and r.slot is not None and self.divides(self.site_of[r.step], r.slot) for r in readers]
             masked = any(step.masked_outputs for step in site.steps)
-            grows = readers and all(r.step is not None and r.slot in r.step.changed and r.origin.kind == "stale" for r in readers)
+            grown = [r.step is not None and r.slot in r.step.changed and r.origin.kind == "stale" for r in readers]
+            grows = bool(grown) and all(grown) and not any(r.origin.is_unreplaced and site.visible for r in readers)
             if reader is not None and not reader.training_only and (masked or grows or (divides and all(divides))):
                 self.absorbed[site] = reader
                 self._handing_on |= {site} if divides and all(divides) and all(map(hands_on, site.steps)) else set()
@@ -257,7 +267,8 @@ class Dataflow:
         source: Step = reader.origin.source
         if reader.step is not None and reader.step.path == source.path and self._call_of[reader.step] != self._call_of[source]:
             return False
-        return reader.slot in (0, "input") and reader.origin.direct and (reader.origin.kind == "step" or in_place)
+        returned = reader.origin.kind == "step" or (reader.origin.is_unreplaced and source.visible)
+        return reader.slot in (0, "input") and reader.origin.direct and (returned or in_place)
 
     def _chains(self) -> dict[Site, list[Site]]:
         producers: dict[Site, list[Site]] = defaultdict(list)

@@ -15,8 +15,8 @@ from qsim.config.override import SiteInfo
 from qsim.graph.plan.actions import Actions, Elsewhere, PlannedQuantizer, Use
 from qsim.graph.plan.dataflow import Dataflow
 from qsim.graph.plan.ledger import Ledger
-from qsim.graph.plan.notes import NOT_REACHED
 from qsim.graph.plan.placement import Placement
+from qsim.graph.plan.reasons import NOT_REACHED
 from qsim.graph.plan.rules import computed_spec, weight_axes, weight_spec
 from qsim.graph.record.containers import full_name
 from qsim.graph.record.routes import Site

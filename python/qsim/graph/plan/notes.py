@@ -1,4 +1,4 @@
-"""What a plan has to say about the config that it follows, and of what no mode meets."""
+"""What a plan has to say about the config that it follows."""
 
 from __future__ import annotations
 
@@ -11,13 +11,10 @@ from qsim.close_names import close_names
 from qsim.config.config import Config
 from qsim.config.override import Override, SiteInfo
 from qsim.graph.plan.actions import LeftFloat, PlannedQuantizer
-from qsim.graph.record.routes import Site
+from qsim.graph.plan.reasons import NOT_REACHED
 from qsim.graph.record.telling import Telling
-from qsim.operations.functions import visible
 from qsim.operations.onnx_types import onnx_type
 
-NOT_REACHED = "not reached by the example inputs"
-BY_CONFIG = "left in float by the config"
 _CLOSE = 0.75  # of 1: how like a name a pattern is that was mistyped
 _PARTS = ("weight", "output", "input")  # what keys of quantizers end in, and names of operations do not
 
@@ -99,12 +96,3 @@ def _not_reached(names: Collection[str]) -> list[str]:
             "example too, QuantSim(model, [example, other])"
         )
     ]
-
-
-def unmet(site: Site) -> str:
-    """Why no mode meets the calls of a site."""
-    if any(step.hook for step in site.steps):
-        return "runs in a hook, which is not of the model"
-    met = getattr(torch, site.op, None)
-    cure = f"; write torch.{site.op}" if met is not None and visible(met) else ""
-    return f"Dynamo does not hand {site.op}, as it is called here, to function modes{cure}"

@@ -1,7 +1,8 @@
 """Plan: from the recorded calls to what is quantized at which site, and why the rest is not.
 
 Pure: no module runs, no tensor is read. A tensor is quantized once, where it is made; where no function mode can do that (a function
-that Dynamo hides from modes, a tensor changed in place and read under its old name) it is quantized where it is read.
+that Dynamo hides from modes, a tensor changed in place and read under its old name) or a gradient would be lost (inside of an
+`autograd.Function`) it is quantized where it is read.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections import defaultdict
 from dataclasses import replace
 
 from qsim.config.config import Config
+from qsim.graph.plan import reasons
 from qsim.graph.plan.actions import LeftFloat, QuantizationPlan, Use
 from qsim.graph.plan.alike import find_alike
 from qsim.graph.plan.biases import plan_bias
@@ -18,7 +20,7 @@ from qsim.graph.plan.elsewhere import elsewhere_of, plan_unreached
 from qsim.graph.plan.gate_quantizers import plan_gates
 from qsim.graph.plan.halves import find_halves
 from qsim.graph.plan.ledger import Ledger
-from qsim.graph.plan.notes import BY_CONFIG, mistyped, notes_of, unmet
+from qsim.graph.plan.notes import mistyped, notes_of
 from qsim.graph.plan.regions import find_regions
 from qsim.graph.plan.rules import computed_spec, is_bias, stays_float, weight_axes, weight_spec
 from qsim.graph.plan.sharing import Made, made
@@ -29,13 +31,6 @@ from qsim.graph.record.routes import Site
 from qsim.graph.record.tape import InputSlot, Origin, Slot, Tape
 from qsim.graph.record.telling import Telling
 from qsim.numbers.spec import TensorSpec
-
-_RETURNED = "changed in place, and returned to the model's caller by its older name"
-_READ_IN_FLOAT = "read by what the config leaves in float: rounded where others read it"
-_TRAINING = "runs in training only"
-_METRIC = "a loss, metric, index or number that is compared, or read by one alone"
-_MASK = "a mask: holds -Inf or the lowest finite number"
-_DIVISOR = "a divisor, or under a root or logarithm: a grid would round small values to zero"
 
 
 def plan(tape: Tape, config: Config) -> QuantizationPlan:
@@ -68,21 +63,21 @@ class _Planner:
         self.observed: set[object] = set()
         self.whole: dict[str, set[object]] = defaultdict(set)  # tensors that quantizers observe where they are read, all of them
         self.after: dict[tuple[Site, Slot], frozenset[Site]] = {}  # which operations make what is quantized where it is read
-        self.hidden: set[Site] = set()  # those of them that Dynamo hides
         self.memory: dict[tuple[Site, Slot], frozenset[Site]] = {}  # those whose very memory is read
+        self.through: dict[tuple[Site, Slot], frozenset[Site]] = {}  # those of them that Dynamo hides
 
     def plan(self) -> QuantizationPlan:
         for site in self.flow.sites:
             if site.moves:
                 for slot, origins in site.operands().items() if not site.training_only else ():
-                    if any(origin.is_unmet for origin in origins):
+                    if any(origin.is_unreplaced for origin in origins):
                         self._operand(site, slot, origins)
             elif self.flow.is_constant(site):
                 self.ledger.leave(site.name, site.op, "computed from constants alone: quantized where it is read")
             elif site in self.flow.metrics:
-                self.ledger.leave(site.name, site.op, _METRIC)
+                self.ledger.leave(site.name, site.op, reasons.METRIC)
             elif site.training_only:
-                self.ledger.leave(site.name, site.op, _TRAINING)
+                self.ledger.leave(site.name, site.op, reasons.TRAINING)
             else:
                 for slot, origins in site.operands().items():
                     if not (self.caches.plan(site, slot) or self.stacks.plan(site, slot)):
@@ -92,15 +87,15 @@ class _Planner:
                 if site in self.flow.chains:
                     self._output(site)
         for origin in self.tape.results:
-            if origin.kind == "stale" and origin.source.visible and self._is_made(origin):
+            if origin.kind == "stale" and origin.source.replaceable and self._is_made(origin):
                 chain = self._chain(self.flow.site_of[origin.source])
-                self.ledger.leave(f"{chain[0].name}.output", chain[-1].op, _RETURNED)
-                self.ledger.notes[Telling(f"what {chain[-1].name!r} computes leaves the model in float: it is {_RETURNED}")] = None
+                self.ledger.leave(f"{chain[0].name}.output", chain[-1].op, reasons.RETURNED)
+                self.ledger.notes[Telling(f"what {chain[-1].name!r} computes leaves the model in float: it is {reasons.RETURNED}")] = None
         for slot in self.specs.uncast:
-            self.ledger.leave(self.specs.input_key(slot), "input", _READ_IN_FLOAT)
+            self.ledger.leave(self.specs.input_key(slot), "input", reasons.READ_IN_FLOAT)
         for site, key in stand_ins(self.flow, self.grids).items():
             self.actions[site].outputs[0] = key
-            self.ledger.left.pop(LeftFloat(site.name, site.op, _TRAINING), None)
+            self.ledger.left.pop(LeftFloat(site.name, site.op, reasons.TRAINING), None)
         plan_gates(self.ledger, self.config.profile)
         self.ledger.name_members()
         elsewhere = elsewhere_of(self.flow, self.actions, self.quantizers)
@@ -118,11 +113,11 @@ class _Planner:
             self.flow.fused,
             find_halves(self.specs, self.config.profile.half_accumulator),
             self.after,
-            frozenset(self.hidden),
             list(self.ledger.unseen),
             mistyped(self.config, infos, self.tape.modules),
             self.memory,
             find_alike(self.actions, self.quantizers, self.tape.modules),
+            self.through,
         )
 
     def _chain(self, site: Site) -> list[Site]:
@@ -136,7 +131,7 @@ class _Planner:
         kinds = {"stale" if self._is_made_elsewhere(origin) else self.flow.kind(origin) for origin in origins}
         if any(slot in step.masks for step in site.steps) and not self._is_half(site):
             if kinds <= {"const", "input"} or all(map(self._is_unreplaced, origins)):
-                self.ledger.leave(name, site.op, _MASK)
+                self.ledger.leave(name, site.op, reasons.MASK)
             return
         if all(self.flow.kind(origin) == "other" for origin in origins):
             if reason := self._reason_against(site, slot):
@@ -159,13 +154,13 @@ class _Planner:
         if not asked and kinds != {"const"} and not any(self._is_made(origin) for origin in origins):
             return
         if self.flow.divides(site, slot) and not self._is_half(site):
-            self.ledger.leave(name, site.op, _DIVISOR)
+            self.ledger.leave(name, site.op, reasons.DIVISOR)
             return
         if (writes := any(slot in step.changed for step in site.steps)) or self.flow.is_changed_by_its_view(site):
             if not writes or site not in self.flow.absorbed.values():
                 self.ledger.leave(name, site.op, "changed in place")
         elif not site.visible:
-            self.ledger.leave(name, site.op, unmet(site))
+            self.ledger.leave(name, site.op, reasons.unmet(site))
             if kinds == {"const"} and weight_axes(site.op, slot) is not None and self.specs.of(site, "weight") is not None:
                 self.ledger.unseen.update(dict.fromkeys(origin.source or name for origin in origins))
         elif kinds == {"const"}:
@@ -182,8 +177,11 @@ class _Planner:
         """Whether a tensor that no mode can change where it is made would be quantized there."""
         if self._is_unreplaced(origin):
             return self.config.profile.model_input
-        stale = origin.kind == "stale" or self._is_made_elsewhere(origin)
-        return stale and self.placement.makes(self.flow.site_of[origin.source])
+        if not (origin.kind == "stale" or self._is_made_elsewhere(origin)):
+            return False
+        site = self.flow.site_of[origin.source]
+        settled = origin.is_unreplaced and site.visible and (site in self.flow.absorbed or origin.output in self.actions[site].outputs)
+        return not settled and self.placement.makes(site)
 
     def _reason_against(self, site: Site, slot: Slot) -> str | None:
         """Why something that may be data stays in float where it stands; None if it need not."""
@@ -210,7 +208,7 @@ class _Planner:
         shared = self._shared(("input", slot))
         spec = self.specs.of_input(slot)
         if spec is None:
-            self.ledger.leave(key, "input", BY_CONFIG)
+            self.ledger.leave(key, "input", reasons.BY_CONFIG)
         elif shared is not None:
             self.ledger.inputs[slot] = self._join(shared, key, spec)
         else:
@@ -235,7 +233,7 @@ class _Planner:
         if (
             reason := (None if half else stays_float(site.kind, dims))
             or self.placement.constant_reason(site, role)
-            or (BY_CONFIG if spec is None else None)
+            or (reasons.BY_CONFIG if spec is None else None)
         ):
             self.ledger.leave(name, site.op, reason)
             return
@@ -262,13 +260,14 @@ class _Planner:
         if spec is not None and source is not None and source.kind == "input":
             spec = self.specs.of_input(source.source)
         if spec is None:
-            self.ledger.leave(key, site.op, BY_CONFIG)
+            self.ledger.leave(key, site.op, reasons.BY_CONFIG)
             return
         sources = {found for origin in origins if (found := made(self.flow, origin)) is not None}
         sharing = {self._shared(found) for found in sources}
         shared = sharing.pop() if len(sharing) == 1 else None
         if shared is not None:
-            key = self._join(shared, self._name_of(sources, key), spec)
+            names = {self._chain(at)[0].name if isinstance(at, Site) else self.specs.input_key(i) for at, i in sources}
+            key = self._join(shared, names.pop() if len(names) == 1 else key, spec)
         elif source is not None and source.kind == "input":
             key = self._add_input(source.source, spec)
         else:
@@ -294,20 +293,20 @@ class _Planner:
             self.after[site, slot] = frozenset(member for (member,) in met)
         if all(origin in produced and origin.direct and origin.source.visible for origin in origins):
             self.memory[site, slot] = frozenset(producers)
-        self.hidden |= {producer for producer in producers if not producer.visible}
+        self.through[site, slot] = frozenset(producer for producer in producers if not producer.visible)
         in_parts = any(origin.kind in ("step", "input") for origin in origins if origin not in produced)  # others are as they were
         producer = producers.pop() if len(producers) == 1 and not in_parts else None
         chain = [site] if producer is None else self._chain(producer)
         key = f"{chain[0].name}.output" if chain != [site] else f"{site.name}.input[{slot}]"
         spec = self.specs.of_chain(chain)
         if spec is None:
-            self.ledger.leave(key, chain[0].op, BY_CONFIG)
+            self.ledger.leave(key, chain[0].op, reasons.BY_CONFIG)
             return
         shared = None if producer is None else self._shared((producer, 0))
         changed_by_it = producer is not None and self.flow.works_in_place(producer)  # otherwise by what came after it
         if shared is not None:
             key = self._join(shared, chain[0].name, spec)
-        elif (producer, 0) in self.grids and not changed_by_it and producer is not None and producer.visible:
+        elif (producer, 0) in self.grids and not changed_by_it and producer is not None and producer.replaceable:
             key = f"{site.name}.input[{slot}]"  # where it was made it had other values
         settled = producer is None or not self.flow.is_rewritten(producer)
         tensors = {step.same.get(slot) for step in site.steps} if all(origin.direct for origin in origins) else {None}
@@ -317,13 +316,8 @@ class _Planner:
         known = self.placement.known_range(producer) if producer is not None and changed_by_it else None
         self.actions[site].operands[slot] = Use(key, observes=False) if observed else self._use(key, site, slot)
         self.ledger.add_activation(key, spec, chain[0].name, site, " + ".join(member.op for member in chain), known=known)
-        if producer is not None and not producer.visible:
+        if producer is not None and not producer.replaceable:
             self.grids.update({(producer, origin.output): key for origin in origins if origin.direct})
-
-    def _name_of(self, sources: set[Made], otherwise: str) -> str:
-        """Whose result a tensor is."""
-        names = {self._chain(at)[0].name if isinstance(at, Site) else self.specs.input_key(i) for at, i in sources}
-        return names.pop() if len(names) == 1 else otherwise
 
     # Results.
 
@@ -332,20 +326,20 @@ class _Planner:
         if not self.placement.makes(site):
             if (site, 0) not in self.grids and not any(map(self._quantizes, chain)):
                 off = self.placement.is_between_floats(site) and self.specs.of_chain(chain) is None
-                self.ledger.leave(site.name, site.op, BY_CONFIG if off else self.placement.reason(site))
+                self.ledger.leave(site.name, site.op, reasons.BY_CONFIG if off else self.placement.reason(site))
             return
-        if not site.visible:
-            readers = self.flow.readers(site)
-            if not readers or any(reader.step is None and reader.origin.kind == "stale" for reader in readers):
-                self.ledger.leave(site.name, site.op, unmet(site))
-            return
+        if not site.replaceable:
+            if (leaves := self.flow.leaves(site)) and not site.visible:
+                self.ledger.leave(site.name, site.op, reasons.unmet(site))
+            if not site.visible or not (leaves or self.flow.is_written_to(site)):
+                return
         if site in self.flow.divisors:
             if site in self.flow.returned:
-                self.ledger.leave(site.name, site.op, _DIVISOR)
+                self.ledger.leave(site.name, site.op, reasons.DIVISOR)
             return
         spec = self.specs.of_chain(chain)
         if spec is None:
-            self.ledger.leave(chain[0].name, chain[0].op, BY_CONFIG)
+            self.ledger.leave(chain[0].name, chain[0].op, reasons.BY_CONFIG)
             return
         op = " + ".join(member.op for member in chain)
         if self.flow.is_changed_through(site, self.specs.copied):
@@ -354,13 +348,15 @@ class _Planner:
         for i in range(site.outputs):
             readers = [reader for step in site.steps for reader in self.tape.readers(step, i)]
             if any(i in step.masked_outputs for step in site.steps) and not self._is_half(site):
-                self.ledger.leave(chain[0].name, op, _MASK)
-            elif (site, i) not in self.grids and (not readers or any(reader.origin.kind == "step" for reader in readers)):
+                self.ledger.leave(chain[0].name, op, reasons.MASK)
+            elif (site, i) not in self.grids and (not readers or any(r.origin.kind == "step" or r.origin.is_unreplaced for r in readers)):
                 key = f"{chain[0].name}.output" + (f"[{i}]" if i else "")
                 if (shared := self._shared((site, i))) is not None:
                     key = self._join(shared, chain[0].name, spec)
                 else:
                     self.ledger.add_activation(key, spec, chain[0].name, site, op, known=self.placement.known_range(site))
+                if readers and not site.replaceable:
+                    self.ledger.notes[Telling(reasons.UNCLIPPED.format(site.name))] = None
                 self.grids[site, i] = self.actions[site].outputs[i] = key
 
     def _quantizes(self, site: Site) -> bool:

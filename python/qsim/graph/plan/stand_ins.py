@@ -23,7 +23,7 @@ def stand_ins(flow: Dataflow, grids: Mapping[Made, str]) -> dict[Site, str]:
     """
     found = {}
     for site in flow.sites:
-        if not site.training_only or not site.visible or site not in flow.chains:
+        if not site.training_only or not site.replaceable or site not in flow.chains:
             continue
         replaced = [_replaced(flow, reader) for reader in flow.readers(site)]
         tensors = set().union(*replaced)

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from qsim.graph.plan.actions import WEIGHTS_LEFT
 from qsim.graph.plan.ledger import Ledger
-from qsim.graph.plan.notes import BY_CONFIG, unmet
+from qsim.graph.plan.reasons import BY_CONFIG, unmet
 from qsim.graph.plan.rules import WeightAxes, weight_axes
 from qsim.graph.plan.specs import Specs
 from qsim.graph.record.routes import Site

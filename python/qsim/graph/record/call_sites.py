@@ -44,9 +44,11 @@ _HIDING = {f.__code__ for f in (F.tanh, F.sigmoid, F.hardsigmoid, F.hardswish, F
 _HIDING_FILES = tuple(os.path.join(TORCH, *path) for path in (("masked", "_ops.py"), ("nn", "grad.py")))  # all that is in them
 _HIDING |= {F.lp_pool3d.__code__}  # this one it goes through, where eager modes get the whole
 
+_APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
+
 LEAF = "_qsim_leaf"  # in a leaf's __dict__, where copies keep it (torch.export makes some): its path in the model
 
-Kind = Literal["kept", "dropped", "base", "module call", "hiding", "checkpoint", "compiled"]
+Kind = Literal["kept", "dropped", "base", "module call", "hiding", "checkpoint", "compiled", "apply"]
 
 
 class Spot(NamedTuple):
@@ -74,7 +76,7 @@ class CallSite:
     hidden : bool
         Inside a function that Dynamo does not show to modes: compiled, the mode will not be asked.
     hook : bool
-        In a hook of a module: not of the model.
+        In a hook of a module, or in a backward: not of the model.
     checkpoints : list of frame and int
         The calls of `torch.utils.checkpoint` that the function runs in, innermost first, each with how many of the spots lie inside it.
     asks : bool
@@ -83,6 +85,8 @@ class CallSite:
         In a function that `torch.compile` made, and that the container's forward calls.
     container : nn.Module or None
         The container whose forward it is, where it simulates.
+    applied : bool
+        Inside the forward of an `autograd.Function`, whose backward is its own. Checkpoints, which are such functions too, do not count.
     """
 
     spots: tuple[Spot, ...] = ()
@@ -93,6 +97,7 @@ class CallSite:
     asks: bool = False
     compiled: bool = False
     container: nn.Module | None = None
+    applied: bool = False
 
     @property
     def leaf_path(self) -> str:
@@ -125,6 +130,7 @@ class _Level(NamedTuple):
     line: int
     owner: Any  # its `self`
     frame: FrameType | None
+    backward: bool = False  # of an `autograd.Function`, which Dynamo traces beside the forward
 
 
 def call_site(frame: FrameType | None) -> CallSite:
@@ -150,6 +156,7 @@ def _read(levels: Iterator[_Level]) -> CallSite:
     inner: _Level | None = None
     for level in levels:
         kind = kind_of_code(level.code)
+        site.hook = site.hook or level.backward
         if kind == "kept":
             spots.append(level.spot)
             site.asks = site.asks or any("compiling" in name for name in (*level.code.co_names, *level.code.co_freevars))
@@ -166,6 +173,8 @@ def _read(levels: Iterator[_Level]) -> CallSite:
                 site.checkpoints.append((level.frame, len(spots)))
         elif kind == "compiled":
             site.compiled = True
+        elif kind == "apply":
+            site.applied = site.applied or (inner is not None and kind_of_code(inner.code) != "checkpoint")
         elif kind == "base":
             site.container = level.owner
             break
@@ -187,13 +196,23 @@ def _frames(frame: FrameType | None) -> Iterator[_Level]:
         frame = frame.f_back
 
 
-def _translators() -> Iterator[_Level]:
+def variable_of_asker(name: str) -> Any:
+    """Dynamo's variable of this name in the function that it traces. For functions that Dynamo runs while it traces."""
+    return _translator().symbolic_locals[name].realize()
+
+
+def _translator() -> Any:
+    """What traces the innermost function for Dynamo now; None outside of that."""
     from torch._dynamo.symbolic_convert import InstructionTranslatorBase
 
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and not isinstance(found := frame.f_locals.get("self"), InstructionTranslatorBase):
         frame = frame.f_back
-    translator: Any = None if frame is None else found
+    return None if frame is None else found
+
+
+def _translators() -> Iterator[_Level]:
+    translator = _translator()
     while translator is not None:
         code, instruction = translator.f_code, translator.current_instruction
         at = getattr(instruction, "positions", None)
@@ -202,8 +221,17 @@ def _translators() -> Iterator[_Level]:
         owner = translator.symbolic_locals.get("self") if code.co_name == "forward" else None
         realize = getattr(owner, "realize", None)
         owner = getattr(owner if realize is None else realize(), "value", None)
-        yield _Level(code, _spot(code, position), line, owner, None)
+        yield _Level(code, _spot(code, position), line, owner, None, _is_backward(translator))
         translator = getattr(translator, "parent", None)
+
+
+def _is_backward(translator: Any) -> bool:
+    """Whether Dynamo traces the backward of an `autograd.Function` there."""
+    from torch._dynamo.variables.misc import AutogradFunctionContextVariable
+
+    code = translator.f_code
+    first = [translator.symbolic_locals.get(name) for name in code.co_varnames[:1]]
+    return code.co_name in ("backward", "vjp") and any(isinstance(variable, AutogradFunctionContextVariable) for variable in first)
 
 
 @cache
@@ -241,6 +269,8 @@ def _kind(code: CodeType) -> Kind:
         return "compiled"
     if code in _HIDING or file in _HIDING_FILES:
         return "hiding"
+    if code is _APPLY:
+        return "apply"
     if "handle_torch_function" in code.co_names and not code.co_name.endswith(OPENED):
         return "dropped"  # asks the mode itself in eager mode; Dynamo asks without running it
     return "kept" if file.startswith(_MODULES) or file == _FUNCTIONAL else "dropped"

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
-from qsim.graph.record.call_sites import LEAF, CallSite, call_site
+from qsim.graph.record.call_sites import LEAF, CallSite, call_site, kind_of_code
 from qsim.graph.record.containers import containers, full_name, leaf_paths, subclass
 from qsim.graph.record.offloaded import refuse_offloaded
 from qsim.graph.record.own_arguments import own_arguments
@@ -37,7 +37,7 @@ from qsim.graph.record.tape import (
     unwrapped,
     version_of,
 )
-from qsim.graph.record.telling import Telling
+from qsim.graph.record.telling import Telling, blind_spots
 from qsim.graph.record.written_state import Held
 from qsim.operations.functions import (
     COMPOSITE,
@@ -78,7 +78,7 @@ def record(model: nn.Module, examples: Sequence[Arguments]) -> tuple[Tape, list[
         if is_lazy(t):
             raise ValueError(f"'{name}' has no shape yet: run the model once on the example inputs; lazy modules get their parameters so")
     refuse_offloaded(model)
-    tape, report, parameters = Tape(model), _blind_spots(model), dict(model.named_parameters())
+    tape, report, parameters = Tape(model), blind_spots(model), dict(model.named_parameters())
     for number, (args, kwargs) in enumerate(examples):
         for run, mode in enumerate(("eval", "training")):
             before = len(tape.calls), len(tape.steps), set(tape.results), set(tape.reads)
@@ -135,14 +135,6 @@ def _plain_eager() -> Iterator[None]:
     """No gradients, in-place changes counted (inference tensors count none), and compiled parts run as the Python they were made from."""
     with torch.inference_mode(False), torch.no_grad(), torch.compiler.set_stance("force_eager"):
         yield
-
-
-def _blind_spots(model: nn.Module) -> list[str]:
-    scripted = [path for path, m in model.named_modules() if isinstance(m, torch.jit.ScriptModule)]
-    replaced = [path for path, m in model.named_modules() if "forward" in vars(m) and path not in scripted]
-    tops = [p for p in scripted if not any(p.startswith(f"{other}.") or other == "" for other in scripted if other != p)]
-    seen: list[str] = [Telling(f"'{path}' is a scripted module: its operations are not seen") for path in tops]
-    return seen + [f"'{path}' has a forward set on the instance: its operations are counted as its caller's" for path in replaced]
 
 
 @dataclass
@@ -203,6 +195,12 @@ class Recorder(TorchFunctionMode):
                 self.tape.mark(out, Origin("random") if name in RANDOM else Origin("const"))
             return out
         with torch._C.DisableTorchFunction():
+            if (
+                func is Tensor.view_as and kind_of_code(sys._getframe(1).f_code) == "apply"
+            ):  # of an input that it returns; gradients are off
+                out = func(*args, **kwargs)
+                self.tape.mark(out, *(o if o.is_unreplaced else replace(o, direct=False) for o in self.tape.origins(args[0])))
+                return out
             made = self._made(func, call_site(sys._getframe(1)))
             given = dict(tensors(args, kwargs))
             origins = {slot: self.tape.origins(t) for slot, t in given.items()}
@@ -242,7 +240,9 @@ class Recorder(TorchFunctionMode):
         half precision the numbers that it puts in are rounded.
         """
         func, results, (given, origins, changed) = made.func, _results(out), call
-        unmet = {slot for slot, found in origins.items() if results and slot not in changed and any(origin.is_unmet for origin in found)}
+        unmet = {
+            slot for slot, found in origins.items() if results and slot not in changed and any(origin.is_unreplaced for origin in found)
+        }
         step = None
         if (unmet and name_of(func) not in READS) or has_inexact_numbers(func, numbers):
             step = self._step(made, call, moves=True)
@@ -293,6 +293,7 @@ class Recorder(TorchFunctionMode):
             stacks=dict(stacks_read(self.current.parameters, floats, origins)) if name_of(made.func) in MATRIX_PRODUCTS else {},
             transformed=torch._C._functorch.maybe_current_level() is not None,
             masks=frozenset(slot for slot, t in floats.items() if _is_mask(t)),
+            replaceable=made.visible and not made.site.applied,  # an `autograd.Function` has a backward of its own: no quantizer's
         )
         self.call.steps.append(step)
         self.tape.steps.append(step)
@@ -319,7 +320,7 @@ class Recorder(TorchFunctionMode):
         step.outputs = output + 1
         if _is_mask(t):
             step.masked_outputs |= {output}
-        if not step.visible:
+        if not step.replaceable:
             self.tape.mark(t, Origin("stale", step, output))
             return t
         if any(t is g for g in given.values()):
@@ -332,7 +333,7 @@ class Recorder(TorchFunctionMode):
 
 def _read_here(origin: Origin) -> Origin:
     """The origin of a tensor that is quantized where it is read."""
-    return replace(origin, kind="step") if origin.is_unmet else origin
+    return replace(origin, kind="step") if origin.is_unreplaced else origin
 
 
 def _is_data(t: Tensor) -> bool:

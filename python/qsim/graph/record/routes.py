@@ -64,6 +64,11 @@ class Site:
         return all(step.visible for step in self.steps)
 
     @property
+    def replaceable(self) -> bool:
+        """Whether a quantizer can stand where it returns its results: see `Step.replaceable`."""
+        return all(step.replaceable for step in self.steps)
+
+    @property
     def moves(self) -> bool:
         """Whether it computes nothing: see `Step.moves`."""
         return self.steps[0].moves

@@ -36,8 +36,8 @@ class Origin:
     kind     source                                 the tensor is
     ======== ===================================== =======================================================================
     `step`   the Step                               its result number `output`
-    `stale`  the Step                               the same values, but under a name the step did not return: it was changed
-                                                    in place, or no mode can see the step. Quantize where it is read
+    `stale`  the Step                               the same values, but under a name the step did not return (it was changed in
+                                                    place), or what it returned is not to be replaced there. Quantize where it is read
     `input`  the InputSlot                          an argument of the model
     `const`  name of the parameter or buffer,       the same in every call, unless it is in `Tape.written`
              None if it has none
@@ -53,9 +53,9 @@ class Origin:
     direct: bool = True  # False when a transparent function lies between, or something wrote into the tensor since
 
     @property
-    def is_unmet(self) -> bool:
-        """Whether it is a result, as it was returned, of a step that no mode meets."""
-        return self.kind == "stale" and self.direct and not self.source.visible
+    def is_unreplaced(self) -> bool:
+        """Whether it is a result, as it was returned, that cannot be replaced where it is made."""
+        return self.kind == "stale" and self.direct and not self.source.replaceable
 
 
 @dataclass(eq=False, repr=False)
@@ -87,6 +87,7 @@ class Step:
     masked_outputs: frozenset[int] = frozenset()  # results that do
     outputs: int = 0
     scalar: bool = False  # whether all it returns is single numbers
+    replaceable: bool = True  # whether a quantizer can stand where it returns: a mode meets it, not inside of an `autograd.Function`
 
     def __repr__(self) -> str:
         return f"<Step {self.name} of the {'training' if self.run else 'eval'} run>"

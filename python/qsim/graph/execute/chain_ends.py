@@ -1,0 +1,138 @@
+"""Whether a quantizer at the end of a chain, or where its result is read, is for what came before it in this very call."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from qsim.graph.execute.abroad import Abroad
+from qsim.graph.execute.inputs import operand
+from qsim.graph.execute.links import Link, NodeCall
+from qsim.graph.execute.lowered import Operands
+from qsim.graph.execute.place import Place
+from qsim.graph.execute.shortcuts import is_watched
+from qsim.graph.record.tape import Slot
+
+
+class ChainEnds(TorchFunctionMode):
+    """What the mode of a call of a container knows of chains: where they began, and what their operations handed on.
+
+    Parameters
+    ----------
+    place : Place
+    container : nn.Module or None
+    counts : list of int
+        How often each key was called.
+    """
+
+    def __init__(self, place: Place, container: nn.Module | None, counts: list[int]) -> None:
+        self.place, self.container, self.counts = place, container, counts
+        self.handed: dict[int, Any] = {}  # results of nodes whose chain goes on
+        self.begun: dict[int, bool] = {}  # nodes that end a chain, and whether it began
+        self.abroad = Abroad(container) if place.path == "" and container is not None else None
+        self.trusted: tuple[int, ...] = ()  # nodes of which that is taken for granted: Dynamo traces what is under a checkpoint apart
+
+    def checkpointed_above(self) -> None:
+        """Have the checkpoints around this container run once more under the modes of those that they stand in."""
+        raise NotImplementedError
+
+    def standing(self, node: int, operands: Operands, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Operands:
+        """Those of the operands of a node that were made, in this call, by what makes them in the examples."""
+        after, memory, standing = self.place.after.get(node, {}), self.place.memory.get(node, {}), []
+        for slot, quantize in operands:
+            stands = (slot not in after or any(map(self.was_made, after[slot]))) and not self.strayed((node, slot))
+            if stands and (slot not in memory or self.is_of(memory[slot], operand(slot, args, kwargs), (node, slot))):
+                standing.append((slot, quantize))
+            else:
+                self.broken(node, slot)
+        return tuple(standing)
+
+    def note_passed(self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Note whether a call that no mode meets under Dynamo, and that ends a chain, takes what the chain hands on."""
+        link, abroad = self.place.passed_links[number], self.abroad
+        if link is not None and abroad is not None and not abroad.trusts:
+            (abroad.strayed.discard if self.is_handed_on(link, args, kwargs) else abroad.strayed.add)(link.name)
+
+    def strayed(self, where: tuple[int, Slot]) -> bool:
+        """Whether what a call that no mode meets has made for an operand is, in this call, of something else than in the examples."""
+        abroad, at = self.abroad, (self.place.path, ("strayed", where))
+        if abroad is None or where not in self.place.through:
+            return False
+        if not abroad.trusts and any(link.name in abroad.strayed for link, _ in self.place.through[where]):
+            abroad.broken.add(at)
+            self.checkpointed_above()
+        return at in abroad.broken
+
+    def remember(self, name: str, out: Any) -> None:
+        """Note where a result lies that is quantized where it is read."""
+        if self.abroad is not None and isinstance(out, Tensor):
+            self.abroad.remember(name, out)
+
+    def is_of(self, names: tuple[str, ...], t: Any, where: tuple[int, Slot]) -> bool:
+        """Whether what an operand is, in this call, lies in the memory that one of these operations returned."""
+        abroad, at = self.abroad, (self.place.path, where)
+        if abroad is None or abroad.trusts:
+            return abroad is None or at not in abroad.broken
+        if not (known := abroad.lies_in(names, t)):
+            abroad.broken.add(at)
+            self.checkpointed_above()
+        return known
+
+    def was_made(self, call: NodeCall | str) -> bool:
+        """Whether a call that makes what is quantized where it is read was made; "name": in another container.
+
+        Where it was made more often than in the examples, what is read comes from a call that they did not show.
+        """
+        if not isinstance(call, str):
+            return call.ordinal < self.counts[call.key] <= len(self.place.nodes_of[call.key]) and self.begun.get(call.node, True)
+        abroad = self.abroad
+        if abroad is None or call in abroad.handed:
+            return True
+        if not abroad.trusts:
+            abroad.broken.add((self.place.path, call))
+            self.checkpointed_above()
+        return abroad.trusts and (self.place.path, call) not in abroad.broken
+
+    def broken(self, node: int, slot: Slot | None) -> None:
+        """A chain ends that did not begin."""
+        self.place.note_broken(node, slot)
+
+    def refer(self, t: Tensor) -> Any:
+        """What stands for a result: a reference that counts would keep savings from proving that it is nobody else's."""
+        return weakref.ref(t)
+
+    def is_same(self, reference: Any, t: Any) -> bool:
+        """Whether a reference is to `t`, whether it was made here or in what is compiled apart from this."""
+        return (reference() if isinstance(reference, weakref.ref) else reference) is t
+
+    def has_begun(self, node: int, link: Link, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether the chain began that a node ends."""
+        if node not in self.begun:
+            self.begun[node] = self.is_handed_on(link, args, kwargs)
+            if not self.begun[node] and self.abroad is not None:
+                self.abroad.broken.add((self.place.path, link.before))
+                self.checkpointed_above()
+        return self.begun[node]
+
+    def is_handed_on(self, link: Link, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether a call takes what one of the operations returned that come before it in its chain. Hooks may hand on something else."""
+        before = link.before or ()
+        taken, found = args[0] if args else kwargs.get("input"), [self.handed[node] for node in before if node in self.handed]
+        names = [name for name in before if isinstance(name, str)]
+        if names:
+            if self.abroad is None:
+                return True
+            if self.abroad.trusts:
+                return (self.place.path, before) not in self.abroad.broken
+            found += [handed for name in names for handed in self.abroad.handed.get(name, ())]
+        if any(self.is_same(handed, taken) for handed in found) or any(node in self.trusted for node in before):
+            return True
+        return bool(found and link.between) and self.has_hooks(link.between)
+
+    def has_hooks(self, paths: frozenset[str]) -> bool:
+        """Whether hooks look at one of these modules."""
+        root, above = (self.container, self.place.path) if self.abroad is None else (self.abroad.model, "")
+        return root is not None and any(is_watched(m) for path, m in root.named_modules(prefix=above) if path in paths)
