@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import qsim
+from qsim.numbers.range_methods import SEARCHES
 from qsim.reference.search_range_data import data_cost
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
@@ -68,7 +69,7 @@ def test_entropy_matches_reference(symmetric):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("method", ["minmax", "percentile", "mse", "tf_enhanced", "entropy"])
+@pytest.mark.parametrize("method", SEARCHES)
 def test_channels_without_a_finite_value(method, dtype):
     x = torch.randn(3, 50).to(dtype)
     x[1] = math.nan
