@@ -1,4 +1,4 @@
-"""What can be chosen by name is named wherever people read what they may choose: a new row of a table fails here until the documents have it."""
+"""What can be chosen by name is named wherever people read of it: a new row of a table fails here until the documents have it."""
 
 import inspect
 from pathlib import Path
