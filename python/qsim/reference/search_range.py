@@ -208,7 +208,7 @@ def _step_weight(method: str, gamma: float) -> float:
     """What the methods with a least cost have for the error of values that round off the grid; nothing else is one."""
     weights = {"mse": 1.0, "tf_enhanced": gamma}
     if method not in weights:
-        raise ValueError(f"got method={method!r}; expected one of {', '.join(SEARCHES)}")
+        raise ValueError(f"got method={method!r}; expected {', '.join(SEARCHES[:-1])} or {SEARCHES[-1]}")
     return weights[method]
 
 
