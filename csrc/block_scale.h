@@ -38,7 +38,7 @@ inline BlockElement integer_element(int bits) {
 }
 
 inline BlockElement float_element(FloatFormat format) {
-  const FormatShape& shape = shape_of(format);
+  const FormatShape shape = shape_of(format);
   return {shape.mantissa, shape.top_exponent, static_cast<float>(shape.largest), 1};
 }
 

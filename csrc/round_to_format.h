@@ -4,7 +4,6 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/StringUtil.h>
 
-#include <array>
 #include <cstdint>
 #include <optional>
 #include <string_view>
@@ -27,15 +26,12 @@ struct RoundToFormatOptions {
   FakeQuantizeOptions granularity;  // of the scale; there is no grid
 };
 
-inline constexpr std::array kFormatNames = {"float16",       "bfloat16",      "float8_e4m3fn", "float8_e5m2",
-                                            "float6_e3m2fn", "float6_e2m3fn", "float4_e2m1fn"};
-static_assert(kFormatNames.size() == kFloatFormats);
-
 inline FloatFormat float_format_named(const char* op, std::string_view name) {
-  for (int i = 0; i < kFloatFormats; ++i) {
-    if (name == kFormatNames[static_cast<std::size_t>(i)]) return static_cast<FloatFormat>(i);
+  for (const FloatFormat format : kAll<FloatFormat>) {
+    if (name == name_of(format)) return format;
   }
-  TORCH_CHECK_VALUE(false, op, ": got format '", name, "'; expected one of '", c10::Join("', '", kFormatNames), "'");
+  TORCH_CHECK_VALUE(false, op, ": got format '", name, "'; expected one of '", c10::Join("', '", kNames<FloatFormat>),
+                    "'");
 }
 
 inline RoundToFormatOptions named_format(std::string_view name, std::optional<bool> saturate) {

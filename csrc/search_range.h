@@ -6,6 +6,7 @@
 #include <ATen/ops/empty_like.h>
 
 #include <optional>
+#include <string>
 #include <string_view>
 #include <tuple>
 #include <vector>
@@ -17,12 +18,13 @@
 namespace qsim {
 
 inline RangeMethod range_method(std::string_view name) {
-  if (name == "minmax") return RangeMethod::minmax;
-  if (name == "percentile") return RangeMethod::percentile;
-  if (name == "mse") return RangeMethod::mse;
-  if (name == "tf_enhanced") return RangeMethod::tf_enhanced;
-  if (name == "entropy") return RangeMethod::entropy;
-  TORCH_CHECK_VALUE(false, "qsim: method is \"", name, "\"; expected minmax, percentile, mse, tf_enhanced or entropy");
+  std::string known;
+  for (const RangeMethod method : kAll<RangeMethod>) {
+    if (name == name_of(method)) return method;
+    known += method == kAll<RangeMethod>.front() ? "" : method == kAll<RangeMethod>.back() ? " or " : ", ";
+    known += name_of(method);
+  }
+  TORCH_CHECK_VALUE(false, "qsim: method is \"", name, "\"; expected ", known);
 }
 
 inline RangeSearch range_search(std::int64_t quant_min, std::int64_t quant_max, bool symmetric, std::string_view method,

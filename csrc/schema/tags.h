@@ -1,6 +1,6 @@
-// What torch may assume of the operators (ATen/core/enum_tag.h; tests/python/test_operator_tags.py holds it). All work
-// under torch.compile and torch.export. Which strides Inductor may give their arguments in place of those of the eager
-// call:
+// What torch may assume of the operators (ATen/core/enum_tag.h; tests/python/ops/test_operator_tags.py holds it). All
+// work under torch.compile and torch.export. Which strides Inductor may give their arguments in place of those of the
+// eager call:
 #pragma once
 
 #include <ATen/core/enum_tag.h>

@@ -28,7 +28,8 @@ from browser import CHROMIUM, Browser  # noqa: E402
 from digits import accuracy, loaders, train  # noqa: E402
 from digits_qat import DigitsNet  # noqa: E402
 
-METHODS = ("minmax", "percentile", "mse", "tf_enhanced", "entropy")
+from qsim.numbers.range_methods import SEARCHES  # noqa: E402
+
 INK = {"light": "#24292f", "dark": "#ced6dd"}  # on the theme's grounds
 SHOT = (1200, 860)
 
@@ -95,7 +96,7 @@ def histogram(run: Run, folder: Path) -> None:
     key = "stem.0.output"
     edges, masses = run.sim.quantizers()[key].observer.histogram(96)
     ends = {}
-    for method in METHODS:
+    for method in SEARCHES:
         run.sim.set_method(method)
         ends[method] = run.sim.encodings()[key].max.item()
     run.sim.set_method("tf_enhanced")

@@ -9,7 +9,8 @@ from qsim.analysis.numeric_log_file import NumericLog, read_numeric_log
 from qsim.analysis.numeric_logger import numeric_log
 from qsim.analysis.progressive import Progressive
 from qsim.analysis.sensitivity import Sensitivity
-from qsim.batch_norm.fold import FoldReport, fold_batch_norms
+from qsim.batch_norm.fold import fold_batch_norms
+from qsim.batch_norm.fold_report import FoldReport
 from qsim.checkpoints import Checkpoint, PackedWeight, load_checkpoint, save_checkpoint
 from qsim.clinic import Diagnosis, Finding, doctor
 from qsim.config.config import Config

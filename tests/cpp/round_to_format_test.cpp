@@ -1,7 +1,6 @@
 #include "qsim/round_to_format.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <limits>
 #include <random>
@@ -17,11 +16,7 @@ namespace {
 const cpu::RoundToFormat<float>& kernels(cpu::Level level, float) { return cpu::round_to_format_kernels(level).f32; }
 const cpu::RoundToFormat<double>& kernels(cpu::Level level, double) { return cpu::round_to_format_kernels(level).f64; }
 
-constexpr auto kFormats = [] {
-  std::array<FloatFormat, kFloatFormats> all;
-  for (int i = 0; i < kFloatFormats; ++i) all[static_cast<std::size_t>(i)] = static_cast<FloatFormat>(i);
-  return all;
-}();
+constexpr auto kFormats = qsim::kAll<FloatFormat>;
 
 // Ordinary numbers, then stretches of small ones, then any bit pattern.
 template <class A>

@@ -17,8 +17,7 @@ using qsim::cpu::Level;
 namespace {
 
 constexpr QuantGrid kInt8{-128, 127, false}, kInt8Symmetric{-128, 127, true}, kInt4Symmetric{-8, 7, true};
-constexpr RangeMethod kMethods[] = {RangeMethod::minmax, RangeMethod::percentile, RangeMethod::mse,
-                                    RangeMethod::tf_enhanced, RangeMethod::entropy};
+constexpr auto kMethods = qsim::kAll<RangeMethod>;
 
 struct Ends {
   float low, high;

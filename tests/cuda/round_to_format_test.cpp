@@ -1,6 +1,5 @@
 #include "qsim/round_to_format.h"
 
-#include <array>
 #include <catch2/catch.hpp>
 
 #include "device.h"
@@ -12,11 +11,7 @@ using qsim::cuda::RoundToFormatCall;
 
 namespace {
 
-constexpr auto kFormats = [] {
-  std::array<FloatFormat, qsim::kFloatFormats> all;
-  for (int i = 0; i < qsim::kFloatFormats; ++i) all[static_cast<std::size_t>(i)] = static_cast<FloatFormat>(i);
-  return all;
-}();
+constexpr auto kFormats = qsim::kAll<FloatFormat>;
 
 // Scales in both memories, or none.
 template <class T>

@@ -14,8 +14,7 @@ using qsim::RangeSearch;
 namespace {
 
 constexpr QuantGrid kGrids[] = {{-128, 127, false}, {-128, 127, true}, {-8, 7, true}};
-constexpr RangeMethod kMethods[] = {RangeMethod::minmax, RangeMethod::percentile, RangeMethod::mse,
-                                    RangeMethod::tf_enhanced, RangeMethod::entropy};
+constexpr auto kMethods = qsim::kAll<RangeMethod>;
 
 RangeSearch with(QuantGrid grid, RangeMethod method) {
   return {grid, method, 99.9, method == RangeMethod::mse ? 1.0 : 3.0};

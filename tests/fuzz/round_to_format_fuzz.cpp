@@ -17,7 +17,7 @@ struct Shape {
 constexpr Shape kShapes[] = {{10, -14, 65504, true}, {7, -126, 0x1.fep127, true}, {3, -6, 448, false},
                              {2, -14, 57344, true},  {2, -2, 28, false},          {3, 0, 7.5, false},
                              {1, 0, 6, false}};
-static_assert(std::size(kShapes) == qsim::kFloatFormats);
+static_assert(std::size(kShapes) == qsim::kAll<qsim::FloatFormat>.size());
 
 // A finite magnitude on the grid of the format, which goes on beyond its largest number.
 double on_grid(double magnitude, const Shape& shape) {
@@ -60,8 +60,8 @@ bool near(double got, double expected) {
 template <class T, class Of>
 void check(fuzz::Input& input, Of of) {
   using A = fuzz::arithmetic_t<T>;
-  const int format = static_cast<int>(input.bits(1) % qsim::kFloatFormats),
-            n = input.between(0, input.flip() ? 70 : 1500);
+  const std::size_t format = input.bits(1) % std::size(kShapes);
+  const int n = input.between(0, input.flip() ? 70 : 1500);
   const Shape shape = kShapes[format];
   const bool saturate = input.flip();
   // Steps of the format where it is subnormal, normal and about to overflow; or anything.

@@ -9,8 +9,7 @@ namespace fuzz {
 inline qsim::RangeSearch range_search(Input& input) {
   using qsim::RangeMethod;
   const int bits = input.pick({2, 4, 8, 8, 16}), bottom = input.flip() ? 0 : -(1 << (bits - 1));
-  const auto method = input.pick({RangeMethod::minmax, RangeMethod::percentile, RangeMethod::mse,
-                                  RangeMethod::tf_enhanced, RangeMethod::mse, RangeMethod::entropy});
+  const auto method = qsim::kAll<RangeMethod>[input.bits(1) % qsim::kAll<RangeMethod>.size()];
   return {{bottom, bottom + (1 << bits) - 1, input.flip()},
           method,
           input.pick({100.0, 99.99, 90.0, 1.0}),

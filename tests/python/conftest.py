@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -58,10 +59,19 @@ def _as_many_threads_whatever_ran_before() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _translations_are_read_once() -> None:
-    """torch's exporter has onnxscript parse its 500 translations anew in every export, which takes longer than all else in most tests."""
-    for name, apis in [*sys.modules.items()]:
-        if name.startswith("onnxscript._framework_apis.torch_") and not hasattr(apis.get_torchlib_ops, "cache_info"):
-            apis.get_torchlib_ops = functools.cache(apis.get_torchlib_ops)
+    """torch's exporter has onnxscript parse its 500 translations anew in every export, and infers the signature of each, which takes longer
+    than all else in most tests."""
+    for name, module in [*sys.modules.items()]:
+        if name.startswith("onnxscript._framework_apis.torch_"):
+            _cached(module, "get_torchlib_ops")
+        elif name == "torch.onnx._internal.exporter._schemas":
+            _cached(module, "op_signature_from_function")
+
+
+def _cached(module: ModuleType, name: str) -> None:
+    function = getattr(module, name, None)  # another torch may call it otherwise
+    if function is not None and not hasattr(function, "cache_info"):
+        setattr(module, name, functools.cache(function))
 
 
 @pytest.fixture(scope="module")

@@ -66,10 +66,8 @@ class FormatCounter {
   // All elements of the block have been looked at, or counted. again(f) calls f(x, quotient, elements) for each of its
   // registers; what is beyond the elements is padding: zeros.
   template <class Again>
-  QSIM_INLINE void finish(FormatCounts& counts, Again again) {
-    if (!expects_small_ && any((Ints)(first_ < normal_))) {
-      again([&](N, N quotient, std::int64_t) QSIM_INLINE_LAMBDA { count(quotient); });
-    }
+  QSIM_INLINE void finish(FormatCounts& counts, const Again& again) {
+    if (!expects_small_ && any((Ints)(first_ < normal_))) count_small(again);
     const std::int64_t small = total_of(small_), vanishing = total_of(vanishing_);
     expects_small_ = small > 0;
     counts.underflows += vanishing;
@@ -86,7 +84,12 @@ class FormatCounter {
   }
 
   template <class Again>
-  [[gnu::noinline]] void count_large(FormatCounts& counts, Again again) {
+  [[gnu::noinline]] void count_small(const Again& again) {
+    again([&](N, N quotient, std::int64_t) QSIM_INLINE_LAMBDA { count(quotient); });
+  }
+
+  template <class Again>
+  [[gnu::noinline]] void count_large(FormatCounts& counts, const Again& again) {
     Bits in_format{}, finite{}, numbers{};
     std::int64_t all = 0;      // with the padding
     std::int64_t padding = 0;  // that seems to overflow: 0 / 0 where the scale is 0

@@ -39,6 +39,31 @@ QSIM_INLINE void mask_run(const T* x, T* y, std::int64_t n, Scales scales, const
   to = bits;
 }
 
+// The elements of a block: calls f(i, elements from x + begin + i on, quotients, scales, how many), register by
+// register.
+template <class T, class Walk>
+struct Block {
+  const T* x;
+  std::int64_t begin, end;
+  const Walk& walk;
+
+  template <class F>
+  QSIM_INLINE void for_each(F f) const {
+    walk(begin, end, [&](std::int64_t first, std::int64_t n, auto scales) QSIM_INLINE_LAMBDA {
+      for_each_register(x + first, n, [&](std::int64_t i, register_t<T> v, std::int64_t lanes) QSIM_INLINE_LAMBDA {
+        const auto scale = scales.at(i, lanes);
+        f(first - begin + i, v, divided(v, scale), scale, lanes);
+      });
+    });
+  }
+  // Of FormatCounter: one for all that is done with a block on its first reading.
+  template <class F>
+  QSIM_INLINE void operator()(F f) const {
+    for_each([&](std::int64_t, register_t<T> v, register_t<T> quotient, auto, std::int64_t lanes)
+                 QSIM_INLINE_LAMBDA { f(v, quotient, lanes); });
+  }
+};
+
 // y is written, and the sums of squares taken, where wanted.
 template <bool upper_half, bool rounds, bool sums, class T, class Walk>
 void count_blocks(const T* x, T* y, std::int64_t begin, std::int64_t end, const Walk& walk,
@@ -52,14 +77,7 @@ void count_blocks(const T* x, T* y, std::int64_t begin, std::int64_t end, const 
   for (std::int64_t at = begin; at < end; at += kCountedBlock) {
     const std::int64_t size = std::min(kCountedBlock, end - at);
     [[maybe_unused]] A elements[sums && kConverted ? kRoom : 1], errors[sums ? kRoom : 1];
-    const auto each = [&](auto f) QSIM_INLINE_LAMBDA {  // f(i, elements from at + i on, quotients, scales, how many)
-      walk(at, at + size, [&](std::int64_t first, std::int64_t n, auto scales) QSIM_INLINE_LAMBDA {
-        for_each_register(x + first, n, [&](std::int64_t i, N v, std::int64_t lanes) QSIM_INLINE_LAMBDA {
-          const auto scale = scales.at(i, lanes);
-          f(first - at + i, v, divided(v, scale), scale, lanes);
-        });
-      });
-    };
+    const Block<T, Walk> block{x, at, at + size, walk};
     const auto round = [&](std::int64_t i, N v, N quotient, auto scale, std::int64_t lanes) QSIM_INLINE_LAMBDA {
       if constexpr (rounds || sums) {
         const N result = round_scaled<upper_half>(quotient, scale, format);
@@ -70,19 +88,17 @@ void count_blocks(const T* x, T* y, std::int64_t begin, std::int64_t end, const 
     };
     counter.start();
     if (counter.expects_small()) {
-      each([&](std::int64_t i, N v, N quotient, auto scale, std::int64_t lanes) QSIM_INLINE_LAMBDA {
+      block.for_each([&](std::int64_t i, N v, N quotient, auto scale, std::int64_t lanes) QSIM_INLINE_LAMBDA {
         counter.count(quotient);
         round(i, v, quotient, scale, lanes);
       });
     } else {
-      each([&](std::int64_t i, N v, N quotient, auto scale, std::int64_t lanes) QSIM_INLINE_LAMBDA {
+      block.for_each([&](std::int64_t i, N v, N quotient, auto scale, std::int64_t lanes) QSIM_INLINE_LAMBDA {
         counter.look(quotient);
         round(i, v, quotient, scale, lanes);
       });
     }
-    counter.finish(counts, [&](auto f) QSIM_INLINE_LAMBDA {
-      each([&](std::int64_t, N v, N quotient, auto, std::int64_t lanes) QSIM_INLINE_LAMBDA { f(v, quotient, lanes); });
-    });
+    counter.finish(counts, block);
     if constexpr (sums && kConverted) squares->merge(squares_of(elements, errors, size));
     if constexpr (sums && !kConverted) squares->merge(squares_of(x + at, errors, size));
   }
@@ -93,7 +109,10 @@ template <class T, class Run>
 QSIM_INLINE void for_kind_of(const FormatScales<arithmetic_t<T>>& scales, const FormatIn<arithmetic_t<T>>& format,
                              Run run) {
   const auto with = [&](auto walk) QSIM_INLINE_LAMBDA {
-    format.upper_half ? run(std::true_type(), walk) : run(std::false_type(), walk);
+    if constexpr (sizeof(arithmetic_t<T>) == sizeof(float)) {  // no format is the upper half of a float64
+      if (format.upper_half) return run(std::true_type(), walk);
+    }
+    run(std::false_type(), walk);
   };
   scales.scale == nullptr ? with(OneRun()) : with(ScaledRuns<T>{scales});
 }

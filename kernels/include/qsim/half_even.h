@@ -1,5 +1,5 @@
-// Rounding half to even, the only rounding there is (docs/numerics.md, section 1): to an integer, and to the upper half
-// of a float32.
+// Rounding half to even, as onto every grid (docs/numerics.md, section 1): to an integer, and to the upper half of a
+// float32. Only scales stored as powers of two may round otherwise (block_scale.h).
 //
 // N: float, double, or a register of them, for which kernels/cpu/vector/half_even.h says how. CUDA rounds to 16-bit
 // types by instructions that do the same (kernels/cuda/elements.cuh).

@@ -3,8 +3,8 @@
 // A kernel file is compiled once per level and defines, in namespace qsim::cpu::QSIM_LEVEL, one constant table of
 // functions. QSIM_LEVEL_TABLES(Table, name) in its header declares them and the accessor `name(Level)`:
 //
-//   struct ChooseQparamsKernels { void (*run_f32)(...); };
-//   QSIM_LEVEL_TABLES(ChooseQparamsKernels, choose_qparams)      // cpu::choose_qparams().run_f32(...)
+//   struct ChooseQparamsKernels { void (*f32)(...); };
+//   QSIM_LEVEL_TABLES(ChooseQparamsKernels, choose_qparams_kernels)  // cpu::choose_qparams_kernels().f32(...)
 #pragma once
 
 #include <string_view>

@@ -5,13 +5,16 @@
 // flush-to-zero mode, and the addition that rounds meets only such subnormals as become 0 anyway.
 #pragma once
 
+#include <array>
 #include <bit>
+#include <cstddef>
 #include <cstdint>
-#include <iterator>
 #include <limits>
+#include <string_view>
 #include <type_traits>
 
 #include "qsim/element.h"
+#include "qsim/enumerated.h"
 #include "qsim/half_even.h"
 #include "qsim/layout.h"
 #include "qsim/level.h"
@@ -21,24 +24,36 @@
 namespace qsim {
 
 enum class FloatFormat { float16, bfloat16, float8_e4m3fn, float8_e5m2, float6_e3m2fn, float6_e2m3fn, float4_e2m1fn };
-inline constexpr int kFloatFormats = 7;
 
 // IEEE 754-2019, table 3.5; Micikevicius et al. 2022, "FP8 Formats for Deep Learning", table 1; OCP Microscaling
 // Formats (MX) Specification v1.0, section 5.3. The last three have neither Inf nor NaN.
 struct FormatShape {
+  std::string_view name;  // as torch, ONNX and ml_dtypes call it
   int mantissa, least_exponent, top_exponent;
   double largest;
   bool infinite;
   bool scaled;  // numbers are stored over a scale, and saturate unless told otherwise, as ONNX QuantizeLinear
 };
-inline constexpr FormatShape kFormatShapes[] = {
-    {10, -14, 15, 65504, true, false}, {7, -126, 127, 0x1.fep127, true, false},
-    {3, -6, 8, 448, false, true},      {2, -14, 15, 57344, true, true},
-    {2, -2, 4, 28, false, true},       {3, 0, 2, 7.5, false, true},
-    {1, 0, 2, 6, false, true}};
-static_assert(std::size(kFormatShapes) == kFloatFormats);
-
-inline constexpr const FormatShape& shape_of(FloatFormat format) { return kFormatShapes[static_cast<int>(format)]; }
+constexpr FormatShape shape_of(FloatFormat format) {
+  switch (format) {
+    case FloatFormat::float16:
+      return {"float16", 10, -14, 15, 65504, true, false};
+    case FloatFormat::bfloat16:
+      return {"bfloat16", 7, -126, 127, 0x1.fep127, true, false};
+    case FloatFormat::float8_e4m3fn:
+      return {"float8_e4m3fn", 3, -6, 8, 448, false, true};
+    case FloatFormat::float8_e5m2:
+      return {"float8_e5m2", 2, -14, 15, 57344, true, true};
+    case FloatFormat::float6_e3m2fn:
+      return {"float6_e3m2fn", 2, -2, 4, 28, false, true};
+    case FloatFormat::float6_e2m3fn:
+      return {"float6_e2m3fn", 3, 0, 2, 7.5, false, true};
+    case FloatFormat::float4_e2m1fn:
+      return {"float4_e2m1fn", 1, 0, 2, 6, false, true};
+  }
+  return {};
+}
+constexpr std::string_view name_of(FloatFormat format) { return shape_of(format).name; }
 
 // A format as N sees it: magnitudes as bits, but for `lift` and `overflowing`.
 template <class N>
@@ -65,7 +80,7 @@ consteval FormatIn<A> describe(FloatFormat format, bool saturate) {
     return power;
   };
   const auto bits = [](double x) { return std::bit_cast<bits_t<A>>(static_cast<A>(x)); };
-  const FormatShape& shape = shape_of(format);
+  const FormatShape shape = shape_of(format);
   const double smallest_normal = power_of_two(shape.least_exponent);
   const double half_smallest = power_of_two(shape.least_exponent - shape.mantissa - 1);
   const double half_step = power_of_two(shape.top_exponent - shape.mantissa - 1);
@@ -85,20 +100,20 @@ consteval FormatIn<A> describe(FloatFormat format, bool saturate) {
           .upper_half = shape.mantissa + 16 == kMantissa};
 }
 
+template <class A>
+consteval auto describe_all(bool saturate) {
+  std::array<FormatIn<A>, kAll<FloatFormat>.size()> all{};
+  for (std::size_t i = 0; i < all.size(); ++i) all[i] = describe<A>(kAll<FloatFormat>[i], saturate);
+  return all;
+}
+
 // T: an element type; its arithmetic type where results are scaled. What overflows becomes a number that T has: of the
 // saturated numbers only float16's 65504 is missing in one, bfloat16, whose next below is 65280.
 template <class T>
 inline FormatIn<arithmetic_t<T>> format_in(FloatFormat format, bool saturate) {
   using A = arithmetic_t<T>;
-  using F = FloatFormat;
-  static constexpr FormatIn<A> table[2][kFloatFormats] = {
-      {describe<A>(F::float16, false), describe<A>(F::bfloat16, false), describe<A>(F::float8_e4m3fn, false),
-       describe<A>(F::float8_e5m2, false), describe<A>(F::float6_e3m2fn, false), describe<A>(F::float6_e2m3fn, false),
-       describe<A>(F::float4_e2m1fn, false)},
-      {describe<A>(F::float16, true), describe<A>(F::bfloat16, true), describe<A>(F::float8_e4m3fn, true),
-       describe<A>(F::float8_e5m2, true), describe<A>(F::float6_e3m2fn, true), describe<A>(F::float6_e2m3fn, true),
-       describe<A>(F::float4_e2m1fn, true)}};
-  FormatIn<A> found = table[saturate][static_cast<int>(format)];
+  static constexpr auto kPlain = describe_all<A>(false), kSaturating = describe_all<A>(true);
+  FormatIn<A> found = (saturate ? kSaturating : kPlain)[static_cast<std::size_t>(format)];
   if constexpr (std::is_same_v<T, BFloat16>) found.beyond &= ~0xffff;
   return found;
 }

@@ -10,8 +10,10 @@
 #pragma once
 
 #include <cstddef>
+#include <string_view>
 
 #include "qsim/choose_qparams.h"
+#include "qsim/enumerated.h"
 #include "qsim/finite_range.h"
 #include "qsim/half_even.h"
 #include "qsim/number.h"
@@ -19,6 +21,23 @@
 namespace qsim {
 
 enum class RangeMethod { minmax, percentile, mse, tf_enhanced, entropy };
+
+// What it is called where one is chosen.
+constexpr std::string_view name_of(RangeMethod method) {
+  switch (method) {
+    case RangeMethod::minmax:
+      return "minmax";
+    case RangeMethod::percentile:
+      return "percentile";
+    case RangeMethod::mse:
+      return "mse";
+    case RangeMethod::tf_enhanced:
+      return "tf_enhanced";
+    case RangeMethod::entropy:
+      return "entropy";
+  }
+  return {};
+}
 
 struct RangeSearch {
   QuantGrid grid;
@@ -108,7 +127,7 @@ QSIM_HD Range settled(const RangeCandidates<T>& candidates, int best, double cos
   return !is_empty(lossless) && loses_something(cost, mass, scale) ? lossless : range;
 }
 
-// What `method` asks for: the one place that tells methods apart. The others take no argument.
+// What `method` asks for: the one place that chooses between ways to look. They take no argument.
 template <class MinMax, class Percentile, class LeastCost, class LeastDivergence>
 QSIM_HD auto by_method(RangeMethod method, MinMax minmax, Percentile percentile, LeastCost least_cost,
                        LeastDivergence least_divergence) {

@@ -1,27 +1,25 @@
-"""Which BatchNorm may be folded into which layer: decided from the recorded graph, with the reason where not."""
+"""Which BatchNorm is folded into which layer: decided here from the recorded graph, with the reason for every other. Numbers alone are
+refused later, where they are computed (`absorb`)."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import parametrize
 
-from qsim.batch_norm.own_forward import is_followed_by_children, is_torchs_own
+from qsim.batch_norm.absorb import NotFoldable
+from qsim.batch_norm.own_forward import is_a_product, is_followed_by_children, is_torchs_own
 from qsim.graph.record.tape import Origin, Slot, Step, Tape
 from qsim.graph.record.uses import Uses, computed_anew, mode, owner, reading
 from qsim.operations.functions import name_of
 from qsim.operations.layers import DIMS, LAYERS, TRANSPOSED, Layer
 
 T = TypeVar("T")
-
-
-class NotFoldable(Exception):
-    """Carries the reason: one sentence that names the modules."""
 
 
 class NoLayerBeside(NotFoldable):
@@ -48,8 +46,11 @@ class Fold:
     alone: bool = False  # the layer is one of its own, in its place: see `qsim.batch_norm.lone_norms`
 
 
-def find_folds(model: nn.Module, tape: Tape) -> tuple[list[Fold], dict[str, NotFoldable]]:
-    """All possible folds, in the order of the calls, and the reason for every other BatchNorm by its name."""
+def find_folds(
+    model: nn.Module, tape: Tape, *, keep: Collection[str] = (), trained: bool = False
+) -> tuple[list[Fold], dict[str, NotFoldable]]:
+    """All possible folds, in the order of the calls, and the reason for every other BatchNorm by its name. Those in `keep` stay; of a
+    model that was `trained` as a simulation, also those before a layer."""
     graph = _Graph(model, tape)
     steps: dict[str, list[Step]] = defaultdict(list)
     for step in tape.steps:
@@ -61,7 +62,13 @@ def find_folds(model: nn.Module, tape: Tape) -> tuple[list[Fold], dict[str, NotF
     kept: dict[str, NotFoldable] = {}
     for name in (*steps, *uncalled):
         try:
-            folds.append(graph.fold(name, steps[name]))
+            fold = graph.fold(name, steps[name])
+            if name in keep:
+                raise NotFoldable(f"'{name}' is kept as asked")
+            if trained and fold.before:
+                raise NotFoldable(f"'{name}' runs before '{fold.layer}': its result is quantized, as it was trained")
+            _check_forward(fold, cast(Layer, graph.modules[fold.layer]))
+            folds.append(fold)
         except NotFoldable as reason:
             kept[name] = reason
     return folds, kept
@@ -154,6 +161,13 @@ class _Graph:
         if dims != DIMS[func]:
             raise NotFoldable(f"'{batch_norm}' normalizes axis 1, which '{name}' with {dims} dimensions does not have its channels on")
         return layer
+
+
+def _check_forward(fold: Fold, layer: Layer) -> None:
+    """Tried last, since it takes longest."""
+    own = not (is_torchs_own(layer, "forward") and is_torchs_own(layer, "_conv_forward"))
+    if own and not is_a_product(layer, before=fold.before):
+        raise NotFoldable(f"'{fold.layer}' ({type(layer).__name__}) has a forward of its own, which uses weight and bias in other ways")
 
 
 def _check_padding(batch_norm: str, name: str, layer: Layer) -> None:

@@ -9,6 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from qsim.batch_norm.absorb import NotFoldable, absorb
+from qsim.operations.layers import Layer
+
 
 def is_torchs_own(module: nn.Module, method: str) -> bool:
     """Whether a module's class has this method from `torch.nn`, or not at all."""
@@ -36,6 +39,28 @@ def is_followed_by_children(bn: _BatchNorm, dims: int) -> bool:
             if not isinstance(found, Tensor) or not torch.equal(found, expected):
                 return False
     return True
+
+
+def is_a_product(layer: Layer, *, before: bool) -> bool:
+    """Whether a layer with a forward of its own computes what it did with a BatchNorm folded into its weight and bias: on a copy, in
+    float64, with statistics and inputs drawn at random. timm's Conv2dSame, which pads by itself, does."""
+    kernel = [] if isinstance(layer, nn.Linear) else [d * (k - 1) + 1 for d, k in zip(layer.dilation, layer.kernel_size, strict=True)]
+    inputs, outputs = (layer.in_features, layer.out_features) if isinstance(layer, nn.Linear) else (layer.in_channels, layer.out_channels)
+    bn = getattr(nn, f"BatchNorm{max(len(kernel), 1)}d")(inputs if before else outputs)
+    with torch.no_grad(), torch.random.fork_rng([]):
+        for t in (bn.weight, bn.bias, bn.running_mean, bn.running_var):
+            t.uniform_(0.5, 2.0)
+        x = torch.randn(2, inputs, *(2 * size + 3 for size in kernel), dtype=torch.float64)
+        bn, layer = bn.to("cpu", torch.float64).eval(), copy.deepcopy(layer).to("cpu", torch.float64).eval()
+        first, second = (bn, layer) if before else (layer, bn)
+        try:
+            expected = second(first(x))
+            absorb(layer, bn, before=before, names=("layer", "bn"))
+            return torch.allclose(layer(x), expected, rtol=1e-9, atol=1e-9)
+        except NotFoldable:  # for its numbers, which whoever folds it names
+            return True
+        except (RuntimeError, TypeError, ValueError):
+            return False
 
 
 def _normalized(bn: _BatchNorm, x: Tensor) -> Tensor:

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from qsim.batch_norm.fold import normalization
-from qsim.batch_norm.foldable import NotFoldable
+from qsim.batch_norm.absorb import NotFoldable, normalization
 from qsim.errors import CalibrationError
 from qsim.runs.snapshot import unchanged
 

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from qsim import ops
-from qsim.batch_norm.fold import FoldReport, apply_fold
-from qsim.batch_norm.foldable import Fold, NotFoldable, find_folds
+from qsim.batch_norm.absorb import NotFoldable
+from qsim.batch_norm.fold import apply_fold
+from qsim.batch_norm.fold_report import FoldReport
+from qsim.batch_norm.foldable import Fold, find_folds
 from qsim.graph.record.record import record
 from qsim.numbers.encoding import Encoding
 from qsim.quantizers.observer import Observer
@@ -42,12 +44,10 @@ def fold_trained(model: nn.Module, examples: Sequence[Arguments], quantizers: Ma
         `warnings`: a sentence for each weight whose integers changed.
     """
     tape, problems = record(model, examples)
-    folds, refused = find_folds(model, tape)
+    folds, refused = find_folds(model, tape, trained=True)
     folded, kept, notes = {}, {name: str(reason) for name, reason in refused.items()}, list(problems)
     for fold in folds:
         try:
-            if fold.before:
-                raise NotFoldable(f"'{fold.batch_norm}' runs before '{fold.layer}': its result is quantized, as it was trained")
             notes += _fold(model, fold, quantizers.get(f"{fold.layer}.weight"))
             folded[fold.batch_norm] = fold.layer
         except NotFoldable as reason:

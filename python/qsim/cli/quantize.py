@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--method",
-        type=one_of("qsim.numbers.spec", "SEARCHES"),
+        type=one_of("qsim.numbers.range_methods", "SEARCHES"),
         metavar="METHOD",
         help="how ranges are chosen, as in qsim.TensorSpec(method=); tf_enhanced by default",
     )

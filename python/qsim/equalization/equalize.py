@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from qsim.batch_norm.fold import FoldReport, fold_batch_norms, recorded
+from qsim.batch_norm.fold import fold_batch_norms, recorded
+from qsim.batch_norm.fold_report import FoldReport
 from qsim.equalization.candidates import find_candidates
 from qsim.equalization.edge_finder import find_edges
 from qsim.equalization.edges import Edge

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from qsim.batch_norm.fold import FoldReport
+from qsim.batch_norm.fold_report import FoldReport
 from qsim.loggers.figures import Figures
 from qsim.pages.markup import Cell, Column, Line, problems, table, tiles
 from qsim.pages.page import Page

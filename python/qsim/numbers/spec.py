@@ -9,12 +9,10 @@ from typing import Any
 from qsim.numbers.block_formats import BLOCK_FORMATS, SCALE_FORMATS, SCALE_ROUNDINGS
 from qsim.numbers.blocks import Axes, block_lengths, ranges_shape
 from qsim.numbers.float_format import FLOAT_FORMATS
+from qsim.numbers.range_methods import RANGE_METHODS
 from qsim.numbers.two_levels import TwoLevels
 
-SEARCHES = ("minmax", "percentile", "mse", "tf_enhanced", "entropy")  # of all that was observed: what `ops.search_range` knows
-METHODS = (*SEARCHES, "ema", "dynamic")
 DTYPES = ("int", *FLOAT_FORMATS)
-_ENDS_ALONE = ("minmax", "percentile", "dynamic")  # methods that do not weigh clipping against an even step
 ROUNDINGS = ("divide", "reciprocal")
 NONFINITE = ("skip", "raise", "saturate")
 
@@ -126,7 +124,7 @@ class TensorSpec:
             self._check_stored_scale()
         if self.has_scale and (self.is_float or self.scale_format not in (None, "int")):
             self._reject(self.method == "ema", f"method='ema' follows an integer grid; got dtype={self.dtype!r}: use method='minmax'")
-            self._set({"symmetric": True, "method": self.method if self.method in _ENDS_ALONE else "minmax"})
+            self._set({"symmetric": True, "method": "minmax" if RANGE_METHODS[self.method].weighs_clipping else self.method})
         unsigned = self.signed is False and not self.is_float
         self._reject(self.narrow and unsigned, "narrow=True drops the lowest integer of a signed grid; got signed=False")
         self._reject(self.block_size is not None and self.axis is None, "block_size needs the axis that blocks lie along; got axis=None")
@@ -321,7 +319,7 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
         lambda value: value is None or (value != () and all(_is_int(size) and size > 0 for size in _each(value))),
         "a positive integer, a tuple of them, or None",
     ),
-    "method": _one_of(*METHODS),
+    "method": _one_of(*RANGE_METHODS),
     "dtype": _one_of(*DTYPES, *BLOCK_FORMATS),
     "learnable": _BOOL,
     "percentile": (lambda value: _number(0, 100)(value) and value > 0, "a number above 0, at most 100"),

@@ -20,7 +20,7 @@ from qsim.onnx.open import damage_told, open_model
 from qsim.onnx.tensors import ONNX_TYPES
 
 _QUANTIZERS = ("QuantizeLinear", "DequantizeLinear")
-_NAMES = {kind: name for name, kind in ONNX_TYPES.items()}
+_NAMES = {known.type: name for name, known in ONNX_TYPES.items()}
 _STORED = "_quantized"  # what our exports and ONNX Runtime's quantizer append to the name of a constant stored as integers
 _LEAVING = "_QuantizeLinear_Input"  # and the latter to that of an output of the model, before it is quantized
 

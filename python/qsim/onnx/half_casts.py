@@ -59,7 +59,7 @@ def _is_graph(attribute: ir.Attr) -> bool:
 class _Half:
     def __init__(self, model: ir.Model, keep: Collection[str], format: str) -> None:
         self.graph, self.opsets = model.graph, model.opset_imports
-        self.keep, self.format, self.kind = keep, format, ONNX_TYPES[format]
+        self.keep, self.format, self.kind = keep, format, ONNX_TYPES[format].type
         self.insert = NodeInserter(model.graph)
         self.made: dict[tuple[ir.Value, ir.DataType], ir.Value] = {}
 

@@ -74,7 +74,7 @@ class FallbackRegions:
     def _in_format(self, node: ir.Node, x: ir.Value, format: str) -> ir.Value:
         """`x` in a format: a constant is stored so, anything else goes through a Cast."""
         if (x, format) not in self._made:
-            kind, name = ONNX_TYPES[format], f"{x.name}_{format}"
+            kind, name = ONNX_TYPES[format].type, f"{x.name}_{format}"
             if x.const_value is not None and (x.is_initializer() or x.producer() is None):
                 self._made[x, format] = self._insert.initializer(name, as_tensor(x), format)
             else:
@@ -86,7 +86,7 @@ class FallbackRegions:
     def _compute(self, node: ir.Node, format: str) -> None:
         """An operation with an operand in the format: all floating-point numbers that it takes and gives are."""
         self.formats[node] = format
-        kind = ONNX_TYPES[format]
+        kind = ONNX_TYPES[format].type
         for index, value in enumerate(node.inputs):
             if value is not None and value not in self._typed and value.dtype is _FLOAT:
                 node.replace_input_with(index, self._in_format(node, value, format))

@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from qsim.operations.moves import MOVING_TYPES
 from qsim.operations.onnxruntime import INTEGER_KERNELS
+from qsim.trace.runtimes import RUNTIMES
 
 _Rules = Mapping[str, Sequence[int] | None]  # positions of the operands that have to be quantized; None: all
 # Other compilers move quantizers over what only moves values, and take results as they are.
@@ -29,7 +30,7 @@ def lint(model: ir.Model, target: str) -> dict[str, str]:
     target : str
         Name of a `qsim.trace.runtimes.Runtime` that reads ONNX.
     """
-    local = target == "onnxruntime"
+    local = RUNTIMES[target].marks_moves
     rules: _Rules = {type: kernel.operands for type, kernel in INTEGER_KERNELS.items()} if local else _OPERANDS
     found: dict[str, str] = {}
     if not any(node.op_type == "QuantizeLinear" for node in model.graph):

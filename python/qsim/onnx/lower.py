@@ -98,7 +98,7 @@ class Lowering:
             if spec.saturate:
                 low, high = grid_of(storage)
                 x = self._clip(node, key, x, torch.tensor(float(low)), torch.tensor(float(high)))
-            y = self._cast(node, x, ONNX_TYPES[storage], f"{key}_quantized")  # to Inf beyond the largest number
+            y = self._cast(node, x, ONNX_TYPES[storage].type, f"{key}_quantized")  # to Inf beyond the largest number
             self.names.setdefault(key, str(y.name))
             return self._cast(node, y, own, f"{key}_dequantized")
         encoding = stored_as(encoding, storage)
@@ -108,7 +108,9 @@ class Lowering:
         options: dict[str, Any] = {} if encoding.axis is None else {"axis": encoding.axis}
         saturate = {"saturate": 0} if spec.saturate is False else {}
         grid = self._grid(key, encoding, storage)
-        q = self._insert.node(node, "QuantizeLinear", [x, *grid], f"{key}_quantized", ONNX_TYPES[storage], shape, **options, **saturate)
+        q = self._insert.node(
+            node, "QuantizeLinear", [x, *grid], f"{key}_quantized", ONNX_TYPES[storage].type, shape, **options, **saturate
+        )
         self.names.setdefault(key, str(q.name))
         y = self._insert.node(node, "DequantizeLinear", [q, *grid], f"{key}_dequantized", _FLOAT, shape, **options)
         return self._cast(node, y, own, f"{key}_cast")
@@ -116,7 +118,7 @@ class Lowering:
     def _clip(self, node: ir.Node, key: str, x: ir.Value, low: Tensor, high: Tensor, axis: Axes = None) -> ir.Value:
         """`x` within the ends of a grid that is narrower than the type that stores it. Clip takes one number for each end."""
         assert x.dtype is not None
-        kind = "float32" if x.dtype is _FLOAT else next(name for name, value in ONNX_TYPES.items() if value is x.dtype)
+        kind = "float32" if x.dtype is _FLOAT else next(name for name, known in ONNX_TYPES.items() if known.type is x.dtype)
         if axis is not None:
             assert isinstance(axis, int)
             assert x.shape is not None or axis < 0

@@ -116,7 +116,7 @@ def _opset(
     tensors = [node.meta.get("val") for node in nodes]
     bfloat16 = any(isinstance(t, Tensor) and t.dtype is torch.bfloat16 for t in tensors) or "bfloat16" in mark_uses.formats
     blocks = [key for key in stored.constants if quantizers[key].spec.block_size is not None]
-    best = opsets.preferred(target.name, {operation(node) for node in nodes})
+    best = opsets.preferred(target, {operation(node) for node in nodes})
     return opsets.chosen(wanted, list(opsets.needed(stored, blocks, bfloat16)), onnx.defs.onnx_opset_version(), best)
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from qsim.errors import ExportError
+from qsim.onnx.tensors import ONNX_TYPES
+from qsim.trace.runtimes import Runtime
 from qsim.trace.storages import Storages
 
-# What came with which opset: DequantizeLinear of these types, blocks. The exporter's own minimum is 18; float scales and
-# float8 are 19.
+# What came with which opset: blocks here, types in `ONNX_TYPES`. The exporter's own minimum is 18; float scales and float8 are 19.
 SMALLEST_OPSET = 19
-_TYPES = {"int4": 21, "uint4": 21, "int16": 21, "uint16": 21}
 _BLOCKS = 21
-_GELU = 20  # one operation; before, five, which ONNX Runtime does not fuse where each reads a DequantizeLinear of its own
+_GELU = 20  # one operation; before, five, each of which would read a DequantizeLinear of its own
 _BFLOAT16_GRAPH = 22  # Conv, pooling and others take bfloat16
 
 
@@ -29,16 +29,16 @@ def needed(storages: Storages, blocks: Iterable[str], bfloat16: bool) -> Iterato
     """
     yield SMALLEST_OPSET, "a Q/DQ model as qsim writes it"
     for key, storage in [*storages.constants.items(), *storages.activations.items()]:
-        if storage in _TYPES:
-            yield _TYPES[storage], f"'{key}' ({storage})"
+        if (since := ONNX_TYPES[storage].since) > SMALLEST_OPSET:
+            yield since, f"'{key}' ({storage})"
     yield from ((_BLOCKS, f"'{key}' (blocks)") for key in blocks)
     if bfloat16:
         yield _BFLOAT16_GRAPH, "operations on bfloat16"
 
 
-def preferred(target: str, functions: Iterable[str]) -> int:
+def preferred(target: Runtime, functions: Iterable[str]) -> int:
     """The opset that makes a faster model of what calls these functions."""
-    return _GELU if target == "onnxruntime" and "gelu" in functions else SMALLEST_OPSET
+    return _GELU if target.one_gelu and "gelu" in functions else SMALLEST_OPSET
 
 
 def chosen(wanted: int | None, demands: Sequence[tuple[int, str]], largest: int, best: int = SMALLEST_OPSET) -> int:

@@ -31,7 +31,7 @@ class Writer:
         if given:
             x.name = self._insert.free(f"{name}_float")
         grid = self._grid(name, encoding)
-        q = self._insert.node(before, "QuantizeLinear", [x, *grid], f"{name}_quantized", ONNX_TYPES[encoding.dtype], x.shape)
+        q = self._insert.node(before, "QuantizeLinear", [x, *grid], f"{name}_quantized", ONNX_TYPES[encoding.dtype].type, x.shape)
         y = self._insert.node(before, "DequantizeLinear", [q, *grid], f"{name}_dequantized", ir.DataType.FLOAT, x.shape)
         for node, index in uses:
             node.replace_input_with(index, y)

@@ -9,8 +9,9 @@ import torch
 
 from qsim.errors import CalibrationError
 from qsim.numbers.encoding import Encoding
+from qsim.numbers.range_methods import RANGE_METHODS
 from qsim.numbers.spec import TensorSpec
-from qsim.quantizers.observer import OF_RANGE, Observer, encoding_of_range
+from qsim.quantizers.observer import Observer, encoding_of_range
 from qsim.quantizers.sketch import search_sketches
 
 _Search = tuple[torch.device, int, int, bool, str, float, float]  # device, grid, method and its parameters
@@ -48,7 +49,7 @@ def encode_observed(quantizers: Sequence[WithObserver], specs: Sequence[TensorSp
         except CalibrationError as error:
             found[i] = error
             continue
-        if spec.method in OF_RANGE:
+        if RANGE_METHODS[spec.method].takes_range:
             found[i] = quantizer.use(spec, encoding_of_range(observer.lowest, observer.highest, spec))
             continue
         grid = spec.quant_min, spec.quant_max, spec.symmetric

@@ -14,12 +14,11 @@ from qsim import ops
 from qsim.errors import CalibrationError
 from qsim.numbers.blocks import Axes
 from qsim.numbers.encoding import Encoding
+from qsim.numbers.range_methods import RANGE_METHODS
 from qsim.numbers.spec import TensorSpec, range_shape
 from qsim.options import check_whole
 from qsim.quantizers.sketch import SKETCH_BINS, SketchedRange, histogram, search_sketches
 from qsim.quantizers.state import UNKNOWN_SHAPE, RangeState
-
-OF_RANGE = ("minmax", "ema")  # methods that take the range as it is
 
 
 @dataclass(frozen=True)
@@ -230,7 +229,7 @@ class Observer(RangeState):
         """
         spec = with_method(spec, method, percentile=percentile, gamma=gamma)
         self.check_choice(spec)
-        if spec.method in OF_RANGE:
+        if RANGE_METHODS[spec.method].takes_range:
             return encoding_of_range(self.lowest, self.highest, spec)
         ((low, high),) = search_sketches([self.seen(spec)], spec)
         return encoding_of_range(low, high, spec)
@@ -250,7 +249,7 @@ class Observer(RangeState):
                 f"with axis={spec.axis}, block_size={spec.block_size}"
             )
         self.check_method(spec)
-        if self.axis is not None and spec.method not in OF_RANGE:
+        if self.axis is not None and not RANGE_METHODS[spec.method].takes_range:
             raise ValueError(
                 f"{self._title}: method {spec.method!r} needs the sketch that only a per-tensor observer keeps; use "
                 "method='minmax' per channel or block (weights: Quantizer.compute_encoding_from searches the data itself)"

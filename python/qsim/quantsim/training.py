@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from qsim.batch_norm.fold import FoldReport
+from qsim.batch_norm.fold_report import FoldReport
 from qsim.runs.batches import Forward
 from qsim.simulation.batch_norms import fold_batch_norms, freeze_batch_norms, reestimate_batch_norms
 from qsim.simulation.simulation import Simulation

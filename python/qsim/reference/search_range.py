@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from qsim.numbers.range_methods import SEARCHES
 from qsim.reference.choose_qparams import choose_qparams
 
 _BINS, _FINITE_BINS = 16384, 8160  # all, and those of one sign that hold finite values
@@ -205,9 +206,10 @@ def _clip_by_entropy(
 
 def _step_weight(method: str, gamma: float) -> float:
     """What the methods with a least cost have for the error of values that round off the grid; nothing else is one."""
-    if method not in ("mse", "tf_enhanced"):
-        raise ValueError(f"got method={method!r}; expected minmax, percentile, mse, tf_enhanced or entropy")
-    return gamma if method == "tf_enhanced" else 1.0
+    weights = {"mse": 1.0, "tf_enhanced": gamma}
+    if method not in weights:
+        raise ValueError(f"got method={method!r}; expected {', '.join(SEARCHES[:-1])} or {SEARCHES[-1]}")
+    return weights[method]
 
 
 def _search_one(

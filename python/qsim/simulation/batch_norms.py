@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 from fnmatch import fnmatchcase
 from typing import Any
 
-from qsim.batch_norm.fold import FoldReport
+from qsim.batch_norm.fold_report import FoldReport
 from qsim.batch_norm.foldable import Fold
 from qsim.batch_norm.statistics import batch_norms, reestimate
 from qsim.batch_norm.trained_fold import fold_trained

@@ -9,8 +9,9 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from qsim.batch_norm.absorb import NotFoldable
 from qsim.batch_norm.fold import fold_state
-from qsim.batch_norm.foldable import Fold, NotFoldable
+from qsim.batch_norm.foldable import Fold
 from qsim.quantizers.quantizer import Quantizer
 
 _MODEL, _BANK = "model.", "quantization."

@@ -37,7 +37,8 @@ class Runtime:
     bias : bool
         Whether biases may be int32, with the scale of the products.
     marks_moves : bool
-        Whether an operation runs on integers only if a quantizer stands behind it: then operations that only move values get one too.
+        Whether an operation runs on integers only if quantizers stand right beside it: then operations that only move values get one too.
+        Other compilers carry quantizers over those.
     only8 : bool
         Whether its integer kernels take 8 bits alone, and are exact for int8 alone: see `storages`.
     tokens : bool
@@ -46,6 +47,8 @@ class Runtime:
         Whether its convolutions are fast for whole blocks of channels alone: see `qsim.onnx.channel_blocks`.
     whole8 : bool
         Whether its kernels clamp to the ends of int8, so that the grids of activations have to end there.
+    one_gelu : bool
+        Whether it fuses Gelu where that is one operation of the graph alone.
     reads_onnx : bool
         Whether it reads ONNX. ExecuTorch reads programs of its own, made for fixed sizes unless a caller leaves some open.
     """
@@ -62,6 +65,7 @@ class Runtime:
     tokens: bool = False
     channel_blocks: bool = False
     whole8: bool = False
+    one_gelu: bool = False
     reads_onnx: bool = True
 
     def storage(self, encoding: Encoding, constant: bool) -> str | None:
@@ -132,6 +136,7 @@ RUNTIMES = {
             only8=True,
             tokens=True,
             channel_blocks=True,
+            one_gelu=True,
         ),
         Runtime(
             "tensorrt",

@@ -15,6 +15,7 @@ from torch import nn
 import qsim
 from qsim.analysis.bit_choices import choices_of, config_with, trial
 from qsim.analysis.bit_search_report import bit_search_page, dominates
+from qsim.config.profile import PROFILES
 
 ROWS = [torch.linspace(-2, 2, 32 * 6).reshape(32, 6).mul(17 + i).sin() for i in range(2)]
 IMAGES = [torch.randn(8, 1, 12, 12, generator=torch.Generator().manual_seed(i)) for i in range(2)]
@@ -56,10 +57,9 @@ MODELS = {
     "two inputs": (two_inputs, [(torch.randn(4, 6), torch.randn(4, 6))]),
     "attention": (attention, [torch.randn(2, 5, 8)]),
 }
-TARGETS = ("default", "onnxruntime", "tensorrt", "openvino", "coreml", "executorch")
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", PROFILES)
 @pytest.mark.parametrize("name", MODELS)
 def test_configs_give_each_quantizer_the_bits_that_were_chosen(name, target):
     make, data = MODELS[name]

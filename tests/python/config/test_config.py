@@ -25,7 +25,7 @@ overrides = st.builds(
     weight=changes,
     activation=changes,
 )
-targets = st.sampled_from(["default", "onnxruntime", "tensorrt", "openvino", "coreml", "executorch"]) | st.builds(
+targets = st.sampled_from([*PROFILES]) | st.builds(
     Profile,
     name=st.just("mine"),
     chains=st.lists(st.lists(st.sampled_from(["Conv|Gemm", "Relu"]), min_size=2, max_size=3), max_size=3),
@@ -155,7 +155,7 @@ def test_short_names_of_formats(dtype, expected):
 
 
 @pytest.mark.parametrize("name", PRESETS)
-@pytest.mark.parametrize("target", ["onnxruntime", "tensorrt", "openvino", "coreml", "executorch"])
+@pytest.mark.parametrize("target", [name for name in PROFILES if name != "default"])
 def test_a_target_decides_grids_of_integers(name, target):
     config = getattr(qsim, name)(target=target)
     assert config.profile.name == config.target == target

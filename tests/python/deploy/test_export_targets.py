@@ -12,8 +12,8 @@ from onnx import TensorProto
 from torch import nn
 
 import qsim
+from qsim.trace.runtimes import ONNX_RUNTIMES
 
-TARGETS = ["onnxruntime", "tensorrt", "openvino", "coreml"]
 QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
 
 
@@ -21,7 +21,11 @@ def int8(target: str) -> qsim.Config:
     return qsim.int8(target=target)
 
 
-CASES = [("vision", target) for target in TARGETS] + [("attention", "tensorrt"), ("attention", "onnxruntime"), ("recurrent", "onnxruntime")]
+CASES = [("vision", target) for target in ONNX_RUNTIMES] + [
+    ("attention", "tensorrt"),
+    ("attention", "onnxruntime"),
+    ("recurrent", "onnxruntime"),
+]
 
 
 @pytest.mark.parametrize(("name", "target"), CASES)

@@ -6,10 +6,10 @@ from models import ConvNet, Perceptron, seeded
 from torch import nn
 
 import qsim
+from qsim.config.profile import PROFILES
 from qsim.files import FORMATS, Entry
 
 X = torch.randn(4, 1, 16, 16, generator=torch.Generator().manual_seed(1))
-TARGETS = ["default", "onnxruntime", "tensorrt", "openvino", "coreml", "executorch"]
 
 
 def made(target="default", config=None, calibrated=True, model=ConvNet, x=X):
@@ -23,7 +23,7 @@ def perceptron(config=None, calibrated=True):
     return made(config=config, calibrated=calibrated, model=Perceptron, x=torch.randn(3, 6, generator=torch.Generator().manual_seed(2)))
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", PROFILES)
 def test_what_is_loaded_computes_the_same_bits(tmp_path, target):
     sim, other = made(target), made(target, calibrated=False)
     made(target, x=3 * X).save_encodings(tmp_path / "wrong")

@@ -12,9 +12,11 @@ from torch import Tensor, nn
 
 import qsim
 from qsim.config.profile import PROFILES, Profile
+from qsim.numbers.range_methods import SEARCHES
+from qsim.trace.runtimes import RUNTIMES
 
 X = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(0))
-TARGETS = ["onnxruntime", "tensorrt", "openvino", "coreml", "executorch"]
+TARGETS = [*RUNTIMES]
 PRODUCTS = {"convolution": 2, "addmm": 3, "mm": 2, "bmm": 2}  # and how many operands are no bias
 POOLS = ("mean", "avg_pool2d", "adaptive_avg_pool2d")
 
@@ -102,7 +104,7 @@ def test_onnxruntime_has_quantizers_on_both_sides_of_every_kernel(name):
             assert grids(sim, r.read[0]), r.name
 
 
-@pytest.mark.parametrize("method", ["minmax", "percentile", "mse", "tf_enhanced", "entropy"])
+@pytest.mark.parametrize("method", SEARCHES)
 @pytest.mark.parametrize("name", ["resnet", "concat", "squeeze"])
 def test_the_zero_point_after_a_rectifier_is_the_smallest_integer(name, method):
     sim = calibrated(name, qsim.int8(target="onnxruntime"))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import qsim.ops  # noqa: F401  (registers the operators)
 from qsim.numbers.float_format import FLOAT_FORMATS
-from qsim.numbers.spec import SEARCHES
+from qsim.numbers.range_methods import SEARCHES
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.uint16)

@@ -8,6 +8,8 @@ import torch
 from operator_fuzz.outcome import plain
 from operator_fuzz.scene import Scene, operators
 
+from qsim.ops import fake_quantize
+
 
 def finite(value):
     """torch's checks take NaN for a difference."""
@@ -31,6 +33,7 @@ def test_pt2_compliant(operator, seed):
 def test_inductor_may_choose_layouts():
     """Operators with flexible_layout after producers whose layout Inductor chooses: compiled is eager, strides included."""
     ops, scale, zero_point = torch.ops.qsim, torch.rand(6) + 0.1, torch.zeros(6, dtype=torch.int32)
+    tiles = torch.rand(10, 1, 2) + 0.1
 
     def model(x):
         y = (x.transpose(0, 2) * 2 + 1).transpose(1, 2)
@@ -47,6 +50,9 @@ def test_inductor_may_choose_layouts():
             ops.round_to_format(y, "float8_e4m3fn", scale=scale, axis=2),
             *ops.choose_qparams(low, high, -8, 7),
             q,
+            ops.fake_quantize_dynamic(y, -8, 7, axis=2),
+            ops.round_to_format_dynamic(y, "float4_e2m1fn", axis=2, block_size=4, scale_format="float8_e4m3fn"),
+            fake_quantize(y, tiles, torch.zeros_like(tiles, dtype=torch.int32), -8, 7, axis=(1, 2), block_size=(2, 3)),
         ]
 
     x = torch.randn(4, 6, 10)

@@ -13,7 +13,7 @@ from qsim import reference
 from qsim.numbers.float_format import FLOAT_FORMATS
 from qsim.ops import count_format_, round_to_format, round_to_format_, round_to_format_counted
 
-NARROW = ("float6_e3m2fn", "float6_e2m3fn", "float4_e2m1fn")  # without Inf and NaN: their casts saturate
+NARROW = [name for name, form in FLOAT_FORMATS.items() if form.bits < 8]  # without Inf and NaN: their casts saturate
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from levels import LEVELS, assert_same_output
 
 import qsim
-from qsim.numbers.spec import SEARCHES
+from qsim.numbers.range_methods import SEARCHES
 from qsim.reference.search_range import Distribution, candidate_ranges
 from qsim.reference.search_range_data import data_cost
 
@@ -219,11 +219,12 @@ def test_strided_state():
 
 SAME_BITS = """
 import torch, qsim
+from qsim.numbers.range_methods import SEARCHES
 g = torch.Generator().manual_seed(0)
 data = [torch.randn(5000, generator=g) ** 3, torch.randint(-99, 99, (3000,), generator=g).float(), torch.rand(7, generator=g) * 3e38]
 for x in data:
     sketch = torch.bincount((x.view(torch.int32) >> 18) & 16383, minlength=16384)
-    for method in ("percentile", "mse", "tf_enhanced", "entropy"):
+    for method in SEARCHES:
         for symmetric in (False, True):
             for grid in ((-128, 127), (-8, 7), (0, 65535)):
                 options = {"symmetric": symmetric, "method": method}

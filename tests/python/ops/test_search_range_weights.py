@@ -7,7 +7,7 @@ import torch
 
 import qsim
 from qsim import ops, reference
-from qsim.numbers.spec import SEARCHES
+from qsim.numbers.range_methods import SEARCHES
 
 
 def mixed_weights(dtype=torch.float32):

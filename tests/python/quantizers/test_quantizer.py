@@ -7,6 +7,7 @@ from quantizers import GRANULARITIES, SHAPE, calibrated
 
 import qsim
 from qsim import CalibrationError, Encoding, NoEncodingError, Quantizer, TensorSpec, round_to_format
+from qsim.numbers.range_methods import SEARCHES
 from qsim.quantizers.observer import Counts
 
 
@@ -96,7 +97,7 @@ def test_what_was_observed_serves_every_method():
     x = torch.distributions.StudentT(2.0).sample((5000,))
     quantizer = calibrated(TensorSpec(bits=4), x, name="a")
     by_method = {}
-    for method in ("minmax", "percentile", "mse", "tf_enhanced", "entropy"):
+    for method in SEARCHES:
         by_method[method] = quantizer.compute_encoding(method)
         assert quantizer.spec.method == method
         assert quantizer.encoding == by_method[method] == quantizer.observer.encoding(quantizer.spec)

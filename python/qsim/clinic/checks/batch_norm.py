@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from qsim.batch_norm.fold import normalization
-from qsim.batch_norm.foldable import NotFoldable
+from qsim.batch_norm.absorb import NotFoldable, normalization
 from qsim.clinic.examination import Examination
 from qsim.clinic.finding import Finding, Severity
 from qsim.runs.snapshot import unchanged
