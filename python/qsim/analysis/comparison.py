@@ -136,11 +136,11 @@ class Comparison(Report):
         Parameters
         ----------
         path : path-like
-            Such as "comparison.html", or "comparison.png" as in `Report.save`; an existing file is replaced.
+            Such as "comparison.html", or "comparison.png" or "comparison.csv" as in `Report.save`; an existing file is replaced.
         beside : Comparison, optional
             Another run, such as that of another config: the page then has its accumulated SQNR too, and what this one gains over it.
         """
-        self.page(beside).write(path)
+        self._write(lambda: self.page(beside), path)
 
 
 def compare(sim: Simulation, planned: Mapping[str, PlannedQuantizer], run: Callable[[], Any], memory: int) -> Comparison:

@@ -15,9 +15,9 @@ from qsim.batch_norm.foldable import Fold, NoLayerBeside, NotFoldable, find_fold
 from qsim.batch_norm.frozen import as_batch_norms
 from qsim.batch_norm.lone_norms import NAME, before_children, has_layer, reset, unit_layer
 from qsim.batch_norm.own_forward import is_torchs_own
+from qsim.batch_norm.recorded import recorded
 from qsim.close_names import close_names
 from qsim.graph.execute.simulated import Simulated
-from qsim.graph.record.record import record
 from qsim.graph.record.tape import Tape
 from qsim.loggers.figures import Figures
 from qsim.operations.layers import Layer, by_channel
@@ -25,9 +25,8 @@ from qsim.pages.markup import Cell, Column, Fact, Line, name_cell, problems, tab
 from qsim.pages.page import Page
 from qsim.pages.report import Report
 from qsim.pages.subject import about
-from qsim.runs.arguments import example_calls
 from qsim.runs.report_subject import subject_of
-from qsim.runs.runnable import cannot_run, check_module, refuse_packed
+from qsim.runs.runnable import check_module
 
 # From here on the rounding of a float32 input, 2^-24 of it, grows to the size of the normalized signal: the result is noise.
 _LARGEST_FACTOR = 2.0**23
@@ -153,33 +152,13 @@ def fold_batch_norms(model: nn.Module, example_inputs: Any, *, keep: Collection[
         if path not in paths:
             near = ", ".join(map(repr, close_names(str(path), paths))) or "see model.named_modules()"
             raise ValueError(f"fold_batch_norms: got {path!r} in keep, which is no module; close to it: {near}")
+    return folded_for("fold_batch_norms", model, example_inputs, keep)
+
+
+def folded_for(caller: str, model: nn.Module, example_inputs: Any, keep: Collection[str] = ()) -> FoldReport:
+    """As `fold_batch_norms`; errors name who was called."""
     as_batch_norms(model, lambda path: path not in keep)
-    return fold_recorded(model, *recorded(model, example_inputs, "fold_batch_norms"), keep)
-
-
-def recorded(model: nn.Module, example_inputs: Any, caller: str) -> tuple[Tape, list[str]]:
-    """The recording of a model on its example inputs, and what could not be seen.
-
-    Raises
-    ------
-    TypeError
-        It is no module, returns None, or takes a packed sequence.
-    ValueError
-        It does not run in eval mode.
-    """
-    check_module(model, caller)
-    calls = example_calls(example_inputs)
-    refuse_packed(calls, caller)
-    tape, problems = record(model, calls)
-    if tape.answers == {type(None)}:
-        raise TypeError(
-            f"{caller}: the model returned None for the example inputs; expected tensors. Does its forward end without `return`?"
-        )
-    for number, error in tape.raised.items():
-        raise cannot_run(model, calls, number, error, caller) from error
-    if not any(call.run == 0 for call in tape.calls):
-        raise ValueError(f"{caller}: {problems[0] if problems else 'the model has no forward in Python to look at'}")
-    return tape, problems
+    return fold_recorded(model, *recorded(model, example_inputs, caller), keep)
 
 
 def fold_recorded(
