@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from qsim.analysis.deviation import Deviation, float_tensors
+from qsim.analysis.deviation import ZEROS, Deviation, float_tensors
 from qsim.errors import CalibrationError
 from qsim.options import shown
 from qsim.runs.batches import Forward
@@ -99,6 +99,8 @@ def output_sqnr(sim: Simulation, data: Iterable[Any], forward: Forward | None = 
             deviation.add(x, y)
     if not deviation.elements:
         raise CalibrationError("QuantSim: got no batch to compare what the model returns on. Is the data set empty?")
+    if not deviation.signal and deviation.elements > deviation.nonfinite:
+        raise ValueError(f"QuantSim: {ZEROS}, so that nothing shows what quantization costs: give weights that were trained, or a metric")
     return deviation.sqnr
 
 
