@@ -79,8 +79,8 @@ class Sensitivity(Report):
     >>> first = sensitivity.ranked()[0]
     >>> first.value == min(score.value for score in sensitivity.scores), len(sensitivity.worst(2))
     (True, 2)
-    >>> 0 < sensitivity.lost(first.value) <= 30, 0 <= sensitivity.share(first.value) <= 1.5
-    (True, True)
+    >>> 0 < sensitivity.lost(first.value) <= 30, 0 <= sensitivity.share(first.value) <= 1.5, sensitivity.best >= first.value
+    (True, True, True)
     >>> sensitivity.save(tempfile.mktemp(".html"))
     """
 
