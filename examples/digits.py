@@ -27,7 +27,7 @@ def train(model: nn.Module, loader: Loader, epochs: int, optimizer: torch.optim.
     """An ordinary loop: cross-entropy, gradients clipped, the learning rate falling as a cosine."""
     model.train()
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
-    for _ in tqdm(range(epochs), desc=title, unit="epoch", leave=False):
+    for _ in tqdm(range(epochs), desc=title, unit="epoch", leave=False, disable=None):
         for images, labels in loader:
             optimizer.zero_grad()
             nn.functional.cross_entropy(model(images), labels).backward()

@@ -113,7 +113,7 @@ def train(model: nn.Module, photograph: Tensor, steps: int, lr: float, title: st
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=steps)
     height, width = photograph.shape[-2:]
     model.train()
-    for _ in tqdm(range(steps), desc=title, unit="step", leave=False):
+    for _ in tqdm(range(steps), desc=title, unit="step", leave=False, disable=None):
         rows, columns = (torch.randint(side - PATCH, (8,), generator=generator).tolist() for side in (height, width))
         clean = torch.cat([photograph[..., r : r + PATCH, c : c + PATCH] for r, c in zip(rows, columns, strict=True)])
         optimizer.zero_grad()

@@ -6,35 +6,51 @@ import sys
 import sysconfig
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 import torch
 
-from qsim import _build_info
-
-_FOLDER = Path(_build_info.__file__).parent  # in an editable install the libraries lie apart from the sources
+_AGAIN = "pip install --force-reinstall --no-deps ."
 
 
 def _minor(version: str) -> tuple[str, ...]:
     return tuple(version.split("+")[0].split(".")[:2])
 
 
+def _read_build_info() -> ModuleType:
+    """What the build wrote: the versions of torch and Python that it was for."""
+    try:
+        return import_module("qsim._build_info")
+    except ModuleNotFoundError:
+        raise ImportError(
+            f"qsim is not compiled in {Path(__file__).parent}: those are its sources alone, and its operators are C++. In the checkout run "
+            "`pip install .` and start Python in another folder, or run `make build` and use PYTHONPATH=python (docs/install.md)"
+        ) from None
+
+
 def load() -> None:
     """Register the operators and import `qsim._C`; raises ImportError with the command that repairs the installation."""
-    if _minor(torch.__version__) != _minor(_build_info.TORCH_VERSION):
+    build = _read_build_info()
+    if _minor(torch.__version__) != _minor(build.TORCH_VERSION):
         raise ImportError(
-            f"qsim was compiled for torch {_build_info.TORCH_VERSION} but torch {torch.__version__} is installed: "
-            f"reinstall qsim beside this torch (pip install --force-reinstall --no-deps .) or install torch {_build_info.TORCH_VERSION}"
+            f"qsim was compiled for torch {build.TORCH_VERSION} but torch {torch.__version__} is installed: "
+            f"reinstall qsim beside this torch ({_AGAIN}) or install torch {build.TORCH_VERSION}"
         )
-    libraries = [_FOLDER / "libqsim_ops.so", *_FOLDER.glob("libqsim_ops_cuda.so")]  # the second where qsim was built for CUDA
-    for library in libraries:
-        torch.ops.load_library(library)  # type: ignore[no-untyped-call]
+    folder = Path(str(build.__file__)).parent  # in an editable install the libraries lie apart from the sources
+    for library in [folder / "libqsim_ops.so", *folder.glob("libqsim_ops_cuda.so")]:  # the second where qsim was built for CUDA
+        try:
+            torch.ops.load_library(library)  # type: ignore[no-untyped-call]
+        except OSError as error:
+            raise ImportError(
+                f"qsim was compiled for torch {build.TORCH_VERSION}, and its {library.name} does not load beside torch "
+                f"{torch.__version__}: {error}. Reinstall qsim beside this torch ({_AGAIN})"
+            ) from error
     try:
         import_module("qsim._C")
     except ModuleNotFoundError:
         raise ImportError(
-            f"qsim was compiled for Python {_build_info.PYTHON_VERSION} but this is Python {sys.version.split()[0]}: there is no "
-            f"_C{sysconfig.get_config_var('EXT_SUFFIX')} in {_FOLDER}. Reinstall qsim with this Python "
-            "(pip install --force-reinstall --no-deps .)"
+            f"qsim was compiled for Python {build.PYTHON_VERSION} but this is Python {sys.version.split()[0]}: there is no "
+            f"_C{sysconfig.get_config_var('EXT_SUFFIX')} in {folder}. Reinstall qsim with this Python ({_AGAIN})"
         ) from None
 
 

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable
 from numbers import Integral, Real
 from typing import Any
 
+_LONGEST = 100  # characters of a value in an error
+
 
 def check_whole(caller: str, name: str, value: Any, *, least: int, otherwise: str = "") -> None:
     """Raise a TypeError unless `value` is an integer, which True is not, and a ValueError where it is less than `least`.
@@ -54,7 +56,19 @@ def check_function(caller: str, name: str, value: Any, call: str) -> None:
     TypeError: QuantSim.distill: got loss=None; expected a function, loss(got, wanted) -> Tensor
     """
     if not callable(value):
-        raise TypeError(f"{caller}: got {name}={value!r}; expected a function, {call}")
+        raise TypeError(f"{caller}: got {name}={shown(value)}; expected a function, {call}")
+
+
+def shown(value: Any) -> str:
+    """A value as an error shows it: as Python writes it where that is short, otherwise its type.
+
+    Examples
+    --------
+    >>> shown("60"), shown([0.5] * 1000)
+    ("'60'", 'a list')
+    """
+    text = repr(value)
+    return text if len(text) <= _LONGEST and "\n" not in text else f"a {type(value).__name__}"
 
 
 def check_flag(caller: str, name: str, value: Any) -> None:
@@ -68,7 +82,7 @@ def check_flag(caller: str, name: str, value: Any) -> None:
     TypeError: QuantSim.sensitivity: got higher_is_better='no'; expected True or False
     """
     if not isinstance(value, bool):
-        raise TypeError(f"{caller}: got {name}={value!r}; expected True or False")
+        raise TypeError(f"{caller}: got {name}={shown(value)}; expected True or False")
 
 
 def check_patterns(caller: str, patterns: Iterable[Any]) -> None:
@@ -83,11 +97,11 @@ def check_patterns(caller: str, patterns: Iterable[Any]) -> None:
     """
     for pattern in patterns:
         if not isinstance(pattern, str):
-            raise TypeError(f"{caller}: got the pattern {pattern!r}; expected a name or glob, such as 'layer4.*'")
+            raise TypeError(f"{caller}: got the pattern {shown(pattern)}; expected a name or glob, such as 'layer4.*'")
 
 
 def _check(caller: str, name: str, value: Any, fits: bool, kind: str, least: float, otherwise: str) -> None:
     error: Callable[[str], Exception] = ValueError if fits else TypeError
     if not fits or math.isnan(value) or value < least:
         more = f", or {otherwise}" if otherwise else ""
-        raise error(f"{caller}: got {name}={value!r}; expected {'' if fits else kind}at least {least}{more}")
+        raise error(f"{caller}: got {name}={shown(value)}; expected {'' if fits else kind}at least {least}{more}")

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qsim.analysis.deviation import Deviation, float_tensors
+from qsim.analysis.deviation import ZEROS, Deviation, float_tensors
 from qsim.graph.plan.actions import PlannedQuantizer
 from qsim.loggers.figures import Figures
 from qsim.pages import drawing
@@ -136,11 +136,11 @@ class Comparison(Report):
         Parameters
         ----------
         path : path-like
-            Such as "comparison.html", or "comparison.png" as in `Report.save`; an existing file is replaced.
+            Such as "comparison.html", or "comparison.png" or "comparison.csv" as in `Report.save`; an existing file is replaced.
         beside : Comparison, optional
             Another run, such as that of another config: the page then has its accumulated SQNR too, and what this one gains over it.
         """
-        self.page(beside).write(path)
+        self._write(lambda: self.page(beside), path)
 
 
 def compare(sim: Simulation, planned: Mapping[str, PlannedQuantizer], run: Callable[[], Any], memory: int) -> Comparison:
@@ -190,6 +190,7 @@ class _Walk:
                 output.add(x, y)
         lost = dict.fromkeys(key for (key, _), met in self.seen.items() if not met)
         notes = [f"'{key}' could not be compared in all its calls: the simulation took another path, or other shapes" for key in lost]
+        notes += _about_output(output, expected)
         compared = self.weights.keys() | {key for key, _ in self.seen}
         return Comparison([row for key, row in self.rows.items() if key in compared], output, notes, subject=self.subject)
 
@@ -251,6 +252,18 @@ class _Numbered:
         key = self._keys[id(quantizer)]
         self._calls[key] += 1
         return key, self._calls[key]
+
+
+def _about_output(output: Deviation, expected: Any) -> list[str]:
+    """What keeps the SQNR of the output from telling anything."""
+    if not output.elements:
+        returned = type(expected).__name__
+        return [f"nothing of what the model returns ({returned}) was compared: it has no floating-point tensors of the same shapes"]
+    if output.nonfinite == output.elements:
+        return ["nothing of what the model returns was compared: it is NaN or Inf throughout"]
+    if not output.signal:
+        return [f"{ZEROS} for this batch: the SQNR of the output says nothing"]
+    return []
 
 
 def comparison_page(comparison: Comparison, beside: Comparison | None = None) -> Page:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 
-from qsim.analysis.deviation import Deviation, float_tensors
+from qsim.analysis.deviation import ZEROS, Deviation, float_tensors
 from qsim.errors import CalibrationError
+from qsim.options import shown
 from qsim.runs.batches import Forward
 from qsim.simulation.simulation import Simulation
 
@@ -29,11 +31,28 @@ def metric_of(metric: Metric | None, forward: Forward | None, caller: str) -> Me
         return output_sqnr if forward is None else _output_sqnr_of(forward)
     if not callable(metric):
         raise TypeError(
-            f"{caller}: got metric={metric!r}; expected a function, metric(sim, data) -> float, where a sim is called as the model"
+            f"{caller}: got metric={shown(metric)}; expected a function, metric(sim, data) -> float, where a sim is called as the model"
         )
+    _check_arguments(metric, caller)
     if forward is not None:
         raise ValueError(f"{caller}: got a metric and forward=, which it would not use: the metric calls the sim; leave one of them out")
     return metric
+
+
+def _check_arguments(metric: Metric, caller: str) -> None:
+    """Raise a TypeError where a metric cannot be called with a simulation and data."""
+    try:
+        signature = inspect.signature(metric)
+    except (TypeError, ValueError):  # of a function in C
+        return
+    try:
+        signature.bind(None, None)
+    except TypeError as error:
+        name = getattr(metric, "__name__", type(metric).__name__)
+        raise TypeError(
+            f"{caller}: the metric {name}{signature} cannot be called as metric(sim, data): {error}; of a function of the sim alone make "
+            f"lambda sim, data: {name if name.isidentifier() else 'metric'}(sim)"
+        ) from None
 
 
 def value_of(metric: Metric, network: Any, data: Any, caller: str) -> float:
@@ -80,6 +99,8 @@ def output_sqnr(sim: Simulation, data: Iterable[Any], forward: Forward | None = 
             deviation.add(x, y)
     if not deviation.elements:
         raise CalibrationError("QuantSim: got no batch to compare what the model returns on. Is the data set empty?")
+    if not deviation.signal and deviation.elements > deviation.nonfinite:
+        raise ValueError(f"QuantSim: {ZEROS}, so that nothing shows what quantization costs: give weights that were trained, or a metric")
     return deviation.sqnr
 
 

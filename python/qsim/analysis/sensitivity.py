@@ -79,8 +79,8 @@ class Sensitivity(Report):
     >>> first = sensitivity.ranked()[0]
     >>> first.value == min(score.value for score in sensitivity.scores), len(sensitivity.worst(2))
     (True, 2)
-    >>> sensitivity.lost(first.value) == sensitivity.best - first.value, 0 <= sensitivity.share(first.value) <= 1.5
-    (True, True)
+    >>> 0 < sensitivity.lost(first.value) <= 30, 0 <= sensitivity.share(first.value) <= 1.5, sensitivity.best >= first.value
+    (True, True, True)
     >>> sensitivity.save(tempfile.mktemp(".html"))
     """
 
@@ -115,7 +115,11 @@ class Sensitivity(Report):
         return (max if self.higher_is_better else min)(finite, default=math.nan)
 
     def lost(self, value: float) -> float:
-        """How much worse than `best` a value of the metric is; negative where it is better."""
+        """How much worse than `best` a value of the metric is; negative where it is better. In dB, where float is infinitely good: what the
+        SQNR with all quantized would win back without this noise, if noises add up; at most 30 dB."""
+        if self.unit == "dB" and math.isinf(self.baseline):
+            share = self.share(value)
+            return math.nan if math.isnan(share) else -10 * math.log10(max(1 - share, 1e-3))
         return (self.best - value) * (1 if self.higher_is_better else -1)
 
     def share(self, value: float) -> float:
@@ -130,7 +134,7 @@ class Sensitivity(Report):
     def __str__(self) -> str:
         better = "higher" if self.higher_is_better else "lower"
         if self.unit == "dB":
-            head = f"SQNR of the results: {self.quantized:.1f} dB with all quantized; one at a time, lost beside the best of them:"
+            head = f"SQNR of the results: {self.quantized:.1f} dB with all quantized; one at a time, lost: what it would win back in float:"
             columns = ("quantized alone", "SQNR dB", "lost dB", "of all noise")
             rows = [(s.name, decibel(s.value), _number(self.lost(s.value)), _share(self.share(s.value))) for s in self.ranked()]
             return f"{head}\n{text_table(columns, rows, columns[1:])}"
@@ -213,7 +217,6 @@ def members_of(operations: Mapping[str, str], groups: str) -> dict[str, list[str
 def sensitivity_page(sensitivity: Sensitivity) -> Page:
     """The metric with each group alone, the most sensitive first."""
     ranked = sensitivity.ranked()
-    beside = "the best group" if math.isinf(sensitivity.baseline) else "float"
     unit = f" {sensitivity.unit}" if sensitivity.unit else ""
     loss = [sensitivity.lost(score.value) for score in ranked]
     most = max([*(abs(finite(lost)) for lost in loss), 1e-30])
@@ -234,8 +237,9 @@ def sensitivity_page(sensitivity: Sensitivity) -> Page:
     ]
     facts = [("float", f"{sensitivity.baseline:.6g}"), ("quantized", f"{sensitivity.quantized:.6g}"), ("groups", str(len(ranked)))]
     better = "higher" if sensitivity.higher_is_better else "lower"
-    note = f"The metric, {better} is better, with one group quantized and everything else in float; lost beside {beside}."
+    note = f"The metric, {better} is better, with one group quantized and everything else in float."
     if unit:
+        note += " Lost: what the SQNR with all quantized would win back with the group in float, if noises add up."
         note += f" Marked: at least {percent(_MUCH)} of all noise."
     places = {score.name: i for i, score in enumerate(ranked)}
     values = [sensitivity.lost(score.value) for score in sensitivity.scores]

@@ -15,14 +15,13 @@ from qsim.batch_norm.fold_report import FoldReport
 from qsim.batch_norm.foldable import Fold, NoLayerBeside, find_folds
 from qsim.batch_norm.frozen import as_batch_norms
 from qsim.batch_norm.lone_norms import NAME, before_children, has_layer, reset, unit_layer
+from qsim.batch_norm.recorded import recorded
 from qsim.close_names import close_names
 from qsim.graph.execute.simulated import Simulated
-from qsim.graph.record.record import record
 from qsim.graph.record.tape import Tape
 from qsim.operations.layers import Layer
-from qsim.runs.arguments import example_calls
 from qsim.runs.report_subject import subject_of
-from qsim.runs.runnable import cannot_run, check_module, refuse_packed
+from qsim.runs.runnable import check_module
 
 
 def fold_batch_norms(model: nn.Module, example_inputs: Any, *, keep: Collection[str] = ()) -> FoldReport:
@@ -71,33 +70,13 @@ def fold_batch_norms(model: nn.Module, example_inputs: Any, *, keep: Collection[
         if path not in paths:
             near = ", ".join(map(repr, close_names(str(path), paths))) or "see model.named_modules()"
             raise ValueError(f"fold_batch_norms: got {path!r} in keep, which is no module; close to it: {near}")
+    return folded_for("fold_batch_norms", model, example_inputs, keep)
+
+
+def folded_for(caller: str, model: nn.Module, example_inputs: Any, keep: Collection[str] = ()) -> FoldReport:
+    """As `fold_batch_norms`; errors name who was called."""
     as_batch_norms(model, lambda path: path not in keep)
-    return fold_recorded(model, *recorded(model, example_inputs, "fold_batch_norms"), keep)
-
-
-def recorded(model: nn.Module, example_inputs: Any, caller: str) -> tuple[Tape, list[str]]:
-    """The recording of a model on its example inputs, and what could not be seen.
-
-    Raises
-    ------
-    TypeError
-        It is no module, returns None, or takes a packed sequence.
-    ValueError
-        It does not run in eval mode.
-    """
-    check_module(model, caller)
-    calls = example_calls(example_inputs)
-    refuse_packed(calls, caller)
-    tape, problems = record(model, calls)
-    if tape.answers == {type(None)}:
-        raise TypeError(
-            f"{caller}: the model returned None for the example inputs; expected tensors. Does its forward end without `return`?"
-        )
-    for number, error in tape.raised.items():
-        raise cannot_run(model, calls, number, error, caller) from error
-    if not any(call.run == 0 for call in tape.calls):
-        raise ValueError(f"{caller}: {problems[0] if problems else 'the model has no forward in Python to look at'}")
-    return tape, problems
+    return fold_recorded(model, *recorded(model, example_inputs, caller), keep)
 
 
 def fold_recorded(

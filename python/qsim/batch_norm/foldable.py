@@ -199,7 +199,7 @@ def _input(values: Mapping[Slot, T]) -> T:
 
 def _producer(step: Step) -> Step | None:
     """The convolution or linear layer whose result, as it is, a BatchNorm reads."""
-    origins = _input(step.operands)
+    origins = step.operands.get(0, step.operands.get("input", frozenset()))  # nothing of a tensor without elements
     if not _is_result(origins):
         return None
     (origin,) = origins

@@ -128,6 +128,8 @@ def doctor(
         if chosen.integers and evaluation is not None:
             with stages.stage("evaluation"):
                 exam.evaluation = ranges_of(subject, iterate(evaluation, max_batches, progress, "qsim.doctor"), forward)
+        elif evaluation is not None:
+            exam.notes.append(f"evaluation= was not looked at: it is for integer targets, and {chosen.name!r} has no ranges of data")
         with stages.stage("checks"):
             findings = _run_checks(exam, sqnr)
         with stages.stage("plan"):

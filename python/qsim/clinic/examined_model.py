@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from qsim.batch_norm.fold import fold_recorded, recorded
+from qsim.batch_norm.fold import fold_recorded
 from qsim.batch_norm.fold_report import FoldReport
+from qsim.batch_norm.recorded import recorded
 from qsim.clinic.folding import candidates, unmoved
 from qsim.graph.execute.attach import attach
 from qsim.graph.execute.mode import LocalMode

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from qsim.batch_norm.recorded import returned_none
 from qsim.runs.arguments import Arguments, refuse_numbers
 from qsim.runs.batches import Forward, to_device
+from qsim.runs.runnable import refuse_packed
 from qsim.runs.snapshot import unchanged
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -31,15 +33,19 @@ def example_of(model: nn.Module, batch: Any, forward: Forward | None = None) -> 
     if forward is not None:
         return _called_with(model, batch, forward)
     errors = []
+    values = list(batch.values()) if isinstance(batch, Mapping) else batch if isinstance(batch, list) else [batch]
+    refuse_packed([((value,), {}) for value in values], "qsim.doctor")
     for args, kwargs in _candidates(model, batch):
         given = to_device((args, kwargs), model)
         try:
             with unchanged(model), torch.no_grad():
                 copies = tree_map_only(Tensor, torch.clone, given)  # it may write into them
-                model.eval()(*copies[0], **copies[1])
+                found = model.eval()(*copies[0], **copies[1])
         except Exception as e:
             errors.append(f"with {len(args)} arguments{' and ' + ', '.join(kwargs) if kwargs else ''}: {type(e).__name__}: {e}")
         else:
+            if found is None:
+                raise returned_none("qsim.doctor")
             return given[1] if given[1] else given[0]
     refuse_numbers(batch, "qsim.doctor", "the first batch")
     tried = "\n  ".join(errors)

@@ -186,6 +186,11 @@ class Config:
             elif changes:
                 raise ValueError(f"Config.override: {role}={change!r} decides every field; got {', '.join(changes)} too")
         added = Override(pattern, op_type, position=position, starts=starts, **roles)
+        if added.weight == added.activation == ():
+            raise ValueError(
+                f"Config.override: got nothing to change for {pattern!r}; expected fields of a TensorSpec (bits=4), weight=, activation= "
+                "or off=True"
+            )
         return dataclasses.replace(self, overrides=(*self.overrides, added))
 
     def with_plan(self, plan: FloatPlan) -> Config:
@@ -272,7 +277,16 @@ class Config:
     @classmethod
     def from_json(cls, text: str) -> Config:
         """Inverse of `to_json`. What is left out has its default; an unknown key is an error that names it."""
-        fields = json.loads(text)
+        try:
+            fields = json.loads(text)
+        except json.JSONDecodeError as error:
+            shown = text if len(text) <= 60 else f"{text[:60]} ..."
+            raise ValueError(
+                f"Config.from_json: got {shown!r}, which is no JSON ({error}); expected what Config.to_json() returns; of a file "
+                "Path(name).read_text()"
+            ) from error
+        if not isinstance(fields, dict):
+            raise ValueError(f"Config.from_json: got a JSON {type(fields).__name__}; expected the object that Config.to_json() returns")
         check_keys(cls, fields)
         for role in ROLES:
             if fields.get(role) is not None:

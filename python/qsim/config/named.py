@@ -10,6 +10,20 @@ from typing import Any
 from qsim.config import presets
 from qsim.config.config import Config
 from qsim.config.profile import PROFILES
+from qsim.numbers.spec import TensorSpec
+
+_OTHER_NAMES = {  # as torch and other tools call them
+    "w8a8": "int8",
+    "w4a4": "int4",
+    "w16a16": "int16",
+    "float16": "fp16",
+    "half": "fp16",
+    "bfloat16": "bf16",
+    "float8": "fp8",
+    "float8_e4m3fn": "fp8",
+    "e4m3": "fp8",
+    "fp4": "nvfp4",
+}
 
 PRESETS: dict[str, Callable[..., Config]] = {
     name: made
@@ -40,8 +54,9 @@ def config_of(given: Config | str | None, caller: str) -> Config:
     name = getattr(given, "__name__", "")
     if PRESETS.get(name) is given:
         raise TypeError(f"{caller}: got the function qsim.{name} as config; expected the config that it makes: qsim.{name}()")
+    hint = ", or of a spec for each role a Config: qsim.Config(weight=spec, activation=spec)" if isinstance(given, TensorSpec) else ""
     raise TypeError(
-        f"{caller}: got {_shown(given)} as config; expected a qsim.Config, such as qsim.int8(), or the name of a preset: {_names()}"
+        f"{caller}: got {_shown(given)} as config; expected a qsim.Config, such as qsim.int8(), or the name of a preset: {_names()}{hint}"
     )
 
 
@@ -50,7 +65,12 @@ def _preset(name: str, caller: str) -> Callable[..., Config]:
         return PRESETS[name]
     if name in PROFILES:
         raise ValueError(f"{caller}: {name!r} is a target, not a preset; expected a config for it, such as qsim.int8(target={name!r})")
-    close = get_close_matches(name.lower(), PRESETS, n=1)
+    if name.endswith((".json", ".encodings", ".yaml")):
+        raise ValueError(
+            f"{caller}: got config={name!r}, the name of a file; expected a qsim.Config: qsim.Config.from_json(Path({name!r}).read_text())"
+        )
+    plain = name.lower().removeprefix("qsim.").removesuffix("()")
+    close = [_OTHER_NAMES[plain]] if plain in _OTHER_NAMES else get_close_matches(plain, PRESETS, n=1)
     hint = f"; close to it: {close[0]!r}" if close else ""
     raise ValueError(f"{caller}: got config={name!r}; expected a qsim.Config or the name of a preset: {_names()}{hint}")
 

@@ -107,10 +107,14 @@ class Override:
     starts: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        if isinstance(self.pattern, type):
+            name = self.pattern.__name__
+            raise TypeError(f"Override: got the class {name} as pattern; expected a glob of names; for all of a type op_type={name!r}")
         if not (isinstance(self.pattern, str) or callable(self.pattern)):
             raise TypeError(f"Override: got pattern={self.pattern!r}; expected a glob, or a function of a SiteInfo")
         if not isinstance(self.op_type, str | None):
-            raise TypeError(f"Override: got op_type={self.op_type!r}; expected a glob for the type of an operation, such as 'Conv'")
+            name = self.op_type.__name__ if isinstance(self.op_type, type) else "Conv"
+            raise TypeError(f"Override: got op_type={self.op_type!r}; expected a glob for the type of an operation, such as {name!r}")
         if self.position not in (None, *POSITIONS):
             raise ValueError(f"Override: got position={self.position!r}; expected 'first', 'last' or None")
         if not isinstance(self.starts, tuple | list) or not set(self.starts) <= {*ROLES}:

@@ -40,11 +40,11 @@ def retarget(sim: Sim, target: str | Profile) -> Sim:
     sim.check_calibrated()
     twin, (args, kwargs) = copy.deepcopy(sim).eval(), sim.calls[0]
     twin.fall_back({})
-    before = capture(twin, args, kwargs)
+    before = capture(twin, args, kwargs, open_batch=False)  # positions alone are asked for: open sizes take a third of the time
     detach(twin.model)
     made = type(sim)(twin.model, args or kwargs, dataclasses.replace(sim.config, target=target), inplace=True)
     made.folds = sim.folds + made.folds
-    sources = _sources(_places(before, _gates(twin)), _places(capture(made, args, kwargs), _gates(made)))
+    sources = _sources(_places(before, _gates(twin)), _places(capture(made, args, kwargs, open_batch=False), _gates(made)))
     old, new = twin.quantizers(), made.quantizers()
     unseen = []
     for key, planned in made.decisions.quantizers.items():

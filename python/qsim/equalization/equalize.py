@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from qsim.batch_norm.fold import fold_batch_norms, recorded
+from qsim.batch_norm.fold import folded_for
 from qsim.batch_norm.fold_report import FoldReport
+from qsim.batch_norm.recorded import recorded
 from qsim.equalization.candidates import find_candidates
 from qsim.equalization.edge_finder import find_edges
 from qsim.equalization.edges import Edge
@@ -156,7 +157,7 @@ def _check(model: nn.Module) -> None:
 def _equalized(
     model: nn.Module, example_inputs: Any, calls: Sequence[Arguments], every: Sequence[Arguments], methods: Sequence[Method]
 ) -> EqualizeReport:
-    folded = fold_batch_norms(model, example_inputs) if any(isinstance(m, CrossLayer) for m in methods) else FoldReport()
+    folded = folded_for("qsim.equalize", model, example_inputs) if any(isinstance(m, CrossLayer) for m in methods) else FoldReport()
     tape, problems = recorded(model, example_inputs, "qsim.equalize")
     uses = Uses(model, tape)
     candidates, refused = find_candidates(model, tape, uses)

@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves
 
 from qsim.integer.evaluate import Evaluation
 from qsim.options import check_flag
+from qsim.runs.batches import Forward
 from qsim.runs.sharding import sharded_modules
 from qsim.simulation.simulation import Simulation
 from qsim.trace.capture import capture
@@ -69,7 +70,7 @@ def on_integers(sim: Simulation) -> Iterator[None]:
             sim.evaluator = was
 
 
-def evaluate(sim: Simulation, batch: Any, *, integer: bool) -> Any:
+def evaluate(sim: Simulation, batch: Any, forward: Forward | None = None, *, integer: bool) -> Any:
     """What the model returns for a batch, in eval mode and without gradients: see `QuantSim.evaluate`."""
     check_flag("QuantSim.evaluate", "integer", integer)
     training = [module for module in sim.modules() if module.training]
@@ -77,7 +78,7 @@ def evaluate(sim: Simulation, batch: Any, *, integer: bool) -> Any:
         sim.eval()
     try:
         with torch.no_grad(), on_integers(sim) if integer else contextlib.nullcontext():
-            return sim.forward_batch(sim, batch)
+            return sim.runner(forward)(batch)
     finally:
         for module in training:
             module.training = True

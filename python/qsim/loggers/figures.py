@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import math
 from dataclasses import dataclass, field
 
@@ -40,3 +42,21 @@ class Figures:
     def known(self) -> dict[str, float]:
         """The scalars that are not NaN."""
         return {name: value for name, value in self.scalars.items() if not math.isnan(value)}
+
+    def csv(self) -> str:
+        """The scalars as a table, a line each: what is before the slash, what is behind it, the value.
+
+        Examples
+        --------
+        >>> print(Figures({"seconds": 1.5, "clipped/conv.output": 0.0}).csv(), end="")
+        figure,of,value
+        seconds,,1.5
+        clipped,conv.output,0.0
+        """
+        file = io.StringIO()
+        lines = csv.writer(file, lineterminator="\n")
+        lines.writerow(["figure", "of", "value"])
+        for name, value in self.scalars.items():
+            figure, _, of = name.partition("/")
+            lines.writerow([figure, of, float(value)])
+        return file.getvalue()

@@ -20,6 +20,7 @@ from qsim.pages.picture import SUFFIXES, picture
 from qsim.version import VERSION
 
 _HERE = Path(__file__).parent
+_PAGES = (".html", ".htm", "")
 _STYLES = ("uplot/uPlot.min.css", "page.css")
 _SCRIPTS = ("uplot/uPlot.iife.min.js", "plot.js", "charts.js", "distributions.js", "tables.js")
 
@@ -57,6 +58,9 @@ class Page:
     def write(self, path: str | PathLike[str]) -> None:
         """Write the document to a file, whole or not at all; its curves alone where the name ends as a picture's does."""
         suffix = Path(path).suffix.lower()
+        if suffix not in (*SUFFIXES, *_PAGES):
+            ways = ", ".join(("'.html'", *map(repr, SUFFIXES)))
+            raise ValueError(f"got the file name '{path}'; expected one that ends as what is written does: {ways}, or '.csv' of a report")
         contents = picture(self.title, self.chart, suffix) if suffix in SUFFIXES else self.html().encode()
         write_atomically(Path(path), contents)
 

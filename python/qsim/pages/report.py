@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from html import escape
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
+from qsim.atomic import write_atomically
 from qsim.loggers.figures import Figures
 from qsim.loggers.sinks import writer_of
 from qsim.pages.page import Page
@@ -27,22 +30,28 @@ class Report:
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write it as one HTML page that needs no network: curves, tables that sort and filter, pictures of distributions. Or its curves
-        alone, as a picture.
+        alone, as a picture, or its numbers alone.
 
         Parameters
         ----------
         path : path-like
-            Such as "report.html", or "report.png", ".svg" or ".pdf", which takes matplotlib (``pip install qsim[report]``). An existing
-            file is replaced.
+            Such as "report.html"; "report.png", ".svg" or ".pdf", which takes matplotlib (``pip install qsim[report]``); "report.csv" for
+            what `log` writes, a line each: figure, of what, value. An existing file is replaced.
 
         Raises
         ------
         ImportError
             matplotlib is not installed.
         ValueError
-            A picture of a report that has no curve.
+            A picture of a report that has no curve; a name that ends in another way.
         """
-        self.page().write(path)
+        self._write(self.page, path)
+
+    def _write(self, page: Callable[[], Page], path: str | PathLike[str]) -> None:
+        if Path(path).suffix.lower() == ".csv":
+            write_atomically(Path(path), self.figures().csv().encode())
+        else:
+            page().write(path)
 
     def figures(self) -> Figures:
         """Its numbers, as `log` writes them."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from qsim.integer import programs
 from qsim.integer.assignment import Kernel
+from qsim.runs.batches import Forward
 from qsim.simulation.simulation import Simulation
 
 
@@ -69,19 +70,21 @@ class IntegerEvaluation(Simulation):
         with self.calibrated():
             return programs.evaluation(self, *self.calls[0]).prepared.with_pairs()
 
-    def evaluate(self, batch: Any, *, integer: bool = False) -> Any:
+    def evaluate(self, batch: Any, forward: Forward | None = None, *, integer: bool = False) -> Any:
         """What the model returns for a batch, in eval mode and without gradients.
 
         Parameters
         ----------
         batch : Tensor, tuple, list or dict
             As `calibrate` takes batches: what the model does not take, such as targets, is ignored.
+        forward : callable, optional
+            ``forward(model, batch)`` for anything else.
         integer : bool
             As a runtime's integer kernels compute it: see `integer`.
 
         Returns
         -------
-        What the model returns.
+        What the model, or `forward`, returns.
 
         Examples
         --------
@@ -91,4 +94,4 @@ class IntegerEvaluation(Simulation):
         >>> sim.evaluate(batch, integer=True).shape
         torch.Size([8, 2])
         """
-        return programs.evaluate(self, batch, integer=integer)
+        return programs.evaluate(self, batch, forward, integer=integer)

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from qsim.batch_norm.fold import fold_recorded, recorded
+from qsim.batch_norm.fold import fold_recorded
 from qsim.batch_norm.fold_report import FoldReport
 from qsim.batch_norm.frozen import as_batch_norms
+from qsim.batch_norm.recorded import recorded
 from qsim.batch_norm.statistics import batch_norms
 from qsim.config.config import Config
 from qsim.config.named import config_of

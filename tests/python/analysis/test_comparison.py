@@ -208,3 +208,27 @@ def test_tensors_larger_than_a_chunk_and_strided():
 def test_only_float_tensors_of_outputs_count():
     assert float_tensors({"a": (torch.ones(2), [torch.ones(2, dtype=torch.int64), None, 3.0])})[0].equal(torch.ones(2))
     assert len(float_tensors({"a": (torch.ones(2), [torch.ones(2, dtype=torch.int64), None, 3.0])})) == 1
+
+
+@pytest.mark.parametrize(
+    ("forward", "factor", "says"),
+    [
+        (lambda m, x: m.fc(x) * 0.0, 1.0, "the float model returns zeros alone (a last layer that was never trained?) for this batch"),
+        (lambda m, x: m.fc(x).argmax(-1), 1.0, "nothing of what the model returns (Tensor) was compared: it has no floating-point tensors"),
+        (lambda m, x: m.fc(x).detach().numpy(), 1.0, "nothing of what the model returns (ndarray) was compared"),
+        (lambda m, x: m.fc(x), math.nan, "nothing of what the model returns was compared: it is NaN or Inf throughout"),
+    ],
+    ids=["zeros", "integers", "array", "nan"],
+)
+def test_an_output_that_tells_nothing_is_told_of(forward, factor, says):
+    sim = calibrated(Forward(forward, fc=nn.Linear(6, 3)).eval(), ROWS)
+    comparison = sim.compare(ROWS * factor)
+    assert any(note.startswith(says) for note in comparison.notes)
+    assert f"note: {says}" in str(comparison)
+
+
+@pytest.mark.parametrize("forward", [lambda m, x: m.fc(x) * 0.0, lambda m, x: m.fc(x).argmax(-1)], ids=["zeros", "integers"])
+def test_no_sensitivity_of_an_output_that_tells_nothing(forward):
+    sim = calibrated(Forward(forward, fc=nn.Linear(6, 3)).eval(), ROWS)
+    with pytest.raises(ValueError, match=r"give weights that were trained, or a metric|cannot be compared"):
+        sim.sensitivity([ROWS], progress=False)

@@ -53,9 +53,11 @@ def test_the_default_metric_is_the_ratio_at_the_output():
     lines = str(found).splitlines()
     assert "lost dB" in lines[1]
     assert f"{found.ranked()[0].value:.1f}" in lines[3]
-    least = max(found.scores, key=lambda score: score.value)
-    assert found.lost(least.value) == 0
     assert found.share(found.quantized) == 1
+    for score in found.scores:  # what is left once its noise is gone
+        rest = 10 ** (-found.quantized / 10) - 10 ** (-score.value / 10)
+        assert found.quantized + found.lost(score.value) == pytest.approx(-10 * math.log10(rest), abs=1e-6)
+    assert found.lost(found.quantized) == pytest.approx(30)  # all of it
 
 
 def test_worst_operations_go_into_a_config():

@@ -140,7 +140,8 @@ def test_others_stay(name):
 def test_the_report_says_so():
     model, x = network("behind a concatenation")
     assert qsim.fold_batch_norms(copy.deepcopy(model), x).kept  # of a float model they stay
-    from qsim.batch_norm.fold import fold_recorded, recorded
+    from qsim.batch_norm.fold import fold_recorded
+    from qsim.batch_norm.recorded import recorded
 
     report = fold_recorded(model, *recorded(model, x, "here"), alone=["bn"])
     assert report.kept == {}

@@ -74,7 +74,7 @@ def activations(sim: qsim.QuantSim) -> list[str]:
         ("comparison", ("tensor, in the order of the model", "SQNR to float (dB)")),
         ("sensitivity", ("group, in the order of the model", "lost by it alone (dB)")),
         ("progressive", ("operations that are quantized", "metric")),
-        ("bits", ("size (share of float32)", "lost beside float")),
+        ("bits", ("size (share of float32)", "lost beside float (MSE over mean square)")),
     ],
 )
 def test_the_cursor_names_the_tensor_and_its_numbers(browser, pages, name, axes):

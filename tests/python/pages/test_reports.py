@@ -1,5 +1,6 @@
 """What every report can do: pages in files, and in notebooks."""
 
+import csv
 import json
 from html import unescape
 from pathlib import Path
@@ -67,6 +68,23 @@ def test_every_report_is_a_page_in_a_file_and_in_a_notebook(reports, name, tmp_p
     (frame,) = frames
     assert "<table>" in unescape(frame["srcdoc"])
     assert shown.startswith("<details open><summary>")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_report_is_a_table_of_its_numbers(reports, name, tmp_path):
+    reports[name].save(tmp_path / "numbers.csv")
+    with (tmp_path / "numbers.csv").open(newline="") as file:
+        read = {"/".join(filter(None, (row["figure"], row["of"]))): float(row["value"]) for row in csv.DictReader(file)}
+    assert read == pytest.approx(reports[name].figures().scalars, rel=0, abs=0, nan_ok=True)
+
+
+def test_no_page_under_the_name_of_something_else(reports, tmp_path):
+    for name in ("report.json", "report.jpg", "report.txt"):
+        with pytest.raises(ValueError, match=r"expected one that ends as what is written does: '\.html', '\.png', .*'\.csv' of a report"):
+            reports["summary"].save(tmp_path / name)
+    assert not list(tmp_path.iterdir())
+    reports["summary"].save(tmp_path / "report")  # without a suffix: a page
+    assert (tmp_path / "report").read_text().startswith("<!doctype html>")
 
 
 @pytest.mark.parametrize("name", NAMES)

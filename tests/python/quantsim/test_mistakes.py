@@ -58,11 +58,32 @@ def test_the_name_of_a_preset_is_that_preset():
         ("tensorrt", ValueError, re.escape("is a target, not a preset; expected a config for it, such as qsim.int8(target='tensorrt')")),
         (qsim.int8, TypeError, re.escape("got the function qsim.int8 as config; expected the config that it makes: qsim.int8()")),
         ({"bits": 8}, TypeError, "got {'bits': 8} as config; expected a qsim.Config"),
+        ("w8a8", ValueError, "got config='w8a8'; .*close to it: 'int8'"),
+        ("W4A8", ValueError, "close to it: 'w4a8'"),
+        ("qsim.int4()", ValueError, "close to it: 'int4'"),
+        ("bfloat16", ValueError, "close to it: 'bf16'"),
+        ("rules.json", ValueError, re.escape("the name of a file; expected a qsim.Config: qsim.Config.from_json(Path('rules.json')")),
+        (qsim.TensorSpec(), TypeError, "got a TensorSpec as config; .*" + re.escape("qsim.Config(weight=spec, activation=spec)")),
     ],
 )
 def test_what_is_no_config(config, error, says):
     with pytest.raises(error, match=f"QuantSim: .*{says}"):
         qsim.QuantSim(network(), IMAGES, config)
+
+
+@pytest.mark.parametrize("text", ["rules.json", "[1]", "{} {}"])
+def test_what_is_no_json_of_a_config(text):
+    with pytest.raises(ValueError, match=r"Config.from_json: got .*; expected (what|the object that) Config.to_json\(\) returns"):
+        qsim.Config.from_json(text)
+
+
+def test_overrides_that_mean_something_else():
+    with pytest.raises(TypeError, match=r"got the class Linear as pattern; expected a glob of names; for all of a type op_type='Linear'"):
+        qsim.int8().override(nn.Linear, bits=4)
+    with pytest.raises(TypeError, match=r"expected a glob for the type of an operation, such as 'Linear'"):
+        qsim.int8().override(op_type=nn.Linear, bits=4)
+    with pytest.raises(ValueError, match=r"Config.override: got nothing to change for 'head'; expected fields of a TensorSpec \(bits=4\)"):
+        qsim.int8().override("head")
 
 
 @pytest.mark.parametrize(
@@ -88,6 +109,18 @@ def test_what_is_no_module(model, says):
 def test_a_model_that_returns_none():
     with pytest.raises(TypeError, match=r"the model returned None for the example inputs; .* Does its forward end without `return`"):
         qsim.QuantSim(ReturnsNothing(), torch.randn(2, 3))
+    with pytest.raises(TypeError, match=r"qsim.equalize: the model returned None"):
+        qsim.equalize(ReturnsNothing(), torch.randn(2, 3))
+    with pytest.raises(TypeError, match=r"qsim.doctor: the model returned None"):
+        qsim.doctor(ReturnsNothing(), [torch.randn(2, 3)], progress=False)
+
+
+def test_example_inputs_without_elements():
+    """The plan would lack what reads them."""
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)).eval()
+    for given in (model, model[:1]):
+        with pytest.raises(ValueError, match=r"QuantSim: example inputs without elements \(a float32 tensor of the shape \(0, 3, 8, 8\)\)"):
+            qsim.QuantSim(given, IMAGES[:0])
 
 
 @pytest.mark.parametrize(
@@ -117,6 +150,8 @@ def test_packed_sequences():
     assert isinstance(packed, PackedSequence)
     with pytest.raises(TypeError, match=r"got a PackedSequence among the example inputs; expected tensors: .* call pack_padded_sequence"):
         qsim.QuantSim(TakesPacked(), packed)
+    with pytest.raises(TypeError, match=r"qsim.doctor: got a PackedSequence"):
+        qsim.doctor(TakesPacked(), [packed], progress=False)
 
 
 @pytest.mark.parametrize(
@@ -141,8 +176,16 @@ def test_what_is_no_number_of_a_metric(result, says):
 
 
 def test_what_is_no_metric():
+    def accuracy(sim):
+        return 1.0
+
     with pytest.raises(TypeError, match=re.escape("got metric='accuracy'; expected a function, metric(sim, data) -> float")):
         calibrated().sensitivity([IMAGES], "accuracy", progress=False)
+    with pytest.raises(TypeError, match=r"got metric=a list; expected a function"):  # metric and data, the other way round
+        calibrated().sensitivity(lambda sim, data: 1.0, [IMAGES], progress=False)
+    says = r"the metric accuracy\(sim\) cannot be called as metric\(sim, data\).*lambda sim, data: accuracy\(sim\)"
+    with pytest.raises(TypeError, match=says):
+        calibrated().sensitivity([IMAGES], accuracy, progress=False)
     with pytest.raises(ValueError, match="got a metric and forward="):
         calibrated().sensitivity([IMAGES], lambda sim, data: 1.0, forward=lambda model, batch: model(batch), progress=False)
 
@@ -308,6 +351,10 @@ class TestForward:
         assert sim.sensitivity(self.DATA, forward=self.forward, progress=False) == plain
         assert sim.progressive(self.DATA, order="forward", forward=self.forward, progress=False).steps[-1].value == plain.quantized
         assert sim.float_plan(self.DATA, target=1000.0, forward=self.forward, progress=False).keep == ("input", "0", "2", "4")
+
+    def test_a_single_call_takes_it(self, sim):
+        for integer in (False, True):
+            assert torch.equal(sim.evaluate(self.DATA[0], self.forward, integer=integer), sim.evaluate(IMAGES, integer=integer))
 
     def test_the_search_for_bits_takes_it(self, sim):
         options = {"budget": qsim.Budget(size=0.3), "candidates": (4, 8), "probes": 8, "progress": False}
