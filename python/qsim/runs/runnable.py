@@ -42,8 +42,12 @@ def check_module(model: Any, caller: str) -> None:
         got, cure = "an ExportedProgram", "the Python module that was exported"
     elif isinstance(model, (str, os.PathLike)):
         got, cure = f"the path {os.fspath(model)!r}", "load the model first; of an .onnx file, `qsim quantize` makes an integer one"
-    else:
+    elif isinstance(model, Tensor):
+        got, cure = "a tensor", "it comes first, then its inputs"
+    elif callable(model):
         got, cure = f"a {type(model).__name__}", "a function can be called in the forward of one"
+    else:
+        got, cure = "None" if model is None else f"a {type(model).__name__}", "an instance of torch.nn.Module"
     raise TypeError(f"{caller}: got {got} as model; expected a module: {cure}")
 
 
@@ -81,16 +85,18 @@ def cannot_run(model: nn.Module, calls: Sequence[Arguments], number: int, error:
     args, kwargs = calls[number]
     for value in (*args, *kwargs.values()):
         refuse_numbers(value, caller, "an example input")
-    text = (
-        f"{caller}: the model does not run on {_which(calls, number)}: {call_text(calls[number])}. "
-        f"forward takes {_signature(model)}. It raised {type(error).__name__}: {shortened(error)}"
-    )
     advice = list(dict.fromkeys(hint for value in (*args, *kwargs.values()) for hint in hints(value, model)))
     if len(calls) > 1:
         advice.append("A list holds calls; of one call with several arguments make a tuple")
-    if advice:
-        text += f". {'. '.join(advice)}"
-    return ValueError(text)
+    if not advice and isinstance(error, TypeError) and len(args) > 1:
+        advice.append("A tuple holds positional arguments: give those that forward takes, without targets")
+    told = (
+        f"the model does not run on {_which(calls, number)}: {call_text(calls[number])}",
+        f"forward takes {_signature(model)}",
+        *advice,  # before what torch says, which may be long
+        f"It raised {type(error).__name__}: {shortened(error)}",
+    )
+    return ValueError(f"{caller}: {'. '.join(told)}")
 
 
 def shortened(error: Exception) -> str:
@@ -139,6 +145,12 @@ def hints(value: Any, model: nn.Module) -> Iterator[str]:
         yield "Give an input, such as torch.randn(1, 3, 224, 224)"
     elif isinstance(value, (int, float)) and not isinstance(value, bool):
         yield "A tuple holds positional arguments, one each: of a shape make a tensor, torch.randn(shape)"
+    elif isinstance(value, torch.utils.data.Dataset):
+        yield "A data set is no batch: give one, such as next(iter(torch.utils.data.DataLoader(it, 8)))"
+    elif isinstance(value, Iterator):
+        yield f"A {type(value).__name__} is no batch: give one, such as next(it)"
+    elif isinstance(value, (str, os.PathLike, set)) or callable(value):
+        yield f"A {type(value).__name__} is no tensor: give what forward takes"
     first = next((t for t in chain(model.parameters(), model.buffers()) if t.is_floating_point()), None)
     if isinstance(value, Tensor) and first is not None:
         if value.device != first.device:

@@ -60,9 +60,9 @@ def unfit(error: Exception, call: Arguments, examples: Sequence[Arguments], mode
     advice = list(dict.fromkeys(hint for value in (*call[0], *call[1].values()) for hint in hints(value, model)))
     if _ranks(call) and any(_ranks(call) == [rank - 1 for rank in _ranks(example)] for example in examples):
         advice.append("It lacks the dimension of the batch: give a DataLoader's batches, or x[None]")
-    text = f"QuantSim: the model does not run on the batch: {call_text(call)}; the example inputs had {expected}. "
-    text += f"What it raised {where}is {type(error).__name__}: {shortened(error)}"
-    return UnfitBatchError(". ".join([text, *advice]))
+    text = f"QuantSim: the model does not run on the batch: {call_text(call)}; the example inputs had {expected}"
+    raised = f"What it raised {where}is {type(error).__name__}: {shortened(error)}"
+    return UnfitBatchError(". ".join([text, *advice, raised]))  # advice before what torch says, which may be long
 
 
 def _ranks(call: Arguments) -> list[int]:

@@ -93,9 +93,10 @@ def test_overrides_that_mean_something_else():
         (network().state_dict(), "a state dict as model; expected a module: build the model, then model.load_state_dict"),
         ("model.onnx", "the path 'model.onnx' as model; expected a module: load the model first"),
         (lambda x: x, "a function as model; expected a module"),
-        (None, "a NoneType as model; expected a module"),
+        (None, "None as model; expected a module: an instance of torch.nn.Module"),
+        (IMAGES, "a tensor as model; expected a module: it comes first, then its inputs"),
     ],
-    ids=["class", "state", "path", "function", "none"],
+    ids=["class", "state", "path", "function", "none", "tensor"],
 )
 def test_what_is_no_module(model, says):
     with pytest.raises(TypeError, match=f"QuantSim: got {says}"):
@@ -127,21 +128,29 @@ def test_example_inputs_without_elements():
     ("inputs", "says"),
     [
         (IMAGES[:, :1], "a float32 tensor of the shape (4, 1, 8, 8). forward takes (input). It raised RuntimeError: Given groups=1"),
-        ((IMAGES, IMAGES), "forward takes (input). It raised TypeError"),
+        ((IMAGES, IMAGES), "forward takes (input). A tuple holds positional arguments"),
         ({"image": IMAGES}, "image=a float32 tensor of the shape (4, 3, 8, 8). forward takes (input)"),
         ((1, 3, 8, 8), "of a shape make a tensor, torch.randn(shape)"),
         (None, "Give an input, such as torch.randn(1, 3, 224, 224)"),
         (torch.utils.data.DataLoader(IMAGES), "Give the inputs of one batch, such as next(iter(loader))[0]"),
         (IMAGES.double(), "The model computes in torch.float32, an input is torch.float64: convert it"),
         (IMAGES.to(torch.uint8), "The model computes in torch.float32, an input is torch.uint8: convert it"),
+        ("image.png", "A str is no tensor: give what forward takes"),
+        (iter([IMAGES]), "A list_iterator is no batch: give one, such as next(it)"),
+        (
+            torch.utils.data.TensorDataset(IMAGES),
+            "A data set is no batch: give one, such as next(iter(torch.utils.data.DataLoader(it, 8)))",
+        ),
+        ((IMAGES, torch.zeros(4)), "A tuple holds positional arguments: give those that forward takes, without targets"),
         ([IMAGES, torch.zeros(2)], "call 1 of the 2 in example_inputs: a float32 tensor of the shape (2,)"),
     ],
-    ids=["channels", "two", "keyword", "shape", "none", "loader", "double", "uint8", "batch"],
+    ids=["channels", "two", "keyword", "shape", "none", "loader", "double", "uint8", "text", "iterator", "set", "targets", "batch"],
 )
 def test_wrong_example_inputs(inputs, says):
     with pytest.raises(ValueError, match="QuantSim: the model does not run on ") as caught:
         qsim.QuantSim(network(), inputs)
     assert says in str(caught.value)
+    assert "It raised" in says or str(caught.value).index(says) < str(caught.value).index("It raised")  # before what may be long
     assert caught.value.__cause__ is not None
 
 

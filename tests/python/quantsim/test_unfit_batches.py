@@ -33,8 +33,8 @@ def same(a, b):
     [
         (IMAGES[:, :1], "a float32 tensor of the shape (4, 1, 8, 8); the example inputs had a float32 tensor of the shape (4, 3, 8, 8). "
                         "What it raised in '0' (Conv2d) is RuntimeError: Given groups=1"),
-        (IMAGES[0], "a float32 tensor .* What it raised in '4' (Linear) is RuntimeError: .* It lacks the dimension of the batch"),
-        (IMAGES.double(), "a float64 tensor .* in '0' (Conv2d) .* convert it, x.to(torch.float32)"),
+        (IMAGES[0], "a float32 tensor .* It lacks the dimension of the batch.* What it raised in '4' (Linear) is RuntimeError: "),
+        (IMAGES.double(), "a float64 tensor .* convert it, x.to(torch.float32).* in '0' (Conv2d) "),
         ((IMAGES * 255).to(torch.uint8), "a uint8 tensor .* convert it, x.to(torch.float32)"),
         ("image.png", "'image.png'; the example inputs had a float32 tensor"),
     ],
