@@ -127,7 +127,7 @@ def save_checkpoint(
         return
     first = first_names(checkpoint.tensors)
     named = {name: t for name, t in checkpoint.tensors.items() if name in first}
-    entries = [*named.items(), *checkpoint.weights.items()]
+    entries: list[tuple[str, PackedWeight | Tensor]] = [*named.items(), *checkpoint.weights.items()]
     write_packed(Path(folder), entries, format, checkpoint.model_config, linear, activations=checkpoint.activations)
 
 

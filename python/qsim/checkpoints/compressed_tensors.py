@@ -32,8 +32,9 @@ def read(state: dict[str, Tensor], quantization: Mapping[str, Any], place: FileP
     groups = quantization.get("config_groups")
     if not isinstance(groups, dict) or not groups:
         raise place.wanted("config_groups", groups, "an object that is not empty")
-    if len(layout := _layouts(quantization)) == 1 and layout < eight_bits.TYPES.keys():
-        return eight_bits.read(state, {name: _object(group, name, place) for name, group in groups.items()}, *layout, place)
+    layout = _layouts(quantization)
+    if len(layout) == 1 and (one := next(iter(layout))) in eight_bits.TYPES:
+        return eight_bits.read(state, {name: _object(group, name, place) for name, group in groups.items()}, one, place)
     schemes = [group.get("weights") if isinstance(group, dict) else None for group in groups.values()]
     for scheme in schemes:
         if not isinstance(scheme, dict) or scheme.get("num_bits") not in _BITS or scheme.get("type", "int") != "int":

@@ -255,9 +255,9 @@ class Export(Simulation):
         folder : path-like
             Made if it is not there. ``model.safetensors`` and ``config.json`` in it are replaced; tokenizers are not written.
         format : str
-            "compressed-tensors" (pack-quantized, 4 and 8 bits; int-quantized and float-quantized with activations), "gptq" or "gptq_v2" (2, 3, 4 and 8 bits, one group size for all) or
-            "awq" (4 bits). "gguf" writes the file `folder`: see `qsim.save_checkpoint`. All but the first store scales in float16: call
-            `round_scales` before.
+            "compressed-tensors" (pack-quantized, 4 and 8 bits; int-quantized and float-quantized with activations), "gptq" or "gptq_v2"
+            (2, 3, 4 and 8 bits, one group size for all) or "awq" (4 bits). "gguf" writes the file `folder`: see `qsim.save_checkpoint`.
+            All but the first store scales in float16: call `round_scales` before.
 
         Raises
         ------

@@ -100,7 +100,7 @@ def changed(folder, change):
 
 
 HOSTILE = {
-    r"dynamic is false; expected true.*scale='W8A8'": lambda group, _: group["input_activations"].update(dynamic=False),
+    r"dynamic is false; expected true.*scheme='W8A8'": lambda group, _: group["input_activations"].update(dynamic=False),
     r"symmetric": lambda group, _: group["weights"].update(symmetric=False),
     r"strategy": lambda group, _: group["weights"].update(strategy="tensor"),
     r"num_bits": lambda group, _: group["weights"].update(num_bits=4),
