@@ -57,8 +57,8 @@ class PackedWeight:
     >>> weight = PackedWeight(torch.tensor([[8, 9], [7, 15]], dtype=torch.uint8), scale, zero_point, 4, 2)
     >>> weight.dequantize().tolist()
     [[0.0, 0.5], [-1.0, 7.0]]
-    >>> weight.encoding.dtype, weight.group_size, weight.middle, weight.scheme.symmetric
-    ('uint4', 2, 8, True)
+    >>> weight.encoding.dtype, weight.group_size, weight.middle, weight.scheme.symmetric, weight.is_float
+    ('uint4', 2, 8, True, False)
     """
 
     integers: Tensor

@@ -43,12 +43,10 @@ def own_copy(model: Model) -> Model:
     if not is_offloaded(model):
         return copied(model)
     _refuse_other_devices(model)
-    made = copied(model)
-    settle_offloaded(made)
-    return made
+    return settle_offloaded(copied(model))
 
 
-def settle_offloaded(model: nn.Module) -> None:
+def settle_offloaded(model: Model) -> Model:
     """Give an offloaded model its values back, in place, and take accelerate's hooks off where they have nothing left to do.
 
     What lies on disk is mapped from there; what lies in memory is used as it is. Modules release what they have read of a file when their
@@ -61,7 +59,7 @@ def settle_offloaded(model: nn.Module) -> None:
     """
     found = dict(_offloading(model))
     if not found:
-        return
+        return model
     _refuse_other_devices(model)
     before: list[Tensor] = []  # held, so that no other gets the identity of one
     made: dict[object, nn.Parameter] = {}
@@ -73,15 +71,15 @@ def settle_offloaded(model: nn.Module) -> None:
             if not t.is_meta:
                 continue
             value = _values(hook.weights_map, name, t)
-            if own in holder._buffers:
-                holder._buffers[own] = value.detach().clone() if isinstance(value, MappedParameter) else value
+            if own in vars(holder)["_buffers"]:
+                vars(holder)["_buffers"][own] = value.detach().clone() if isinstance(value, MappedParameter) else value
                 continue
             before.append(t)
             keys = id(t), (value.data_ptr() or id(t), value.shape)  # one object, or one memory
             tied = next((made[key] for key in keys if key in made), None)
             parameter = value if isinstance(value, MappedParameter) else nn.Parameter(value, t.requires_grad)
             made |= dict.fromkeys(keys, parameter if tied is None else tied)
-            holder._parameters[own] = made[keys[0]]
+            vars(holder)["_parameters"][own] = made[keys[0]]
         hook.offload, hook.weights_map = False, None
         give_back()
         module.register_forward_hook(Release(tuple(name for name, _ in names)), always_call=True)
@@ -90,6 +88,7 @@ def settle_offloaded(model: nn.Module) -> None:
         tie: Any = getattr(module, "tie_weights", None)
         if callable(tie):  # transformers': files tell no more that two parameters were one
             tie()
+    return model
 
 
 class Release:
@@ -107,8 +106,11 @@ class Release:
     def __call__(self, module: nn.Module, args: Any, result: Any) -> None:
         if torch.compiler.is_compiling():
             return
-        read = [module.get_submodule(name.rpartition(".")[0])._parameters.get(name.rpartition(".")[2]) for name in self.names]
-        mapped = [parameter for parameter in read if isinstance(parameter, MappedParameter)]
+        mapped = []
+        for name in self.names:
+            owner, _, own = name.rpartition(".")
+            if isinstance(parameter := getattr(module.get_submodule(owner), own, None), MappedParameter):
+                mapped.append(parameter)
         for parameter in mapped:
             parameter.release()
         if sum(parameter.nbytes for parameter in mapped) >= _LARGE:

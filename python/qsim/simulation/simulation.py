@@ -131,9 +131,7 @@ class Simulation(NamedAsTheModel, AsTheModel):
             raise ValueError("QuantSim: the model is simulated already; give the original one")
         refuse_wrapped(model)
         vars(self)["config"] = config_of(config, "QuantSim")
-        if inplace:
-            settle_offloaded(model)
-        self.model = model if inplace else own_copy(model)
+        self.model = settle_offloaded(model) if inplace else own_copy(model)
         settle_forwards(self.model)
         if any(module.training for module in self.model.modules()):
             warned_of.training(self.model)

@@ -170,3 +170,26 @@ def test_what_would_be_another_calibration_is_refused():
         sim.calibrate(batches, progress=False, folder="x")
     with pytest.raises(CalibrationError, match="got no batch"):
         sim.calibrate([], progress=False, blocks="layers.*")
+
+
+def test_of_an_offloaded_model_each_weight_is_brought_once_for_all_batches(tmp_path, monkeypatch):
+    accelerate = pytest.importorskip("accelerate")
+    from qsim.runs.offloaded import Release
+
+    torch.manual_seed(0)
+    model, batches = Network(), data(3)
+    plain = simulated(model, batches[0])
+    plain.calibrate(batches, progress=False)
+    accelerate.disk_offload(model, str(tmp_path / "off"), execution_device=torch.device("cpu"))
+    sim = simulated(model, batches[0])
+    paths, released, before = {module: path for path, module in sim.model.named_modules()}, [], Release.__call__
+
+    def noted(self, module, *rest):
+        released.append(paths[module])
+        return before(self, module, *rest)
+
+    monkeypatch.setattr(Release, "__call__", noted)
+    sim.calibrate(batches, progress=False, blocks="layers.*", folder=tmp_path / "kept")
+    assert states_equal(sim, plain)
+    ups = [path for path in released if path.endswith("up")]
+    assert ups == [f"layers.{block}.up" for block in range(3) for _ in range(3)]
