@@ -24,6 +24,8 @@ from qsim.pages.report import Report
 from qsim.pages.subject import about
 from qsim.quantizers.quantizer import Quantizer
 from qsim.runs.hooks import hooked
+from qsim.runs.mapped import release
+from qsim.runs.memory import give_back
 from qsim.runs.report_subject import subject_of
 from qsim.runs.sharding import sharded_around, whole
 from qsim.runs.snapshot import unchanged
@@ -179,6 +181,9 @@ class _Walk:
                 quantized = self.quantizers[key].quantize(weight, fallback=self.released.get(key))
                 self.rows[key].local.add(weight, quantized)
                 self.rows[key].accumulated.add(weight, quantized)
+                del quantized
+                if release(weight):
+                    give_back()
             complete = False
             while not complete:
                 stored, complete, expected = self._float_pass(memory)

@@ -20,6 +20,7 @@ from qsim.close_names import close_names
 from qsim.graph.execute.simulated import Simulated
 from qsim.graph.record.tape import Tape
 from qsim.operations.layers import Layer
+from qsim.runs.offloaded import settle_offloaded
 from qsim.runs.report_subject import subject_of
 from qsim.runs.runnable import check_module
 
@@ -63,6 +64,7 @@ def fold_batch_norms(model: nn.Module, example_inputs: Any, *, keep: Collection[
     if any(isinstance(m, Simulated) for m in model.modules()):
         raise ValueError("qsim.fold_batch_norms: got a simulation, which folds its own: sim.fold_batch_norms()")
     check_module(model, "fold_batch_norms")
+    settle_offloaded(model)
     if isinstance(keep, str) or not isinstance(keep, Collection):
         raise TypeError(f"fold_batch_norms: got keep={keep!r}; expected the paths of BatchNorms, such as ['stem.bn']")
     paths = dict(model.named_modules())

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from qsim.batch_norm.own_forward import is_torchs_own
+from qsim.runs.offloaded import has_hooks
 
 _TENSORS = ("weight", "bias", "running_mean", "running_var")
 _EPS = 1e-5  # where a module does not tell its own
@@ -48,7 +49,7 @@ def _is_frozen(module: nn.Module) -> bool:
     shape = held["weight"].shape
     if len(shape) != 1 or any(t.shape != shape or t.is_meta or not t.is_floating_point() for t in held.values()):
         return False
-    if module._forward_hooks or module._forward_pre_hooks:
+    if has_hooks(module):
         return False
     x = torch.randn(2, len(held["weight"]), 3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():

@@ -28,6 +28,8 @@ class Checkpoint:
         What it was read from: "gptq", "gptq_v2", "awq", "compressed-tensors" or "gguf".
     model_config : mapping
         The model's ``config.json`` without what says how it is quantized; of GGUF nothing.
+    activations : mapping of str to TensorSpec
+        What is multiplied with a weight is quantized so, by the weight's name; weights that are not in it are multiplied with floats.
 
     Examples
     --------
@@ -42,13 +44,14 @@ class Checkpoint:
     tensors: Mapping[str, Tensor]
     format: str
     model_config: Mapping[str, Any] = field(default_factory=dict)
+    activations: Mapping[str, TensorSpec] = field(default_factory=dict)
 
     def state_dict(self) -> dict[str, Tensor]:
         """The weights in float32, dequantized, and all other tensors: for `nn.Module.load_state_dict`."""
         return {**{name: weight.dequantize() for name, weight in self.weights.items()}, **self.tensors}
 
     def config(self) -> Config:
-        """What simulates it: a config that quantizes these weights on their grids, and nothing else.
+        """What simulates it: a config that quantizes these weights on their grids, what they are multiplied with, and nothing else.
 
         Raises
         ------
@@ -68,8 +71,10 @@ class Checkpoint:
             raise ValueError("Checkpoint.config: it has no packed weights")
         usual = Counter(specs.values()).most_common(1)[0][0]
         config = Config(usual, None, target=w4a16().target).override("*", weight=None)
+        for activation in dict.fromkeys(self.activations.values()):
+            config = config.override(op_type="input", activation=activation)  # where one of the layers reads it
         for name, spec in specs.items():
-            config = config.override(glob.escape(name.removesuffix(".weight")), weight=spec)
+            config = config.override(glob.escape(name.removesuffix(".weight")), weight=spec, activation=self.activations.get(name))
         return config
 
 
@@ -78,6 +83,8 @@ def _spec(name: str, weight: PackedWeight) -> TensorSpec:
         encoding = weight.encoding
     except ValueError as error:
         raise ValueError(f"Checkpoint.config: '{name}': {error}; Checkpoint.state_dict has the weights in float") from None
+    if weight.is_float:
+        return TensorSpec(dtype=encoding.dtype, axis=encoding.axis, block_size=encoding.block_size, method="minmax")
     signed = encoding.dtype.startswith("int")
     return TensorSpec(
         bits=weight.bits, symmetric=encoding.symmetric, signed=signed, axis=encoding.axis, block_size=encoding.block_size, method="minmax"

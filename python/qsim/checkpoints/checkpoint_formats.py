@@ -16,6 +16,7 @@ from qsim.checkpoints.folder_writer import SHARD_BYTES, FolderWriter
 from qsim.checkpoints.packed_weight import PackedWeight, Scheme
 from qsim.errors import FileFormatError
 from qsim.files.file_place import FilePlace
+from qsim.numbers.spec import TensorSpec
 
 _MODULES: dict[str, Any] = {compressed_tensors.FORMAT: compressed_tensors, gptq.FORMAT: gptq, gptq.SECOND: gptq, awq.FORMAT: awq}
 CHECKPOINT_FORMATS = (*_MODULES, gguf.FORMAT)
@@ -28,9 +29,10 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     ----------
     path : path-like
         A folder with ``config.json`` and safetensors (one file, or shards with an index): GPTQ ("gptq" and "gptq_v2"; 2, 3, 4, 8 bits,
-        ``desc_act`` too), AWQ ("gemm") and compressed-tensors ("pack-quantized", 4 and 8 bits), which need
-        ``pip install "qsim[weights]"``. Or a GGUF file with tensors of Q4_0, Q4_1, Q8_0, Q4_K, Q6_K, F32, F16 and BF16, whose names stay
-        GGUF's; its converter has permuted rows of some models' weights.
+        ``desc_act`` too), AWQ ("gemm") and compressed-tensors ("pack-quantized", 4 and 8 bits; "int-quantized" and "float-quantized", 8
+        bits a channel with activations that have a scale from each token), which need ``pip install "qsim[weights]"``. Or a GGUF file
+        with tensors of Q4_0, Q4_1, Q8_0, Q4_K, Q6_K, F32, F16 and BF16, whose names stay GGUF's; its converter has permuted rows of
+        some models' weights.
 
     Returns
     -------
@@ -78,7 +80,9 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     state = read_tensors(path)
     weights = _MODULES[method].read(state, quantization, FilePlace(str(path)))
     second = method == gptq.FORMAT and quantization.get("checkpoint_format") == gptq.SECOND
-    return Checkpoint(weights, state, gptq.SECOND if second else method, config)
+    activation = compressed_tensors.activation(quantization) if method == compressed_tensors.FORMAT else None
+    activations = {} if activation is None else dict.fromkeys(weights, activation)
+    return Checkpoint(weights, state, gptq.SECOND if second else method, config, activations)
 
 
 def save_checkpoint(
@@ -123,7 +127,8 @@ def save_checkpoint(
         return
     first = first_names(checkpoint.tensors)
     named = {name: t for name, t in checkpoint.tensors.items() if name in first}
-    write_packed(Path(folder), [*named.items(), *checkpoint.weights.items()], format, checkpoint.model_config, linear)
+    entries: list[tuple[str, PackedWeight | Tensor]] = [*named.items(), *checkpoint.weights.items()]
+    write_packed(Path(folder), entries, format, checkpoint.model_config, linear, activations=checkpoint.activations)
 
 
 def write_packed(
@@ -134,25 +139,37 @@ def write_packed(
     linear: Sequence[str] | None = None,
     shard_bytes: int = SHARD_BYTES,
     stacklevel: int = 4,
+    *,
+    activations: Mapping[str, TensorSpec] | None = None,
 ) -> None:
     """`save_checkpoint` of weights and other tensors that come one by one: what was written is not held. `stacklevel`: of a warning."""
-    module = _MODULES[format]
+    module, activations = _MODULES[format], activations or {}
+    layouts: dict[str, str] = {}  # with the first weight of each
     schemes: dict[str, Scheme] = {}
     problems: dict[str, str] = {}
     with FolderWriter(folder, shard_bytes) as writer:
         for name, entry in entries:
             if isinstance(entry, Tensor):
                 writer.add(name, entry)
-            elif problem := module.problem(entry, format):
+                continue
+            layout = compressed_tensors.layout_of(activations.get(name)) if module is compressed_tensors else format
+            first = layouts.setdefault(layout, name)
+            if name in activations and module is not compressed_tensors:
+                problems[name] = "is multiplied with quantized activations, and the format has no place for that"
+            elif problem := module.problem(entry, layout):
                 problems[name] = problem
+            elif len(layouts) > 1 and first == name:
+                problems[name] = (
+                    f"would be {layout!r} beside {next(iter(layouts))!r}: activations are quantized for all weights, or for none"
+                )
             else:
                 schemes[name.removesuffix(".weight")] = entry.scheme
-                for part, t in module.packed(entry, format).items() if not problems else ():
+                for part, t in module.packed(entry, layout).items() if not problems else ():
                     writer.add(f"{name.removesuffix('.weight')}.{part}", t)
         if module is not compressed_tensors:
             problems |= {f"{name}.weight": problem for name, problem in gptq.differing(schemes, format).items()}
         _check(problems, folder, format)
-        writer.finish({**model_config, "quantization_config": module.quantization(schemes, format, linear)})
+        writer.finish({**model_config, "quantization_config": module.quantization(schemes, next(iter(layouts), format), linear)})
     if module is compressed_tensors:
         compressed_tensors.warn_of_zero_points(schemes, stacklevel)
 
@@ -168,7 +185,8 @@ def first_names(tensors: Mapping[str, Tensor]) -> set[str]:
 def _write_gguf(checkpoint: Checkpoint, path: Path) -> None:
     if path.suffix != ".gguf":
         raise ValueError(f"qsim: got '{path}' for a GGUF file; expected a name that ends in .gguf")
-    _check(gguf_write.write(path, checkpoint), path, gguf.FORMAT)
+    unfit = dict.fromkeys(checkpoint.activations, "is multiplied with quantized activations, and the format has no place for that")
+    _check(unfit or gguf_write.write(path, checkpoint), path, gguf.FORMAT)
 
 
 def _check(problems: Mapping[str, str], where: str | os.PathLike[str], format: str) -> None:

@@ -1,4 +1,5 @@
-"""compressed-tensors, the format "pack-quantized": what vLLM, llm-compressor and transformers read and write.
+"""compressed-tensors: what vLLM, llm-compressor and transformers read and write. Here the format "pack-quantized"; those of 8 bits with
+quantized activations are in `eight_bits`.
 
 Source: github.com/vllm-project/compressed-tensors, compressors/pack_quantized. At 4 and 8 bits, the ones known here, every version of it
 packs alike: along the input channels, the first number in the lowest bits, each raised by half of the grid.
@@ -14,10 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from qsim.checkpoints import eight_bits
 from qsim.checkpoints.bit_stream import pack, unpack
 from qsim.checkpoints.folder import Parts
 from qsim.checkpoints.packed_weight import PackedWeight, Scheme
 from qsim.files.file_place import FilePlace
+from qsim.numbers.spec import TensorSpec
 
 FORMAT = "compressed-tensors"
 _BITS = (4, 8)
@@ -29,15 +32,46 @@ def read(state: dict[str, Tensor], quantization: Mapping[str, Any], place: FileP
     groups = quantization.get("config_groups")
     if not isinstance(groups, dict) or not groups:
         raise place.wanted("config_groups", groups, "an object that is not empty")
+    layout = _layouts(quantization)
+    if len(layout) == 1 and (one := next(iter(layout))) in eight_bits.TYPES:
+        return eight_bits.read(state, {name: _object(group, name, place) for name, group in groups.items()}, one, place)
     schemes = [group.get("weights") if isinstance(group, dict) else None for group in groups.values()]
     for scheme in schemes:
         if not isinstance(scheme, dict) or scheme.get("num_bits") not in _BITS or scheme.get("type", "int") != "int":
             raise place.wanted("weights of config_groups", scheme, f"integers of {' or '.join(map(str, _BITS))} bits, packed")
-    layouts = {quantization.get("format", _LAYOUT), *(group.get("format") or _LAYOUT for group in groups.values())}
-    if layouts != {_LAYOUT}:
-        raise place.wanted("format", [str(layout) for layout in layouts], repr(_LAYOUT))
+    if layout != {_LAYOUT}:
+        raise place.wanted("format", sorted(map(str, layout)), " or ".join(map(repr, (_LAYOUT, *eight_bits.TYPES))))
+    for name, group in groups.items():
+        if (given := group.get("input_activations")) is not None:
+            raise place.at(name).wanted(
+                "input_activations", given, f"null: activations are read beside {', '.join(eight_bits.TYPES)} alone"
+            )
     modules = [name.removesuffix(".weight_packed") for name in state if name.endswith(".weight_packed")]
     return {f"{module}.weight": _weight(Parts(state, module, place), schemes) for module in modules}
+
+
+def _layouts(quantization: Mapping[str, Any]) -> set[Any]:
+    """The formats that a config names, for all or for a group."""
+    groups = [group for group in quantization["config_groups"].values() if isinstance(group, dict)]
+    every = [quantization.get("format") or _LAYOUT, *(group.get("format") for group in groups)]
+    return {str(layout) for layout in every if layout is not None}
+
+
+def _object(group: Any, name: str, place: FilePlace) -> Mapping[str, Any]:
+    if not isinstance(group, dict):
+        raise place.wanted(name, group, "an object")
+    return group
+
+
+def activation(quantization: Mapping[str, Any]) -> TensorSpec | None:
+    """How activations are quantized, by a config that was read; None if they are not."""
+    (layout,) = _layouts(quantization)
+    return eight_bits.activation_of(layout) if layout in eight_bits.TYPES else None
+
+
+def layout_of(activation: TensorSpec | None) -> str:
+    """The format for weights that are multiplied with such activations."""
+    return _LAYOUT if activation is None else eight_bits.layout_of(activation) or _LAYOUT
 
 
 def _weight(parts: Parts, schemes: list[Any]) -> PackedWeight:
@@ -103,14 +137,12 @@ def quantization(schemes: Mapping[str, Scheme], layout: str, linear: Sequence[st
     by_type = len(groups) == 1 and linear is not None
     return {
         "quant_method": FORMAT,
-        "format": _LAYOUT,
+        "format": layout,
         "quantization_status": "compressed",
         "config_groups": {
             f"group_{i}": {
                 "targets": ["Linear"] if by_type else modules,
-                "weights": _described(scheme),
-                "input_activations": None,
-                "output_activations": None,
+                **(eight_bits.described(layout) if layout in eight_bits.TYPES else _described(scheme)),
             }
             for i, (scheme, modules) in enumerate(groups.items())
         },
@@ -136,7 +168,7 @@ def warn_of_zero_points(schemes: Mapping[str, Scheme], stacklevel: int) -> None:
 
 
 def _described(scheme: Scheme) -> dict[str, Any]:
-    return {
+    weights = {
         "num_bits": scheme.bits,
         "type": "int",
         "symmetric": scheme.symmetric,
@@ -145,6 +177,7 @@ def _described(scheme: Scheme) -> dict[str, Any]:
         "group_size": scheme.block_size,
         **({} if scheme.in_order else {"actorder": "group"}),
     }
+    return {"weights": weights, "input_activations": None, "output_activations": None}
 
 
 def _centred(weight: PackedWeight) -> tuple[Tensor, Tensor]:
@@ -154,6 +187,8 @@ def _centred(weight: PackedWeight) -> tuple[Tensor, Tensor]:
 
 def packed(weight: PackedWeight, layout: str) -> dict[str, Tensor]:
     """The tensors of a weight, by what stands behind the name of its module."""
+    if layout in eight_bits.TYPES:
+        return eight_bits.packed(weight)
     half = 2 ** (weight.bits - 1)
     integers, zero_point = _centred(weight)
     tensors = {
@@ -170,6 +205,10 @@ def packed(weight: PackedWeight, layout: str) -> dict[str, Tensor]:
 
 def problem(weight: PackedWeight, layout: str) -> str | None:
     """Why the format cannot hold a weight; None if it can."""
+    if layout in eight_bits.TYPES:
+        return eight_bits.problem(weight, layout)
+    if weight.is_float:
+        return "is float8; expected activations that are too, with a scale from each token, as qsim.fp8_dynamic() has them"
     if weight.integers.dim() != 2 or weight.minimum is not None:
         return "is no matrix of integers with zero points"
     if weight.bits not in _BITS:

@@ -136,6 +136,8 @@ def problem(weight: PackedWeight, layout: str) -> str | None:
 
 def half_problem(weight: PackedWeight) -> str | None:
     """Why a format with scales of float16 and zero points within the grid cannot hold a weight; None if it can."""
+    if weight.is_float:
+        return "is float8; expected integers"
     if weight.integers.dim() != 2 or weight.minimum is not None:
         return "is no matrix of integers with zero points"
     if not torch.equal(weight.scale.half().float(), weight.scale.float()):

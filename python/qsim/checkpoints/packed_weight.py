@@ -37,8 +37,8 @@ class PackedWeight:
 
     Parameters
     ----------
-    integers : Tensor, shape ``[..., columns]``, int8 or uint8
-        Output channels first, unpacked.
+    integers : Tensor, shape ``[..., columns]``, int8, uint8 or float8_e4m3fn
+        Output channels first, unpacked. Of float8 the numbers that scales are multiplied with.
     scale : Tensor, shape ``[..., groups]``, a float type
         Of any sign: GGUF has negative ones.
     zero_point : Tensor, int32, shape of `scale`
@@ -57,8 +57,8 @@ class PackedWeight:
     >>> weight = PackedWeight(torch.tensor([[8, 9], [7, 15]], dtype=torch.uint8), scale, zero_point, 4, 2)
     >>> weight.dequantize().tolist()
     [[0.0, 0.5], [-1.0, 7.0]]
-    >>> weight.encoding.dtype, weight.group_size, weight.middle, weight.scheme.symmetric
-    ('uint4', 2, 8, True)
+    >>> weight.encoding.dtype, weight.group_size, weight.middle, weight.scheme.symmetric, weight.is_float
+    ('uint4', 2, 8, True, False)
     """
 
     integers: Tensor
@@ -89,7 +89,12 @@ class PackedWeight:
     @property
     def middle(self) -> int:
         """The zero point of a symmetric grid."""
-        return 0 if self.integers.dtype == torch.int8 else 1 << (self.bits - 1)
+        return 1 << (self.bits - 1) if self.integers.dtype == torch.uint8 else 0
+
+    @property
+    def is_float(self) -> bool:
+        """Whether its elements are float8."""
+        return self.integers.is_floating_point()
 
     @property
     def scheme(self) -> Scheme:
@@ -117,6 +122,8 @@ class PackedWeight:
         if self.minimum is not None:
             raise ValueError("its groups have minima in float in place of zero points, as no quantizer has them")
         grid = f"{'int' if self.integers.dtype == torch.int8 else 'uint'}{self.bits}"
+        if self.is_float:
+            grid = str(self.integers.dtype).removeprefix("torch.")
         scale = self.scale.float()
         if self.block_size is None and self.scale.dim() == 2:
             return Encoding(scale[:, 0], self.zero_point[:, 0], *grid_of(grid), 0, None, grid)

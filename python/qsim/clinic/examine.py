@@ -26,6 +26,7 @@ from qsim.clinic.survey import survey
 from qsim.clinic.targets import Target, target_named
 from qsim.options import check_function, check_number, check_whole
 from qsim.runs.batches import Forward, iterate
+from qsim.runs.offloaded import with_values
 from qsim.runs.report_subject import subject_of
 from qsim.runs.runnable import check_module
 from qsim.runs.snapshot import unchanged
@@ -102,6 +103,7 @@ def doctor(
     ('pow', 'mean', 'add', 'sqrt')
     """
     check_module(model, "qsim.doctor")
+    model = with_values(model)
     _check(seconds, probes, sqnr, forward, loss)
     ends = math.inf if seconds is None else time.perf_counter() + seconds
     chosen = target_named(target)

@@ -25,7 +25,7 @@ from qsim.graph.record.tape import Tape
 from qsim.operations.functions import Function
 from qsim.runs.arguments import example_calls
 from qsim.runs.batches import Forward, arguments_of, to_device
-from qsim.runs.copies import copied
+from qsim.runs.offloaded import own_copy
 
 
 class Visitor(Protocol):
@@ -80,7 +80,7 @@ class ExaminedModel:
     """
 
     def __init__(self, model: nn.Module, example_inputs: Any, *, fold: bool = True) -> None:
-        self.original, self.model = model, copied(model).eval()
+        self.original, self.model = model, own_copy(model).eval()
         calls = example_calls(example_inputs)
         self.folding = fold_recorded(self.model, *recorded(self.model, example_inputs, "doctor")) if fold else FoldReport()
         self.tape: Tape

@@ -5,18 +5,28 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from qsim.checkpoints import CHECKPOINT_FORMATS, Checkpoint, PackedWeight, first_names, load_checkpoint, save_checkpoint, write_packed
+from qsim.checkpoints import (
+    CHECKPOINT_FORMATS,
+    Checkpoint,
+    PackedWeight,
+    eight_bits,
+    first_names,
+    load_checkpoint,
+    save_checkpoint,
+    write_packed,
+)
 from qsim.deploy.bake import BakedWeight, entries, integers
 from qsim.files import Entry
 from qsim.files.fitting import fitted
 from qsim.numbers.encoding import Encoding
+from qsim.numbers.spec import TensorSpec
 from qsim.quantizers.quantizer import Quantizer
 from qsim.simulation.simulation import Simulation
 
@@ -26,15 +36,31 @@ _SMALLEST = {torch.float16: 2.0**-14, torch.bfloat16: 2.0**-126}  # smallest nor
 def save_compressed(sim: Simulation, folder: str | os.PathLike[str], format: str) -> None:
     """`QuantSim.save_compressed` documents it."""
     every = list(entries(sim, "save_compressed"))
-    _check(sim, every)
+    activations = _activations(sim, every)
+    _check(sim, every, activations)
     linear = [path for path, module in sim.model.named_modules() if isinstance(module, nn.Linear)]
     if format not in CHECKPOINT_FORMATS or format == "gguf":  # its header says what comes
         named = dict(_packed(every))
         weights = {name: entry for name, entry in named.items() if isinstance(entry, PackedWeight)}
         others = {name: entry for name, entry in named.items() if isinstance(entry, Tensor)}
-        save_checkpoint(Checkpoint(weights, others, format), folder, format)
+        save_checkpoint(Checkpoint(weights, others, format, activations=activations), folder, format)
         return
-    write_packed(Path(folder), _packed(every), format, _model_config(sim.model), linear, stacklevel=5)
+    write_packed(Path(folder), _packed(every), format, _model_config(sim.model), linear, stacklevel=5, activations=activations)
+
+
+def _activations(sim: Simulation, every: list[tuple[str, Tensor, BakedWeight | None]]) -> dict[str, TensorSpec]:
+    """What is multiplied with each weight is quantized so, where it is quantized by itself and as a layout of compressed-tensors has it."""
+    readers = {sim.decisions.quantizers[key].operation: key for key in sim.decisions.weight_keys}
+    names = {name for name, _, weight in every if weight is not None}
+    found: dict[str, TensorSpec] = {}
+    for post in sim.decisions.posts:
+        quantizer = sim.quantizers()[post.key]
+        name = sim.decisions.quantizers[readers[post.operation]].parameter if post.operation in readers else None
+        if post.key in readers.values() or not quantizer.enabled or name not in names:
+            continue
+        if eight_bits.layout_of(quantizer.spec) is not None:
+            found[name] = quantizer.spec
+    return found
 
 
 def _packed(every: list[tuple[str, Tensor, BakedWeight | None]]) -> Iterator[tuple[str, PackedWeight | Tensor]]:
@@ -51,7 +77,7 @@ def packed_weight(weight: Tensor, quantizer: Quantizer) -> PackedWeight:
     assert encoding is not None
     q = integers(weight, encoding, quantizer.spec.rounding)
     size = encoding.block_size if isinstance(encoding.block_size, int) else None
-    bits = int(encoding.dtype.removeprefix("u").removeprefix("int"))
+    bits = 8 if q.is_floating_point() else int(encoding.dtype.removeprefix("u").removeprefix("int"))
     scale, zero_point = (t.reshape(len(q), -1).cpu() for t in (encoding.scale, encoding.zero_point))
     return PackedWeight(q.cpu(), scale, zero_point, bits, size)
 
@@ -137,26 +163,35 @@ def _rounded(encoding: Encoding, dtype: torch.dtype) -> Tensor:
     return encoding.scale.clamp_min(_SMALLEST[dtype]).to(dtype).to(encoding.scale.dtype)
 
 
-def _check(sim: Simulation, every: list[tuple[str, Tensor, BakedWeight | None]]) -> None:
+def _check(sim: Simulation, every: list[tuple[str, Tensor, BakedWeight | None]], activations: Mapping[str, TensorSpec]) -> None:
     """Raise a ValueError that lists what no format can hold."""
     weights = {name: weight for name, _, weight in every if weight is not None}
     problems = []
     for name, weight in weights.items():
         assert weight.quantizer.encoding is not None
-        if problem := _problem(sim.model, name, weight.quantizer.encoding):
+        if problem := _problem(sim.model, name, weight.quantizer.encoding, name in activations):
             problems.append(f"'{name}' {problem}")
     own = {id(weight.quantizer) for weight in weights.values()}
     others = [key for key, q in sim.quantizers().items() if q.enabled and id(q) not in own and key in sim.needed()]
-    if others:
+    written = {planned.operation for planned in sim.decisions.quantizers.values() if planned.parameter in activations}
+    dynamic = {
+        key
+        for key in others
+        if eight_bits.layout_of(sim.quantizers()[key].spec) is not None
+        and all(post.operation in written for post in sim.decisions.posts if post.key == key)
+    }
+    if others := [key for key in others if key not in dynamic]:
         problems.append(
-            f"{len(others)} quantizers are of no weight ({others[0]!r}, ...): what is written is weights alone; activation=None"
+            f"{len(others)} quantizers are of no weight ({others[0]!r}, ...): what is written is weights alone; activation=None, or what "
+            "qsim.w8a8_dynamic() and fp8_dynamic() have"
         )
     if problems or not weights:
         listed = "\n  ".join(problems or ["no weight is quantized"])
         raise ValueError(f"QuantSim.save_compressed: the format cannot hold this simulation:\n  {listed}")
 
 
-def _problem(model: nn.Module, name: str, encoding: Encoding) -> str | None:
+def _problem(model: nn.Module, name: str, encoding: Encoding, multiplied: bool) -> str | None:
+    """`multiplied`: with activations that are quantized too."""
     owner, _, own = name.rpartition(".")
     module = model.get_submodule(owner)
     weight: Tensor = getattr(module, own)
@@ -165,7 +200,7 @@ def _problem(model: nn.Module, name: str, encoding: Encoding) -> str | None:
     if sum(parameter is weight for m in model.modules() for parameter in vars(m)["_parameters"].values()) > 1:
         return f'is shared with another module: leave it in float, Config.override("{owner}", weight=None)'
     bits = encoding.dtype.removeprefix("u").removeprefix("int")
-    if not bits.isdigit() or int(bits) > 8:
+    if not (multiplied and encoding.dtype == "float8_e4m3fn") and (not bits.isdigit() or int(bits) > 8):
         return f"is {encoding.dtype}; expected integers of 2 to 8 bits"
     if encoding.axis not in (0, 1) or (encoding.axis == 1) != (encoding.block_size is not None):
         return f"has axis={encoding.axis}, block_size={encoding.block_size}; expected axis=0, or axis=1 with a block size"

@@ -25,6 +25,7 @@ from qsim.graph.record.uses import Uses
 from qsim.options import check_function
 from qsim.runs.arguments import Arguments, example_calls, refuse_numbers
 from qsim.runs.batches import Forward, arguments_of, calls_made, iterate, to_device
+from qsim.runs.offloaded import settle_offloaded
 from qsim.runs.report_subject import subject_of
 from qsim.runs.runnable import check_module
 from qsim.runs.sharding import refuse_wrapped
@@ -95,6 +96,8 @@ def equalize(
     if not isinstance(methods, Sequence) or not methods:
         raise TypeError(f"qsim.equalize: got methods={methods!r}; expected a list, such as ['cross_layer']")
     chosen = [_method(method, data is not None) for method in methods]
+    check_module(model, "qsim.equalize")
+    settle_offloaded(model)
     _check(model)
     if forward is not None:
         check_function("qsim.equalize", "forward", forward, "forward(model, batch)")
@@ -142,7 +145,6 @@ def _method(method: str | Method, has_data: bool) -> Method:
 
 
 def _check(model: nn.Module) -> None:
-    check_module(model, "qsim.equalize")
     refuse_wrapped(model)
     if any(isinstance(m, Simulated) for m in model.modules()):
         raise ValueError("qsim.equalize: got a simulation; equalize the float model, and simulate it then")

@@ -246,17 +246,18 @@ class Export(Simulation):
         """Write the model with packed integer weights, as vLLM and transformers read it: compressed-tensors, GPTQ or AWQ.
 
         For linear layers whose weights are integers, per output channel (``axis=0``) or in groups along the input channels
-        (``axis=1, block_size=128``), symmetric or not; all else stays in float, and activations are not written. The weights that a
-        reader makes of the file in float32 are those of `bake`, bit for bit. Needs safetensors: ``pip install "qsim[weights]"``.
+        (``axis=1, block_size=128``), symmetric or not; all else stays in float. Activations are written where they have a scale from each
+        token, as `w8a8_dynamic` and `fp8_dynamic` have them, and refused otherwise. The weights that a reader makes of the file in float32
+        are those of `bake`, bit for bit. Needs safetensors: ``pip install "qsim[weights]"``.
 
         Parameters
         ----------
         folder : path-like
             Made if it is not there. ``model.safetensors`` and ``config.json`` in it are replaced; tokenizers are not written.
         format : str
-            "compressed-tensors" (pack-quantized; 4 and 8 bits), "gptq" or "gptq_v2" (2, 3, 4 and 8 bits, one group size for all) or
-            "awq" (4 bits). "gguf" writes the file `folder`: see `qsim.save_checkpoint`. All but the first store scales in float16: call
-            `round_scales` before.
+            "compressed-tensors" (pack-quantized, 4 and 8 bits; int-quantized and float-quantized with activations), "gptq" or "gptq_v2"
+            (2, 3, 4 and 8 bits, one group size for all) or "awq" (4 bits). "gguf" writes the file `folder`: see `qsim.save_checkpoint`.
+            All but the first store scales in float16: call `round_scales` before.
 
         Raises
         ------

@@ -31,7 +31,7 @@ from qsim.pages.subject import about
 from qsim.progress import progress as progress_bar
 from qsim.quantsim.quantsim import QuantSim
 from qsim.runs.batches import Forward, iterate
-from qsim.runs.copies import copied
+from qsim.runs.offloaded import own_copy
 from qsim.runs.report_subject import subject_of
 from qsim.runs.runnable import check_module
 from qsim.table import text_table
@@ -218,7 +218,7 @@ def quantize(
     if not 0 < goal <= 1:
         raise ValueError(f"qsim.quantize: got goal={goal}; expected the part of the float model's metric to keep, above 0 and at most 1")
     began = time.monotonic()
-    in_float = _measured(metric, copied(model).eval(), batches)
+    in_float = _measured(metric, own_copy(model).eval(), batches)
     if not (math.isfinite(in_float) and in_float > 0):
         raise ValueError(
             f"qsim.quantize: the float model's metric is {in_float}; expected a finite number above 0, of which a part is kept"
@@ -301,7 +301,7 @@ class _Attempts:
             yield _Attempt(f"restore{f' and {steps} steps' if steps else ''}{ranges}", sim)
 
     def equalized(self) -> Iterator[_Attempt]:
-        model = copied(self.model)
+        model = own_copy(self.model)
         try:
             report = equalize(model, self.example_inputs, self.batches, methods=_EQUALIZATION, max_batches=_LOOKED_AT, forward=self.forward)
         except ValueError as error:  # half precision, sharded: it says so

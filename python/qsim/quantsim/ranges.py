@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch.distributed as dist
@@ -18,7 +19,14 @@ class RangeChoice(Simulation):
     """Base of `qsim.QuantSim`: calibration, methods, and what several processes observed."""
 
     def calibrate(
-        self, data: Iterable[Any], forward: Forward | None = None, *, max_batches: int | None = None, progress: bool = True
+        self,
+        data: Iterable[Any],
+        forward: Forward | None = None,
+        *,
+        max_batches: int | None = None,
+        progress: bool = True,
+        blocks: str | Sequence[str] | None = None,
+        folder: str | os.PathLike[str] | None = None,
     ) -> CalibrationReport:
         """Observe data and choose all encodings. Repeated calls add up.
 
@@ -37,6 +45,12 @@ class RangeChoice(Simulation):
             Stop after so many.
         progress : bool
             Show a progress bar where tqdm is installed.
+        blocks : str or sequence of str, optional
+            Globs for the paths of modules, "model.layers.*". All batches pass one of them before any goes on to the next, so that of a
+            model that is offloaded to disk each weight is read once, and not once a batch. Ranges are the same, bit for bit. All batches
+            are held at a time, each with what lives between two blocks.
+        folder : path-like, optional
+            With `blocks`: where the tensors that blocks are called with are kept meanwhile, in place of memory.
 
         Returns
         -------
@@ -45,7 +59,8 @@ class RangeChoice(Simulation):
         Raises
         ------
         CalibrationError
-            There was no batch, or quantizers have no range: the message lists them, and why. What was observed is kept.
+            There was no batch, or quantizers have no range: the message lists them, and why. What was observed is kept. Or the model would
+            compute other numbers block by block: it draws random numbers, writes to its buffers, or shares a quantizer between blocks.
         ValueError
             The model does not run on a batch that is not as the example inputs: the message has the batch, what was expected and the layer.
             What the batches before it showed is kept, and nothing of that one.
@@ -60,7 +75,7 @@ class RangeChoice(Simulation):
         >>> batches = [{"images": torch.randn(8, 4), "labels": torch.zeros(8)}]
         >>> report = sim.calibrate(batches, forward=lambda model, batch: model(batch["images"]), progress=False)
         """
-        return calibrate(self, data, forward, max_batches=max_batches, progress=progress)
+        return calibrate(self, data, forward, max_batches=max_batches, progress=progress, blocks=blocks, folder=folder)
 
     def set_method(self, method: str | None, *, percentile: float | None = None, gamma: float | None = None) -> None:
         """Choose all encodings anew with another method, from what was observed and from the weights. No data needed.

@@ -11,6 +11,8 @@ from contextlib import ExitStack, contextmanager
 import torch
 from torch import Tensor, nn
 
+from qsim.runs.mapped import MappedParameter
+
 # Of every module: parameters, buffers, children, and hooks, which a forward may install when it first runs (Hugging Face's do).
 _REGISTRIES = tuple(name for name, held in vars(nn.Module()).items() if isinstance(held, (dict, set)))
 
@@ -43,7 +45,8 @@ class Snapshot:
         ]
         watched = {} if whole else _watched(model)
         self._watched = [(name, parameter, _fingerprint(parameter)) for name, parameter in watched.items()]
-        apart = {id(parameter) for parameter in watched.values()}
+        self._mapped = [(p, p.contents()) for p in model.parameters() if isinstance(p, MappedParameter)]  # files are copies already
+        apart = {id(parameter) for parameter in (*watched.values(), *(parameter for parameter, _ in self._mapped))}
         tensors = [*model.parameters(), *model.buffers()]
         self.devices = {t.device for t in tensors}
         self.tensors = [(t, t.detach().clone()) for t in tensors if id(t) not in apart]
@@ -65,6 +68,8 @@ class Snapshot:
         with torch.no_grad():
             for tensor, contents in self.tensors:
                 tensor.data.copy_(contents)  # .data: no version bump, so a graph the caller still holds stays usable
+            for mapped, values in self._mapped:
+                mapped.put_back(values)
         changed = [(name, parameter) for name, parameter, before in self._watched if _fingerprint(parameter) != before]
         if changed:
             name, parameter = changed[0]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,9 +27,10 @@ from qsim.quantizers.quantizer import Quantizer
 from qsim.runs.batches import Forward, iterate
 from qsim.runs.hooks import hooked
 from qsim.runs.memory import MemoryWatch, PeakMemory
-from qsim.runs.sharding import sharded_around
+from qsim.runs.sharding import sharded_around, sharded_modules
 from qsim.runs.snapshot import unchanged
 from qsim.runs.unfit import UnfitBatchError, signature
+from qsim.simulation.block_by_block import block_by_block, blocks_named
 from qsim.simulation.range_choice import choose_encodings
 from qsim.simulation.simulation import Simulation
 from qsim.simulation.summary import Summary, facts_of, ranges_of, tensors_of
@@ -99,9 +102,17 @@ class CalibrationReport(Report):
 
 
 def calibrate(
-    sim: Simulation, data: Iterable[Any], forward: Forward | None, *, max_batches: int | None, progress: bool
+    sim: Simulation,
+    data: Iterable[Any],
+    forward: Forward | None,
+    *,
+    max_batches: int | None,
+    progress: bool,
+    blocks: str | Sequence[str] | None = None,
+    folder: str | os.PathLike[str] | None = None,
 ) -> CalibrationReport:
     """`QuantSim.calibrate` documents it."""
+    stops = _blocks(sim, blocks, folder)
     quantizers = sim.quantizers()
     memory = MemoryWatch(quantizer.scale.device for quantizer in quantizers.values())
     watched = [key for key, planned in sim.decisions.quantizers.items() if planned.parameter is None]
@@ -116,6 +127,8 @@ def calibrate(
             watched,
             iterate(data, max_batches, progress, "QuantSim.calibrate"),
             lambda batch: run(called, batch),
+            stops,
+            None if folder is None else Path(folder),
         )
     if noted.batches == 0:
         raise CalibrationError("QuantSim: calibrate got no batch. Is the iterator used up, or the data set empty?")
@@ -129,6 +142,17 @@ def calibrate(
         f"'{key}' was read by no batch: what is computed with it was not seen. Calibrate with data that reach it" for key in sim.unread()
     ]
     return report_of(noted, quantizers, problems, memory.peaks(), sim.summary)
+
+
+def _blocks(sim: Simulation, blocks: str | Sequence[str] | None, folder: object) -> list[nn.Module]:
+    """The modules that all batches pass one after the other."""
+    if blocks is None:
+        if folder is not None:
+            raise ValueError(f"QuantSim.calibrate: got folder={folder!r} without blocks; expected which blocks: blocks='model.layers.*'")
+        return []
+    if _is_compiled(sim.model) or sharded_modules(sim):
+        raise ValueError("QuantSim.calibrate: got blocks of a model that is compiled, or sharded by fully_shard; expected neither of them")
+    return blocks_named(sim.model, [blocks] if isinstance(blocks, str) else blocks)
 
 
 def _constant_inputs(planned: Mapping[str, PlannedQuantizer], quantizers: Mapping[str, Quantizer]) -> Iterator[str]:
@@ -179,11 +203,13 @@ def observe(
     watched: Collection[str],
     batches: Iterator[Any],
     run: Callable[[Any], object],
+    blocks: Sequence[nn.Module] = (),
+    folder: Path | None = None,
 ) -> Observation:
     """Run the model in eval mode, without gradients and without quantization on every batch, while the `watched` quantizers observe.
 
     The model and the random number generators are afterwards as they were, also when a batch raises; what was observed until then
-    stays observed, but nothing of that batch if it is the first of its shapes and dtypes.
+    stays observed, but nothing of that batch if it is the first of its shapes and dtypes. With `blocks` nothing at all stays then.
     """
     noted = Observation()
     observers = {key: quantizers[key].observer for key in watched}
@@ -196,6 +222,12 @@ def observe(
         model.eval()
         first = _FirstNonfinite(observers)
         known = set[tuple[Any, ...]]()  # kinds of batches that the model has run on
+        every = list(_timed(batches, noted.seconds)) if blocks else []
+        if every:
+            with noted.seconds.stage("forward"), _whole_or_not_at_all([quantizers[key] for key in watched]):
+                for number in block_by_block(model, blocks, run, every, {key: quantizers[key] for key in watched}, folder):
+                    first.look(number)
+            noted.batches = len(every)
         for batch in _timed(batches, noted.seconds):
             with noted.seconds.stage("forward"):
                 kind = signature(batch)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
+
+from torch import Tensor
 
 from qsim.errors import CalibrationError
 from qsim.graph.plan.actions import PlannedBias
@@ -12,6 +14,8 @@ from qsim.quantizers.bias import BiasQuantizer
 from qsim.quantizers.observed import WithObserver, encode_observed
 from qsim.quantizers.observer import with_method
 from qsim.quantizers.weights import encode_weights
+from qsim.runs.mapped import MappedParameter, release
+from qsim.runs.memory import give_back
 from qsim.runs.sharding import whole
 from qsim.simulation.lent_ranges import Borrower, lent
 from qsim.simulation.simulation import Simulation
@@ -29,9 +33,15 @@ def choose_encodings(
     parameters = {key: whole(weight) for key, weight in sim.weights().items() if not quantizers[key].spec.is_dynamic}
     of_weights = [quantizers[key] for key in parameters]
     specs = [with_method(s, None if s.is_running else method, percentile=percentile, gamma=gamma) for s in (q.spec for q in of_weights)]
-    for key, found in zip(parameters, encode_weights(of_weights, list(parameters.values()), specs), strict=True):
-        if isinstance(found, CalibrationError):
-            problems[key] = found
+    for some in _together(list(parameters.values())):
+        if not (keys := list(parameters)[some]):
+            continue
+        for key, found in zip(keys, encode_weights(of_weights[some], [parameters[key] for key in keys], specs[some]), strict=True):
+            if isinstance(found, CalibrationError):
+                problems[key] = found
+        if isinstance(parameters[keys[-1]], MappedParameter):
+            release(parameters[keys[-1]])
+            give_back()
     observed: dict[str, WithObserver] = {}
     specs, borrowed = [], lent(sim)
     for key, quantizer in quantizers.items():
@@ -65,7 +75,18 @@ def fit_biases(sim: Simulation, biases: Iterable[PlannedBias]) -> list[str]:
         if weight is not None and isinstance(axis, int) and bias.numel() % weight.shape[axis] == 0:
             products = whole(weight).movedim(axis, 0)
         raised[b] = BiasQuantizer(quantizers[b.input], quantizers[b.weight]).fit(bias, products)
+        release(weight)
     return [f"'{b.weight}': {n} scales raised so that sums with the bias '{b.parameter}' fit into int32" for b, n in raised.items() if n]
+
+
+def _together(weights: Sequence[Tensor]) -> Iterator[slice]:
+    """Which weights are searched together: all, but for those that lie in files, of which one is in memory at a time."""
+    begin = 0
+    for at, weight in enumerate(weights):
+        if isinstance(weight, MappedParameter):
+            yield from (slice(begin, at), slice(at, at + 1))
+            begin = at + 1
+    yield slice(begin, len(weights))
 
 
 def _failure(problems: list[str]) -> CalibrationError:

@@ -39,7 +39,7 @@ from qsim.options import check_flag, check_function
 from qsim.quantizers.quantizer import Quantizer
 from qsim.runs.arguments import Arguments, example_calls, refuse_numbers
 from qsim.runs.batches import Forward, arguments_of, to_device
-from qsim.runs.copies import copied
+from qsim.runs.offloaded import own_copy, settle_offloaded
 from qsim.runs.report_subject import subject_of
 from qsim.runs.runnable import check_module
 from qsim.runs.sharding import refuse_wrapped, sharded_modules
@@ -133,7 +133,7 @@ class Simulation(NamedAsTheModel, AsTheModel):
             raise ValueError("QuantSim: the model is simulated already; give the original one")
         refuse_wrapped(model)
         vars(self)["config"] = config_of(config, "QuantSim")
-        self.model = model if inplace else copied(model)
+        self.model = settle_offloaded(model) if inplace else own_copy(model)
         settle_forwards(self.model)
         if any(module.training for module in self.model.modules()):
             warned_of.training(self.model)

@@ -212,19 +212,6 @@ def test_experts_are_the_same_weights_whichever_function_multiplies_with_them():
         torch.testing.assert_close(found, logits["eager"], atol=1e-6, rtol=0)
 
 
-def test_offloaded_models_are_refused_with_a_cure_that_cures():
-    """Accelerate has their parameters on the meta device until a module runs."""
-    accelerate = pytest.importorskip("accelerate")
-    torch.manual_seed(0)
-    model, example = llama().eval(), {"input_ids": IDS, "use_cache": False}
-    expected = simulated_outputs(model, example)
-    accelerate.cpu_offload(model, execution_device=torch.device("cpu"))
-    with pytest.raises(ValueError, match=r"'model\.embed_tokens' has its parameters elsewhere.*remove_hook_from_submodules"):
-        qsim.QuantSim(model, example, qsim.w4a16(group=32), inplace=True)
-    accelerate.hooks.remove_hook_from_submodules(model)
-    assert torch.equal(simulated_outputs(model, example), expected)
-
-
 def test_hooks_that_leave_parameters_where_they_are_are_simulated():
     """As `dispatch_model` and a `device_map` of one device put them: they replace forward, around the model's own."""
     accelerate = pytest.importorskip("accelerate")

@@ -16,7 +16,6 @@ from torch.overrides import TorchFunctionMode
 
 from qsim.graph.record.call_sites import LEAF, CallSite, call_site, kind_of_code
 from qsim.graph.record.containers import containers, full_name, leaf_paths, subclass
-from qsim.graph.record.offloaded import refuse_offloaded
 from qsim.graph.record.own_arguments import own_arguments
 from qsim.graph.record.resume import driven
 from qsim.graph.record.routes import call_key
@@ -70,14 +69,13 @@ def record(model: nn.Module, examples: Sequence[Arguments]) -> tuple[Tape, list[
     Raises
     ------
     ValueError
-        If a lazy module has not got its parameters yet, or a module gets them from accelerate when it runs.
+        If a lazy module has not got its parameters yet.
     ContentsLostError
         If the model writes to its parameters, and they are too many to be copied.
     """
     for name, t in (*model.named_parameters(), *model.named_buffers()):
         if is_lazy(t):
             raise ValueError(f"'{name}' has no shape yet: run the model once on the example inputs; lazy modules get their parameters so")
-    refuse_offloaded(model)
     tape, report, parameters = Tape(model), blind_spots(model), dict(model.named_parameters())
     for number, (args, kwargs) in enumerate(examples):
         for run, mode in enumerate(("eval", "training")):

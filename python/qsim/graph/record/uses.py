@@ -12,6 +12,7 @@ from qsim.graph.record.containers import full_name
 from qsim.graph.record.tape import Call, Origin, Step, Tape
 from qsim.operations.functions import BIAS_POSITION, WEIGHT, name_of
 from qsim.operations.layers import DIMS
+from qsim.runs.offloaded import has_hooks
 
 
 class Uses:
@@ -49,7 +50,7 @@ class Uses:
             return f"'{name}' is not called in eval mode with these example inputs"
         if (calls := max(counts.values())) > 1:
             return f"'{name}' is called {calls} times in one forward"
-        if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
+        if has_hooks(module):
             return f"'{name}' has hooks, which would see other tensors"
         for own, t in _tensors(module):
             full = full_name(name, own)
