@@ -309,8 +309,7 @@ class Simulation(NamedAsTheModel, AsTheModel):
         """
         fallen = Counter(self.quantization.formats.values())
         notes = [*self.notes, *self.switch.noticed, *(f"{count} operations fall back to {format}" for format, count in fallen.items())]
-        subject = subject_of(self.model, self.config)
-        return summarize(self.model, self.decisions, self.quantizers(), self.released(), notes, subject)
+        return summarize(self.model, self.decisions, self.quantizers(), self.released(), notes, subject_of(self.model, self.config))
 
     def unrecorded(self) -> dict[str, list[str]]:
         """Functions that ran where the examples did not show them, by the path of the container that called them."""
