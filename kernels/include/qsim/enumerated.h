@@ -1,5 +1,6 @@
 // All values of an enum that name_of(value) has a name for: they follow each other from 0. Where name_of is a switch,
-// the compiler asks for the name of a new one, and whatever goes over these has it then.
+// the compiler asks for the name of a new one, and whatever goes over these has it then. The compiler's option that
+// hides symbols does not reach templates of variables.
 #pragma once
 
 #include <array>
@@ -22,7 +23,7 @@ consteval auto all_named() {
   return all;
 }
 template <class E>
-inline constexpr auto kAll = all_named<E>();
+[[gnu::visibility("hidden")]] inline constexpr auto kAll = all_named<E>();
 
 template <class E>
 consteval auto all_names() {
@@ -31,6 +32,6 @@ consteval auto all_names() {
   return names;
 }
 template <class E>
-inline constexpr auto kNames = all_names<E>();
+[[gnu::visibility("hidden")]] inline constexpr auto kNames = all_names<E>();
 
 }  // namespace qsim
