@@ -3,23 +3,10 @@
 import warnings
 
 import pytest
-import torch
+from first_try import IMAGES, calibrated, network
 from torch import nn
 
 import qsim
-
-IMAGES = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(0))
-
-
-def network():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4)).eval()
-
-
-def calibrated(config=None, model=None):
-    sim = qsim.QuantSim(network() if model is None else model, IMAGES, config)
-    sim.calibrate([IMAGES], progress=False)
-    return sim
 
 
 def test_overrides_that_mean_something_else():
