@@ -50,7 +50,7 @@ class FormatCounter(nn.Module):
     Parameters
     ----------
     format : str
-        "float16", "bfloat16", "float8_e4m3fn" or "float8_e5m2".
+        A float format of `TensorSpec`: "float16", "float8_e4m3fn" and so on.
 
     Attributes
     ----------
