@@ -14,8 +14,8 @@ from qsim.runs.arguments import Arguments, example_calls, is_dense
 from qsim.runs.runnable import call_text, cannot_run, check_module, refuse_packed
 
 
-def recorded(model: nn.Module, example_inputs: Any, caller: str) -> tuple[Tape, list[str]]:
-    """The recording of a model on its example inputs, and what could not be seen.
+def recorded(model: nn.Module, example_inputs: Any, caller: str, *, empty: bool = False) -> tuple[Tape, list[str]]:
+    """The recording of a model on its example inputs, and what could not be seen. `empty`: inputs without elements will do.
 
     Raises
     ------
@@ -27,7 +27,8 @@ def recorded(model: nn.Module, example_inputs: Any, caller: str) -> tuple[Tape, 
     check_module(model, caller)
     calls = example_calls(example_inputs)
     refuse_packed(calls, caller)
-    _refuse_empty(calls, caller)
+    if not empty:
+        _refuse_empty(calls, caller)
     tape, problems = record(model, calls)
     if tape.answers == {type(None)}:
         raise returned_none(caller)

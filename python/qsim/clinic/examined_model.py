@@ -82,7 +82,7 @@ class ExaminedModel:
     def __init__(self, model: nn.Module, example_inputs: Any, *, fold: bool = True) -> None:
         self.original, self.model = model, own_copy(model).eval()
         calls = example_calls(example_inputs)
-        self.folding = fold_recorded(self.model, *recorded(self.model, example_inputs, "doctor")) if fold else FoldReport()
+        self.folding = fold_recorded(self.model, *recorded(self.model, example_inputs, "doctor", empty=True)) if fold else FoldReport()
         self.tape: Tape
         self.tape, self.notes = record(self.model, calls)
         routes, site_of = build_routes(self.tape, lambda step: not (step.hook or step.moves))

@@ -58,7 +58,7 @@ def test_a_model_that_was_tampered_with_is_found_out(verified, tmp_path):
     expected = [t.numpy() for t in sim.evaluate(image)]
     found = verify(tmp_path / "other.onnx", [({"image": image.numpy()}, {"mine": expected})])
     outputs = found.differences["mine", "not optimised"]
-    assert outputs["output_0"].mismatching == 0
+    assert outputs["output_0"].mismatching <= 1  # a float32 sum at a tie, on some CPUs
     assert outputs["output_1"].mismatching > 10
     assert outputs["output_1"].largest >= 1
 

@@ -6,6 +6,7 @@ import onnx
 import pytest
 import torch
 from exported import NETWORKS, simulated
+from instruction_sets import needs_vnni
 from torch import nn
 
 import qsim
@@ -23,7 +24,7 @@ def test_without_openvino_a_report_says_that_its_kernels_did_not_run(tmp_path, m
 
 
 @pytest.mark.parametrize(("config", "noted"), [(CONFIG, True), (CONFIG.override("*", weight={"bits": 7}), False)])
-def test_what_cpus_without_vnni_need_is_noted(config, noted, tmp_path):
+def test_what_cpus_needs_vnni_need_is_noted(config, noted, tmp_path):
     report = simulated("perceptron", config).export(tmp_path / "model.onnx")
     assert any("without VNNI" in note for note in report.notes) == noted
 
@@ -81,6 +82,7 @@ def verified(tmp_path_factory):
     return path, simulated("vision", CONFIG).export(path, verify=[inputs(24), inputs(4)])
 
 
+@needs_vnni
 def test_its_integers_are_the_simulations(verified):
     path, report = verified
     borders = report.verification.borders

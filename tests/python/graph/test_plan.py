@@ -307,7 +307,7 @@ def test_a_predicate_is_told_what_is_known_of_a_site():
         return module.b(F.relu(module.a(x)).flatten(1)) + F.linear(x.flatten(1), module.w)
 
     members = {"a": nn.Conv2d(3, 4, 3), "b": nn.Linear(144, 5), "w": nn.Parameter(torch.randn(5, 192))}
-    decided = planned(Function(forward, **members), IMAGE, qsim.int8().override(note))
+    decided = planned(Function(forward, **members), IMAGE, qsim.int8().override(note, bits=8))
     assert set(seen) == {"a", "relu", "b", "linear", "add", "input"}
     assert seen["linear"] == qsim.SiteInfo("linear", "linear", None, (5, 192), is_last=True)
     assert seen["a"] == qsim.SiteInfo("a", "conv2d", "Conv2d", (4, 3, 3, 3), is_first=True)
