@@ -217,7 +217,7 @@ GUARDS: dict[str, Guard] = {
     ),
     "the whole tensor": Guard(
         "what modes do not see is quantized whole, where it is read first",
-        _put((Origin, "is_unmet", property(lambda self: False))),
+        _put((Origin, "is_unreplaced", property(lambda self: False))),
         ("hand-written", "16 bits"),
         _HIDDEN,
     ),
