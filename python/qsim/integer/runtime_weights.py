@@ -32,7 +32,7 @@ def weights_made_integers(graph: Graph, encodings: Encodings, parameters: Mappin
         if values is None or values.dtype is not torch.float32 or not (bias is None or _is_float(bias)):
             continue
         key = f"{node.name} (weight quantized by ONNX Runtime)"
-        made[key] = _one_scale(values.detach())
+        made[key] = one_scale(values.detach())
         with graph.inserting_before(node):
             mark = graph.call_function(QUANTIZED, (weight, key))
         mark.meta = dict(weight.meta)
@@ -85,7 +85,7 @@ def _is_between(node: Node, encodings: Encodings) -> bool:
     return False
 
 
-def _one_scale(weight: Tensor) -> Encoding:
+def one_scale(weight: Tensor) -> Encoding:
     """The encoding that it chooses: from minimum to maximum, 0 among them, in float32."""
     low, high = weight.min().clamp(max=0.0), weight.max().clamp(min=0.0)
     scale = torch.where(high == low, torch.ones_like(low), (high - low) / 255.0)

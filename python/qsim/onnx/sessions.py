@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,8 +13,11 @@ import onnx
 import onnx_ir as ir
 import torch
 from onnx import TensorProto, helper
+from torch import Tensor
 
+from qsim import ops
 from qsim.integer.kernels.pairs import INT16_MAX, largest_pair
+from qsim.integer.runtime_weights import one_scale
 from qsim.onnx.look_ups import reads_integers
 
 if TYPE_CHECKING:
@@ -22,6 +26,7 @@ if TYPE_CHECKING:
 KEEP_INT8 = "session.qdqisint8allowed"  # int8 activations become uint8 without it, rounded anew
 FLOAT_PRODUCTS = "session.qdq_matmulnbits_accuracy_level"  # MatMul of float with a weight of integers rounds to int8 without it
 EXACT_SUMS = "session.x64quantprecision"  # sums of two products of uint8 and int8 saturate at 16 bits on x86 without VNNI without it
+_MADE_INTEGERS = ("Conv", "ConvTranspose", "Gemm")  # of these ONNX Runtime makes integers of weights in float beside integers
 
 
 def entries(model: ir.Model) -> tuple[dict[str, str], list[str]]:
@@ -76,17 +81,31 @@ def _activations(model: ir.Model) -> set[ir.DataType | None]:
 
 
 def could_saturate(model: ir.Model) -> bool:
-    """Whether activations are uint8, and two products of any int8 weight with them could leave 16 bits."""
+    """Whether activations are uint8, and two products of any weight that is int8 in the runtime with them could leave 16 bits."""
     if ir.DataType.UINT8 not in _activations(model):
         return False
+    return any(largest_pair(weight, axis) > INT16_MAX for weight, axis in _weights_of_8_bits(model))
+
+
+def _weights_of_8_bits(model: ir.Model) -> Iterator[tuple[Tensor, int | None]]:
+    """Integers of weights, with the axis of their scales: of the file, and those that ONNX Runtime makes of floats beside integers."""
     for node in model.graph:
         held = node.inputs[0].const_value if node.op_type == "DequantizeLinear" and node.inputs[0] is not None else None
         if held is not None and held.dtype is ir.DataType.INT8:
             weight, axis = torch.from_numpy(held.numpy().copy()), node.attributes.get("axis")
             per_channel = axis is not None and weight.dim() > 1 and "block_size" not in node.attributes
-            if largest_pair(weight, axis.as_int() if per_channel and axis is not None else None) > INT16_MAX:
-                return True
-    return False
+            yield weight, axis.as_int() if per_channel and axis is not None else None
+        elif node.op_type in _MADE_INTEGERS and _is_dequantized(node.inputs[0]) and node.inputs[1] is not None:
+            floats = node.inputs[1].const_value
+            if floats is not None and floats.dtype is ir.DataType.FLOAT:
+                weight = torch.from_numpy(floats.numpy().copy())
+                grid = one_scale(weight)
+                yield ops.quantize(weight, grid.scale, grid.zero_point, grid.quant_min, grid.quant_max), None
+
+
+def _is_dequantized(value: ir.Value | None) -> bool:
+    maker = None if value is None else value.producer()
+    return maker is not None and maker.op_type == "DequantizeLinear"
 
 
 @functools.cache

@@ -3,11 +3,11 @@
 import dataclasses
 
 import numpy
-import onnxruntime
 import pytest
 import torch
 from by_hand import decibels
 from models import Forward
+from onnx_graphs import session
 from torch import nn
 
 import qsim
@@ -81,11 +81,8 @@ def test_an_override_cannot_ask_for_one_and_a_profile_can():
 def test_the_runtime_computes_the_integers_of_the_simulation(tmp_path):
     sim = simulated()
     report = sim.export(tmp_path / "model.onnx", verify=[X])
-    options = onnxruntime.SessionOptions()
-    for entry in report.session_options.items():  # exact sums where the CPU has no VNNI
-        options.add_session_config_entry(*entry)
-    session = onnxruntime.InferenceSession(str(report.path), options, providers=["CPUExecutionProvider"])
-    (got,) = session.run(None, {session.get_inputs()[0].name: X.numpy()})
+    running = session(str(report.path))
+    (got,) = running.run(None, {running.get_inputs()[0].name: X.numpy()})
     numpy.testing.assert_array_equal(got, sim.evaluate(X, integer=True).numpy())
 
 

@@ -5,7 +5,6 @@ from collections import Counter
 import pytest
 import torch
 import torch.nn.functional as F
-from instruction_sets import needs_vnni
 from integer_networks import by_runtime
 from models import Forward, seeded
 from onnx_graphs import kernels
@@ -115,7 +114,6 @@ RUN_IN_FLOAT = {
 }
 
 
-@needs_vnni
 @pytest.mark.parametrize("layer", ["conv", "transposed", "linear", "rows"])
 def test_weights_in_float_become_integers_in_the_runtime(layer, tmp_path):
     layers = {"conv": conv(), "transposed": nn.ConvTranspose2d(4, 4, 2), "linear": nn.Linear(8, 5), "rows": nn.Linear(256, 25)}

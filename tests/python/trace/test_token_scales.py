@@ -8,6 +8,7 @@ import onnxruntime
 import pytest
 import torch
 import torch.nn.functional as F
+from onnx_graphs import session
 from torch import nn
 
 import qsim
@@ -52,9 +53,9 @@ def tokens(*shape, huge):
 
 
 def on_runtime(path, *inputs):
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    given = {end.name: x.numpy() for end, x in zip(session.get_inputs(), inputs, strict=True)}
-    return [torch.from_numpy(y) for y in session.run(None, given)]
+    running = session(str(path))
+    given = {end.name: x.numpy() for end, x in zip(running.get_inputs(), inputs, strict=True)}
+    return [torch.from_numpy(y) for y in running.run(None, given)]
 
 
 def kernels(path, folder):
