@@ -59,7 +59,7 @@ def check_function(caller: str, name: str, value: Any, call: str) -> None:
         raise TypeError(f"{caller}: got {name}={shown(value)}; expected a function, {call}")
 
 
-def shown(value: Any) -> str:
+def shown(value: Any, longest: int = _LONGEST) -> str:
     """A value as an error shows it: as Python writes it where that is short, otherwise its type.
 
     Examples
@@ -68,7 +68,7 @@ def shown(value: Any) -> str:
     ("'60'", 'a list')
     """
     text = repr(value)
-    return text if len(text) <= _LONGEST and "\n" not in text else f"a {type(value).__name__}"
+    return text if len(text) <= longest and "\n" not in text else f"a {type(value).__name__}"
 
 
 def check_flag(caller: str, name: str, value: Any) -> None:

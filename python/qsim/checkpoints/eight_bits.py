@@ -6,6 +6,7 @@ float8_e4m3fn with one scale an output channel, without zero points; what it is 
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -29,6 +30,7 @@ _CURE = (
 )
 
 
+@functools.cache
 def activation_of(layout: str) -> TensorSpec:
     """How activations are quantized, as vLLM's kernels do it: the largest magnitude of a token is the end of the grid."""
     config = w8a8_dynamic() if layout == "int-quantized" else fp8_dynamic()

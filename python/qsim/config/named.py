@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from difflib import get_close_matches
 from inspect import isfunction
-from typing import Any
 
 from qsim.config import presets
 from qsim.config.config import Config
 from qsim.config.profile import PROFILES
 from qsim.numbers.spec import TensorSpec
+from qsim.options import shown
 
 _OTHER_NAMES = {  # as torch and other tools call them
     "w8a8": "int8",
@@ -56,7 +56,8 @@ def config_of(given: Config | str | None, caller: str) -> Config:
         raise TypeError(f"{caller}: got the function qsim.{name} as config; expected the config that it makes: qsim.{name}()")
     hint = ", or of a spec for each role a Config: qsim.Config(weight=spec, activation=spec)" if isinstance(given, TensorSpec) else ""
     raise TypeError(
-        f"{caller}: got {_shown(given)} as config; expected a qsim.Config, such as qsim.int8(), or the name of a preset: {_names()}{hint}"
+        f"{caller}: got {shown(given, longest=60)} as config; expected a qsim.Config, such as qsim.int8(), or the name of a preset: "
+        f"{_names()}{hint}"
     )
 
 
@@ -77,8 +78,3 @@ def _preset(name: str, caller: str) -> Callable[..., Config]:
 
 def _names() -> str:
     return ", ".join(map(repr, PRESETS))
-
-
-def _shown(given: Any) -> str:
-    text = repr(given)
-    return f"a {type(given).__name__}" if len(text) > 60 else text

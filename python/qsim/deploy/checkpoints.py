@@ -51,12 +51,12 @@ def save_compressed(sim: Simulation, folder: str | os.PathLike[str], format: str
 def _activations(sim: Simulation, every: list[tuple[str, Tensor, BakedWeight | None]]) -> dict[str, TensorSpec]:
     """What is multiplied with each weight is quantized so, where it is quantized by itself and as a layout of compressed-tensors has it."""
     readers = {sim.decisions.quantizers[key].operation: key for key in sim.decisions.weight_keys}
-    names = {name for name, _, weight in every if weight is not None}
+    names, weights, quantizers = {name for name, _, weight in every if weight is not None}, set(readers.values()), sim.quantizers()
     found: dict[str, TensorSpec] = {}
     for post in sim.decisions.posts:
-        quantizer = sim.quantizers()[post.key]
+        quantizer = quantizers[post.key]
         name = sim.decisions.quantizers[readers[post.operation]].parameter if post.operation in readers else None
-        if post.key in readers.values() or not quantizer.enabled or name not in names:
+        if post.key in weights or not quantizer.enabled or name not in names:
             continue
         if eight_bits.layout_of(quantizer.spec) is not None:
             found[name] = quantizer.spec
@@ -172,15 +172,15 @@ def _check(sim: Simulation, every: list[tuple[str, Tensor, BakedWeight | None]],
         if problem := _problem(sim.model, name, weight.quantizer.encoding, name in activations):
             problems.append(f"'{name}' {problem}")
     own = {id(weight.quantizer) for weight in weights.values()}
-    others = [key for key, q in sim.quantizers().items() if q.enabled and id(q) not in own and key in sim.needed()]
+    needed = sim.needed()
     written = {planned.operation for planned in sim.decisions.quantizers.values() if planned.parameter in activations}
-    dynamic = {
+    elsewhere = {post.key for post in sim.decisions.posts if post.operation not in written}
+    others = [
         key
-        for key in others
-        if eight_bits.layout_of(sim.quantizers()[key].spec) is not None
-        and all(post.operation in written for post in sim.decisions.posts if post.key == key)
-    }
-    if others := [key for key in others if key not in dynamic]:
+        for key, q in sim.quantizers().items()
+        if q.enabled and id(q) not in own and key in needed and (key in elsewhere or eight_bits.layout_of(q.spec) is None)
+    ]
+    if others:
         problems.append(
             f"{len(others)} quantizers are of no weight ({others[0]!r}, ...): what is written is weights alone; activation=None, or what "
             "qsim.w8a8_dynamic() and fp8_dynamic() have"

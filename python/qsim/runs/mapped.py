@@ -89,7 +89,7 @@ class MappedParameter(nn.Parameter):
         if not self.is_mapped:
             return True
         private = _has_private_pages(self.address, self.stored.bytes)
-        return not _same_bytes(self, self.stored.mapped()) if private is None else private
+        return not same_bytes(self, self.stored.mapped()) if private is None else private
 
     def contents(self) -> Tensor:
         """Its values, in memory of their own: mapped again where nobody has written to them."""
@@ -128,7 +128,7 @@ def _as_parameter(values: Tensor, like: nn.Parameter) -> nn.Parameter:
     return values if isinstance(values, nn.Parameter) else nn.Parameter(values, like.requires_grad)
 
 
-def _same_bytes(one: Tensor, other: Tensor) -> bool:
+def same_bytes(one: Tensor, other: Tensor) -> bool:
     """Whether two contiguous tensors hold the same bits, NaN included."""
     return torch.equal(one.detach().reshape(-1).view(torch.uint8), other.detach().reshape(-1).view(torch.uint8))
 

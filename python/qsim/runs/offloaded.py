@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from qsim.runs.copies import copied
-from qsim.runs.mapped import MappedParameter, Stored
+from qsim.runs.mapped import MappedParameter, Stored, same_bytes
 from qsim.runs.memory import give_back
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -169,9 +169,9 @@ def _values(weights: Mapping[str, Tensor], name: str, like: Tensor) -> Tensor:
         return value
     value = value.to("cpu", like.dtype).contiguous()
     del again
-    stored = _place(weights, name, like)
     if not value.numel():
         return value
+    stored = _place(weights, name, like)
     if stored is not None and (found := _mapped(stored, value, like)) is not None:
         return found
     with tempfile.NamedTemporaryFile(prefix="qsim-", delete=False) as file:  # of another type than the file, say
@@ -189,7 +189,7 @@ def _mapped(stored: Stored, value: Tensor, like: Tensor) -> MappedParameter | No
         found = MappedParameter(stored, like.requires_grad)
     except (OSError, ValueError):
         return None
-    same = torch.equal(found.detach().reshape(-1).view(torch.uint8), value.reshape(-1).view(torch.uint8))
+    same = same_bytes(found, value)
     found.release()
     return found if same else None
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-MOST_WORKERS = 512  # threads of all pools together
+_MOST_WORKERS = 512  # threads of all pools together
 
 
 class _Abandoned(BaseException):
@@ -115,7 +115,7 @@ def current_run() -> Any:
 
 def workers_of(runs: int) -> int:
     """How many threads the operations of each of so many runs may have."""
-    return max(1, min(torch.get_num_threads(), MOST_WORKERS // max(runs, 1)))
+    return max(1, min(torch.get_num_threads(), _MOST_WORKERS // max(runs, 1)))
 
 
 def _nothing() -> None:

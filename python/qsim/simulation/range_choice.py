@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from operator import attrgetter
 
 from torch import Tensor
@@ -31,16 +31,14 @@ def choose_encodings(
     quantizers = sim.quantizers()
     problems: dict[str, CalibrationError] = {}
     parameters = {key: whole(weight) for key, weight in sim.weights().items() if not quantizers[key].spec.is_dynamic}
-    of_weights = [quantizers[key] for key in parameters]
-    specs = [with_method(s, None if s.is_running else method, percentile=percentile, gamma=gamma) for s in (q.spec for q in of_weights)]
-    for some in _together(list(parameters.values())):
-        if not (keys := list(parameters)[some]):
-            continue
-        for key, found in zip(keys, encode_weights(of_weights[some], [parameters[key] for key in keys], specs[some]), strict=True):
+    for keys in _together(parameters):
+        of_weights, weights = [quantizers[key] for key in keys], [parameters[key] for key in keys]
+        given = [q.spec for q in of_weights]
+        specs = [with_method(s, None if s.is_running else method, percentile=percentile, gamma=gamma) for s in given]
+        for key, found in zip(keys, encode_weights(of_weights, weights, specs), strict=True):
             if isinstance(found, CalibrationError):
                 problems[key] = found
-        if isinstance(parameters[keys[-1]], MappedParameter):
-            release(parameters[keys[-1]])
+        if any(map(release, weights)):
             give_back()
     observed: dict[str, WithObserver] = {}
     specs, borrowed = [], lent(sim)
@@ -79,14 +77,12 @@ def fit_biases(sim: Simulation, biases: Iterable[PlannedBias]) -> list[str]:
     return [f"'{b.weight}': {n} scales raised so that sums with the bias '{b.parameter}' fit into int32" for b, n in raised.items() if n]
 
 
-def _together(weights: Sequence[Tensor]) -> Iterator[slice]:
+def _together(weights: Mapping[str, Tensor]) -> Iterator[list[str]]:
     """Which weights are searched together: all, but for those that lie in files, of which one is in memory at a time."""
-    begin = 0
-    for at, weight in enumerate(weights):
-        if isinstance(weight, MappedParameter):
-            yield from (slice(begin, at), slice(at, at + 1))
-            begin = at + 1
-    yield slice(begin, len(weights))
+    alone = dict.fromkeys(key for key, weight in weights.items() if isinstance(weight, MappedParameter))
+    yield [key for key in weights if key not in alone]
+    for key in alone:
+        yield [key]
 
 
 def _failure(problems: list[str]) -> CalibrationError:

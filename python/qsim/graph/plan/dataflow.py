@@ -244,8 +244,8 @@ class Dataflow:
             reader, readers = self.sole_reader(site), self.readers(site)
             divides = [r.step is not None and r.slot is not None and self.divides(self.site_of[r.step], r.slot) for r in readers]
             masked = any(step.masked_outputs for step in site.steps)
-            grown = [r.step is not None and r.slot in r.step.changed and r.origin.kind == "stale" for r in readers]
-            grows = bool(grown) and all(grown) and not any(r.origin.is_unreplaced and site.visible for r in readers)
+            stale = [r.origin.kind == "stale" and not (r.origin.is_unreplaced and site.visible) for r in readers]
+            grows = readers and all(stale) and all(r.step is not None and r.slot in r.step.changed for r in readers)
             if reader is not None and not reader.training_only and (masked or grows or (divides and all(divides))):
                 self.absorbed[site] = reader
                 self._handing_on |= {site} if divides and all(divides) and all(map(hands_on, site.steps)) else set()
