@@ -18,9 +18,11 @@
 namespace qsim {
 
 inline RangeMethod range_method(std::string_view name) {
-  std::string known;
   for (const RangeMethod method : kAll<RangeMethod>) {
     if (name == name_of(method)) return method;
+  }
+  std::string known;
+  for (const RangeMethod method : kAll<RangeMethod>) {
     known += method == kAll<RangeMethod>.front() ? "" : method == kAll<RangeMethod>.back() ? " or " : ", ";
     known += name_of(method);
   }
