@@ -41,8 +41,8 @@ def free_ports(count: int) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
-    """The folder of all scripts, and what each rank printed."""
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[tuple[str, int]]]:
+    """The folder of all scripts, what each rank printed, and how it ended."""
     folder = tmp_path_factory.mktemp("scripts")
     for name, script in SCRIPTS.items():
         (folder / name).mkdir()
@@ -53,15 +53,16 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     command = [sys.executable, "-W", "ignore", "-c", RUNNER, *arguments]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     ranks = [subprocess.Popen(command, env={**surroundings, "RANK": str(rank)}, **pipes) for rank in range(2)]
-    return folder, [rank.communicate(timeout=200)[0] for rank in ranks]
+    return folder, [(rank.communicate(timeout=200)[0], rank.returncode) for rank in ranks]
 
 
 @pytest.mark.skipif(not (dist.is_available() and dist.is_gloo_available()), reason="torch was built without gloo")
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_runs_on_two_ranks(script, run):
     folder, outputs = run
-    for output in outputs:
+    for output, returncode in outputs:
         assert f"done: {script}" in output, output
+        assert returncode == 0, output
     if "torch.save" in SCRIPTS[script]:
         state = torch.load(folder / script / "sim.pt", weights_only=True)
         assert {"0.weight", "quantization.input.scale"} <= state.keys() or "0.0.weight" in state
