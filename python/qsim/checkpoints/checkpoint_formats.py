@@ -138,11 +138,10 @@ def write_packed(
     model_config: Mapping[str, Any],
     linear: Sequence[str] | None = None,
     shard_bytes: int = SHARD_BYTES,
-    stacklevel: int = 4,
     *,
     activations: Mapping[str, TensorSpec] | None = None,
 ) -> None:
-    """`save_checkpoint` of weights and other tensors that come one by one: what was written is not held. `stacklevel`: of a warning."""
+    """`save_checkpoint` of weights and other tensors that come one by one: what was written is not held."""
     module, activations = _MODULES[format], activations or {}
     layouts: dict[str, str] = {}  # with the first weight of each
     schemes: dict[str, Scheme] = {}
@@ -171,7 +170,7 @@ def write_packed(
         _check(problems, folder, format)
         writer.finish({**model_config, "quantization_config": module.quantization(schemes, next(iter(layouts), format), linear)})
     if module is compressed_tensors:
-        compressed_tensors.warn_of_zero_points(schemes, stacklevel)
+        compressed_tensors.warn_of_zero_points(schemes)
 
 
 def first_names(tensors: Mapping[str, Tensor]) -> set[str]:

@@ -7,7 +7,6 @@ packs alike: along the input channels, the first number in the lowest bits, each
 
 from __future__ import annotations
 
-import warnings
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,6 +20,7 @@ from qsim.checkpoints.folder import Parts
 from qsim.checkpoints.packed_weight import PackedWeight, Scheme
 from qsim.files.file_place import FilePlace
 from qsim.numbers.spec import TensorSpec
+from qsim.warning import warn
 
 FORMAT = "compressed-tensors"
 _BITS = (4, 8)
@@ -151,7 +151,7 @@ def quantization(schemes: Mapping[str, Scheme], layout: str, linear: Sequence[st
     }
 
 
-def warn_of_zero_points(schemes: Mapping[str, Scheme], stacklevel: int) -> None:
+def warn_of_zero_points(schemes: Mapping[str, Scheme]) -> None:
     """Zero points are packed, as the format has it and vLLM reads them; one reader has no room for that while it loads."""
     shifted = [module for module, scheme in schemes.items() if not scheme.symmetric]
     if not shifted:
@@ -160,10 +160,9 @@ def warn_of_zero_points(schemes: Mapping[str, Scheme], stacklevel: int) -> None:
     cure = "unless told from_pretrained(folder, quantization_config=CompressedTensorsConfig(dequantize=True))"
     if len(set(schemes.values())) > 1:  # of several it would take the first for all
         cure = "and has no way round it beside weights of other widths, groups or symmetry"
-    warnings.warn(
+    warn(
         f"qsim: {shifted[0]!r}{more} written with zero points, packed as vLLM reads them. transformers with "
-        f"compressed-tensors 0.18 to 0.20 refuses those (a size mismatch of weight_zero_point) {cure}; symmetric=True has none",
-        stacklevel=stacklevel,
+        f"compressed-tensors 0.18 to 0.20 refuses those (a size mismatch of weight_zero_point) {cure}; symmetric=True has none"
     )
 
 

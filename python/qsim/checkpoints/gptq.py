@@ -7,7 +7,6 @@ minus one, "gptq_v2" as they are.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,6 +17,7 @@ from qsim.checkpoints.bit_stream import pack, unpack
 from qsim.checkpoints.folder import Parts
 from qsim.checkpoints.packed_weight import PackedWeight, Scheme
 from qsim.files.file_place import FilePlace
+from qsim.warning import warn
 
 FORMAT, SECOND = "gptq", "gptq_v2"
 _BITS = (2, 3, 4, 8)
@@ -36,10 +36,9 @@ def read(state: dict[str, Tensor], quantization: Mapping[str, Any], place: FileP
         found[f"{module}.weight"] = weight
         wrapped += [module] if wraps else []
     if wrapped:
-        warnings.warn(
+        warn(
             f"qsim: {place.file!r}: {len(wrapped)} layers ({wrapped[0]!r}, ...) store a zero point of 0 as if it were -1. auto-gptq reads "
-            "0, as here; GPTQModel's addition runs over into the next zero point. Write it again, as gptq_v2",
-            stacklevel=4,
+            "0, as here; GPTQModel's addition runs over into the next zero point. Write it again, as gptq_v2"
         )
     return found
 

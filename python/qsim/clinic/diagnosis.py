@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from html import escape
 from os import PathLike
 from typing import Any
-from warnings import warn
 
 from qsim.clinic.finding import SEVERITIES, Finding
 from qsim.deploy.engine_plan import Plan
@@ -20,6 +19,7 @@ from qsim.pages.report import Report
 from qsim.pages.subject import about
 from qsim.stages import seconds_text
 from qsim.table import decibel, text_table
+from qsim.warning import warn
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ class Diagnosis(Report):
 
     def to_html(self, path: str | PathLike[str]) -> None:
         """The old name of `save`, which goes with the next release."""
-        warn("Diagnosis.to_html is now Diagnosis.save", DeprecationWarning, stacklevel=2)
+        warn("Diagnosis.to_html is now Diagnosis.save", DeprecationWarning)
         self.save(path)
 
 

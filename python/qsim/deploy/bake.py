@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -20,6 +19,7 @@ from qsim.numbers.encoding import Encoding
 from qsim.quantizers.quantizer import Quantizer
 from qsim.runs.sharding import is_sharded
 from qsim.simulation.simulation import Simulation
+from qsim.warning import warn
 
 _NOISE = 64  # so many units in the last place may two kernels for one operation differ by, as those of recurrent layers do
 
@@ -48,10 +48,9 @@ def bake(sim: Simulation) -> nn.Module:
     _check(sim, baked, weights)
     left = [key for key in _others(sim, weights) if key in sim.needed()]
     if left:
-        warnings.warn(
+        warn(
             f"QuantSim.bake: {len(left)} quantizers of activations are not in the baked model ({', '.join(left[:3])}"
-            f"{', ...' if len(left) > 3 else ''}): it computes with float activations and biases, as weight-only runtimes do",
-            stacklevel=3,
+            f"{', ...' if len(left) > 3 else ''}): it computes with float activations and biases, as weight-only runtimes do"
         )
     return baked
 

@@ -45,7 +45,7 @@ def save_compressed(sim: Simulation, folder: str | os.PathLike[str], format: str
         others = {name: entry for name, entry in named.items() if isinstance(entry, Tensor)}
         save_checkpoint(Checkpoint(weights, others, format, activations=activations), folder, format)
         return
-    write_packed(Path(folder), _packed(every), format, _model_config(sim.model), linear, stacklevel=5, activations=activations)
+    write_packed(Path(folder), _packed(every), format, _model_config(sim.model), linear, activations=activations)
 
 
 def _activations(sim: Simulation, every: list[tuple[str, Tensor, BakedWeight | None]]) -> dict[str, TensorSpec]:

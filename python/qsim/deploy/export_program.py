@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from qsim.simulation.simulation import Simulation
 from qsim.stages import Stages
 from qsim.table import decibel
 from qsim.trace.runtimes import RUNTIMES
+from qsim.warning import warn
 
 _WRONG = 15.0  # dB: integers that differ by one in every layer of a deep network leave more
 
@@ -91,5 +91,5 @@ def _tried(sim: Simulation, contents: bytes) -> Iterator[str]:
     worst = min((compared(*both).sqnr for both in zip(results_of(sim, batch), got, strict=True)), default=math.inf)
     if worst < _WRONG:
         said = f"ExecuTorch {version()} computes something else than the simulation: {decibel(worst)} dB on the example inputs"
-        warnings.warn(f"QuantSim.export: {said}. Find where with verify=True, and leave that in float", stacklevel=6)
+        warn(f"QuantSim.export: {said}. Find where with verify=True, and leave that in float")
         yield said

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import tempfile
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from qsim.runs.batches import arguments_of
+from qsim.warning import warn
 
 if TYPE_CHECKING:
     import numpy as np
@@ -132,7 +132,7 @@ def run_casts(made: Path, model: Path, inputs: dict[str, np.ndarray]) -> CastRun
         error = " ".join(str(refused).split())[:300]
     found = max((_compared(runtime, expected, got, error) for got in runs), key=lambda run: (run.broken, -run.sqnr))
     if not found.right:
-        warnings.warn(f"Plan.write: {made.name} is no cure: {found}", UserWarning, stacklevel=4)
+        warn(f"Plan.write: {made.name} is no cure: {found}")
     return found
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 from qsim.deploy.retarget import retarget
@@ -21,6 +20,7 @@ from qsim.trace.marks_before_rectifiers import mark_before_rectifiers
 from qsim.trace.marks_behind_moves import mark_behind_moves
 from qsim.trace.runtimes import Runtime
 from qsim.trace.token_scales import put_scales_behind, with_scale_one
+from qsim.warning import warn
 
 
 class Tracing:
@@ -85,9 +85,8 @@ def _retargeted(traced: Tracing, notes: list[str]) -> Simulation:
         f"simulated for {own!r}, written as sim.retarget({name!r}): {len(traced.objections)} tensors cannot be expressed as they are "
         f"('{first}': {reasons[0]})"
     )
-    warnings.warn(
+    warn(
         f"QuantSim.export: the simulation was made for {own!r}, whose results {name} cannot reproduce; the file holds "
-        f"sim.retarget({name!r}), whose results differ. Evaluate that, or simulate with target={name!r}",
-        stacklevel=5,
+        f"sim.retarget({name!r}), whose results differ. Evaluate that, or simulate with target={name!r}"
     )
     return made

@@ -3,6 +3,11 @@ knows `Simulation` alone."""
 
 from __future__ import annotations
 
+from typing import Any
+
+from torch import nn
+
+from qsim.config.config import Config
 from qsim.quantsim.export import Export
 from qsim.quantsim.fallback import SelectiveFallback
 from qsim.quantsim.files import Files
@@ -45,3 +50,19 @@ class QuantSim(Reports, RangeChoice, SelectiveFallback, IntegerEvaluation, Resto
     torch.Size([4])
     >>> sim.savings = False  # every step computed anew: the same bits, slower
     """
+
+    def __init__(self, model: nn.Module, example_inputs: Any, config: Config | str | None = None, *, inplace: bool = False) -> None:
+        """Record `model` on `example_inputs`, fold its BatchNorms, and put quantizers where `config` has them.
+
+        Parameters
+        ----------
+        model : nn.Module
+            Left as it is, unless `inplace`. In training mode its copy is put in eval mode, with a warning if it has BatchNorm.
+        example_inputs : Tensor, tuple, dict, or list of these
+            One call: an input, positional or keyword arguments; a list: several calls, of which each is recorded. On the model's device.
+        config : Config, optional
+            What to quantize and how, or the name of a preset ("w4a8"); `qsim.int8` by default.
+        inplace : bool
+            Simulate on `model` itself instead of a copy.
+        """
+        super().__init__(model, example_inputs, config, inplace=inplace)

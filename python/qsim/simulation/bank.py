@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from itertools import chain
@@ -17,6 +16,7 @@ from qsim.graph.plan.actions import PlannedQuantizer
 from qsim.options import check_patterns
 from qsim.quantizers.observer import encoding_of_range
 from qsim.quantizers.quantizer import Quantizer
+from qsim.warning import warn
 
 OPERATION_FORMATS = (
     "int",
@@ -80,10 +80,9 @@ class QuantizerBank(nn.Module):
             for name in missing:
                 state_dict.update({f"{prefix}{name}.{entry}": tensor for entry, tensor in self._modules[name].state_dict().items()})  # type: ignore[union-attr]
             shown = ", ".join(repr(name.replace("/", ".")) for name in missing[:3]) + (", ..." if len(missing) > 3 else "")
-            warnings.warn(
+            warn(
                 f"QuantSim: the state is of a simulation whose gates were in float; {len(missing)} of this one keep the ranges that they "
-                f"have ({shown}), so results differ a little. As they were: a profile with gates=(), see docs/targets.md",
-                stacklevel=2,
+                f"have ({shown}), so results differ a little. As they were: a profile with gates=(), see docs/targets.md"
             )
 
     def items(self) -> Iterable[tuple[str, Quantizer]]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
-
 import torch
 from torch import nn
+
+from qsim.warning import warn
 
 
 class EvalMode:
@@ -34,9 +34,8 @@ class EvalMode:
             return
         if self._seen not in (None, parameter._version):
             self._told = True
-            warnings.warn(
+            warn(
                 "QuantSim: its parameters change while it is in eval mode, where BatchNorm, dropout and running ranges stand still. "
-                "To train it, call sim.train() before; Lightning's Trainer keeps the mode that it finds, so call it before trainer.fit()",
-                stacklevel=4,
+                "To train it, call sim.train() before; Lightning's Trainer keeps the mode that it finds, so call it before trainer.fit()"
             )
         self._seen = parameter._version

@@ -7,7 +7,6 @@ import dataclasses
 import functools
 import sys
 import types
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import attrgetter
@@ -52,6 +51,7 @@ from qsim.simulation.state_names import NamedAsTheModel
 from qsim.simulation.summarize import summarize
 from qsim.simulation.summary import Summary
 from qsim.simulation.synchronize import rank_local
+from qsim.warning import warn
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -113,19 +113,7 @@ class Simulation(NamedAsTheModel, AsTheModel):
     read: frozenset[str] | None = None
 
     def __init__(self, model: nn.Module, example_inputs: Any, config: Config | str | None = None, *, inplace: bool = False) -> None:
-        """Record `model` on `example_inputs`, fold its BatchNorms, and put quantizers where `config` has them.
-
-        Parameters
-        ----------
-        model : nn.Module
-            Left as it is, unless `inplace`. In training mode its copy is put in eval mode, with a warning if it has BatchNorm.
-        example_inputs : Tensor, tuple or dict
-            One input, positional or keyword arguments. On the model's device.
-        config : Config, optional
-            What to quantize and how, or the name of a preset ("w4a8"); `qsim.int8` by default.
-        inplace : bool
-            Simulate on `model` itself instead of a copy.
-        """
+        """What `QuantSim` takes."""
         super().__init__()
         check_module(model, "QuantSim")
         check_flag("QuantSim", "inplace", inplace)
@@ -376,7 +364,7 @@ class Simulation(NamedAsTheModel, AsTheModel):
         """
         if is_entered(sys._getframe(1)):
             advice = "QuantSim: `with sim.float():` is now `with sim.in_float():`; sim.float() casts"
-            warnings.warn(advice, DeprecationWarning, stacklevel=2)
+            warn(advice, DeprecationWarning)
             return self.in_float()  # type: ignore[return-value]
         return super().float()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +12,7 @@ from qsim.batch_norm.absorb import NotFoldable
 from qsim.batch_norm.fold import fold_state
 from qsim.batch_norm.foldable import Fold
 from qsim.quantizers.quantizer import Quantizer
+from qsim.warning import warn
 
 _MODEL, _BANK = "model.", "quantization."
 
@@ -73,10 +73,9 @@ class NamedAsTheModel(nn.Module):
             absent = [] if bare and not unknown else missing
             raise RuntimeError(_unfit_state(unknown if strict else [], absent if strict else [], error)) from error
         if bare and any(not quantizer.lacks_encoding for quantizer in self.quantization.children() if isinstance(quantizer, Quantizer)):
-            warnings.warn(
+            warn(
                 "QuantSim: a state without ranges was loaded into a calibrated simulation: the parameters are new, and the ranges are "
-                "those of the ones before. Call sim.calibrate(data)",
-                stacklevel=2,
+                "those of the ones before. Call sim.calibrate(data)"
             )
         return found
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -14,6 +13,7 @@ from qsim.close_names import close_names
 from qsim.graph.plan.actions import WEIGHTS_LEFT, Decisions
 from qsim.graph.plan.reasons import BY_CONFIG
 from qsim.graph.record.telling import Telling
+from qsim.warning import warn
 
 _SHOWN = 5  # so many sentences are in one warning
 
@@ -23,10 +23,9 @@ def training(model: nn.Module) -> None:
     names = [name or "the model itself" for name in batch_norms(model)]
     if names:
         shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-        warnings.warn(
+        warn(
             f"QuantSim: the model was in training mode; it is simulated in eval mode, with the running statistics of BatchNorm ({shown}). "
-            "Call sim.train() to train.",
-            stacklevel=3,
+            "Call sim.train() to train."
         )
 
 
@@ -36,21 +35,21 @@ def idle_policies(policies: str | Mapping[str, str] | tuple[tuple[str, str], ...
         if pattern != "*" and not any(fnmatchcase(name, pattern) for name in norms):
             near = close_names(pattern, norms)
             hint = f"; close to it: {', '.join(map(repr, near))}" if near else ""
-            warnings.warn(f"QuantSim: {pattern!r} in the config's batch_norm matches no BatchNorm{hint}", stacklevel=3)
+            warn(f"QuantSim: {pattern!r} in the config's batch_norm matches no BatchNorm{hint}")
 
 
 def useless_statistics(model: nn.Module) -> None:
     """Statistics of BatchNorm that say nothing of the data."""
     if useless := degenerate(model):
         remedy = "Load other statistics, or call sim.reestimate_batch_norms(data) in `with sim.in_float():` before calibrating"
-        warnings.warn(f"QuantSim: {'; '.join(useless.values())}. {remedy}", stacklevel=3)
+        warn(f"QuantSim: {'; '.join(useless.values())}. {remedy}")
 
 
 def parts_in_float(notes: Iterable[str]) -> None:
     """Those of a plan's notes that change what numbers mean."""
     if told := [note for note in notes if isinstance(note, Telling)]:
         more = f" (and {len(told) - _SHOWN} more: see sim.summary().notes)" if len(told) > _SHOWN else ""
-        warnings.warn(f"QuantSim: {'; '.join(told[:_SHOWN])}{more}", stacklevel=3)
+        warn(f"QuantSim: {'; '.join(told[:_SHOWN])}{more}")
 
 
 def little_quantized(decisions: Decisions, model: nn.Module, quantized: Iterable[Tensor]) -> None:
@@ -69,9 +68,7 @@ def little_quantized(decisions: Decisions, model: nn.Module, quantized: Iterable
         reason = Counter(left.values()).most_common(1)[0][0]
     else:
         return
-    warnings.warn(
-        f"QuantSim: {what}: {reason}. sim.summary() has the reason of each operation; other targets: docs/targets.md", stacklevel=3
-    )
+    warn(f"QuantSim: {what}: {reason}. sim.summary() has the reason of each operation; other targets: docs/targets.md")
 
 
 def unseen_weights(weights: Sequence[str]) -> None:
@@ -79,18 +76,16 @@ def unseen_weights(weights: Sequence[str]) -> None:
     if not weights:
         return
     shown = ", ".join(map(repr, weights[:4])) + (f" and {len(weights) - 4} more" if len(weights) > 4 else "")
-    warnings.warn(
+    warn(
         f"QuantSim: weights stay in float, and no figure of this simulation has their error in it: {shown}. What multiplies "
-        "with them is nothing that torch.compile shows to a simulation (an operator of torch.ops, for example); call a function of torch",
-        stacklevel=4,
+        "with them is nothing that torch.compile shows to a simulation (an operator of torch.ops, for example); call a function of torch"
     )
 
 
 def restored_weights(what: str) -> None:
     """The model in float is taken for the float model, and its parameters were replaced by what was solved for."""
     if what:
-        warnings.warn(
+        warn(
             f"QuantSim: what runs in float is not the float model any more: restoring replaced its parameters ({what}). "
-            "Compare with the model that the simulation was made of",
-            stacklevel=4,
+            "Compare with the model that the simulation was made of"
         )

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import sys
-import warnings
 from collections.abc import Callable, Iterator
-from types import FrameType
 from typing import Any
 
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from qsim.folders import QSIM, TORCH
+from qsim.warning import warn
 
 _EXAMPLE = "Give the call as an example too: QuantSim(model, [example, other], ...)."
 _SHOWN = 5  # so many sentences are in one warning; all of them are in the summary
@@ -88,10 +85,9 @@ class Switch:
         if not self._told_of_break:
             self._told_of_break = True
             what = f"'{path}'" if path else "the model"
-            warnings.warn(
+            warn(
                 f"QuantSim: {what} runs in Python with every quantizer, not compiled: torch.compile would break its graph, and compiles a "
-                "simulated module whole or not at all. torch.compile(..., fullgraph=True) says where it breaks",
-                stacklevel=_distance(),
+                "simulated module whole or not at all. torch.compile(..., fullgraph=True) says where it breaks"
             )
 
     def say(self) -> None:
@@ -100,13 +96,4 @@ class Switch:
         if unsaid:
             more = f" (and {len(unsaid) - _SHOWN} more: see sim.summary().notes)" if len(unsaid) > _SHOWN else ""
             advice = " ".join(dict.fromkeys(unsaid.values()))
-            warnings.warn(f"QuantSim: {'; '.join([*unsaid][:_SHOWN])}{more}. {advice}", stacklevel=_distance())
-
-
-def _distance() -> int:
-    """How far the innermost frame is that is neither torch's nor ours, as `warnings.warn` counts."""
-    distance, frame = 1, sys._getframe(1)
-    above: FrameType | None = frame
-    while above is not None and above.f_code.co_filename.startswith((TORCH, QSIM)):
-        distance, above = distance + 1, above.f_back
-    return distance
+            warn(f"QuantSim: {'; '.join([*unsaid][:_SHOWN])}{more}. {advice}")
