@@ -124,7 +124,8 @@ def capture(
                 inline_regions(exported)
                 return program
     assert reason is not None
-    raise CaptureError(f"QuantSim: torch.export cannot trace {type(sim.model).__name__}: {trace_refusal(sim.model, reason)}") from reason
+    refusal = trace_refusal(sim.model, reason, kwargs)
+    raise CaptureError(f"QuantSim: torch.export cannot trace {type(sim.model).__name__}: {refusal}") from reason
 
 
 def _with_sizes(model: nn.Module, call: Arguments, dynamic_shapes: Any) -> Program:

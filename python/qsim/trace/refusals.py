@@ -5,7 +5,7 @@ from __future__ import annotations
 import linecache
 import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from types import FrameType, TracebackType
 
@@ -20,6 +20,7 @@ _NOT_THE_MODELS = (f"{Path(__file__).parents[1]}/", f"{Path(torch.__file__).pare
 _LONGEST = 100  # characters of a line of code
 _ONE_GRAPH = "What runs on a runtime must be one graph: take control flow that depends on values out of forward"
 _VALUES = f"A size or a branch there depends on the values of tensors. {_ONE_GRAPH}, or write it with torch.where, masks and shapes"
+_LOSS = "No runtime computes a loss: give a call without labels first, QuantSim(model, [call, call_with_labels]). "
 _OTHER_WAY = (
     "The call ran when it was recorded, so the model takes another way when it is traced: transformers' models make a mask then that "
     "they leave out of an eager call where it is all ones. Leave such arguments out of the example inputs (attention_mask=None); where the "
@@ -34,15 +35,16 @@ _CURES = (  # what torch's message holds, and what it means
 )
 
 
-def trace_refusal(model: nn.Module, error: BaseException) -> str:
-    """Why `torch.export` cannot trace a model."""
+def trace_refusal(model: nn.Module, error: BaseException, given: Collection[str] = ()) -> str:
+    """Why `torch.export` cannot trace a model; `given` are the names of the arguments in the call that it was to be traced with."""
     said = _first_line(error)
     unknown = re.search(r"(?:Found|Unsupported input type) <class '([\w.<>]+)'>(?: in (\w+))?", said)
     if unknown is not None:
         return _unknown_type(*unknown.groups())
     cure = next((cure for pattern, cure in _CURES if re.search(pattern, said)), _ONE_GRAPH)
     where = _line(model, error)
-    return f"{f'at {where}: ' if where else ''}{said}. {cure}, or simulate the part that is exported."
+    loss = _LOSS if cure == _VALUES and "labels" in given else ""
+    return f"{f'at {where}: ' if where else ''}{said}. {loss}{cure}, or simulate the part that is exported."
 
 
 def translation_refusal(error: BaseException) -> str:

@@ -34,3 +34,22 @@ def test_what_cannot_be_traced_is_told_with_its_line_and_the_cure(name, capfd):
     with pytest.raises(qsim.CaptureError, match=expected):
         capture(sim, *sim.calls[0])
     assert capfd.readouterr().err == ""
+
+
+class Labelled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> torch.Tensor:
+        y = self.fc(x)
+        return y if labels is None or not (labels >= 0).any() else nn.functional.cross_entropy(y, labels)
+
+
+def test_a_loss_that_branches_on_labels_has_its_own_cure():
+    call, labelled = {"x": torch.ones(2, 4)}, {"x": torch.ones(2, 4), "labels": torch.tensor([0, 1])}
+    sim = qsim.QuantSim(Labelled().eval(), [labelled, call])
+    with pytest.raises(qsim.CaptureError, match="No runtime computes a loss: give a call without labels first"):
+        capture(sim, *sim.calls[0])
+    cured = qsim.QuantSim(Labelled().eval(), [call, labelled])
+    assert capture(cured, *cured.calls[0]).dynamic_batch
