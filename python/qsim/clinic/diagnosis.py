@@ -100,7 +100,8 @@ class Diagnosis(Report):
         if self.nonfinite:  # an SQNR of the rest would read as if the output were usable
             output = f", output NaN or Inf in {self.nonfinite} elements"
         else:
-            output = "" if math.isnan(self.sqnr) else f", output {decibel(self.sqnr)} dB from float32"
+            away = "equal to float32's" if self.sqnr == math.inf else f"{decibel(self.sqnr)} dB from float32"
+            output = "" if math.isnan(self.sqnr) else f", output {away}"
         return f"{self.target}: {found}{output} ({self.batches} batches, {self.probes} probes; {seconds_text(self.seconds)})"
 
     def to_json(self) -> str:
@@ -198,7 +199,7 @@ def diagnosis_page(diagnosis: Diagnosis) -> Page:
     if diagnosis.nonfinite:
         facts.append(("output", f"NaN or Inf in {diagnosis.nonfinite} elements"))
     elif not math.isnan(diagnosis.sqnr):
-        facts.append(("SQNR of the output", f"{decibel(diagnosis.sqnr)} dB"))
+        facts.append(("SQNR of the output", "equal to float32" if diagnosis.sqnr == math.inf else f"{decibel(diagnosis.sqnr)} dB"))
     stages = ", ".join(f"{stage} {seconds:.2f}" for stage, seconds in diagnosis.seconds.items())
     facts.append(("seconds", f"{sum(diagnosis.seconds.values()):.2f}", stages))
     body = table("Findings", "Errors first, then warnings; each in the order of the model.", columns, lines)

@@ -77,6 +77,14 @@ def test_a_healthy_model_says_so():
     assert found.sqnr > 20
 
 
+def test_an_output_of_zeros_is_said_to_be_equal():
+    silent = nn.Linear(4, 4)
+    nn.init.zeros_(silent.weight), nn.init.zeros_(silent.bias)
+    found = qsim.doctor(silent, [torch.randn(2, 4)], target="bf16", progress=False)
+    assert "output equal to float32's" in str(found)
+    assert "inf dB" not in str(found)
+
+
 def test_float32_has_no_half_precision():
     found = qsim.doctor(nn.Linear(4, 4), [torch.randn(2, 4)], progress=False)
     assert math.isnan(found.sqnr)
