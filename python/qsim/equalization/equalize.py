@@ -13,6 +13,7 @@ from torch.nn.parameter import is_lazy
 from qsim.batch_norm.fold import folded_for
 from qsim.batch_norm.fold_report import FoldReport
 from qsim.batch_norm.recorded import recorded
+from qsim.equalization.absorption import BiasAbsorption
 from qsim.equalization.candidates import find_candidates
 from qsim.equalization.edge_finder import find_edges
 from qsim.equalization.edges import Edge
@@ -22,6 +23,7 @@ from qsim.equalization.rotation import Rotation
 from qsim.equalization.scale_methods import Awq, CrossLayer, SmoothQuant
 from qsim.graph.execute.simulated import Simulated
 from qsim.graph.record.uses import Uses
+from qsim.operations.layers import LAYERS
 from qsim.options import check_function
 from qsim.runs.arguments import Arguments, example_calls, refuse_numbers
 from qsim.runs.batches import Forward, arguments_of, calls_made, iterate, to_device
@@ -31,9 +33,9 @@ from qsim.runs.runnable import check_module
 from qsim.runs.sharding import refuse_wrapped
 from qsim.runs.snapshot import Snapshot
 
-Method = CrossLayer | SmoothQuant | Awq | Rotation
+Method = CrossLayer | BiasAbsorption | SmoothQuant | Awq | Rotation
 
-EQUALIZE_METHODS: dict[str, type[Method]] = {method.name: method for method in (CrossLayer, SmoothQuant, Awq, Rotation)}
+EQUALIZE_METHODS: dict[str, type[Method]] = {method.name: method for method in (CrossLayer, BiasAbsorption, SmoothQuant, Awq, Rotation)}
 TOLERANCE = 1e-5
 
 
@@ -52,15 +54,15 @@ def equalize(
     ----------
     model : nn.Module, any device, float32/float64
         Runs on the example inputs in eval and in training mode. What changes is the contents of weights and biases (and BatchNorms that
-        "cross_layer" folds first, as `fold_batch_norms` does); modules, names and training flags stay. A layer that had no bias may get one
-        by "rotation".
+        "cross_layer" and "bias_absorption" fold first, as `fold_batch_norms` does); modules, names and training flags stay. A layer that
+        had no bias may get one by "rotation" and "bias_absorption".
     example_inputs : Tensor, tuple of arguments, dict of keyword arguments, or list of such calls
     data : iterable of batches, optional
-        What "smooth_quant" and "awq" look at, as `QuantSim.calibrate` takes it. It is kept, with what the model returns for it: a few
-        batches are enough.
-    methods : sequence of str or of CrossLayer, SmoothQuant, Awq, Rotation
-        In this order; a name stands for its class in `qsim.equalization` with its defaults: "cross_layer", "smooth_quant", "awq",
-        "rotation".
+        What "bias_absorption", "smooth_quant" and "awq" look at, as `QuantSim.calibrate` takes it. It is kept, with what the model returns
+        for it: a few batches are enough.
+    methods : sequence of str or of CrossLayer, BiasAbsorption, SmoothQuant, Awq, Rotation
+        In this order; a name stands for its class in `qsim.equalization` with its defaults: "cross_layer", "bias_absorption",
+        "smooth_quant", "awq", "rotation".
     max_batches : int, optional
         Of `data`.
     forward : callable, optional
@@ -79,7 +81,8 @@ def equalize(
 
     Notes
     -----
-    Each change is exact but for the rounding of the weights. Afterwards the outputs on `example_inputs` and `data` are compared with those
+    Each change is exact but for the rounding of the weights; "bias_absorption" is so on `data`, and the report says what it is elsewhere.
+    Afterwards the outputs on `example_inputs` and `data` are compared with those
     from before; where they differ by more than 1e-5 of the largest, everything is put back, and the report says so.
 
     Examples
@@ -159,23 +162,31 @@ def _check(model: nn.Module) -> None:
 def _equalized(
     model: nn.Module, example_inputs: Any, calls: Sequence[Arguments], every: Sequence[Arguments], methods: Sequence[Method]
 ) -> EqualizeReport:
-    folded = folded_for("qsim.equalize", model, example_inputs) if any(isinstance(m, CrossLayer) for m in methods) else FoldReport()
+    folds = any(isinstance(method, CrossLayer | BiasAbsorption) for method in methods)
+    folded = folded_for("qsim.equalize", model, example_inputs) if folds else FoldReport()
     tape, problems = recorded(model, example_inputs, "qsim.equalize")
     uses = Uses(model, tape)
     candidates, refused = find_candidates(model, tape, uses)
     edges, others = find_edges(model, candidates, calls)
     refused |= others
     changes: list[Change] = []
+    notes: list[str] = []
+    kept: dict[str, str] = {}
     for method in methods:
         if isinstance(method, Rotation):
             found, reasons = method.rotate(model, edges, tape, uses, every)
             changes += found
             refused |= reasons
+        elif isinstance(method, BiasAbsorption):
+            found, kept, told = method.absorb(model, [edge for edge in edges if isinstance(edge.source(model), LAYERS)], calls, every)
+            changes += found
+            notes += told
         else:
             changes += _scaled(model, method, [edge for edge in edges if method.takes(model, edge)], every, refused)
     changed = {change.producer for change in changes}
-    refused = {path: why for path, why in refused.items() if path not in changed}
-    return EqualizeReport(tuple(changes), refused, folded=folded, warnings=tuple(problems), subject=subject_of(model))
+    notes += [f"no bias was absorbed: {why}" for path, why in kept.items() if path in changed]
+    refused = {path: why for path, why in (refused | kept).items() if path not in changed}
+    return EqualizeReport(tuple(changes), refused, folded=folded, warnings=tuple(problems), notes=tuple(notes), subject=subject_of(model))
 
 
 def _scaled(

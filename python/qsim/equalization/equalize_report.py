@@ -34,9 +34,10 @@ class Change:
     readers : tuple of str
         Paths of the layers that undo it.
     largest : float
-        The largest factor, or the inverse of the smallest; 1 for a rotation.
+        The largest factor, or the inverse of the smallest; 1 for a rotation and absorbed biases.
     before, after : float
-        The largest channel over the median channel: of the producer's weights (cross_layer), of what the readers read (all others).
+        The largest channel over the median channel: of the producer's weights (cross_layer), of what the producer returns
+        (bias_absorption), of what the readers read (all others).
     """
 
     method: str
@@ -65,6 +66,8 @@ class EqualizeReport(Report):
         BatchNorms that were folded first.
     warnings : tuple of str
         What could not be seen while the model was recorded.
+    notes : tuple of str
+        Which biases were absorbed, which is exact on the data alone, and which were not though the layer was scaled.
 
     Examples
     --------
@@ -83,6 +86,7 @@ class EqualizeReport(Report):
     put_back: str = ""
     folded: FoldReport = field(default_factory=FoldReport)
     warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         lines = [f"Equalization: {self._done}"]
@@ -98,6 +102,7 @@ class EqualizeReport(Report):
         for name, reason in self.refused.items():
             reasons[reason].append(f"'{name}'")
         lines += [f"  refused {', '.join(names)}: {reason}" for reason, names in reasons.items()]
+        lines += [f"  note: {note}" for note in self.notes]
         return "\n".join([*lines, *(f"  warning: {warning}" for warning in self.warnings)])
 
     @property
@@ -128,7 +133,8 @@ class EqualizeReport(Report):
         reasons = [Line([Cell(name), Cell(reason)], f"{name} {reason}") for name, reason in self.refused.items()]
         refused = table("Refused", "What stays as it is.", [Column("layer"), Column("reason", wide=True)], reasons)
         told = [f"everything was put back: {self.put_back}"] if self.put_back else []
-        return Page("Equalization", self._done, tiles(facts) + problems([*told, *self.warnings]) + changed + refused, about(self.subject))
+        said = problems([*told, *self.notes, *self.warnings])
+        return Page("Equalization", self._done, tiles(facts) + said + changed + refused, about(self.subject))
 
 
 def _names(paths: tuple[str, ...]) -> str:

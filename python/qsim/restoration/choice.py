@@ -122,7 +122,7 @@ def choose(
     moments : Moments
         Taken over, and changed.
     measured : sequence of (Tensor, Tensor)
-        Columns in float and simulated, ``[groups, K, N]``, that gains are measured on.
+        Columns in float, as `moments` reduces them, and simulated, ``[groups, K, N]``, that gains are measured on.
     group : ProcessGroup or None
         The ranks that see other data of the same model.
     """
@@ -148,7 +148,8 @@ def choose(
     elif not shifts:
         return "nothing that reached it was ever other than zero"
     wanted = None if bias is None else attrgetter(bias)(sim.model)
-    levels = {how: _level(each, weight, wanted, measured, group) for how, each in candidates.items()}
+    expand = weight if moments.weight is None else None
+    levels = {how: _level(each, expand, wanted, measured, group) for how, each in candidates.items()}
     best = max(levels, key=lambda how: (levels[how], how == "kept"))
     row = Restored(key, levels["kept"], levels[best], best)
     return WeightOutcome(row, None if best == "kept" else candidates[best].solved(parameter))
@@ -187,14 +188,14 @@ def _shift(found: _Candidate, weight: Tensor, float_mean: Tensor, own_mean: Tens
     return (weight @ float_mean[..., None] - found.rows @ own_mean[..., None]).flatten()
 
 
-def _level(found: _Candidate, weight: Tensor, bias: Tensor | None, measured: Sequence[tuple[Tensor, Tensor]], group: Group) -> float:
-    """SQNR in dB of the operation's result."""
+def _level(found: _Candidate, weight: Tensor | None, bias: Tensor | None, measured: Sequence[tuple[Tensor, Tensor]], group: Group) -> float:
+    """SQNR in dB of the operation's result; `weight`: the float model's, where what was kept in float is not its product."""
     signal = noise = 0.0
     for x, y in measured:
-        wanted, got = weight.to(x) @ x, found.rows.to(y) @ y
+        wanted, got = x if weight is None else weight.to(x) @ x, found.rows.to(y) @ y
         if bias is not None and found.read is not None:
             shape = (*found.rows.shape[:2], 1)
             wanted, got = wanted + bias.reshape(shape).to(wanted), got + found.read.reshape(shape).to(got)
         signal += float(wanted.double().square().sum())
         noise += float((wanted - got).double().square().sum())
-    return sqnr(*total([signal, noise], group, weight.device))
+    return sqnr(*total([signal, noise], group, found.rows.device))

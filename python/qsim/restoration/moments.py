@@ -10,6 +10,7 @@ from torch import Tensor
 from qsim.restoration.ranks import Group, add_up, total
 
 _PRECISE = 1024
+_PANEL = 512  # rows of `own` at a time
 
 
 @dataclass
@@ -50,13 +51,14 @@ class Moments:
         float_sum, own_sum = (torch.zeros(groups, size, dtype=dtype, device=device) for _ in range(2))
         return cls(own, cross, float_sum, own_sum, weight)
 
+    def reduced(self, x: Tensor) -> Tensor:
+        """What is kept of columns in float: ``W x`` where there is `weight`, else themselves."""
+        return x if self.weight is None else self.weight.to(x) @ x
+
     def add(self, x: Tensor, y: Tensor) -> None:
         """Count columns of shape ``[groups, K, N]``, float32, finite."""
-        for sums, left in ((self.own, y), (self.cross, x if self.weight is None else self.weight.to(x) @ x)):
-            if sums.dtype == y.dtype:
-                sums.baddbmm_(left, y.transpose(1, 2))
-            else:
-                sums += left @ y.transpose(1, 2)
+        _add_squares(self.own, y)
+        _add_product(self.cross, self.reduced(x), y)
         self.float_sum += x.sum(2, dtype=torch.float64)
         self.own_sum += y.sum(2, dtype=torch.float64)
         self.count += x.shape[2]
@@ -76,11 +78,7 @@ class Moments:
 
     def centre(self) -> None:
         """Take what the means explain out of `own` and `cross`, which are means: a bias takes that up."""
-        mean = self.float_sum[:, :, None]
-        for sums, left in (
-            (self.own, self.own_sum[:, :, None]),
-            (self.cross, mean if self.weight is None else self.weight.to(mean) @ mean),
-        ):
+        for sums, left in ((self.own, self.own_sum[:, :, None]), (self.cross, self.reduced(self.float_sum[:, :, None]))):
             sums.baddbmm_(left, self.own_sum[:, None], alpha=-1)
 
     def results(self, weight: Tensor) -> Tensor:
@@ -92,3 +90,28 @@ class Moments:
         own, self.own = self.own, self.own.new_empty(0)
         self.cross = self.own
         return own
+
+
+def _add_product(sums: Tensor, left: Tensor, right: Tensor) -> None:
+    """Add ``left @ right^T``."""
+    if sums.dtype == right.dtype:
+        sums.baddbmm_(left, right.mT)
+    else:
+        sums += left @ right.mT
+
+
+def _add_squares(sums: Tensor, y: Tensor) -> None:
+    """Add ``y @ y^T`` to what is symmetric: of a large one its upper half, which is copied to the lower one. Torch has no syrk."""
+    size = y.shape[1]
+    if size <= _PANEL:
+        _add_product(sums, y, y)
+        return
+    for begin in range(0, size, _PANEL):
+        end = min(begin + _PANEL, size)
+        for group in range(len(sums)):  # `baddbmm_` would copy a part of a matrix
+            part, left, right = sums[group, begin:end, begin:], y[group, begin:end], y[group, begin:].mT
+            if part.dtype == y.dtype:
+                part.addmm_(left, right)
+            else:
+                part += left @ right
+        sums[:, end:, begin:end] = sums[:, begin:end, end:].mT

@@ -100,11 +100,11 @@ def gptq(problem: Problem, grid: Grid) -> Tensor:
     order = _like(problem.order, problem.target)
     target, factor = problem.target.gather(2, order), problem.factor
     reordered = grid.reordered(order)
-    solved, carried = torch.empty_like(target), torch.zeros_like(target)
+    solved = torch.zeros_like(target)  # columns that are not yet solved hold what was handed on to them
     size = target.shape[-1]
     for end in range(size, 0, -_BLOCK):
         begin = max(0, end - _BLOCK)
-        block = carried[..., begin:end].clone()
+        block = solved[..., begin:end].clone()
         errors = torch.empty_like(block)
         for i in range(end - 1, begin - 1, -1):
             at = i - begin
@@ -115,8 +115,8 @@ def gptq(problem: Problem, grid: Grid) -> Tensor:
             if at:
                 block[..., :at] += errors[..., at, None] * factor[:, None, i, begin:i]
         if begin:
-            carried[..., :begin] += errors @ factor[:, begin:end, :begin]
-    back: Tensor = torch.empty_like(solved).scatter_(2, order, solved)
+            solved[..., :begin] += errors @ factor[:, begin:end, :begin]
+    back: Tensor = target.scatter_(2, order, solved)
     return back
 
 

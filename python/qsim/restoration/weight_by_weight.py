@@ -210,11 +210,11 @@ class Layers:
             return f"'{self.sim.decisions.quantizers[key].operation}' read NaN or Inf"
         if self.uses[key] > 1:  # its own errors are in what it reads: what makes up for them there is fed back once more
             x = y
+        assert site.moments is not None
         if pair.measures or not self._runs[True]:
-            site.measured.append((x[..., :_MEASURED], y[..., :_MEASURED]))
+            site.measured.append((site.moments.reduced(x[..., :_MEASURED]), y[..., :_MEASURED]))
         if pair.measures:
             return None
-        assert site.moments is not None
         site.moments.add(x if self.steps.follows_inputs else y, y)
         return None
 

@@ -12,7 +12,7 @@ from torch import nn
 from transformer import Transformer, tokens
 
 import qsim
-from qsim.equalization import Awq, CrossLayer, Rotation, SmoothQuant
+from qsim.equalization import Awq, BiasAbsorption, CrossLayer, Rotation, SmoothQuant
 
 LAYERS = {
     "norm": lambda: nn.BatchNorm2d(4),
@@ -125,7 +125,7 @@ def test_where_nothing_can_be_compared_all_is_put_back():
 def test_errors():
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
     x = torch.randn(3, 4)
-    with pytest.raises(ValueError, match="got the method 'smooth'; expected 'cross_layer', 'smooth_quant', 'awq', 'rotation'"):
+    with pytest.raises(ValueError, match="'smooth'; expected 'cross_layer', 'bias_absorption', 'smooth_quant', 'awq', 'rotation'"):
         qsim.equalize(model, x, methods=["smooth"])
     with pytest.raises(ValueError, match="'smooth_quant' looks at what layers read: pass data"):
         qsim.equalize(model, x, methods=["smooth_quant"])
@@ -165,7 +165,7 @@ def test_nothing_to_do():
     assert (report.changes, report.refused, report.error) == ((), {}, 0.0)
 
 
-@pytest.mark.parametrize("method", [CrossLayer(), SmoothQuant(), Awq(), Rotation()])
+@pytest.mark.parametrize("method", [CrossLayer(), BiasAbsorption(), SmoothQuant(), Awq(), Rotation()])
 def test_a_layer_without_data_in_eval_mode(method):
     """Called in training alone: nothing is known of it."""
     model = Forward(lambda m, x: m.b(F.relu(m.a(x))) if m.training else x, a=nn.Linear(4, 4), b=nn.Linear(4, 4)).eval()

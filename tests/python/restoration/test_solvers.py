@@ -178,6 +178,19 @@ def test_a_problem_uses_the_moments_up_or_keeps_them():
     assert (moments.own.numel(), moments.cross.numel(), alike.moments) == (0, 0, None)
 
 
+@pytest.mark.parametrize(("groups", "size"), [(2, 600), (1, 1100)])
+def test_large_moments_are_summed_by_halves(groups, size):
+    """Of 600 columns in float64, of 1100 in float32; exactly symmetric, whatever the panels are."""
+    torch.manual_seed(0)
+    moments = Moments.empty(groups, size, torch.device("cpu"))
+    y = torch.randn(groups, size, 40)
+    for each in (y, 2 * y):
+        moments.add(y, each)
+    assert torch.equal(moments.own, moments.own.mT)
+    torch.testing.assert_close(moments.own.double(), 5 * y.double() @ y.double().mT, rtol=1e-5, atol=1e-3)
+    torch.testing.assert_close(moments.cross.double(), 3 * y.double() @ y.double().mT, rtol=1e-5, atol=1e-3)
+
+
 @pytest.mark.parametrize(("rows", "size", "is_kept"), [(6, 9, True), (9, 9, False), (12, 9, False)])
 def test_moments_made_for_a_weight_give_the_same_problem_from_less(rows, size, is_kept):
     weight, x, y, problem, _ = setting(rows=rows, size=size)
