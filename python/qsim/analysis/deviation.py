@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
+from qsim.graph.record.tape import tensors_in
 from qsim.numbers.sqnr import sqnr
 
 ZEROS = "the float model returns zeros alone (a last layer that was never trained?)"  # beside which nothing can be measured
@@ -67,5 +67,5 @@ class Deviation:
 
 
 def float_tensors(tree: Any) -> list[Tensor]:
-    """The floating-point tensors in nested tuples, lists and dicts."""
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+    """The floating-point tensors in nested tuples, lists and dicts, their subclasses, dataclasses and other objects."""
+    return [leaf for leaf in tensors_in(tree) if leaf.is_floating_point()]

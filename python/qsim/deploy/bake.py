@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from qsim import ops
 from qsim.graph.execute.attach import detach
 from qsim.graph.execute.methods import PLACE
 from qsim.graph.record.own_arguments import own_arguments
+from qsim.graph.record.tape import tensors_in
 from qsim.numbers.encoding import Encoding
 from qsim.quantizers.quantizer import Quantizer
 from qsim.runs.sharding import is_sharded
@@ -139,7 +139,8 @@ def _check(sim: Simulation, baked: nn.Module, weights: list[BakedWeight]) -> Non
             for model in (sim.model, baked):
                 torch.manual_seed(0)
                 (given, named), _ = own_arguments(model, (args, kwargs))  # a cache among them is written to
-                results.append([t for t in tree_leaves(model(*given, **named)) if isinstance(t, Tensor)])
+                out = model(*given, **named)
+                results.append([*tensors_in(list(out) if isinstance(out, Iterator) else out)])
             for expected, got in zip(*results, strict=True):
                 if not _agree(expected, got):
                     raise RuntimeError(

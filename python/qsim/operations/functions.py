@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -66,6 +66,7 @@ _QUESTIONS = _table(
 
 # The result lies on the grid of the operand, or is no quantity to be quantized.
 TRANSPARENT = MOVING | _LAYOUT | _SELECTION | INSERTION | _CREATION | _CASTS | _REGULARIZATION | _QUESTIONS
+
 RANDOM = _table("bernoulli bernoulli_ uniform_ normal normal_ rand randn randint rand_like randn_like randint_like multinomial randperm")
 # Constructors of tensors out of values that may be data: lists, arrays, memory of other libraries.
 CONVERSIONS = _table("tensor as_tensor asarray from_numpy frombuffer from_dlpack scalar_tensor new_tensor")
@@ -143,6 +144,23 @@ def _opened(func: Any) -> Function:
 
 # Functions that would arrive whole although operations worth seeing are inside.
 COMPOSITE: dict[str, Function] = {"multi_head_attention_forward": _opened(F.multi_head_attention_forward), **RECURRENT}
+
+
+def adds_up(name: str, options: Mapping[int | str, Any]) -> bool:
+    """Whether a function that else only moves values computes sums (or products) of them, by its options: no operand's grid holds those.
+
+    Examples
+    --------
+    >>> adds_up("index_put_", {3: True}), adds_up("scatter", {"reduce": "add"}), adds_up("fold", {1: (4, 4), 2: 2, "stride": 2})
+    (True, True, False)
+    """
+    if name.startswith("index_put"):
+        return bool(options.get(3, options.get("accumulate")))
+    if name == "fold":  # of blocks that overlap
+        sizes, steps = (options.get(position, options.get(key, 1)) for position, key in ((2, "kernel_size"), (5, "stride")))
+        pairs = (value if isinstance(value, tuple) else (value, value) for value in (sizes, steps))
+        return any(size > step for size, step in zip(*pairs, strict=False))
+    return name in ("scatter", "scatter_") and options.get("reduce") is not None
 
 
 def visible(func: Function) -> bool:

@@ -1,7 +1,10 @@
 """Comparison with float: beside errors computed by hand, in whatever memory, and of models that do not make it easy."""
 
 import copy
+import dataclasses
 import math
+import types
+from collections import OrderedDict
 
 import pytest
 import torch
@@ -208,6 +211,29 @@ def test_tensors_larger_than_a_chunk_and_strided():
 def test_only_float_tensors_of_outputs_count():
     assert float_tensors({"a": (torch.ones(2), [torch.ones(2, dtype=torch.int64), None, 3.0])})[0].equal(torch.ones(2))
     assert len(float_tensors({"a": (torch.ones(2), [torch.ones(2, dtype=torch.int64), None, 3.0])})) == 1
+
+
+@dataclasses.dataclass
+class Result:
+    logits: torch.Tensor
+
+
+class Named(OrderedDict):
+    """As Hugging Face's outputs: each entry is an attribute too."""
+
+    def __init__(self, y) -> None:
+        super().__init__(y=y)
+        self.y = y
+
+
+@pytest.mark.parametrize("wrap", [Result, Named, lambda y: types.SimpleNamespace(y=y), lambda y: {"all": (Result(y), None)}])
+def test_results_are_found_in_whatever_holds_them(wrap):
+    torch.manual_seed(0)
+    layer = nn.Linear(6, 3)
+    assert len(float_tensors(wrap(ROWS))) == 1
+    sim, plain = (calibrated(Forward(forward, fc=layer).eval(), ROWS) for forward in (lambda m, x: wrap(m.fc(x)), lambda m, x: m.fc(x)))
+    assert sim.compare(ROWS).output.sqnr == plain.compare(ROWS).output.sqnr > 30
+    assert sim.sensitivity([ROWS], progress=False).quantized == plain.sensitivity([ROWS], progress=False).quantized
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,14 @@
 """The baked model is plain, and computes what the simulation does with its quantizers of weights alone."""
 
 import copy
+import dataclasses
 import itertools
 
 import pytest
 import torch
 import torch.nn.functional as F
 from language_model import TOKENS, LanguageModel
+from models import Forward
 from torch import nn
 
 import qsim
@@ -160,6 +162,22 @@ def test_a_weight_that_is_read_in_float_too_is_refused():
     with pytest.raises(RuntimeError, match="read at one place where it is quantized and at another where it is not"):
         sim.bake()
     assert sim.quantizers()["fc.weight"].enabled
+
+
+@dataclasses.dataclass
+class Result:
+    logits: torch.Tensor
+
+
+class Named(dict):
+    pass
+
+
+@pytest.mark.parametrize("wrap", [Result, lambda y: Named(y=y), lambda y: iter([y]), lambda y: {"all": [Result(y)]}])
+def test_it_is_so_whatever_the_model_returns(wrap):
+    sim = calibrated(Forward(lambda m, x: wrap(m.inner(x)), inner=TwiceRead()), torch.randn(2, 8), FOUR)
+    with pytest.raises(RuntimeError, match="read at one place where it is quantized and at another where it is not"):
+        sim.bake()
 
 
 def test_half_precision_is_refused():

@@ -46,6 +46,8 @@ class Recomputed(nn.Module):
         how, options = self.how, {"use_reentrant": self.reentrant}
         if self.way == "leaf":
             y = how(self.b, y, **options)
+        elif self.way == "forward of a leaf":
+            y = how(self.b.forward, y, **options)
         elif self.way == "method":
             y = how(self.method, y, **options)
         elif self.way == "lambda":
@@ -67,7 +69,7 @@ class Recomputed(nn.Module):
         return self.c(y + 0.5)
 
 
-WAYS = ["leaf", "method", "lambda", "container", "function", "twice", "nested", "segments", "chain", "chain into"]
+WAYS = ["leaf", "forward of a leaf", "method", "lambda", "container", "function", "twice", "nested", "segments", "chain", "chain into"]
 
 
 def gradients(sim, x, training):
@@ -114,7 +116,7 @@ def test_gradients_are_near_those_of_the_float_model(way):
             assert (ours - theirs).abs().max() < 0.02 * theirs.abs().max()
 
 
-@pytest.mark.parametrize("way", ["leaf", "method", "nested", "segments", "function", "lambda", "in a container"])
+@pytest.mark.parametrize("way", ["leaf", "forward of a leaf", "method", "nested", "segments", "function", "lambda", "in a container"])
 def test_compiled(way):
     torch._dynamo.reset()
     model = Recomputed("leaf" if way == "in a container" else way, False).double().eval()

@@ -279,3 +279,29 @@ def test_arithmetic_on_arrays_stays_that(function):
     with torch.no_grad():
         expected = sim(X)
         torch.testing.assert_close(torch.compile(sim, backend="eager", fullgraph=True)(X), expected, rtol=1e-9, atol=1e-9)
+
+
+class Derived(nn.Linear):
+    def forward(self, x):
+        return super().forward(x * 0.5)
+
+
+FORWARDS = {
+    "a method": lambda m, x: m.c(torch.tanh(m.a.forward(x))),
+    "of the class": lambda m, x: m.c(torch.tanh(nn.Linear.forward(m.a, x))),
+    "mapped": lambda m, x: m.c(sum(map(m.a.forward, (x, x * 2.0)))),
+    "one of several": lambda m, x: m.c(sum(forward(x) for forward in (m.a.forward, m.b.forward))),
+    "of a subclass": lambda m, x: m.c(torch.tanh(m.derived.forward(x))),
+}
+
+
+@pytest.mark.parametrize("forward", FORWARDS.values(), ids=FORWARDS)
+def test_the_forward_of_a_layer_is_the_layer_however_it_is_called(forward):
+    torch.manual_seed(0)
+    model = Forward(forward, **layers("a", "b", "c"), derived=Derived(8, 8).double()).eval()
+    sim = simulated(model, X)
+    layer = "derived.linear" if forward is FORWARDS["of a subclass"] else "a"
+    assert f"{layer}.output" in sim.quantizers()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert_same(torch.compile(sim, backend="eager", fullgraph=True), sim, X)

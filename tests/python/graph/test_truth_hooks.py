@@ -244,3 +244,30 @@ def test_a_chain_goes_on_behind_a_hook_that_changes_what_is_handed_on(compiled):
         sim.model.a.register_forward_hook(lambda m, args, out: out * 0.75)
         run = torch.compile(sim, backend="eager", fullgraph=True) if compiled else sim
         assert torch.equal(run(X), quantizers["a.output"](F.relu(linear * 0.75)))
+
+
+CHANGING = {
+    "before": lambda m: m.register_forward_pre_hook(lambda module, args: (args[0] * 0.75,)),
+    "after": lambda m: m.register_forward_hook(lambda module, args, out: out * 0.75),
+    "around": lambda m: m.register_forward_hook(lambda module, args, out: F.relu(out) + args[0]),
+}
+
+
+@pytest.mark.parametrize("hook", CHANGING.values(), ids=CHANGING)
+@pytest.mark.parametrize("name", ["b", "block"])
+def test_a_hook_that_the_model_came_with_is_no_reason_to_warn(name, hook):
+    """What it hands on is quantized where it is read."""
+    layers = {name: nn.Linear(8, 8).double() for name in "abc"}
+    block = Forward(lambda m, x: torch.tanh(m.inner(x)), inner=nn.Linear(8, 8).double())
+    m = Forward(lambda m, x: m.c(m.b(m.block(m.a(x)))), **layers, block=block).eval()
+    hook(getattr(m, name))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sim = simulated(m, X)
+        sim(X)
+    assert len(sim.quantizers()["c.weight"].encoding.scale) == 8
+    assert not any("not reached" in note for note in sim.summary().notes)
+    read = []
+    sim.model.c.register_forward_pre_hook(lambda module, args: read.append(args[0]))
+    sim(X)
+    assert len(read[0].unique()) <= 256

@@ -256,8 +256,8 @@ class QuantizationPlan:
 
     @cached_property
     def hidden(self) -> frozenset[Site]:
-        """What Dynamo hides, of that after which a tensor is quantized where it is read."""
-        return frozenset().union(*self.through.values())
+        """What Dynamo hides, of that after which a tensor is quantized where it is read. What hooks compute nobody looks for."""
+        return frozenset(site for found in self.through.values() for site in found if not any(step.hook for step in site.steps))
 
     @cached_property
     def weights(self) -> dict[str, str]:

@@ -7,9 +7,10 @@ from dataclasses import replace
 
 from qsim.graph.plan.actions import Actions, LeftFloat, PlannedQuantizer
 from qsim.graph.plan.dataflow import Dataflow
+from qsim.graph.plan.rules import is_multiplied
 from qsim.graph.plan.sharing import Made, made
 from qsim.graph.record.routes import Site
-from qsim.graph.record.tape import InputSlot, Slot
+from qsim.graph.record.tape import InputSlot, Origin, Slot
 from qsim.numbers.spec import TensorSpec
 
 
@@ -92,11 +93,20 @@ class Ledger:
         """The quantizer on whose grid an operand lies; None if there is no single one."""
         if slot in self.actions[site].operands:
             return self.actions[site].operands[slot].key
-        keys: set[str | None] = set()
-        for origin in site.operands()[slot]:
-            found = made(self.flow, origin) if origin.kind == "step" else None
-            keys.add(self.grids.get(found) if found else self.inputs.get(origin.source) if origin.kind == "input" else None)
+        keys = set(map(self._grid_of, site.operands()[slot]))
         return keys.pop() if len(keys) == 1 else None
+
+    def _grid_of(self, origin: Origin) -> str | None:
+        """The quantizer that a tensor went through where it was made."""
+        found = made(self.flow, origin) if origin.kind == "step" else None
+        return self.grids.get(found) if found else self.inputs.get(origin.source) if origin.kind == "input" else None
+
+    def is_pieced_together(self, site: Site, slot: Slot) -> bool:
+        """Whether a factor of a product lies on no grid because its parts lie on several: ``x[:, :4] = y``, ``where(mask, x, y)``."""
+        if site.kind != "mac" or not is_multiplied(site.op, slot, site.dims(slot)):
+            return False
+        parts = ({self._grid_of(origin) for origin in step.operands.get(slot, ())} for step in site.steps)
+        return any(len(grids - {None}) > 1 for grids in parts)
 
     def is_on_grid(self, site: Site, slot: Slot) -> bool:
         """Whether any of what an operand may be is quantized where it is made."""

@@ -160,8 +160,8 @@ def _read(levels: Iterator[_Level]) -> CallSite:
         if kind == "kept":
             spots.append(level.spot)
             site.asks = site.asks or any("compiling" in name for name in (*level.code.co_names, *level.code.co_freevars))
-            if site.leaf is None and level.code.co_name == "forward" and isinstance(level.owner, nn.Module):
-                site.leaf = level.owner if level.code.co_filename.startswith(_MODULES) else None
+            if site.leaf is None and level.code.co_filename.startswith(_MODULES) and _is_leaf(level.owner):
+                site.leaf = level.owner
         elif kind == "hiding":
             site.hidden = True
         elif kind == "module call":
@@ -187,13 +187,22 @@ def _frames(frame: FrameType | None) -> Iterator[_Level]:
     while frame is not None:
         code, above = frame.f_code, frame.f_back
         owner = None
-        is_called = above is not None and kind_of_code(above.f_code) in ("module call", "dropped")
-        if code.co_name == "forward" and code.co_filename.startswith(_MODULES) and is_called:
+        if code.co_name == "forward" and code.co_filename.startswith(_MODULES) and not _runs_container(above):
             owner = frame.f_locals.get("self")  # not of containers: their variables would be kept from dying
         elif _source(code) == SIMULATED:
             owner = frame.f_locals.get("self")
         yield _Level(code, spot_of(code, frame.f_lasti), frame.f_lineno or 0, owner, frame)
         frame = frame.f_back
+
+
+def _is_leaf(owner: Any) -> bool:
+    """Whether a module is an operation of a container, however its forward is called; not so one whose class only derives from such."""
+    return isinstance(owner, nn.Module) and LEAF in vars(owner)
+
+
+def _runs_container(above: FrameType | None) -> bool:
+    """Whether a function runs the forward of a container, or is not known."""
+    return above is None or (kind_of_code(above.f_code) == "base" and above.f_code.co_name == "forward")
 
 
 def variable_of_asker(name: str) -> Any:

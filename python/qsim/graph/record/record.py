@@ -47,6 +47,7 @@ from qsim.operations.functions import (
     READS,
     TRANSPARENT,
     Function,
+    adds_up,
     name_of,
     route_name,
     visible,
@@ -193,9 +194,7 @@ class Recorder(TorchFunctionMode):
                 self.tape.mark(out, Origin("random") if name in RANDOM else Origin("const"))
             return out
         with torch._C.DisableTorchFunction():
-            if (
-                func is Tensor.view_as and kind_of_code(sys._getframe(1).f_code) == "apply"
-            ):  # of an input that it returns; gradients are off
+            if func is Tensor.view_as and kind_of_code(sys._getframe(1).f_code) == "apply":  # an input that it returns, without gradients
                 out = func(*args, **kwargs)
                 self.tape.mark(out, *(o if o.is_unreplaced else replace(o, direct=False) for o in self.tape.origins(args[0])))
                 return out
@@ -211,11 +210,13 @@ class Recorder(TorchFunctionMode):
             if name in RANDOM:
                 for t in _results(out):
                     self.tape.mark(t, Origin("random"))
-            elif name in TRANSPARENT or not any(t.is_floating_point() for t in _results(out)):
-                out = self._flow(made, call, dict(options(args, kwargs)), out)
+                return out
+            numbers = dict(options(args, kwargs))
+            if (name in TRANSPARENT and not adds_up(name, numbers)) or not any(t.is_floating_point() for t in _results(out)):
+                out = self._flow(made, call, numbers, out)
             else:
                 step = self._step(made, call)
-                step.options = dict(options(args, kwargs))
+                step.options = numbers
                 step.scalar = all(t.dim() == 0 for t in _results(out))
                 out = self._mark_results(step, given, out)
             return out
@@ -251,6 +252,8 @@ class Recorder(TorchFunctionMode):
         floats = [found for slot, found in origins.items() if given[slot].is_floating_point()]
         flow = indirect(o for found in floats or origins.values() for o in found)
         flow = frozenset(o for o in flow if o.kind != "const") or flow
+        if any(t.is_complex() for t in given.values()) and any(t.is_floating_point() for t in results):  # `z.real`: no grid holds `z`
+            flow = frozenset(o if o.kind == "const" else Origin("other") for o in flow)
         for slot in changed:  # x[...] = y: x now comes from both
             self.tape.mark(given[slot], *indirect(origins[slot]), *flow)
         for t in results:

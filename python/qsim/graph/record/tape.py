@@ -361,7 +361,8 @@ def _entries(value: Any) -> list[tuple[Any, Any]]:
         return list(enumerate(value))
     else:
         entries = []
-    named = dict(vars(value)) if hasattr(value, "__dict__") else {}
+    held = {id(inner) for _, inner in entries}  # dicts that have their entries as attributes too, as Hugging Face's outputs
+    named = {name: inner for name, inner in vars(value).items() if id(inner) not in held} if hasattr(value, "__dict__") else {}
     slots = [name for cls in type(value).__mro__ for name in _slots(cls) if name not in named and hasattr(value, name)]
     return [*entries, *named.items(), *((name, getattr(value, name)) for name in slots)]
 
