@@ -20,8 +20,10 @@ class Placement:
     ----------
     flow : Dataflow
     profile : Profile
-    on_integers : callable
-        Whether an operation may run in an integer kernel of the target.
+    may_run : callable
+        Whether an operation may run in an integer kernel of the target, as far as its type and the config say.
+    only_copies : callable
+        Whether an operation computes nothing in such a kernel, so that it depends on what reads its result whether it needs one.
 
     Attributes
     ----------
@@ -29,8 +31,11 @@ class Placement:
         For each tensor that shares its scale, the operation by whose name the shared quantizer goes.
     """
 
-    def __init__(self, flow: Dataflow, profile: Profile, on_integers: Callable[[Site], bool]) -> None:
-        self.flow, self.profile, self.on_integers = flow, profile, on_integers
+    def __init__(
+        self, flow: Dataflow, profile: Profile, may_run: Callable[[Site], bool], only_copies: Callable[[Site], bool]
+    ) -> None:
+        self.flow, self.profile, self._may_run, self._only_copies = flow, profile, may_run, only_copies
+        self._copies_integers: dict[Site, bool] = {}
         self._residual: set[tuple[Site, Slot]] = set()
         self._handed_over: set[Site] = set()
         for site in flow.sites:
@@ -49,7 +54,18 @@ class Placement:
     def is_between_floats(self, site: Site) -> bool:
         """Whether `site`, the end of a chain, and all that reads its results run in float."""
         readers = [self.flow.site_of[reader.step] for reader in self.flow.readers(site) if reader.step is not None]
-        return not any(map(self.on_integers, (*self.flow.chains.get(site, [site]), *readers)))
+        own = [member for member in self.flow.chains.get(site, [site]) if not self._only_copies(member)]
+        return not any(map(self.on_integers, (*own, *readers)))
+
+    def on_integers(self, site: Site) -> bool:
+        """Whether an operation may run in an integer kernel of the target: then what it reads and makes has a grid. One that computes
+        nothing does where an integer kernel reads its result: a grid for others to read in float would be a second rounding."""
+        if not self._only_copies(site):
+            return self._may_run(site)
+        if site not in self._copies_integers:
+            self._copies_integers[site] = False  # until it is known: its result may come back to it in another call
+            self._copies_integers[site] = not self.is_between_floats(self.flow.end_of(site))
+        return self._copies_integers[site]
 
     def _is_left_outside(self, site: Site) -> bool:
         """Whether the profile leaves alone what the model returns, and nothing in the model reads the results of `site`."""

@@ -14,6 +14,7 @@ from qsim.graph.record.tape import InputSlot, Origin, Tape
 from qsim.numbers.spec import TensorSpec
 
 _KERNEL_BITS = 8  # no integer kernel takes more
+_COPYING = ("Concat", "Gather")
 
 
 def is_half(spec: TensorSpec | None) -> bool:
@@ -42,7 +43,7 @@ class Specs:
         self._tape, self._config = tape, config
         profile = config.profile
         self.flow = Dataflow(tape, profile.chains, profile.half_chains, self._has_cast_between, self.is_half, profile.gates)
-        self.placement = Placement(self.flow, profile, self._on_integers)
+        self.placement = Placement(self.flow, profile, self._may_run, self._only_copies)
         self.uncast = self._uncast_inputs()
         replaced = tape.inputs.keys() - tape.unreplaced - {*self.uncast} if profile.model_input else set()
         self.copied = {slot for slot in replaced if self.of_input(slot) is not None}
@@ -55,15 +56,21 @@ class Specs:
         """Whether an operation runs in half precision: everything that it reads and returns is rounded."""
         return is_half(self._config.spec_of(info, "activation"))
 
-    def _on_integers(self, site: Site) -> bool:
-        """Whether an operation may run in an integer kernel, as far as anybody knows: then what it reads and makes has a grid."""
+    def _may_run(self, site: Site) -> bool:
+        """Whether an operation may run in an integer kernel, as far as anybody knows."""
         kernels = self._config.profile.kernels
-        if not kernels:
+        if not kernels or self._is_no_kernels(site):
             return True
+        return (selects(kernels, site.type) or site.moves) and (self.of(site, "activation") or self.of(site, "weight")) is not None
+
+    def _only_copies(self, site: Site) -> bool:
+        """Whether an operation puts numbers together, or looks them up, in a runtime whose integer kernels are known."""
+        return site.type in _COPYING and bool(self._config.profile.kernels) and not self._is_no_kernels(site)
+
+    def _is_no_kernels(self, site: Site) -> bool:
+        """Whether the config asks for numbers that no integer kernel takes: wherever it does, they are simulated."""
         activation = self.of(site, "activation")
-        if activation is not None and (activation.is_float or activation.bits > _KERNEL_BITS):
-            return True
-        return (selects(kernels, site.type) or site.moves) and (activation or self.of(site, "weight")) is not None
+        return activation is not None and (activation.is_float or activation.bits > _KERNEL_BITS)
 
     def shape_of(self, name: str) -> tuple[int, ...]:
         """Of a parameter."""
