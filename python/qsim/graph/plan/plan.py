@@ -329,7 +329,7 @@ class _Planner:
             return
         if not self.placement.makes(site):
             if (site, 0) not in self.grids and not any(map(self._quantizes, chain)):
-                off = self.placement.is_between_floats(site) and self.specs.of_chain(chain) is None
+                off = self.placement.needs_no_grid(site) and self.specs.of_chain(chain) is None
                 self.ledger.leave(site.name, site.op, reasons.BY_CONFIG if off else self.placement.reason(site))
             return
         if not site.replaceable:

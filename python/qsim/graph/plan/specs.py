@@ -8,13 +8,12 @@ from qsim.config.config import Config
 from qsim.config.override import SiteInfo
 from qsim.config.profile import selects
 from qsim.graph.plan.dataflow import Dataflow
-from qsim.graph.plan.placement import Placement
+from qsim.graph.plan.placement import LEAVING_FLOAT, Placement
 from qsim.graph.record.routes import Site
 from qsim.graph.record.tape import InputSlot, Origin, Tape
 from qsim.numbers.spec import TensorSpec
 
 _KERNEL_BITS = 8  # no integer kernel takes more
-_COPYING = ("Concat", "Gather")
 
 
 def is_half(spec: TensorSpec | None) -> bool:
@@ -43,7 +42,7 @@ class Specs:
         self._tape, self._config = tape, config
         profile = config.profile
         self.flow = Dataflow(tape, profile.chains, profile.half_chains, self._has_cast_between, self.is_half, profile.gates)
-        self.placement = Placement(self.flow, profile, self._may_run, self._only_copies)
+        self.placement = Placement(self.flow, profile, self._may_run, self._follows)
         self.uncast = self._uncast_inputs()
         replaced = tape.inputs.keys() - tape.unreplaced - {*self.uncast} if profile.model_input else set()
         self.copied = {slot for slot in replaced if self.of_input(slot) is not None}
@@ -63,9 +62,12 @@ class Specs:
             return True
         return (selects(kernels, site.type) or site.moves) and (self.of(site, "activation") or self.of(site, "weight")) is not None
 
-    def _only_copies(self, site: Site) -> bool:
-        """Whether an operation puts numbers together, or looks them up, in a runtime whose integer kernels are known."""
-        return site.type in _COPYING and bool(self._config.profile.kernels) and not self._is_no_kernels(site)
+    def _follows(self, site: Site) -> bool:
+        """Whether it depends on what reads a result if that needs a grid: where the kernels of the runtime are known, and take these
+        numbers. Products with a bias in float have none that leave their result so."""
+        if not self._config.profile.kernels or self._is_no_kernels(site):
+            return False
+        return site.type not in LEAVING_FLOAT or (self._config.bias is not False and selects(self._config.profile.bias, site.type))
 
     def _is_no_kernels(self, site: Site) -> bool:
         """Whether the config asks for numbers that no integer kernel takes: wherever it does, they are simulated."""
