@@ -60,9 +60,14 @@ class Placement:
         chain, readers = self.flow.chains.get(site, [site]), self.flow.readers(site)
         returned = any(reader.step is None for reader in readers)
         idle = COPYING if returned else (*FOLLOWING, *(LEAVING_FLOAT if len(chain) == 1 else ()))
-        own = [member for member in chain if not (member.type in idle and self._follows(member))]
+        own = [at for at in chain if not (self._follows(at) and (at.type in idle or (at.type in FOLLOWING and self._takes_constants(at))))]
         reading = [self.flow.site_of[reader.step] for reader in readers if reader.step is not None]
         return not any(map(self._may_run, own)) and not any(map(self.on_integers, reading))
+
+    def _takes_constants(self, site: Site) -> bool:
+        """Whether an operand is constant, numbers alone aside, which kernels take as they are: in float it is exact."""
+        constant = [slot for slot, origins in site.operands().items() if {self.flow.kind(origin) for origin in origins} == {"const"}]
+        return any(site.dims(slot) > 0 for slot in constant)
 
     def on_integers(self, site: Site) -> bool:
         """Whether an operation runs in an integer kernel of the target, as far as anybody knows: then what it reads and makes has a grid.
