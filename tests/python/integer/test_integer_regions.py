@@ -122,7 +122,7 @@ RUN_IN_FLOAT = {
 def test_weights_in_float_become_integers_in_the_runtime(layer, tmp_path):
     layers = {"conv": conv(), "transposed": nn.ConvTranspose2d(4, 4, 2), "linear": nn.Linear(8, 5), "rows": nn.Linear(256, 25)}
     forwards = {
-        "transposed": lambda m, x: m.layer(F.avg_pool2d(x, 1)).sigmoid(),  # between others that have integer kernels: else it has no quantizers
+        "transposed": lambda m, x: m.layer(F.avg_pool2d(x, 1)).sigmoid(),  # between integer kernels: else it has no quantizers
         "rows": lambda m, x: m.layer(x.flatten(1)),
     }
     model = Forward(forwards.get(layer, lambda m, x: m.layer(x)), layer=layers[layer])

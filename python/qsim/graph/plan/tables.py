@@ -23,9 +23,7 @@ def table_spec(spec: TensorSpec, site: Site, activation: TensorSpec | None) -> T
     return spec if spec.narrow else replace(spec, signed=activation.signed)
 
 
-def table_grid(
-    site: Site, actions: Actions, quantizers: Mapping[str, PlannedQuantizer], activation: TensorSpec | None
-) -> str | None:
+def table_grid(site: Site, actions: Actions, quantizers: Mapping[str, PlannedQuantizer], activation: TensorSpec | None) -> str | None:
     """The quantizer of the table whose rows a site looks up, if their grid serves as that of its result; None if it needs one of its own.
 
     Parameters
