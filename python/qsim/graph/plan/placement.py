@@ -58,10 +58,10 @@ class Placement:
     def needs_no_grid(self, site: Site) -> bool:
         """Whether all that reads the results of `site`, the end of a chain, runs in float, and no kernel of the chain asks for integers."""
         chain, readers = self.flow.chains.get(site, [site]), self.flow.readers(site)
-        returned = any(reader.step is None for reader in readers)
-        idle = COPYING if returned else (*FOLLOWING, *(LEAVING_FLOAT if len(chain) == 1 else ()))
-        own = [at for at in chain if not (self._follows(at) and (at.type in idle or (at.type in FOLLOWING and self._takes_constants(at))))]
         reading = [self.flow.site_of[reader.step] for reader in readers if reader.step is not None]
+        ends = any(reader.step is None for reader in readers) or any(reader.type == "ConvTranspose" for reader in reading)
+        idle = COPYING if ends else (*FOLLOWING, *(LEAVING_FLOAT if len(chain) == 1 else ()))
+        own = [at for at in chain if not (self._follows(at) and (at.type in idle or (at.type in FOLLOWING and self._takes_constants(at))))]
         return not any(map(self._may_run, own)) and not any(map(self.on_integers, reading))
 
     def _takes_constants(self, site: Site) -> bool:
@@ -73,7 +73,7 @@ class Placement:
         """Whether an operation runs in an integer kernel of the target, as far as anybody knows: then what it reads and makes has a grid.
 
         One that copies or takes element by element gains nothing by itself: it does where an integer kernel reads its result, or it
-        computes what the model returns. Elsewhere a grid would be one more rounding in front of operations in float, and a residual
+        computes what the model returns or a transposed convolution reads, in whose place most runtimes have a kernel. Elsewhere a grid would be one more rounding in front of operations in float, and a residual
         stream that only additions and normalizations read has none.
         """
         if site.type in FOLLOWING and self._follows(site):
