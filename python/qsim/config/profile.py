@@ -214,7 +214,7 @@ ONNXRUNTIME = Profile(
     weight=_SYMMETRIC,
     activation={"signed": False},
     rules=(
-        Override(op_type="Gather", weight={"axis": None, "block_size": None}),
+        Override(op_type="Gather", weight={"axis": None, "block_size": None, "symmetric": False}),
         *(Override(op_type=layer, weight=None, activation=None) for layer in ("LSTM", "GRU", "RNN")),
     ),
 )

@@ -122,13 +122,16 @@ def _classified(node: Node, encodings: Encodings) -> Kernel:
 
 
 def _name(node: Node) -> str:
-    """What the quantizer behind an operation is called, without its role; else the operation's module and type."""
-    reader: Node = node
+    """What the quantizer behind an operation is called, without its role; else the operation's module and type. Behind another operation it
+    is called so only if it is the quantizer of both, which goes by the first."""
+    reader, place, is_own = node, _place(node), True
     while len(reader.users) == 1:
         reader = next(iter(reader.users))
         if (key := key_of(reader)) is not None:
-            return key.rpartition(".")[0] or key
-    return _place(node)
+            name = key.rpartition(".")[0] or key
+            return name if is_own or name.startswith(place) else place
+        is_own = is_own and (is_moving(reader) or limits_of(reader) is not None)
+    return place
 
 
 def _place(node: Node) -> str:

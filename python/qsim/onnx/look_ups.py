@@ -12,21 +12,28 @@ _INTEGERS = (ir.DataType.INT8, ir.DataType.UINT8, ir.DataType.INT16, ir.DataType
 
 
 def look_up_integers(model: ir.Model) -> None:
-    """Have each Gather of a dequantized constant with one scale read the integers, in place."""
+    """Have each Gather of a dequantized constant with one scale read the integers, in place. Where rows are quantized to the table's own
+    grid again, the integers that were looked up are those."""
     insert = NodeInserter(model.graph)
     for node in list(model.graph):
         dequantize = _table(node)
-        if dequantize is None or node.outputs[0].is_graph_output() or _stays_on_its_grid(node, dequantize):
+        if dequantize is None or node.outputs[0].is_graph_output():
             continue
         (table, *grid), (rows,) = dequantize.inputs, node.outputs
-        name, readers = f"{dequantize.outputs[0].name}_rows", list(rows.uses())
         assert table is not None
         assert rows.dtype is not None
+        again = [user for user in rows.consumers() if _is_on_its_grid(user, dequantize)]
+        readers = [(reader, position) for reader, position in rows.uses() if reader not in again]
         node.replace_input_with(0, table)
-        made = insert.node(next(iter(node.successors()), None), "DequantizeLinear", [rows, *grid], name, rows.dtype, rows.shape)  # type: ignore[list-item]
+        if readers:
+            name, behind = f"{dequantize.outputs[0].name}_rows", next(iter(node.successors()), None)
+            made = insert.node(behind, "DequantizeLinear", [rows, *grid], name, rows.dtype, rows.shape)  # type: ignore[list-item]
+            for reader, position in readers:
+                reader.replace_input_with(position, made)
         rows.dtype = table.dtype  # type: ignore[assignment]
-        for reader, position in readers:
-            reader.replace_input_with(position, made)
+        for quantize in again:
+            quantize.outputs[0].replace_all_uses_with(rows, replace_graph_outputs=True)
+            model.graph.remove(quantize, safe=True)
         if not dequantize.outputs[0].uses():
             model.graph.remove(dequantize, safe=True)
     model.graph.sort()
@@ -47,13 +54,10 @@ def _table(node: ir.Node) -> ir.Node | None:
     return dequantize if held is not None and scale is not None and scale.numpy().size == 1 and held.dtype in _INTEGERS else None
 
 
-def _stays_on_its_grid(node: ir.Node, dequantize: ir.Node) -> bool:
-    """Whether rows are quantized to the table's own grid: ONNX Runtime takes the integers by itself."""
-    (rows,) = node.outputs
-    return bool(rows.uses()) and all(
-        user.op_type == "QuantizeLinear" and all(_same(a, b) for a, b in zip(user.inputs[1:], dequantize.inputs[1:], strict=False))
-        for user in rows.consumers()
-    )
+def _is_on_its_grid(user: ir.Node, dequantize: ir.Node) -> bool:
+    """Whether a reader of rows quantizes them to the table's own grid."""
+    same = all(_same(a, b) for a, b in zip(user.inputs[1:], dequantize.inputs[1:], strict=False))
+    return user.op_type == "QuantizeLinear" and same
 
 
 def _same(a: ir.Value | None, b: ir.Value | None) -> bool:

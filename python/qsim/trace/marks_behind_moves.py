@@ -34,7 +34,7 @@ def readers_of(node: Node) -> list[Node]:
 def is_moving(node: Node) -> bool:
     """Whether a node hands on elements of one tensor, and zeros, and computes nothing."""
     name = operation(node)
-    return name in MOVING or _pads_with_zero(node, name)
+    return name in MOVING or name == "embedding" or _pads_with_zero(node, name)
 
 
 def moved_from(node: Node) -> Node | None:

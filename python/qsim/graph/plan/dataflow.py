@@ -214,6 +214,14 @@ class Dataflow:
         sites = {None if reader.step is None else self.site_of[reader.step] for reader in self.readers(site)}
         return next(iter(sites)) if len(sites) == 1 else None
 
+    def end_of(self, site: Site) -> Site:
+        """The last of the operations that kernels compute together with `site`."""
+        passed = {site}
+        while (following := self.absorbed.get(site)) is not None and following not in passed:
+            site = following
+            passed.add(site)
+        return site
+
     def _absorbed(self, integer: Sequence[Chain], half: Sequence[Chain]) -> dict[Site, Site]:
         found: dict[Site, Site] = {}
         inside: set[Site] = set()

@@ -11,6 +11,11 @@ from qsim.graph.plan.rules import is_multiplied
 from qsim.graph.plan.sharing import shared_scales
 from qsim.graph.record.routes import Site
 from qsim.graph.record.tape import Origin, Slot
+from qsim.operations.onnxruntime import INTEGER_KERNELS
+
+COPYING = ("Concat", "Gather")
+LEAVING_FLOAT = tuple(name for name, kernel in INTEGER_KERNELS.items() if kernel.leaves_float)
+FOLLOWING = (*COPYING, "Add", "Sub", "Mul", "Sigmoid", "HardSigmoid", "Swish", "HardSwish", "LeakyRelu", "Softmax", "Where")
 
 
 class Placement:
@@ -20,8 +25,10 @@ class Placement:
     ----------
     flow : Dataflow
     profile : Profile
-    on_integers : callable
-        Whether an operation may run in an integer kernel of the target.
+    may_run : callable
+        Whether an operation may run in an integer kernel of the target, as far as its type and the config say.
+    follows : callable
+        Whether it depends on what reads a result if that needs a grid: not where numbers are simulated that no integer kernel takes.
 
     Attributes
     ----------
@@ -29,8 +36,10 @@ class Placement:
         For each tensor that shares its scale, the operation by whose name the shared quantizer goes.
     """
 
-    def __init__(self, flow: Dataflow, profile: Profile, on_integers: Callable[[Site], bool]) -> None:
-        self.flow, self.profile, self.on_integers = flow, profile, on_integers
+    def __init__(self, flow: Dataflow, profile: Profile, may_run: Callable[[Site], bool], follows: Callable[[Site], bool]) -> None:
+        self.flow, self.profile, self._may_run, self._follows = flow, profile, may_run, follows
+        self._follow_integers: set[Site] = set()
+        self._find_followers()
         self._residual: set[tuple[Site, Slot]] = set()
         self._handed_over: set[Site] = set()
         for site in flow.sites:
@@ -44,12 +53,41 @@ class Placement:
         if self.profile.model_output is True and site in self.flow.returned:
             return True
         wanted = selects(self.profile.outputs, site.type) and not self._is_left_outside(site) and site not in self._handed_over
-        return wanted and not self.is_between_floats(site)
+        return wanted and not self.needs_no_grid(site)
 
-    def is_between_floats(self, site: Site) -> bool:
-        """Whether `site`, the end of a chain, and all that reads its results run in float."""
-        readers = [self.flow.site_of[reader.step] for reader in self.flow.readers(site) if reader.step is not None]
-        return not any(map(self.on_integers, (*self.flow.chains.get(site, [site]), *readers)))
+    def needs_no_grid(self, site: Site) -> bool:
+        """Whether all that reads the results of `site`, the end of a chain, runs in float, and no kernel of the chain asks for integers."""
+        chain, readers = self.flow.chains.get(site, [site]), self.flow.readers(site)
+        reading = [self.flow.site_of[reader.step] for reader in readers if reader.step is not None]
+        ends = any(reader.step is None for reader in readers) or any(reader.type == "ConvTranspose" for reader in reading)
+        idle = COPYING if ends else (*FOLLOWING, *(LEAVING_FLOAT if len(chain) == 1 else ()))
+        own = [at for at in chain if not (self._follows(at) and (at.type in idle or (at.type in FOLLOWING and self._takes_constants(at))))]
+        return not any(map(self._may_run, own)) and not any(map(self.on_integers, reading))
+
+    def _takes_constants(self, site: Site) -> bool:
+        """Whether an operand is constant, numbers alone aside, which kernels take as they are: in float it is exact."""
+        constant = [slot for slot, origins in site.operands().items() if {self.flow.kind(origin) for origin in origins} == {"const"}]
+        return any(site.dims(slot) > 0 for slot in constant)
+
+    def on_integers(self, site: Site) -> bool:
+        """Whether an operation runs in an integer kernel of the target, as far as anybody knows: then what it reads and makes has a grid.
+
+        One that copies or takes element by element gains nothing by itself: it does where an integer kernel reads its result, or it
+        computes what the model returns or a transposed convolution reads, in whose place most runtimes have a kernel. Elsewhere a grid would be one more rounding in front of operations in float, and a residual
+        stream that only additions and normalizations read has none.
+        """
+        if site.type in FOLLOWING and self._follows(site):
+            return site in self._follow_integers
+        return self._may_run(site)
+
+    def _find_followers(self) -> None:
+        """Note which of the operations that depend on their readers run on integers: those behind them first."""
+        following, known = [site for site in reversed(self.flow.sites) if site.type in FOLLOWING and self._follows(site)], -1
+        while known < len(self._follow_integers):  # again where a result comes back in another call
+            known = len(self._follow_integers)
+            for site in following:
+                if not self.needs_no_grid(self.flow.end_of(site)):
+                    self._follow_integers.add(site)
 
     def _is_left_outside(self, site: Site) -> bool:
         """Whether the profile leaves alone what the model returns, and nothing in the model reads the results of `site`."""
@@ -118,7 +156,9 @@ class Placement:
             return f"target {name!r} adds to this result before it quantizes: the addition that reads it is part of the operation"
         if site.type == "Add" and profile.residual:
             return f"target {name!r} quantizes an addition only where it takes a result of {', '.join(profile.residual)} and another"
-        if selects(profile.outputs, site.type) and self.is_between_floats(site):
+        if selects(profile.outputs, site.type) and self.needs_no_grid(site) and self.on_integers(site):
+            return f"target {name!r} leaves results of {site.type} in float where nothing reads them on integers"
+        if selects(profile.outputs, site.type) and self.needs_no_grid(site):
             return f"target {name!r} computes {site.type} in float, and all that reads it: a grid would gain nothing"
         if selects(profile.shared, site.type):
             return f"target {name!r} quantizes {site.type} only where the result is read by {', '.join(profile.inputs)}"

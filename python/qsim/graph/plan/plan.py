@@ -26,6 +26,7 @@ from qsim.graph.plan.rules import computed_spec, is_bias, stays_float, weight_ax
 from qsim.graph.plan.sharing import Made, made
 from qsim.graph.plan.specs import Specs
 from qsim.graph.plan.stand_ins import stand_ins
+from qsim.graph.plan.tables import table_grid, table_spec
 from qsim.graph.plan.weight_stacks import Stacks, operand_spec
 from qsim.graph.record.routes import Site
 from qsim.graph.record.tape import InputSlot, Origin, Slot, Tape
@@ -243,7 +244,7 @@ class _Planner:
             self.actions[site].operands[slot] = Use(self._join(shared, name, spec))
             return
         if axes is not None:
-            spec = weight_spec(spec, axes, dims)
+            spec = table_spec(weight_spec(spec, axes, dims), site, self.specs.of_chain(self._chain(site)))
         if parameter is None:
             spec = computed_spec(spec)
         known = self.quantizers.get(name)
@@ -324,9 +325,12 @@ class _Planner:
 
     def _output(self, site: Site) -> None:
         chain = self.flow.chains[site]
+        if (table := table_grid(site, self.actions[site], self.quantizers, self.specs.of_chain(chain))) is not None and chain == [site]:
+            self.grids[site, 0] = table
+            return
         if not self.placement.makes(site):
             if (site, 0) not in self.grids and not any(map(self._quantizes, chain)):
-                off = self.placement.is_between_floats(site) and self.specs.of_chain(chain) is None
+                off = self.placement.needs_no_grid(site) and self.specs.of_chain(chain) is None
                 self.ledger.leave(site.name, site.op, reasons.BY_CONFIG if off else self.placement.reason(site))
             return
         if not site.replaceable:

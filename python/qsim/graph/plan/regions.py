@@ -52,20 +52,12 @@ class _Finder:
         units: dict[Site, list[Site]] = {}
         for site in flow.sites:
             if not (flow.is_constant(site) or site.moves):
-                units.setdefault(self._end(site), []).append(site)
+                units.setdefault(flow.end_of(site), []).append(site)
         self.name_of = {site: flow.chains.get(end, [end])[0].name for end, members in units.items() for site in members}
         self.operations = {self.name_of[end]: self._operation(self.name_of[end], members) for end, members in units.items()}
         for site in flow.sites:
             if site.moves and (maker := self._maker_behind(site)) is not None:
                 self.name_of[site] = self.name_of[maker]
-
-    def _end(self, site: Site) -> Site:
-        """The last of the operations that kernels compute together with `site`."""
-        passed = {site}
-        while (following := self.flow.absorbed.get(site)) is not None and following not in passed:
-            site = following
-            passed.add(site)
-        return site
 
     def _maker_behind(self, site: Site) -> Site | None:
         """The operation whose result is quantized where `site`, which only moves values, reads it first."""

@@ -8,7 +8,7 @@ from qsim.config.config import Config
 from qsim.config.override import SiteInfo
 from qsim.config.profile import selects
 from qsim.graph.plan.dataflow import Dataflow
-from qsim.graph.plan.placement import Placement
+from qsim.graph.plan.placement import LEAVING_FLOAT, Placement
 from qsim.graph.record.routes import Site
 from qsim.graph.record.tape import InputSlot, Origin, Tape
 from qsim.numbers.spec import TensorSpec
@@ -42,7 +42,7 @@ class Specs:
         self._tape, self._config = tape, config
         profile = config.profile
         self.flow = Dataflow(tape, profile.chains, profile.half_chains, self._has_cast_between, self.is_half, profile.gates)
-        self.placement = Placement(self.flow, profile, self._on_integers)
+        self.placement = Placement(self.flow, profile, self._may_run, self._follows)
         self.uncast = self._uncast_inputs()
         replaced = tape.inputs.keys() - tape.unreplaced - {*self.uncast} if profile.model_input else set()
         self.copied = {slot for slot in replaced if self.of_input(slot) is not None}
@@ -55,15 +55,24 @@ class Specs:
         """Whether an operation runs in half precision: everything that it reads and returns is rounded."""
         return is_half(self._config.spec_of(info, "activation"))
 
-    def _on_integers(self, site: Site) -> bool:
-        """Whether an operation may run in an integer kernel, as far as anybody knows: then what it reads and makes has a grid."""
+    def _may_run(self, site: Site) -> bool:
+        """Whether an operation may run in an integer kernel, as far as anybody knows."""
         kernels = self._config.profile.kernels
-        if not kernels:
+        if not kernels or self._is_no_kernels(site):
             return True
+        return (selects(kernels, site.type) or site.moves) and (self.of(site, "activation") or self.of(site, "weight")) is not None
+
+    def _follows(self, site: Site) -> bool:
+        """Whether it depends on what reads a result if that needs a grid: where the kernels of the runtime are known, and take these
+        numbers. Products with a bias in float have none that leave their result so."""
+        if not self._config.profile.kernels or self._is_no_kernels(site):
+            return False
+        return site.type not in LEAVING_FLOAT or (self._config.bias is not False and selects(self._config.profile.bias, site.type))
+
+    def _is_no_kernels(self, site: Site) -> bool:
+        """Whether the config asks for numbers that no integer kernel takes: wherever it does, they are simulated."""
         activation = self.of(site, "activation")
-        if activation is not None and (activation.is_float or activation.bits > _KERNEL_BITS):
-            return True
-        return (selects(kernels, site.type) or site.moves) and (activation or self.of(site, "weight")) is not None
+        return activation is not None and (activation.is_float or activation.bits > _KERNEL_BITS)
 
     def shape_of(self, name: str) -> tuple[int, ...]:
         """Of a parameter."""
