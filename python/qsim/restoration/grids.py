@@ -59,6 +59,12 @@ class Grid:
         step, low, high = (t.gather(2, order) for t in (self.step, self.low, self.high))
         return dataclasses.replace(self, step=step, low=low, high=high)
 
+    def of_rows(self, rows: Tensor) -> Grid:
+        """With these rows alone, int64, numbered over all groups: for values of shape [rows, K]."""
+        once = slice(1) if self.step.stride(2) == 0 else slice(None)
+        step, low, high = (t[..., once].flatten(0, 1)[rows] for t in (self.step, self.low, self.high))
+        return dataclasses.replace(self, step=step, low=low, high=high)
+
     def rounded(self, values: Tensor, at: slice | int = slice(None)) -> Tensor:
         """The nearest numbers of the grid to the columns `at`."""
         step = self.step[..., at]

@@ -21,6 +21,7 @@ from qsim.restoration.moments import Moments
 _BLOCK = 128  # columns after which errors are handed on to all others in one product
 _DESCENT = 1024  # columns with which coordinate descent follows
 _ROUNDS = 10
+_AT_ONCE = 1 << 18  # numbers that coordinate descent looks at: what is made of them stays in the cache
 _SKETCH = 256  # columns that stand for the second moments where there are more
 _STRIPE = 256  # rows or columns of a matrix that are moved at a time
 
@@ -127,22 +128,35 @@ def descended(problem: Problem, grid: Grid, rows: Tensor) -> Tensor:
     most on small kernels with coarse grids.
     """
     straight = problem.straight()
-    moments = straight @ straight.transpose(1, 2)
-    rows = rows.clone()
+    moments = straight @ straight.mT
+    groups, count, size = rows.shape
+    solved = rows.clone(memory_format=torch.contiguous_format)
     pull = (problem.target - rows) @ moments  # half of the gradient, downhill
+    for some in torch.split(torch.arange(groups * count, device=rows.device), max(1, _AT_ONCE // size)):
+        _descend(solved.view(-1, size), pull.view(-1, size), moments, grid, some, count)
+    return solved
+
+
+def _descend(rows: Tensor, pull: Tensor, moments: Tensor, grid: Grid, left: Tensor, count: int) -> None:
+    """`descended` in place, for the rows `left`; `count`: how many rows a group has.
+
+    Rows have nothing to do with each other, and after `gptq` few of their columns change: each row goes straight to its next one.
+    """
     power = moments.diagonal(dim1=1, dim2=2)
-    for _ in range(_ROUNDS):
-        moved = False
-        for i in range(rows.shape[-1]):
-            number = grid.rounded(rows[..., i] + pull[..., i] / power[:, i, None], i)
-            change = number - rows[..., i]
-            if bool(change.any()):
-                moved = True
-                pull -= change[..., None] * moments[:, None, i]
-                rows[..., i] = number
-        if not moved:
-            break
-    return rows
+    columns = torch.arange(rows.shape[-1], device=rows.device)
+    next_column, rounds, moved = torch.zeros_like(left), torch.zeros_like(left), torch.zeros_like(left, dtype=torch.bool)
+    while len(left):
+        group, values, downhill = left // count, rows[left], pull[left]
+        numbers = grid.of_rows(left).rounded(values + downhill / power[group])
+        differs = (numbers != values) & (columns >= next_column[:, None])
+        found, first = differs.any(1), differs.int().argmax(1)
+        row, column = left[found], first[found]
+        change = (numbers - values)[found, column]
+        rows[row, column] = numbers[found, column]
+        pull[row] = downhill[found] - change[:, None] * moments[group[found], column]
+        rounds = rounds + ~found
+        stays = found | (moved & (rounds < _ROUNDS))
+        left, next_column, rounds, moved = left[stays], torch.where(found, first + 1, 0)[stays], rounds[stays], found[stays]
 
 
 def refined(problem: Problem, grid: Grid, rows: Tensor) -> Tensor:

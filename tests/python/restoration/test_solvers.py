@@ -123,6 +123,26 @@ def test_descent_ends_where_no_single_number_is_better_and_never_rises(size):
             assert bool((costs(other) >= costs(after) * (1 - 1e-9)).all())
 
 
+@pytest.mark.parametrize("options", [{}, {"groups": 3}, {"axis": 1, "block_size": 3}, {"axis": None, "symmetric": False}])
+@pytest.mark.parametrize("at_once", [1, 1 << 18])
+def test_descent_is_the_published_one_to_the_bit(options, at_once, monkeypatch):
+    """Behdin et al. 2023, algorithm 1: all columns of all rows in order, again and again."""
+    monkeypatch.setattr("qsim.restoration.solvers._AT_ONCE", at_once)
+    _, _, _, problem, grid = setting(rows=5, bits=2, **options)
+    straight = problem.straight()
+    moments = straight @ straight.mT
+    start = torch.zeros_like(problem.target)  # far off: many columns change, in several rounds
+    expected, pull = start.clone(), (problem.target - start) @ moments
+    for _ in range(10):
+        for i in range(expected.shape[-1]):
+            number = grid.rounded(expected[..., i] + pull[..., i] / moments[:, i, i, None], i)
+            pull -= (number - expected[..., i])[..., None] * moments[:, None, i]
+            expected[..., i] = number
+    found = descended(problem, grid, start)
+    assert torch.equal(found, expected)
+    assert bool((found != start).any())
+
+
 def test_gpfq_is_the_greedy_choice_on_the_columns_themselves():
     weight, x, y, problem, grid = setting()
     left, expected = torch.zeros(6, 400, dtype=torch.float64), torch.empty(6, 9, dtype=torch.float64)
