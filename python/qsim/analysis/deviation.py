@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from qsim.graph.record.tape import tensors_in
 from qsim.numbers.sqnr import sqnr
@@ -67,5 +69,17 @@ class Deviation:
 
 
 def float_tensors(tree: Any) -> list[Tensor]:
-    """The floating-point tensors in nested tuples, lists and dicts, their subclasses, dataclasses and other objects."""
-    return [leaf for leaf in tensors_in(tree) if leaf.is_floating_point()]
+    """The floating-point tensors in nested tuples, lists, dicts of any class and dataclasses; of other objects, such as caches, only
+    where there are no others."""
+    found = [leaf for leaf in _leaves(tree) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+    return found or [leaf for leaf in tensors_in(tree) if leaf.is_floating_point()]
+
+
+def _leaves(tree: Any) -> Iterator[Any]:
+    for leaf in tree_leaves(tree):
+        if isinstance(leaf, Mapping):
+            yield from _leaves(list(leaf.values()))
+        elif is_dataclass(leaf) and not isinstance(leaf, type):
+            yield from _leaves([getattr(leaf, each.name) for each in fields(leaf)])
+        else:
+            yield leaf

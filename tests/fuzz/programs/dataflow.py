@@ -103,6 +103,7 @@ class Site:
     key: tuple[Any, ...]
     kind: Kind
     operands: dict[int, set[Origin]] = field(default_factory=dict)
+    pieced: dict[int, list[frozenset[Origin]]] = field(default_factory=dict)  # of products: where calls read what has several origins
     readers: set[tuple[Site | None, int, Origin]] = field(default_factory=set)
     changes: bool = False  # works in place
     changed_again: bool = False  # and something else then does on its result

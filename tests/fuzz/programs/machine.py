@@ -215,6 +215,8 @@ class Machine(Frames):
         site.is_constant, site.changes = constant, site.changes or changes
         for slot, value in enumerate(values):
             site.operands.setdefault(slot, set()).update(value.origins)
+            if site.kind.family == "product" and slot != site.kind.bias and len(value.origins) > 1:
+                site.pieced.setdefault(slot, []).append(value.origins)
             axis = site.kind.weight_axis(slot)
             if axis is not None and value.kinds <= {"const", "weight"}:
                 self.weights.add((id(value.tensor), axis))
@@ -269,6 +271,10 @@ class Machine(Frames):
                 if len(kinds) > 1 or not all(o.direct for o in origins) or site.kind.family == "norm":
                     raise NotUnderstood("part of a tensor of unknown origin, or a normalization of one")
                 self.rounded.add((site, slot))
+            elif any(len({o.source for o in found} & self.rounded) > 1 for found in site.pieced.get(slot, ())):
+                if site.kind.hidden or any(o.stale or (o.kind == "site" and o.source.kind.hidden) for o in origins):
+                    raise NotUnderstood("parts on several grids, some quantized where they are read")
+                self.rounded.add((site, slot))
             elif kinds & {"const", "weight"} and not kinds <= {"const", "weight"}:
                 raise NotUnderstood("an operand that is constant in some calls only")
         bias, weights = site.kind.bias, [slot for slot, _ in site.kind.weights]
@@ -280,7 +286,7 @@ class Machine(Frames):
         (data,) = [slot for slot in site.operands if slot not in (bias, weight)]
         if {o.kind for o in site.operands[data]} == {"zero"}:
             raise NotUnderstood("the bias of a product with zeros")
-        sources = {(site, data) if o.kind == "unknown" else o.source for o in site.operands[data]}
+        sources = {(site, data)} if (site, data) in self.rounded else {o.source for o in site.operands[data]}
         if any(o.stale or (o.kind == "site" and o.source.kind.hidden) for o in site.operands[data]):
             raise NotUnderstood("the bias behind what is quantized where it is read")
         if (
@@ -338,7 +344,7 @@ class Machine(Frames):
                 raise NotUnderstood("what no function mode meets, read where the example did not")
             if hidden and {o.source for o in planned} != {o.source for o in value.origins}:
                 raise NotUnderstood("what no function mode meets is quantized where it is read, and something else is read there")
-        if "unknown" in value.kinds and site is not None:
+        if site is not None and ("unknown" in value.kinds or (site, slot) in self.rounded):
             return self._round((site, slot), tensor)
         if self.mode != "simulate" or not value.kinds <= {"const", "weight"} or slot == kind.bias or kind.family in ("norm", "loss"):
             return tensor

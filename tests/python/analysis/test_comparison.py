@@ -226,6 +226,12 @@ class Named(OrderedDict):
         self.y = y
 
 
+def test_a_cache_beside_results_is_none():
+    cache = types.SimpleNamespace(keys=[torch.ones(2)])
+    assert len(float_tensors((torch.zeros(3), {"cache": cache}))) == 1
+    assert len(float_tensors({"cache": cache})) == 1
+
+
 @pytest.mark.parametrize("wrap", [Result, Named, lambda y: types.SimpleNamespace(y=y), lambda y: {"all": (Result(y), None)}])
 def test_results_are_found_in_whatever_holds_them(wrap):
     torch.manual_seed(0)
