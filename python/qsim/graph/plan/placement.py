@@ -11,11 +11,7 @@ from qsim.graph.plan.rules import is_multiplied
 from qsim.graph.plan.sharing import shared_scales
 from qsim.graph.record.routes import Site
 from qsim.graph.record.tape import Origin, Slot
-from qsim.operations.onnxruntime import INTEGER_KERNELS
-
-COPYING = ("Concat", "Gather")
-LEAVING_FLOAT = tuple(name for name, kernel in INTEGER_KERNELS.items() if kernel.leaves_float)
-FOLLOWING = (*COPYING, "Add", "Sub", "Mul", "Sigmoid", "HardSigmoid", "Swish", "HardSwish", "LeakyRelu", "Softmax", "Where")
+from qsim.operations.onnxruntime import COPYING, FOLLOWING, LEAVING_FLOAT
 
 
 class Placement:
