@@ -69,8 +69,8 @@ class Placement:
         """Whether an operation runs in an integer kernel of the target, as far as anybody knows: then what it reads and makes has a grid.
 
         One that copies or takes element by element gains nothing by itself: it does where an integer kernel reads its result, or it
-        computes what the model returns or a transposed convolution reads, in whose place most runtimes have a kernel. Elsewhere a grid would be one more rounding in front of operations in float, and a residual
-        stream that only additions and normalizations read has none.
+        computes what the model returns or a transposed convolution reads. Elsewhere a grid would be one more rounding in front of
+        operations in float, and a residual stream that only additions and normalizations read has none.
         """
         if site.type in FOLLOWING and self._follows(site):
             return site in self._follow_integers
