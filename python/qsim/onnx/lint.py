@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from qsim.operations.moves import MOVING_TYPES
-from qsim.operations.onnxruntime import INTEGER_KERNELS
+from qsim.operations.onnxruntime import COPYING, FOLLOWING, INTEGER_KERNELS
 from qsim.trace.runtimes import RUNTIMES
 
 _Rules = Mapping[str, Sequence[int] | None]  # positions of the operands that have to be quantized; None: all
@@ -18,6 +18,8 @@ _Rules = Mapping[str, Sequence[int] | None]  # positions of the operands that ha
 _OPERANDS = dict.fromkeys(("Conv", "ConvTranspose", "Gemm", "MatMul"), (0, 1))
 _MOVING = MOVING_TYPES | {"Concat"}
 _ABSORBED = ("Relu", "Clip")
+_PASSED = {*MOVING_TYPES, *FOLLOWING, *_ABSORBED}
+_READING = {*INTEGER_KERNELS, "QuantizeLinear"}
 
 
 def lint(model: ir.Model, target: str) -> dict[str, str]:
@@ -35,14 +37,28 @@ def lint(model: ir.Model, target: str) -> dict[str, str]:
     found: dict[str, str] = {}
     if not any(node.op_type == "QuantizeLinear" for node in model.graph):
         return found  # weights alone, or float formats
+    unread = _unread_by_kernels(model) if local else set()
     for node in model.graph:
-        if node.op_type not in rules or not _is_float(node.outputs[0]):
+        if node.op_type not in rules or not _is_float(node.outputs[0]) or (node in unread and node.op_type in FOLLOWING):
             continue
         unquantized = list(_operands(node, rules[node.op_type], local))
         inside = len(unquantized) == len(_read(node, rules[node.op_type]))  # of a region that is left in float
         reasons = [*unquantized, *(_result(node) if local else ())]
         if reasons and not inside:
             found[str(node.name)] = ", and ".join(reasons)
+    return found
+
+
+def _unread_by_kernels(model: ir.Model) -> set[ir.Node]:
+    """What moves numbers, or gains nothing by an integer kernel of its own, and is read by operations in float alone."""
+    found: set[ir.Node] = set()
+    for node in reversed(model.graph):
+        if node.op_type in _PASSED:
+            readers = [reader for output in node.outputs for reader in output.consumers()]
+            exact = node.op_type in COPYING or any(x is not None and x.const_value is not None for x in node.inputs)
+            returned = any(output.is_graph_output() for output in node.outputs)
+            if (exact or not returned) and all(r in found or not (r.op_type in _PASSED or r.op_type in _READING) for r in readers):
+                found.add(node)
     return found
 
 

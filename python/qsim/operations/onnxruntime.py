@@ -45,3 +45,9 @@ INTEGER_KERNELS = {
     "Softmax": IntegerKernel("QLinearSoftmax", (0,)),
     "Where": IntegerKernel("QLinearWhere", (1, 2)),
 }
+
+# What only copies numbers, and what takes them element by element or nearly so: it gains nothing by an integer kernel whose result
+# operations in float read. A grid there would be a rounding for nothing.
+COPYING = ("Concat", "Gather")
+FOLLOWING = (*COPYING, "Add", "Sub", "Mul", "Sigmoid", "HardSigmoid", "Swish", "HardSwish", "LeakyRelu", "Softmax", "Where")
+LEAVING_FLOAT = tuple(name for name, kernel in INTEGER_KERNELS.items() if kernel.leaves_float)

@@ -184,7 +184,7 @@ CHANGED = {
 @pytest.mark.parametrize("name", CHANGED)
 def test_constants_that_are_changed_in_place(name):
     folds, made = CHANGED[name]
-    model = Forward(lambda m, x: m.fc(x) * made(m, x)[:, 0], fc=nn.Linear(4, 4)).eval()
+    model = Forward(lambda m, x: m.out(m.fc(x) * made(m, x)[:, 0]), fc=nn.Linear(4, 4), out=nn.Linear(4, 4)).eval()
     model.register_buffer("table", torch.rand(4, 2) + 1)
     x = torch.randn(8, 4)
     sim = calibrated(model, x)

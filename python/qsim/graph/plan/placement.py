@@ -11,11 +11,7 @@ from qsim.graph.plan.rules import is_multiplied
 from qsim.graph.plan.sharing import shared_scales
 from qsim.graph.record.routes import Site
 from qsim.graph.record.tape import Origin, Slot
-from qsim.operations.onnxruntime import INTEGER_KERNELS
-
-COPYING = ("Concat", "Gather")
-LEAVING_FLOAT = tuple(name for name, kernel in INTEGER_KERNELS.items() if kernel.leaves_float)
-FOLLOWING = (*COPYING, "Add", "Sub", "Mul", "Sigmoid", "HardSigmoid", "Swish", "HardSwish", "LeakyRelu", "Softmax", "Where")
+from qsim.operations.onnxruntime import COPYING, FOLLOWING, LEAVING_FLOAT
 
 
 class Placement:
@@ -73,8 +69,8 @@ class Placement:
         """Whether an operation runs in an integer kernel of the target, as far as anybody knows: then what it reads and makes has a grid.
 
         One that copies or takes element by element gains nothing by itself: it does where an integer kernel reads its result, or it
-        computes what the model returns or a transposed convolution reads, in whose place most runtimes have a kernel. Elsewhere a grid would be one more rounding in front of operations in float, and a residual
-        stream that only additions and normalizations read has none.
+        computes what the model returns or a transposed convolution reads. Elsewhere a grid would be one more rounding in front of
+        operations in float, and a residual stream that only additions and normalizations read has none.
         """
         if site.type in FOLLOWING and self._follows(site):
             return site in self._follow_integers

@@ -8,10 +8,11 @@ from qsim.config.config import Config
 from qsim.config.override import SiteInfo
 from qsim.config.profile import selects
 from qsim.graph.plan.dataflow import Dataflow
-from qsim.graph.plan.placement import LEAVING_FLOAT, Placement
+from qsim.graph.plan.placement import Placement
 from qsim.graph.record.routes import Site
 from qsim.graph.record.tape import InputSlot, Origin, Tape
 from qsim.numbers.spec import TensorSpec
+from qsim.operations.onnxruntime import FOLLOWING, LEAVING_FLOAT
 
 _KERNEL_BITS = 8  # no integer kernel takes more
 
@@ -67,7 +68,9 @@ class Specs:
         numbers. Products with a bias in float have none that leave their result so."""
         if not self._config.profile.kernels or self._is_no_kernels(site):
             return False
-        return site.type not in LEAVING_FLOAT or (self._config.bias is not False and selects(self._config.profile.bias, site.type))
+        if site.type in FOLLOWING:
+            return True
+        return site.type in LEAVING_FLOAT and (self._config.bias is not False and selects(self._config.profile.bias, site.type))
 
     def _is_no_kernels(self, site: Site) -> bool:
         """Whether the config asks for numbers that no integer kernel takes: wherever it does, they are simulated."""
