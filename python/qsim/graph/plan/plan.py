@@ -324,13 +324,13 @@ class _Planner:
     # Results.
 
     def _output(self, site: Site) -> None:
-        chain = self.flow.chains[site]
-        if (table := table_grid(site, self.actions[site], self.quantizers, self.specs.of_chain(chain))) is not None and chain == [site]:
+        chain, spec = self.flow.chains[site], self.specs.of_chain(self.flow.chains[site])
+        if chain == [site] and (table := table_grid(site, self.actions[site], self.quantizers, spec)) is not None:
             self.grids[site, 0] = table
             return
         if not self.placement.makes(site):
             if (site, 0) not in self.grids and not any(map(self._quantizes, chain)):
-                off = self.placement.needs_no_grid(site) and self.specs.of_chain(chain) is None
+                off = self.placement.needs_no_grid(site) and spec is None
                 self.ledger.leave(site.name, site.op, reasons.BY_CONFIG if off else self.placement.reason(site))
             return
         if not site.replaceable:
@@ -342,7 +342,6 @@ class _Planner:
             if site in self.flow.returned:
                 self.ledger.leave(site.name, site.op, reasons.DIVISOR)
             return
-        spec = self.specs.of_chain(chain)
         if spec is None:
             self.ledger.leave(chain[0].name, chain[0].op, reasons.BY_CONFIG)
             return
