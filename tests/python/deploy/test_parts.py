@@ -1,13 +1,17 @@
 """Parts of outputs that a concatenation made: what each loses is told."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from exported import computed
 from torch import Tensor, nn
 
 import qsim
+from qsim.config.profile import ONNXRUNTIME
 
 CONFIG = qsim.int8(target="onnxruntime")
+JOINED = qsim.int8(target=replace(ONNXRUNTIME, kernels=()))  # with a grid behind every concatenation, also one that is returned
 
 
 class Detector(nn.Module):
@@ -41,7 +45,7 @@ def verified(config: qsim.Config, path, order=(0, 1, 2, 3)):
 )
 def test_a_part_that_drowns_is_named_with_its_loss(order, first, second, tmp_path):
     path, batches, back = tmp_path / "model.onnx", [images(5), images(7)], torch.tensor(order).argsort().tolist()
-    model, found = verified(CONFIG, path, order)
+    model, found = verified(JOINED, path, order)
     parts = found.parts["output"]
     assert list(parts) == [first, second]
     with torch.no_grad():
@@ -56,8 +60,9 @@ def test_a_part_that_drowns_is_named_with_its_loss(order, first, second, tmp_pat
     assert sentence.endswith("Config.override('cat', activation=None), or return them apart")
 
 
-def test_the_cure_cures(tmp_path):
-    _, found = verified(CONFIG.override("cat", activation=None), tmp_path / "model.onnx")
+@pytest.mark.parametrize("config", [JOINED.override("cat", activation=None), CONFIG], ids=["the cure", "the default"])
+def test_parts_on_grids_of_their_own_do_not_drown(config, tmp_path):
+    _, found = verified(config, tmp_path / "model.onnx")
     assert min(d.sqnr for d in found.parts["output"].values()) > 20
     assert found.drowned == []
 
