@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from qsim.config.config import Config
 from qsim.graph.execute.attach import detach
+from qsim.graph.plan.actions import PlannedQuantizer
 from qsim.simulation.range_choice import choose_encodings
 from qsim.simulation.simulation import Simulation
 
@@ -97,12 +98,21 @@ def config_with(sim: Simulation, choices: Iterable[Choice], bits: Sequence[Bits]
     planned = sim.decisions.quantizers
     for choice, chosen in zip(choices, bits, strict=True):
         if {planned[key].spec.bits for key in choice.keys} != {chosen}:
+            fields = None if chosen == "float" else {"bits": chosen}
             for name in choice.operations:
-                changes.setdefault(name, {})[choice.role] = None if chosen == "float" else {"bits": chosen}
+                changes.setdefault(name, {})[choice.role] = fields
+            for table in (planned[key] for key in choice.keys if _hands_on(planned, key)):
+                changes[table.operation]["activation"] = fields
     config = sim.config
     for name, change in changes.items():
         config = config.override(glob.escape(name), **change)
     return config
+
+
+def _hands_on(planned: Mapping[str, PlannedQuantizer], key: str) -> bool:
+    """Whether a quantizer is that of a table whose rows keep its grid: both change together, or rows would need one of their own."""
+    decided = planned[key]
+    return decided.role == "weight" and decided.op == "embedding" and f"{decided.operation}.output" not in planned
 
 
 def trial(sim: Sim, config: Config, expected: Mapping[str, Bits]) -> Sim:
@@ -122,7 +132,8 @@ def trial(sim: Sim, config: Config, expected: Mapping[str, Bits]) -> Sim:
     planned, known = made.decisions.quantizers, sim.quantizers()
     wrong = [key for key, decided in planned.items() if decided.role != "gate" and expected.get(key) != decided.spec.bits]
     # with the same bits, an operand that is quantized where it is read is left to another reader's quantizer
-    wrong += [key for key, bits in expected.items() if bits != "float" and key not in planned and ".input[" not in key]
+    if not config.profile.kernels:  # else a reader in float takes the grid before it away
+        wrong += [key for key, bits in expected.items() if bits != "float" and key not in planned and ".input[" not in key]
     if wrong:
         raise RuntimeError(
             f"QuantSim.search_bits: no override gives these quantizers bits of their own: {', '.join(map(repr, wrong))}. Please report "

@@ -1,5 +1,7 @@
 """The table of ONNX Runtime's integer kernels, against ONNX Runtime."""
 
+from dataclasses import replace
+
 import onnx
 import pytest
 import torch
@@ -7,8 +9,11 @@ import torch.nn.functional as F
 from torch import nn
 
 import qsim
+from qsim.config.profile import ONNXRUNTIME
 from qsim.onnx.sessions import session
 from qsim.operations.onnxruntime import INTEGER_KERNELS
+
+EVERYWHERE = qsim.int8(target=replace(ONNXRUNTIME, kernels=()))  # grids also where only operations in float read a result
 
 
 class Between(nn.Module):
@@ -37,7 +42,7 @@ OPERATIONS = {
     "Sigmoid": (ROWS, lambda s, x: torch.sigmoid(x)),
     "LeakyRelu": (ROWS, lambda s, x: F.leaky_relu(x, 0.1)),
     "Softmax": (ROWS, lambda s, x: F.softmax(x, -1)),
-    "Where": (ROWS, lambda s, x: torch.where(s.mask, x := x.sigmoid(), x.flip(-1)).sigmoid()),  # between floats it has no grids
+    "Where": (ROWS, lambda s, x: torch.where(s.mask, x := x.sigmoid(), x.flip(-1)).sigmoid()),
 }
 
 
@@ -46,7 +51,7 @@ def test_the_optimiser_puts_each_kernel_of_the_table(type, tmp_path):
     shape, compute = OPERATIONS[type]
     torch.manual_seed(0)
     x = torch.randn(shape)
-    sim = qsim.QuantSim(Between(compute).eval(), x, qsim.int8(target="onnxruntime"))
+    sim = qsim.QuantSim(Between(compute).eval(), x, EVERYWHERE)
     sim.calibrate([x])
     report = sim.export(tmp_path / "model.onnx", "onnxruntime")
     session(tmp_path / "model.onnx", optimised=True, save=tmp_path / "optimised.onnx")
@@ -77,7 +82,7 @@ def test_what_moves_values_stands_between_integer_kernels(name, tmp_path):
     torch.manual_seed(0)
     x = torch.randn(8, 8)
     model = Between(lambda s, x: torch.matmul(MOVED[name](x), s.weight[: MOVED[name](x).shape[-1]])).eval()
-    sim = qsim.QuantSim(model, x, qsim.int8(target="onnxruntime"))
+    sim = qsim.QuantSim(model, x, EVERYWHERE)
     sim.calibrate([x])
     report = sim.export(tmp_path / "model.onnx", "onnxruntime", verify=[torch.randn(8, 8)])
     assert "QLinearMatMul" in [row.kernel for row in sim.kernels()]
