@@ -33,7 +33,8 @@ class Placement:
     """
 
     def __init__(self, flow: Dataflow, profile: Profile, may_run: Callable[[Site], bool], follows: Callable[[Site], bool]) -> None:
-        self.flow, self.profile, self._may_run, self._follows = flow, profile, may_run, follows
+        self.flow, self.profile, self._may_run = flow, profile, may_run
+        self._following = set(filter(follows, flow.sites))
         self._follow_integers: set[Site] = set()
         self._find_followers()
         self._residual: set[tuple[Site, Slot]] = set()
@@ -57,7 +58,9 @@ class Placement:
         reading = [self.flow.site_of[reader.step] for reader in readers if reader.step is not None]
         ends = any(reader.step is None for reader in readers) or any(reader.type == "ConvTranspose" for reader in reading)
         idle = COPYING if ends else (*FOLLOWING, *(LEAVING_FLOAT if len(chain) == 1 else ()))
-        own = [at for at in chain if not (self._follows(at) and (at.type in idle or (at.type in FOLLOWING and self._takes_constants(at))))]
+        own = [
+            at for at in chain if not (at in self._following and (at.type in idle or (at.type in FOLLOWING and self._takes_constants(at))))
+        ]
         return not any(map(self._may_run, own)) and not any(map(self.on_integers, reading))
 
     def _takes_constants(self, site: Site) -> bool:
@@ -72,13 +75,13 @@ class Placement:
         computes what the model returns or a transposed convolution reads. Elsewhere a grid would be one more rounding in front of
         operations in float, and a residual stream that only additions and normalizations read has none.
         """
-        if site.type in FOLLOWING and self._follows(site):
+        if site.type in FOLLOWING and site in self._following:
             return site in self._follow_integers
         return self._may_run(site)
 
     def _find_followers(self) -> None:
         """Note which of the operations that depend on their readers run on integers: those behind them first."""
-        following, known = [site for site in reversed(self.flow.sites) if site.type in FOLLOWING and self._follows(site)], -1
+        following, known = [site for site in reversed(self.flow.sites) if site.type in FOLLOWING and site in self._following], -1
         while known < len(self._follow_integers):  # again where a result comes back in another call
             known = len(self._follow_integers)
             for site in following:
@@ -152,9 +155,9 @@ class Placement:
             return f"target {name!r} adds to this result before it quantizes: the addition that reads it is part of the operation"
         if site.type == "Add" and profile.residual:
             return f"target {name!r} quantizes an addition only where it takes a result of {', '.join(profile.residual)} and another"
-        if selects(profile.outputs, site.type) and self.needs_no_grid(site) and self.on_integers(site):
-            return f"target {name!r} leaves results of {site.type} in float where nothing reads them on integers"
         if selects(profile.outputs, site.type) and self.needs_no_grid(site):
+            if self.on_integers(site):
+                return f"target {name!r} leaves results of {site.type} in float where nothing reads them on integers"
             return f"target {name!r} computes {site.type} in float, and all that reads it: a grid would gain nothing"
         if selects(profile.shared, site.type):
             return f"target {name!r} quantizes {site.type} only where the result is read by {', '.join(profile.inputs)}"

@@ -146,7 +146,7 @@ class _Planner:
         adds_mask = site.kind != "mac" and any(step.masks for step in site.steps)  # in float, as its result is
         asked = self.placement.reads(site, slot) and not adds_mask and not any(map(self._is_quantized, origins))
         asked = (asked or self.specs.is_cast(site, origins)) and "random" not in kinds
-        asked = asked or (self.placement.on_integers(site) and not self._is_half(site) and self.ledger.is_pieced_together(site, slot))
+        asked = asked or (self.ledger.is_pieced_together(site, slot) and self.placement.on_integers(site) and not self._is_half(site))
         if kinds & {"step", "input", "random"} and not asked:
             changed = [any(o.kind == "stale" and self._is_made(o) for o in step.operands.get(slot, ())) for step in site.steps]
             if any(changed) and not all(changed):

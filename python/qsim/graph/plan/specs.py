@@ -41,6 +41,7 @@ class Specs:
 
     def __init__(self, tape: Tape, config: Config) -> None:
         self._tape, self._config = tape, config
+        self._known: dict[tuple[tuple[SiteInfo, ...], str], TensorSpec | None] = {}
         profile = config.profile
         self.flow = Dataflow(tape, profile.chains, profile.half_chains, self._has_cast_between, self.is_half, profile.gates)
         self.placement = Placement(self.flow, profile, self._may_run, self._follows)
@@ -50,11 +51,18 @@ class Specs:
 
     def of(self, site: Site, role: str) -> TensorSpec | None:
         """For "weight" or "activation" of an operation."""
-        return self._config.spec_of(self.flow.infos[site], role)
+        return self._spec_of([self.flow.infos[site]], role)
+
+    def _spec_of(self, infos: Sequence[SiteInfo], role: str) -> TensorSpec | None:
+        """What the config says, asked once: a plan wants to know of each operation some twenty times."""
+        key = tuple(infos), role
+        if key not in self._known:
+            self._known[key] = self._config.spec_of(infos, role)
+        return self._known[key]
 
     def is_half(self, info: SiteInfo) -> bool:
         """Whether an operation runs in half precision: everything that it reads and returns is rounded."""
-        return is_half(self._config.spec_of(info, "activation"))
+        return is_half(self._spec_of([info], "activation"))
 
     def _may_run(self, site: Site) -> bool:
         """Whether an operation may run in an integer kernel, as far as anybody knows."""
@@ -83,11 +91,11 @@ class Specs:
 
     def of_chain(self, chain: Sequence[Site]) -> TensorSpec | None:
         """For the result of a chain: an override that names any operation of it applies, the last override's fields last."""
-        return self._config.spec_of([self.flow.infos[site] for site in chain], "activation")
+        return self._spec_of([self.flow.infos[site] for site in chain], "activation")
 
     def of_input(self, slot: InputSlot) -> TensorSpec | None:
         """For an input of the model."""
-        return self._config.spec_of(self.input_info(slot), "activation")
+        return self._spec_of([self.input_info(slot)], "activation")
 
     def input_info(self, slot: InputSlot) -> SiteInfo:
         return SiteInfo(self.input_key(slot), "input", is_first=True)
@@ -111,7 +119,7 @@ class Specs:
         return self.of_chain(self.flow.chains[producer]) is None
 
     def _has_cast_between(self, first: SiteInfo, then: SiteInfo) -> bool:
-        specs = [self._config.spec_of(info, "activation") for info in (first, then)]
+        specs = [self._spec_of([info], "activation") for info in (first, then)]
         return None in specs and any(map(is_half, specs))
 
     def _uncast_inputs(self) -> list[InputSlot]:
