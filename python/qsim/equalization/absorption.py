@@ -67,16 +67,12 @@ class BiasAbsorption:
                 refused[edge.producer] = str(reason)
             else:
                 left.append(edge)
-        for edge in list(left):
-            if (why := _does_not_arrive(model, edge, calls)) is not None:
-                refused[edge.producer] = why
-                left.remove(edge)
-        found = _observed(model, left, every)
-        changes, notes = [], []
+        refused |= _not_arriving(model, left, calls)
+        left = [edge for edge in left if edge.producer not in refused]
+        found, changes, notes = _observed(model, left, every), list[Change](), list[str]()
         for edge in left:
             statistics = found.get(edge.producer)
-            constant = None if statistics is None else statistics.constant(self.sigmas) * _is_read(edge)
-            if statistics is None or constant is None or not bool((constant > 0).any()):
+            if statistics is None or not bool((constant := statistics.constant(self.sigmas) * _is_read(model, edge)).any()):
                 refused[edge.producer] = f"no channel of '{edge.producer}' is high enough on these data to have a bias absorbed"
                 continue
             _move(model, edge, constant)
@@ -117,33 +113,37 @@ def _pads_with_zeros(layer: Layer) -> bool:
     return any(layer.padding)
 
 
-def _does_not_arrive(model: nn.Module, edge: Edge, calls: Sequence[Arguments]) -> str | None:
-    """Why what is taken from the producer's channels does not arrive at its readers as it is; None if it does, in both modes."""
-    producer = edge.source(model)
-    assert isinstance(producer, LAYERS)
-    shift = _UNIT * (1 + torch.arange(edge.channels) % _STEPS)
-    subtract: Transform = lambda out: out - along(shift, out, channel_axis(producer))  # noqa: E731
-    for training in (False, True):
-        wrong: list[str] = []
-
-        def see(path: str, x: Tensor, plain: Tensor, wrong: list[str] = wrong) -> None:
-            layer = model.get_submodule(path)
-            assert isinstance(layer, LAYERS)
-            index = edge.readers[path]
-            expected = plain - along(torch.where(index >= 0, shift[index.clamp_min(0)], 0.0), plain, channel_axis(layer))
-            if x.shape != plain.shape or bool((x - expected).abs().max() > 1e-5):
-                wrong.append(path)
-
+def _not_arriving(model: nn.Module, edges: Sequence[Edge], calls: Sequence[Arguments]) -> dict[str, str]:
+    """By producer, why what is taken from its channels does not arrive at its readers as it is, in eval or in training mode."""
+    found: dict[str, str] = {}
+    for training in (False, True) if edges else ():
         with unchanged(model), torch.no_grad():
             model.train(training)
             torch.manual_seed(0)
-            probe = Probe(model, [edge.producer], edge.readers, calls)
-            torch.manual_seed(0)
-            probe.run({edge.producer: subtract}, see)
-        if wrong:
-            when = " in training mode" if training else ""
-            return f"a constant that is taken from '{edge.producer}' does not arrive at '{wrong[0]}' as it is{when}"
-    return None
+            probe = Probe(model, [edge.producer for edge in edges], [path for edge in edges for path in edge.readers], calls)
+            for edge in edges:
+                torch.manual_seed(0)
+                if edge.producer not in found and (wrong := _wrong_reader(model, edge, probe)) is not None:
+                    when = " in training mode" if training else ""
+                    found[edge.producer] = f"a constant that is taken from '{edge.producer}' does not arrive at '{wrong}' as it is{when}"
+    return found
+
+
+def _wrong_reader(model: nn.Module, edge: Edge, probe: Probe) -> str | None:
+    """The first reader that gets something else when constants are taken from the producer's channels; None if all get them as they are."""
+    producer, readers, wrong = edge.source(model), edge.layers(model), list[str]()
+    assert isinstance(producer, LAYERS)
+    shift = _UNIT * (1 + torch.arange(edge.channels) % _STEPS)
+    subtract: Transform = lambda out: out - along(shift, out, channel_axis(producer))  # noqa: E731
+
+    def see(path: str, x: Tensor, plain: Tensor) -> None:
+        if path in readers:
+            expected = plain - along(edge.spread(path, shift, 0.0), plain, channel_axis(readers[path]))
+            if x.shape != plain.shape or bool((x - expected).abs().max() > 1e-5):
+                wrong.append(path)
+
+    probe.run({edge.producer: subtract}, see)
+    return wrong[0] if wrong else None
 
 
 @dataclass
@@ -193,12 +193,9 @@ def _observed(model: nn.Module, edges: Sequence[Edge], calls: Sequence[Arguments
     return found
 
 
-def _is_read(edge: Edge) -> Tensor:
+def _is_read(model: nn.Module, edge: Edge) -> Tensor:
     """By channel of the producer: 1 where a reader reads it, else 0."""
-    found = torch.zeros(edge.channels, dtype=torch.float64)
-    for index in edge.readers.values():
-        found[index[index >= 0]] = 1.0
-    return found
+    return edge.largest(model, lambda path, _: torch.ones(len(edge.readers[path])))
 
 
 def _move(model: nn.Module, edge: Edge, constant: Tensor) -> None:
@@ -206,11 +203,11 @@ def _move(model: nn.Module, edge: Edge, constant: Tensor) -> None:
     bias = bias_of(edge.source(model))
     assert bias is not None
     with torch.no_grad():
-        taken = bias.detach().cpu().double() - (bias.detach().cpu().double() - constant).to(bias.dtype).double()  # as rounded
+        before = bias.detach().cpu().double()
+        taken = before - (before - constant).to(bias.dtype).double()  # as rounded
         bias.sub_(taken.to(bias))
         for path, layer in edge.layers(model).items():
-            index = edge.readers[path]
-            read = torch.where(index >= 0, taken[index.clamp_min(0)], 0.0)
+            read = edge.spread(path, taken, 0.0)
             weight = by_channel(layer.weight.detach().cpu().double().contiguous(), layer).sum(3)
             added = (weight @ read.view(weight.shape[0], -1, 1)).flatten()
             if layer.bias is None:

@@ -75,7 +75,7 @@ class Edge:
         for path, layer in self.layers(model).items():
             scale_input(layer, self.spread(path, factors))
 
-    def spread(self, path: str, factors: Tensor) -> Tensor:
-        """`factors` of the producer's channels by the input channels of a reader; 1 for those of others."""
+    def spread(self, path: str, values: Tensor, others: float = 1.0) -> Tensor:
+        """`values` of the producer's channels by the input channels of a reader; `others` for those of others."""
         index = self.readers[path]
-        return torch.where(index >= 0, factors[index.clamp_min(0)], 1.0)
+        return torch.where(index >= 0, values[index.clamp_min(0)], others)

@@ -82,8 +82,8 @@ def equalize(
     Notes
     -----
     Each change is exact but for the rounding of the weights; "bias_absorption" is so on `data`, and the report says what it is elsewhere.
-    Afterwards the outputs on `example_inputs` and `data` are compared with those
-    from before; where they differ by more than 1e-5 of the largest, everything is put back, and the report says so.
+    Afterwards the outputs on `example_inputs` and `data` are compared with those from before; where they differ by more than 1e-5 of the
+    largest, everything is put back, and the report says so.
 
     Examples
     --------
