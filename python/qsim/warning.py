@@ -14,8 +14,8 @@ _BETWEEN = TORCH, QSIM, contextlib.__file__  # the last: `with` blocks made of g
 
 def warn(message: str, category: type[Warning] = UserWarning) -> None:
     """`warnings.warn`, at the innermost line that is neither torch's nor ours."""
-    distance, frame = 1, sys._getframe(0)
-    above: FrameType | None = frame
-    while above is not None and above.f_code.co_filename.startswith(_BETWEEN):
-        distance, above = distance + 1, above.f_back
+    distance = 1
+    frame: FrameType | None = sys._getframe(0)
+    while frame is not None and frame.f_code.co_filename.startswith(_BETWEEN):
+        distance, frame = distance + 1, frame.f_back
     warnings.warn(message, category, stacklevel=distance)

@@ -56,8 +56,9 @@ def _table(node: ir.Node) -> ir.Node | None:
 
 def _is_on_its_grid(user: ir.Node, dequantize: ir.Node) -> bool:
     """Whether a reader of rows quantizes them to the table's own grid."""
-    same = all(_same(a, b) for a, b in zip(user.inputs[1:], dequantize.inputs[1:], strict=False))
-    return user.op_type == "QuantizeLinear" and same
+    if user.op_type != "QuantizeLinear":
+        return False
+    return all(_same(a, b) for a, b in zip(user.inputs[1:], dequantize.inputs[1:], strict=False))
 
 
 def _same(a: ir.Value | None, b: ir.Value | None) -> bool:
