@@ -48,7 +48,12 @@ def __getattr__(name: str) -> Any:
 
         close = get_close_matches(name, _HOMES, n=1)
         raise AttributeError(f"module 'qsim' has no attribute {name!r}" + (f"; did you mean {close[0]!r}?" if close else ""))
-    home = _imported(_HOMES[name])
+    try:
+        home = _imported(_HOMES[name])
+    except ModuleNotFoundError as error:
+        if (error.name or "qsim").partition(".")[0] in ("qsim", "torch"):
+            raise
+        raise ImportError(f"qsim.{name} needs {error.name}, which is not installed: pip install qsim[onnx]", name=error.name) from error
     found = import_module(f"qsim.{name}") if home is import_module("qsim") else getattr(home, name)
     globals()[name] = found
     return found

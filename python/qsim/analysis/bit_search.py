@@ -17,7 +17,7 @@ from qsim.analysis.bit_search_report import BitSearch, Point, dominates
 from qsim.analysis.knapsack import Constraint, knapsack
 from qsim.analysis.metric import Metric
 from qsim.errors import CaptureError
-from qsim.options import check_flag, check_whole
+from qsim.options import check_flag, check_whole, shown
 from qsim.runs.batches import Forward
 from qsim.runs.report_subject import subject_of
 from qsim.runs.sharding import sharded_modules
@@ -41,20 +41,20 @@ class Request:
 
     def __post_init__(self) -> None:
         if not isinstance(self.budget, Budget):
-            raise TypeError(f"QuantSim.search_bits: got budget={self.budget!r}; expected a qsim.Budget, such as qsim.Budget(size=0.2)")
+            raise TypeError(f"QuantSim.search_bits: got budget={shown(self.budget)}; expected a qsim.Budget, such as qsim.Budget(size=0.2)")
         check_whole("QuantSim.search_bits", "probes", self.probes, least=0)
         check_flag("QuantSim.search_bits", "higher_is_better", self.higher_is_better)
         numbers = [bits for bits in self.candidates if bits != "float"]
         if any(isinstance(b, (bool, str)) or not isinstance(b, int) or not 2 <= b <= 16 for b in numbers) or len({*self.candidates}) < 2:
             raise ValueError(
-                f"QuantSim.search_bits: got candidates={self.candidates!r}; expected two or more different ones of 2 to 16 and 'float'"
+                f"QuantSim.search_bits: got candidates={shown(self.candidates)}; expected two or more different ones of 2 to 16 and 'float'"
             )
         if not numbers:
             raise ValueError("QuantSim.search_bits: got no integers among the candidates")
         if len(numbers) < len(self.candidates) - 1 or len({*numbers}) < len(numbers):
-            raise ValueError(f"QuantSim.search_bits: got candidates={self.candidates!r}, some of them twice")
+            raise ValueError(f"QuantSim.search_bits: got candidates={shown(self.candidates)}, some of them twice")
         if self.classes is not None and (isinstance(self.classes, bool) or not isinstance(self.classes, int)):
-            raise TypeError(f"QuantSim.search_bits: got classes={self.classes!r}; expected an axis of the logits, such as 1")
+            raise TypeError(f"QuantSim.search_bits: got classes={shown(self.classes)}; expected an axis of the logits, such as 1")
         if self.metric is not None and self.classes is not None:
             raise ValueError("QuantSim.search_bits: got a metric and classes; classes say what is measured where there is no metric")
         rising = sorted(self.candidates, key=lambda bits: math.inf if isinstance(bits, str) else bits)

@@ -16,6 +16,7 @@ from torch import Tensor
 from qsim.analysis.deviation import ZEROS, Deviation, float_tensors
 from qsim.graph.plan.actions import PlannedQuantizer
 from qsim.loggers.figures import Figures
+from qsim.options import shown
 from qsim.pages import drawing
 from qsim.pages.chart import Axis, Chart, Limit, Series
 from qsim.pages.markup import Cell, Column, Fact, Line, count_cell, name_cell, problems, table, tiles
@@ -105,7 +106,7 @@ class Comparison(Report):
         by : "local" or "accumulated"
         """
         if by not in ("local", "accumulated"):
-            raise ValueError(f"Comparison.worst: got by={by!r}; expected 'local' or 'accumulated'")
+            raise ValueError(f"Comparison.worst: got by={shown(by)}; expected 'local' or 'accumulated'")
         ratios = {row.key: getattr(row, by).sqnr for row in self.rows}
         return sorted(self.rows, key=lambda row: (not math.isnan(ratios[row.key]), ratios[row.key]))
 

@@ -16,7 +16,7 @@ from qsim.analysis.scores import ScoreFile
 from qsim.analysis.sensitivity import measure, members_of
 from qsim.close_names import close_names
 from qsim.loggers.figures import Figures
-from qsim.options import check_flag, check_number
+from qsim.options import check_flag, check_number, shown
 from qsim.pages import drawing
 from qsim.pages.chart import Axis, Chart, Series
 from qsim.pages.markup import Cell, Column, Fact, Line, finite, name_cell, problems, table, tiles
@@ -200,7 +200,9 @@ def join(
 def _in_order(order: str | Sequence[str], operations: list[str]) -> list[str]:
     if isinstance(order, str):
         if order not in ORDERS:
-            raise ValueError(f"QuantSim.progressive: got order={order!r}; expected one of {', '.join(map(repr, ORDERS))}, or operations")
+            raise ValueError(
+                f"QuantSim.progressive: got order={shown(order)}; expected one of {', '.join(map(repr, ORDERS))}, or operations"
+            )
         return operations[::-1] if order == "backward" else operations
     if unknown := [name for name in order if name not in operations]:
         close = close_names(unknown[0], operations) or operations[:5]

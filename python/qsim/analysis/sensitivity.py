@@ -14,7 +14,7 @@ import torch
 from qsim.analysis.metric import Metric, value_of
 from qsim.analysis.scores import ScoreFile, digest
 from qsim.loggers.figures import Figures
-from qsim.options import check_flag
+from qsim.options import check_flag, shown
 from qsim.pages import drawing
 from qsim.pages.chart import Axis, Chart, Series
 from qsim.pages.markup import Cell, Column, Line, finite, name_cell, table, tiles
@@ -207,7 +207,7 @@ def measure(
 def members_of(operations: Mapping[str, str], groups: str) -> dict[str, list[str]]:
     """Keys of quantizers by group; `operations` are theirs by key."""
     if groups not in GROUPS:
-        raise ValueError(f"QuantSim.sensitivity: got groups={groups!r}; expected one of {', '.join(map(repr, GROUPS))}")
+        raise ValueError(f"QuantSim.sensitivity: got groups={shown(groups)}; expected one of {', '.join(map(repr, GROUPS))}")
     found: dict[str, list[str]] = {}
     for key, operation in operations.items():
         found.setdefault(key if groups == "quantizer" else operation, []).append(key)

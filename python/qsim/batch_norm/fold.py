@@ -20,6 +20,7 @@ from qsim.close_names import close_names
 from qsim.graph.execute.simulated import Simulated
 from qsim.graph.record.tape import Tape
 from qsim.operations.layers import Layer
+from qsim.options import shown
 from qsim.runs.offloaded import settle_offloaded
 from qsim.runs.report_subject import subject_of
 from qsim.runs.runnable import check_module
@@ -66,7 +67,7 @@ def fold_batch_norms(model: nn.Module, example_inputs: Any, *, keep: Collection[
     check_module(model, "fold_batch_norms")
     settle_offloaded(model)
     if isinstance(keep, str) or not isinstance(keep, Collection):
-        raise TypeError(f"fold_batch_norms: got keep={keep!r}; expected the paths of BatchNorms, such as ['stem.bn']")
+        raise TypeError(f"fold_batch_norms: got keep={shown(keep)}; expected the paths of BatchNorms, such as ['stem.bn']")
     paths = dict(model.named_modules())
     for path in keep:
         if path not in paths:

@@ -17,6 +17,7 @@ from qsim.checkpoints.packed_weight import PackedWeight, Scheme
 from qsim.errors import FileFormatError
 from qsim.files.file_place import FilePlace
 from qsim.numbers.spec import TensorSpec
+from qsim.options import shown
 
 _MODULES: dict[str, Any] = {compressed_tensors.FORMAT: compressed_tensors, gptq.FORMAT: gptq, gptq.SECOND: gptq, awq.FORMAT: awq}
 CHECKPOINT_FORMATS = (*_MODULES, gguf.FORMAT)
@@ -119,7 +120,7 @@ def save_checkpoint(
     ['fc.weight']
     """
     if format not in CHECKPOINT_FORMATS:
-        raise ValueError(f"qsim: got format={format!r}; expected one of {', '.join(map(repr, CHECKPOINT_FORMATS))}")
+        raise ValueError(f"qsim: got format={shown(format)}; expected one of {', '.join(map(repr, CHECKPOINT_FORMATS))}")
     if not checkpoint.weights:
         raise FileFormatError(f"qsim: '{folder}': no weight is quantized; expected at least one")
     if format == gguf.FORMAT:

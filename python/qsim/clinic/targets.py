@@ -7,6 +7,7 @@ from typing import Literal
 
 from qsim.config.profile import DEFAULT, PROFILES
 from qsim.numbers.float_format import FLOAT_FORMATS, FloatFormat
+from qsim.options import shown
 
 
 @dataclass(frozen=True)
@@ -70,5 +71,5 @@ def target_named(name: str | Target) -> Target:
     if isinstance(name, Target):
         return name
     if name not in TARGETS:
-        raise ValueError(f"doctor: got target={name!r}; expected one of {', '.join(map(repr, TARGETS))}")
+        raise ValueError(f"doctor: got target={shown(name)}; expected one of {', '.join(map(repr, TARGETS))}")
     return TARGETS[name]

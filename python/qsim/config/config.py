@@ -15,7 +15,7 @@ from qsim.config.kv_cache import KVCache, kv_cache
 from qsim.config.override import ROLES, Change, Override, SiteInfo
 from qsim.config.profile import PROFILES, Profile, runtime_named
 from qsim.numbers.spec import TensorSpec, check_keys
-from qsim.options import check_flag
+from qsim.options import check_flag, shown
 
 BATCH_NORM_POLICIES = ("fold", "keep", "freeze")
 INT8_WEIGHT = TensorSpec(symmetric=True, axis=0, method="minmax")
@@ -86,21 +86,21 @@ class Config:
                 raise TypeError(f"Config: got {role}={getattr(self, role)!r}; expected a TensorSpec, or None to leave it in float")
             object.__setattr__(self, role, _settled(self.profile.applied(getattr(self, role), role), role))
         if not isinstance(self.overrides, Sequence):
-            raise TypeError(f"Config: got overrides={self.overrides!r}; expected a tuple of Override (or use Config.override)")
+            raise TypeError(f"Config: got overrides={shown(self.overrides)}; expected a tuple of Override (or use Config.override)")
         object.__setattr__(self, "overrides", tuple(self.overrides))
         for override in self.overrides:
             if not isinstance(override, Override):
                 raise TypeError(f"Config: got {override!r} among overrides; expected Override (or use Config.override)")
         object.__setattr__(self, "kv_cache", kv_cache(self.kv_cache))
         if not isinstance(self.bias, bool | None):
-            raise TypeError(f"Config: got bias={self.bias!r}; expected True, False, or None to leave it to the target")
+            raise TypeError(f"Config: got bias={shown(self.bias)}; expected True, False, or None to leave it to the target")
         if not isinstance(self.batch_norm, str | Mapping | tuple):
-            raise TypeError(f"Config: got batch_norm={self.batch_norm!r}; expected a policy, or a mapping of globs to policies")
+            raise TypeError(f"Config: got batch_norm={shown(self.batch_norm)}; expected a policy, or a mapping of globs to policies")
         if not isinstance(self.batch_norm, str):
             object.__setattr__(self, "batch_norm", tuple(dict(self.batch_norm).items()))
         for _, policy in self._batch_norm_policies():
             if policy not in BATCH_NORM_POLICIES:
-                raise ValueError(f"Config: got batch_norm={policy!r}; expected one of {', '.join(map(repr, BATCH_NORM_POLICIES))}")
+                raise ValueError(f"Config: got batch_norm={shown(policy)}; expected one of {', '.join(map(repr, BATCH_NORM_POLICIES))}")
 
     def _batch_norm_policies(self) -> tuple[tuple[str, str], ...]:
         given = self.batch_norm

@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any, NamedTuple
 
 from qsim.numbers.spec import TensorSpec
+from qsim.options import shown
 
 
 class KVCache(NamedTuple):
@@ -43,7 +44,7 @@ def _spec(given: Any, what: str) -> TensorSpec | None:
         # Per token and head, from the smallest value to the largest: Liu et al., KIVI (2024), section 3, have values so.
         return TensorSpec(bits=given, method="dynamic", axis=-1)
     if not isinstance(given, TensorSpec):
-        raise TypeError(f"Config: got kv_cache={given!r} for the {what}; expected bits, a TensorSpec, or None to leave them in float")
+        raise TypeError(f"Config: got kv_cache={shown(given)} for the {what}; expected bits, a TensorSpec, or None to leave them in float")
     spec = dataclasses.replace(given, method="dynamic", nonfinite="skip") if given.scale_format is not None else given
     if spec.is_dynamic:
         # The group of a token never changes then: what was written once is read as the same numbers ever after.

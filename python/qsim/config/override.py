@@ -12,6 +12,7 @@ from typing import Any
 from qsim.numbers.float_format import FLOAT_FORMATS, SHORT_NAMES
 from qsim.numbers.spec import TensorSpec, block_format, check_keys, checked_field
 from qsim.operations.onnx_types import onnx_type
+from qsim.options import shown
 
 ROLES = ("weight", "activation")
 POSITIONS = ("first", "last")
@@ -111,14 +112,14 @@ class Override:
             name = self.pattern.__name__
             raise TypeError(f"Override: got the class {name} as pattern; expected a glob of names; for all of a type op_type={name!r}")
         if not (isinstance(self.pattern, str) or callable(self.pattern)):
-            raise TypeError(f"Override: got pattern={self.pattern!r}; expected a glob, or a function of a SiteInfo")
+            raise TypeError(f"Override: got pattern={shown(self.pattern)}; expected a glob, or a function of a SiteInfo")
         if not isinstance(self.op_type, str | None):
             name = self.op_type.__name__ if isinstance(self.op_type, type) else "Conv"
-            raise TypeError(f"Override: got op_type={self.op_type!r}; expected a glob for the type of an operation, such as {name!r}")
+            raise TypeError(f"Override: got op_type={shown(self.op_type)}; expected a glob for the type of an operation, such as {name!r}")
         if self.position not in (None, *POSITIONS):
-            raise ValueError(f"Override: got position={self.position!r}; expected 'first', 'last' or None")
+            raise ValueError(f"Override: got position={shown(self.position)}; expected 'first', 'last' or None")
         if not isinstance(self.starts, tuple | list) or not set(self.starts) <= {*ROLES}:
-            raise ValueError(f"Override: got starts={self.starts!r}; expected a tuple of {' and '.join(map(repr, ROLES))}")
+            raise ValueError(f"Override: got starts={shown(self.starts)}; expected a tuple of {' and '.join(map(repr, ROLES))}")
         object.__setattr__(self, "starts", tuple(self.starts))
         for role in ROLES:
             change = getattr(self, role)

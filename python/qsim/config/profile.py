@@ -12,7 +12,7 @@ from qsim.close_names import close_names
 from qsim.config.override import Override
 from qsim.numbers.spec import TensorSpec, check_keys, checked_field
 from qsim.operations.onnxruntime import INTEGER_KERNELS
-from qsim.options import check_flag
+from qsim.options import check_flag, shown
 
 Changes = tuple[tuple[str, Any], ...]
 Range = tuple[str, float, float]
@@ -105,9 +105,9 @@ class Profile:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
-            raise TypeError(f"Profile: got name={self.name!r}; expected a string")
+            raise TypeError(f"Profile: got name={shown(self.name)}; expected a string")
         if self.half_accumulator not in ("float32", "float16"):
-            raise ValueError(f"Profile: got half_accumulator={self.half_accumulator!r}; expected 'float32' or 'float16'")
+            raise ValueError(f"Profile: got half_accumulator={shown(self.half_accumulator)}; expected 'float32' or 'float16'")
         for name in ("model_input", "lone_norms", *(("model_output",) if self.model_output is not None else ())):
             check_flag("Profile", name, getattr(self, name))
         for name in ("chains", "half_chains", "ranges"):
@@ -292,11 +292,11 @@ def runtime_named(target: Any, specs: Iterable[TensorSpec | None], caller: str, 
     if runtime not in runtimes or precision not in ("int8", "fp16"):
         near = close_names(target, runtimes, 0.6) if isinstance(target, str) else []
         hint = f"; close to it: {near[0]!r}" if near else ""
-        raise ValueError(f"{caller}: got target={target!r}; expected {expected} {names}{hint}")
+        raise ValueError(f"{caller}: got target={shown(target)}; expected {expected} {names}{hint}")
     given = {spec.dtype if spec.is_float else f"int{spec.bits}" for spec in specs if spec is not None}
     if given != {{"fp16": "float16"}.get(precision, precision)}:
         raise ValueError(
-            f"{caller}: got target={target!r} for a config of {' and '.join(sorted(given)) or 'float32'}; what is simulated is the "
+            f"{caller}: got target={shown(target)} for a config of {' and '.join(sorted(given)) or 'float32'}; what is simulated is the "
             f"config's to say, as in qsim.{precision}(target={runtime!r})"
         )
     return runtime

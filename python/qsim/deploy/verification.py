@@ -7,16 +7,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from qsim.numbers.sqnr import sqnr
 from qsim.table import decibel, percent, text_table
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from qsim.deploy.parts import ConcatenatedOutput
     from qsim.deploy.times import Times
 
-Array = np.ndarray[Any, Any]
+    Array = np.ndarray[Any, Any]
+
 OPTIMISED, UNOPTIMISED, ON_INTEGERS, IN_FLOAT, OPENVINO = "optimised", "not optimised", "on integers", "float", "OpenVINO"
 EXECUTORCH = "ExecuTorch"
 _FAR = 10.0  # dB below the whole output
@@ -73,6 +74,8 @@ class Difference:
             self.elements, self.mismatching = self.elements + mine.size, self.mismatching + mine.size
             self.largest = self.noise = math.inf
             return
+        import numpy as np  # every simulation reaches this file, and torch alone is enough for that
+
         both = [x.astype(np.float64) for x in (mine, other)]
         with np.errstate(invalid="ignore", over="ignore"):
             self.signal += float(np.square(both[0]).sum())

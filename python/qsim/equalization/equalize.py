@@ -24,7 +24,7 @@ from qsim.equalization.scale_methods import Awq, CrossLayer, SmoothQuant
 from qsim.graph.execute.simulated import Simulated
 from qsim.graph.record.uses import Uses
 from qsim.operations.layers import LAYERS
-from qsim.options import check_function
+from qsim.options import check_function, shown
 from qsim.runs.arguments import Arguments, example_calls, refuse_numbers
 from qsim.runs.batches import Forward, arguments_of, calls_made, iterate, to_device
 from qsim.runs.offloaded import settle_offloaded
@@ -95,9 +95,9 @@ def equalize(
     ([('0', ('2',))], {'2': 'what it returns is returned by the model, or read out as a mask or number'})
     """
     if isinstance(methods, str):
-        raise TypeError(f"qsim.equalize: got methods={methods!r}; expected a list, such as [{methods!r}]")
+        raise TypeError(f"qsim.equalize: got methods={shown(methods)}; expected a list, such as [{methods!r}]")
     if not isinstance(methods, Sequence) or not methods:
-        raise TypeError(f"qsim.equalize: got methods={methods!r}; expected a list, such as ['cross_layer']")
+        raise TypeError(f"qsim.equalize: got methods={shown(methods)}; expected a list, such as ['cross_layer']")
     chosen = [_method(method, data is not None) for method in methods]
     check_module(model, "qsim.equalize")
     settle_offloaded(model)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from qsim.errors import ExportError
 from qsim.onnx.tensors import ONNX_TYPES
+from qsim.options import shown
 from qsim.trace.runtimes import Runtime
 from qsim.trace.storages import Storages
 
@@ -53,14 +54,14 @@ def chosen(wanted: int | None, demands: Sequence[tuple[int, str]], largest: int,
     if wanted is None:
         return max(smallest, best)
     if isinstance(wanted, bool) or not isinstance(wanted, int):
-        raise TypeError(f"QuantSim.export: got opset={wanted!r}; expected an integer from {SMALLEST_OPSET} to {largest}, or None")
+        raise TypeError(f"QuantSim.export: got opset={shown(wanted)}; expected an integer from {SMALLEST_OPSET} to {largest}, or None")
     if wanted > largest:
         raise ExportError(f"QuantSim.export: got opset={wanted}; the installed onnx knows opsets up to {largest}")
     unmet = [f"{what} needs {opset}" for opset, what in demands if opset > wanted]
     if unmet:
-        shown = "; ".join(unmet[:8]) + (f"; and {len(unmet) - 8} more" if len(unmet) > 8 else "")
+        listed = "; ".join(unmet[:8]) + (f"; and {len(unmet) - 8} more" if len(unmet) > 8 else "")
         cure = f"Leave opset out, or write opset={smallest}"
         if any(opset > SMALLEST_OPSET for opset, _ in demands):
             cure += "; tensors of 8 bits need no more than 19"
-        raise ExportError(f"QuantSim.export: got opset={wanted}, and {shown}. {cure}: ONNX Runtime 1.15 (2023) and later read 19.")
+        raise ExportError(f"QuantSim.export: got opset={wanted}, and {listed}. {cure}: ONNX Runtime 1.15 (2023) and later read 19.")
     return wanted

@@ -33,6 +33,7 @@ from qsim.onnx_ptq.observation import observe
 from qsim.onnx_ptq.prepare import prepared
 from qsim.onnx_ptq.quantized_values import QuantizedValues, place
 from qsim.onnx_ptq.write import Writer
+from qsim.options import shown
 from qsim.pages.markup import Fact, problems, tiles
 from qsim.pages.page import Page
 from qsim.pages.report import Report
@@ -187,7 +188,9 @@ def quantize_onnx(
         raise TypeError(f"{_CALLER}: got data of type {type(data).__name__}, which is used up after one pass: give a list")
     if target not in ONNX_TARGETS:
         wanted = ", ".join(map(repr, ONNX_TARGETS))
-        raise ValueError(f"{_CALLER}: got target={target!r}; expected {wanted}. For others simulate the Python model, and sim.export it")
+        raise ValueError(
+            f"{_CALLER}: got target={shown(target)}; expected {wanted}. For others simulate the Python model, and sim.export it"
+        )
     given, file = _checked(int8(target) if config is None else config_of(config, _CALLER), method, target), Path(path)
     if not file.parent.is_dir():
         raise FileNotFoundError(f"{_CALLER}: there is no folder {str(file.parent)!r}: make it first")

@@ -49,7 +49,8 @@ INSERTION = _table(
     index_copy index_copy_ index_fill index_fill_ select_scatter slice_scatter diagonal_scatter copy_ fill_ zero_ set_ resize_
     """
 )
-_CREATION = _table("empty_like zeros_like ones_like full_like new_empty new_zeros new_ones new_full new_tensor")
+# What makes a tensor as an operand is, and takes no value of it.
+CREATION = _table("empty_like zeros_like ones_like full_like new_empty new_zeros new_ones new_full new_tensor")
 _CASTS = _table("to type type_as float half double bfloat16 int long short char byte bool cpu cuda")
 _REGULARIZATION = _table("dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout")
 _QUESTIONS = _table(
@@ -65,7 +66,7 @@ _QUESTIONS = _table(
 )
 
 # The result lies on the grid of the operand, or is no quantity to be quantized.
-TRANSPARENT = MOVING | _LAYOUT | _SELECTION | INSERTION | _CREATION | _CASTS | _REGULARIZATION | _QUESTIONS
+TRANSPARENT = MOVING | _LAYOUT | _SELECTION | INSERTION | CREATION | _CASTS | _REGULARIZATION | _QUESTIONS
 RANDOM = _table("bernoulli bernoulli_ uniform_ normal normal_ rand randn randint rand_like randn_like randint_like multinomial randperm")
 # Constructors of tensors out of values that may be data: lists, arrays, memory of other libraries.
 CONVERSIONS = _table("tensor as_tensor asarray from_numpy frombuffer from_dlpack scalar_tensor new_tensor")
@@ -145,6 +146,9 @@ def _opened(func: Any) -> Function:
 COMPOSITE: dict[str, Function] = {"multi_head_attention_forward": _opened(F.multi_head_attention_forward), **RECURRENT}
 
 
+SOMETIMES_SUMS = _table("index_put index_put_ fold scatter scatter_")
+
+
 def adds_up(name: str, options: Mapping[int | str, Any]) -> bool:
     """Whether a function that else only moves values computes sums (or products) of them, by its options: no operand's grid holds those.
 
@@ -160,6 +164,27 @@ def adds_up(name: str, options: Mapping[int | str, Any]) -> bool:
         pairs = (value if isinstance(value, tuple) else (value, value) for value in (sizes, steps))
         return any(size > step for size, step in zip(*pairs, strict=False))
     return name in ("scatter", "scatter_") and options.get("reduce") is not None
+
+
+# Where the numbers stand that functions put into a tensor, after it; by keyword `value`, `other` or `fill_value`.
+_PUT_IN: dict[str, tuple[int | str, ...]] = {
+    **dict.fromkeys(("masked_fill", "masked_fill_"), (2, "value")),
+    **dict.fromkeys(("index_fill", "index_fill_", "scatter", "scatter_", "pad"), (3, "value")),
+    **dict.fromkeys(("__setitem__", "setitem"), (2,)),
+    "fill_": (1, "value"),
+    "where": (1, 2, "other", "self"),
+}
+
+
+def numbers_put_in(name: str, options: Mapping[int | str, Any]) -> list[Any]:
+    """What a function that else only moves values puts in beside them, by its options.
+
+    Examples
+    --------
+    >>> numbers_put_in("masked_fill", {2: 0.5}), numbers_put_in("pad", {1: (1, 1), "value": 1.0}), numbers_put_in("flip", {1: (0,)})
+    ([0.5], [1.0], [])
+    """
+    return [options[slot] for slot in _PUT_IN.get(name, ()) if options.get(slot) is not None]
 
 
 def visible(func: Function) -> bool:

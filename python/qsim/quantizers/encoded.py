@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from qsim.numbers.encoding import Encoding
 from qsim.numbers.spec import TensorSpec
+from qsim.options import shown
 from qsim.quantizers.state import UNKNOWN_SHAPE, RangeState
 from qsim.runs.sharding import sharded_as, whole
 
@@ -29,7 +30,7 @@ class Encoded(RangeState):
 
     def __init__(self, spec: TensorSpec, shape: Sequence[int] | None, name: str) -> None:
         if not isinstance(spec, TensorSpec):
-            raise TypeError(f"{type(self).__name__}: got spec={spec!r}; expected a qsim.TensorSpec")
+            raise TypeError(f"{type(self).__name__}: got spec={shown(spec)}; expected a qsim.TensorSpec")
         super().__init__(*(None, None) if spec.is_dynamic else (spec.axis, spec.block_size), shape)
         self.name = name
         self._spec = spec

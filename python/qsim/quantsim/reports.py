@@ -19,7 +19,7 @@ from qsim.analysis.scores import ScoreFile
 from qsim.analysis.search import Effort
 from qsim.analysis.sensitivity import Sensitivity, measure, measured
 from qsim.deploy.engine_plan import Plan
-from qsim.options import check_flag, check_number, check_whole
+from qsim.options import check_flag, check_number, check_whole, shown
 from qsim.runs.batches import Forward
 from qsim.simulation.simulation import Simulation
 
@@ -259,7 +259,7 @@ class Reports(Simulation):
         if metric is not None:
             metric_of(metric, None, "QuantSim.search_bits")
         if isinstance(candidates, str) or not isinstance(candidates, Sequence):
-            raise TypeError(f"QuantSim.search_bits: got candidates={candidates!r}; expected a list, such as (4, 8, 'float')")
+            raise TypeError(f"QuantSim.search_bits: got candidates={shown(candidates)}; expected a list, such as (4, 8, 'float')")
         request = Request(budget, tuple(candidates), metric, higher_is_better, classes, probes, forward)
         self.tell_of_restored()
         with self.calibrated():

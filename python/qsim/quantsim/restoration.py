@@ -9,7 +9,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from qsim.options import check_flag, check_number, check_whole
+from qsim.options import check_flag, check_number, check_whole, shown
 from qsim.restoration.choice import LEARNED, Steps
 from qsim.restoration.distill import DistillationLoss, Distilled, relative_error
 from qsim.restoration.restore import distill, restore_layers
@@ -133,7 +133,7 @@ class Restoration(Simulation):
         True
         """
         if not isinstance(method, str) or method not in SOLVERS:
-            raise ValueError(f"QuantSim.solve_weights: got method={method!r}; expected one of {', '.join(map(repr, SOLVERS))}")
+            raise ValueError(f"QuantSim.solve_weights: got method={shown(method)}; expected one of {', '.join(map(repr, SOLVERS))}")
         check_number("QuantSim.solve_weights", "damping", damping, least=0)
         check_flag("QuantSim.solve_weights", "follow_inputs", follow_inputs)
         if damping == 0 or math.isinf(damping):

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from qsim.analysis.deviation import Deviation, float_tensors
 from qsim.errors import CalibrationError
 from qsim.numbers.sqnr import sqnr
-from qsim.options import check_function, check_whole
+from qsim.options import check_function, check_whole, shown
 from qsim.progress import progress
 from qsim.restoration.choice import Solved, Steps
 from qsim.restoration.distill import DistillationLoss, Distilled, relative_error, train
@@ -64,7 +64,7 @@ def restore_layers(
     if forward is not None:
         check_function(caller, "forward", forward, "forward(model, batch)")
     if group is not None and not isinstance(group, ProcessGroup):
-        raise TypeError(f"{caller}: got group={group!r}; expected a torch.distributed.ProcessGroup")
+        raise TypeError(f"{caller}: got group={shown(group)}; expected a torch.distributed.ProcessGroup")
     if group is not None and distilling:
         raise ValueError(f"{caller}: got steps={distilling} and a group; distillation runs in one process")
     watch, seconds = MemoryWatch([p.device for p in sim.model.parameters()]), Stages("data", "forward", "moments", "solving")

@@ -17,7 +17,7 @@ from qsim.errors import CalibrationError
 from qsim.graph.plan.actions import PlannedQuantizer
 from qsim.graph.record.containers import compute_parameters
 from qsim.loggers.figures import Figures
-from qsim.options import check_function
+from qsim.options import check_function, shown
 from qsim.pages.markup import Fact, problems, tiles
 from qsim.pages.page import Page
 from qsim.pages.report import Report
@@ -148,7 +148,7 @@ def _blocks(sim: Simulation, blocks: str | Sequence[str] | None, folder: object)
     """The modules that all batches pass one after the other."""
     if blocks is None:
         if folder is not None:
-            raise ValueError(f"QuantSim.calibrate: got folder={folder!r} without blocks; expected which blocks: blocks='model.layers.*'")
+            raise ValueError(f"QuantSim.calibrate: got folder={shown(folder)} without blocks; say which: blocks='model.layers.*'")
         return []
     if _is_compiled(sim.model) or sharded_modules(sim):
         raise ValueError("QuantSim.calibrate: got blocks of a model that is compiled, or sharded by fully_shard; expected neither of them")

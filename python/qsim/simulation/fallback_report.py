@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from qsim.close_names import close_names
 from qsim.graph.plan.actions import Operation, Post
 from qsim.loggers.figures import Figures
-from qsim.options import check_patterns
+from qsim.options import check_patterns, shown
 from qsim.pages.markup import Cell, Column, Fact, Line, name_cell, problems, table, tiles
 from qsim.pages.page import Page
 from qsim.pages.report import Report
@@ -113,7 +113,7 @@ def format_named(to: str) -> str:
     if to == INTEGERS:
         return to
     if not isinstance(to, str) or to not in _FORMATS:
-        raise ValueError(f"QuantSim.fallback: got to={to!r}; expected 'fp16', 'bf16', 'float32', or 'int' to run in integers again")
+        raise ValueError(f"QuantSim.fallback: got to={shown(to)}; expected 'fp16', 'bf16', 'float32', or 'int' to run in integers again")
     return _FORMATS[to]
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from qsim import ops
+from qsim.options import shown
 from qsim.runs.sharding import is_sharded, layout_of, local, reduce_over_shards
 
 _MOST_NAMED = 8
@@ -108,7 +109,7 @@ def clip_grad_norm_(
     On finite gradients the result is that of torch up to float32 rounding; see `qsim.ops.clip_grad_` for the arithmetic.
     """
     if not isinstance(report, ClipReport | None):
-        raise TypeError(f"clip_grad_norm_: got report={report!r}; expected a qsim.ClipReport, which is filled")
+        raise TypeError(f"clip_grad_norm_: got report={shown(report)}; expected a qsim.ClipReport, which is filled")
     with torch.no_grad():
         labels, grads = _gradients(parameters)
         if not grads:

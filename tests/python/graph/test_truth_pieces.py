@@ -152,3 +152,111 @@ def test_a_complex_constant_is_one():
     """As tables of rotary embeddings are."""
     m = Forward(lambda m, x: x * torch.polar(torch.ones(8).double(), torch.arange(8.0).double()).real).eval()
     assert not any("does not see" in note for note in simulated(m, X).summary().notes)
+
+
+TOKEN = torch.linspace(-5, 5, 8, dtype=torch.float64)
+BESIDE = {
+    "parameter": lambda m, y: torch.where(y > 0.5, m.token, y),
+    "computed": lambda m, y: torch.where(y > 0.5, m.token * 2.0, y),
+    "masked_fill": lambda m, y: y.masked_fill(y > 0.5, 7.0),
+    "number": lambda m, y: torch.where(y > 0.5, 7.0, y),
+    "pad": lambda m, y: F.pad(y[:, 1:], (1, 0), value=7.0),
+    "index_fill": lambda m, y: y.index_fill(1, torch.tensor([0, 3]), 7.0),
+    "setitem": lambda m, y: _set(y, m.token),
+    "base": lambda m, y: torch.full_like(y, 7.0).index_copy(0, torch.tensor([0, 3]), y[:2]),
+    "ones": lambda m, y: torch.where(y > 0.5, torch.ones_like(y) * 7, y),
+}
+
+
+def _set(y, value):
+    z = y.clone()
+    z[:, 1:3] = value[1:3]
+    return z
+
+
+def _filled(y):
+    z = y.clone()
+    z[:, 0].fill_(7.0)
+    return z
+
+
+def test_a_view_that_is_filled():
+    """What is changed under another name is quantized where it is read, once."""
+    m = Forward(lambda m, x: m.c(_filled(torch.tanh(x) * 3.0)), c=nn.Linear(8, 8).double()).eval()
+    with torch.no_grad():
+        seen = _filled(torch.tanh(X) * 3.0)
+        values = _filled(on_grid(torch.tanh(on_grid(X)), torch.tanh(X)) * 3.0)
+        torch.testing.assert_close(simulated(m, X)(X), on_grid(linear(m.c, on_grid(values, seen)), m.c(seen)), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("put", BESIDE.values(), ids=BESIDE)
+def test_numbers_that_are_put_in_are_quantized_with_what_they_stand_in(put, compiled):
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    m = Forward(lambda m, x: m.c(put(m, torch.tanh(x) * 3.0)), c=nn.Linear(8, 8).double()).eval()
+    m.token = nn.Parameter(TOKEN.clone())
+    sim = simulated(m, X)
+    assert "c.input[0]" in sim.quantizers()
+    with torch.no_grad():
+        y = sim(X)
+        grid = sim.quantizers()["c.input[0]"].encoding
+        assert max(-float(grid.min), float(grid.max)) > 3.4  # three times a hyperbolic tangent is below three
+        y1, y3 = torch.tanh(X), torch.tanh(X) * 3.0
+        values = put(m, on_grid(on_grid(torch.tanh(on_grid(X)), y1) * 3.0, y3))
+        torch.testing.assert_close(y, on_grid(linear(m.c, on_grid(values, put(m, y3))), m.c(put(m, y3))), rtol=1e-9, atol=1e-9)
+        if compiled:
+            torch.testing.assert_close(torch.compile(sim, backend="eager", fullgraph=True)(X), y, rtol=1e-9, atol=1e-9)
+
+
+NO_NUMBERS = {
+    "zeros": lambda m, y: F.pad(y[:, 1:], (1, 0)).masked_fill(y > 5, 0.0),
+    "zero buffer": lambda m, y: torch.where(y > 0.5, m.zero, y),
+    "empty": lambda m, y: _copied(torch.empty_like(y), y),
+    "new": lambda m, y: _copied(torch.empty(y.shape, dtype=y.dtype), y),
+    "shape": lambda m, y: y.flatten().view_as(m.token.expand(32, 8)).type_as(m.token),
+    "beside": lambda m, y: torch.broadcast_tensors(y, m.token)[0],
+}
+
+
+def _copied(out, y):
+    out[:, ::2] = y[:, 1::2]
+    out[:, 1::2] = y[:, ::2]
+    return out
+
+
+@pytest.mark.parametrize("put", NO_NUMBERS.values(), ids=NO_NUMBERS)
+def test_what_puts_in_no_numbers_keeps_its_grid(put):
+    m = Forward(lambda m, x: m.c(put(m, torch.tanh(x) * 3.0)), c=nn.Linear(8, 8).double()).eval()
+    m.token = nn.Parameter(TOKEN.clone())
+    m.register_buffer("zero", torch.zeros(8).double())
+    assert not any(".input[" in key for key in simulated(m, X).quantizers())
+
+
+FLAGS = {
+    "cast": lambda x: (x > 0.3).double(),
+    "where": lambda x: torch.where(x > 0.3, 1.0, 0.25).double(),
+    "positions": lambda x: x.argsort(1).to(x.dtype),
+    "counts": lambda x: (x * 3).long().to(x),
+}
+
+
+@pytest.mark.parametrize("flags", FLAGS.values(), ids=FLAGS)
+def test_numbers_made_of_flags_and_positions_have_grids_of_their_own(flags):
+    """Not that of what was compared."""
+    torch.manual_seed(0)
+    m = Forward(lambda m, x: m.c(flags(torch.tanh(x))), c=nn.Linear(8, 8).double()).eval()
+    sim = simulated(m, X)
+    with torch.no_grad():
+        x = on_grid(X) if "input" in sim.quantizers() else X  # what is compared alone needs no grid
+        q = on_grid(torch.tanh(x), torch.tanh(X)) if "tanh.output" in sim.quantizers() else torch.tanh(x)
+        seen = flags(torch.tanh(X))
+        expected = on_grid(linear(m.c, on_grid(flags(q), seen)), m.c(seen))
+        torch.testing.assert_close(sim(X), expected, rtol=1e-6, atol=1e-6)
+    assert not any("does not see" in note for note in sim.summary().notes)
+
+
+def test_constants_as_large_as_an_operand_are_constants():
+    m = Forward(lambda m, x: m.c(x + torch.ones_like(x)), c=nn.Linear(8, 8)).eval()
+    sim = simulated(m, X.float())
+    assert "add.input[1]" in sim.quantizers()

@@ -24,7 +24,21 @@ from qsim.graph.execute.uncompiled import Uncompiled
 from qsim.graph.record.call_sites import CallSite, Spot, call_site, sites_above
 from qsim.graph.record.containers import full_name
 from qsim.graph.record.resume import keep_unchanged, recompute_under
-from qsim.operations.functions import ALIAS, COMPOSITE, CONSTRUCTORS, MAC, METRICS, RANDOM, TRANSPARENT, Function, name_of, route_name
+from qsim.graph.record.tape import options
+from qsim.operations.functions import (
+    ALIAS,
+    COMPOSITE,
+    CONSTRUCTORS,
+    MAC,
+    METRICS,
+    RANDOM,
+    SOMETIMES_SUMS,
+    TRANSPARENT,
+    Function,
+    adds_up,
+    name_of,
+    route_name,
+)
 from qsim.operations.recurrent import owned
 from qsim.runs.arguments import Arguments
 
@@ -166,7 +180,7 @@ class LocalMode(ChainEnds):
             weighted = self.with_weights(args, kwargs) if node == STRANGE and name in MAC else None
             out = self.passed(name, func, *(weighted or (args, kwargs)))
             is_new = is_new if node == key else node == STRANGE  # called more often than recorded, or with another weight
-            if (is_new or name not in place.names) and node != HOOK and not _is_quiet(func) and computes(out):
+            if (is_new or name not in place.names) and node != HOOK and not _is_quiet(func, args, kwargs) and computes(out):
                 self.look(name, _frame_at(1), weighted is not None)
             return out
 
@@ -299,10 +313,15 @@ class LocalMode(ChainEnds):
 QUIET_NAMES = TRANSPARENT | RANDOM | METRICS
 
 
-@functools.cache
-def _is_quiet(func: Function) -> bool:
+def _is_quiet(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether what a function returns need not be quantized, wherever it is called."""
-    return name_of(func) in QUIET_NAMES
+    name = _quiet_name(func)
+    return name is not None and not (name in SOMETIMES_SUMS and adds_up(name, dict(options(args, kwargs))))
+
+
+@functools.cache
+def _quiet_name(func: Function) -> str | None:
+    return name if (name := name_of(func)) in QUIET_NAMES else None
 
 
 def _stands(distance: int, code: CodeType, instruction: int) -> bool:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Iterable
 from dataclasses import replace
 
 from qsim.graph.plan.actions import Actions, LeftFloat, PlannedQuantizer
 from qsim.graph.plan.dataflow import Dataflow
 from qsim.graph.plan.rules import is_multiplied
 from qsim.graph.plan.sharing import Made, made
+from qsim.graph.record.handing_on import FLAGS
 from qsim.graph.record.routes import Site
 from qsim.graph.record.tape import InputSlot, Origin, Slot
 from qsim.numbers.spec import TensorSpec
@@ -46,6 +48,11 @@ class Ledger:
 
     def leave(self, name: str, op: str, reason: str) -> None:
         self.left[LeftFloat(name, op, reason)] = None
+
+    def note_unseen(self, name: str, origins: Iterable[Origin]) -> None:
+        """Of an operand whose origins nobody saw; what was made of flags or positions is data for certain."""
+        if any(origin.source != FLAGS for origin in origins):
+            self.notes[f"the recording does not see where {name!r} comes from: it is taken for data, not for a constant"] = None
 
     def add(
         self,
@@ -93,8 +100,9 @@ class Ledger:
         """The quantizer on whose grid an operand lies; None if there is no single one."""
         if slot in self.actions[site].operands:
             return self.actions[site].operands[slot].key
-        keys = set(map(self._grid_of, site.operands()[slot]))
-        return keys.pop() if len(keys) == 1 else None
+        origins = site.operands()[slot]
+        keys = set(map(self._grid_of, origins))
+        return keys.pop() if len(keys) == 1 and not any(origin.mixed for origin in origins) else None
 
     def _grid_of(self, origin: Origin) -> str | None:
         """The quantizer that a tensor went through where it was made."""
@@ -102,11 +110,16 @@ class Ledger:
         return self.grids.get(found) if found else self.inputs.get(origin.source) if origin.kind == "input" else None
 
     def is_pieced_together(self, site: Site, slot: Slot) -> bool:
-        """Whether a factor of a product lies on no grid because its parts lie on several: ``x[:, :4] = y``, ``where(mask, x, y)``."""
+        """Whether a factor of a product lies on no grid though its parts do: on several (``x[:, :4] = y``, ``where(mask, x, y)``), or
+        beside numbers that lie on none (``where(mask, self.token, y)``)."""
         if site.kind != "mac" or not is_multiplied(site.op, slot, site.dims(slot)):
             return False
-        parts = ({self._grid_of(origin) for origin in step.operands.get(slot, ())} for step in site.steps)
-        return any(len(grids - {None}) > 1 for grids in parts)
+        return any(self._is_several(step.operands.get(slot, frozenset())) for step in site.steps)
+
+    def _is_several(self, origins: frozenset[Origin]) -> bool:
+        grids = set(map(self._grid_of, origins)) - {None}
+        beside = any(origin.mixed or (origin.kind == "step" and self.flow.kind(origin) == "const") for origin in origins)
+        return len(grids) > 1 or (bool(grids) and beside)
 
     def is_on_grid(self, site: Site, slot: Slot) -> bool:
         """Whether any of what an operand may be is quantized where it is made."""

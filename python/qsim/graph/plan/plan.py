@@ -138,7 +138,7 @@ class _Planner:
             if reason := self._reason_against(site, slot):
                 self.ledger.leave(name, site.op, reason)
                 return
-            self.ledger.notes[f"the recording does not see where {name!r} comes from: it is taken for data, not for a constant"] = None
+            self.ledger.note_unseen(name, origins)
         if self.config.profile.model_input and self.placement.on_integers(site):
             for origin in origins:
                 if origin.kind == "input" and origin.source not in self.specs.uncast and not self._is_unreplaced(origin):

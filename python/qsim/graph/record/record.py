@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from qsim.graph.record.call_sites import LEAF, CallSite, call_site, kind_of_code
 from qsim.graph.record.containers import containers, full_name, leaf_paths, subclass
+from qsim.graph.record.handing_on import Given, handed_on, is_mask, numbers_among
 from qsim.graph.record.own_arguments import own_arguments
 from qsim.graph.record.resume import driven
 from qsim.graph.record.routes import call_key
@@ -27,13 +28,11 @@ from qsim.graph.record.tape import (
     Slot,
     Step,
     Tape,
-    indirect,
     memory_of,
     options,
     paths_in,
     tensors,
     tensors_in,
-    unwrapped,
     version_of,
 )
 from qsim.graph.record.telling import Telling, blind_spots
@@ -42,6 +41,7 @@ from qsim.operations.functions import (
     COMPOSITE,
     CONSTRUCTORS,
     CONVERSIONS,
+    CREATION,
     MATRIX_PRODUCTS,
     RANDOM,
     READS,
@@ -161,14 +161,6 @@ class _Made(NamedTuple):
     visible: bool
 
 
-class _Given(NamedTuple):
-    """The tensors of a call by slot, where they came from, and which of them it wrote into."""
-
-    tensors: dict[Slot, Tensor]
-    origins: dict[Slot, frozenset[Origin]]
-    changed: frozenset[Slot]
-
-
 class Recorder(TorchFunctionMode):
     """Notes on the tape what one call of one container does."""
 
@@ -191,7 +183,7 @@ class Recorder(TorchFunctionMode):
         if name in CONSTRUCTORS:
             out = func(*args, **kwargs)
             if isinstance(out, Tensor) and name not in CONVERSIONS:
-                self.tape.mark(out, Origin("random") if name in RANDOM else Origin("const"))
+                self.tape.mark(_settled(out, name), Origin("random") if name in RANDOM else Origin("const"))
             return out
         with torch._C.DisableTorchFunction():
             if func is Tensor.view_as and kind_of_code(sys._getframe(1).f_code) == "apply":  # an input that it returns, without gradients
@@ -201,22 +193,23 @@ class Recorder(TorchFunctionMode):
             made = self._made(func, call_site(sys._getframe(1)))
             given = dict(tensors(args, kwargs))
             origins = {slot: self.tape.origins(t) for slot, t in given.items()}
+            numbers = numbers_among(name, given, origins, self.current.parameters)
             versions = {slot: version_of(t) for slot, t in given.items()}
             out = func(*args, **kwargs)
             changed = frozenset(slot for slot, t in given.items() if version_of(t) != versions[slot])
             for slot in changed:
                 self.tape.rewrite(given[slot], origins[slot])
-            call = _Given(given, origins, changed)
+            call = Given(given, origins, changed, numbers)
             if name in RANDOM:
                 for t in _results(out):
                     self.tape.mark(t, Origin("random"))
                 return out
-            numbers = dict(options(args, kwargs))
-            if (name in TRANSPARENT and not adds_up(name, numbers)) or not any(t.is_floating_point() for t in _results(out)):
-                out = self._flow(made, call, numbers, out)
+            chosen = dict(options(args, kwargs))
+            if (name in TRANSPARENT and not adds_up(name, chosen)) or not any(t.is_floating_point() for t in _results(out)):
+                out = self._flow(made, call, chosen, out)
             else:
                 step = self._step(made, call)
-                step.options = numbers
+                step.options = chosen
                 step.scalar = all(t.dim() == 0 for t in _results(out))
                 out = self._mark_results(step, given, out)
             return out
@@ -232,33 +225,31 @@ class Recorder(TorchFunctionMode):
     def _key(self, site: CallSite, func: Function) -> CallKey:
         return call_key(site, route_name(func).strip("_"), framed=self.framed)
 
-    def _flow(self, made: _Made, call: _Given, numbers: dict[int | str, Any], out: Any) -> Any:
+    def _flow(self, made: _Made, call: Given, chosen: dict[int | str, Any], out: Any) -> Any:
         """A transparent function hands on where its operands came from; constants, indices and masks only if there is nothing else.
 
         It is the first reader, as a rule, of what no mode can quantize where it is made: that is quantized here, while it is whole. And in
         half precision the numbers that it puts in are rounded.
         """
-        func, results, (given, origins, changed) = made.func, _results(out), call
+        func, results, (given, origins, changed, _) = made.func, _results(out), call
+        for t in results if name_of(func) in CREATION else ():
+            _settled(t, name_of(func))
         unmet = {
             slot for slot, found in origins.items() if results and slot not in changed and any(origin.is_unreplaced for origin in found)
         }
         step = None
-        if (unmet and name_of(func) not in READS) or has_inexact_numbers(func, numbers):
+        if (unmet and name_of(func) not in READS) or has_inexact_numbers(func, chosen):
             step = self._step(made, call, moves=True)
             origins = {slot: frozenset(map(_read_here, found)) if slot in unmet else found for slot, found in origins.items()}
             if any(out is given[slot] for slot in unmet):  # `dropout` in evaluation: what it returns is quantized, what it was given is not
                 out = out.view_as(out)
                 results = [out]
-        floats = [found for slot, found in origins.items() if given[slot].is_floating_point()]
-        flow = indirect(o for found in floats or origins.values() for o in found)
-        flow = frozenset(o for o in flow if o.kind != "const") or flow
-        if any(t.is_complex() for t in given.values()) and any(t.is_floating_point() for t in results):  # `z.real`: no grid holds `z`
-            flow = frozenset(o if o.kind == "const" else Origin("other") for o in flow)
-        for slot in changed:  # x[...] = y: x now comes from both
-            self.tape.mark(given[slot], *indirect(origins[slot]), *flow)
-        for t in results:
-            if flow and not any(t is g for g in given.values()):
-                self.tape.mark(t, *flow)
+        handed = handed_on(self.tape, name_of(func), call._replace(origins=origins), chosen, results)
+        for slot, found in handed.changed.items():  # x[...] = y: x now comes from both
+            self.tape.mark(given[slot], *found)
+        for t, found in zip(results, handed.results, strict=True):
+            if found and not any(t is g for g in given.values()):
+                self.tape.mark(t, *found)
         if step is not None:
             step.made = frozenset(filter(None, map(self.tape.identity, results)))
             memories = set(map(memory_of, given.values()))
@@ -266,12 +257,12 @@ class Recorder(TorchFunctionMode):
                 if memory_of(t) in memories:  # a view
                     self.tape.note_returned(t, step)
         masks = any(not (t.is_floating_point() or t.is_complex()) for t in results)
-        if name_of(func) in READS or (floats and masks):
-            self.tape.reads |= {o for o in flow if isinstance(o.source, Step)}
+        if name_of(func) in READS or (masks and any(t.is_floating_point() for t in given.values())):
+            self.tape.reads |= {o for o in handed.taken if isinstance(o.source, Step)}
         return out
 
-    def _step(self, made: _Made, call: _Given, *, moves: bool = False) -> Step:
-        given, origins, changed = call
+    def _step(self, made: _Made, call: Given, *, moves: bool = False) -> Step:
+        given, origins, changed, _ = call
         floats = {slot: t for slot, t in given.items() if _is_data(t)}
         step = Step(
             self.call.path,
@@ -293,7 +284,7 @@ class Recorder(TorchFunctionMode):
             changed=changed,
             stacks=dict(stacks_read(self.current.parameters, floats, origins)) if name_of(made.func) in MATRIX_PRODUCTS else {},
             transformed=torch._C._functorch.maybe_current_level() is not None,
-            masks=frozenset(slot for slot, t in floats.items() if _is_mask(t)),
+            masks=frozenset(slot for slot, t in floats.items() if is_mask(t)),
             replaceable=made.visible and not made.site.applied,  # an `autograd.Function` has a backward of its own: no quantizer's
         )
         self.call.steps.append(step)
@@ -319,7 +310,7 @@ class Recorder(TorchFunctionMode):
             self.tape.unusual[step.name] = None
             return t
         step.outputs = output + 1
-        if _is_mask(t):
+        if is_mask(t):
             step.masked_outputs |= {output}
         if not step.replaceable:
             self.tape.mark(t, Origin("stale", step, output))
@@ -342,14 +333,12 @@ def _is_data(t: Tensor) -> bool:
     return t.is_floating_point() and is_dense(t) and t.numel() > 0
 
 
-def _is_mask(t: Tensor) -> bool:
-    """Whether a tensor holds -Inf, the lowest finite number, or one that stands for these, such as -1e30. One that cannot be compared
-    here (sparse, meta) is taken for none."""
-    t = unwrapped(t)  # inside vmap or jvp a bool of the wrapper is refused
-    return is_dense(t) and not t.is_meta and bool((t <= max(torch.finfo(t.dtype).min, _MASKED)).any())
-
-
-_MASKED = -1e9  # no activation is as low
+def _settled(t: Tensor, name: str) -> Tensor:
+    """A tensor that was made. Memory that holds what was there before is set to zero: a plan depends on no chance."""
+    if name.startswith(("empty", "new_empty")) and is_dense(t):
+        with torch._C.DisableTorchFunction():
+            t.zero_()
+    return t
 
 
 def _results(out: Any) -> list[Tensor]:
