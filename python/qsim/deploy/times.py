@@ -7,10 +7,9 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
-import numpy as np
-
+from qsim.deploy.parts import Array
 from qsim.onnx import file, model
 from qsim.onnx.export_options import Options
 from qsim.quantizers.quantizer import Quantizer
@@ -18,7 +17,6 @@ from qsim.trace.capture import Program
 from qsim.trace.mark_uses import MarkUses
 from qsim.trace.runtimes import Runtime
 
-Array = np.ndarray[Any, Any]
 _WARM_UP, _FEWEST, _MOST, _SECONDS = 2, 5, 50, 2.0
 
 

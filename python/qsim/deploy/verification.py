@@ -5,18 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from qsim.numbers.sqnr import sqnr
 from qsim.table import decibel, percent, text_table
 
 if TYPE_CHECKING:
-    import numpy as np
-
-    from qsim.deploy.parts import ConcatenatedOutput
+    from qsim.deploy.parts import Array, ConcatenatedOutput
     from qsim.deploy.times import Times
-
-    Array = np.ndarray[Any, Any]
 
 OPTIMISED, UNOPTIMISED, ON_INTEGERS, IN_FLOAT, OPENVINO = "optimised", "not optimised", "on integers", "float", "OpenVINO"
 EXECUTORCH = "ExecuTorch"

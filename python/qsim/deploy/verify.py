@@ -19,9 +19,9 @@ import onnxruntime
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from qsim.deploy.parts import concatenated
+from qsim.deploy.parts import Array, concatenated
 from qsim.deploy.times import Session, measured
-from qsim.deploy.verification import IN_FLOAT, ON_INTEGERS, OPENVINO, OPTIMISED, UNOPTIMISED, Array, Difference, Verification
+from qsim.deploy.verification import IN_FLOAT, ON_INTEGERS, OPENVINO, OPTIMISED, UNOPTIMISED, Difference, Verification
 from qsim.integer.programs import evaluate, evaluation
 from qsim.onnx import file, openvino_sessions
 from qsim.onnx.lint import is_surrounded, lint

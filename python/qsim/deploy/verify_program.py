@@ -10,8 +10,9 @@ from torch import Tensor
 from torch.fx import Node
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from qsim.deploy.parts import Array
 from qsim.deploy.times import measured
-from qsim.deploy.verification import EXECUTORCH, IN_FLOAT, Array, Difference, Verification
+from qsim.deploy.verification import EXECUTORCH, IN_FLOAT, Difference, Verification
 from qsim.errors import ExportError
 from qsim.executorch.kernel_by_kernel import integers_at_borders
 from qsim.executorch.quantized_graph import DEQUANTIZE, QuantizedGraph
