@@ -37,9 +37,9 @@ def lint(model: ir.Model, target: str) -> dict[str, str]:
     found: dict[str, str] = {}
     if not any(node.op_type == "QuantizeLinear" for node in model.graph):
         return found  # weights alone, or float formats
-    unread = _unread_by_kernels(model) if local else set()
+    idle = _unread_by_kernels(model) | _fed_in_float(model) if local else set()
     for node in model.graph:
-        if node.op_type not in rules or not _is_float(node.outputs[0]) or (node in unread and node.op_type in FOLLOWING):
+        if node.op_type not in rules or not _is_float(node.outputs[0]) or (node in idle and node.op_type in FOLLOWING):
             continue
         unquantized = list(_operands(node, rules[node.op_type], local))
         inside = len(unquantized) == len(_read(node, rules[node.op_type]))  # of a region that is left in float
@@ -60,6 +60,26 @@ def _unread_by_kernels(model: ir.Model) -> set[ir.Node]:
             if (exact or not returned) and all(r in found or not (r.op_type in _PASSED or r.op_type in _READING) for r in readers):
                 found.add(node)
     return found
+
+
+def _fed_in_float(model: ir.Model) -> set[ir.Node]:
+    """What takes element by element what operations that have no integer kernel made: a grid there would be one more rounding."""
+    found: set[ir.Node] = set()
+    for node in model.graph:
+        if node.op_type in FOLLOWING and node.op_type not in COPYING:
+            makers = [_maker(value) for value in node.inputs if value is not None]
+            in_float = [maker for maker in makers if maker is not None and maker.op_type != "DequantizeLinear"]
+            if any(maker.op_type not in INTEGER_KERNELS or maker in found for maker in in_float):
+                found.add(node)
+    return found
+
+
+def _maker(value: ir.Value) -> ir.Node | None:
+    """What computed a value, behind what only moves it."""
+    node = value.producer()
+    while node is not None and node.op_type in MOVING_TYPES:
+        node = None if node.inputs[0] is None else node.inputs[0].producer()
+    return node
 
 
 def is_surrounded(node: ir.Node) -> bool:

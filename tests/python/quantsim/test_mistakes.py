@@ -195,7 +195,9 @@ def test_what_no_example_reaches_is_warned_of():
         def forward(self, x):
             return self.small(x) if x.shape[-1] == 4 else self.large(x)
 
-    with pytest.warns(UserWarning, match="no example input reaches 'large': only weights are quantized there. Give a call that does"):
+    with pytest.warns(
+        UserWarning, match="no example input reaches 'large': only weights are quantized there, and nothing in a thread that"
+    ):
         qsim.QuantSim(Branches(), torch.randn(1, 4))
 
 

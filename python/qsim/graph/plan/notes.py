@@ -92,7 +92,7 @@ def _not_reached(names: Collection[str]) -> list[str]:
     more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
     return [
         Telling(
-            f"no example input reaches {', '.join(map(repr, shown))}{more}: only weights are quantized there. Give a call that does as an "
-            "example too, QuantSim(model, [example, other])"
+            f"no example input reaches {', '.join(map(repr, shown))}{more}: only weights are quantized there, and nothing in a "
+            "thread that a forward starts. Give a call that does reach them as an example too, QuantSim(model, [example, other])"
         )
     ]

@@ -72,21 +72,43 @@ class Placement:
         """Whether an operation runs in an integer kernel of the target, as far as anybody knows: then what it reads and makes has a grid.
 
         One that copies or takes element by element gains nothing by itself: it does where an integer kernel reads its result, or it
-        computes what the model returns or a transposed convolution reads. Elsewhere a grid would be one more rounding in front of
-        operations in float, and a residual stream that only additions and normalizations read has none.
+        computes what the model returns or a transposed convolution reads; not where an operand comes out of operations in float for it
+        alone. Elsewhere a grid would be one more rounding beside operations in float, and a residual stream that only additions and
+        normalizations read has none.
         """
         if site.type in FOLLOWING and site in self._following:
             return site in self._follow_integers
         return self._may_run(site)
 
     def _find_followers(self) -> None:
-        """Note which of the operations that depend on their readers run on integers: those behind them first."""
-        following, known = [site for site in reversed(self.flow.sites) if site.type in FOLLOWING and site in self._following], -1
+        """Note which of the operations that depend on their neighbours run on integers."""
+        following = [site for site in reversed(self.flow.sites) if site.type in FOLLOWING and site in self._following]
+        while True:
+            self._ask_readers(following)
+            fed = {site for site in self._follow_integers if site.type not in COPYING and self._is_fed_in_float(site)}
+            if not fed:
+                return
+            following = [site for site in following if site not in fed]
+
+    def _ask_readers(self, following: list[Site]) -> None:
+        """Have those run on integers whose results need a grid: those behind them first."""
+        self._follow_integers, known = set(), -1
         while known < len(self._follow_integers):  # again where a result comes back in another call
             known = len(self._follow_integers)
             for site in following:
                 if not self.needs_no_grid(self.flow.end_of(site)):
                     self._follow_integers.add(site)
+
+    def _is_fed_in_float(self, site: Site) -> bool:
+        """Whether an operand comes from operations in float, and has no grid but for this one: an integer kernel would round it once more."""
+        return any(self._is_float_for(site, origins) for origins in site.operands().values())
+
+    def _is_float_for(self, site: Site, origins: list[Origin]) -> bool:
+        makers = {self.flow.site_of[origin.source] for origin in origins if self.flow.kind(origin) == "step"}
+        chains = [self.flow.chains.get(maker, [maker]) for maker in makers]
+        readers = {self.flow.site_of[r.step] for maker in makers for r in self.flow.readers(maker) if r.step is not None} - {site}
+        in_float = bool(makers) and not any(self.on_integers(member) for chain in chains for member in chain)
+        return in_float and not any(map(self.on_integers, readers))
 
     def _is_left_outside(self, site: Site) -> bool:
         """Whether the profile leaves alone what the model returns, and nothing in the model reads the results of `site`."""
