@@ -100,7 +100,7 @@ class Placement:
                     self._follow_integers.add(site)
 
     def _is_fed_in_float(self, site: Site) -> bool:
-        """Whether an operand comes from operations in float, and has a grid for this one alone: an integer kernel would round it once more."""
+        """Whether an operand comes out of operations in float and is read by no integer kernel but this: it would be one rounding more."""
         return any(self._is_float_for(site, origins) for origins in site.operands().values())
 
     def _is_float_for(self, site: Site, origins: list[Origin]) -> bool:
