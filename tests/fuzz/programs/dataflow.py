@@ -35,6 +35,7 @@ class Origin:
     source: Any = None
     direct: bool = True  # False behind views, slices and the like
     stale: bool = False  # changed in place, and read by its older name
+    mixed: bool = False  # numbers that lie on no grid were put in beside
     call: object = field(default=None, compare=False)  # of a site that no function mode meets: which of its calls
 
 
@@ -103,7 +104,7 @@ class Site:
     key: tuple[Any, ...]
     kind: Kind
     operands: dict[int, set[Origin]] = field(default_factory=dict)
-    pieced: dict[int, list[frozenset[Origin]]] = field(default_factory=dict)  # of products: where calls read what has several origins
+    pieced: dict[int, list[frozenset[Origin]]] = field(default_factory=dict)  # of products: where calls read what was put together
     readers: set[tuple[Site | None, int, Origin]] = field(default_factory=set)
     changes: bool = False  # works in place
     changed_again: bool = False  # and something else then does on its result

@@ -8,6 +8,7 @@ program. One that the example did not reach has no quantizer for its result; wei
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -146,18 +147,21 @@ class Machine(Frames):
         memory.version, memory.latest = memory.version + 1, result
         return Name(result, memory, memory.version, returned=True)
 
-    def move(self, function: Callable[..., Tensor], *names: Name, fresh: bool = False) -> Name:
-        """A function that only moves values. `fresh`: into memory of its own."""
+    def move(self, function: Callable[..., Tensor], *names: Name, fresh: bool = False, numbers: bool = False) -> Name:
+        """A function that only moves values. `fresh`: into memory of its own. `numbers`: some that are on no grid are put in beside."""
         values = [self._read(name) for name in names]
         known = [value for value in values if not value.kinds <= {"const", "weight"}] or values
         if any("unknown" in value.kinds for value in known) and len(known) > 1:
             raise NotUnderstood("a tensor of unknown origin put together with others")
-        result = Value(function(*(value.tensor for value in values)), frozenset(o for value in known for o in value.moved()))
+        origins = frozenset(o for value in known for o in value.moved())
+        if numbers or len(known) < len(values):  # constants
+            origins = frozenset(o if o.kind in ("const", "weight") else replace(o, mixed=True) for o in origins)
+        result = Value(function(*(value.tensor for value in values)), origins)
         if fresh:
             return Name(result)
         return Name(result, names[0].memory, names[0].memory.version, is_view=True)
 
-    def insert(self, function: Callable[..., Tensor], target: Name, *names: Name) -> None:
+    def insert(self, function: Callable[..., Tensor], target: Name, *names: Name, numbers: bool = False) -> None:
         """A function that writes values into part of `target`. `function` returns what is there afterwards."""
         if target.is_view or target.returned or any(o.stale for o in target.read().origins):
             raise NotUnderstood("values put into a view, or by an older name")
@@ -165,7 +169,7 @@ class Machine(Frames):
             raise NotUnderstood("the model writes into its arguments")
         if any(o.kind == "site" and o.source.kind.hidden for o in target.read().origins):
             raise NotUnderstood("values put into what is quantized where it is read")
-        moved = self.move(function, target, *names, fresh=True).value
+        moved = self.move(function, target, *names, fresh=True, numbers=numbers).value
         target.memory.version, target.memory.latest = target.memory.version + 1, None
         target.value, target.version = moved, target.memory.version
 
@@ -215,7 +219,7 @@ class Machine(Frames):
         site.is_constant, site.changes = constant, site.changes or changes
         for slot, value in enumerate(values):
             site.operands.setdefault(slot, set()).update(value.origins)
-            if site.kind.family == "product" and slot != site.kind.bias and len(value.origins) > 1:
+            if site.kind.family == "product" and slot != site.kind.bias and (len(value.origins) > 1 or any(o.mixed for o in value.origins)):
                 site.pieced.setdefault(slot, []).append(value.origins)
             axis = site.kind.weight_axis(slot)
             if axis is not None and value.kinds <= {"const", "weight"}:
@@ -271,7 +275,7 @@ class Machine(Frames):
                 if len(kinds) > 1 or not all(o.direct for o in origins) or site.kind.family == "norm":
                     raise NotUnderstood("part of a tensor of unknown origin, or a normalization of one")
                 self.rounded.add((site, slot))
-            elif any(len({o.source for o in found} & self.rounded) > 1 for found in site.pieced.get(slot, ())):
+            elif any(self._lies_on_no_grid(found) for found in site.pieced.get(slot, ())):
                 if site.kind.hidden or any(o.stale or (o.kind == "site" and o.source.kind.hidden) for o in origins):
                     raise NotUnderstood("parts on several grids, some quantized where they are read")
                 self.rounded.add((site, slot))
@@ -295,6 +299,11 @@ class Machine(Frames):
             and {o.kind for o in site.operands[weight]} <= {"const", "weight"}
         ):
             self.biases[site] = (source, weight)
+
+    def _lies_on_no_grid(self, origins: frozenset[Origin]) -> bool:
+        """Whether what was put together comes from several grids, or from one and numbers beside."""
+        grids = {o.source for o in origins} & self.rounded
+        return len(grids) > 1 or (bool(grids) and any(o.mixed for o in origins))
 
     def calibrated(self) -> None:
         """Choose the grids, once the calibration data was observed."""

@@ -156,7 +156,7 @@ def _where(m: Machine, x: Name, y: Name) -> Name:
 
 def _masked_fill(m: Machine, x: Name) -> Name:
     m.ask(lambda t: True, x)
-    return m.move(lambda t: t.masked_fill(t > 1, 1.0), x, fresh=True)
+    return m.move(lambda t: t.masked_fill(t > 1, 1.0), x, fresh=True, numbers=True)
 
 
 def _sorted(m: Machine, x: Name) -> Name:
@@ -170,7 +170,7 @@ def _set_column(m: Machine, x: Name) -> None:
         t[..., 2] = 0.25
         return t
 
-    m.insert(written, x)
+    m.insert(written, x, numbers=True)
 
 
 def _set_half(m: Machine, x: Name, y: Name) -> None:
