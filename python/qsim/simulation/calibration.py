@@ -137,7 +137,7 @@ def calibrate(
         sim.read = (sim.read or frozenset()) | read
     with noted.seconds.stage("search"):
         problems = choose_encodings(sim)
-    problems += _constant_inputs(sim.decisions.quantizers, quantizers)
+    problems += _single_numbers(sim.decisions.quantizers, quantizers)
     problems += [
         f"'{key}' was read by no batch: what is computed with it was not seen. Calibrate with data that reach it" for key in sim.unread()
     ]
@@ -155,13 +155,28 @@ def _blocks(sim: Simulation, blocks: str | Sequence[str] | None, folder: object)
     return blocks_named(sim.model, [blocks] if isinstance(blocks, str) else blocks)
 
 
-def _constant_inputs(planned: Mapping[str, PlannedQuantizer], quantizers: Mapping[str, Quantizer]) -> Iterator[str]:
-    """A sentence for each input of the model that had one value in all batches: so do blank images, and data that were never loaded."""
-    for key in [key for key, found in planned.items() if found.role == "input"]:
-        observer = quantizers[key].observer
-        if observer.counts.elements > 1 and observer.lowest.numel() == 1 and bool(observer.lowest == observer.highest):
-            value = float(observer.lowest)
-            yield f"'{key}' was {value:g} throughout, and its range is that of one number: calibrate with data as the model will meet them"
+def _single_numbers(planned: Mapping[str, PlannedQuantizer], quantizers: Mapping[str, Quantizer]) -> Iterator[str]:
+    """A sentence for each input of the model that had one value in all batches, as blank images and data that were never loaded have, and
+    one for all activations that had, as masks of batches without padding have."""
+    seen = {key: quantizers[key].observer for key, found in planned.items() if found.role in ("input", "activation")}
+    alone = {
+        key: f"{float(observer.lowest):g}"
+        for key, observer in seen.items()
+        if observer.counts.elements > 1 and observer.lowest.numel() == 1 and bool(observer.lowest == observer.highest)
+    }
+    inputs = {key for key in alone if planned[key].role == "input"}
+    for key in inputs:
+        yield f"'{key}' was {alone[key]} throughout, and its range is that of one number: calibrate with data as the model will meet them"
+    others = [f"'{key}' {value}" for key, value in alone.items() if key not in inputs]
+    if others and not inputs:
+        more = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
+        yield (
+            f"one value throughout, as a mask has in batches without padding: {', '.join(others[:_NAMED])}{more}. What else stands there "
+            "later is cut to that range: calibrate with data in which they vary, or leave the operation in float (docs/calibrate.md)"
+        )
+
+
+_NAMED = 4
 
 
 def _observe_unreached(sim: Simulation) -> None:

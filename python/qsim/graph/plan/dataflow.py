@@ -214,6 +214,10 @@ class Dataflow:
         sites = {None if reader.step is None else self.site_of[reader.step] for reader in self.readers(site)}
         return next(iter(sites)) if len(sites) == 1 else None
 
+    def chain_of(self, site: Site) -> list[Site]:
+        """The chain that ends with a site; the site alone where it is inside one."""
+        return self.chains.get(site, [site])
+
     def end_of(self, site: Site) -> Site:
         """The last of the operations that kernels compute together with `site`."""
         passed = {site}

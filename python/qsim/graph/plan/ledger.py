@@ -8,7 +8,6 @@ from dataclasses import replace
 
 from qsim.graph.plan.actions import Actions, LeftFloat, PlannedQuantizer
 from qsim.graph.plan.dataflow import Dataflow
-from qsim.graph.plan.rules import is_multiplied
 from qsim.graph.plan.sharing import Made, made
 from qsim.graph.record.handing_on import FLAGS
 from qsim.graph.record.routes import Site
@@ -101,25 +100,13 @@ class Ledger:
         if slot in self.actions[site].operands:
             return self.actions[site].operands[slot].key
         origins = site.operands()[slot]
-        keys = set(map(self._grid_of, origins))
+        keys = set(map(self.grid_of, origins))
         return keys.pop() if len(keys) == 1 and not any(origin.mixed for origin in origins) else None
 
-    def _grid_of(self, origin: Origin) -> str | None:
+    def grid_of(self, origin: Origin) -> str | None:
         """The quantizer that a tensor went through where it was made."""
         found = made(self.flow, origin) if origin.kind == "step" else None
         return self.grids.get(found) if found else self.inputs.get(origin.source) if origin.kind == "input" else None
-
-    def is_pieced_together(self, site: Site, slot: Slot) -> bool:
-        """Whether a factor of a product lies on no grid though its parts do: on several (``x[:, :4] = y``, ``where(mask, x, y)``), or
-        beside numbers that lie on none (``where(mask, self.token, y)``)."""
-        if site.kind != "mac" or not is_multiplied(site.op, slot, site.dims(slot)):
-            return False
-        return any(self._is_several(step.operands.get(slot, frozenset())) for step in site.steps)
-
-    def _is_several(self, origins: frozenset[Origin]) -> bool:
-        grids = set(map(self._grid_of, origins)) - {None}
-        beside = any(origin.mixed or (origin.kind == "step" and self.flow.kind(origin) == "const") for origin in origins)
-        return len(grids) > 1 or (bool(grids) and beside)
 
     def is_on_grid(self, site: Site, slot: Slot) -> bool:
         """Whether any of what an operand may be is quantized where it is made."""

@@ -54,7 +54,7 @@ class Placement:
 
     def needs_no_grid(self, site: Site) -> bool:
         """Whether all that reads the results of `site`, the end of a chain, runs in float, and no kernel of the chain asks for integers."""
-        chain, readers = self.flow.chains.get(site, [site]), self.flow.readers(site)
+        chain, readers = self.flow.chain_of(site), self.flow.readers(site)
         reading = [self.flow.site_of[reader.step] for reader in readers if reader.step is not None]
         ends = any(reader.step is None for reader in readers) or any(reader.type == "ConvTranspose" for reader in reading)
         idle = COPYING if ends else (*FOLLOWING, *(LEAVING_FLOAT if len(chain) == 1 else ()))
@@ -105,7 +105,7 @@ class Placement:
 
     def _is_float_for(self, site: Site, origins: list[Origin]) -> bool:
         makers = {self.flow.site_of[origin.source] for origin in origins if self.flow.kind(origin) == "step"}
-        chains = [self.flow.chains.get(maker, [maker]) for maker in makers]
+        chains = [self.flow.chain_of(maker) for maker in makers]
         readers = {self.flow.site_of[r.step] for maker in makers for r in self.flow.readers(maker) if r.step is not None} - {site}
         in_float = bool(makers) and not any(self.on_integers(member) for chain in chains for member in chain)
         return in_float and not any(map(self.on_integers, readers))
@@ -201,7 +201,7 @@ class Placement:
         if len(producers) != 1 or not all(origin.kind == "step" and origin.direct for origin in origins):
             return False
         (producer,) = producers
-        head, *rest = self.flow.chains.get(producer, [producer])
+        head, *rest = self.flow.chain_of(producer)
         plain = all(member.type == "BatchNormalization" for member in rest)
         return plain and selects(self.profile.residual, head.type) and self.flow.sole_reader(producer) is site
 

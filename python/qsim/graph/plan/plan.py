@@ -21,6 +21,7 @@ from qsim.graph.plan.gate_quantizers import plan_gates
 from qsim.graph.plan.halves import find_halves
 from qsim.graph.plan.ledger import Ledger
 from qsim.graph.plan.notes import mistyped, notes_of
+from qsim.graph.plan.pieces import Pieces
 from qsim.graph.plan.regions import find_regions
 from qsim.graph.plan.rules import computed_spec, is_bias, stays_float, weight_axes, weight_spec
 from qsim.graph.plan.sharing import Made, made
@@ -60,6 +61,7 @@ class _Planner:
         self.ledger = Ledger(self.flow)
         self.actions, self.quantizers, self.grids = self.ledger.actions, self.ledger.quantizers, self.ledger.grids
         self.caches, self.stacks = Caches(self.specs, config.kv_cache, self.ledger), Stacks(self.specs, self.ledger)
+        self.pieces = Pieces(self.specs, self.ledger)
         self.read: dict[object, str] = {}  # keys of tensors that are quantized where they are read
         self.observed: set[object] = set()
         self.whole: dict[str, set[object]] = defaultdict(set)  # tensors that quantizers observe where they are read, all of them
@@ -89,7 +91,7 @@ class _Planner:
                     self._output(site)
         for origin in self.tape.results:
             if origin.kind == "stale" and origin.source.replaceable and self._is_made(origin):
-                chain = self._chain(self.flow.site_of[origin.source])
+                chain = self.flow.chain_of(self.flow.site_of[origin.source])
                 self.ledger.leave(f"{chain[0].name}.output", chain[-1].op, reasons.RETURNED)
                 self.ledger.notes[Telling(f"what {chain[-1].name!r} computes leaves the model in float: it is {reasons.RETURNED}")] = None
         for slot in self.specs.uncast:
@@ -121,10 +123,6 @@ class _Planner:
             self.through,
         )
 
-    def _chain(self, site: Site) -> list[Site]:
-        """The chain that ends with a site; the site alone where it is inside one."""
-        return self.flow.chains.get(site, [site])
-
     # Operands.
 
     def _operand(self, site: Site, slot: Slot, origins: list[Origin]) -> None:
@@ -146,7 +144,7 @@ class _Planner:
         adds_mask = site.kind != "mac" and any(step.masks for step in site.steps)  # in float, as its result is
         asked = self.placement.reads(site, slot) and not adds_mask and not any(map(self._is_quantized, origins))
         asked = (asked or self.specs.is_cast(site, origins)) and "random" not in kinds
-        asked = asked or (self.ledger.is_pieced_together(site, slot) and self.placement.on_integers(site) and not self._is_half(site))
+        asked = asked or self.pieces.lie_on_no_grid(site, slot)
         if kinds & {"step", "input", "random"} and not asked:
             changed = [any(o.kind == "stale" and self._is_made(o) for o in step.operands.get(slot, ())) for step in site.steps]
             if any(changed) and not all(changed):
@@ -244,7 +242,7 @@ class _Planner:
             self.actions[site].operands[slot] = Use(self._join(shared, name, spec))
             return
         if axes is not None:
-            spec = table_spec(weight_spec(spec, axes, dims), site, self.specs.of_chain(self._chain(site)))
+            spec = table_spec(weight_spec(spec, axes, dims), site, self.specs.of_chain(self.flow.chain_of(site)))
         if parameter is None:
             spec = computed_spec(spec)
         known = self.quantizers.get(name)
@@ -268,7 +266,7 @@ class _Planner:
         sharing = {self._shared(found) for found in sources}
         shared = sharing.pop() if len(sharing) == 1 else None
         if shared is not None:
-            names = {self._chain(at)[0].name if isinstance(at, Site) else self.specs.input_key(i) for at, i in sources}
+            names = {self.flow.chain_of(at)[0].name if isinstance(at, Site) else self.specs.input_key(i) for at, i in sources}
             key = self._join(shared, names.pop() if len(names) == 1 else key, spec)
         elif source is not None and source.kind == "input":
             key = self._add_input(source.source, spec)
@@ -290,7 +288,7 @@ class _Planner:
         """Quantize what could not be quantized where it was made, by its producer's name if it has a single one."""
         produced = [origin for origin in origins if origin.kind in ("step", "stale") and self._is_made(origin)]
         producers = {self.flow.site_of[origin.source] for origin in produced}
-        met = [[member for member in self._chain(producer) if member.visible][-1:] for producer in producers]
+        met = [[member for member in self.flow.chain_of(producer) if member.visible][-1:] for producer in producers]
         if len(produced) == len(origins) and all(met):
             self.after[site, slot] = frozenset(member for (member,) in met)
         if all(origin in produced and origin.direct and origin.source.visible for origin in origins):
@@ -298,7 +296,7 @@ class _Planner:
         self.through[site, slot] = frozenset(producer for producer in producers if not producer.visible)
         in_parts = any(origin.kind in ("step", "input") for origin in origins if origin not in produced)  # others are as they were
         producer = producers.pop() if len(producers) == 1 and not in_parts else None
-        chain = [site] if producer is None else self._chain(producer)
+        chain = [site] if producer is None else self.flow.chain_of(producer)
         key = f"{chain[0].name}.output" if chain != [site] else f"{site.name}.input[{slot}]"
         spec = self.specs.of_chain(chain)
         if spec is None:
@@ -376,7 +374,7 @@ class _Planner:
         return None if shared is None or self._shared_spec(shared) is None else shared
 
     def _shared_spec(self, shared: Site) -> TensorSpec | None:
-        return self.specs.of_chain(self._chain(shared))
+        return self.specs.of_chain(self.flow.chain_of(shared))
 
     def _join(self, shared: Site, name: str, own: TensorSpec) -> str:
         """The key of the quantizer that several tensors share, `name` among them, by the operation that takes them together."""

@@ -53,7 +53,7 @@ class _Finder:
         for site in flow.sites:
             if not (flow.is_constant(site) or site.moves):
                 units.setdefault(flow.end_of(site), []).append(site)
-        self.name_of = {site: flow.chains.get(end, [end])[0].name for end, members in units.items() for site in members}
+        self.name_of = {site: flow.chain_of(end)[0].name for end, members in units.items() for site in members}
         self.operations = {self.name_of[end]: self._operation(self.name_of[end], members) for end, members in units.items()}
         for site in flow.sites:
             if site.moves and (maker := self._maker_behind(site)) is not None:
@@ -149,7 +149,7 @@ class _Finder:
         if origin.kind == "input":
             return ["input", f"input[{origin.source}]", str(origin.source)]
         site = self.flow.site_of[origin.source]
-        return [self.flow.chains.get(site, [site])[0].name, site.name]
+        return [self.flow.chain_of(site)[0].name, site.name]
 
     def _is_data(self, key: str) -> bool:
         return self.quantizers[key].role in ("activation", "input")
