@@ -233,6 +233,22 @@ def test_what_puts_in_no_numbers_keeps_its_grid(put):
     assert not any(".input[" in key for key in simulated(m, X).quantizers())
 
 
+def test_what_training_alone_puts_in_is_no_reason():
+    """As wav2vec 2 does with its mask."""
+
+    def forward(m, x):
+        y = torch.tanh(x) * 3.0
+        if m.training:
+            y[:, 2] = m.token[2]
+        return m.c(y)
+
+    m = Forward(forward, c=nn.Linear(8, 8).double()).eval()
+    m.token = nn.Parameter(TOKEN.clone())
+    sim = simulated(m, X, config=qsim.int8())
+    assert not any(".input[" in key for key in sim.quantizers())
+    assert not sim.summary().left  # the bias is on the grid of what it is added to
+
+
 FLAGS = {
     "cast": lambda x: (x > 0.3).double(),
     "where": lambda x: torch.where(x > 0.3, 1.0, 0.25).double(),

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Callable, Container, Sequence
-from itertools import pairwise
 
 from qsim.config.override import SiteInfo
 from qsim.config.profile import selects
+from qsim.graph.plan import reasons
 from qsim.graph.plan.rules import hands_on, is_divisor, weight_axes
+from qsim.graph.record.handing_on import FLAGS
 from qsim.graph.record.routes import Site, build_routes
 from qsim.graph.record.tape import InputSlot, Origin, Reader, Slot, Step, Tape
 from qsim.operations.functions import METRICS, name_of
 from qsim.operations.onnx_types import onnx_type
 from qsim.operations.recurrent import RECURRENT_LAYERS
 
+ATTENTION = onnx_type("scaled_dot_product_attention")
 Chain = Sequence[frozenset[str]]  # types of operations that run as one, with alternatives
 
 
@@ -49,6 +52,8 @@ class Dataflow:
         Whose results the model returns.
     metrics : set of Site
         Losses and metrics, and what they alone read.
+    masks : set of Site
+        What computes masks of attention from flags and integers, ``(1 - mask) * -10000``: see `mask_reason`.
     infos : dict of Site to SiteInfo
         What overrides may ask about.
     """
@@ -69,6 +74,7 @@ class Dataflow:
         self._constant, self.state = self._constant_steps()
         self.returned = {self.site_of[origin.source] for origin in tape.results if origin.kind in ("step", "stale")}
         self.metrics = self._metrics()
+        self.masks, self._masked_sums = self._masks()
         self.infos = self._infos()
         self._apart, self._is_half = apart, is_half
         self._call_of = {step: number for number, call in enumerate(tape.calls) for step in call.steps}
@@ -137,6 +143,45 @@ class Dataflow:
             return site.kind == "op" and not site.moves
         sources = [origin.source for origins in site.operands().values() for origin in origins if origin.kind in ("step", "stale")]
         return all(source.kind == "op" for source in sources)
+
+    def _masks(self) -> tuple[set[Site], dict[Site, set[Slot]]]:
+        """What is computed from flags and integers alone and only added to scores that a softmax reads; and these sums, or what attends
+        as one operation, with the operands that are such masks. They are zero without padding: no range of such batches holds a mask."""
+        made: set[Site] = set()
+
+        def is_made(origin: Origin) -> bool:
+            if origin.kind == "input":
+                return origin.source in self.tape.unreplaced and not self.tape.inputs[origin.source].is_floating_point
+            return origin.source == FLAGS or self.kind(origin) == "const" or (origin.kind == "step" and self.site_of[origin.source] in made)
+
+        for site in self.sites:
+            if site.kind in ("op", "add") and not self.is_constant(site) and all(map(is_made, itertools.chain(*site.operands().values()))):
+                made.add(site)
+        sums: dict[Site, set[Slot]] = {}
+        for site in self.sites:
+            operands = site.operands()
+            if site.type == ATTENTION:
+                operands = {slot: found for slot, found in operands.items() if slot in (3, "attn_mask")}
+            elif site.type not in ("Add", "Sub") or site in made or (reader := self.sole_reader(site)) is None or reader.type != "Softmax":
+                continue
+            sums[site] = {slot for slot, found in operands.items() if all(map(is_made, found)) and {*map(self.kind, found)} != {"const"}}
+        masks: set[Site] = set()
+        for site in reversed(self.sites):
+            readers = self.readers(site)
+            reading = [(self.site_of[reader.step], reader.slot) for reader in readers if reader.step is not None]
+            alone = len(reading) == len(readers) > 0 and all(at in masks or slot in sums.get(at, ()) for at, slot in reading)
+            masks |= {site} if site in made and alone else set()
+        return masks, {site: slots for site, slots in sums.items() if slots}
+
+    def mask_reason(self, site: Site, slot: Slot) -> str | None:
+        """Why an operand is a mask, by what it held, or by what it is made of and where it is added; None if it is none."""
+        if any(slot in step.masks for step in site.steps):
+            return reasons.MASK
+        return reasons.MADE_MASK if slot in self._masked_sums.get(site, ()) else None
+
+    def adds_mask(self, site: Site) -> bool:
+        """Whether an operation that multiplies no matrices takes a mask."""
+        return site.kind != "mac" and any(self.mask_reason(site, slot) for slot in site.operands())
 
     def is_constant(self, site: Site) -> bool:
         """Whether it computes on constants alone in all its calls."""
@@ -239,7 +284,7 @@ class Dataflow:
                     break
                 run.append(reader)
             length = max((len(chain) for chain in chains if _fits(run, chain)), default=1)
-            found.update(pairwise(run[:length]))
+            found.update(itertools.pairwise(run[:length]))
             inside.update(run[1:length])
         return found
 
@@ -255,7 +300,7 @@ class Dataflow:
                 continue
             reader, readers = self.sole_reader(site), self.readers(site)
             divides = [r.step is not None and r.slot is not None and self.divides(self.site_of[r.step], r.slot) for r in readers]
-            masked = any(step.masked_outputs for step in site.steps)
+            masked = (site in self._masked_sums and site.type != ATTENTION) or any(step.masked_outputs for step in site.steps)
             stale = [r.origin.kind == "stale" and not (r.origin.is_unreplaced and site.visible) for r in readers]
             grows = readers and all(stale) and all(r.step is not None and r.slot in r.step.changed for r in readers)
             if reader is not None and not reader.training_only and (masked or grows or (divides and all(divides))):

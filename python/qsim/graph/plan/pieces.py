@@ -26,8 +26,7 @@ class Pieces:
             return False
         if self._specs.is_half(self._flow.infos[site]):
             return False
-        steps = [step for step in site.steps if not step.run] or site.steps
-        return any(self._are_several(step.operands.get(slot, frozenset())) for step in steps)
+        return any(self._are_several(step.operands.get(slot, frozenset())) for step in site.evaluated)
 
     def _are_several(self, origins: frozenset[Origin]) -> bool:
         grids = set(map(self._grid, origins)) - {None}

@@ -79,6 +79,8 @@ class _Planner:
                 self.ledger.leave(site.name, site.op, "computed from constants alone: quantized where it is read")
             elif site in self.flow.metrics:
                 self.ledger.leave(site.name, site.op, reasons.METRIC)
+            elif site in self.flow.masks and not self._is_half(site):
+                self.ledger.leave(site.name, site.op, reasons.MADE_MASK)
             elif site.training_only:
                 self.ledger.leave(site.name, site.op, reasons.TRAINING)
             else:
@@ -128,9 +130,9 @@ class _Planner:
     def _operand(self, site: Site, slot: Slot, origins: list[Origin]) -> None:
         name = f"{site.name}.input[{slot}]"
         kinds = {"stale" if self._is_made_elsewhere(origin) else self.flow.kind(origin) for origin in origins}
-        if any(slot in step.masks for step in site.steps) and not self._is_half(site):
+        if (mask := self.flow.mask_reason(site, slot)) and not self._is_half(site):
             if kinds <= {"const", "input"} or all(map(self._is_unreplaced, origins)):
-                self.ledger.leave(name, site.op, reasons.MASK)
+                self.ledger.leave(name, site.op, mask)
             return
         if all(self.flow.kind(origin) == "other" for origin in origins):
             if reason := self._reason_against(site, slot):
@@ -141,8 +143,7 @@ class _Planner:
             for origin in origins:
                 if origin.kind == "input" and origin.source not in self.specs.uncast and not self._is_unreplaced(origin):
                     self._input(origin.source)
-        adds_mask = site.kind != "mac" and any(step.masks for step in site.steps)  # in float, as its result is
-        asked = self.placement.reads(site, slot) and not adds_mask and not any(map(self._is_quantized, origins))
+        asked = self.placement.reads(site, slot) and not self.flow.adds_mask(site) and not any(map(self._is_quantized, origins))
         asked = (asked or self.specs.is_cast(site, origins)) and "random" not in kinds
         asked = asked or self.pieces.lie_on_no_grid(site, slot)
         if kinds & {"step", "input", "random"} and not asked:

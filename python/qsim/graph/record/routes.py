@@ -74,6 +74,11 @@ class Site:
         return self.steps[0].moves
 
     @property
+    def evaluated(self) -> list[Step]:
+        """The calls that were recorded in evaluation; all of them where none was."""
+        return [step for step in self.steps if not step.run] or self.steps
+
+    @property
     def outputs(self) -> int:
         return max(step.outputs for step in self.steps)
 

@@ -1,0 +1,106 @@
+"""Masks that are computed from flags and added to scores: no range of unpadded batches holds them, and none of padded ones the scores."""
+
+import pytest
+import torch
+from by_hand import decibels, simulated
+from models import Forward
+from torch import nn
+
+import qsim
+
+IDS = torch.randint(1, 50, (4, 10), generator=torch.Generator().manual_seed(0))
+WHOLE = torch.ones(4, 10, dtype=torch.long)
+PADDED = (torch.arange(10) < torch.tensor([[4], [6], [8], [10]])).long()
+
+
+def model(mask, layers=1) -> nn.Module:
+    """`mask` of the attention mask and what the layer reads."""
+    torch.manual_seed(0)
+
+    def forward(m, ids, attention):
+        x = m.e(ids)
+        added = mask(attention, x)
+        for _ in range(layers):
+            scores = m.q(x) @ m.k(x).mT / 4
+            x = torch.softmax(scores + added if m.plus else scores - added, -1) @ m.v(x)
+        return m.head(x)
+
+    made = Forward(forward, e=nn.Embedding(50, 16), **{name: nn.Linear(16, 16) for name in ("q", "k", "v", "head")}).eval()
+    made.plus = True
+    return made
+
+
+MASKS = {
+    "as BERT's was": lambda attention, x: (1.0 - attention[:, None].to(x.dtype)) * -10000.0,
+    "of flags": lambda attention, x: (attention == 0)[:, None].float() * -1e4,
+    "of data": lambda attention, x: (x.abs().sum(-1) > 1e9)[:, None].float() * -1e4 + (attention == 0)[:, None] * -1e4,
+    "where": lambda attention, x: torch.where(attention[:, None] > 0, 0.0, -1e4),
+    "logarithm": lambda attention, x: (attention[:, None] + 1e-4).log() * 1000,
+}
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
+def test_scores_keep_their_grid_beside_a_mask(mask, layers):
+    m = model(mask, layers)
+    sim = simulated(m, IDS, PADDED, config=qsim.int8())
+    assert not any(key.startswith(("rsub", "mul", "log")) for key in sim.quantizers())
+    assert any(left.reason.startswith("a mask: made of flags") for left in sim.summary().left)
+    with torch.no_grad():
+        assert decibels(sim(IDS, PADDED), m(IDS, PADDED)) > 28
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
+def test_padding_counts_though_calibration_had_none(mask, compiled):
+    torch._dynamo.reset()
+    m = model(mask)
+    sim = simulated(m, IDS, WHOLE, config=qsim.int8())
+    run = torch.compile(sim, backend="eager") if compiled else sim
+    with torch.no_grad():
+        one, other = run(IDS, PADDED), run(torch.where(PADDED > 0, IDS, 7), PADDED)
+    torch.testing.assert_close(one[PADDED > 0], other[PADDED > 0], rtol=0, atol=0)  # what is padded is read by nothing
+
+
+def test_attention_in_one_operation():
+    def forward(m, ids, attention):
+        x, mask = m.e(ids), (1.0 - attention[:, None].float()) * -10000.0
+        return torch.nn.functional.scaled_dot_product_attention(m.q(x), m.k(x), x, attn_mask=mask.expand(4, 10, 10))
+
+    m = Forward(forward, e=nn.Embedding(50, 16), q=nn.Linear(16, 16), k=nn.Linear(16, 16)).eval()
+    sim = simulated(m, IDS, WHOLE, config=qsim.int8())
+    assert not any(key.startswith(("rsub", "mul")) or "attn_mask" in key for key in sim.quantizers())
+    with torch.no_grad():
+        one, other = sim(IDS, PADDED), sim(torch.where(PADDED > 0, IDS, 7), PADDED)
+    torch.testing.assert_close(one[PADDED > 0], other[PADDED > 0], rtol=0, atol=0)
+
+
+def test_a_mask_that_is_taken_off():
+    m = model(lambda attention, x: (attention == 0)[:, None] * 1e4)
+    m.plus = False
+    sim = simulated(m, IDS, PADDED, config=qsim.int8())
+    with torch.no_grad():
+        assert decibels(sim(IDS, PADDED), m(IDS, PADDED)) > 28
+
+
+def test_in_half_precision_it_is_rounded_as_all_else_is():
+    m = model(lambda attention, x: (1.0 - attention[:, None].to(x.dtype)) * -1e6)
+    sim = simulated(m, IDS, PADDED, config=qsim.fp16())
+    assert any(key.startswith("mul") for key in sim.quantizers())
+
+
+def test_numbers_that_a_layer_reads_are_no_mask():
+    """Nor is what a softmax reads of layers alone, or a constant table of positions."""
+    m = Forward(lambda m, ids, attention: m.a((attention[..., None] * 3.0).expand(4, 10, 16) / 7), a=nn.Linear(16, 16)).eval()
+    assert "div.output" in simulated(m, IDS, PADDED, config=qsim.int8()).quantizers()
+    table = nn.Parameter(torch.randn(10, 10))
+    biased = model(lambda attention, x: table)
+    assert not any("mask" in left.reason for left in simulated(biased, IDS, PADDED, config=qsim.int8()).summary().left)
+
+
+def test_what_had_one_value_throughout_is_told():
+    m = Forward(lambda m, x, scale: m.a(x * scale.to(x.dtype)[:, None]), a=nn.Linear(8, 8)).eval()
+    sim = qsim.QuantSim(m, (torch.randn(4, 8), torch.ones(4, dtype=torch.long)))
+    (problem,) = sim.calibrate([(torch.randn(4, 8), torch.ones(4, dtype=torch.long))], progress=False).problems
+    assert problem.startswith("one value throughout, as a mask has in batches without padding: 'mul.input[1]' 1. What else")
+    assert not sim.calibrate([(torch.randn(4, 8), torch.arange(4))], progress=False).problems
