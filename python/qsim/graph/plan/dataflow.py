@@ -10,7 +10,7 @@ from qsim.config.override import SiteInfo
 from qsim.config.profile import selects
 from qsim.graph.plan import reasons
 from qsim.graph.plan.rules import hands_on, is_divisor, weight_axes
-from qsim.graph.record.handing_on import FLAGS
+from qsim.graph.record.handing_on import Flags
 from qsim.graph.record.routes import Site, build_routes
 from qsim.graph.record.tape import InputSlot, Origin, Reader, Slot, Step, Tape
 from qsim.operations.functions import METRICS, name_of
@@ -152,7 +152,7 @@ class Dataflow:
         def is_made(origin: Origin) -> bool:
             if origin.kind == "input":
                 return origin.source in self.tape.unreplaced and not self.tape.inputs[origin.source].is_floating_point
-            return origin.source == FLAGS or self.kind(origin) == "const" or (origin.kind == "step" and self.site_of[origin.source] in made)
+            return origin.source is Flags or self.kind(origin) == "const" or (origin.kind == "step" and self.site_of[origin.source] in made)
 
         for site in self.sites:
             if site.kind in ("op", "add") and not self.is_constant(site) and all(map(is_made, itertools.chain(*site.operands().values()))):

@@ -9,7 +9,7 @@ from dataclasses import replace
 from qsim.graph.plan.actions import Actions, LeftFloat, PlannedQuantizer
 from qsim.graph.plan.dataflow import Dataflow
 from qsim.graph.plan.sharing import Made, made
-from qsim.graph.record.handing_on import FLAGS
+from qsim.graph.record.handing_on import Flags
 from qsim.graph.record.routes import Site
 from qsim.graph.record.tape import InputSlot, Origin, Slot
 from qsim.numbers.spec import TensorSpec
@@ -50,7 +50,7 @@ class Ledger:
 
     def note_unseen(self, name: str, origins: Iterable[Origin]) -> None:
         """Of an operand whose origins nobody saw; what was made of flags or positions is data for certain."""
-        if any(origin.source != FLAGS for origin in origins):
+        if any(origin.source is not Flags for origin in origins):
             self.notes[f"the recording does not see where {name!r} comes from: it is taken for data, not for a constant"] = None
 
     def add(

@@ -36,7 +36,9 @@ _MIXING = INSERTION | {"where", "max", "min"}
 _LIKE_ANOTHER = frozenset({"view_as", "reshape_as", "expand_as", "type_as", "to", "type"})  # the first operand, in the form of a second
 _ONE_BY_ONE = frozenset({"broadcast_tensors", "meshgrid", "atleast_1d", "atleast_2d", "atleast_3d"})
 
-FLAGS = "flags"  # the source of an `other` that was made of flags or positions
+
+class Flags:
+    """The source of an `other` that was made of flags or positions."""
 
 
 def handed_on(tape: Tape, name: str, given: Given, options: Mapping[int | str, Any], results: Sequence[Tensor]) -> Handed:
@@ -58,7 +60,7 @@ def handed_on(tape: Tape, name: str, given: Given, options: Mapping[int | str, A
         if any(t.is_complex() for t in given.tensors.values()):  # `z.real`: no grid holds `z`
             flow = frozenset(o if o.kind == "const" else Origin("other") for o in flow)
         elif not floats:
-            flow = frozenset(o if o.kind in ("const", "random") or o.source in tape.unreplaced else Origin("other", FLAGS) for o in flow)
+            flow = frozenset(o if o.kind in ("const", "random") or o.source in tape.unreplaced else Origin("other", Flags) for o in flow)
     bases = {slot: indirect(given.origins[slot]) for slot in given.changed}
     state = {slot for slot in given.changed if any(o.source is not None for o in given.origins[slot])}
     if given.numbers - state or any(map(_is_number, numbers_put_in(name, options))):

@@ -42,7 +42,7 @@ class Origin:
     `const`  name of the parameter or buffer,       the same in every call, unless it is in `Tape.written`
              None if it has none
     `random` None                                   drawn anew in every call
-    `other`  None; "flags" if made of these          made where the recording cannot see it: out of a list or an array, by an extension,
+    `other`  None; `Flags` if made of these         made where the recording cannot see it: out of a list or an array, by an extension,
                                                     in an argument of an unknown kind. Data, for all that is known
     ======== ===================================== =======================================================================
     """
