@@ -45,7 +45,7 @@ def test_scores_keep_their_grid_beside_a_mask(mask, layers):
     m = model(mask, layers)
     sim = simulated(m, IDS, PADDED, config=qsim.int8())
     assert not any(key.startswith(("rsub", "mul", "log")) for key in sim.quantizers())
-    assert any(left.reason.startswith("a mask: made of flags") for left in sim.summary().left)
+    assert any(left.reason.startswith(("a mask: made of flags", "computed from integers or flags")) for left in sim.summary().left)
     with torch.no_grad():
         assert decibels(sim(IDS, PADDED), m(IDS, PADDED)) > 28
 
@@ -92,7 +92,7 @@ def test_in_half_precision_it_is_rounded_as_all_else_is():
 def test_numbers_that_a_layer_reads_are_no_mask():
     """Nor is what a softmax reads of layers alone, or a constant table of positions."""
     m = Forward(lambda m, ids, attention: m.a((attention[..., None] * 3.0).expand(4, 10, 16) / 7), a=nn.Linear(16, 16)).eval()
-    assert "div.output" in simulated(m, IDS, PADDED, config=qsim.int8()).quantizers()
+    assert set(simulated(m, IDS, PADDED, config=qsim.int8()).quantizers()) == {"div.output", "a.weight", "a.output"}
     table = nn.Parameter(torch.randn(10, 10))
     biased = model(lambda attention, x: table)
     assert not any("mask" in left.reason for left in simulated(biased, IDS, PADDED, config=qsim.int8()).summary().left)
@@ -104,3 +104,34 @@ def test_what_had_one_value_throughout_is_told():
     (problem,) = sim.calibrate([(torch.randn(4, 8), torch.ones(4, dtype=torch.long))], progress=False).problems
     assert problem.startswith("one value throughout, as a mask has in batches without padding: 'mul.input[1]' 1. What else")
     assert not sim.calibrate([(torch.randn(4, 8), torch.arange(4))], progress=False).problems
+
+
+def rotated(m, x, positions):
+    angles = positions[:, None].float() * m.frequencies
+    return m.b(m.a(x) * angles.cos() + m.a(x).roll(1, -1) * angles.sin())
+
+
+@pytest.mark.parametrize("target", [None, "onnxruntime", "openvino", "tensorrt"])
+def test_positions_are_counted_and_what_data_is_computed_with_is_rounded(target):
+    """As constants are: a step of four radians would leave nothing of a cosine."""
+    torch.manual_seed(0)
+    m = Forward(rotated, a=nn.Linear(16, 16), b=nn.Linear(16, 16)).eval()
+    m.register_buffer("frequencies", 10000 ** (-torch.arange(16) / 16))
+    x, positions = torch.randn(512, 16), torch.arange(512)
+    sim = simulated(m, x, positions, config=qsim.int8(**({} if target is None else {"target": target})))
+    assert not any(key.startswith("mul.") or "input[1]" in key.replace("add.input[1]", "") for key in sim.quantizers())
+    with torch.no_grad():
+        assert decibels(sim(x, positions), m(x, positions)) > 32
+        torch._dynamo.reset()
+        compiled = torch.compile(sim, backend="eager")(x, positions)
+        torch.testing.assert_close(compiled, sim(x, positions), rtol=1e-5, atol=1e-5)
+
+
+def test_what_is_counted_is_named_in_the_summary():
+    m = Forward(lambda m, x, t: m.b(torch.relu(m.a(x)) + (t[:, None] / 1000.0).sin()), a=nn.Linear(8, 8), b=nn.Linear(8, 8)).eval()
+    sim = simulated(m, torch.randn(4, 8), torch.tensor([1, 50, 900, 20]), config=qsim.int8())
+    assert {left.name: left.reason[:35] for left in sim.summary().left} == {
+        "div": "computed from integers or flags alo",
+        "sin": "computed from integers or flags alo",
+    }
+    assert "sin.output" in sim.quantizers()

@@ -44,16 +44,16 @@ class Dataflow:
         The next operation of the chain, for each but the last of a chain; and the reader of what no grid holds: see `_find_inner`.
     fused : dict of Site to Site
         Of `absorbed`, what the target's chains say.
-    divisors : set of Site
-        Those whose result must not be zero for one of several readers: the others quantize it where they read it.
+    loose : set of Site
+        Those whose results are quantized where they are read: the counted, and what must not be zero for one of several readers.
     chains : dict of Site to list of Site
         Last operation of each chain (most are of one): all of the chain, first operation first.
     returned : set of Site
         Whose results the model returns.
     metrics : set of Site
         Losses and metrics, and what they alone read.
-    masks : set of Site
-        What computes masks of attention from flags and integers, ``(1 - mask) * -10000``: see `mask_reason`.
+    counted : set of Site
+        What computes positions, times and masks from integers and flags alone: in float, as constants are computed.
     infos : dict of Site to SiteInfo
         What overrides may ask about.
     """
@@ -74,11 +74,12 @@ class Dataflow:
         self._constant, self.state = self._constant_steps()
         self.returned = {self.site_of[origin.source] for origin in tape.results if origin.kind in ("step", "stale")}
         self.metrics = self._metrics()
-        self.masks, self._masked_sums = self._masks()
         self.infos = self._infos()
         self._apart, self._is_half = apart, is_half
+        self.counted = self._counted_sites()
+        self._made_masks = self._masks()
         self._call_of = {step: number for number, call in enumerate(tape.calls) for step in call.steps}
-        self.divisors: set[Site] = set()
+        self.loose = set(self.counted)
         self._handing_on: set[Site] = set()  # parts of what must not be zero that are zero where their operand is
         self.absorbed = self._absorbed(_entries(chains), _entries(half_chains))
         self.fused = dict(self.absorbed)
@@ -144,40 +145,40 @@ class Dataflow:
         sources = [origin.source for origins in site.operands().values() for origin in origins if origin.kind in ("step", "stale")]
         return all(source.kind == "op" for source in sources)
 
-    def _masks(self) -> tuple[set[Site], dict[Site, set[Slot]]]:
-        """What is computed from flags and integers alone and only added to scores that a softmax reads; and these sums, or what attends
-        as one operation, with the operands that are such masks. They are zero without padding: no range of such batches holds a mask."""
-        made: set[Site] = set()
-
-        def is_made(origin: Origin) -> bool:
-            if origin.kind == "input":
-                return origin.source in self.tape.unreplaced and not self.tape.inputs[origin.source].is_floating_point
-            return origin.source is Flags or self.kind(origin) == "const" or (origin.kind == "step" and self.site_of[origin.source] in made)
-
+    def _counted_sites(self) -> set[Site]:
+        """What is computed element by element from integers, flags and constants alone: positions, times, masks."""
+        found: set[Site] = set()
         for site in self.sites:
-            if site.kind in ("op", "add") and not self.is_constant(site) and all(map(is_made, itertools.chain(*site.operands().values()))):
-                made.add(site)
-        sums: dict[Site, set[Slot]] = {}
+            counts = site.kind in ("op", "add", "act") and not self.is_constant(site) and not self._is_half(self.infos[site])
+            if counts and all(self._is_count(origin, found) for origins in site.operands().values() for origin in origins):
+                found.add(site)
+        return found
+
+    def _is_count(self, origin: Origin, counted: Container[Site]) -> bool:
+        if origin.kind == "input":
+            return origin.source in self.tape.unreplaced and not self.tape.inputs[origin.source].is_floating_point
+        return origin.source is Flags or self.kind(origin) == "const" or (origin.kind == "step" and self.site_of[origin.source] in counted)
+
+    def _masks(self) -> dict[Site, set[Slot]]:
+        """Which operands are masks by what they are made of: counts that are added to scores which a softmax reads, or that attention takes
+        as one operation. They are zero without padding: no range of such batches holds a mask."""
+        found: dict[Site, set[Slot]] = {}
         for site in self.sites:
             operands = site.operands()
             if site.type == ATTENTION:
-                operands = {slot: found for slot, found in operands.items() if slot in (3, "attn_mask")}
-            elif site.type not in ("Add", "Sub") or site in made or (reader := self.sole_reader(site)) is None or reader.type != "Softmax":
+                operands = {slot: origins for slot, origins in operands.items() if slot in (3, "attn_mask")}
+            elif site.type not in ("Add", "Sub") or (reader := self.sole_reader(site)) is None or reader.type != "Softmax":
                 continue
-            sums[site] = {slot for slot, found in operands.items() if all(map(is_made, found)) and {*map(self.kind, found)} != {"const"}}
-        masks: set[Site] = set()
-        for site in reversed(self.sites):
-            readers = self.readers(site)
-            reading = [(self.site_of[reader.step], reader.slot) for reader in readers if reader.step is not None]
-            alone = len(reading) == len(readers) > 0 and all(at in masks or slot in sums.get(at, ()) for at, slot in reading)
-            masks |= {site} if site in made and alone else set()
-        return masks, {site: slots for site, slots in sums.items() if slots}
+            made = {slot for slot, origins in operands.items() if all(self._is_count(origin, self.counted) for origin in origins)}
+            if masks := {slot for slot in made if {*map(self.kind, operands[slot])} != {"const"}}:
+                found[site] = masks
+        return found
 
     def mask_reason(self, site: Site, slot: Slot) -> str | None:
         """Why an operand is a mask, by what it held, or by what it is made of and where it is added; None if it is none."""
         if any(slot in step.masks for step in site.steps):
             return reasons.MASK
-        return reasons.MADE_MASK if slot in self._masked_sums.get(site, ()) else None
+        return reasons.MADE_MASK if slot in self._made_masks.get(site, ()) else None
 
     def adds_mask(self, site: Site) -> bool:
         """Whether an operation that multiplies no matrices takes a mask."""
@@ -300,14 +301,14 @@ class Dataflow:
                 continue
             reader, readers = self.sole_reader(site), self.readers(site)
             divides = [r.step is not None and r.slot is not None and self.divides(self.site_of[r.step], r.slot) for r in readers]
-            masked = (site in self._masked_sums and site.type != ATTENTION) or any(step.masked_outputs for step in site.steps)
+            masked = (site in self._made_masks and site.type != ATTENTION) or any(step.masked_outputs for step in site.steps)
             stale = [r.origin.kind == "stale" and not (r.origin.is_unreplaced and site.visible) for r in readers]
             grows = readers and all(stale) and all(r.step is not None and r.slot in r.step.changed for r in readers)
             if reader is not None and not reader.training_only and (masked or grows or (divides and all(divides))):
                 self.absorbed[site] = reader
                 self._handing_on |= {site} if divides and all(divides) and all(map(hands_on, site.steps)) else set()
             elif any(divides):
-                self.divisors.add(site)
+                self.loose.add(site)
 
     def divides(self, site: Site, slot: Slot) -> bool:
         """Whether what `site` takes at `slot` must not be zero, for itself or for the one that it is a part of."""

@@ -79,8 +79,8 @@ class _Planner:
                 self.ledger.leave(site.name, site.op, "computed from constants alone: quantized where it is read")
             elif site in self.flow.metrics:
                 self.ledger.leave(site.name, site.op, reasons.METRIC)
-            elif site in self.flow.masks and not self._is_half(site):
-                self.ledger.leave(site.name, site.op, reasons.MADE_MASK)
+            elif site in self.flow.counted:
+                self.ledger.leave(site.name, site.op, reasons.COUNTED)
             elif site.training_only:
                 self.ledger.leave(site.name, site.op, reasons.TRAINING)
             else:
@@ -152,7 +152,8 @@ class _Planner:
                 self.ledger.leave(name, site.op, "quantized where it was made in some of its calls, not so in others")
             if not all(changed):
                 return  # quantized where it was made; random draws (dropout, stochastic depth) are no data of the target
-        if not asked and kinds != {"const"} and not any(self._is_made(origin) for origin in origins):
+        idle = all(map(self._is_made_elsewhere, origins)) and not self.placement.on_integers(site)  # read by what computes in float
+        if not asked and kinds != {"const"} and (idle or not any(map(self._is_made, origins))):
             return
         if self.flow.divides(site, slot) and not self._is_half(site):
             self.ledger.leave(name, site.op, reasons.DIVISOR)
@@ -202,7 +203,7 @@ class _Planner:
 
     def _is_made_elsewhere(self, origin: Origin) -> bool:
         """Whether a tensor is quantized where it is read though a mode could do so where it is made."""
-        return self._is_unreplaced(origin) or (origin.kind == "step" and self.flow.site_of[origin.source] in self.flow.divisors)
+        return self._is_unreplaced(origin) or (origin.kind == "step" and self.flow.site_of[origin.source] in self.flow.loose)
 
     def _input(self, slot: InputSlot) -> None:
         key = self.specs.input_key(slot)
@@ -337,7 +338,7 @@ class _Planner:
                 self.ledger.leave(site.name, site.op, reasons.unmet(site))
             if not site.visible or not (leaves or self.flow.is_written_to(site)):
                 return
-        if site in self.flow.divisors:
+        if site in self.flow.loose:
             if site in self.flow.returned:
                 self.ledger.leave(site.name, site.op, reasons.DIVISOR)
             return

@@ -14,6 +14,7 @@ READ_IN_FLOAT = "read by what the config leaves in float: rounded where others r
 TRAINING = "runs in training only"
 METRIC = "a loss, metric, index or number that is compared, or read by one alone"
 MASK = "a mask: holds -Inf or the lowest finite number"
+COUNTED = "computed from integers or flags alone: quantized where data is computed with it"
 MADE_MASK = "a mask: made of flags or integers, and added to what a softmax reads"
 DIVISOR = "a divisor, or under a root or logarithm: a grid would round small values to zero"
 # No reason, but what a quantizer at such a place does not do.
