@@ -82,9 +82,10 @@ def numbers_among(
 ) -> frozenset[Slot]:
     """The constants that a function called `name` is to mix with others and that need a grid. A parameter does, whatever it holds before
     it is trained."""
+    if name not in _MIXING:
+        return frozenset()
     constant = {slot for slot, t in tensors.items() if t.is_floating_point() and all(o.kind == "const" for o in origins[slot])}
-    trained = {slot for slot in constant if any(o.source in parameters for o in origins[slot])}
-    return frozenset(slot for slot in constant if slot in trained or _holds_numbers(tensors[slot])) if name in _MIXING else frozenset()
+    return frozenset(slot for slot in constant if any(o.source in parameters for o in origins[slot]) or _holds_numbers(tensors[slot]))
 
 
 def _holds_numbers(t: Tensor) -> bool:
