@@ -106,25 +106,44 @@ def test_what_had_one_value_throughout_is_told():
     assert not sim.calibrate([(torch.randn(4, 8), torch.arange(4))], progress=False).problems
 
 
-def rotated(m, x, positions):
-    angles = positions[:, None].float() * m.frequencies
+ANGLES = {
+    "product": lambda t, f: t[:, None] * f,
+    "outer": torch.outer,
+    "einsum": lambda t, f: torch.einsum("i,j->ij", t, f),
+    "matmul": lambda t, f: t[:, None] @ f[None],
+}
+
+
+def rotated(m, x, positions=None):
+    positions = torch.arange(x.shape[0]) if positions is None else positions
+    angles = m.angles(positions.float(), m.frequencies)
     return m.b(m.a(x) * angles.cos() + m.a(x).roll(1, -1) * angles.sin())
 
 
+@pytest.mark.parametrize("given", [True, False], ids=["given", "made"])
+@pytest.mark.parametrize("angles", ANGLES.values(), ids=ANGLES)
 @pytest.mark.parametrize("target", [None, "onnxruntime", "openvino", "tensorrt"])
-def test_positions_are_counted_and_what_data_is_computed_with_is_rounded(target):
+def test_positions_are_counted_and_what_data_is_computed_with_is_rounded(target, angles, given):
     """As constants are: a step of four radians would leave nothing of a cosine."""
     torch.manual_seed(0)
     m = Forward(rotated, a=nn.Linear(16, 16), b=nn.Linear(16, 16)).eval()
     m.register_buffer("frequencies", 10000 ** (-torch.arange(16) / 16))
-    x, positions = torch.randn(512, 16), torch.arange(512)
-    sim = simulated(m, x, positions, config=qsim.int8(**({} if target is None else {"target": target})))
-    assert not any(key.startswith("mul.") or "input[1]" in key.replace("add.input[1]", "") for key in sim.quantizers())
+    m.angles = angles
+    inputs = (torch.randn(512, 16), torch.arange(512))[: 2 if given else 1]
+    sim = simulated(m, *inputs, config=qsim.int8(**({} if target is None else {"target": target})))
+    assert not any(name in key for key in sim.quantizers() for name in ("einsum", "matmul", "outer", "frequencies"))
     with torch.no_grad():
-        assert decibels(sim(x, positions), m(x, positions)) > 32
-        torch._dynamo.reset()
-        compiled = torch.compile(sim, backend="eager")(x, positions)
-        torch.testing.assert_close(compiled, sim(x, positions), rtol=1e-5, atol=1e-5)
+        assert decibels(sim(*inputs), m(*inputs)) > 32
+        if target is None:
+            torch._dynamo.reset()
+            compiled = torch.compile(sim, backend="eager")(*inputs)
+            torch.testing.assert_close(compiled, sim(*inputs), rtol=1e-5, atol=1e-5)
+
+
+def test_a_product_of_weights_is_arithmetic_of_the_target():
+    m = Forward(lambda m, x: x @ (m.left @ m.right), a=nn.Linear(1, 1)).eval()
+    m.left, m.right = nn.Parameter(torch.randn(8, 2)), nn.Parameter(torch.randn(2, 8))
+    assert {"left", "right", "matmul.output"} <= set(simulated(m, torch.randn(4, 8), config=qsim.int8()).quantizers())
 
 
 def test_what_is_counted_is_named_in_the_summary():

@@ -90,17 +90,20 @@ class Dataflow:
         """Steps that compute on constants alone: "const", or "random" if random numbers are among them. And the names of parameters and
         buffers that are no constants: the forward writes into them what it computed from data.
 
-        Multiply-accumulates of a forward are never counted: a product of two weights is arithmetic of the target. Those of parametrizations
-        and hooks, such as a spectral norm, are: they compute a weight, which is a constant of the target.
+        Multiply-accumulates of a forward that read a parameter are never counted: a product of two weights is arithmetic of the target.
+        Those of parametrizations and hooks, such as a spectral norm, are: they compute a weight, which is a constant of the target. So are
+        those of buffers and positions: the angles of a rotary embedding.
         """
         state: set[str] = set()
         made_before = {step for step in self.tape.steps if step.hook or self.tape.is_parametrization(step.path)}
         while True:
             found: dict[Step, str] = {}
+            weights: set[object] = {*self.tape.parameters}  # and what was computed from them
             for step in self.tape.steps:
                 origins = {*step.side, *(o for origins in step.operands.values() for o in origins)}
+                weights |= {step} if any(o.source in weights for o in origins) else set()
                 kinds = {found.get(o.source, "other" if o.source in state else o.kind) for o in origins}
-                if kinds <= {"const", "random"} and (step.kind != "mac" or step in made_before):
+                if kinds <= {"const", "random"} and (step.kind != "mac" or step not in weights or step in made_before):
                     found[step] = "random" if "random" in kinds else "const"
             data = {
                 name
@@ -108,6 +111,7 @@ class Dataflow:
                 if any(found.get(o.source, o.kind) not in ("const", "random") or o.source in state for o in origins)
             }
             if data <= state:
+                self._weighted = weights - self.tape.parameters
                 return found, state
             state |= data
 
@@ -146,10 +150,11 @@ class Dataflow:
         return all(source.kind == "op" for source in sources)
 
     def _counted_sites(self) -> set[Site]:
-        """What is computed element by element from integers, flags and constants alone: positions, times, masks."""
+        """What is computed from integers, flags and constants alone, without weights: positions, times, masks."""
         found: set[Site] = set()
         for site in self.sites:
-            counts = site.kind in ("op", "add", "act") and not self.is_constant(site) and not self._is_half(self.infos[site])
+            counts = site.kind in ("op", "add", "act") or (site.kind == "mac" and self._weighted.isdisjoint(site.steps))
+            counts = counts and site.type != "Gather" and not self.is_constant(site) and not self._is_half(self.infos[site])
             if counts and all(self._is_count(origin, found) for origins in site.operands().values() for origin in origins):
                 found.add(site)
         return found

@@ -24,7 +24,6 @@ Slot = int | str | tuple[int | str, int]
 # An input's place in the call of the model: position or keyword, or the path to it: (0, 2) is the third entry of the first argument.
 InputSlot = int | str | tuple[Any, ...]
 
-
 CallKey = tuple[tuple[Spot, ...], str, str]  # expressions under way, innermost first; path of the leaf or ""; name of the function
 
 
@@ -190,8 +189,8 @@ class Tape:
         Names of the steps with a result that is not dense, in order.
     calls_compiled : bool
         Whether a forward calls functions that `torch.compile` made.
-    shapes : dict of str to tuple of int
-        Of the model's parameters and buffers.
+    shapes, parameters : dict of str to tuple of int, set of str
+        Of the model's parameters and buffers, and the names of the former.
     modules : dict of str to str
         Names of the classes of its modules.
     layers : dict of str to LayerKind
@@ -218,6 +217,7 @@ class Tape:
         self.unusual: dict[str, None] = {}
         self.calls_compiled = False
         self.shapes = {name: tuple(t.shape) for name, t in (*model.named_buffers(), *model.named_parameters())}
+        self.parameters = {name for name, _ in model.named_parameters()}
         self.modules = {name: type(module).__name__ for name, module in model.named_modules()}
         self.layers = {name: layer_kind(module) for name, module in model.named_modules()}
         self._parametrizing = parametrizing(model)
