@@ -70,6 +70,6 @@ def target_named(name: str | Target) -> Target:
     """The target of a name; a Target of one's own is handed through."""
     if isinstance(name, Target):
         return name
-    if name not in TARGETS:
+    if not isinstance(name, str) or name not in TARGETS:
         raise ValueError(f"doctor: got target={shown(name)}; expected one of {', '.join(map(repr, TARGETS))}")
     return TARGETS[name]

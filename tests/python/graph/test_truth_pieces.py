@@ -276,3 +276,11 @@ def test_constants_as_large_as_an_operand_are_constants():
     m = Forward(lambda m, x: m.c(x + torch.ones_like(x)), c=nn.Linear(8, 8)).eval()
     sim = simulated(m, X.float())
     assert "add.input[1]" in sim.quantizers()
+
+
+@pytest.mark.parametrize(("add", "name"), [(accumulated, "index_put"), (scattered, "scatter"), (folded, "fold")])
+def test_sums_on_a_path_that_no_example_took_are_warned_of(add, name):
+    m = Forward(lambda m, x, sums=False: m.c(add(x, x) if sums else x), c=nn.Linear(8, 8).double()).eval()
+    sim = simulated(m, X)
+    with pytest.warns(UserWarning, match=name):
+        sim(X, sums=True)

@@ -344,3 +344,13 @@ def test_a_batch_of_another_size_than_the_file_has(tmp_path):
     sim.calibrate([torch.randn(4, 16)], progress=False)
     with pytest.raises(ValueError, match=r"has shape \(4, 16\).*takes \(2, 16\).*verify with batches of those sizes"):
         sim.export(tmp_path / "model.onnx", verify=[torch.randn(4, 16)])
+
+
+def test_data_in_the_place_of_a_name_is_not_printed():
+    """`doctor(model, data, target)`, called as QuantSim is."""
+    with pytest.raises(ValueError, match=r"doctor: got target=a list; expected one of 'float32'"):
+        qsim.doctor(nn.Linear(4, 2), torch.randn(1, 4), [torch.randn(64, 4)])
+    sim = qsim.QuantSim(nn.Linear(4, 2), torch.randn(1, 4))
+    sim.calibrate([torch.randn(8, 4)], progress=False)
+    with pytest.raises(ValueError, match="got groups=a Tensor; expected one of"):
+        sim.sensitivity([torch.randn(8, 4)], groups=torch.randn(64, 4))
