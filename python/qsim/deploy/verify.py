@@ -24,7 +24,7 @@ from qsim.deploy.times import Session, measured
 from qsim.deploy.verification import IN_FLOAT, ON_INTEGERS, OPENVINO, OPTIMISED, UNOPTIMISED, Difference, Verification
 from qsim.integer.programs import evaluate, evaluation
 from qsim.onnx import file, openvino_sessions
-from qsim.onnx.lint import is_surrounded, lint
+from qsim.onnx.lint import is_surrounded, lint, maker_of
 from qsim.onnx.model import size_of
 from qsim.onnx.openvino_sessions import OpenVinoSession
 from qsim.onnx.sessions import session
@@ -219,9 +219,7 @@ def _array(t: Tensor) -> Array:
 
 def _step(output: ir.Value) -> float | None:
     """The scale of an output, found behind operations that only move values."""
-    node = output.producer()
-    while node is not None and node.op_type in MOVING_TYPES | {"Cast"} and node.inputs[0] is not None:
-        node = node.inputs[0].producer()
+    node = maker_of(output, MOVING_TYPES | {"Cast"})
     if node is None or node.op_type != "DequantizeLinear":
         return None
     scale = None if node.inputs[1] is None else node.inputs[1].const_value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -67,17 +67,17 @@ def _fed_in_float(model: ir.Model) -> set[ir.Node]:
     found: set[ir.Node] = set()
     for node in model.graph:
         if node.op_type in FOLLOWING and node.op_type not in COPYING:
-            makers = [_maker(value) for value in node.inputs if value is not None]
+            makers = [maker_of(value) for value in node.inputs if value is not None]
             in_float = [maker for maker in makers if maker is not None and maker.op_type != "DequantizeLinear"]
             if any(maker.op_type not in INTEGER_KERNELS or maker in found for maker in in_float):
                 found.add(node)
     return found
 
 
-def _maker(value: ir.Value) -> ir.Node | None:
+def maker_of(value: ir.Value, passed: Container[str] = MOVING_TYPES) -> ir.Node | None:
     """What computed a value, behind what only moves it."""
     node = value.producer()
-    while node is not None and node.op_type in MOVING_TYPES:
+    while node is not None and node.op_type in passed:
         node = None if node.inputs[0] is None else node.inputs[0].producer()
     return node
 

@@ -71,6 +71,7 @@ class Dataflow:
         gated = [step for step in tape.steps if not step.hook and selects(gates, onnx_type(name_of(step.func)))]
         self.routes, self.site_of = build_routes(tape, {step for step in tape.steps if step.visible}.union(gated).__contains__)
         self.sites = list(dict.fromkeys(self.site_of.values()))
+        self._weighted = self._weighted_steps()
         self._constant, self.state = self._constant_steps()
         self.returned = {self.site_of[origin.source] for origin in tape.results if origin.kind in ("step", "stale")}
         self.metrics = self._metrics()
@@ -86,6 +87,15 @@ class Dataflow:
         self._find_inner()
         self.chains = self._chains()
 
+    def _weighted_steps(self) -> set[Step]:
+        """Steps that read a parameter, or what was computed from one."""
+        found: set[Step] = set()
+        for step in self.tape.steps:
+            origins = itertools.chain(step.side, *step.operands.values())
+            if any((o.kind == "const" and o.source in self.tape.parameters) or o.source in found for o in origins):
+                found.add(step)
+        return found
+
     def _constant_steps(self) -> tuple[dict[Step, str], set[str]]:
         """Steps that compute on constants alone: "const", or "random" if random numbers are among them. And the names of parameters and
         buffers that are no constants: the forward writes into them what it computed from data.
@@ -98,12 +108,10 @@ class Dataflow:
         made_before = {step for step in self.tape.steps if step.hook or self.tape.is_parametrization(step.path)}
         while True:
             found: dict[Step, str] = {}
-            weights: set[object] = {*self.tape.parameters}  # and what was computed from them
             for step in self.tape.steps:
                 origins = {*step.side, *(o for origins in step.operands.values() for o in origins)}
-                weights |= {step} if any(o.source in weights for o in origins) else set()
                 kinds = {found.get(o.source, "other" if o.source in state else o.kind) for o in origins}
-                if kinds <= {"const", "random"} and (step.kind != "mac" or step not in weights or step in made_before):
+                if kinds <= {"const", "random"} and (step.kind != "mac" or step not in self._weighted or step in made_before):
                     found[step] = "random" if "random" in kinds else "const"
             data = {
                 name
@@ -111,7 +119,6 @@ class Dataflow:
                 if any(found.get(o.source, o.kind) not in ("const", "random") or o.source in state for o in origins)
             }
             if data <= state:
-                self._weighted = weights - self.tape.parameters
                 return found, state
             state |= data
 

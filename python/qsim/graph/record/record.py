@@ -41,7 +41,6 @@ from qsim.operations.functions import (
     COMPOSITE,
     CONSTRUCTORS,
     CONVERSIONS,
-    CREATION,
     MATRIX_PRODUCTS,
     RANDOM,
     READS,
@@ -193,7 +192,7 @@ class Recorder(TorchFunctionMode):
             made = self._made(func, call_site(sys._getframe(1)))
             given = dict(tensors(args, kwargs))
             origins = {slot: self.tape.origins(t) for slot, t in given.items()}
-            numbers = numbers_among(name, given, origins, self.current.parameters)
+            numbers = numbers_among(name, given, origins, self.tape.parameters)
             versions = {slot: version_of(t) for slot, t in given.items()}
             out = func(*args, **kwargs)
             changed = frozenset(slot for slot, t in given.items() if version_of(t) != versions[slot])
@@ -231,20 +230,20 @@ class Recorder(TorchFunctionMode):
         It is the first reader, as a rule, of what no mode can quantize where it is made: that is quantized here, while it is whole. And in
         half precision the numbers that it puts in are rounded.
         """
-        func, results, (given, origins, changed, _) = made.func, _results(out), call
-        for t in results if name_of(func) in CREATION else ():
-            _settled(t, name_of(func))
+        func, name, results, (given, origins, changed, _) = made.func, name_of(made.func), _results(out), call
+        for t in results:
+            _settled(t, name)
         unmet = {
             slot for slot, found in origins.items() if results and slot not in changed and any(origin.is_unreplaced for origin in found)
         }
         step = None
-        if (unmet and name_of(func) not in READS) or has_inexact_numbers(func, chosen):
+        if (unmet and name not in READS) or has_inexact_numbers(func, chosen):
             step = self._step(made, call, moves=True)
             origins = {slot: frozenset(map(_read_here, found)) if slot in unmet else found for slot, found in origins.items()}
             if any(out is given[slot] for slot in unmet):  # `dropout` in evaluation: what it returns is quantized, what it was given is not
                 out = out.view_as(out)
                 results = [out]
-        handed = handed_on(self.tape, name_of(func), call._replace(origins=origins), chosen, results)
+        handed = handed_on(self.tape, name, call._replace(origins=origins), chosen, results)
         for slot, found in handed.changed.items():  # x[...] = y: x now comes from both
             self.tape.mark(given[slot], *found)
         for t, found in zip(results, handed.results, strict=True):
@@ -257,7 +256,7 @@ class Recorder(TorchFunctionMode):
                 if memory_of(t) in memories:  # a view
                     self.tape.note_returned(t, step)
         masks = any(not (t.is_floating_point() or t.is_complex()) for t in results)
-        if name_of(func) in READS or (masks and any(t.is_floating_point() for t in given.values())):
+        if name in READS or (masks and any(t.is_floating_point() for t in given.values())):
             self.tape.reads |= {o for o in handed.taken if isinstance(o.source, Step)}
         return out
 
