@@ -15,7 +15,23 @@ from qsim.checkpoints import Checkpoint, PackedWeight, load_checkpoint, save_che
 from qsim.clinic import Diagnosis, Finding, doctor
 from qsim.config.config import Config
 from qsim.config.override import Override, SiteInfo
-from qsim.config.presets import bf16, fp8, fp8_dynamic, fp16, int4, int8, int16, mxfp4, mxfp8, nvfp4, w4a8, w4a16, w8a8_dynamic
+from qsim.config.presets import (
+    bf16,
+    fp8,
+    fp8_dynamic,
+    fp8_static,
+    fp16,
+    int4,
+    int8,
+    int16,
+    mxfp4,
+    mxfp8,
+    nvfp4,
+    w4a8,
+    w4a16,
+    w8a8_dynamic,
+    w8a8_static,
+)
 from qsim.config.profile import Profile
 from qsim.deploy.engine_plan import Plan
 from qsim.deploy.export_report import ExportReport
@@ -64,6 +80,7 @@ __all__ = [  # noqa: RUF022
     "bf16",
     "fp8",
     "fp8_dynamic",
+    "fp8_static",
     "fp16",
     "int4",
     "int8",
@@ -74,6 +91,7 @@ __all__ = [  # noqa: RUF022
     "w4a8",
     "w4a16",
     "w8a8_dynamic",
+    "w8a8_static",
     # parts, usable alone
     "Encoding",
     "Observer",

@@ -11,6 +11,7 @@ from torch import Tensor
 from qsim.checkpoints.packed_weight import PackedWeight
 from qsim.config.config import Config
 from qsim.config.presets import w4a16
+from qsim.numbers.encoding import Encoding
 from qsim.numbers.spec import TensorSpec
 
 
@@ -30,6 +31,8 @@ class Checkpoint:
         The model's ``config.json`` without what says how it is quantized; of GGUF nothing.
     activations : mapping of str to TensorSpec
         What is multiplied with a weight is quantized so, by the weight's name; weights that are not in it are multiplied with floats.
+    encodings : mapping of str to Encoding
+        Of these activations, where the file has their scale, by the weight's name.
 
     Examples
     --------
@@ -45,6 +48,7 @@ class Checkpoint:
     format: str
     model_config: Mapping[str, Any] = field(default_factory=dict)
     activations: Mapping[str, TensorSpec] = field(default_factory=dict)
+    encodings: Mapping[str, Encoding] = field(default_factory=dict)
 
     def state_dict(self) -> dict[str, Tensor]:
         """The weights in float32, dequantized, and all other tensors: for `nn.Module.load_state_dict`."""
@@ -71,8 +75,8 @@ class Checkpoint:
             raise ValueError("Checkpoint.config: it has no packed weights")
         usual = Counter(specs.values()).most_common(1)[0][0]
         config = Config(usual, None, target=w4a16().target).override("*", weight=None)
-        for activation in dict.fromkeys(self.activations.values()):
-            config = config.override(op_type="input", activation=activation)  # where one of the layers reads it
+        for activation in reversed(dict.fromkeys(self.activations.values())):
+            config = config.override(op_type="input", activation=activation)  # where one of the layers reads it: most likely the first
         for name, spec in specs.items():
             config = config.override(glob.escape(name.removesuffix(".weight")), weight=spec, activation=self.activations.get(name))
         return config

@@ -9,14 +9,14 @@ from typing import Any
 
 from torch import Tensor
 
-from qsim.checkpoints import awq, compressed_tensors, gguf, gguf_write, gptq
+from qsim.checkpoints import awq, compressed_tensors, eight_bits, gguf, gguf_write, gptq
 from qsim.checkpoints.checkpoint import Checkpoint
+from qsim.checkpoints.eight_bits import Activation
 from qsim.checkpoints.folder import read_config, read_tensors
 from qsim.checkpoints.folder_writer import SHARD_BYTES, FolderWriter
 from qsim.checkpoints.packed_weight import PackedWeight, Scheme
 from qsim.errors import FileFormatError
 from qsim.files.file_place import FilePlace
-from qsim.numbers.spec import TensorSpec
 from qsim.options import shown
 
 _MODULES: dict[str, Any] = {compressed_tensors.FORMAT: compressed_tensors, gptq.FORMAT: gptq, gptq.SECOND: gptq, awq.FORMAT: awq}
@@ -31,9 +31,9 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     path : path-like
         A folder with ``config.json`` and safetensors (one file, or shards with an index): GPTQ ("gptq" and "gptq_v2"; 2, 3, 4, 8 bits,
         ``desc_act`` too), AWQ ("gemm") and compressed-tensors ("pack-quantized", 4 and 8 bits; "int-quantized" and "float-quantized", 8
-        bits a channel with activations that have a scale from each token), which need ``pip install "qsim[weights]"``. Or a GGUF file
-        with tensors of Q4_0, Q4_1, Q8_0, Q4_K, Q6_K, F32, F16 and BF16, whose names stay GGUF's; its converter has permuted rows of
-        some models' weights.
+        bits a channel or tensor with activations that have a scale from each token, or one from calibration), which need
+        ``pip install "qsim[weights]"``. Or a GGUF file with tensors of Q4_0, Q4_1, Q8_0, Q4_K, Q6_K, F32, F16 and BF16, whose names
+        stay GGUF's; its converter has permuted rows of some models' weights.
 
     Returns
     -------
@@ -81,9 +81,12 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     state = read_tensors(path)
     weights = _MODULES[method].read(state, quantization, FilePlace(str(path)))
     second = method == gptq.FORMAT and quantization.get("checkpoint_format") == gptq.SECOND
-    activation = compressed_tensors.activation(quantization) if method == compressed_tensors.FORMAT else None
-    activations = {} if activation is None else dict.fromkeys(weights, activation)
-    return Checkpoint(weights, state, gptq.SECOND if second else method, config, activations)
+    activations = {}
+    if method == compressed_tensors.FORMAT:
+        activations = compressed_tensors.read_activations(state, weights, quantization, FilePlace(str(path)))
+    specs = {name: activation.spec for name, activation in activations.items()}
+    encodings = {name: activation.encoding for name, activation in activations.items() if activation.encoding is not None}
+    return Checkpoint(weights, state, gptq.SECOND if second else method, config, specs, encodings)
 
 
 def save_checkpoint(
@@ -129,7 +132,8 @@ def save_checkpoint(
     first = first_names(checkpoint.tensors)
     named = {name: t for name, t in checkpoint.tensors.items() if name in first}
     entries: list[tuple[str, PackedWeight | Tensor]] = [*named.items(), *checkpoint.weights.items()]
-    write_packed(Path(folder), entries, format, checkpoint.model_config, linear, activations=checkpoint.activations)
+    activations = {name: Activation(spec, checkpoint.encodings.get(name)) for name, spec in checkpoint.activations.items()}
+    write_packed(Path(folder), entries, format, checkpoint.model_config, linear, activations=activations)
 
 
 def write_packed(
@@ -140,7 +144,7 @@ def write_packed(
     linear: Sequence[str] | None = None,
     shard_bytes: int = SHARD_BYTES,
     *,
-    activations: Mapping[str, TensorSpec] | None = None,
+    activations: Mapping[str, Activation] | None = None,
 ) -> None:
     """`save_checkpoint` of weights and other tensors that come one by one: what was written is not held."""
     module, activations = _MODULES[format], activations or {}
@@ -152,9 +156,10 @@ def write_packed(
             if isinstance(entry, Tensor):
                 writer.add(name, entry)
                 continue
-            layout = compressed_tensors.layout_of(activations.get(name)) if module is compressed_tensors else format
+            activation = activations.get(name)
+            layout = compressed_tensors.layout_of(activation) if module is compressed_tensors else format
             first = layouts.setdefault(layout, name)
-            if name in activations and module is not compressed_tensors:
+            if activation is not None and module is not compressed_tensors:
                 problems[name] = "is multiplied with quantized activations, and the format has no place for that"
             elif problem := module.problem(entry, layout):
                 problems[name] = problem
@@ -163,9 +168,14 @@ def write_packed(
                     f"would be {layout!r} beside {next(iter(layouts))!r}: activations are quantized for all weights, or for none"
                 )
             else:
-                schemes[name.removesuffix(".weight")] = entry.scheme
-                for part, t in module.packed(entry, layout).items() if not problems else ():
-                    writer.add(f"{name.removesuffix('.weight')}.{part}", t)
+                owner = name.removesuffix(".weight")
+                schemes[owner] = entry.scheme if activation is None else eight_bits.with_activation(entry.scheme, activation)
+                if not problems:
+                    tensors = module.packed(entry, layout)
+                    if activation is not None:
+                        tensors |= eight_bits.packed_activation(activation, entry.scale.dtype)
+                    for part, t in tensors.items():
+                        writer.add(f"{owner}.{part}", t)
         if module is not compressed_tensors:
             problems |= {f"{name}.weight": problem for name, problem in gptq.differing(schemes, format).items()}
         _check(problems, folder, format)

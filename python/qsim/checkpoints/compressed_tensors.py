@@ -16,10 +16,10 @@ from torch import Tensor
 
 from qsim.checkpoints import eight_bits
 from qsim.checkpoints.bit_stream import pack, unpack
+from qsim.checkpoints.eight_bits import Activation
 from qsim.checkpoints.folder import Parts
 from qsim.checkpoints.packed_weight import PackedWeight, Scheme
 from qsim.files.file_place import FilePlace
-from qsim.numbers.spec import TensorSpec
 from qsim.warning import warn
 
 FORMAT = "compressed-tensors"
@@ -34,7 +34,7 @@ def read(state: dict[str, Tensor], quantization: Mapping[str, Any], place: FileP
         raise place.wanted("config_groups", groups, "an object that is not empty")
     layout = _layouts(quantization)
     if len(layout) == 1 and (one := next(iter(layout))) in eight_bits.TYPES:
-        return eight_bits.read(state, {name: _object(group, name, place) for name, group in groups.items()}, one, place)
+        return eight_bits.read(state, groups, one, place)
     schemes = [group.get("weights") if isinstance(group, dict) else None for group in groups.values()]
     for scheme in schemes:
         if not isinstance(scheme, dict) or scheme.get("num_bits") not in _BITS or scheme.get("type", "int") != "int":
@@ -57,21 +57,19 @@ def _layouts(quantization: Mapping[str, Any]) -> set[Any]:
     return {str(layout) for layout in every if layout is not None}
 
 
-def _object(group: Any, name: str, place: FilePlace) -> Mapping[str, Any]:
-    if not isinstance(group, dict):
-        raise place.wanted(name, group, "an object")
-    return group
-
-
-def activation(quantization: Mapping[str, Any]) -> TensorSpec | None:
-    """How activations are quantized, by a config that was read; None if they are not."""
+def read_activations(
+    state: dict[str, Tensor], weights: Mapping[str, PackedWeight], quantization: Mapping[str, Any], place: FilePlace
+) -> dict[str, Activation]:
+    """What the weights that were read are multiplied with, where that is quantized; its scales are taken out of `state`."""
     (layout,) = _layouts(quantization)
-    return eight_bits.activation_of(layout) if layout in eight_bits.TYPES else None
+    if layout not in eight_bits.TYPES:
+        return {}
+    return eight_bits.read_activations(state, weights, quantization["config_groups"], layout, place)
 
 
-def layout_of(activation: TensorSpec | None) -> str:
+def layout_of(activation: Activation | None) -> str:
     """The format for weights that are multiplied with such activations."""
-    return _LAYOUT if activation is None else eight_bits.layout_of(activation) or _LAYOUT
+    return _LAYOUT if activation is None else eight_bits.layout_of(activation.spec) or _LAYOUT
 
 
 def _weight(parts: Parts, schemes: list[Any]) -> PackedWeight:
@@ -142,7 +140,7 @@ def quantization(schemes: Mapping[str, Scheme], layout: str, linear: Sequence[st
         "config_groups": {
             f"group_{i}": {
                 "targets": ["Linear"] if by_type else modules,
-                **(eight_bits.described(layout) if layout in eight_bits.TYPES else _described(scheme)),
+                **(eight_bits.described(scheme, layout) if layout in eight_bits.TYPES else _described(scheme)),
             }
             for i, (scheme, modules) in enumerate(groups.items())
         },
@@ -207,9 +205,9 @@ def problem(weight: PackedWeight, layout: str) -> str | None:
     if layout in eight_bits.TYPES:
         return eight_bits.problem(weight, layout)
     if weight.is_float:
-        return "is float8; expected activations that are too, with a scale from each token, as qsim.fp8_dynamic() has them"
-    if weight.integers.dim() != 2 or weight.minimum is not None:
-        return "is no matrix of integers with zero points"
+        return "is float8; expected activations that are too, as qsim.fp8_dynamic() and fp8_static() have them"
+    if weight.integers.dim() != 2 or weight.minimum is not None or weight.is_per_tensor:
+        return "is no matrix of integers with zero points and a scale a row or group"
     if weight.bits not in _BITS:
         return f"has {weight.bits} bits; expected 4 or 8"
     if weight.integers.shape[1] % weight.group_size:

@@ -84,22 +84,24 @@ class Parts:
     def __init__(self, state: dict[str, Tensor], module: str, place: FilePlace) -> None:
         self.state, self.module, self.place = state, module, place.at(module)
 
-    def take(self, name: str, dims: int, *dtypes: torch.dtype) -> Tensor:
+    def take(self, name: str, dims: int | tuple[int, ...], *dtypes: torch.dtype) -> Tensor:
         """`optional`, of a tensor that has to be there."""
         found = self.optional(name, dims, *dtypes)
         if found is None:
             raise self.place.error(f"has no {name}: is the checkpoint complete?")
         return found
 
-    def optional(self, name: str, dims: int, *dtypes: torch.dtype) -> Tensor | None:
-        """The tensor ``<module>.<name>`` if there is one, of so many dimensions, none of them 0, and one of these types."""
+    def optional(self, name: str, dims: int | tuple[int, ...], *dtypes: torch.dtype) -> Tensor | None:
+        """The tensor ``<module>.<name>`` if there is one, of one of these numbers of dimensions, none of them 0, and of these types."""
         found = self.state.pop(f"{self.module}.{name}", None)
         if found is None:
             return None
-        if found.dim() != dims or found.numel() == 0 or found.dtype not in dtypes:
+        numbers = dims if isinstance(dims, tuple) else (dims,)
+        if found.dim() not in numbers or found.numel() == 0 or found.dtype not in dtypes:
             raise self.place.error(
                 f"{name} is {str(found.dtype).removeprefix('torch.')} of shape {tuple(found.shape)}; expected "
-                f"{' or '.join(str(t).removeprefix('torch.') for t in dtypes)} with {dims} dimensions, not empty"
+                f"{' or '.join(str(t).removeprefix('torch.') for t in dtypes)} with "
+                f"{' or '.join(map(str, numbers))} dimensions, not empty"
             )
         return found
 

@@ -135,6 +135,8 @@ def problem(weight: PackedWeight, layout: str) -> str | None:
 
 def half_problem(weight: PackedWeight) -> str | None:
     """Why a format with scales of float16 and zero points within the grid cannot hold a weight; None if it can."""
+    if weight.is_per_tensor:
+        return "has one scale for all of it; expected one a row or group"
     if weight.is_float:
         return "is float8; expected integers"
     if weight.integers.dim() != 2 or weight.minimum is not None:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from qsim.numbers.encoding import Encoding, grid_of
+from qsim.numbers.spec import TensorSpec
 
 
 @dataclass(frozen=True)
@@ -21,12 +22,18 @@ class Scheme:
         Whether all zero points are in the middle of the grid.
     in_order : bool
         Whether groups follow the columns.
+    per_tensor : bool
+        Whether one scale is for all.
+    activation : TensorSpec, optional
+        How what it is multiplied with is quantized, without what chose the range.
     """
 
     bits: int
     block_size: int | None
     symmetric: bool
     in_order: bool
+    per_tensor: bool = False
+    activation: TensorSpec | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,12 +47,12 @@ class PackedWeight:
     integers : Tensor, shape ``[..., columns]``, int8, uint8 or float8_e4m3fn
         Output channels first, unpacked. Of float8 the numbers that scales are multiplied with.
     scale : Tensor, shape ``[..., groups]``, a float type
-        Of any sign: GGUF has negative ones.
+        Of any sign: GGUF has negative ones. Of shape ``[1, 1]`` where one is for all of a matrix.
     zero_point : Tensor, int32, shape of `scale`
     bits : int
         Width of an integer in the file.
     block_size : int, optional
-        Columns of a group; the last may be short. None where a row has one scale.
+        Columns of a group; the last may be short. None where a row, or all, has one scale.
     order : Tensor, int32, shape ``[columns]``, optional
         The group of each column, where they do not follow each other: GPTQ's ``g_idx`` (``desc_act=True``).
     minimum : Tensor, float32, shape of `scale`, optional
@@ -59,6 +66,8 @@ class PackedWeight:
     [[0.0, 0.5], [-1.0, 7.0]]
     >>> weight.encoding.dtype, weight.group_size, weight.middle, weight.scheme.symmetric, weight.is_float
     ('uint4', 2, 8, True, False)
+    >>> PackedWeight(torch.ones(2, 2, dtype=torch.int8), torch.ones(1, 1), torch.zeros(1, 1, dtype=torch.int32), 8).is_per_tensor
+    True
     """
 
     integers: Tensor
@@ -74,12 +83,17 @@ class PackedWeight:
         groups = (*self.integers.shape[:-1], -(-columns // self.group_size))
         for name in ("scale", "zero_point", "minimum"):
             given: Tensor | None = getattr(self, name)
-            if given is not None and given.shape != groups:
+            if given is not None and given.shape != groups and not (self.is_per_tensor and given.shape == self.scale.shape):
                 raise ValueError(f"PackedWeight: {name} has shape {tuple(given.shape)}; expected {groups}")
         if self.order is not None:
             expected = torch.arange(columns) // self.group_size
             if self.order.shape != (columns,) or not torch.equal(self.order.sort().values.long(), expected):
                 raise ValueError(f"PackedWeight: order does not put {self.group_size} columns into each of {groups[-1]} groups")
+
+    @property
+    def is_per_tensor(self) -> bool:
+        """Whether one scale is for several rows; a single row has its own."""
+        return self.block_size is None and self.scale.dim() == self.integers.dim() and self.scale.numel() == 1 < len(self.integers)
 
     @property
     def group_size(self) -> int:
@@ -99,7 +113,8 @@ class PackedWeight:
     @property
     def scheme(self) -> Scheme:
         """How it is packed."""
-        return Scheme(self.bits, self.block_size, not bool((self.zero_point != self.middle).any()), self.order is None)
+        symmetric = not bool((self.zero_point != self.middle).any())
+        return Scheme(self.bits, self.block_size, symmetric, self.order is None, self.is_per_tensor)
 
     def dequantize(self) -> Tensor:
         """What it stands for, computed in float32: shape of `integers`."""
@@ -110,7 +125,7 @@ class PackedWeight:
 
     @property
     def encoding(self) -> Encoding:
-        """As a quantizer holds it: with ``axis=0`` where a row has one scale, else with blocks along the last axis.
+        """As a quantizer holds it: with ``axis=0`` where a row has one scale, without where all have, else with blocks along the last axis.
 
         Raises
         ------
@@ -125,6 +140,8 @@ class PackedWeight:
         if self.is_float:
             grid = str(self.integers.dtype).removeprefix("torch.")
         scale = self.scale.float()
+        if self.is_per_tensor:
+            return Encoding(scale.reshape(()), self.zero_point.reshape(()), *grid_of(grid), dtype=grid)
         if self.block_size is None and self.scale.dim() == 2:
             return Encoding(scale[:, 0], self.zero_point[:, 0], *grid_of(grid), 0, None, grid)
         return Encoding(scale, self.zero_point, *grid_of(grid), self.integers.dim() - 1, self.group_size, grid)

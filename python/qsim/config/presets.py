@@ -4,10 +4,10 @@ At 8 bits and more a weight channel has steps to spare, so its exact range is us
 buys everything else a finer step, so the range with the least squared error is searched. Activations have tails that calibration
 data only samples: their range is always searched. `target` is that of `Config`, and decides symmetry and signs too.
 
-Those for language models (`w4a16`, `w8a8_dynamic`, `fp8_dynamic`, `mxfp8`, `mxfp4`, `nvfp4`) quantize linear layers alone, as servers of
-such models do. Embeddings stay in float: they are looked up, not multiplied, so fewer bits save memory alone, and a tied one is the head
-too. The last layer with a weight, the head, stays in float: it is a few percent of the products, and behind it nothing makes up for its
-errors. llm-compressor, ModelOpt and AutoRound leave it out by default as well; to quantize it:
+Those for language models (`w4a16`, `w8a8_dynamic`, `w8a8_static`, `fp8_dynamic`, `fp8_static`, `mxfp8`, `mxfp4`, `nvfp4`) quantize linear
+layers alone, as servers of such models do. Embeddings stay in float: they are looked up, not multiplied, so fewer bits save memory alone,
+and a tied one is the head too. The last layer with a weight, the head, stays in float: it is a few percent of the products, and behind it
+nothing makes up for its errors. llm-compressor, ModelOpt and AutoRound leave it out by default as well; to quantize it:
 ``config.override(position="last", weight=config.weight, activation=config.activation)``. `kv_cache` is that of `Config`:
 ``kv_cache=8`` stores keys and values in 8 bits, a scale per token and head.
 """
@@ -175,6 +175,32 @@ def fp8_dynamic(*, kv_cache: Cache = None, target: str | Profile = LINEAR_LAYERS
     dtype = "float8_e4m3fn"
     activation = TensorSpec(dtype=dtype, axis=-1, method="dynamic")
     return _language_model(TensorSpec(dtype=dtype, axis=0), activation, kv_cache, target)
+
+
+def w8a8_static(*, kv_cache: Cache = None, target: str | Profile = LINEAR_LAYERS) -> Config:
+    """8-bit weights per output channel, 8-bit activations with one scale from calibration, both symmetric.
+
+    Servers save the pass that finds a scale for each token, and lose accuracy where tokens differ: compare with `w8a8_dynamic`.
+
+    Examples
+    --------
+    >>> w8a8_static().activation.is_dynamic, w8a8_static().activation.axis, w8a8_static().activation.quant_min
+    (False, None, -128)
+    """
+    weight = TensorSpec(symmetric=True, signed=True, axis=0, method="minmax")
+    return _language_model(weight, TensorSpec(symmetric=True, signed=True), kv_cache, target)
+
+
+def fp8_static(*, kv_cache: Cache = None, target: str | Profile = LINEAR_LAYERS) -> Config:
+    """float8_e4m3fn weights per output channel, float8_e4m3fn activations with one scale from calibration: what servers call FP8 static.
+
+    Examples
+    --------
+    >>> fp8_static().activation.is_dynamic, fp8_static().activation.axis
+    (False, None)
+    """
+    dtype = "float8_e4m3fn"
+    return _language_model(TensorSpec(dtype=dtype, axis=0), TensorSpec(dtype=dtype), kv_cache, target)
 
 
 def mxfp8(*, kv_cache: Cache = None, target: str | Profile = LINEAR_LAYERS) -> Config:

@@ -23,10 +23,10 @@ from qsim.checkpoints import (
     write_packed,
 )
 from qsim.deploy.bake import BakedWeight, entries, integers
+from qsim.deploy.checkpoint_activations import activations_of, fitting_activations, operands
 from qsim.files import Entry
 from qsim.files.fitting import fitted
 from qsim.numbers.encoding import Encoding
-from qsim.numbers.spec import TensorSpec
 from qsim.quantizers.quantizer import Quantizer
 from qsim.simulation.simulation import Simulation
 
@@ -36,31 +36,17 @@ _SMALLEST = {torch.float16: 2.0**-14, torch.bfloat16: 2.0**-126}  # smallest nor
 def save_compressed(sim: Simulation, folder: str | os.PathLike[str], format: str) -> None:
     """`QuantSim.save_compressed` documents it."""
     every = list(entries(sim, "save_compressed"))
-    activations = _activations(sim, every)
+    activations = activations_of(sim, {name for name, _, weight in every if weight is not None})
     _check(sim, every, activations)
     linear = [path for path, module in sim.model.named_modules() if isinstance(module, nn.Linear)]
     if format not in CHECKPOINT_FORMATS or format == "gguf":  # its header says what comes
         named = dict(_packed(every))
         weights = {name: entry for name, entry in named.items() if isinstance(entry, PackedWeight)}
         others = {name: entry for name, entry in named.items() if isinstance(entry, Tensor)}
-        save_checkpoint(Checkpoint(weights, others, format, activations=activations), folder, format)
+        specs = {name: activation.spec for name, activation in activations.items()}
+        save_checkpoint(Checkpoint(weights, others, format, activations=specs), folder, format)
         return
     write_packed(Path(folder), _packed(every), format, _model_config(sim.model), linear, activations=activations)
-
-
-def _activations(sim: Simulation, every: list[tuple[str, Tensor, BakedWeight | None]]) -> dict[str, TensorSpec]:
-    """What is multiplied with each weight is quantized so, where it is quantized by itself and as a layout of compressed-tensors has it."""
-    readers = {sim.decisions.quantizers[key].operation: key for key in sim.decisions.weight_keys}
-    names, weights, quantizers = {name for name, _, weight in every if weight is not None}, set(readers.values()), sim.quantizers()
-    found: dict[str, TensorSpec] = {}
-    for post in sim.decisions.posts:
-        quantizer = quantizers[post.key]
-        name = sim.decisions.quantizers[readers[post.operation]].parameter if post.operation in readers else None
-        if post.key in weights or not quantizer.enabled or name not in names:
-            continue
-        if eight_bits.layout_of(quantizer.spec) is not None:
-            found[name] = quantizer.spec
-    return found
 
 
 def _packed(every: list[tuple[str, Tensor, BakedWeight | None]]) -> Iterator[tuple[str, PackedWeight | Tensor]]:
@@ -78,7 +64,8 @@ def packed_weight(weight: Tensor, quantizer: Quantizer) -> PackedWeight:
     q = integers(weight, encoding, quantizer.spec.rounding)
     size = encoding.block_size if isinstance(encoding.block_size, int) else None
     bits = 8 if q.is_floating_point() else int(encoding.dtype.removeprefix("u").removeprefix("int"))
-    scale, zero_point = (t.reshape(len(q), -1).cpu() for t in (encoding.scale, encoding.zero_point))
+    rows = len(q) if encoding.scale.dim() else 1
+    scale, zero_point = (t.reshape(rows, -1).cpu() for t in (encoding.scale, encoding.zero_point))
     return PackedWeight(q.cpu(), scale, zero_point, bits, size)
 
 
@@ -113,13 +100,16 @@ def load_compressed(sim: Simulation, source: str | os.PathLike[str] | Checkpoint
             problems.append(f"'{name}' is quantized in the simulation, and in float in the checkpoint")
     held = {own[name].data_ptr() for name in (*others, *checkpoint.weights) if name in own}  # a tied one is there under one name
     problems += [f"'{name}' is not in the checkpoint" for name, t in own.items() if t.data_ptr() not in held and t.numel()]
-    if problems:
+    activations, unfit = fitting_activations(sim, checkpoint)
+    if problems := [*problems, *unfit]:
         listed = "\n  ".join(problems)
         raise ValueError(f"QuantSim.load_compressed: the checkpoint does not fit this simulation ({_CURE}):\n  {listed}")
     with torch.no_grad():
         for quantizer, encoding, parameter, values in chosen:
             parameter.copy_(values)
             quantizer.set_encoding(encoding)
+        for key, encoding in activations.items():
+            quantizers[key].set_encoding(encoding)
         for name, t in others.items():
             own[name].copy_(t)
 
@@ -128,8 +118,10 @@ _CURE = "make it with checkpoint.config(), of qsim.load_checkpoint, for the mode
 
 
 def _encoding(weight: PackedWeight, quantizer: Quantizer) -> Encoding:
-    """With blocks where the quantizer has them, though one fills a row."""
+    """With blocks where the quantizer has them, though one fills a row; with one scale where it has one, and the only row has its own."""
     encoding = weight.encoding
+    if encoding.scale.shape == (1,) and quantizer.spec.axis is None:
+        return dataclasses.replace(encoding, scale=encoding.scale[0], zero_point=encoding.zero_point[0], axis=None)
     if encoding.block_size is None and quantizer.spec.block_size is not None:
         scale, zero_point = encoding.scale[:, None], encoding.zero_point[:, None]
         return dataclasses.replace(encoding, scale=scale, zero_point=zero_point, axis=1, block_size=quantizer.spec.block_size)
@@ -142,10 +134,11 @@ def round_scales(sim: Simulation, dtype: torch.dtype) -> None:
         raise ValueError(f"QuantSim.round_scales: got {dtype!r}; expected torch.float16 or torch.bfloat16")
     sim.check_calibrated()
     rounded: list[tuple[Quantizer, Encoding]] = []
+    multiplied = set(operands(sim).values())
     for key, planned in sim.decisions.quantizers.items():
         quantizer = sim.quantizers()[key]
         encoding = quantizer.encoding
-        if planned.role != "weight" or encoding is None or not encoding.dtype.startswith(("int", "uint")):
+        if not (planned.role == "weight" or key in multiplied) or encoding is None or not quantizer.spec.has_scale:
             continue
         largest = torch.finfo(dtype).max
         if bool((encoding.scale > largest).any()):
@@ -163,35 +156,31 @@ def _rounded(encoding: Encoding, dtype: torch.dtype) -> Tensor:
     return encoding.scale.clamp_min(_SMALLEST[dtype]).to(dtype).to(encoding.scale.dtype)
 
 
-def _check(sim: Simulation, every: list[tuple[str, Tensor, BakedWeight | None]], activations: Mapping[str, TensorSpec]) -> None:
+def _check(sim: Simulation, every: list[tuple[str, Tensor, BakedWeight | None]], activations: Mapping[str, eight_bits.Activation]) -> None:
     """Raise a ValueError that lists what no format can hold."""
     weights = {name: weight for name, _, weight in every if weight is not None}
     problems = []
     for name, weight in weights.items():
         assert weight.quantizer.encoding is not None
-        if problem := _problem(sim.model, name, weight.quantizer.encoding, name in activations):
+        if problem := _problem(sim.model, name, weight.quantizer.encoding, activations.get(name)):
             problems.append(f"'{name}' {problem}")
     own = {id(weight.quantizer) for weight in weights.values()}
     needed = sim.needed()
-    written = {planned.operation for planned in sim.decisions.quantizers.values() if planned.parameter in activations}
-    elsewhere = {post.key for post in sim.decisions.posts if post.operation not in written}
-    others = [
-        key
-        for key, q in sim.quantizers().items()
-        if q.enabled and id(q) not in own and key in needed and (key in elsewhere or eight_bits.layout_of(q.spec) is None)
-    ]
+    written = {key for name, key in operands(sim).items() if name in activations}
+    lost = {key for name, key in operands(sim).items() if name not in activations}
+    others = [key for key, q in sim.quantizers().items() if q.enabled and id(q) not in own and key in needed - (written - lost)]
     if others:
         problems.append(
             f"{len(others)} quantizers are of no weight ({others[0]!r}, ...): what is written is weights alone; activation=None, or what "
-            "qsim.w8a8_dynamic() and fp8_dynamic() have"
+            "qsim.w8a8_dynamic(), w8a8_static(), fp8_dynamic() and fp8_static() have"
         )
     if problems or not weights:
         listed = "\n  ".join(problems or ["no weight is quantized"])
         raise ValueError(f"QuantSim.save_compressed: the format cannot hold this simulation:\n  {listed}")
 
 
-def _problem(model: nn.Module, name: str, encoding: Encoding, multiplied: bool) -> str | None:
-    """`multiplied`: with activations that are quantized too."""
+def _problem(model: nn.Module, name: str, encoding: Encoding, activation: eight_bits.Activation | None) -> str | None:
+    """`activation`: what it is multiplied with, where that is quantized too."""
     owner, _, own = name.rpartition(".")
     module = model.get_submodule(owner)
     weight: Tensor = getattr(module, own)
@@ -200,11 +189,13 @@ def _problem(model: nn.Module, name: str, encoding: Encoding, multiplied: bool) 
     if sum(parameter is weight for m in model.modules() for parameter in vars(m)["_parameters"].values()) > 1:
         return f'is shared with another module: leave it in float, Config.override("{owner}", weight=None)'
     bits = encoding.dtype.removeprefix("u").removeprefix("int")
-    if not (multiplied and encoding.dtype == "float8_e4m3fn") and (not bits.isdigit() or int(bits) > 8):
+    if not (activation is not None and encoding.dtype == "float8_e4m3fn") and (not bits.isdigit() or int(bits) > 8):
         return f"is {encoding.dtype}; expected integers of 2 to 8 bits"
-    if encoding.axis not in (0, 1) or (encoding.axis == 1) != (encoding.block_size is not None):
+    whole = encoding.axis is None and activation is not None
+    if not whole and (encoding.axis not in (0, 1) or (encoding.axis == 1) != (encoding.block_size is not None)):
         return f"has axis={encoding.axis}, block_size={encoding.block_size}; expected axis=0, or axis=1 with a block size"
-    if not torch.equal(encoding.scale.to(weight.dtype).float(), encoding.scale):
+    scales = [encoding.scale, *([] if activation is None or activation.encoding is None else [activation.encoding.scale])]
+    if not all(torch.equal(scale.to(weight.dtype).float(), scale) for scale in scales):
         return f"is {weight.dtype} with scales of float32, which readers would round: simulate model.float(), or call sim.round_scales"
     return None
 

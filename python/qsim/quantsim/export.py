@@ -246,9 +246,10 @@ class Export(Simulation):
         """Write the model with packed integer weights, as vLLM and transformers read it: compressed-tensors, GPTQ or AWQ.
 
         For linear layers whose weights are integers, per output channel (``axis=0``) or in groups along the input channels
-        (``axis=1, block_size=128``), symmetric or not; all else stays in float. Activations are written where they have a scale from each
-        token, as `w8a8_dynamic` and `fp8_dynamic` have them, and refused otherwise. The weights that a reader makes of the file in float32
-        are those of `bake`, bit for bit. Needs safetensors: ``pip install "qsim[weights]"``.
+        (``axis=1, block_size=128``), symmetric or not; all else stays in float. What these layers read is written
+        where it has a scale from each token or one from calibration, as `w8a8_dynamic`, `w8a8_static`, `fp8_dynamic` and `fp8_static` have
+        it; other quantized activations are refused. The weights that a reader makes of the file in float32 are those of `bake`, bit for
+        bit. Needs safetensors: ``pip install "qsim[weights]"``.
 
         Parameters
         ----------
@@ -317,7 +318,7 @@ class Export(Simulation):
         checkpoints.load_compressed(self, source)
 
     def round_scales(self, dtype: torch.dtype = torch.float16) -> None:
-        """Round the scales of all integer weights to what a file stores them in, and simulate that from now on.
+        """Round the scales of all weights, and of what is written with them, to what a file stores them in, and simulate that.
 
         GPTQ, AWQ and GGUF store scales in float16; engines that compute in bfloat16 read those of compressed-tensors so. A scale below the
         type's smallest normal number becomes that. Of scales that are integers beside floats the floats are rounded, and the integers

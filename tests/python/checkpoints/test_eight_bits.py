@@ -1,5 +1,6 @@
 """Weights and activations of 8 bits in compressed-tensors' layouts, read back, and by the libraries that they are for."""
 
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -16,7 +17,17 @@ from language_model import TOKENS, LanguageModel
 
 safetensors = pytest.importorskip("safetensors.torch")
 X = torch.randn(6, 64, generator=torch.Generator().manual_seed(0))
-CONFIGS = {"int-quantized": qsim.w8a8_dynamic(), "float-quantized": qsim.fp8_dynamic()}
+STATIC = qsim.w8a8_static()
+CONFIGS = {
+    "int-quantized": qsim.w8a8_dynamic(),
+    "float-quantized": qsim.fp8_dynamic(),
+    "int-quantized, static": STATIC,
+    "int-quantized, zero points": dataclasses.replace(STATIC, activation=dataclasses.replace(STATIC.activation, symmetric=False)),
+    "float-quantized, static": qsim.fp8_static(),
+    "float-quantized, one scale": dataclasses.replace(qsim.fp8_static(), weight=qsim.TensorSpec(dtype="float8_e4m3fn")),
+    "int-quantized, one scale": dataclasses.replace(STATIC, weight=dataclasses.replace(STATIC.weight, axis=None)),
+    "int-quantized, mixed": STATIC.override("2", activation=qsim.w8a8_dynamic().activation),
+}
 KINDS = {"int-quantized": torch.int8, "float-quantized": torch.float8_e4m3fn}
 
 
@@ -31,29 +42,39 @@ def simulated(config, model=None, x=X):
     return sim
 
 
-@pytest.mark.parametrize("layout", CONFIGS)
-def test_what_is_written_is_the_baked_weight(layout, tmp_path):
-    sim = simulated(CONFIGS[layout])
+@pytest.mark.filterwarnings("ignore:QuantSim.bake")
+@pytest.mark.parametrize("name", CONFIGS)
+def test_what_is_written_is_what_is_simulated(name, tmp_path):
+    sim, layout = simulated(CONFIGS[name]), name.partition(",")[0]
     sim.save_compressed(tmp_path)
     state = safetensors.load_file(tmp_path / "model.safetensors")
     config = json.loads((tmp_path / "config.json").read_text())["quantization_config"]
-    assert (config["format"], config["ignore"], list(config["config_groups"])) == (layout, ["4"], ["group_0"])
-    group = config["config_groups"]["group_0"]
-    assert group["input_activations"] == {**group["weights"], "strategy": "token", "dynamic": True}
-    for name in ("0", "2"):
-        stored, scale = state[f"{name}.weight"], state[f"{name}.weight_scale"]
+    assert (config["format"], config["ignore"]) == (layout, ["4"])
+    for name, key in (("0", "input"), ("2", "2.input[0]")):
+        stored, scale, quantizer = state[f"{name}.weight"], state[f"{name}.weight_scale"], sim.quantizers()[key]
         assert stored.dtype is KINDS[layout]
         assert torch.equal(stored.float() * scale, sim.bake().get_submodule(name).weight)
+        (group,) = [group for group in config["config_groups"].values() if group["targets"] in (["Linear"], [name])]
+        assert group["weights"]["strategy"] == {1: "tensor", 2: "channel"}[scale.dim()]
+        dynamic, strategy = quantizer.spec.is_dynamic, "token" if quantizer.spec.is_dynamic else "tensor"
+        assert [group["input_activations"][what] for what in ("dynamic", "strategy")] == [dynamic, strategy]
+        assert (f"{name}.input_scale" in state) != dynamic
+        assert (f"{name}.input_zero_point" in state) != quantizer.spec.symmetric
+        if not dynamic:
+            assert torch.equal(state[f"{name}.input_scale"], quantizer.encoding.scale.reshape(1))
+        if not quantizer.spec.symmetric:
+            assert torch.equal(state[f"{name}.input_zero_point"].int(), quantizer.encoding.zero_point.reshape(1))
     assert torch.equal(state["4.weight"], sim.model[4].weight)
 
 
 @pytest.mark.filterwarnings("ignore:QuantSim.bake")
-@pytest.mark.parametrize("layout", CONFIGS)
-def test_what_is_written_is_read(layout, tmp_path):
-    sim = simulated(CONFIGS[layout])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_what_is_written_is_read(name, tmp_path):
+    sim = simulated(CONFIGS[name])
     sim.save_compressed(tmp_path / "a")
     read = qsim.load_checkpoint(tmp_path / "a")
-    assert read.activations == dict.fromkeys(["0.weight", "2.weight"], CONFIGS[layout].activation)
+    specs = [sim.quantizers()[key].spec for key in ("input", "2.input[0]")]
+    assert [read.activations[key].is_dynamic for key in ("0.weight", "2.weight")] == [spec.is_dynamic for spec in specs]
     assert torch.equal(read.state_dict()["2.weight"], sim.bake()[2].weight)
     qsim.save_checkpoint(read, tmp_path / "b", linear=["0", "2", "4"])
     for file in ("model.safetensors", "config.json"):
@@ -67,10 +88,10 @@ def test_what_is_written_is_read(layout, tmp_path):
             qsim.save_checkpoint(read, tmp_path / "c.gguf", format)
 
 
-@pytest.mark.parametrize("layout", CONFIGS)
-def test_a_language_model_comes_back(layout, tmp_path):
+@pytest.mark.parametrize("name", [name for name in CONFIGS if name != "int-quantized, mixed"])
+def test_a_language_model_comes_back(name, tmp_path):
     """Three layers read one tensor, which has one quantizer."""
-    sim = simulated(CONFIGS[layout], LanguageModel().eval(), TOKENS)
+    sim = simulated(CONFIGS[name], LanguageModel().eval(), TOKENS)
     sim.save_compressed(tmp_path)
     again = qsim.QuantSim(LanguageModel().eval(), TOKENS, qsim.load_checkpoint(tmp_path).config())
     again.load_compressed(tmp_path)
@@ -100,9 +121,12 @@ def changed(folder, change):
 
 
 HOSTILE = {
-    r"dynamic is false; expected true.*scheme='W8A8'": lambda group, _: group["input_activations"].update(dynamic=False),
+    r'strategy is .token.; expected "tensor"': lambda group, _: group["input_activations"].update(dynamic=False),
+    r"symmetric is false; expected true.*w8a8_static": lambda group, _: group["input_activations"].update(symmetric=False),
+    r"no input_scale": lambda group, _: group["input_activations"].update(dynamic=False, strategy="tensor"),
+    r"no group of config_groups has the strategy .channel.": lambda group, _: group["weights"].update(strategy="tensor"),
     r"symmetric": lambda group, _: group["weights"].update(symmetric=False),
-    r"strategy": lambda group, _: group["weights"].update(strategy="tensor"),
+    r"strategy": lambda group, _: group["weights"].update(strategy="block"),
     r"num_bits": lambda group, _: group["weights"].update(num_bits=4),
     r"type": lambda group, _: group["weights"].update(type="float"),
     r"input_activations": lambda group, _: group.update(input_activations=None),
@@ -120,7 +144,7 @@ def test_other_schemes_are_refused_with_what_to_do(what, tmp_path):
         qsim.load_checkpoint(tmp_path)
 
 
-@pytest.mark.parametrize("layout", CONFIGS)
+@pytest.mark.parametrize("layout", KINDS)
 def test_damaged_tensors_are_refused(layout, tmp_path):
     simulated(CONFIGS[layout]).save_compressed(tmp_path)
     state = safetensors.load_file(tmp_path / "model.safetensors")
@@ -149,14 +173,103 @@ def test_packed_weights_with_activations_are_not_read_as_if_there_were_none(tmp_
         qsim.load_checkpoint(tmp_path)
 
 
+def test_damaged_scales_of_activations_are_refused(tmp_path):
+    simulated(CONFIGS["int-quantized, static"]).save_compressed(tmp_path)
+    state = safetensors.load_file(tmp_path / "model.safetensors")
+    scale = state["0.input_scale"]
+    for name, value in {
+        "input_scale": scale * 0,
+        "input_scale ": scale.double(),
+        "number of input scales": scale.repeat(2),
+        "input_zero_point": torch.ones(1, dtype=torch.int8),
+    }.items():
+        key = "input_scale" if "scale" in name else name
+        safetensors.save_file({**state, f"0.{key}": value}, tmp_path / "model.safetensors")
+        with pytest.raises(FileFormatError, match=name.strip()):
+            qsim.load_checkpoint(tmp_path)
+    del state["0.input_scale"]
+    safetensors.save_file(state, tmp_path / "model.safetensors")
+    with pytest.raises(FileFormatError, match="has no input_scale"):
+        qsim.load_checkpoint(tmp_path)
+
+
+def test_scales_without_dimensions_are_read(tmp_path):
+    """As AutoFP8 and older versions of compressed-tensors wrote them."""
+    sim = simulated(CONFIGS["float-quantized, one scale"])
+    sim.save_compressed(tmp_path)
+    state = safetensors.load_file(tmp_path / "model.safetensors")
+    safetensors.save_file({name: t.reshape(()) if "scale" in name else t for name, t in state.items()}, tmp_path / "model.safetensors")
+    again = qsim.QuantSim(network(1), X, qsim.load_checkpoint(tmp_path).config())
+    again.load_compressed(tmp_path)
+    assert torch.equal(again(X), sim(X))
+
+
+class Merged(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.q, self.k, self.o = nn.Linear(64, 16), nn.Linear(64, 16), nn.Linear(16, 16)
+
+    def forward(self, x):
+        x = torch.relu(x) - 0.1
+        return self.o(self.q(x) * self.k(x))
+
+
+@pytest.mark.parametrize("name", ["int-quantized, static", "int-quantized, zero points", "float-quantized, static"])
+def test_layers_that_read_one_tensor_with_several_scales_get_the_widest_range(name, tmp_path):
+    sim = simulated(CONFIGS[name], Merged().eval())
+    sim.save_compressed(tmp_path)
+    state = safetensors.load_file(tmp_path / "model.safetensors")
+    safetensors.save_file({**state, "k.input_scale": state["k.input_scale"] * 2}, tmp_path / "model.safetensors")
+    again = qsim.QuantSim(Merged().eval(), X, qsim.load_checkpoint(tmp_path).config())
+    with pytest.warns(UserWarning, match=r"'k.weight', 'q.weight' read one tensor.*widest range"):
+        again.load_compressed(tmp_path)
+    (key,) = [key for key in again.quantizers() if "input" in key]
+    before, after = sim.quantizers()[key].encoding, again.quantizers()[key].encoding
+    step = float(after.scale)
+    assert torch.allclose(after.scale, 2 * before.scale, rtol=1e-3)
+    assert abs(float(after.min - 2 * before.min)) <= step
+    assert abs(float(after.max - 2 * before.max)) <= step
+
+
+def test_activations_that_the_simulation_quantizes_otherwise_are_told(tmp_path):
+    simulated(CONFIGS["int-quantized, static"]).save_compressed(tmp_path)
+    dynamic, none = simulated(CONFIGS["int-quantized"]), simulated(CONFIGS["int-quantized"].override("*", activation=None))
+    before = dynamic(X)
+    with pytest.raises(ValueError, match=r"'0\.weight' .* one scale in the checkpoint, a scale from each token in the simulation"):
+        dynamic.load_compressed(tmp_path)
+    with pytest.raises(ValueError, match=r"'2\.weight' .* one scale in the checkpoint, no quantizer of their own in the simulation"):
+        none.load_compressed(tmp_path)
+    assert torch.equal(dynamic(X), before)
+
+
+def test_uncalibrated_activations_are_not_written(tmp_path):
+    sim = qsim.QuantSim(network(), X, qsim.w8a8_static())
+    with pytest.raises(qsim.errors.NoEncodingError, match="calibrate"):
+        sim.save_compressed(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["float-quantized", "float-quantized, static", "int-quantized, zero points"])
+def test_a_model_in_bfloat16_is_written_with_rounded_scales(name, tmp_path):
+    sim = simulated(CONFIGS[name], network().bfloat16(), X.bfloat16())
+    with pytest.raises(ValueError, match=r"call sim\.round_scales"):
+        sim.save_compressed(tmp_path)
+    sim.round_scales(torch.bfloat16)
+    sim.save_compressed(tmp_path)
+    again = qsim.QuantSim(network(1).bfloat16(), X.bfloat16(), qsim.load_checkpoint(tmp_path).config())
+    again.load_compressed(tmp_path)
+    assert torch.equal(again(X.bfloat16()), sim(X.bfloat16()))
+
+
 @pytest.mark.filterwarnings("ignore:QuantSim.bake")
-@pytest.mark.parametrize("layout", CONFIGS)
-def test_the_library_decompresses_it(layout, tmp_path):
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_library_decompresses_it(name, tmp_path):
     pytest.importorskip("compressed_tensors")
     from compressed_tensors.compressors.naive_quantized import NaiveQuantizationCompressor
     from compressed_tensors.quantization import QuantizationConfig
 
-    sim = simulated(CONFIGS[layout])
+    sim = simulated(CONFIGS[name])
     sim.save_compressed(tmp_path)
     config = QuantizationConfig(**json.loads((tmp_path / "config.json").read_text())["quantization_config"])
     state = safetensors.load_file(tmp_path / "model.safetensors")
@@ -166,21 +279,71 @@ def test_the_library_decompresses_it(layout, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:QuantSim.bake", "ignore:You passed `quantization_config`")
-@pytest.mark.parametrize("layout", CONFIGS)
-def test_transformers_reads_it(layout, tmp_path):
-    """Its weights are the baked ones. Of float8 its activations are ours too; of int8 it divides by 127.5 where kernels do by 127."""
+@pytest.mark.parametrize("name", [name for name in CONFIGS if name != "int-quantized, mixed"])
+def test_transformers_reads_it(name, tmp_path):
+    """Its weights are the baked ones. Its activations are ours too, but for those of int8 with a scale from each token: it divides by
+    127.5 where kernels do by 127."""
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("compressed_tensors")
     sizes = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
     torch.manual_seed(0)
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, tie_word_embeddings=False)).eval()
     example = {"input_ids": torch.randint(64, (2, 9)), "use_cache": False}
-    sim = simulated(CONFIGS[layout], model, example)
+    sim = simulated(CONFIGS[name], model, example)
     sim.save_compressed(tmp_path)
     read = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
     with torch.no_grad():
-        if layout == "float-quantized":
+        if name != "int-quantized":
             assert torch.equal(read(**example).logits, sim(**example).logits)
         for module in read.modules():
             module.quantization_enabled = False  # of activations: weights stay
         assert torch.equal(read(**example).logits, sim.bake()(**example).logits)
+
+
+def written_by_the_library(model, example, folder, kind, strategy, symmetric):
+    """What the model with static scales returns; the library's own quantization, compression and files."""
+    from compressed_tensors.compressors import ModelCompressor
+    from compressed_tensors.quantization import QuantizationArgs, QuantizationConfig, QuantizationScheme, apply_quantization_config
+
+    weights = QuantizationArgs(num_bits=8, type=kind, symmetric=True, strategy=strategy)
+    activations = QuantizationArgs(num_bits=8, type=kind, symmetric=symmetric, strategy="tensor", dynamic=False)
+    scheme = QuantizationScheme(targets=["Linear"], weights=weights, input_activations=activations)
+    layout = {"format": f"{kind}-quantized", "quantization_status": "frozen"}
+    apply_quantization_config(model, QuantizationConfig(config_groups={"group": scheme}, ignore=["lm_head"], **layout))
+    layers = [module for module in model.modules() if hasattr(module, "quantization_scheme")]
+    read = {}
+    for layer in layers:
+        layer.quantization_enabled = False
+        layer.register_forward_pre_hook(lambda module, args: read.update({module: args[0].detach()}))
+    model(**example)
+    largest = 448 if kind == "float" else 127
+    for layer, x in read.items():
+        axis = 1 if strategy == "channel" else (0, 1)
+        scale = layer.weight.abs().amax(axis, keepdim=True) / largest
+        layer.weight_scale.data = scale.detach().reshape(layer.weight_scale.shape)
+        layer.input_scale.data = (x.abs().max() / largest if symmetric else (x.max() - x.min()) / 255).reshape(1)
+        if not symmetric:
+            zero_point = -128 - (x.min() / layer.input_scale).round()
+            layer.input_zero_point.data = zero_point.to(layer.input_zero_point.dtype)
+        layer.quantization_enabled = True
+    logits = model(**example).logits.detach()
+    compressor = ModelCompressor.from_pretrained_model(model)
+    compressor.compress_model(model)
+    model.save_pretrained(folder)
+    compressor.update_config(folder)
+    return logits
+
+
+@pytest.mark.parametrize("strategy", ["channel", "tensor"])
+@pytest.mark.parametrize(("kind", "symmetric"), [("float", True), ("int", True), ("int", False)])
+def test_what_the_library_writes_is_simulated(kind, symmetric, strategy, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("compressed_tensors")
+    sizes = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+    model, fresh = (transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, tie_word_embeddings=False)).eval() for _ in range(2))
+    example = {"input_ids": torch.randint(64, (2, 9), generator=torch.Generator().manual_seed(0)), "use_cache": False}
+    logits = written_by_the_library(model, example, tmp_path, kind, strategy, symmetric)
+    checkpoint = qsim.load_checkpoint(tmp_path)
+    sim = qsim.QuantSim(fresh, example, checkpoint.config())
+    sim.load_compressed(checkpoint)
+    assert torch.equal(sim(**example).logits, logits)
