@@ -98,6 +98,10 @@ MASKED = -1e9  # no activation is as low
 
 def is_mask(t: Tensor) -> bool:
     """Whether a tensor holds -Inf, the lowest finite number, or one that stands for these, such as -1e30. One that cannot be compared
-    here (sparse, meta) is taken for none."""
-    t = unwrapped(t)  # inside vmap or jvp a bool of the wrapper is refused
-    return is_dense(t) and not t.is_meta and bool((t <= max(torch.finfo(t.dtype).min, MASKED)).any())
+    here (sparse, meta, float8) is taken for none."""
+    t = unwrapped(t).detach()  # inside vmap or jvp a number of the wrapper is refused
+    if not is_dense(t) or t.is_meta or t.itemsize == 1 or t.numel() == 0:
+        return False
+    end = max(torch.finfo(t.dtype).min, MASKED)
+    lowest = float(t.amin())  # reads once and writes nothing, but is NaN beside a NaN
+    return lowest <= end or (math.isnan(lowest) and bool((t <= end).any()))
