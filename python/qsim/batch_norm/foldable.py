@@ -91,13 +91,13 @@ class _Graph:
             except NotFoldable as other:
                 # Of two reasons, the one about a neighbour that is a layer at all.
                 only_after = not any(_producer(s) for s in steps) and any(self._consumer(s) for s in steps)
-                raise NoLayerBeside(str(other if only_after else reason), {_input(step.dims) for step in steps}) from None
+                raise NoLayerBeside(str(other if only_after else reason), {len(_input(step.shapes)) for step in steps}) from None
 
     def _check_batch_norm(self, name: str, steps: list[Step]) -> None:
         bn = self.modules.get(name)
         if not isinstance(bn, _BatchNorm):
             raise NotFoldable(f"'{name}' is a call of F.batch_norm, not a module that could be taken out of the model")
-        if not is_torchs_own(bn, "forward") and not is_followed_by_children(bn, _input(steps[0].dims) if steps else 0):
+        if not is_torchs_own(bn, "forward") and not is_followed_by_children(bn, len(_input(steps[0].shapes)) if steps else 0):
             raise NotFoldable(
                 f"'{name}' ({type(bn).__name__}) has a forward of its own, which does something else than normalize, then call its children"
             )
@@ -122,7 +122,7 @@ class _Graph:
             for reader in self.tape.readers(layer):
                 if reader.step is not step:
                     raise NotFoldable(f"the output of '{layer.name}' goes to '{name}' and is also {reading(reader.step)}")
-            self._check_layer(layer, _input(step.dims), name)
+            self._check_layer(layer, len(_input(step.shapes)), name)
         producers = [_producer(step) for step in steps]
         layer_path = _agreed(name, producers)
         if any(owner(step) == layer_path and step not in producers for step in self.products):
@@ -141,7 +141,7 @@ class _Graph:
             layer = self._consumer(step)
             if layer is None:
                 raise NotFoldable(f"the output of '{name}' is not read by one convolution or linear layer alone{mode(step)}")
-            _check_padding(name, layer.name, self._check_layer(layer, _input(layer.dims), name))
+            _check_padding(name, layer.name, self._check_layer(layer, len(_input(layer.shapes)), name))
             if not _is_result(_input(layer.operands)):
                 raise NotFoldable(f"'{layer.name}' reads '{name}' through a reshape, dropout or the like{mode(step)}")
         consumers = [self._consumer(step) for step in steps]

@@ -123,7 +123,7 @@ class _CandidateWalk:
             if kept:
                 self.sliced = False  # the next call reads it, which no output of this one shows
                 self.blocked = self.blocked or f"what it returns is kept in the buffer '{kept[0]}'"
-            for reader in (r for i in range(step.outputs) for r in self.tape.readers(step, i)):
+            for reader in (r for i in step.results for r in self.tape.readers(step, i)):
                 if step is first and reader.origin.direct:
                     self.sliced = False
                 if (why := self._blocks(reader.step, reader.slot)) is not None:

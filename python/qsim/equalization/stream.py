@@ -149,7 +149,7 @@ class _StreamWalk:
             if step in self._stream:
                 continue
             self._stream.add(step)
-            for reader in (r for i in range(step.outputs) for r in self.tape.readers(step, i)):
+            for reader in (r for i in step.results for r in self.tape.readers(step, i)):
                 if (after := self._next(reader)) is not None:
                     left.append(after)
 
@@ -164,7 +164,7 @@ class _StreamWalk:
         if step.kind == "add":
             self._sums.append(step)
             return step
-        if name_of(step.func) in ("mul", "div") and step.dims.get(1, 0) == 0 and step.dims.get(0, 1) > 0:
+        if name_of(step.func) in ("mul", "div") and len(step.shapes.get(1, ())) == 0 < len(step.shapes.get(0, (1,))):
             return step
         raise Refused(f"the residual stream is also read by '{step.name}', which is neither a sum nor a norm")
 

@@ -7,6 +7,7 @@ their result, whether a kernel takes them or not: weights become int8 with one s
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from torch.fx import Graph, Node
 
 from qsim.graph.execute.marks import BIAS, QUANTIZED
 from qsim.numbers.encoding import Encoding
+from qsim.numbers.float_format import FLOAT_FORMATS
 from qsim.trace.fx_nodes import arguments, function, shape
 from qsim.trace.marks_before_rectifiers import limits_of
 from qsim.trace.marks_behind_moves import key_of
@@ -46,7 +48,7 @@ def bias_made_integers(node: Node, encodings: Encodings) -> str | None:
         return None
     _, weight, bias = found
     grid = encodings.get(str(key_of(weight)))
-    if bias is None or grid is None or grid.block_size is not None or not _is_float(bias):
+    if bias is None or not _is_integer(grid) or grid.block_size is not None or not _is_float(bias):
         return None
     return _names(node)[2] if grid.scale.numel() in (1, shape(bias)[0]) else None
 
@@ -58,11 +60,16 @@ def _operands(node: Node, encodings: Encodings) -> tuple[Node, Node, Node | None
         return None
     x, weight, bias = (arguments(node)[operand] for operand in _names(node))
     grid = encodings.get(str(key_of(x)))
-    if grid is None or grid.axis is not None or not _is_between(node, encodings):
+    if not _is_integer(grid) or grid.axis is not None or not _is_between(node, encodings):
         return None
     if name == "linear" and len(shape(x)) != 2 and (bias is None or not key_of(next(iter(node.users)))):
         return None  # no Gemm, or one with a Reshape between it and a rectifier
     return x, weight, bias
+
+
+def _is_integer(grid: Encoding | None) -> TypeGuard[Encoding]:
+    """Whether a tensor lies on a grid of integers: what float formats round is left alone."""
+    return grid is not None and grid.dtype not in FLOAT_FORMATS
 
 
 def _names(node: Node) -> tuple[str, str, str]:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from qsim.errors import NoEncodingError
 from qsim.numbers.encoding import Encoding
 from qsim.numbers.spec import TensorSpec
 from qsim.options import shown
@@ -129,6 +130,15 @@ class Encoded(RangeState):
         if self._running and not self._has_encoding and not self.scale.is_meta:
             self._has_encoding = self.scale.numel() > 0 and not bool(self.scale.isnan().any())
         return self._has_encoding
+
+    def _without_encoding(self, x: Tensor) -> Tensor:
+        """What becomes of a tensor that wants an encoding where there is none."""
+        if x.numel() == 0:
+            return x
+        raise NoEncodingError(
+            f"{self._title} has no encoding. Calibrate first (observing = True, run data, compute_encoding()), "
+            "load a calibrated state dict, or set enabled = False."
+        )
 
     @property
     def lacks_encoding(self) -> bool:

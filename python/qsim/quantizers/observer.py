@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
 from qsim import ops
 from qsim.errors import CalibrationError
@@ -68,6 +69,8 @@ class Observer(RangeState):
         Elements, NaN, +Inf, -Inf of whole tensors.
     sketch : Tensor, int64 [16384], per tensor only
         Elements by sign, exponent and 5 mantissa bits; NaN and Inf are not in it.
+    met_empty : bool
+        Whether a tensor without elements came.
     low_bits : Tensor, int32 [], per tensor only
         OR of the mantissa bits that the sketch leaves out: 0x30000 where all values were bfloat16.
 
@@ -99,6 +102,7 @@ class Observer(RangeState):
             raise ValueError("Observer: block_size needs the axis that blocks lie along; got axis=None")
         super().__init__(axis, block_size, shape)
         self.name = name
+        self.met_empty = False
         self._allocate(UNKNOWN_SHAPE if self.held_shape is None else self.held_shape)
 
     def _allocate(self, shape: tuple[int, ...], on: torch.device | None = None) -> None:
@@ -116,6 +120,8 @@ class Observer(RangeState):
         ----------
         x : Tensor, float16/bfloat16/float32/float64, on the observer's device
         """
+        if x.numel() == 0 and not is_dynamo_compiling():
+            self.met_empty = True
         if self.held_shape is None:
             self.adopt(range_shape(x.shape, self.axis, self.block_size))
         state = self._buffers

@@ -12,7 +12,7 @@ from torch.compiler import is_dynamo_compiling
 
 from qsim import ops
 from qsim._library import eager
-from qsim.errors import CalibrationError, NoEncodingError
+from qsim.errors import CalibrationError
 from qsim.numbers.blocks import is_tiled
 from qsim.numbers.encoding import Encoding
 from qsim.numbers.spec import TensorSpec, range_shape
@@ -101,6 +101,19 @@ class Quantizer(Encoded):
         self._tiled = is_tiled(spec.axis, spec.block_size)
 
     @property
+    def is_idle(self) -> bool:
+        """Whether it met empty tensors alone, and needs no encoding until values come.
+
+        Examples
+        --------
+        >>> quantizer = Quantizer(TensorSpec())
+        >>> quantizer.observe(torch.zeros(0, 3))
+        >>> quantizer.is_idle
+        True
+        """
+        return self.observer.met_empty and self.lacks_encoding and self.counts.elements == 0
+
+    @property
     def is_plain(self) -> bool:
         """Whether all that it may do is `ops.fake_quantize` by a scale that it holds: not learned, not running, not each tensor's own.
 
@@ -133,8 +146,8 @@ class Quantizer(Encoded):
         Raises
         ------
         NoEncodingError
-            Enabled, but nothing has chosen an encoding yet. A running range in training mode gives NaN instead, until a batch
-            has a finite value.
+            Enabled, but nothing has chosen an encoding yet; an empty tensor needs none. A running range in training mode gives NaN
+            instead, until a batch has a finite value.
         """
         if self._running:
             if self.training:
@@ -182,10 +195,7 @@ class Quantizer(Encoded):
         if self._dynamic:
             return quantize_dynamically(x, self._spec)
         if not self._has_encoding and not (self._running and self.training) and not self._look_for_encoding():
-            raise NoEncodingError(
-                f"{self._title} has no encoding. Calibrate first (observing = True, run data, compute_encoding()), "
-                "load a calibrated state dict, or set enabled = False."
-            )
+            return self._without_encoding(x)
         spec, state, factor = self._spec, self._buffers, 1.0
         if spec.is_float:
             return self._round(x, in_place)

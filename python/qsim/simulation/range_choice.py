@@ -21,6 +21,7 @@ from qsim.simulation.lent_ranges import Borrower, lent
 from qsim.simulation.simulation import Simulation
 
 _FALLEN = "not needed: all that use it fall back"
+_REACH = "Calibrate with data that reach it"
 _OTHER = "where it stands was something else than in the example inputs: that stays in float"
 
 
@@ -54,11 +55,14 @@ def choose_encodings(
             problems[key] = found
     needed, refused = sim.needed(), sim.switch.refused
     unmet = [key for key, q in quantizers.items() if key in problems and q.enabled and key in needed - refused]
+    idle = [key for key in unmet if quantizers[key].is_idle]
+    unmet = [key for key in unmet if key not in idle]
     if unmet:
         raise _failure([str(problems[key]) for key in unmet])
     reasons = {**dict.fromkeys(refused, _OTHER), **dict.fromkeys(problems.keys() - needed, _FALLEN)}
     unneeded = [f"{problems[key]} ({reasons[key]})" for key in quantizers if key in problems and key in reasons]
-    return [*unneeded, *(found.sentence for found in borrowed.values()), *fit_biases(sim, sim.decisions.biases)]
+    empty = [f"'{key}' met empty tensors alone and has no range: values that come later are an error. {_REACH}" for key in idle]
+    return [*unneeded, *empty, *(found.sentence for found in borrowed.values()), *fit_biases(sim, sim.decisions.biases)]
 
 
 def fit_biases(sim: Simulation, biases: Iterable[PlannedBias]) -> list[str]:

@@ -184,7 +184,10 @@ class Simulation(NamedAsTheModel, AsTheModel):
         return self.decisions.released(self.quantization.formats)
 
     def missing(self) -> list[str]:
-        """The quantizers without an encoding that quantize."""
+        """The quantizers without an encoding that quantize. What only empty tensors reached needs none until values come."""
+        return [key for key in self._without_encoding() if not self.quantizers()[key].is_idle]
+
+    def _without_encoding(self) -> list[str]:
         needed = self.needed()
         return [key for key, q in self.quantizers().items() if q.enabled and q.lacks_encoding and key in needed]
 
@@ -225,7 +228,7 @@ class Simulation(NamedAsTheModel, AsTheModel):
         return called
 
     def no_encoding(self) -> NoEncodingError:
-        missing = self.missing()
+        missing = self._without_encoding()
         shown = ", ".join(f"'{key}'" for key in missing[:3]) + (", ..." if len(missing) > 3 else "")
         return NoEncodingError(
             f"QuantSim: {len(missing)} of {len(self.quantizers())} quantizers have no encoding ({shown}). Call sim.calibrate(data), "

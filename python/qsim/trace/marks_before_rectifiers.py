@@ -65,4 +65,5 @@ def clips_to(encoding: Encoding, lowest: float, highest: float) -> bool:
     """Whether quantizing to a grid of one scale clips all that lies outside of [lowest, highest]."""
     low, high = (torch.tensor(limit) / encoding.scale.float().cpu() for limit in (lowest, highest))
     zero_point = encoding.zero_point.cpu()
-    return bool((low.round() + zero_point <= encoding.quant_min).all()) and bool((high.round() + zero_point >= encoding.quant_max).all())
+    first, last = float(encoding.quant_min), float(encoding.quant_max)  # of bfloat16 beyond all integer types
+    return bool((low.round() + zero_point <= first).all()) and bool((high.round() + zero_point >= last).all())

@@ -148,7 +148,12 @@ class Interpreter:
                 self._statement(statement, scope)
 
     def _statement(self, s: Statement, scope: _Scope) -> None:
-        inside = bool(getattr(s, "checkpoint", ""))
+        how: str = getattr(s, "checkpoint", "")
+        inside = bool(how)
+        if how == "reentrant" and torch.is_grad_enabled():
+            assert isinstance(s, (Run, Invoke))
+            if not any(scope.names[name].value.tensor.requires_grad for name in s.operands):
+                raise NotUnderstood("a reentrant checkpoint of what needs no gradient: torch computes none")
         self.checkpoints += inside
         try:
             self._carry_out(s, scope)

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 import qsim
 from qsim.graph.plan.actions import QuantizationPlan
 from qsim.graph.plan.plan import plan
+from qsim.graph.plan.reasons import MASK
 from qsim.graph.record.record import record
 from qsim.runs.arguments import example_calls
 
@@ -224,10 +225,10 @@ def test_what_runs_in_training_only_stays_float():
 def test_masks_stay_float(lowest):
     mask = torch.full((5, 5), lowest).triu(1)
     found = reasons(lambda m, x: F.softmax(x @ x.t() + mask, -1), ROWS)
-    assert found == {"add.input[1]": "a mask: holds -Inf or the lowest finite number"}
+    assert found == {"add.input[1]": MASK}
     assert keys(lambda m, x: F.softmax(x @ x.t() + mask, -1), ROWS) == ["input", "matmul.output", "add.output"]
     found = reasons(lambda m, x: (lambda y: (F.softmax(y, -1), y.sum()))(x @ x.t() + mask), ROWS)
-    assert found["add"] == "a mask: holds -Inf or the lowest finite number"
+    assert found["add"] == MASK
 
 
 def test_a_result_that_no_mode_can_change_is_quantized_by_its_readers_and_observed_once():

@@ -165,7 +165,7 @@ def test_parameters_and_buffers_have_names():
     steps = evaluated(tape)
     assert steps["conv2d"].constants == {"weight": "conv.weight"}
     assert set(steps["bn"].constants.values()) == {"bn.running_mean", "bn.running_var", "bn.weight", "bn.bias"}
-    assert steps["conv2d"].dims == {0: 4, "weight": 4}
+    assert steps["conv2d"].shapes == {0: X.shape, "weight": (4, 4, 1, 1)}
 
 
 def test_options_are_noted():
@@ -184,7 +184,7 @@ def test_transparent_functions_hand_origins_on():
 
 def test_outputs_are_numbered():
     steps = evaluated(taped(lambda m, x: torch.var_mean(x, 0)[1].exp(), X))
-    assert steps["var_mean"].outputs == 2
+    assert list(steps["var_mean"].results) == [0, 1]
     assert steps["exp"].operands == {0: {Origin("step", steps["var_mean"], output=1)}}
 
 

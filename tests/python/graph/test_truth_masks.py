@@ -1,5 +1,7 @@
 """Masks that are computed from flags and added to scores: no range of unpadded batches holds them, and none of padded ones the scores."""
 
+import math
+
 import pytest
 import torch
 from by_hand import decibels, simulated
@@ -7,6 +9,7 @@ from models import Forward
 from torch import nn
 
 import qsim
+from qsim.graph.record.handing_on import hides, is_mask
 
 IDS = torch.randint(1, 50, (4, 10), generator=torch.Generator().manual_seed(0))
 WHOLE = torch.ones(4, 10, dtype=torch.long)
@@ -45,7 +48,7 @@ def test_scores_keep_their_grid_beside_a_mask(mask, layers):
     m = model(mask, layers)
     sim = simulated(m, IDS, PADDED, config=qsim.int8())
     assert not any(key.startswith(("rsub", "mul", "log")) for key in sim.quantizers())
-    assert any(left.reason.startswith(("a mask: made of flags", "computed from integers or flags")) for left in sim.summary().left)
+    assert any(left.reason.startswith(("a mask: ", "computed from integers or flags")) for left in sim.summary().left)
     with torch.no_grad():
         assert decibels(sim(IDS, PADDED), m(IDS, PADDED)) > 28
 
@@ -154,3 +157,63 @@ def test_what_is_counted_is_named_in_the_summary():
         "sin": "computed from integers or flags alo",
     }
     assert "sin.output" in sim.quantizers()
+
+
+@pytest.mark.parametrize("target", ["default", "onnxruntime", "tensorrt"])
+@pytest.mark.parametrize(
+    "added",
+    [
+        lambda m, scores, padding: scores + m.hidden * -100.0,  # Swin
+        lambda m, scores, padding: scores * (1 - m.hidden) + -1e4 * m.hidden,  # the first GPT
+        lambda m, scores, padding: scores * (1 - m.hidden) + -1e4 * m.hidden + padding,
+        lambda m, scores, padding: scores + m.bias + m.hidden * -1e4,
+    ],
+    ids=["-100", "-10000", "two masks", "beside positions"],
+)
+def test_constants_that_hide_scores_are_no_numbers_of_a_grid(added, target):
+    torch.manual_seed(0)
+
+    def forward(m, ids, attention):
+        x = m.e(ids)
+        padding = (1.0 - attention[:, None].to(x.dtype)) * -10000.0
+        return m.head(torch.softmax(added(m, m.q(x) @ m.k(x).mT / 4, padding), -1) @ m.v(x))
+
+    layers = {name: nn.Linear(16, 16) for name in ("q", "k", "v", "head")}
+    m = Forward(forward, e=nn.Embedding(50, 16), **layers).eval()
+    m.bias = nn.Parameter(torch.randn(10, 10))
+    m.register_buffer("hidden", torch.triu(torch.ones(10, 10), 1))
+    sim = simulated(m, IDS, PADDED, config=qsim.int8(target=target))
+    assert not any(float(q.encoding.min) < -60 for q in sim.quantizers().values() if q.encoding is not None and q.encoding.min.numel() == 1)
+    with torch.no_grad():
+        assert decibels(sim(IDS, PADDED), m(IDS, PADDED)) > 28
+    minmax = qsim.int16().override("*", activation={"method": "minmax"})
+    with torch.no_grad():
+        assert decibels(simulated(m, IDS, PADDED, config=minmax)(IDS, PADDED), m(IDS, PADDED)) > 70
+
+
+def test_numbers_below_zero_are_no_mask_by_themselves():
+    """Such as a bias of distances: it is quantized as constants are."""
+    torch.manual_seed(0)
+    distance = -(torch.arange(10)[:, None] - torch.arange(10)).abs() * 10.0
+
+    def forward(m, x):
+        return m.head(torch.softmax(m.q(x) @ m.k(x).mT + distance, -1) @ x)
+
+    m = Forward(forward, **{name: nn.Linear(16, 16) for name in ("q", "k", "head")}).eval()
+    sim = simulated(m, torch.randn(4, 10, 16), config=qsim.int8())
+    assert "add.output" in sim.quantizers()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_what_is_a_mask(dtype):
+    """Infinite, or as low as the lowest number, beside a NaN too; empty and float8 ones are none."""
+    made = {True: [(1, -math.inf), (math.nan, -math.inf), (torch.finfo(dtype).min, 0)], False: [(1, 2), (math.nan, 1), (-6e4, 0), ()]}
+    for expected, every in made.items():
+        for values in every:
+            t = torch.tensor(values, dtype=dtype)
+            assert [is_mask(t), is_mask(torch.stack([t, t], 1).T)] == [expected, expected], values
+    assert not is_mask(torch.zeros(2).to(torch.float8_e4m3fn))
+    hiding = {True: [(0, -100), (-0.0, -math.inf, -60)], False: [(0, 0), (-100, -100), (0, -100, -1), (0, -100, math.nan), (0, 1, -100)]}
+    for expected, every in hiding.items():
+        for values in every:
+            assert hides(torch.tensor(values, dtype=dtype)) == expected, values

@@ -250,3 +250,26 @@ def test_linear_layers_on_any_number_of_axes_run_in_onnxruntimes_kernel(model, s
         x = torch.randn(shape)
         expected = run.run(None, {run.get_inputs()[0].name: x.numpy()})[0]
         np.testing.assert_array_equal(sim.evaluate(x, integer=True).numpy(), expected)
+
+
+class Mixed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.up = nn.Conv2d(3, 8, 3, padding=1), nn.ConvTranspose2d(8, 8, 2, 2)
+        self.norm, self.fc1, self.fc2 = nn.LayerNorm(8), nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x):
+        y = F.hardtanh(F.avg_pool2d(self.up(F.relu(self.conv(x))), 2))
+        z = self.norm(self.fc1(y.flatten(2).mT))
+        return self.fc2(F.gelu(z) * torch.sigmoid(z))
+
+
+@pytest.mark.parametrize("target", ["default", "onnxruntime", "tensorrt"])
+@pytest.mark.parametrize("preset", [qsim.fp16, qsim.bf16, qsim.fp8, qsim.fp8_static], ids=lambda preset: preset.__name__)
+def test_what_float_formats_round_is_computed_in_float(preset, target):
+    """Biases stay as they are there: the runtime's optimiser makes integers of those beside integers alone."""
+    x = torch.randn(2, 3, 6, 6, generator=torch.Generator().manual_seed(0))
+    sim = calibrated(Mixed, x, preset(target=target))
+    with sim.integer():
+        found = sim(x)
+    assert decibels(found, sim(x)) > 50

@@ -2,10 +2,11 @@
 
 import pytest
 import torch
+from by_hand import decibels
 from torch import nn
 
 import qsim
-from qsim.errors import CalibrationError
+from qsim.errors import NoEncodingError
 
 WIDTH, EXPERTS = 16, 4
 
@@ -102,7 +103,62 @@ def test_layers_of_several_widths_lend_no_ranges_of_channels():
     assert [sim.encodings()[f"layers.{i}.output"].scale.shape for i in (0, 1)] == [(8,), (12,)]
 
 
-def test_where_nothing_reached_any_of_them_there_is_no_range():
+class Shrinking(nn.Module):
+    """A convolutional network whose layers lie in a list: each sees fewer values than the one before, and smaller ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Conv2d(4, 4, 3, stride=2, padding=1, bias=False) for _ in range(4))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = torch.relu(layer(x)) * 0.1
+        return x
+
+
+def test_layers_that_see_fewer_values_by_their_shape_have_ranges_of_their_own():
+    x = torch.randn(4, 4, 32, 32, generator=torch.Generator().manual_seed(0))
+    sim = qsim.QuantSim(Shrinking().eval(), x, qsim.int8())
+    report = sim.calibrate([x], progress=False)
+    assert not any("met few" in problem for problem in report.problems)
+    with sim.in_float():
+        expected = sim(x)
+    assert decibels(sim(x), expected) > 25
+    for quantizer in sim.quantizers().values():
+        if "output" in quantizer.name:
+            assert float(quantizer.encoding.max) <= 1.01 * float(quantizer.max)
+
+
+def test_an_expert_that_the_example_sent_no_token_to_is_planned_as_the_others_are():
+    class Chained(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.experts = nn.ModuleList(nn.Sequential(nn.Linear(WIDTH, 8), nn.ReLU(), nn.Linear(8, WIDTH)) for _ in range(3))
+
+        def forward(self, x):
+            y = torch.zeros_like(x)
+            for number, expert in enumerate(self.experts):
+                (chosen,) = torch.where(x[:, 0].round() == number)
+                y.index_add_(0, chosen, expert(x[chosen]))
+            return y
+
+    sim = qsim.QuantSim(Chained().eval(), tokens(0, 0, 1), qsim.int8())
+    report = sim.calibrate([tokens(0, 0, 1, 1)], progress=False)
+    assert any("'experts.2.0.output' met no value" in problem for problem in report.problems)
+    of = {i: sorted(key.removeprefix(f"experts.{i}.") for key in sim.quantizers() if key.startswith(f"experts.{i}.")) for i in range(3)}
+    assert of[0] == of[1] == of[2]
+    sim(tokens(2, 2, 0))
+
+
+def test_where_only_empty_tensors_came_there_is_no_range_until_values_come():
     sim = simulated()
-    with pytest.raises(CalibrationError, match=r"'experts\.0\.up\.output' has no range"):
-        sim.calibrate([tokens(9, 9)], progress=False)
+    report = sim.calibrate([tokens(9, 9)], progress=False)
+    assert any("'experts.0.up.output' met empty tensors alone" in problem for problem in report.problems)
+    assert sim(tokens(9, 9, 9)).shape == (3, WIDTH)
+    assert sim.compare([tokens(9, 9)]).output is not None
+    with pytest.raises(NoEncodingError, match=r"'experts\.0\.up\.output'"):
+        sim(tokens(0, 9))
+    assert "'experts.0.up.output'" in str(sim.borders())
+    sim.calibrate([tokens(0, 1, 2, 3)], progress=False)
+    sim(tokens(0, 9))

@@ -1,6 +1,7 @@
 """Which quantizers do the same in several places: in the passes of a loop, and in the members of a list of modules, as experts are.
 
-Data choose which of them a token comes to. One that few tokens reach can have the range of all.
+Data choose which of them a token comes to. One that few tokens reach can have the range of all. Tokens are rows: what has other shapes
+but for the first axis, as the layers of a convolutional network have that lie in a list, does not do the same.
 """
 
 from __future__ import annotations
@@ -27,13 +28,14 @@ def find_alike(
     loops: dict[Hashable, dict[str, None]] = defaultdict(dict)
     lists: dict[Hashable, dict[str, None]] = defaultdict(dict)
     for site, found in actions.items():
-        operands = [("operand", slot, use.key) for slot, use in found.operands.items()]
-        for what, at, key in [*operands, *(("result", index, key) for index, key in found.outputs.items())]:
+        step = site.steps[0]
+        read = [("operand", slot, use.key, step.shapes.get(slot)) for slot, use in found.operands.items()]
+        made = [("result", index, key, step.results.get(index)) for index, key in found.outputs.items()]
+        for what, at, key, shape in [*read, *made]:
             planned = quantizers[key]
             if planned.role == "activation" and planned.range is None and not (planned.spec.is_dynamic or planned.spec.is_running):
-                spots, leaf, name = site.steps[0].key
-                code = spots, name, what, at, planned.spec
-                path = site.steps[0].path
+                (spots, leaf, name), path = step.key, step.path
+                code = spots, name, what, at, planned.spec, shape and shape[1:]
                 loops[path, leaf, code][key] = None
                 lists[_of_any_member(path, modules), _of_any_member(leaf, modules), code][key] = None
     groups = [tuple(keys) for keys in loops.values() if len(keys) > 1]

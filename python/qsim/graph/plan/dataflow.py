@@ -173,16 +173,19 @@ class Dataflow:
 
     def _masks(self) -> dict[Site, set[Slot]]:
         """Which operands are masks by what they are made of: counts that are added to scores which a softmax reads, or that attention takes
-        as one operation. They are zero without padding: no range of such batches holds a mask."""
+        as one operation. They are zero without padding: no range of such batches holds a mask. And by what they held."""
         found: dict[Site, set[Slot]] = {}
-        for site in self.sites:
+        for site in reversed(self.sites):
             operands = site.operands()
             if site.type == ATTENTION:
                 operands = {slot: origins for slot, origins in operands.items() if slot in (3, "attn_mask")}
-            elif site.type not in ("Add", "Sub") or (reader := self.sole_reader(site)) is None or reader.type != "Softmax":
-                continue
+            elif site.type not in ("Add", "Sub") or not (
+                (reader := self.sole_reader(site)) in found or (reader and reader.type == "Softmax")
+            ):
+                continue  # `in found`: another mask is added to the sum
             made = {slot for slot, origins in operands.items() if all(self._is_count(origin, self.counted) for origin in origins)}
-            if masks := {slot for slot in made if {*map(self.kind, operands[slot])} != {"const"}}:
+            made -= {slot for slot in made if {*map(self.kind, operands[slot])} == {"const"}}
+            if masks := made | {slot for step in site.steps for slot in step.masks if slot in operands}:
                 found[site] = masks
         return found
 
@@ -206,7 +209,7 @@ class Dataflow:
 
     def readers(self, site: Site) -> list[Reader]:
         """Everything that reads any result."""
-        return [reader for step in site.steps for i in range(step.outputs) for reader in self.tape.readers(step, i)]
+        return [reader for step in site.steps for i in step.results for reader in self.tape.readers(step, i)]
 
     def works_in_place(self, site: Site) -> bool:
         """Whether it changes what it is given."""
@@ -223,7 +226,7 @@ class Dataflow:
 
     def is_rewritten(self, site: Site) -> bool:
         """Whether a result of it is written to afterwards."""
-        return any((step, i) in self.tape.rewritten for step in site.steps for i in range(step.outputs))
+        return any((step, i) in self.tape.rewritten for step in site.steps for i in step.results)
 
     def is_changed_by_its_view(self, site: Site) -> bool:
         """Whether what it makes a view of is written to afterwards: a copy would hide that."""

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from qsim.graph.record.call_sites import LEAF, CallSite, call_site, kind_of_code
 from qsim.graph.record.containers import containers, full_name, leaf_paths, subclass
-from qsim.graph.record.handing_on import Given, handed_on, is_mask, numbers_among
+from qsim.graph.record.handing_on import Given, handed_on, hides, is_mask, numbers_among
 from qsim.graph.record.own_arguments import own_arguments
 from qsim.graph.record.resume import driven
 from qsim.graph.record.routes import call_key
@@ -47,6 +47,7 @@ from qsim.operations.functions import (
     TRANSPARENT,
     Function,
     adds_up,
+    kind_of,
     name_of,
     route_name,
     visible,
@@ -207,7 +208,7 @@ class Recorder(TorchFunctionMode):
             if (name in TRANSPARENT and not adds_up(name, chosen)) or not any(t.is_floating_point() for t in _results(out)):
                 out = self._flow(made, call, chosen, out)
             else:
-                step = self._step(made, call)
+                step = self._step(made, call, out)
                 step.options = chosen
                 step.scalar = all(t.dim() == 0 for t in _results(out))
                 out = self._mark_results(step, given, out)
@@ -238,7 +239,7 @@ class Recorder(TorchFunctionMode):
         }
         step = None
         if (unmet and name not in READS) or has_inexact_numbers(func, chosen):
-            step = self._step(made, call, moves=True)
+            step = self._step(made, call, results, moves=True)
             origins = {slot: frozenset(map(_read_here, found)) if slot in unmet else found for slot, found in origins.items()}
             if any(out is given[slot] for slot in unmet):  # `dropout` in evaluation: what it returns is quantized, what it was given is not
                 out = out.view_as(out)
@@ -260,9 +261,10 @@ class Recorder(TorchFunctionMode):
             self.tape.reads |= {o for o in handed.taken if isinstance(o.source, Step)}
         return out
 
-    def _step(self, made: _Made, call: Given, *, moves: bool = False) -> Step:
+    def _step(self, made: _Made, call: Given, out: Any, *, moves: bool = False) -> Step:
         given, origins, changed, _ = call
-        floats = {slot: t for slot, t in given.items() if _is_data(t)}
+        nothing = not any(t.numel() for t in _results(out))
+        floats = {slot: t for slot, t in given.items() if _is_data(t, nothing)}
         step = Step(
             self.call.path,
             made.key[1],
@@ -278,12 +280,12 @@ class Recorder(TorchFunctionMode):
             self.current.example,
             operands={slot: origins[slot] for slot in floats},
             side=frozenset(o for slot, found in origins.items() if slot not in floats for o in found if o.kind != "const"),
-            dims={slot: t.dim() for slot, t in floats.items()},
+            shapes={slot: t.shape for slot, t in floats.items()},
             same={slot: self.tape.identity(t) for slot, t in floats.items()},
             changed=changed,
             stacks=dict(stacks_read(self.current.parameters, floats, origins)) if name_of(made.func) in MATRIX_PRODUCTS else {},
             transformed=torch._C._functorch.maybe_current_level() is not None,
-            masks=frozenset(slot for slot, t in floats.items() if is_mask(t)),
+            masks=frozenset(slot for slot, t in floats.items() if is_mask(t) or (kind_of(made.func) == "add" and hides(t))),
             replaceable=made.visible and not made.site.applied,  # an `autograd.Function` has a backward of its own: no quantizer's
         )
         self.call.steps.append(step)
@@ -308,7 +310,7 @@ class Recorder(TorchFunctionMode):
         if not is_dense(t):
             self.tape.unusual[step.name] = None
             return t
-        step.outputs = output + 1
+        step.results[output] = t.shape
         if is_mask(t):
             step.masked_outputs |= {output}
         if not step.replaceable:
@@ -327,9 +329,10 @@ def _read_here(origin: Origin) -> Origin:
     return replace(origin, kind="step") if origin.is_unreplaced else origin
 
 
-def _is_data(t: Tensor) -> bool:
-    """Whether an operand is what a quantizer takes. An empty one (a cache that is not filled yet) is no data."""
-    return t.is_floating_point() and is_dense(t) and t.numel() > 0
+def _is_data(t: Tensor, nothing: bool) -> bool:
+    """Whether an operand is what a quantizer takes. An empty one (a cache that is not filled yet) is no data, but where `nothing` comes
+    out either: an expert that no token came to computes what the others do."""
+    return t.is_floating_point() and is_dense(t) and (nothing or t.numel() > 0)
 
 
 def _settled(t: Tensor, name: str) -> Tensor:

@@ -80,7 +80,7 @@ class Site:
 
     @property
     def outputs(self) -> int:
-        return max(step.outputs for step in self.steps)
+        return max((index + 1 for step in self.steps for index in step.results), default=0)
 
     @property
     def training_only(self) -> bool:
@@ -105,7 +105,7 @@ class Site:
         return next((slot for slot in self.steps[0].operands if all(slot in step.operands for step in self.steps)), None)
 
     def dims(self, slot: Slot) -> int:
-        return next(step.dims[slot] for step in self.steps if slot in step.dims)
+        return next(len(step.shapes[slot]) for step in self.steps if slot in step.shapes)
 
 
 @dataclass

@@ -76,16 +76,16 @@ class Step:
     example: int = 0  # which of the example calls it was
     operands: dict[Slot, frozenset[Origin]] = field(default_factory=dict)  # of the floating-point tensors
     side: frozenset[Origin] = frozenset()  # of the other tensors: indices, masks, complex numbers
-    dims: dict[Slot, int] = field(default_factory=dict)  # number of dimensions of each operand
+    shapes: dict[Slot, torch.Size] = field(default_factory=dict)  # of each operand
     same: dict[Slot, tuple[int, int] | None] = field(default_factory=dict)  # equal where two operands are one tensor, unchanged between
     made: frozenset[tuple[int, int]] = frozenset()  # what `same` says of the results, where the step moves values alone
     options: dict[int | str, Any] = field(default_factory=dict)  # numbers, strings and None among the arguments, alone or as a tuple
     changed: frozenset[Slot] = frozenset()  # operands that the step wrote into
     transformed: bool = False  # runs inside `torch.vmap`, `torch.func.grad` or the like: its tensors are wrappers
     stacks: dict[Slot, bool] = field(default_factory=dict)  # members of a stack of weights, and whether they are turned
-    masks: frozenset[Slot] = frozenset()  # operands that hold -Inf or the lowest finite number: no grid holds that beside other values
+    masks: frozenset[Slot] = frozenset()  # operands that hold -Inf or the lowest finite number, or hide scores: no grid is for both
     masked_outputs: frozenset[int] = frozenset()  # results that do
-    outputs: int = 0
+    results: dict[int, torch.Size] = field(default_factory=dict)  # shapes of what it returns in floating point
     scalar: bool = False  # whether all it returns is single numbers
     replaceable: bool = True  # whether a quantizer can stand where it returns: a mode meets it, not inside of an `autograd.Function`
 
