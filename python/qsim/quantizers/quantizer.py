@@ -101,19 +101,6 @@ class Quantizer(Encoded):
         self._tiled = is_tiled(spec.axis, spec.block_size)
 
     @property
-    def is_idle(self) -> bool:
-        """Whether it met empty tensors alone, and needs no encoding until values come.
-
-        Examples
-        --------
-        >>> quantizer = Quantizer(TensorSpec())
-        >>> quantizer.observe(torch.zeros(0, 3))
-        >>> quantizer.is_idle
-        True
-        """
-        return self.observer.met_empty and self.lacks_encoding and self.counts.elements == 0
-
-    @property
     def is_plain(self) -> bool:
         """Whether all that it may do is `ops.fake_quantize` by a scale that it holds: not learned, not running, not each tensor's own.
 

@@ -55,7 +55,7 @@ def choose_encodings(
             problems[key] = found
     needed, refused = sim.needed(), sim.switch.refused
     unmet = [key for key, q in quantizers.items() if key in problems and q.enabled and key in needed - refused]
-    idle = [key for key in unmet if quantizers[key].is_idle]
+    idle = [key for key in unmet if sim.is_idle(key)]
     unmet = [key for key in unmet if key not in idle]
     if unmet:
         raise _failure([str(problems[key]) for key in unmet])

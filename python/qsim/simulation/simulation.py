@@ -185,7 +185,16 @@ class Simulation(NamedAsTheModel, AsTheModel):
 
     def missing(self) -> list[str]:
         """The quantizers without an encoding that quantize. What only empty tensors reached needs none until values come."""
-        return [key for key in self._without_encoding() if not self.quantizers()[key].is_idle]
+        return [key for key in self._without_encoding() if not self.is_idle(key)]
+
+    def is_idle(self, key: str) -> bool:
+        """Whether empty tensors alone reached a quantizer, in the examples and in calibration.
+
+        >>> qsim.QuantSim(torch.nn.Linear(3, 2), torch.zeros(1, 3)).is_idle("input")
+        False
+        """
+        q = self.quantizers()[key]
+        return key in self.decisions.empty and q.observer.met_empty and q.lacks_encoding and q.counts.elements == 0
 
     def _without_encoding(self) -> list[str]:
         needed = self.needed()

@@ -6,7 +6,7 @@ from by_hand import decibels
 from torch import nn
 
 import qsim
-from qsim.errors import NoEncodingError
+from qsim.errors import CalibrationError, NoEncodingError
 
 WIDTH, EXPERTS = 16, 4
 
@@ -151,14 +151,39 @@ def test_an_expert_that_the_example_sent_no_token_to_is_planned_as_the_others_ar
     sim(tokens(2, 2, 0))
 
 
-def test_where_only_empty_tensors_came_there_is_no_range_until_values_come():
+def test_where_nothing_reached_any_of_them_there_is_no_range():
     sim = simulated()
-    report = sim.calibrate([tokens(9, 9)], progress=False)
-    assert any("'experts.0.up.output' met empty tensors alone" in problem for problem in report.problems)
-    assert sim(tokens(9, 9, 9)).shape == (3, WIDTH)
-    assert sim.compare([tokens(9, 9)]).output is not None
-    with pytest.raises(NoEncodingError, match=r"'experts\.0\.up\.output'"):
-        sim(tokens(0, 9))
-    assert "'experts.0.up.output'" in str(sim.borders())
-    sim.calibrate([tokens(0, 1, 2, 3)], progress=False)
-    sim(tokens(0, 9))
+    with pytest.raises(CalibrationError, match=r"'experts\.0\.up\.output' has no range"):
+        sim.calibrate([tokens(9, 9)], progress=False)
+
+
+class Towers(nn.Module):
+    """Images may be none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.norm, self.b = nn.Linear(WIDTH, 32), nn.LayerNorm(32), nn.Linear(32, WIDTH)
+        self.text, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 4)
+
+    def forward(self, text, image):
+        image = self.b(nn.functional.gelu(self.norm(self.a(image))) * 2)
+        return self.head(torch.cat([image, self.text(text)]))
+
+
+@pytest.mark.parametrize("target", ["default", "onnxruntime", "tensorrt"])
+def test_where_only_empty_tensors_came_there_is_no_range_until_values_come(target, tmp_path):
+    torch.manual_seed(0)
+    model, text, none = Towers().eval(), torch.randn(8, WIDTH), torch.zeros(0, WIDTH)
+    sim = qsim.QuantSim(model, (text, none), qsim.int8(target=target))
+    report = sim.calibrate([(text, none)], progress=False)
+    assert any("'input[1]' met empty tensors alone" in problem for problem in report.problems)
+    with torch.no_grad():
+        assert decibels(sim(text, none), model(text, none)) > 25
+    assert sim.compare([(text, none)]).output.sqnr > 25
+    with pytest.raises(NoEncodingError, match=r"'input\[1\]'"):
+        sim(text, text)
+    with pytest.raises(NoEncodingError, match=r"'input\[1\]': no value reached it"):
+        sim.export(tmp_path / "model.onnx")
+    sim.calibrate([(text, text)], progress=False)
+    with torch.no_grad():
+        assert decibels(sim(text, text), model(text, text)) > 25

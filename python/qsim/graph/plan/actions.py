@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
+
+import torch
 
 from qsim.graph.record.routes import Route, Site
 from qsim.graph.record.tape import InputSlot, Slot
@@ -198,7 +201,7 @@ class Regions:
 class Decisions:
     """What of a plan outlives its being attached: quantizers by key, biases, what stays in float; of its regions the operations by name,
     the places where quantizers stand, and the operands in float of operations in integers; and keys of activations that do the same in the
-    passes of a loop or the members of a list."""
+    passes of a loop or the members of a list, and of those that empty tensors alone reached in the examples."""
 
     quantizers: dict[str, PlannedQuantizer]
     biases: list[PlannedBias]
@@ -207,6 +210,7 @@ class Decisions:
     posts: list[Post]
     unplanned: list[Unplanned]
     alike: list[tuple[str, ...]] = field(default_factory=list)
+    empty: frozenset[str] = frozenset()
 
     @property
     def weight_keys(self) -> list[str]:
@@ -285,7 +289,24 @@ class QuantizationPlan:
     def decisions(self) -> Decisions:
         biases = [actions.bias for actions in self.actions.values() if actions.bias is not None]
         regions = self.regions
-        return Decisions(self.quantizers, biases, self.left, regions.operations, regions.posts, regions.unplanned, self.alike)
+        return Decisions(
+            self.quantizers, biases, self.left, regions.operations, regions.posts, regions.unplanned, self.alike, self._empty()
+        )
+
+    def _empty(self) -> frozenset[str]:
+        """The quantizers at operands, results and inputs that no value reached in the examples, of those that a tensor did."""
+        came: defaultdict[str, list[torch.Size]] = defaultdict(list)
+        for site, found in self.actions.items():
+            for step in site.steps:
+                for slot, use in found.operands.items():
+                    came[use.key] += [step.shapes[slot]] if slot in step.shapes else []
+                for index, key in found.outputs.items():
+                    came[key] += [step.results[index]] if index in step.results else []
+                for slot, origins in step.operands.items():
+                    for origin in origins:
+                        if origin.kind == "input" and origin.source in self.inputs:
+                            came[self.inputs[origin.source]].append(step.shapes[slot])
+        return frozenset(key for key, shapes in came.items() if shapes and not any(shape.numel() for shape in shapes))
 
 
 def _follows_these_alone(following: Site, first: list[Site]) -> bool:
