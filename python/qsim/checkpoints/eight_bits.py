@@ -109,7 +109,7 @@ def _check(found: Any, kind: str, wanted: Mapping[str, list[Any]], place: FilePl
 
 
 def _weight(parts: Parts, dtype: torch.dtype, strategies: set[str]) -> PackedWeight:
-    values = parts.take("weight", (2,), dtype)
+    values = parts.take("weight", 2, dtype)
     rows = values.shape[0]
     scale = _positive(parts.take("weight_scale", (0, 1, 2), *_SCALES), "weight_scale", parts)
     strategy = "channel" if scale.dim() == 2 else "tensor"

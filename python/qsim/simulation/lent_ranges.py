@@ -15,8 +15,8 @@ from qsim.quantizers.observer import Observer
 from qsim.quantizers.quantizer import Quantizer
 from qsim.simulation.simulation import Simulation
 
-# From so few values a range is chosen by luck: 0.1 dB of SQNR at 8 bits (docs/numerics.md, section 4). The layers of a model see equally
-# many values, whatever their number; experts do not.
+# From so few values a range is chosen by luck: 0.1 dB of SQNR at 8 bits (docs/numerics.md, section 4). Layers of one
+# shape but for the first axis (`find_alike`) see equally many values, whatever their number; experts do not.
 _FEW = 10_000
 _TIMES = 4
 
