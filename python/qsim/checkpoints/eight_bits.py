@@ -78,7 +78,9 @@ def read(state: dict[str, Tensor], groups: Mapping[str, Any], layout: str, place
         if group.get("output_activations") is not None:
             raise place.at(name).wanted("output_activations", group["output_activations"], "null: nothing of that kind is read")
     strategies = {_said(group["weights"], "strategy") for group in groups.values()}
-    modules = [name.removesuffix(".weight_scale") for name in state if name.endswith(".weight_scale")]
+    scaled = [name.removesuffix(".weight_scale") for name in state if name.endswith(".weight_scale")]
+    stored = [name.removesuffix(".weight") for name, t in state.items() if name.endswith(".weight") and t.dtype == dtype]
+    modules = dict.fromkeys([*scaled, *stored])
     return {f"{module}.weight": _weight(Parts(state, module, place), dtype, strategies) for module in modules}
 
 

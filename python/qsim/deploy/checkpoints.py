@@ -98,6 +98,10 @@ def load_compressed(sim: Simulation, source: str | os.PathLike[str] | Checkpoint
             problems.append(f"'{name}' has shape {tuple(t.shape)}; expected {tuple(own[name].shape)}")
         if name in quantized:
             problems.append(f"'{name}' is quantized in the simulation, and in float in the checkpoint")
+        elif own[name].is_floating_point() and (not t.is_floating_point() or t.itemsize == 1):
+            problems.append(
+                f"'{name}' is {str(t.dtype).removeprefix('torch.')} in the checkpoint, without a scale; expected a float tensor"
+            )
     held = {own[name].data_ptr() for name in (*others, *checkpoint.weights) if name in own}  # a tied one is there under one name
     problems += [f"'{name}' is not in the checkpoint" for name, t in own.items() if t.data_ptr() not in held and t.numel()]
     activations, unfit = fitting_activations(sim, checkpoint)

@@ -144,26 +144,39 @@ def test_other_schemes_are_refused_with_what_to_do(what, tmp_path):
         qsim.load_checkpoint(tmp_path)
 
 
+def refuses(folder, name, values, message=None):
+    """Whether each of these in place of a tensor is refused, and a file without it."""
+    path = folder / "model.safetensors"
+    state = safetensors.load_file(path)
+    for value in values:
+        safetensors.save_file({**state, f"0.{name}": value.contiguous()}, path)
+        with pytest.raises(FileFormatError, match=message or name):
+            qsim.load_checkpoint(folder)
+    without = {key: t for key, t in state.items() if key != f"0.{name}"}
+    safetensors.save_file(without, path)
+    if without.keys() != state.keys():
+        with pytest.raises(FileFormatError, match=f"has no {name}"):
+            qsim.load_checkpoint(folder)
+    safetensors.save_file(state, path)
+
+
 @pytest.mark.parametrize("layout", KINDS)
 def test_damaged_tensors_are_refused(layout, tmp_path):
     simulated(CONFIGS[layout]).save_compressed(tmp_path)
     state = safetensors.load_file(tmp_path / "model.safetensors")
     scale = state["0.weight_scale"]
-    for name, value in {
-        "weight_scale": scale[:-1],
-        "weight_scale ": scale * float("nan"),
-        "weight_scale  ": -scale,
-        "weight": state["0.weight"].float(),
-        "weight ": state["0.weight"][:0],
-        "weight_zero_point": torch.ones(20, 1, dtype=torch.int8),
-    }.items():
-        safetensors.save_file({**state, f"0.{name.strip()}": value.contiguous()}, tmp_path / "model.safetensors")
-        with pytest.raises(FileFormatError, match=name.strip()):
-            qsim.load_checkpoint(tmp_path)
-    del state["0.weight"]
-    safetensors.save_file(state, tmp_path / "model.safetensors")
-    with pytest.raises(FileFormatError, match="has no weight"):
-        qsim.load_checkpoint(tmp_path)
+    refuses(tmp_path, "weight_scale", [scale[:-1], scale * float("nan"), -scale])
+    refuses(tmp_path, "weight", [state["0.weight"].float(), state["0.weight"][:0]])
+    refuses(tmp_path, "weight_zero_point", [torch.ones(20, 1, dtype=torch.int8)])
+
+
+def test_integers_are_not_loaded_as_if_they_were_weights():
+    sim = simulated(CONFIGS["int-quantized"])
+    state = {name: t.clone() for name, t in sim.model.state_dict().items()}
+    checkpoint = qsim.Checkpoint({}, {**state, "4.weight": state["4.weight"].to(torch.int8)}, "compressed-tensors")
+    with pytest.raises(ValueError, match=r"'4\.weight' is int8 in the checkpoint, without a scale"):
+        sim.load_compressed(checkpoint)
+    assert torch.equal(sim.model[4].weight, state["4.weight"])
 
 
 def test_packed_weights_with_activations_are_not_read_as_if_there_were_none(tmp_path):
@@ -175,22 +188,10 @@ def test_packed_weights_with_activations_are_not_read_as_if_there_were_none(tmp_
 
 def test_damaged_scales_of_activations_are_refused(tmp_path):
     simulated(CONFIGS["int-quantized, static"]).save_compressed(tmp_path)
-    state = safetensors.load_file(tmp_path / "model.safetensors")
-    scale = state["0.input_scale"]
-    for name, value in {
-        "input_scale": scale * 0,
-        "input_scale ": scale.double(),
-        "number of input scales": scale.repeat(2),
-        "input_zero_point": torch.ones(1, dtype=torch.int8),
-    }.items():
-        key = "input_scale" if "scale" in name else name
-        safetensors.save_file({**state, f"0.{key}": value}, tmp_path / "model.safetensors")
-        with pytest.raises(FileFormatError, match=name.strip()):
-            qsim.load_checkpoint(tmp_path)
-    del state["0.input_scale"]
-    safetensors.save_file(state, tmp_path / "model.safetensors")
-    with pytest.raises(FileFormatError, match="has no input_scale"):
-        qsim.load_checkpoint(tmp_path)
+    scale = safetensors.load_file(tmp_path / "model.safetensors")["0.input_scale"]
+    refuses(tmp_path, "input_scale", [scale * 0, scale.double()])
+    refuses(tmp_path, "input_scale", [scale.repeat(2)], "number of input scales")
+    refuses(tmp_path, "input_zero_point", [torch.ones(1, dtype=torch.int8)])
 
 
 def test_scales_without_dimensions_are_read(tmp_path):
