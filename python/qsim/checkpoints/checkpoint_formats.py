@@ -161,6 +161,8 @@ def write_packed(
             first = layouts.setdefault(layout, name)
             if activation is not None and module is not compressed_tensors:
                 problems[name] = "is multiplied with quantized activations, and the format has no place for that"
+            elif activation is not None and activation.encoding is None and not activation.spec.is_dynamic:
+                problems[name] = "is multiplied with activations of one scale, and Checkpoint.encodings has none for it"
             elif problem := module.problem(entry, layout):
                 problems[name] = problem
             elif len(layouts) > 1 and first == name:

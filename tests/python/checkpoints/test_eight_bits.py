@@ -170,6 +170,15 @@ def test_damaged_tensors_are_refused(layout, tmp_path):
     refuses(tmp_path, "weight_zero_point", [torch.ones(20, 1, dtype=torch.int8)])
 
 
+def test_static_activations_without_a_scale_are_not_written(tmp_path):
+    simulated(CONFIGS["int-quantized, static"]).save_compressed(tmp_path / "a")
+    checkpoint = dataclasses.replace(qsim.load_checkpoint(tmp_path / "a"), encodings={})
+    with pytest.raises(
+        FileFormatError, match=r"'0\.weight' is multiplied with activations of one scale, and Checkpoint\.encodings has none"
+    ):
+        qsim.save_checkpoint(checkpoint, tmp_path / "b")
+
+
 def test_integers_are_not_loaded_as_if_they_were_weights():
     sim = simulated(CONFIGS["int-quantized"])
     state = {name: t.clone() for name, t in sim.model.state_dict().items()}
