@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from qsim.checkpoints.bit_stream import pack, unpack
-from qsim.checkpoints.folder import Parts
+from qsim.checkpoints.folder import SCALE_TYPES, Parts
 from qsim.checkpoints.gptq import half_problem, raise_to_unsigned
 from qsim.checkpoints.packed_weight import PackedWeight, Scheme
 from qsim.files.file_place import FilePlace
@@ -38,7 +38,7 @@ def read(state: dict[str, Tensor], quantization: Mapping[str, Any], place: FileP
 
 def _weight(parts: Parts, whole_rows: bool) -> PackedWeight:
     words, zeros = parts.take("qweight", 2, torch.int32), parts.take("qzeros", 2, torch.int32)
-    scale = parts.take("scales", 2, torch.float16, torch.bfloat16, torch.float32)
+    scale = parts.take("scales", 2, *SCALE_TYPES)
     columns, rows, groups = words.shape[0], words.shape[1] * _EACH, scale.shape[0]
     parts.check("the shape of scales", tuple(scale.shape), (groups, rows))
     parts.check("the shape of qzeros", tuple(zeros.shape), (groups, rows // _EACH))

@@ -17,7 +17,7 @@ from torch import Tensor
 from qsim.checkpoints import eight_bits
 from qsim.checkpoints.bit_stream import pack, unpack
 from qsim.checkpoints.eight_bits import Activation
-from qsim.checkpoints.folder import Parts
+from qsim.checkpoints.folder import SCALE_TYPES, Parts
 from qsim.checkpoints.packed_weight import PackedWeight, Scheme
 from qsim.files.file_place import FilePlace
 from qsim.warning import warn
@@ -74,7 +74,7 @@ def layout_of(activation: Activation | None) -> str:
 
 def _weight(parts: Parts, schemes: list[Any]) -> PackedWeight:
     words = parts.take("weight_packed", 2, torch.int32)
-    scale = parts.take("weight_scale", 2, torch.float16, torch.bfloat16, torch.float32)
+    scale = parts.take("weight_scale", 2, *SCALE_TYPES)
     shape = parts.take("weight_shape", 1, torch.int64, torch.int32).tolist()
     parts.check("the length of weight_shape", len(shape), 2)
     rows, columns = shape

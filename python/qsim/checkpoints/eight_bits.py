@@ -8,6 +8,7 @@ or one from calibration: ``input_scale``, with an ``input_zero_point`` where the
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -15,15 +16,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from qsim.checkpoints.folder import Parts
+from qsim.checkpoints.folder import SCALE_TYPES, Parts
 from qsim.checkpoints.packed_weight import PackedWeight, Scheme
-from qsim.config.presets import fp8_dynamic, w8a8_dynamic
+from qsim.config.presets import fp8_dynamic, fp8_static, w8a8_dynamic, w8a8_static
 from qsim.files.file_place import FilePlace
 from qsim.numbers.encoding import Encoding
 from qsim.numbers.spec import TensorSpec
 
 TYPES = {"int-quantized": ("int", torch.int8), "float-quantized": ("float", torch.float8_e4m3fn)}
-_SCALES = (torch.float16, torch.bfloat16, torch.float32)
 _ABSENT: dict[str, Any] = {"type": "int", "symmetric": True, "dynamic": False, "strategy": "tensor"}  # what is meant where nothing is said
 _CURE = (
     "llm-compressor makes such files with QuantizationModifier(scheme='FP8_DYNAMIC'), scheme='FP8' or, for int8, scheme='W8A8'; qsim with "
@@ -38,6 +38,7 @@ class Activation(NamedTuple):
     encoding: Encoding | None
 
 
+@functools.cache
 def _dynamic(layout: str) -> TensorSpec:
     """As vLLM's kernels do it: the largest magnitude of a token is the end of the grid."""
     config = w8a8_dynamic() if layout == "int-quantized" else fp8_dynamic()
@@ -45,11 +46,12 @@ def _dynamic(layout: str) -> TensorSpec:
     return config.activation
 
 
+@functools.cache
 def _static(layout: str, symmetric: bool) -> TensorSpec:
-    """With one scale that calibration chooses; of integers the whole grid."""
-    if layout == "int-quantized":
-        return TensorSpec(symmetric=symmetric, signed=True, method="minmax")
-    return TensorSpec(dtype="float8_e4m3fn", method="minmax")
+    """With one scale; a file does not say how it was chosen."""
+    config = w8a8_static() if layout == "int-quantized" else fp8_static()
+    assert config.activation is not None
+    return dataclasses.replace(config.activation, symmetric=symmetric, method="minmax")
 
 
 def layout_of(activation: TensorSpec) -> str | None:
@@ -113,7 +115,7 @@ def _check(found: Any, kind: str, wanted: Mapping[str, list[Any]], place: FilePl
 def _weight(parts: Parts, dtype: torch.dtype, strategies: set[str]) -> PackedWeight:
     values = parts.take("weight", 2, dtype)
     rows = values.shape[0]
-    scale = _positive(parts.take("weight_scale", (0, 1, 2), *_SCALES), "weight_scale", parts)
+    scale = _positive(parts.take("weight_scale", (0, 1, 2), *SCALE_TYPES), "weight_scale", parts)
     strategy = "channel" if scale.dim() == 2 else "tensor"
     parts.check("the shape of weight_scale", tuple(scale.shape), (rows, 1) if strategy == "channel" else (1,) * scale.dim())
     if strategy not in strategies:
@@ -134,7 +136,7 @@ def _positive(scale: Tensor, name: str, parts: Parts) -> Tensor:
 
 
 def _activation(parts: Parts, kinds: set[tuple[bool, bool]], layout: str) -> Activation:
-    scale = parts.optional("input_scale", (0, 1), *_SCALES)
+    scale = parts.optional("input_scale", (0, 1), *SCALE_TYPES)
     stored = parts.optional("input_zero_point", (0, 1), torch.int8, TYPES[layout][1])
     symmetric = stored is None or not bool(stored.float().any())
     if scale is None:

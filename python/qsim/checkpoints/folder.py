@@ -78,6 +78,9 @@ def _read_file(path: Path) -> dict[str, Tensor]:
     return found
 
 
+SCALE_TYPES = (torch.float16, torch.bfloat16, torch.float32)
+
+
 class Parts:
     """The tensors of one packed layer, taken out of a state one by one, each checked."""
 

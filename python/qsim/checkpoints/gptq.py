@@ -14,14 +14,13 @@ import torch
 from torch import Tensor
 
 from qsim.checkpoints.bit_stream import pack, unpack
-from qsim.checkpoints.folder import Parts
+from qsim.checkpoints.folder import SCALE_TYPES, Parts
 from qsim.checkpoints.packed_weight import PackedWeight, Scheme
 from qsim.files.file_place import FilePlace
 from qsim.warning import warn
 
 FORMAT, SECOND = "gptq", "gptq_v2"
 _BITS = (2, 3, 4, 8)
-_HALVES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 def read(state: dict[str, Tensor], quantization: Mapping[str, Any], place: FilePlace) -> dict[str, PackedWeight]:
@@ -46,7 +45,7 @@ def read(state: dict[str, Tensor], quantization: Mapping[str, Any], place: FileP
 def _weight(parts: Parts, quantization: Mapping[str, Any], less: int) -> tuple[PackedWeight, bool]:
     """A weight, and whether a zero point of 0 was stored as -1."""
     words, zeros = parts.take("qweight", 2, torch.int32), parts.take("qzeros", 2, torch.int32)
-    scale, order = parts.take("scales", 2, *_HALVES), parts.optional("g_idx", 1, torch.int32, torch.int64)
+    scale, order = parts.take("scales", 2, *SCALE_TYPES), parts.optional("g_idx", 1, torch.int32, torch.int64)
     bits = _bits(parts, quantization, words.shape[0], None if order is None else order.shape[0])
     columns, rows, groups = words.shape[0] * 32 // bits, words.shape[1], scale.shape[0]
     parts.check("the shape of scales", tuple(scale.shape), (groups, rows))

@@ -170,9 +170,9 @@ def _check(sim: Simulation, every: list[tuple[str, Tensor, BakedWeight | None]],
             problems.append(f"'{name}' {problem}")
     own = {id(weight.quantizer) for weight in weights.values()}
     needed = sim.needed()
-    written = {key for name, key in operands(sim).items() if name in activations}
-    lost = {key for name, key in operands(sim).items() if name not in activations}
-    others = [key for key, q in sim.quantizers().items() if q.enabled and id(q) not in own and key in needed - (written - lost)]
+    multiplied = operands(sim)
+    written = set(multiplied.values()) - {key for name, key in multiplied.items() if name not in activations}
+    others = [key for key, q in sim.quantizers().items() if q.enabled and id(q) not in own and key in needed - written]
     if others:
         problems.append(
             f"{len(others)} quantizers are of no weight ({others[0]!r}, ...): what is written is weights alone; activation=None, or what "

@@ -21,7 +21,6 @@ from qsim.simulation.lent_ranges import Borrower, lent
 from qsim.simulation.simulation import Simulation
 
 _FALLEN = "not needed: all that use it fall back"
-_REACH = "Calibrate with data that reach it"
 _OTHER = "where it stands was something else than in the example inputs: that stays in float"
 
 
@@ -61,7 +60,8 @@ def choose_encodings(
         raise _failure([str(problems[key]) for key in unmet])
     reasons = {**dict.fromkeys(refused, _OTHER), **dict.fromkeys(problems.keys() - needed, _FALLEN)}
     unneeded = [f"{problems[key]} ({reasons[key]})" for key in quantizers if key in problems and key in reasons]
-    empty = [f"'{key}' met empty tensors alone and has no range: values that come later are an error. {_REACH}" for key in idle]
+    later = "values that come later are an error. Calibrate with data that reach it"
+    empty = [f"'{key}' met empty tensors alone and has no range: {later}" for key in idle]
     return [*unneeded, *empty, *(found.sentence for found in borrowed.values()), *fit_biases(sim, sim.decisions.biases)]
 
 

@@ -185,7 +185,7 @@ class Simulation(NamedAsTheModel, AsTheModel):
 
     def missing(self) -> list[str]:
         """The quantizers without an encoding that quantize. What only empty tensors reached needs none until values come."""
-        return [key for key in self._without_encoding() if not self.is_idle(key)]
+        return [key for key in self._lacking() if not self.is_idle(key)]
 
     def is_idle(self, key: str) -> bool:
         """Whether empty tensors alone reached a quantizer, in the examples and in calibration.
@@ -196,7 +196,7 @@ class Simulation(NamedAsTheModel, AsTheModel):
         q = self.quantizers()[key]
         return key in self.decisions.empty and q.observer.met_empty and q.lacks_encoding and q.counts.elements == 0
 
-    def _without_encoding(self) -> list[str]:
+    def _lacking(self) -> list[str]:
         needed = self.needed()
         return [key for key, q in self.quantizers().items() if q.enabled and q.lacks_encoding and key in needed]
 
@@ -237,7 +237,7 @@ class Simulation(NamedAsTheModel, AsTheModel):
         return called
 
     def no_encoding(self) -> NoEncodingError:
-        missing = self._without_encoding()
+        missing = self._lacking()
         shown = ", ".join(f"'{key}'" for key in missing[:3]) + (", ..." if len(missing) > 3 else "")
         return NoEncodingError(
             f"QuantSim: {len(missing)} of {len(self.quantizers())} quantizers have no encoding ({shown}). Call sim.calibrate(data), "

@@ -9,7 +9,7 @@ from models import Forward
 from torch import nn
 
 import qsim
-from qsim.graph.record.handing_on import hides, is_mask
+from qsim.graph.record.handing_on import is_mask
 
 IDS = torch.randint(1, 50, (4, 10), generator=torch.Generator().manual_seed(0))
 WHOLE = torch.ones(4, 10, dtype=torch.long)
@@ -216,4 +216,4 @@ def test_what_is_a_mask(dtype):
     hiding = {True: [(0, -100), (-0.0, -math.inf, -60)], False: [(0, 0), (-100, -100), (0, -100, -1), (0, -100, math.nan), (0, 1, -100)]}
     for expected, every in hiding.items():
         for values in every:
-            assert hides(torch.tensor(values, dtype=dtype)) == expected, values
+            assert is_mask(torch.tensor(values, dtype=dtype), added=True) == expected, values

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Container, Mapping
+from collections import Counter
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -295,18 +295,19 @@ class QuantizationPlan:
 
     def _empty(self) -> frozenset[str]:
         """The quantizers at operands, results and inputs that no value reached in the examples, of those that a tensor did."""
-        came: defaultdict[str, list[torch.Size]] = defaultdict(list)
+        values: Counter[str] = Counter()
+        for key, shape in self._shapes():
+            values[key] += shape.numel()
+        return frozenset(key for key, count in values.items() if count == 0)
+
+    def _shapes(self) -> Iterator[tuple[str, torch.Size]]:
+        """What came to the quantizers in the examples, by key."""
         for site, found in self.actions.items():
             for step in site.steps:
-                for slot, use in found.operands.items():
-                    came[use.key] += [step.shapes[slot]] if slot in step.shapes else []
-                for index, key in found.outputs.items():
-                    came[key] += [step.results[index]] if index in step.results else []
-                for slot, origins in step.operands.items():
-                    for origin in origins:
-                        if origin.kind == "input" and origin.source in self.inputs:
-                            came[self.inputs[origin.source]].append(step.shapes[slot])
-        return frozenset(key for key, shapes in came.items() if shapes and not any(shape.numel() for shape in shapes))
+                yield from ((use.key, step.shapes[slot]) for slot, use in found.operands.items() if slot in step.shapes)
+                yield from ((key, step.results[index]) for index, key in found.outputs.items() if index in step.results)
+                read = [(origin, slot) for slot, origins in step.operands.items() for origin in origins if origin.kind == "input"]
+                yield from ((self.inputs[origin.source], step.shapes[slot]) for origin, slot in read if origin.source in self.inputs)
 
 
 def _follows_these_alone(following: Site, first: list[Site]) -> bool:

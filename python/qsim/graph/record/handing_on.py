@@ -94,25 +94,19 @@ def _holds_numbers(t: Tensor) -> bool:
 
 
 MASKED = -1e9  # no activation is as low
-
-
 HIDDEN = -50.0  # added to a score, nothing of it is left behind a softmax
 
 
-def hides(t: Tensor) -> bool:
-    """Whether what a tensor is added to is left as it is or hidden from a softmax: 0, and numbers such as -100 and -10000, alone."""
-    t = unwrapped(t).detach()
-    if not is_dense(t) or t.is_meta or t.itemsize == 1 or t.numel() == 0 or not float(t.amin()) <= HIDDEN:
-        return False
-    return bool(((t == 0) | (t <= HIDDEN)).all()) and bool((t == 0).any())
-
-
-def is_mask(t: Tensor) -> bool:
-    """Whether a tensor holds -Inf, the lowest finite number, or one that stands for these, such as -1e30. One that cannot be compared
-    here (sparse, meta, float8) is taken for none."""
+def is_mask(t: Tensor, *, added: bool = False) -> bool:
+    """Whether a tensor holds -Inf, the lowest finite number, or one that stands for these, such as -1e30; where it is `added`, also
+    whether it leaves scores as they are or hides them from a softmax: 0, and numbers such as -100 and -10000, alone. One that cannot be
+    compared here (sparse, meta, float8) is taken for none."""
     t = unwrapped(t).detach()  # inside vmap or jvp a number of the wrapper is refused
     if not is_dense(t) or t.is_meta or t.itemsize == 1 or t.numel() == 0:
         return False
     end = max(torch.finfo(t.dtype).min, MASKED)
     lowest = float(t.amin())  # reads once and writes nothing, but is NaN beside a NaN
-    return lowest <= end or (math.isnan(lowest) and bool((t <= end).any()))
+    if math.isnan(lowest):
+        return bool((t <= end).any())
+    hides = added and lowest <= HIDDEN and bool(((t == 0) | (t <= HIDDEN)).all()) and bool((t == 0).any())
+    return lowest <= end or hides

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from qsim.graph.record.call_sites import LEAF, CallSite, call_site, kind_of_code
 from qsim.graph.record.containers import containers, full_name, leaf_paths, subclass
-from qsim.graph.record.handing_on import Given, handed_on, hides, is_mask, numbers_among
+from qsim.graph.record.handing_on import Given, handed_on, is_mask, numbers_among
 from qsim.graph.record.own_arguments import own_arguments
 from qsim.graph.record.resume import driven
 from qsim.graph.record.routes import call_key
@@ -263,7 +263,7 @@ class Recorder(TorchFunctionMode):
 
     def _step(self, made: _Made, call: Given, out: Any, *, moves: bool = False) -> Step:
         given, origins, changed, _ = call
-        nothing = not any(t.numel() for t in _results(out))
+        nothing, added = not any(t.numel() for t in _results(out)), kind_of(made.func) == "add"
         floats = {slot: t for slot, t in given.items() if _is_data(t, nothing)}
         step = Step(
             self.call.path,
@@ -285,7 +285,7 @@ class Recorder(TorchFunctionMode):
             changed=changed,
             stacks=dict(stacks_read(self.current.parameters, floats, origins)) if name_of(made.func) in MATRIX_PRODUCTS else {},
             transformed=torch._C._functorch.maybe_current_level() is not None,
-            masks=frozenset(slot for slot, t in floats.items() if is_mask(t) or (kind_of(made.func) == "add" and hides(t))),
+            masks=frozenset(slot for slot, t in floats.items() if is_mask(t, added=added)),
             replaceable=made.visible and not made.site.applied,  # an `autograd.Function` has a backward of its own: no quantizer's
         )
         self.call.steps.append(step)
