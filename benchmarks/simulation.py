@@ -1,9 +1,9 @@
 """What simulating a whole network costs, next to the same network in float with its BatchNorm.
 
-    python benchmarks/simulation.py [--seconds 10] [--relu inplace]
+    python benchmarks/simulation.py [--seconds 10] [--relu inplace] [--device cuda --batch 256]
 
 A ResNet-18 of half the width on 16 images of 3 x 64 x 64, on one thread: every weight and activation in 8 bits, BatchNorm folded. Ratios of
-medians; the candidates take turns.
+medians; the candidates take turns. On a GPU a call is timed until the device is done.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import statistics
 from collections.abc import Callable
 from itertools import pairwise
 from time import perf_counter
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +24,7 @@ from torch.profiler import ProfilerActivity, profile
 import qsim
 
 BARS = {"evaluation": 1.10, "training step": 1.00, "calibration batch": 1.10, "memory of a training step": 1.15, "wrapping (s)": 3.0}
+WHERE: dict[str, Any] = {"device": "cpu", "batch": 16}
 
 
 class Block(nn.Module):
@@ -68,7 +70,15 @@ class ResNet(nn.Module):
 
 def network(inplace: bool) -> tuple[nn.Module, Tensor, Tensor]:
     torch.manual_seed(0)
-    return ResNet(inplace), torch.randn(16, 3, 64, 64), torch.randint(100, (16,))
+    on, n = WHERE["device"], WHERE["batch"]
+    return ResNet(inplace).to(on), torch.randn(n, 3, 64, 64, device=on), torch.randint(100, (n,), device=on)
+
+
+def now() -> float:
+    """Seconds, when the device has done what it was given."""
+    if WHERE["device"] != "cpu":
+        torch.cuda.synchronize()
+    return perf_counter()
 
 
 def simulated(model: nn.Module, x: Tensor) -> qsim.QuantSim:
@@ -96,12 +106,12 @@ def medians(candidates: dict[str, Callable[[], object]], seconds: float) -> dict
             call()
     gc.collect()
     gc.disable()
-    stop = perf_counter() + seconds
-    while perf_counter() < stop or len(times[next(iter(times))]) < 5:
+    stop = now() + seconds
+    while now() < stop or len(times[next(iter(times))]) < 5:
         for name, call in candidates.items():
-            start = perf_counter()
+            start = now()
             call()
-            times[name].append(perf_counter() - start)
+            times[name].append(now() - start)
     gc.enable()
     return {name: statistics.median(found) for name, found in times.items()}
 
@@ -132,20 +142,20 @@ def calibration(inplace: bool, seconds: float) -> float:
 
     def forward(observed: nn.Module, batch: Tensor) -> None:
         for name, called in (("sim", observed), ("float", model)):
-            start = perf_counter()
+            start = now()
             called(batch)
-            times[name].append(perf_counter() - start)
+            times[name].append(now() - start)
 
-    stop = perf_counter() + seconds
-    sim.calibrate(iter(lambda: x if perf_counter() < stop else None, None), forward, progress=False)
+    stop = now() + seconds
+    sim.calibrate(iter(lambda: x if now() < stop else None, None), forward, progress=False)
     return statistics.median(times["sim"]) / statistics.median(times["float"])
 
 
 def wrapping(inplace: bool, seconds: float) -> float:
     model, x, _ = network(inplace)
-    start = perf_counter()
+    start = now()
     qsim.QuantSim(model.eval(), x)
-    return perf_counter() - start
+    return now() - start
 
 
 def memory(inplace: bool, seconds: float) -> float:
@@ -155,6 +165,12 @@ def memory(inplace: bool, seconds: float) -> float:
         model, x, labels = network(inplace)
         step = step_of(simulated(model, x).train() if simulate else model.train(), x, labels)
         step()
+        if x.is_cuda:
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            step()
+            peaks.append(torch.cuda.max_memory_allocated() - before)
+            continue
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
             step()
         held = [0]
@@ -169,8 +185,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=10, help="for each comparison")
     parser.add_argument("--relu", choices=("plain", "inplace"), default="plain", help="whether the network's own ReLUs work in place")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--only", default="", help="comparisons whose name contains this")
     arguments = parser.parse_args()
+    WHERE.update(device=arguments.device, batch=arguments.batch)
     torch.set_num_threads(1)
     for name, compare in zip(BARS, (evaluation, training, calibration, memory, wrapping), strict=True):
         if arguments.only in name:

@@ -172,7 +172,8 @@ TORCH_LIBRARY_IMPL(qsim, FuncTorchBatched, m) {
   implement<all_at_once>(m, {"fake_quantize", "fake_quantize_", "fake_quantize_backward", "round_to_format",
                              "round_to_format_", "quantize", "dequantize", "observe_fake_quantize"});
   implement<by_groups>(m, {"fake_quantize_dynamic", "round_to_format_dynamic"});
-  implement<one_by_one>(m, {"fake_quantize_with_mask", "fake_quantize_mask_backward",
-                            "fake_quantize_learnable_backward", "round_to_format_with_mask"});
+  implement<one_by_one>(m,
+                        {"fake_quantize_with_mask", "fake_quantize_mask_backward", "fake_quantize_learnable_backward",
+                         "round_to_format_with_mask", "fake_quantize_bias", "fake_quantize_bias_with_mask"});
 }
 }  // namespace qsim

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -106,6 +107,8 @@ def plan(facts: dict[str, object], out: Path) -> list[tuple[str, list[str] | str
         ("tests: operators", [*pytest, "tests/python/ops/test_cuda.py"], 180),
         ("tests: streams and graphs", [*pytest, "tests/python/ops/test_cuda_streams.py"], 90),
     ]
+    parallel = ["-n", "4"] if find_spec("xdist") else []
+    steps.append(("tests: simulations", [*pytest, *parallel, "tests/python/simulation/test_on_cuda.py"], 150))
     for tool in ("memcheck", "racecheck"):
         checked = [
             str(sanitizer),
@@ -120,6 +123,7 @@ def plan(facts: dict[str, object], out: Path) -> list[tuple[str, list[str] | str
         ]  # one call of every operator
         steps.append((f"compute-sanitizer: {tool}", checked if sanitizer else "no compute-sanitizer", 90))
     steps.append(("benchmarks", [python, "benchmarks/on_cuda.py", "--json", str(out / "benchmarks.json")], 90))
+    steps.append(("benchmark: a network", [python, "benchmarks/simulation.py", "--device", "cuda", "--batch", "256", "--seconds", "3"], 60))
     return steps
 
 

@@ -50,8 +50,8 @@ __device__ Values<T> values_of(const DataTable& table, RangePlace place) {
 template <class A>
 __device__ void store_range(const DataTable& table, RangePlace place, Range found) {
   if (threadIdx.x != 0) return;
-  static_cast<A*>(table.low[place.tensor])[place.i] = static_cast<A>(found.low);
-  static_cast<A*>(table.high[place.tensor])[place.i] = static_cast<A>(found.high);
+  static_cast<A*>(table.low[place.tensor])[place.i] = stored_end<A>(found.low);
+  static_cast<A*>(table.high[place.tensor])[place.i] = stored_end<A>(found.high);
 }
 
 // Of the values of a block of threads; the same for all of them.

@@ -63,5 +63,7 @@ def device_calls():
         lambda: ops.round_to_format_dynamic(rows, "float4_e2m1fn", axis=-1, block_size=16, scale_format="float8_e4m3fn"),
     )
     yield "choose_block_scale", lambda: ops.choose_block_scale(*per_channel[:2], "float4_e2m1fn", "float8_e8m0fnu")
+    yield "fake_quantize_bias", lambda: ops.fake_quantize_bias(rows[0], one[0], channel[0][:1])
+    yield "fake_quantize_bias_with_mask", lambda: QINT.fake_quantize_bias_with_mask(rows[0], one[0], channel[0][:1])
     yield "choose_qparams", lambda: ops.choose_qparams(*per_channel[:2], -128, 127)
     yield "clip_grad", lambda: ops.clip_grad_([g.clone() for g in grads], 1.0)

@@ -170,8 +170,8 @@ void run(const void* x, std::int64_t n, const RangeSearch& search, void* workspa
     values = converted(static_cast<const T*>(x), n, widened);
   }
   const Range range = choose_range(values, n, search, workspace);
-  *static_cast<A*>(low) = static_cast<A>(range.low);
-  *static_cast<A*>(high) = static_cast<A>(range.high);
+  *static_cast<A*>(low) = stored_end<A>(range.low);
+  *static_cast<A*>(high) = stored_end<A>(range.high);
 }
 
 }  // namespace

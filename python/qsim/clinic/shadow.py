@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -97,17 +98,18 @@ class Shadow:
         self.sqnr = target.sqnr if sqnr is None else sqnr
         self.probes, self.seconds = 0, 0.0
         self._batches, self._forward = batches, forward
-        self._rows = {name: i for i, name in enumerate(subject.sites)}
+        self._homes: dict[torch.device, list[str]] = defaultdict(list)  # where the operations' results lie
+        for name, site in subject.sites.items():
+            self._homes[next((step.devices[None] for step in site.steps if None in step.devices), torch.device("cpu"))].append(name)
         self._weights: Weights = {}
         self._narrow = target.accumulator == "float16"
         self._random = random.getstate()
-        self._device = next((t.device for t in (*subject.model.parameters(), *subject.model.buffers())), torch.device("cpu"))
         counts = self._counts()
         self._outputs: list[list[Tensor]] = []
         self._nonfinite = [dict.fromkeys(counts, 0)]  # by operation, in float32, after so many batches
         for batch in batches:
             self._outputs.append(self._run(batch, Sampling(counts, self.format)))
-            self._nonfinite.append({name: sum(row[1:3]) for name, row in _numbers(counts).items()})
+            self._nonfinite.append({name: sum(row[1:3]) for name, row in self._numbers(counts).items()})
 
     def probe(self, keep: frozenset[str] = frozenset()) -> Outcome:
         """Run every batch with the operations named in `keep` in float32. Stops at the first batch whose output is broken."""
@@ -121,7 +123,7 @@ class Shadow:
         outcome, expected = self._execute(visitor, counts)
         rows = {
             name: TraceRow(FormatCounts(*row), expected[name], visitor.sqnr.get(name, math.inf), visitor.flushed[name], name in visitor.fed)
-            for name, row in _numbers(counts).items()
+            for name, row in self._numbers(counts).items()
         }
         return Trace(outcome, rows, list(visitor.constants.values()))
 
@@ -147,7 +149,7 @@ class Shadow:
         self.probes += 1
         self.seconds += time.perf_counter() - began
         usual = self._nonfinite[batches]
-        rounded = {name: sum(row[1:4]) for name, row in _numbers(counts).items()}  # NaN, Inf, and what overflows
+        rounded = {name: sum(row[1:4]) for name, row in self._numbers(counts).items()}  # NaN, Inf, and what overflows
         first = next((name for name, found in rounded.items() if found > usual[name]), None)
         return Outcome(not error and not nonfinite and sqnr >= self.sqnr, sqnr, nonfinite, first, error), usual
 
@@ -169,12 +171,17 @@ class Shadow:
                 random.setstate(before)
 
     def _counts(self) -> dict[str, Tensor]:
-        return dict(zip(self._rows, torch.zeros(len(self._rows), 6, dtype=torch.int64, device=self._device).unbind(), strict=True))
+        found: dict[str, Tensor] = {}
+        for device, names in self._homes.items():
+            found |= zip(names, torch.zeros(len(names), 6, dtype=torch.int64, device=device).unbind(), strict=True)
+        return found
 
-
-def _numbers(counts: dict[str, Tensor]) -> dict[str, list[int]]:
-    """Waits for the device once."""
-    return dict(zip(counts, torch.stack([*counts.values()]).tolist(), strict=True)) if counts else {}
+    def _numbers(self, counts: dict[str, Tensor]) -> dict[str, list[int]]:
+        """In the order of the operations. Waits for each device once."""
+        found: dict[str, list[int]] = {}
+        for names in self._homes.values():
+            found |= zip(names, torch.stack([counts[name] for name in names]).tolist(), strict=True)
+        return {name: found[name] for name in self.subject.sites}
 
 
 def _compare(expected: list[Tensor], out: list[Tensor]) -> tuple[int, float]:

@@ -8,6 +8,7 @@ from qsim.ops.choose_qparams import choose_qparams
 from qsim.ops.clip_grad import clip_grad_, grad_power_sum, scale_grad_
 from qsim.ops.dynamic import choose_block_scale, fake_quantize_dynamic, round_to_format_dynamic
 from qsim.ops.fake_quantize import fake_quantize, fake_quantize_
+from qsim.ops.fake_quantize_bias import fake_quantize_bias
 from qsim.ops.int4 import pack_int4, unpack_int4
 from qsim.ops.observe import observe_, observe_range_
 from qsim.ops.observe_fake_quantize import observe_fake_quantize
@@ -23,6 +24,7 @@ __all__ = [
     "dequantize",
     "fake_quantize",
     "fake_quantize_",
+    "fake_quantize_bias",
     "fake_quantize_dynamic",
     "grad_power_sum",
     "observe_",

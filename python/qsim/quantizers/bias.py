@@ -15,25 +15,10 @@ _INT32 = torch.iinfo(torch.int32)
 
 def bias_scale(input: Tensor, weight: Tensor, elements: int) -> Tensor:
     """The scales of a bias with so many elements, from those of the operands that are multiplied."""
-    scale = (input * weight).reshape(-1)
+    scale = (input.to(weight.device) * weight).reshape(-1)
     if scale.numel() != elements:  # per tensor; or a transposed convolution in groups: its weight's channels once per group
         scale = scale.repeat(elements // scale.numel())
     return scale
-
-
-def rounded_bias(bias: Tensor, scale: Tensor) -> Tensor:
-    """A bias of shape ``[C]`` as it is read once it is held as int32 with these scales; differentiable (straight-through)."""
-    return on_grid(bias, *grid(scale))
-
-
-def grid(scale: Tensor) -> tuple[Tensor, Tensor]:
-    """Scales and zero points, from scales in float32. float64: in float32 an int32 grid is not exact."""
-    return scale.double(), torch.zeros_like(scale, dtype=torch.int32)
-
-
-def on_grid(bias: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
-    """`rounded_bias`, with what `grid` says."""
-    return ops.fake_quantize(bias.double(), scale, zero_point, _INT32.min, _INT32.max, axis=0).to(bias.dtype)
 
 
 class BiasQuantizer:
@@ -65,7 +50,10 @@ class BiasQuantizer:
         return steps.round().clamp(_INT32.min, _INT32.max).to(torch.int32)
 
     def __call__(self, bias: Tensor) -> Tensor:
-        return rounded_bias(bias, self.scale(bias.numel())) if self.enabled else bias
+        if not self.enabled:
+            return bias
+        of_input = self.input.grid_scale.detach().to(bias.device)  # the operand may have been brought here after it was quantized
+        return ops.fake_quantize_bias(bias, of_input, self.weight.grid_scale.detach())
 
     def fit(self, bias: Tensor, weight: Tensor | None = None) -> int:
         """Raise the weight's scale where `bias`, and the products that are added to it, would not fit into int32. Returns how many scales.
@@ -81,7 +69,7 @@ class BiasQuantizer:
         of_weight, of_input = self.weight.encoding, self.input.encoding
         if of_weight is None or of_input is None:
             return 0
-        sums, room = bias.detach().abs().nan_to_num(0.0, 0.0).double() / of_input.scale, float(_INT32.max)
+        sums, room = bias.detach().abs().nan_to_num(0.0, 0.0).double() / of_input.scale.to(bias.device), float(_INT32.max)
         if weight is not None:
             rows = weight.detach().abs().nan_to_num(0.0, 0.0).flatten(1)
             reach = max(int(of_input.zero_point.max()) - of_input.quant_min, of_input.quant_max - int(of_input.zero_point.min()))

@@ -4,6 +4,7 @@ from qsim.reference.choose_qparams import choose_qparams
 from qsim.reference.clip_grad import clip_grad_
 from qsim.reference.dynamic import choose_block_scale, fake_quantize_dynamic, round_to_format_dynamic
 from qsim.reference.fake_quantize import fake_quantize, fake_quantize_backward
+from qsim.reference.fake_quantize_bias import fake_quantize_bias
 from qsim.reference.int4 import pack_int4, unpack_int4
 from qsim.reference.observe import observe_, observe_range_
 from qsim.reference.observe_fake_quantize import observe_fake_quantize
@@ -20,6 +21,7 @@ __all__ = [
     "dequantize",
     "fake_quantize",
     "fake_quantize_backward",
+    "fake_quantize_bias",
     "fake_quantize_dynamic",
     "observe_",
     "observe_fake_quantize",

@@ -12,7 +12,7 @@ from torch import Tensor
 from qsim.graph.execute.tapped import WeightedCall
 from qsim.numbers.encoding import Encoding
 from qsim.numbers.sqnr import sqnr
-from qsim.quantizers.bias import bias_scale, rounded_bias
+from qsim.ops.fake_quantize_bias import fake_quantize_bias
 from qsim.restoration.grids import Grid
 from qsim.restoration.moments import Moments
 from qsim.restoration.operands import WeightProduct, argument, product_of, with_arguments
@@ -179,7 +179,7 @@ def _with_bias(sim: Simulation, key: str, found: _Candidate, name: str | None, s
     read, quantizers = value, sim.quantizers()
     for bias in sim.decisions.biases:
         if bias.parameter == name and bias.weight == key and quantizers[bias.input].enabled:
-            read = rounded_bias(value, bias_scale(quantizers[bias.input].grid_scale.detach(), found.grid.encoding.scale, value.numel()))
+            read = fake_quantize_bias(value, quantizers[bias.input].grid_scale.detach(), found.grid.encoding.scale)
     return dataclasses.replace(found, bias=None if shift is None else name, value=value, read=read)
 
 

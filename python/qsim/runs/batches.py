@@ -108,7 +108,10 @@ def calls_made(model: nn.Module, data: Iterable[Any], forward: Forward) -> Itera
 
 
 def to_device(arguments: Arguments, model: nn.Module) -> Arguments:
-    """Arguments on the device of the model's first parameter or buffer, as DataLoaders leave them on the CPU."""
+    """Arguments on the device of the model's first parameter or buffer, as DataLoaders leave them on the CPU.
+
+    Where one of them lies there already somebody placed them: lengths of sequences, say, belong on the CPU.
+    """
     first = next(chain(model.parameters(), model.buffers()), None)
     if first is None:
         return arguments
@@ -118,6 +121,8 @@ def to_device(arguments: Arguments, model: nn.Module) -> Arguments:
             "QuantSim: the model lies on the meta device and has no values to compute with; load it first: model.to_empty(device='cpu'), "
             "then its checkpoint"
         )
+    if any(isinstance(value, Tensor) and value.device == device for value in tree_leaves(arguments)):
+        return arguments
     moved: Arguments = tree_map_only(Tensor, lambda value: value.to(device), arguments)
     return moved
 

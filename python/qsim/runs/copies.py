@@ -23,3 +23,10 @@ def copied(model: Model) -> Model:
             if isinstance(held, Tensor) and not held.is_leaf:
                 memo[id(held)] = held.detach().clone()
     return copy.deepcopy(model, memo)
+
+
+class Derived(dict[str, Any]):
+    """What was derived from a model. A copy, or what is pickled, starts empty."""
+
+    def __reduce__(self) -> tuple[type[Derived], tuple[()]]:
+        return Derived, ()

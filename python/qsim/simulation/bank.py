@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from qsim.close_names import close_names
-from qsim.graph.plan.actions import PlannedQuantizer
+from qsim.graph.plan.actions import Decisions
 from qsim.options import check_patterns
 from qsim.quantizers.observer import encoding_of_range
 from qsim.quantizers.quantizer import Quantizer
@@ -37,24 +37,21 @@ class QuantizerBank(nn.Module):
 
     operation_formats: Tensor
 
-    def __init__(
-        self, model: nn.Module, planned: Mapping[str, PlannedQuantizer], known: Mapping[str, Quantizer], operations: Sequence[str]
-    ) -> None:
+    def __init__(self, model: nn.Module, decisions: Decisions, known: Mapping[str, Quantizer]) -> None:
         super().__init__()
-        self._keys, self._operations = list(planned), list(operations)
+        planned, devices = decisions.quantizers, decisions.devices
+        self._keys, self._operations = list(planned), list(decisions.operations)
         self._gates = [key for key, decided in planned.items() if decided.role == "gate"]
-        first: Tensor | None = next(chain(model.parameters(), model.buffers()), None)
+        on = next(chain((t.device for t in chain(model.parameters(), model.buffers())), devices.values()), torch.device("cpu"))
         for key, decided in planned.items():
             parameter: Tensor | None = attrgetter(decided.parameter)(model) if decided.parameter else None
             quantizer = known.get(key) or Quantizer(decided.spec, None if parameter is None else parameter.shape, key)
             quantizer.batched = parameter is None
-            beside = first if parameter is None else parameter
             if decided.range is not None:
                 low, high = map(torch.tensor, decided.range)
                 quantizer.set_encoding(encoding_of_range(low, high, decided.spec))
             # nn.Module allows no dots in names; "/" keeps them readable in state dicts
-            self._modules[key.replace(".", "/")] = quantizer if beside is None else quantizer.to(beside.device)
-        on = None if first is None else first.device
+            self._modules[key.replace(".", "/")] = quantizer.to(devices.get(key, on) if parameter is None else parameter.device)
         self.register_buffer("operation_formats", torch.zeros(len(self._operations), dtype=torch.uint8, device=on))
 
     @property

@@ -14,7 +14,7 @@ from qsim.batch_norm.trained_fold import fold_trained
 from qsim.close_names import close_names
 from qsim.graph.execute.attach import detach
 from qsim.options import check_flag, check_function, check_patterns
-from qsim.runs.batches import Forward, iterate, to_device
+from qsim.runs.batches import Forward, iterate
 from qsim.runs.report_subject import subject_of
 from qsim.runs.sharding import sharded_around, sharded_modules
 from qsim.simulation.range_choice import fit_biases
@@ -59,7 +59,7 @@ def fold_batch_norms(sim: Simulation) -> FoldReport:
         return FoldReport(subject=subject_of(sim.model))
     if sharded_modules(sim):
         raise ValueError("QuantSim.fold_batch_norms: fully_shard holds the weights; load the state into one that is not sharded")
-    examples = [to_device(call, sim.model) for call in sim.calls]
+    examples = sim.calls
     quantizers = sim.quantizers()
     of_parameter = {planned.parameter: quantizers[key] for key, planned in sim.decisions.quantizers.items()}
     detach(sim.model)

@@ -38,6 +38,7 @@ from qsim.options import check_flag, check_function
 from qsim.quantizers.quantizer import Quantizer
 from qsim.runs.arguments import Arguments, example_calls, refuse_numbers
 from qsim.runs.batches import Forward, arguments_of, to_device
+from qsim.runs.copies import Derived
 from qsim.runs.offloaded import own_copy, settle_offloaded
 from qsim.runs.report_subject import subject_of
 from qsim.runs.runnable import check_module
@@ -60,13 +61,6 @@ if TYPE_CHECKING:
 Evaluator = Callable[["Simulation", tuple[Any, ...], dict[str, Any]], Any]
 
 
-class Derived(dict[str, Any]):
-    """What was derived from a simulation. A copy, or what is pickled, starts empty."""
-
-    def __reduce__(self) -> tuple[type[Derived], tuple[()]]:
-        return Derived, ()
-
-
 class Simulation(NamedAsTheModel, AsTheModel):
     """Base of `qsim.QuantSim`, which documents it: construction, calls and switches.
 
@@ -74,15 +68,13 @@ class Simulation(NamedAsTheModel, AsTheModel):
 
     Attributes
     ----------
-    model : nn.Module
-    config : Config
     quantization : QuantizerBank
     decisions : Decisions
         What was planned: quantizers, biases, operations, what stays in float.
     switch : Switch
         What all containers of the model share: whether they simulate.
-    calls, examples : list of Arguments
-        The example calls, detached, and the same with None in place of tensors.
+    examples : list of Arguments
+        The example calls with None in place of tensors.
     folds : tuple of (Fold, BatchNorm)
         The BatchNorms that were folded, for state dicts of the float model.
     frozen : set of str
@@ -102,7 +94,6 @@ class Simulation(NamedAsTheModel, AsTheModel):
     quantization: QuantizerBank
     decisions: Decisions
     switch: Switch
-    calls: list[Arguments]
     examples: list[Arguments]
     frozen: set[str]
     followed: dict[str, str]
@@ -156,7 +147,7 @@ class Simulation(NamedAsTheModel, AsTheModel):
         warned_of.unseen_weights(decided.unseen)
         self.switch.calls_compiled = tape.calls_compiled
         formats = self.quantization.formats if known else {}
-        self.quantization = QuantizerBank(self.model, self.decisions.quantizers, known, list(self.decisions.operations))
+        self.quantization = QuantizerBank(self.model, self.decisions, known)
         # its broadcast of buffers before every forward would cost a sketch per activation, and overwrite what ranks observed
         self._ddp_params_and_buffers_to_ignore = [f"quantization.{name}" for name in rank_local(dict(self.quantization.items()))]
         notes += attach(self.model, decided, find_savings(decided), self.quantization.by_key(), self.switch)
@@ -164,8 +155,19 @@ class Simulation(NamedAsTheModel, AsTheModel):
         self.fall_back({name: format for name, format in formats.items() if name in self.decisions.operations})
         kept = [f"BatchNorm '{name}' is not folded: {reason}" for name, reason in folding.kept.items()]
         self.notes = list(dict.fromkeys([*kept, *folding.warnings, *decided.notes, *notes]))
-        self.calls = tree_map_only(Tensor, Tensor.detach, list(examples))  # to look at the model again: to fold, to trace
+        self._calls = tree_map_only(Tensor, Tensor.detach, list(examples))  # to look at the model again: to fold, to trace
         self.examples = tree_map_only(Tensor, lambda _: None, list(examples))
+
+    @property
+    def calls(self) -> list[Arguments]:
+        """The example calls, each as positional and keyword arguments, where the model lies now.
+
+        Examples
+        --------
+        >>> qsim.QuantSim(torch.nn.Linear(3, 2), torch.zeros(1, 3)).calls
+        [((tensor([[0., 0., 0.]]),), {})]
+        """
+        return [to_device(call, self.model) for call in self._calls]
 
     def fall_back(self, formats: Mapping[str, str]) -> None:
         """From now on these operations, by name, compute in these float formats, all others as planned."""
@@ -270,7 +272,7 @@ class Simulation(NamedAsTheModel, AsTheModel):
 
     def forward_batch(self, model: nn.Module, batch: Any) -> Any:
         args, kwargs = to_device(arguments_of(batch, self.examples), model)
-        with unfit_told((args, kwargs), self.calls, self.model):
+        with unfit_told((args, kwargs), self._calls, self.model):
             return model(*args, **kwargs)
 
     def runner(self, forward: Forward | None) -> Callable[[Any], Any]:
@@ -322,8 +324,6 @@ class Simulation(NamedAsTheModel, AsTheModel):
     def weights(self) -> dict[str, Tensor]:
         """The parameters that have a quantizer, by its key."""
         return {key: attrgetter(p.parameter)(self.model) for key, p in self.decisions.quantizers.items() if p.parameter is not None}
-
-    # Switches.
 
     def train(self, mode: bool = True) -> Self:
         """As of every module; frozen BatchNorms stay in eval mode."""

@@ -289,3 +289,14 @@ def test_more_than_two_to_the_31_elements():
         part = rows[first : first + 1024]
         assert (torch.eq(part, expected) | (part.isnan() & expected.isnan())).all()
     same_bits(x[whole:].cpu(), expected[: n - whole].cpu())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_fake_quantize_bias(dtype):
+    for channels in (0, 1, 7, 8, 9, 513, 3000):
+        bias = elements((channels,), dtype, "contiguous")
+        for scale in (0.03, 1e-9, 1e-38):
+            for weight_scale in (torch.tensor([0.01]), torch.rand(channels) * 0.01):
+                given = bias, torch.tensor(scale), weight_scale
+                check_same_bits(ops.fake_quantize_bias, *given)
+                check_same_bits(QINT.fake_quantize_bias_with_mask, *given)

@@ -70,6 +70,12 @@ QSIM_HD double cost_of_values(std::int64_t n, double scale, double limit, OfChun
   return sum * square;
 }
 
+// An end of a range as it is stored: zeros of either sign, which comparisons do not order, are +0.0.
+template <class T>
+QSIM_HD T stored_end(double end) {
+  return static_cast<T>(end) + T{0};
+}
+
 template <class T>
 struct FiniteValues {
   T lowest, highest;

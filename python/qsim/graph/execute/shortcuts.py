@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
-from qsim._library import KeptParameter, Settled, Stamp, Unchanged
+from qsim._library import KeptParameter, Settled, Unchanged
 from qsim.graph.execute import ownership
 from qsim.graph.execute.lowered import LiveMaker, Lowered, Quantize
 from qsim.graph.execute.ownership import is_alone
-from qsim.quantizers.bias import BiasQuantizer, grid, on_grid
+from qsim.quantizers.bias import BiasQuantizer
 from qsim.quantizers.quantizer import Quantizer
 from qsim.runs.scarcity import is_scarce
 
@@ -56,7 +56,7 @@ class Kept:
     def __init__(self, quantizer: Quantizer | Lowered | BiasQuantizer) -> None:
         self.quantizer = quantizer
         self._sources = _sources(quantizer)
-        self._on_kept_grid = KeptGrid(quantizer) if isinstance(quantizer, BiasQuantizer) else None
+        self._settled = _settled(quantizer) if isinstance(quantizer, Quantizer) else None
         self._kept = KeptParameter([vars(source) for source in self._sources])
 
     def __reduce__(self) -> tuple[type[Kept], tuple[Quantizer | Lowered | BiasQuantizer]]:
@@ -64,7 +64,7 @@ class Kept:
 
     def __call__(self, value: Tensor) -> Tensor:
         kept = self._kept.of(value)
-        return self._anew(value, self._on_kept_grid or self.quantizer) if kept is None else kept
+        return self._anew(value, self.quantizer) if kept is None else kept
 
     def unobserved(self, value: Tensor) -> Tensor:
         """For a second reader of the same parameter: see `qsim.graph.plan.plan.Use`."""
@@ -75,37 +75,28 @@ class Kept:
     def _anew(self, value: Tensor, quantize: Callable[[Tensor], Tensor]) -> Tensor:
         sources, kept = self._sources, self._kept
         if value.requires_grad and torch.is_grad_enabled() and kept.is_empty():  # training
-            return _at_once(quantize)(value)
+            return self._at_once(value, quantize)
+        if not value.is_cpu:
+            kept.forget()
+            return self._at_once(value, quantize)
         tensors = (value, *(t for source in sources for t in source.grid_tensors))
         needs_gradient = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
-        if needs_gradient or not value.is_cpu or any(is_watched(source) or not source.is_settled for source in sources):
+        if needs_gradient or any(is_watched(source) or not source.is_settled for source in sources):
             kept.forget()
-            return _at_once(quantize)(value)
+            return self._at_once(value, quantize)
         with torch.inference_mode(False), torch.no_grad():
             quantized = quantize(value)
         if _have_versions(tensors) and not (_is_sharding() or (quantized.nbytes >= _LARGE and is_scarce())):
             kept.keep(value, quantized)
         return quantized
 
-
-class KeptGrid:
-    """Quantizes a bias on a grid that is kept until the scales of the operands change: what is left to do where a gradient is needed."""
-
-    def __init__(self, quantizer: BiasQuantizer) -> None:
-        self.quantizer = quantizer
-        self._kept: tuple[Stamp, int, tuple[Tensor, Tensor]] | None = None  # replaced as a whole: threads share it
-
-    def __call__(self, bias: Tensor) -> Tensor:
-        quantizer, channels, kept = self.quantizer, bias.numel(), self._kept
-        if not quantizer.enabled:
-            return bias
-        scales = quantizer.input.grid_tensors[0], quantizer.weight.grid_tensors[0]
-        if kept is not None and kept[1] == channels and kept[0].matches(*scales):
-            return on_grid(bias, *kept[2])
-        with torch.inference_mode(False), torch.no_grad():
-            made = grid(quantizer.scale(channels))
-        self._kept = Stamp(*scales), channels, made
-        return on_grid(bias, *made)
+    def _at_once(self, value: Tensor, quantize: Callable[[Tensor], Tensor]) -> Tensor:
+        if self._settled is not None:
+            if (quantized := self._settled.quantize(value, False)) is not None:
+                return quantized
+            self._settled = _renewed(self._settled, self._sources[0])
+        # `forward` is all there is to the call of an unwatched module where no global hook looks on
+        return quantize.forward(value) if isinstance(quantize, Quantizer) and not is_watched(quantize) else quantize(value)
 
 
 def _sources(quantizer: Quantizer | Lowered | BiasQuantizer) -> tuple[Quantizer, ...]:
@@ -113,11 +104,6 @@ def _sources(quantizer: Quantizer | Lowered | BiasQuantizer) -> tuple[Quantizer,
     if isinstance(quantizer, BiasQuantizer):
         return quantizer.input, quantizer.weight
     return (quantizer.quantizer if isinstance(quantizer, Lowered) else quantizer,)
-
-
-def _at_once(quantize: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """What a call comes to: `forward` is all there is to that of an unwatched module where no global hook looks on."""
-    return quantize.forward if isinstance(quantize, Quantizer) and not is_watched(quantize) else quantize
 
 
 def _have_versions(tensors: Iterable[Tensor]) -> bool:

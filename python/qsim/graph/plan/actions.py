@@ -201,7 +201,8 @@ class Regions:
 class Decisions:
     """What of a plan outlives its being attached: quantizers by key, biases, what stays in float; of its regions the operations by name,
     the places where quantizers stand, and the operands in float of operations in integers; and keys of activations that do the same in the
-    passes of a loop or the members of a list, and of those that empty tensors alone reached in the examples."""
+    passes of a loop or the members of a list, and of those that empty tensors alone reached in the examples; and by key where the tensors
+    lay."""
 
     quantizers: dict[str, PlannedQuantizer]
     biases: list[PlannedBias]
@@ -211,6 +212,7 @@ class Decisions:
     unplanned: list[Unplanned]
     alike: list[tuple[str, ...]] = field(default_factory=list)
     empty: frozenset[str] = frozenset()
+    devices: dict[str, torch.device] = field(default_factory=dict)
 
     @property
     def weight_keys(self) -> list[str]:
@@ -288,26 +290,24 @@ class QuantizationPlan:
     @property
     def decisions(self) -> Decisions:
         biases = [actions.bias for actions in self.actions.values() if actions.bias is not None]
-        regions = self.regions
+        values, devices, regions = Counter[str](), dict[str, torch.device](), self.regions
+        for key, shape, device in self._met():
+            values[key] += shape.numel()
+            devices.setdefault(key, device)
+        empty = frozenset(key for key, count in values.items() if count == 0)
         return Decisions(
-            self.quantizers, biases, self.left, regions.operations, regions.posts, regions.unplanned, self.alike, self._empty()
+            self.quantizers, biases, self.left, regions.operations, regions.posts, regions.unplanned, self.alike, empty, devices
         )
 
-    def _empty(self) -> frozenset[str]:
-        """The quantizers at operands, results and inputs that no value reached in the examples, of those that a tensor did."""
-        values: Counter[str] = Counter()
-        for key, shape in self._shapes():
-            values[key] += shape.numel()
-        return frozenset(key for key, count in values.items() if count == 0)
-
-    def _shapes(self) -> Iterator[tuple[str, torch.Size]]:
-        """What came to the quantizers in the examples, by key."""
+    def _met(self) -> Iterator[tuple[str, torch.Size, torch.device]]:
+        """What came to the quantizers at operands, results and inputs in the examples, by key."""
         for site, found in self.actions.items():
             for step in site.steps:
-                yield from ((use.key, step.shapes[slot]) for slot, use in found.operands.items() if slot in step.shapes)
-                yield from ((key, step.results[index]) for index, key in found.outputs.items() if index in step.results)
+                operands = {slot: (shape, step.devices[slot]) for slot, shape in step.shapes.items()}
+                yield from ((use.key, *operands[slot]) for slot, use in found.operands.items() if slot in operands)
+                yield from ((key, step.results[i], step.devices[None]) for i, key in found.outputs.items() if i in step.results)
                 read = [(origin, slot) for slot, origins in step.operands.items() for origin in origins if origin.kind == "input"]
-                yield from ((self.inputs[origin.source], step.shapes[slot]) for origin, slot in read if origin.source in self.inputs)
+                yield from ((self.inputs[origin.source], *operands[slot]) for origin, slot in read if origin.source in self.inputs)
 
 
 def _follows_these_alone(following: Site, first: list[Site]) -> bool:

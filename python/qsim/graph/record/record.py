@@ -281,6 +281,7 @@ class Recorder(TorchFunctionMode):
             operands={slot: origins[slot] for slot in floats},
             side=frozenset(o for slot, found in origins.items() if slot not in floats for o in found if o.kind != "const"),
             shapes={slot: t.shape for slot, t in floats.items()},
+            devices={slot: t.device for slot, t in floats.items()},
             same={slot: self.tape.identity(t) for slot, t in floats.items()},
             changed=changed,
             stacks=dict(stacks_read(self.current.parameters, floats, origins)) if name_of(made.func) in MATRIX_PRODUCTS else {},
@@ -310,7 +311,7 @@ class Recorder(TorchFunctionMode):
         if not is_dense(t):
             self.tape.unusual[step.name] = None
             return t
-        step.results[output] = t.shape
+        step.results[output], step.devices[None] = t.shape, t.device
         if is_mask(t):
             step.masked_outputs |= {output}
         if not step.replaceable:

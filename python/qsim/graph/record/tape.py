@@ -86,6 +86,7 @@ class Step:
     masks: frozenset[Slot] = frozenset()  # operands that hold -Inf or the lowest finite number, or hide scores: no grid is for both
     masked_outputs: frozenset[int] = frozenset()  # results that do
     results: dict[int, torch.Size] = field(default_factory=dict)  # shapes of what it returns in floating point
+    devices: dict[Slot | None, torch.device] = field(default_factory=dict)  # of each operand; None: of what it returns
     scalar: bool = False  # whether all it returns is single numbers
     replaceable: bool = True  # whether a quantizer can stand where it returns: a mode meets it, not inside of an `autograd.Function`
 
@@ -262,8 +263,7 @@ class Tape:
         memory = memory_of(t)
         made = {o.source for o in self._known_of(memory) if o.direct} if memory is not None else {o.source for o in origins}
         self.rewritten |= {(o.source, o.output) for o in origins if o.source in made and isinstance(o.source, Step)}
-        if memory is not None:
-            self.rewritten |= self._returned[memory]
+        self.rewritten |= set() if memory is None else self._returned[memory]
 
     def note_returned(self, t: Tensor, step: Step, output: int = 0) -> None:
         """Note that a step which works in place, or makes a view, returned `t`, which is marked: a write into its memory is one into it."""

@@ -1,0 +1,49 @@
+// Biases on int32 grids, in one launch: they are few, and on a GPU it is launches that cost. A thread has the eight
+// elements of a byte of the mask.
+#include "qsim/fake_quantize_bias.h"
+
+#include "elements.cuh"
+#include "qsim/cuda/fake_quantize_bias.h"
+
+namespace qsim::cuda {
+
+namespace {
+
+constexpr int kPerThread = 8, kBlock = 64;
+
+__device__ void store(double value, double& to) { to = value; }
+template <class T>
+__device__ void store(double value, T& to) {
+  round_to(static_cast<float>(value), to);
+}
+
+template <class T>
+__global__ void run(const T* bias, int n, const float* input_scale, const float* weight_scale, int scales, T* y,
+                    std::uint8_t* mask) {
+  const unsigned thread = blockIdx.x * blockDim.x + threadIdx.x;
+  const int first = static_cast<int>(thread * kPerThread), last = min(first + kPerThread, n);
+  unsigned bits = 0;
+  for (int i = first; i < last; ++i) {
+    const QuantizedBias quantized = qsim::fake_quantize_bias(widened(bias[i]), *input_scale, weight_scale[i % scales]);
+    store(quantized.value, y[i]);
+    bits |= static_cast<unsigned>(quantized.in_range) << (i - first);
+  }
+  if (mask != nullptr && first < n) mask[thread] = static_cast<std::uint8_t>(bits);
+}
+
+}  // namespace
+
+cudaError_t fake_quantize_bias(const void* bias, Element element, int n, const float* input_scale,
+                               const float* weight_scale, int scales, void* y, std::uint8_t* mask,
+                               cudaStream_t stream) {
+  if (n == 0) return cudaSuccess;
+  constexpr int kOfBlock = kPerThread * kBlock;
+  const LaunchShape shape{static_cast<unsigned>((n - 1) / kOfBlock + 1), kBlock};
+  return with_element(element, [&](auto zero) {
+    using T = decltype(zero);
+    return launch(run<T>, shape, stream, static_cast<const T*>(bias), n, input_scale, weight_scale, scales,
+                  static_cast<T*>(y), mask);
+  });
+}
+
+}  // namespace qsim::cuda
