@@ -53,7 +53,7 @@ LOOPS = (
     Loop("observe_rows<float,*", 16, {"LDG.E.128": 4}),
     Loop("observe_rows<__*", 32, {"LDG.E.128": 4}),
 )
-THREADS, DYNAMIC_SHARED = {"observe_slices": 512}, {"observe_slices": 65536}  # of a block; others have 256, and none
+THREADS, DYNAMIC_SHARED = {"observe_slices": 512, "quantize_biases": 64}, {"observe_slices": 65536}  # of a block; others have 256, and none
 
 
 class Multiprocessor(NamedTuple):

@@ -18,8 +18,8 @@ __device__ void store(double value, T& to) {
 }
 
 template <class T>
-__global__ void run(const T* bias, int n, const float* input_scale, const float* weight_scale, int scales, T* y,
-                    std::uint8_t* mask) {
+__global__ void quantize_biases(const T* bias, int n, const float* input_scale, const float* weight_scale, int scales,
+                                T* y, std::uint8_t* mask) {
   const unsigned thread = blockIdx.x * blockDim.x + threadIdx.x;
   const int first = static_cast<int>(thread * kPerThread), last = min(first + kPerThread, n);
   unsigned bits = 0;
@@ -41,7 +41,7 @@ cudaError_t fake_quantize_bias(const void* bias, Element element, int n, const f
   const LaunchShape shape{static_cast<unsigned>((n - 1) / kOfBlock + 1), kBlock};
   return with_element(element, [&](auto zero) {
     using T = decltype(zero);
-    return launch(run<T>, shape, stream, static_cast<const T*>(bias), n, input_scale, weight_scale, scales,
+    return launch(quantize_biases<T>, shape, stream, static_cast<const T*>(bias), n, input_scale, weight_scale, scales,
                   static_cast<T*>(y), mask);
   });
 }
