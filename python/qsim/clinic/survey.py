@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -310,8 +310,10 @@ class _Looking:
     def has_news(self) -> bool:
         """Whether more operations overflow, or have made NaN or Inf, than when it was asked last."""
         before = self._broken
-        counts = [tally.counts[1:4].sum() for tally in self._tallies.values()]
-        self._broken = int(torch.stack(counts).count_nonzero()) if counts else 0
+        counts: dict[torch.device, list[Tensor]] = defaultdict(list)
+        for tally in self._tallies.values():
+            counts[tally.counts.device].append(tally.counts[1:4].sum())
+        self._broken = sum(int(torch.stack(here).count_nonzero()) for here in counts.values())  # waits for each device once
         return self._broken > before
 
     def conclude(self) -> None:
