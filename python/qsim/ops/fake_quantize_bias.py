@@ -8,7 +8,8 @@ def fake_quantize_bias(bias: Tensor, input_scale: Tensor, weight_scale: Tensor) 
     """A bias as it is read once it is held as int32, on the grid of the products that it is added to.
 
     Element ``c`` becomes ``clip(rint(bias[c] / s), -2**31, 2**31 - 1) * s`` with ``s = input_scale * weight_scale[c]``, a product in
-    float32; all else is computed in float64, in which an int32 grid is exact, and rounded once to the type of the bias.
+    float32; all else is computed in float64, in which an int32 grid is exact, and rounded to the type of the bias, to 16 bits by way of
+    float32.
 
     Parameters
     ----------

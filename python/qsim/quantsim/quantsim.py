@@ -48,6 +48,8 @@ class QuantSim(Reports, RangeChoice, SelectiveFallback, IntegerEvaluation, Resto
     ...     y = sim(torch.randn(2, 1, 8, 8))
     >>> sim.encodings()["0.weight"].scale.shape  # one for each output channel
     torch.Size([4])
+    >>> [args[0].shape for args, kwargs in sim.calls]  # the example inputs, where the model lies now
+    [torch.Size([1, 1, 8, 8])]
     >>> sim.savings = False  # every step computed anew: the same bits, slower
     """
 

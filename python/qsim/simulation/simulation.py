@@ -68,6 +68,8 @@ class Simulation(NamedAsTheModel, AsTheModel):
 
     Attributes
     ----------
+    model : nn.Module
+    config : Config
     quantization : QuantizerBank
     decisions : Decisions
         What was planned: quantizers, biases, operations, what stays in float.
@@ -160,13 +162,7 @@ class Simulation(NamedAsTheModel, AsTheModel):
 
     @property
     def calls(self) -> list[Arguments]:
-        """The example calls, each as positional and keyword arguments, where the model lies now.
-
-        Examples
-        --------
-        >>> qsim.QuantSim(torch.nn.Linear(3, 2), torch.zeros(1, 3)).calls
-        [((tensor([[0., 0., 0.]]),), {})]
-        """
+        """The example calls, each as positional and keyword arguments, where the model lies now."""
         return [to_device(call, self.model) for call in self._calls]
 
     def fall_back(self, formats: Mapping[str, str]) -> None:
@@ -324,6 +320,8 @@ class Simulation(NamedAsTheModel, AsTheModel):
     def weights(self) -> dict[str, Tensor]:
         """The parameters that have a quantizer, by its key."""
         return {key: attrgetter(p.parameter)(self.model) for key, p in self.decisions.quantizers.items() if p.parameter is not None}
+
+    # Switches.
 
     def train(self, mode: bool = True) -> Self:
         """As of every module; frozen BatchNorms stay in eval mode."""
