@@ -10,6 +10,7 @@ import contextlib
 import inspect
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from qsim.graph.execute import mode, ownership, place, shortcuts, simulated, traced
@@ -49,28 +50,44 @@ class _All:
         return True
 
 
-class _Stamp:
-    """As `qsim._C.Stamp`, with less that it looks at."""
+class _KeptParameter:
+    """As `qsim._C.KeptParameter`, with less that it looks at."""
 
     looks_at: tuple[str, ...] = ()
 
-    def __init__(self, *tensors: Tensor) -> None:
-        self.seen = self._of(tensors)
+    def __init__(self, quantizers: list[dict[str, Any]]) -> None:
+        self.quantizers, self.kept = quantizers, None
 
-    def matches(self, *tensors: Tensor) -> bool:
-        return self.seen == self._of(tensors)
+    def of(self, parameter: Tensor) -> Tensor | None:
+        if self.kept is None or self.kept[0] != self._seen(parameter, self.kept[1]):
+            return None
+        tensors = [parameter, *(t for q in self.quantizers for t in self._grid(q))]
+        return None if torch.is_grad_enabled() and any(t.requires_grad for t in tensors) else self.kept[1]
 
-    def _of(self, tensors: tuple[Tensor, ...]) -> list[Any]:
-        found: list[Any] = []
-        for t in tensors:
+    def keep(self, parameter: Tensor, quantized: Tensor) -> None:
+        self.kept = self._seen(parameter, quantized), quantized
+
+    def forget(self) -> None:
+        self.kept = None
+
+    def is_empty(self) -> bool:
+        return self.kept is None
+
+    def _grid(self, quantizer: dict[str, Any]) -> list[Tensor]:
+        held = quantizer["_buffers"] | quantizer["_parameters"]
+        return [held[name] for name in ("scale", "zero_point")]
+
+    def _seen(self, *tensors: Tensor) -> list[Any]:
+        found: list[Any] = [q.get(name) for q in self.quantizers for name in ("_spec", "_enabled", "_observing", "training", "_turns")]
+        for t in [*tensors, *(t for q in self.quantizers for t in self._grid(q))]:
             flat = t.detach().reshape(-1)
             seen = {"version": t._version, "memory": t.data_ptr(), "values": flat[:: max(1, flat.numel() // 64)].tolist()}
             found += [id(t), *(seen[name] for name in self.looks_at)]
         return found
 
 
-def _stamp(*looks_at: str) -> tuple[Change, ...]:
-    return _put((shortcuts, "Stamp", type("Stamp", (_Stamp,), {"looks_at": looks_at})))
+def _kept(*looks_at: str) -> tuple[Change, ...]:
+    return _put((shortcuts, "KeptParameter", type("KeptParameter", (_KeptParameter,), {"looks_at": looks_at})))
 
 
 def _by_name(site: Any, name: str, *, framed: bool = False) -> Any:
@@ -345,9 +362,9 @@ GUARDS: dict[str, Guard] = {
     "clamped": Guard(
         "a quantizer that stands for a rectifier ends no later", _put((shortcuts.Rectifier, "_is_clamped", _always(True))), ("savings",)
     ),
-    "kept: versions": Guard("a kept weight has the version that it had", _stamp("memory", "values"), ("savings",)),
-    "kept: memory": Guard("a kept weight lies where it lay", _stamp("version", "values"), ("savings",)),
-    "kept: values": Guard("samples of a kept weight's values are what they were", _stamp("version", "memory"), ("savings",)),
+    "kept: versions": Guard("a kept weight has the version that it had", _kept("memory", "values"), ("savings",)),
+    "kept: memory": Guard("a kept weight lies where it lay", _kept("version", "values"), ("savings",)),
+    "kept: values": Guard("samples of a kept weight's values are what they were", _kept("version", "memory"), ("savings",)),
     "kept: eval": Guard("train() and eval() forget kept weights", _put((Place, "forget_kept", _nothing())), ("savings",)),
     # Compiled.
     "hidden functions": Guard("what Dynamo hides is quantized where it is read", _SHOWN, ("compiled",), _HIDDEN),
