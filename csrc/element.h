@@ -13,6 +13,10 @@
 
 namespace qsim {
 
+inline bool is_element(at::ScalarType type) {
+  return type == at::kFloat || type == at::kDouble || type == at::kHalf || type == at::kBFloat16;
+}
+
 inline Element element_of(const at::Tensor& x) {
   switch (x.scalar_type()) {
     case at::kFloat:

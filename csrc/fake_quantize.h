@@ -51,8 +51,8 @@ inline void check_devices(const char* op, const at::Tensor& x, const at::Tensor&
 
 inline void check_tensors(const char* op, const at::Tensor& x, const at::Tensor& scale, const at::Tensor& zero_point) {
   const at::ScalarType type = x.scalar_type(), expected = type == at::kDouble ? at::kDouble : at::kFloat;
-  TORCH_CHECK_TYPE(type == at::kFloat || type == at::kDouble || type == at::kHalf || type == at::kBFloat16, op,
-                   ": x is ", described(type), "; expected float16, bfloat16, float32 or float64");
+  TORCH_CHECK_TYPE(is_element(type), op, ": x is ", described(type),
+                   "; expected float16, bfloat16, float32 or float64");
   TORCH_CHECK_TYPE(scale.scalar_type() == expected, op, ": scale is ", described(scale.scalar_type()), "; expected ",
                    expected, " for x of ", type);
   TORCH_CHECK_TYPE(zero_point.scalar_type() == at::kInt || zero_point.scalar_type() == expected, op, ": zero_point is ",
@@ -126,9 +126,8 @@ inline bool may_fill_memory(c10::SymIntArrayRef sizes, c10::SymIntArrayRef strid
 // strides: those of y, where the caller knows them.
 inline void check_mask(const at::Tensor& grad, const at::Tensor& mask, at::OptionalSymIntArrayRef strides) {
   const char* op = "qsim::fake_quantize_mask_backward";
-  const at::ScalarType type = grad.scalar_type();
-  TORCH_CHECK_TYPE(type == at::kFloat || type == at::kDouble || type == at::kHalf || type == at::kBFloat16, op,
-                   ": grad is ", described(grad), "; expected float16, bfloat16, float32 or float64");
+  TORCH_CHECK_TYPE(is_element(grad.scalar_type()), op, ": grad is ", described(grad),
+                   "; expected float16, bfloat16, float32 or float64");
   TORCH_CHECK_VALUE(mask.scalar_type() == at::kByte && mask.dim() == 1 && mask.device() == grad.device() &&
                         mask.sym_numel() == (grad.sym_numel() + 7) / 8,
                     op, ": mask is ", described(mask), "; expected Byte of shape [", (grad.sym_numel() + 7) / 8,

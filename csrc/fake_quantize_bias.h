@@ -8,6 +8,7 @@
 #include <tuple>
 
 #include "described.h"
+#include "element.h"
 #include "fake_quantize.h"
 
 namespace qsim {
@@ -15,9 +16,8 @@ namespace qsim {
 inline void check_fake_quantize_bias(const at::Tensor& bias, const at::Tensor& input_scale,
                                      const at::Tensor& weight_scale) {
   constexpr const char* op = "qsim::fake_quantize_bias";
-  const at::ScalarType type = bias.scalar_type();
-  TORCH_CHECK_TYPE(type == at::kFloat || type == at::kDouble || type == at::kHalf || type == at::kBFloat16, op,
-                   ": bias is ", described(type), "; expected float16, bfloat16, float32 or float64");
+  TORCH_CHECK_TYPE(is_element(bias.scalar_type()), op, ": bias is ", described(bias.scalar_type()),
+                   "; expected float16, bfloat16, float32 or float64");
   TORCH_CHECK_TYPE(input_scale.scalar_type() == at::kFloat && weight_scale.scalar_type() == at::kFloat, op,
                    ": input_scale is ", described(input_scale.scalar_type()), " and weight_scale ",
                    described(weight_scale.scalar_type()), "; expected Float for both");

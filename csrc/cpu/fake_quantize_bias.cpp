@@ -34,28 +34,27 @@ void quantize_bias(const Tensor& bias, const Tensor& input_scale, const Tensor& 
   }
 }
 
-template <class... Tensors>
-void run_on_bias(const Tensor& bias, const Tensors&... others) {
+void run_on_bias(const Tensor& bias, const Tensor& input_scale, const Tensor& weight_scale, const Tensor& y,
+                 const Tensor& mask) {
   switch (bias.scalar_type()) {
     case at::kFloat:
-      return quantize_bias<float>(bias, others...);
+      return quantize_bias<float>(bias, input_scale, weight_scale, y, mask);
     case at::kDouble:
-      return quantize_bias<double>(bias, others...);
+      return quantize_bias<double>(bias, input_scale, weight_scale, y, mask);
     case at::kHalf:
-      return quantize_bias<c10::Half>(bias, others...);
+      return quantize_bias<c10::Half>(bias, input_scale, weight_scale, y, mask);
     default:
-      return quantize_bias<c10::BFloat16>(bias, others...);
+      return quantize_bias<c10::BFloat16>(bias, input_scale, weight_scale, y, mask);
   }
 }
 
 std::tuple<Tensor, Tensor> bias_with_mask_cpu(const Tensor& bias, const Tensor& input_scale,
                                               const Tensor& weight_scale) {
-  return quantized_bias(bias, input_scale, weight_scale, true, run_on_bias<Tensor, Tensor, Tensor, Tensor>);
+  return quantized_bias(bias, input_scale, weight_scale, true, run_on_bias);
 }
 
 Tensor bias_cpu(const Tensor& bias, const Tensor& input_scale, const Tensor& weight_scale) {
-  return std::get<0>(
-      quantized_bias(bias, input_scale, weight_scale, false, run_on_bias<Tensor, Tensor, Tensor, Tensor>));
+  return std::get<0>(quantized_bias(bias, input_scale, weight_scale, false, run_on_bias));
 }
 
 }  // namespace

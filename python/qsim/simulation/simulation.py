@@ -96,6 +96,7 @@ class Simulation(NamedAsTheModel, AsTheModel):
     quantization: QuantizerBank
     decisions: Decisions
     switch: Switch
+    _calls: list[Arguments]
     examples: list[Arguments]
     frozen: set[str]
     followed: dict[str, str]
@@ -163,7 +164,8 @@ class Simulation(NamedAsTheModel, AsTheModel):
     @property
     def calls(self) -> list[Arguments]:
         """The example calls, each as positional and keyword arguments, where the model lies now."""
-        return [to_device(call, self.model) for call in self._calls]
+        self._calls = [to_device(call, self.model) for call in self._calls]  # brought there once: some ask with every batch
+        return self._calls
 
     def fall_back(self, formats: Mapping[str, str]) -> None:
         """From now on these operations, by name, compute in these float formats, all others as planned."""

@@ -56,7 +56,7 @@ class Kept:
     def __init__(self, quantizer: Quantizer | Lowered | BiasQuantizer) -> None:
         self.quantizer = quantizer
         self._sources = _sources(quantizer)
-        self._settled = _settled(quantizer) if isinstance(quantizer, Quantizer) else None
+        self._settled = _settled(quantizer)
         self._kept = KeptParameter([vars(source) for source in self._sources])
 
     def __reduce__(self) -> tuple[type[Kept], tuple[Quantizer | Lowered | BiasQuantizer]]:
@@ -157,7 +157,7 @@ class InPlace:
         return q(y) if is_watched(q) else q.forward(y, in_place=is_alone(y))  # unwatched, `forward` is all there is to a call
 
 
-def _settled(quantizer: Quantizer) -> Settled | None:
+def _settled(quantizer: Quantizer | Lowered | BiasQuantizer) -> Settled | None:
     """What quantizes without Python, where the encoding that the quantizer holds may be all there is to it."""
     if type(quantizer) is not Quantizer or not quantizer.is_plain:
         return None
