@@ -20,6 +20,7 @@ from qsim.trace.marks_before_rectifiers import mark_before_rectifiers
 from qsim.trace.marks_behind_moves import mark_behind_moves
 from qsim.trace.runtimes import Runtime
 from qsim.trace.token_scales import put_scales_behind, with_scale_one
+from qsim.trace.weights_second import put_weights_second
 from qsim.warning import warn
 
 
@@ -39,6 +40,8 @@ class Tracing:
         if target.tokens:
             put_scales_behind(self.program.exported.graph, self.quantizers)
             self.quantizers = with_scale_one(self.quantizers)
+        if target.marks_moves and target.reads_onnx:
+            put_weights_second(self.program.exported.graph, per_channel(self.quantizers))
         if target.marks_moves:
             mark_behind_moves(self.program.exported.graph, per_channel(self.quantizers))
         if target.marks_moves and target.reads_onnx:

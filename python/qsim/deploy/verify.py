@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from qsim.deploy.parts import Array, concatenated
 from qsim.deploy.times import Session, measured
 from qsim.deploy.verification import IN_FLOAT, ON_INTEGERS, OPENVINO, OPTIMISED, UNOPTIMISED, Difference, Verification
+from qsim.errors import ExportError
 from qsim.integer.programs import evaluate, evaluation
 from qsim.onnx import file, openvino_sessions
 from qsim.onnx.lint import is_surrounded, lint, maker_of
@@ -144,7 +145,15 @@ def verify_simulation(
     with tempfile.TemporaryDirectory() as folder:
         runs = ON_INTEGERS in ways or (_is_for_openvino(model) and openvino_sessions.is_installed())
         beside = write_float(Path(folder, "float.onnx")) if runs else None
-        found = verify(path, computed(), model=model, beside=beside)
+        try:
+            found = verify(path, computed(), model=model, beside=beside)
+        except Exception as error:
+            if not type(error).__module__.startswith("onnxruntime"):
+                raise
+            raise ExportError(
+                f"QuantSim.export: ONNX Runtime {onnxruntime.__version__} does not run {path}, which is written: {error}. Leave the "
+                "operation that it names in float, by config.override(name, off=True), and tell us of it"
+            ) from error
     if not found.differences:
         raise ValueError(
             f"QuantSim.export: verify= got no batch. Is the iterator used up? {path} is written, and was compared with nothing"

@@ -25,6 +25,7 @@ from qsim.trace.marks_before_rectifiers import mark_before_rectifiers
 from qsim.trace.runtimes import RUNTIMES, stored_as
 from qsim.trace.storages import storages
 from qsim.trace.token_scales import put_scales_behind, with_scale_one
+from qsim.trace.weights_second import put_weights_second
 
 
 class Prepared:
@@ -61,6 +62,7 @@ class Prepared:
         graph.output(graph.graph_copy(program.exported.graph, {}))
         _bypass(graph, self.encodings)
         put_scales_behind(graph, quantizers)
+        put_weights_second(graph, {key for key, encoding in self.encodings.items() if encoding.axis is not None})
         mark_before_rectifiers(graph, self.encodings)
         use_integer_forms(graph, self.encodings)
         stored = dict(stored_inputs(program))

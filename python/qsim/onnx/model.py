@@ -14,6 +14,7 @@ from torch import Tensor
 
 from qsim.errors import ExportError
 from qsim.onnx import opsets, tidy
+from qsim.onnx.batch_weights import hold_batches_in_float
 from qsim.onnx.block_kernels import use_block_kernels
 from qsim.onnx.channel_blocks import fill_channel_blocks
 from qsim.onnx.export_options import Options
@@ -82,8 +83,10 @@ def build(program: Program, mark_uses: MarkUses, quantizers: Mapping[str, Quanti
     fold_pads(model)
     level = options.accuracy_level if target.name == "onnxruntime" else None
     kernels = [] if level is None else use_block_kernels(model, lowering.names, level)
+    batches: list[str] = []
     if target.name == "onnxruntime":
         look_up_integers(model)
+        batches = hold_batches_in_float(model)
     tidy.clean(model)
     wider = _for_fast_convolutions(model) if target.channel_blocks else 0
     tidy.name_nodes(model)
@@ -99,7 +102,7 @@ def build(program: Program, mark_uses: MarkUses, quantizers: Mapping[str, Quanti
     blocks = [f"{have} more channels than in the model, zeros or repeated ones, for the runtime's fast kernels"] if wider else []
     left_out = [f"forward also returns what is no tensor, and the file has not: {', '.join(others)}"] if others else []
     own = [*left_out, *_notes(program, mark_uses, quantizers, target, lowering), *(_warnings(model) if target.only8 else ())]
-    notes = [*stored.notes, *kernels, *blocks, *own]
+    notes = [*stored.notes, *kernels, *batches, *blocks, *own]
     return Built(model, lowering.names, notes, fallback)
 
 

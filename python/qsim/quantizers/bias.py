@@ -6,6 +6,7 @@ import dataclasses
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
 from qsim import ops
 from qsim.quantizers.quantizer import Quantizer
@@ -19,6 +20,18 @@ def bias_scale(input: Tensor, weight: Tensor, elements: int) -> Tensor:
     if scale.numel() != elements:  # per tensor; or a transposed convolution in groups: its weight's channels once per group
         scale = scale.repeat(elements // scale.numel())
     return scale
+
+
+def of_products(input: Quantizer, weight: Quantizer, bias: Tensor) -> Tensor:
+    """A bias on the grid of the products of two operands: see `BiasQuantizer`."""
+    of_input, of_weight = (input.fixed_scale, weight.fixed_scale) if is_dynamo_compiling() else (None, None)
+    if of_input is None or of_weight is None:
+        if not (input.enabled and weight.enabled):
+            return bias
+        of_input, of_weight = input.grid_scale.detach(), weight.grid_scale.detach()
+    if of_input.device != bias.device:  # the operand was brought here after it was quantized
+        of_input = of_input.to(bias.device)
+    return ops.fake_quantize_bias(bias, of_input, of_weight)
 
 
 class BiasQuantizer:
@@ -50,10 +63,7 @@ class BiasQuantizer:
         return steps.round().clamp(_INT32.min, _INT32.max).to(torch.int32)
 
     def __call__(self, bias: Tensor) -> Tensor:
-        if not self.enabled:
-            return bias
-        of_input = self.input.grid_scale.detach().to(bias.device)  # the operand may have been brought here after it was quantized
-        return ops.fake_quantize_bias(bias, of_input, self.weight.grid_scale.detach())
+        return of_products(self.input, self.weight, bias)
 
     def fit(self, bias: Tensor, weight: Tensor | None = None) -> int:
         """Raise the weight's scale where `bias`, and the products that are added to it, would not fit into int32. Returns how many scales.

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from qsim.errors import NoEncodingError
+from qsim.numbers.blocks import is_tiled
 from qsim.numbers.encoding import Encoding
 from qsim.numbers.spec import TensorSpec
 from qsim.options import shown
@@ -43,6 +44,7 @@ class Encoded(RangeState):
             # No buffers: nothing that averages or broadcasts these has to do with switches.
             self._observing_here, self._enabled_here = torch.tensor(True), torch.tensor(True)
         self._grid = (spec.quant_min, spec.quant_max)
+        self._tiled = is_tiled(spec.axis, spec.block_size)
         self.register_buffer("grid", torch.tensor(self._identity))
         self._allocate(UNKNOWN_SHAPE if self.held_shape is None else self.held_shape)
 
@@ -54,6 +56,33 @@ class Encoded(RangeState):
             self.register_buffer("scale", scale)
         self.register_buffer("zero_point", torch.zeros(shape, dtype=torch.int32, device=on))
         self._has_encoding = not self._spec.has_scale
+        self._note_fixed()
+
+    def _note_fixed(self) -> None:
+        """Note what fixes the result, after each change of the switches, the encoding or the spec: see `fixed_scale`."""
+        spec, quantizes = self._spec, self._enabled and self._has_encoding and not self._observing
+        self._fixed = repr((*self._grid, spec.axis, spec.block_size, spec.rounding)) if quantizes and self.is_plain else ""
+
+    @property
+    def fixed_scale(self) -> Tensor | None:
+        """`scale` if all that is done is `ops.fake_quantize` by it: nothing is observed or learned. None otherwise.
+
+        What decides on that, and the grid, is one constant: Dynamo guards every attribute that it reads, which takes time when it traces
+        and again in each call.
+        """
+        return self._buffers["scale"] if self._fixed else None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all that it may do is `ops.fake_quantize` by a scale that it holds: not learned, not running, not each tensor's own.
+
+        Examples
+        --------
+        >>> qsim.Quantizer(TensorSpec(bits=4)).is_plain, qsim.Quantizer(TensorSpec(bits=4, learnable=True)).is_plain
+        (True, False)
+        """
+        spec = self._spec
+        return not (spec.learnable or spec.is_float or self._dynamic or self._running or self._tiled)
 
     @property
     def spec(self) -> TensorSpec:
@@ -74,6 +103,7 @@ class Encoded(RangeState):
     @enabled.setter
     def enabled(self, on: bool) -> None:
         self._enabled = on
+        self._note_fixed()
         self._switch_device()
 
     @property
@@ -84,6 +114,7 @@ class Encoded(RangeState):
     @observing.setter
     def observing(self, on: bool) -> None:
         self._observing = on
+        self._note_fixed()
         self._switch_device()
 
     def _switch_device(self) -> None:
@@ -173,6 +204,7 @@ class Encoded(RangeState):
             self.scale.copy_(sharded_as(self.scale, encoding.scale))
             self.zero_point.copy_(encoding.zero_point)
         self._has_encoding = True
+        self._note_fixed()
 
     def _format_problem(self, scale: Tensor) -> str | None:
         """What scales are, if not what the spec's format stores."""
@@ -215,6 +247,7 @@ class Encoded(RangeState):
         if prefix + "scale" not in state_dict or self.scale.is_meta:
             return
         self._has_encoding = not self._dynamic and self.scale.numel() > 0 and not bool(self.scale.isnan().any())
+        self._note_fixed()
 
     @property
     def _title(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -13,7 +14,6 @@ from torch.compiler import is_dynamo_compiling
 from qsim import ops
 from qsim._library import eager
 from qsim.errors import CalibrationError
-from qsim.numbers.blocks import is_tiled
 from qsim.numbers.encoding import Encoding
 from qsim.numbers.spec import TensorSpec, range_shape
 from qsim.quantizers.dynamic import quantize_dynamically
@@ -98,19 +98,6 @@ class Quantizer(Encoded):
         self.format_counter = None if spec.has_scale else FormatCounter(spec.dtype)
         self.batched = False
         self.merged: list[Tensor] | None = None  # `additive` as the last QuantSim.synchronize gave it to all ranks
-        self._tiled = is_tiled(spec.axis, spec.block_size)
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether all that it may do is `ops.fake_quantize` by a scale that it holds: not learned, not running, not each tensor's own.
-
-        Examples
-        --------
-        >>> Quantizer(TensorSpec(bits=4)).is_plain, Quantizer(TensorSpec(bits=4, learnable=True)).is_plain
-        (True, False)
-        """
-        spec = self._spec
-        return not (spec.learnable or spec.is_float or self._dynamic or self._running or self._tiled)
 
     def forward(self, x: Tensor, *, in_place: bool = False, fallback: str | None = None) -> Tensor:
         """Observe and quantize as the switches say.
@@ -136,6 +123,8 @@ class Quantizer(Encoded):
             Enabled, but nothing has chosen an encoding yet; an empty tensor needs none. A running range in training mode gives NaN
             instead, until a batch has a finite value.
         """
+        if fallback is None and not in_place and is_dynamo_compiling() and self._fixed:
+            return self._traced(x)
         if self._running:
             if self.training:
                 y = self._follow(x)
@@ -175,6 +164,8 @@ class Quantizer(Encoded):
         >>> quantizer.quantize(torch.tensor([2049.0])).item()
         2048.0
         """
+        if fallback is None and not in_place and is_dynamo_compiling() and self._fixed:
+            return self._traced(x)
         if not self._enabled:
             return x
         if fallback is not None:
@@ -200,6 +191,15 @@ class Quantizer(Encoded):
             return quantize(*arguments, axis=spec.axis, block_size=spec.block_size, rounding=spec.rounding, grad_factor=factor)
         directly = eager.fake_quantize_ if in_place else eager.fake_quantize
         return directly(*arguments, spec.axis, spec.block_size, spec.rounding, factor)  # type: ignore[arg-type]  # no tiles
+
+    def _traced(self, x: Tensor) -> Tensor:
+        """Quantize with what is fixed, while Dynamo traces."""
+        low, high, axis, block_size, rounding = _constants(self._fixed)
+        scale, zero_point = self._buffers["scale"], self._buffers["zero_point"]
+        if x.dtype is torch.float64:
+            scale = scale.double()
+        y: Tensor = torch.ops.qsim.fake_quantize(x, scale, zero_point, low, high, axis=axis, block_size=block_size, rounding=rounding)
+        return y
 
     def _round(self, x: Tensor, in_place: bool) -> Tensor:
         """Quantize to a float format."""
@@ -313,6 +313,7 @@ class Quantizer(Encoded):
         if chosen is not None:
             self._hold(chosen)
         self._spec = spec
+        self._note_fixed()
         encoding = self.encoding
         assert encoding is not None
         return encoding
@@ -379,6 +380,14 @@ class Quantizer(Encoded):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         self.merged = None
         super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def _constants(fixed: str) -> tuple[Any, ...]:
+    found: tuple[Any, ...] = ast.literal_eval(fixed)
+    return found
+
+
+_constants._dynamo_marked_constant = True  # type: ignore[attr-defined]  # see `qsim.graph.execute.traced`
 
 
 def _found(encoding: Encoding | CalibrationError) -> Encoding:

@@ -12,6 +12,7 @@ from .ir import Container, Flag, Hook, Member, Program
 from .names import Numbers
 
 _FORMS = {"rows": 3, "seq": 5, "img": 3}
+_SHARE_WITH_RARER = 0.35
 _FLAGS = (Flag("big", False, (True,)), Flag("skip", False, (True,)), Flag("wide", True, (False,)), Flag("steps", 2, (3, 1)))
 
 
@@ -20,7 +21,7 @@ def generate(seed: int) -> Program:
     rng = random.Random(seed)
     form = drawn(rng, _FORMS)
     flags = tuple(flag for flag in _FLAGS if rng.random() < 0.3)
-    made = Numbers()
+    made = Numbers(has_rarer=random.Random(f"rarer {seed}").random() < _SHARE_WITH_RARER)
     functions = [Builder.function(rng, form, made) for _ in range(rng.choice((0, 0, 1, 1, 2)))]
     containers: list[Builder] = []
     for _ in range(rng.choice((0, 0, 1, 1, 2, 3))):

@@ -1,4 +1,4 @@
-"""Fresh names and numbers."""
+"""What all functions of a program share: fresh names and numbers, and which operations may stand in it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from collections import Counter
 
 
 class Numbers:
-    """Numbers for statements, names for variables and classes: each once in a program."""
+    """Numbers for statements, names for variables and classes: each once in a program. `has_rarer`: of the rarer operations too."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_rarer: bool = False) -> None:
+        self.has_rarer = has_rarer
         self._given = Counter[str]()
 
     def number(self) -> int:

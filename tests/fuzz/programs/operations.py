@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,57 +13,14 @@ from torch import Tensor
 from .dataflow import Kind, Name
 from .layers import GEMM
 from .machine import Machine
+from .operation import FLAT, Operation, Simulate, binary, moved, unary
+from .rarer_operations import RARER
 
-ALL, FLAT = ("rows", "seq", "img"), ("rows", "seq")
 NUMBERS = [round(-1 + 2 * i / 7, 6) for i in range(8)]
-Simulate = Callable[..., Name | None]  # of a machine, the operands, and the module's attributes that it reads
-
-
-@dataclass(frozen=True)
-class Operation:
-    """`source`: an expression of ``{0}``, ``{1}`` and the module's attributes ``{a0}``, ``{a1}``.
-
-    Attributes
-    ----------
-    simulate : callable or None
-        None: the hand-written simulation has no rule for it.
-    attributes : tuple of str
-        What it wants of the module: "vector" (parameter of 8), "matrix" (8 x 8), "buffer" (of 8), "layer weight", "layer bias".
-    in_place : bool
-        Writes into its first operand. `statement`: is no expression (``y += z``).
-    rough : bool
-        Jumps: a small error may become a large one, so nothing is said of its 16 bits.
-    aliases : bool
-        The result may lie in the memory of an operand.
-    """
-
-    name: str
-    source: str
-    simulate: Simulate | None
-    operands: int = 1
-    forms: tuple[str, ...] = ALL
-    attributes: tuple[str, ...] = ()
-    in_place: bool = False
-    statement: bool = False
-    rough: bool = False
-    aliases: bool = False
-    weight: int = 2
-
-
-def _unary(kind: Kind, function: Callable[[Tensor], Tensor]) -> Simulate:
-    return lambda m, x: m.compute(kind, function, x)
-
-
-def _binary(kind: Kind, function: Callable[[Tensor, Tensor], Tensor]) -> Simulate:
-    return lambda m, x, y: m.compute(kind, function, x, y)
 
 
 def _in_place(kind: Kind, function: Callable[..., Tensor]) -> Simulate:
     return lambda m, x, *rest: m.change(kind, function, x, *rest)
-
-
-def _moved(function: Callable[..., Tensor], *, fresh: bool = False) -> Simulate:
-    return lambda m, *names: m.move(function, *names, fresh=fresh)
 
 
 _FUNCTIONS: dict[str, tuple[Kind, Callable[[Tensor], Tensor], str]] = {  # what is written in one of several ways
@@ -105,7 +61,7 @@ def _functions() -> list[Operation]:
     found = []
     for name, (kind, function, sources) in _FUNCTIONS.items():
         ways = sources.split(" | ")
-        found += [Operation(f"{name} {way}" if len(ways) > 1 else name, way, _unary(kind, function), weight=1) for way in ways]
+        found += [Operation(f"{name} {way}" if len(ways) > 1 else name, way, unary(kind, function), weight=1) for way in ways]
     return found
 
 
@@ -243,27 +199,25 @@ TABLE: dict[str, Operation] = {
     for op in (
         *_functions(),
         Operation("layer_norm", "F.layer_norm({0}, (8,))", _layer_norm, forms=FLAT),
-        Operation("add", "{0} + {1}", _binary(_ADD, torch.add), 2, weight=12),
-        Operation("torch.add", "torch.add({0}, {1})", _binary(_ADD, torch.add), 2, weight=2),
-        Operation("add scaled", "torch.add({0}, {1}, alpha=0.5)", _binary(_ADD, lambda x, y: torch.add(x, y, alpha=0.5)), 2),
-        Operation("sub", "{0} - {1}", _binary(_SUB, torch.sub), 2, weight=4),
-        Operation("mul", "{0} * {1}", _binary(_MUL, torch.mul), 2, weight=6),
-        Operation("maximum", "torch.maximum({0}, {1})", _binary(Kind("Max"), torch.maximum), 2),
-        Operation("lerp", "torch.lerp({0}, {1}, 0.3)", _binary(Kind("lerp"), lambda x, y: torch.lerp(x, y, 0.3)), 2),
+        Operation("add", "{0} + {1}", binary(_ADD, torch.add), 2, weight=12),
+        Operation("torch.add", "torch.add({0}, {1})", binary(_ADD, torch.add), 2, weight=2),
+        Operation("add scaled", "torch.add({0}, {1}, alpha=0.5)", binary(_ADD, lambda x, y: torch.add(x, y, alpha=0.5)), 2),
+        Operation("sub", "{0} - {1}", binary(_SUB, torch.sub), 2, weight=4),
+        Operation("mul", "{0} * {1}", binary(_MUL, torch.mul), 2, weight=6),
+        Operation("maximum", "torch.maximum({0}, {1})", binary(Kind("Max"), torch.maximum), 2),
+        Operation("lerp", "torch.lerp({0}, {1}, 0.3)", binary(Kind("lerp"), lambda x, y: torch.lerp(x, y, 0.3)), 2),
         Operation("quotient", "{0} / ({1}.abs() + 1.0)", None, 2),
         Operation("rms", "{0} * torch.rsqrt({0}.pow(2).mean(-1, keepdim=True) + 0.1)", None),
         # Views and what moves values.
-        Operation("view", "{0}.view({0}.shape)", _moved(lambda t: t), aliases=True),
-        Operation("reshape", "{0}.flatten(0, 1).unflatten(0, {0}.shape[:2])", _moved(lambda t: t), forms=("seq", "img"), aliases=True),
-        Operation(
-            "transpose", "{0}.transpose(1, -1).contiguous().transpose(1, -1)", _moved(lambda t: t.mT.contiguous().mT), forms=("seq",)
-        ),
+        Operation("view", "{0}.view({0}.shape)", moved(lambda t: t), aliases=True),
+        Operation("reshape", "{0}.flatten(0, 1).unflatten(0, {0}.shape[:2])", moved(lambda t: t), forms=("seq", "img"), aliases=True),
+        Operation("transpose", "{0}.transpose(1, -1).contiguous().transpose(1, -1)", moved(lambda t: t.mT.contiguous().mT), forms=("seq",)),
         Operation("contiguous", "{0}.contiguous()", _contiguous, aliases=True),
-        Operation("all of it", "{0}[:]", _moved(lambda t: t[:]), aliases=True),
-        Operation("clone", "{0}.clone()", _moved(lambda t: t.clone(), fresh=True)),
-        Operation("detach", "{0}.detach()", _moved(lambda t: t.detach()), aliases=True, weight=1),
-        Operation("roll", "torch.roll({0}, 1, -1)", _moved(lambda t: t.roll(1, -1), fresh=True)),
-        Operation("flip", "{0}.flip(-1)", _moved(lambda t: t.flip(-1), fresh=True)),
+        Operation("all of it", "{0}[:]", moved(lambda t: t[:]), aliases=True),
+        Operation("clone", "{0}.clone()", moved(lambda t: t.clone(), fresh=True)),
+        Operation("detach", "{0}.detach()", moved(lambda t: t.detach()), aliases=True, weight=1),
+        Operation("roll", "torch.roll({0}, 1, -1)", moved(lambda t: t.roll(1, -1), fresh=True)),
+        Operation("flip", "{0}.flip(-1)", moved(lambda t: t.flip(-1), fresh=True)),
         Operation("sort", "{0}.sort(dim=-1).values", _sorted, weight=1),
         Operation("swap", "torch.cat({0}.chunk(2, -1)[::-1], -1)", lambda m, x: _swapped(m, x, axis=-1), forms=FLAT),
         Operation("swap channels", "torch.cat({0}.chunk(2, 1)[::-1], 1)", lambda m, x: _swapped(m, x, axis=1), forms=("img",)),
@@ -277,10 +231,10 @@ TABLE: dict[str, Operation] = {
         Operation(
             "upsample",
             "F.upsample({0}, size=(5, 5))",
-            _unary(Kind("Resize", hidden=True), _resized),
+            unary(Kind("Resize", hidden=True), _resized),
             forms=("img",),
         ),
-        Operation("resized", "F.interpolate({0}, size=(5, 5))", _unary(Kind("Resize"), _resized), forms=("img",)),
+        Operation("resized", "F.interpolate({0}, size=(5, 5))", unary(Kind("Resize"), _resized), forms=("img",)),
         Operation("dropout", "F.dropout({0}, 0.1, self.training)", _dropout, aliases=True, weight=1),
         Operation("vmap", "torch.vmap(torch.tanh)({0})", None, weight=1),
         Operation("complex", "torch.view_as_complex(torch.stack([{0}, {0}], -1)).abs()", None, weight=1),
@@ -309,17 +263,18 @@ TABLE: dict[str, Operation] = {
         Operation("scaled weight", "F.linear({0}, {a0} * {a1})", _scaled_weight, 1, FLAT, ("matrix", "vector")),
         Operation("weight of a layer", "F.linear({0}, {a0}, {a1})", _linear, 1, FLAT, ("layer weight", "layer bias")),
         Operation("turned weight of a layer", "F.linear({0}, {a0}.t())", _turned_weight, 1, FLAT, ("layer weight",)),
-        Operation("times vector", "{0} * {a0}", _binary(_MUL, torch.mul), 1, FLAT, ("vector",)),
-        Operation("plus vector", "{0} + {a0}", _binary(_ADD, torch.add), 1, FLAT, ("vector",)),
-        Operation("plus state", "{0} + {a0}", _binary(_ADD, torch.add), 1, FLAT, ("buffer",), weight=0),
+        Operation("times vector", "{0} * {a0}", binary(_MUL, torch.mul), 1, FLAT, ("vector",)),
+        Operation("plus vector", "{0} + {a0}", binary(_ADD, torch.add), 1, FLAT, ("vector",)),
+        Operation("plus state", "{0} + {a0}", binary(_ADD, torch.add), 1, FLAT, ("buffer",), weight=0),
         Operation("plus product of state", "{0} + F.linear({a0}, {a1})", _plus_product, 1, FLAT, ("buffer", "matrix"), weight=0),
-        Operation("doubled", "{0} * 2.0", _unary(_MUL, lambda t: t * 2.0), weight=0),
+        Operation("doubled", "{0} * 2.0", unary(_MUL, lambda t: t * 2.0), weight=0),
         Operation("twice", "{0} + {0}", lambda m, x: m.compute(_ADD, torch.add, x, x), weight=0),
         # Tensors that are made of numbers.
         Operation("plus literal", "{0} + torch.tensor({numbers}, dtype={0}.dtype)", _literal, forms=FLAT, weight=1),
         Operation("through a list", "torch.tensor({0}.detach().tolist(), dtype={0}.dtype)", _through_python, weight=1),
         Operation("through numpy", "torch.from_numpy({0}.detach().numpy() * 2)", lambda m, x: _through_python(m, x, 2.0), weight=1),
         Operation("times numpy", "{0} * torch.as_tensor(np.linspace(0.5, 1.5, 8), dtype={0}.dtype)", _from_numpy, forms=FLAT, weight=1),
+        *RARER,
     )
 }
 

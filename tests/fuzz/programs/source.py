@@ -21,6 +21,7 @@ from .ir import (
     Statement,
     Take,
     Test,
+    all_statements,
 )
 from .operations import TABLE, source_of
 
@@ -52,7 +53,8 @@ def first(value):
 def source(program: Program) -> str:
     """The file that defines `Model`, `arguments`, `hook_model` and `hook_simulation`."""
     interface = INTERFACES[program.interface]
-    classes = dict.fromkeys((interface.classes, RETURNS[program.returns.removesuffix(" with loss")][1]))
+    definitions = (TABLE[s.operation].definitions for s in all_statements(program) if isinstance(s, Apply))
+    classes = dict.fromkeys((interface.classes, RETURNS[program.returns.removesuffix(" with loss")][1], *definitions))
     parts = [_HEAD, *(f"\n{text}" for text in classes if text)]
     parts += ["\n\n" + "\n".join(_function(helper, "")) + "\n" for helper in program.helpers]
     parts += ["\n\n" + "\n".join(_Writer(program, container).lines()) + "\n" for container in program.containers]

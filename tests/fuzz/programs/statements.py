@@ -96,6 +96,7 @@ class Statements:
             name: op.weight
             for name, op in TABLE.items()
             if form in op.forms
+            and (self.made.has_rarer or not op.rare)
             and op.in_place == in_place
             and (self.has_module or not (op.attributes or "self." in op.source))
             and not (b.kind == "lambda" and op.statement)

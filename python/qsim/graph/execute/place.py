@@ -78,7 +78,7 @@ class Place:
     quiet : bool
         Whether what runs here and the examples did not show is of no interest: it computes a parameter.
     token : int
-        What stands for the place where Dynamo takes constants alone.
+        What stands for the place, as it is now, where Dynamo takes constants alone.
     """
 
     def __init__(
@@ -147,6 +147,10 @@ class Place:
         self.no_hints: list[tuple[Hint, ...]] = [()] * (len(self.sites) + 1)  # by node, the last entry for the beginning of a call
         self.hints = list(self.no_hints)
         self.strange: dict[tuple[Spot, ...], None] = {}
+        self._be_another()
+
+    def _be_another(self) -> None:
+        """What Dynamo took for constants of this place holds no longer."""
         self.token = next(_tokens)
         _places[self.token] = self
 
@@ -333,6 +337,7 @@ class Place:
                 half = None if format == "float32" or nodes is self.fallen.with_marks else Half(self._ops[at], format, narrow=False)
                 gated = isinstance(nodes[at].written_out, Gated) and around.operation in formats
                 nodes[at] = Node(*found, link=nodes[at].link, written_out=half or (None if gated else nodes[at].written_out))
+        self._be_another()
 
     def _gated(self, at: int, make: Maker) -> Gated | None:
         """What runs a node with its gate quantized; None for one that has none."""

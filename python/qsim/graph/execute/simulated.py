@@ -21,6 +21,7 @@ from torch.overrides import _get_current_function_mode, _get_current_function_mo
 from qsim.graph.execute.methods import PLACE, methods
 from qsim.graph.execute.mode import LocalMode
 from qsim.graph.execute.place import Place
+from qsim.graph.execute.traced import switch_of
 from qsim.graph.record.containers import subclass
 from qsim.graph.record.resume import driven
 from qsim.runs.sharding import refuse_replicas
@@ -33,13 +34,15 @@ class Simulated(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         place, inputs = self.__dict__[PLACE]
-        switch = place.switch
+        outer = _get_current_function_mode()  # type: ignore[no-untyped-call]
+        is_traced = torch.compiler.is_dynamo_compiling()
+        switch = switch_of(place, outer) if is_traced else place.switch
         if not switch.on:
             return super().forward(*args, **kwargs)
         if inputs is not None:
             args, kwargs = inputs.quantize(args, kwargs, marks=switch.marks, falls_back=switch.falls_back)
-        mode = (switch.traced_mode if torch.compiler.is_dynamo_compiling() else switch.mode)(place, self.training, self)
-        with mode.within(_get_current_function_mode()):  # type: ignore[no-untyped-call]
+        mode: Any = switch.traced_mode(place, self.training, self, None, switch) if is_traced else switch.mode(place, self.training, self)
+        with mode.within(outer):
             out = super().forward(*args, **kwargs)
         if type(out) is GeneratorType:
             return _to_its_end(out, mode)

@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from qsim.graph.execute.standing import Standing
 from qsim.warning import warn
 
 _EXAMPLE = "Give the call as an example too: QuantSim(model, [example, other], ...)."
@@ -24,6 +25,8 @@ class Switch:
         See `turned`; `saves`: whether work is saved that changes no bit of a result.
     mode, traced_mode : callable
         What containers run under, eager and while Dynamo traces.
+    standing : Standing
+        What Dynamo reaches quantizers by.
     calls_compiled : bool
         Whether the model calls functions that it has compiled itself.
     model : nn.Module or None
@@ -41,6 +44,7 @@ class Switch:
         self.falls_back = True
         self.calls_compiled = False
         self.mode, self.traced_mode = mode, traced_mode
+        self.standing = Standing()
         self.model: nn.Module | None = None
         self._parameters: dict[int, str] = {}
         self.noticed: dict[str, tuple[str, str]] = {}

@@ -9,9 +9,15 @@ import torch
 from torch import Tensor, nn
 from torch._ops import HigherOrderOperator
 
-from qsim.graph.execute.inputs import computes
+from qsim.graph.execute.chain_ends import ChainEnds
+from qsim.graph.execute.inputs import computes, is_float
+from qsim.graph.execute.links import Link
+from qsim.graph.execute.lowered import Quantize
 from qsim.graph.execute.mode import QUIET_NAMES, LocalMode
+from qsim.graph.execute.nodes import Node
 from qsim.graph.execute.place import QUIET, STRANGE, Place, place_of
+from qsim.graph.execute.standing import Told
+from qsim.graph.execute.switch import Switch
 from qsim.graph.record.call_sites import traced_call_site, variable_of_asker
 from qsim.graph.record.containers import full_name
 from qsim.graph.record.tape import Slot
@@ -22,20 +28,40 @@ from qsim.runs.arguments import Arguments
 class TracedMode(LocalMode):
     """What a container runs under while Dynamo traces it: the place of a call is asked for at that time, and is a constant then."""
 
-    def __init__(self, place: Place, training: bool, container: nn.Module | None = None, counts: list[int] | None = None) -> None:
-        super().__init__(place, training, container, counts)
+    def __init__(
+        self,
+        place: Place,
+        training: bool,
+        container: nn.Module | None = None,
+        counts: list[int] | None = None,
+        switch: Switch | None = None,
+    ) -> None:
+        ChainEnds.__init__(self, place, container, [0] * place.width if counts is None else counts)
+        self.training, self.leaf, self.outer = training, "", None
+        self.switch = place.switch if switch is None else switch
+        self.nodes = self.plain = TracedNodes(place, self.switch)  # type: ignore[assignment]
         leave_to_python()
 
     def __enter__(self) -> LocalMode:
         if not torch.compiler.is_dynamo_compiling():  # behind a graph break: what Dynamo began with runs in Python, all of it
             self.__class__ = self.place.switch.mode  # type: ignore[assignment]
+            eager: Any = self.place.switch.mode(self.place, self.training, self.container, self.counts)
+            vars(self).update({**vars(eager), **vars(self), "nodes": eager.nodes, "plain": eager.plain})
         return LocalMode.__enter__(self)
+
+    def node(self, key: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+        if 0 <= key < len(self.counts):
+            node, slot = traced_call(self.place.token, key, self.counts[key])
+            if node != STRANGE:
+                self.counts[key] += 1
+                return node if is_float(slot, args, kwargs) else QUIET
+        return super().node(key, args, kwargs)
 
     def inside(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """What runs under a checkpoint, under a mode of its own: Dynamo traces it apart, and may not change this one there."""
 
         def run(*args: Any, **kwargs: Any) -> Any:
-            mode = TracedMode(self.place, self.training, self.container, list(self.counts))
+            mode = TracedMode(self.place, self.training, self.container, list(self.counts), self.switch)
             mode.trusted, mode.begun, mode.abroad = (*self.trusted, *self.handed), dict(self.begun), None
             with mode:
                 out = function(*args, **kwargs)
@@ -111,7 +137,7 @@ class TracedMode(LocalMode):
                 return COMPOSITE[name](*args, **kwargs)
         key = traced_key(place.token, name, self.container is None)
         with torch._C.DisableTorchFunction():
-            node = self.node(key, args, kwargs)
+            node = QUIET if key == QUIET else self.node(key, args, kwargs)
             if node >= 0:
                 return self.met(node, func, args, kwargs)
             weighted = None
@@ -121,6 +147,32 @@ class TracedMode(LocalMode):
             if node == STRANGE and computes(out):
                 traced_strange(place.token, name, weighted is not None)
             return out
+
+
+class TracedNodes:
+    """The nodes of a place, in place of a list of them: put together, while Dynamo traces, from constants and from what stands there."""
+
+    def __init__(self, place: Place, switch: Switch) -> None:
+        self.place, self.switch = place, switch
+
+    def __getitem__(self, node: int) -> Node:
+        place, switch = self.place, self.switch
+        operands, outputs, link, is_written_out = traced_node(place.token, node, switch.falls_back, switch.marks)
+        written_out = None
+        if is_written_out:
+            nodes = place.fallen if switch.falls_back else place.planned
+            written_out = (nodes.with_marks if switch.marks else nodes.plain)[node].written_out
+        return Node(self._found(operands), self._found(outputs), None, None if link is None else Link(*link), written_out)
+
+    def _found(self, there: tuple[tuple[Any, Told], ...]) -> tuple[tuple[Any, Quantize], ...]:
+        return tuple([(at, self.switch.standing.find(told)) for at, told in there]) if there else ()
+
+
+def switch_of(place: Place, outer: Any) -> Switch:
+    """The switch of a container that runs under a mode, which may have it: Dynamo compares, in each call, all ways that lead to one."""
+    if isinstance(outer, TracedMode) and traced_shares(outer.place.token, place.token):
+        return outer.switch
+    return place.switch
 
 
 # What Dynamo runs while it traces, with constant arguments, and takes the result for a constant.
@@ -137,6 +189,28 @@ def traced_key(token: int, name: str, framed: bool) -> int:
     if key >= place.width:
         place.note_strange(site, name, key)
     return QUIET if quiet and key == STRANGE else key
+
+
+def traced_call(token: int, key: int, count: int) -> tuple[int, Slot | None]:
+    """The node of a call that the examples show, and its first operand; `STRANGE` where more than that decides."""
+    place = place_of(token)
+    nodes = place.nodes_of[key] if 0 <= key < place.width else []
+    node = nodes[count] if count < len(nodes) else None
+    return (STRANGE, None) if node is None or place.weights[node] is not None else (node, place.floats[node])
+
+
+def traced_node(token: int, node: int, falls_back: bool, marks: bool) -> tuple[Any, ...]:
+    """Operands and results of a node with what stands there, its link, and whether it is written out."""
+    place = place_of(token)
+    nodes, tell = place.fallen if falls_back else place.planned, place.switch.standing.tell
+    found = (nodes.with_marks if marks else nodes.plain)[node]
+    told = [tuple((at, tell(quantize)) for at, quantize in there) for there in (found.operands, found.outputs)]
+    link = None if found.link is None else tuple(tuple(each) if isinstance(each, frozenset) else each for each in found.link)
+    return *told, link, found.written_out is not None
+
+
+def traced_shares(token: int, other: int) -> bool:
+    return place_of(token).switch is place_of(other).switch
 
 
 def traced_leaf() -> str:
@@ -203,6 +277,19 @@ def leave_to_python() -> None:
         set_code_exec_strategy(function.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.DEFAULT))
 
 
-_asked = (traced_key, traced_leaf, traced_leave, traced_left, traced_strange, traced_more, traced_takes, traced_broken, traced_end)
+_asked = (
+    traced_key,
+    traced_call,
+    traced_node,
+    traced_shares,
+    traced_leaf,
+    traced_leave,
+    traced_left,
+    traced_strange,
+    traced_more,
+    traced_takes,
+    traced_broken,
+    traced_end,
+)
 for _function in (*_asked, leave_to_python):
     _function._dynamo_marked_constant = True  # type: ignore[union-attr]  # what `torch.compiler.assume_constant_result` does, without importing Dynamo

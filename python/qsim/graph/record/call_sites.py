@@ -7,6 +7,7 @@ with line and column. Dynamo runs no frames, but its translators, one for each f
 
 from __future__ import annotations
 
+import inspect
 import linecache
 import os
 import re
@@ -230,8 +231,20 @@ def _translators() -> Iterator[_Level]:
         owner = translator.symbolic_locals.get("self") if code.co_name == "forward" else None
         realize = getattr(owner, "realize", None)
         owner = getattr(owner if realize is None else realize(), "value", None)
-        yield _Level(code, _spot(code, position), line, owner, None, _is_backward(translator))
+        spot = _spot(code, position)._replace(file=_source(_defining(translator))[0])
+        yield _Level(code, spot, line, owner, None, _is_backward(translator))
         translator = getattr(translator, "parent", None)
+
+
+def _defining(translator: Any) -> CodeType:
+    """The code of the function that a function stands in, where that is under way, or its own: of functions inside of others that are
+    equal but for their file, in copies of a module, Dynamo takes one for all."""
+    above, code = translator, translator.f_code
+    while above is not None and code.co_flags & inspect.CO_NESTED:
+        if above.f_globals is translator.f_globals and not above.f_code.co_flags & inspect.CO_NESTED:
+            return above.f_code  # type: ignore[no-any-return]
+        above = getattr(above, "parent", None)
+    return code  # type: ignore[no-any-return]
 
 
 def _is_backward(translator: Any) -> bool:
