@@ -26,7 +26,7 @@ class Checkpoint:
     tensors : mapping of str to Tensor
         All others, by name, in the types of the file.
     format : str
-        What it was read from: "gptq", "gptq_v2", "awq", "compressed-tensors" or "gguf".
+        What it was read from: "gptq", "gptq_v2", "awq", "compressed-tensors", "fp8" or "gguf".
     model_config : mapping
         The model's ``config.json`` without what says how it is quantized; of GGUF nothing.
     activations : mapping of str to TensorSpec

@@ -9,9 +9,9 @@ from typing import Any
 
 from torch import Tensor
 
-from qsim.checkpoints import awq, compressed_tensors, eight_bits, gguf, gguf_write, gptq
+from qsim.checkpoints import awq, compressed_tensors, fp8, gguf, gguf_write, gptq
+from qsim.checkpoints.activation import NO_ACTIVATIONS, Activation, with_activation
 from qsim.checkpoints.checkpoint import Checkpoint
-from qsim.checkpoints.eight_bits import Activation
 from qsim.checkpoints.folder import read_config, read_tensors
 from qsim.checkpoints.folder_writer import SHARD_BYTES, FolderWriter
 from qsim.checkpoints.packed_weight import PackedWeight, Scheme
@@ -19,8 +19,15 @@ from qsim.errors import FileFormatError
 from qsim.files.file_place import FilePlace
 from qsim.options import shown
 
-_MODULES: dict[str, Any] = {compressed_tensors.FORMAT: compressed_tensors, gptq.FORMAT: gptq, gptq.SECOND: gptq, awq.FORMAT: awq}
+_MODULES: dict[str, Any] = {
+    compressed_tensors.FORMAT: compressed_tensors,
+    fp8.FORMAT: fp8,
+    gptq.FORMAT: gptq,
+    gptq.SECOND: gptq,
+    awq.FORMAT: awq,
+}
 CHECKPOINT_FORMATS = (*_MODULES, gguf.FORMAT)
+_PARTS = (".weight_packed", ".weight_scale", ".weight_scale_inv", ".qweight", ".qzeros", ".input_scale", ".activation_scale")
 
 
 def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
@@ -78,15 +85,24 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     method = quantization.get("quant_method", gptq.FORMAT if "desc_act" in quantization else None)
     if not isinstance(method, str) or method not in _MODULES:
         raise place.wanted("quant_method", method, f"one of {', '.join(map(repr, _MODULES))}")
+    if (cache := quantization.get("kv_cache_scheme")) is not None:
+        raise place.wanted("kv_cache_scheme", cache, "null: caches are not read; take it out, and simulate one with Config.kv_cache")
     state = read_tensors(path)
-    weights = _MODULES[method].read(state, quantization, FilePlace(str(path)))
+    weights, activations = _MODULES[method].read(state, quantization, FilePlace(str(path)))
+    _check_rest(state, FilePlace(str(path)))
     second = method == gptq.FORMAT and quantization.get("checkpoint_format") == gptq.SECOND
-    activations = {}
-    if method == compressed_tensors.FORMAT:
-        activations = compressed_tensors.read_activations(state, weights, quantization, FilePlace(str(path)))
     specs = {name: activation.spec for name, activation in activations.items()}
     encodings = {name: activation.encoding for name, activation in activations.items() if activation.encoding is not None}
     return Checkpoint(weights, state, gptq.SECOND if second else method, config, specs, encodings)
+
+
+def _check_rest(state: Mapping[str, Tensor], place: FilePlace) -> None:
+    """What no layer took must not pass for a weight in float."""
+    for name, t in state.items():
+        if t.is_floating_point() and t.itemsize == 1:
+            raise place.at(name).error(f"is {str(t.dtype).removeprefix('torch.')}, and no layer that quantization_config describes has it")
+        if name.endswith(_PARTS):
+            raise place.at(name).error("is a part of a quantized layer whose weight is not there: is the checkpoint complete?")
 
 
 def save_checkpoint(
@@ -148,40 +164,29 @@ def write_packed(
 ) -> None:
     """`save_checkpoint` of weights and other tensors that come one by one: what was written is not held."""
     module, activations = _MODULES[format], activations or {}
-    layouts: dict[str, str] = {}  # with the first weight of each
     schemes: dict[str, Scheme] = {}
     problems: dict[str, str] = {}
+    matrices: list[str] = []
     with FolderWriter(folder, shard_bytes) as writer:
         for name, entry in entries:
+            owner = name.removesuffix(".weight")
             if isinstance(entry, Tensor):
                 writer.add(name, entry)
+                matrices += [owner] if owner != name and entry.dim() == 2 else []
                 continue
             activation = activations.get(name)
-            layout = compressed_tensors.layout_of(activation) if module is compressed_tensors else format
-            first = layouts.setdefault(layout, name)
-            if activation is not None and module is not compressed_tensors:
-                problems[name] = "is multiplied with quantized activations, and the format has no place for that"
-            elif activation is not None and activation.encoding is None and not activation.spec.is_dynamic:
-                problems[name] = "is multiplied with activations of one scale, and Checkpoint.encodings has none for it"
-            elif problem := module.problem(entry, layout):
+            if problem := module.problem(entry, activation, format):
                 problems[name] = problem
-            elif len(layouts) > 1 and first == name:
-                problems[name] = (
-                    f"would be {layout!r} beside {next(iter(layouts))!r}: activations are quantized for all weights, or for none"
-                )
-            else:
-                owner = name.removesuffix(".weight")
-                schemes[owner] = entry.scheme if activation is None else eight_bits.with_activation(entry.scheme, activation)
-                if not problems:
-                    tensors = module.packed(entry, layout)
-                    if activation is not None:
-                        tensors |= eight_bits.packed_activation(activation, entry.scale.dtype)
-                    for part, t in tensors.items():
-                        writer.add(f"{owner}.{part}", t)
-        if module is not compressed_tensors:
-            problems |= {f"{name}.weight": problem for name, problem in gptq.differing(schemes, format).items()}
+                continue
+            schemes[owner] = with_activation(entry.scheme, activation)
+            if not problems:
+                for part, t in module.packed(entry, activation, format).items():
+                    writer.add(f"{owner}.{part}", t)
+        problems |= {f"{name}.weight": problem for name, problem in module.differing(schemes, format).items()}
         _check(problems, folder, format)
-        writer.finish({**model_config, "quantization_config": module.quantization(schemes, next(iter(layouts), format), linear)})
+        if module is fp8 and linear is None:
+            linear = matrices  # its readers take all linear layers for quantized that it does not name
+        writer.finish({**model_config, "quantization_config": module.quantization(schemes, format, linear)})
     if module is compressed_tensors:
         compressed_tensors.warn_of_zero_points(schemes)
 
@@ -197,7 +202,7 @@ def first_names(tensors: Mapping[str, Tensor]) -> set[str]:
 def _write_gguf(checkpoint: Checkpoint, path: Path) -> None:
     if path.suffix != ".gguf":
         raise ValueError(f"qsim: got '{path}' for a GGUF file; expected a name that ends in .gguf")
-    unfit = dict.fromkeys(checkpoint.activations, "is multiplied with quantized activations, and the format has no place for that")
+    unfit = dict.fromkeys(checkpoint.activations, NO_ACTIVATIONS)
     _check(unfit or gguf_write.write(path, checkpoint), path, gguf.FORMAT)
 
 

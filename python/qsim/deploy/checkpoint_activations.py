@@ -7,7 +7,8 @@ from collections.abc import Collection
 
 import torch
 
-from qsim.checkpoints import Checkpoint, eight_bits
+from qsim.checkpoints import Checkpoint
+from qsim.checkpoints.activation import Activation, kind_of
 from qsim.errors import NoEncodingError
 from qsim.files import Entry
 from qsim.files.fitting import fitted
@@ -29,18 +30,18 @@ def operands(sim: Simulation) -> dict[str, str]:
     return {
         named[post.operation]: post.key
         for post in beside
-        if post.key not in elsewhere and quantizers[post.key].enabled and eight_bits.layout_of(quantizers[post.key].spec) is not None
+        if post.key not in elsewhere and quantizers[post.key].enabled and kind_of(quantizers[post.key].spec) is not None
     }
 
 
-def activations_of(sim: Simulation, weights: Collection[str]) -> dict[str, eight_bits.Activation]:
+def activations_of(sim: Simulation, weights: Collection[str]) -> dict[str, Activation]:
     """What those of these weights are multiplied with that a layout has a place for."""
     quantizers = sim.quantizers()
     found = {name: quantizers[key] for name, key in operands(sim).items() if name in weights}
     without = [quantizer.name for quantizer in found.values() if not quantizer.spec.is_dynamic and quantizer.encoding is None]
     if without:
         raise NoEncodingError(f"QuantSim.save_compressed: {without[0]!r} has no encoding yet: call calibrate first")
-    return {name: eight_bits.Activation(q.spec, None if q.spec.is_dynamic else q.encoding) for name, q in found.items()}
+    return {name: Activation(q.spec, None if q.spec.is_dynamic else q.encoding) for name, q in found.items()}
 
 
 def fitting_activations(sim: Simulation, checkpoint: Checkpoint) -> tuple[dict[str, Encoding], list[str]]:

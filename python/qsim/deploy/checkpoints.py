@@ -16,12 +16,13 @@ from qsim.checkpoints import (
     CHECKPOINT_FORMATS,
     Checkpoint,
     PackedWeight,
-    eight_bits,
     first_names,
+    fp8,
     load_checkpoint,
     save_checkpoint,
     write_packed,
 )
+from qsim.checkpoints.activation import Activation
 from qsim.deploy.bake import BakedWeight, entries, integers
 from qsim.deploy.checkpoint_activations import activations_of, fitting_activations, operands
 from qsim.files import Entry
@@ -30,6 +31,7 @@ from qsim.numbers.encoding import Encoding
 from qsim.quantizers.quantizer import Quantizer
 from qsim.simulation.simulation import Simulation
 
+_LAYOUTS = ((None, True), (0, True), (1, False), ((0, 1), False))  # axes of scales, and whether they are without blocks
 _SMALLEST = {torch.float16: 2.0**-14, torch.bfloat16: 2.0**-126}  # smallest normal numbers: kernels may flush what is below
 
 
@@ -37,7 +39,7 @@ def save_compressed(sim: Simulation, folder: str | os.PathLike[str], format: str
     """`QuantSim.save_compressed` documents it."""
     every = list(entries(sim, "save_compressed"))
     activations = activations_of(sim, {name for name, _, weight in every if weight is not None})
-    _check(sim, every, activations)
+    _check(sim, every, activations, format)
     linear = [path for path, module in sim.model.named_modules() if isinstance(module, nn.Linear)]
     if format not in CHECKPOINT_FORMATS or format == "gguf":  # its header says what comes
         named = dict(_packed(every))
@@ -62,11 +64,13 @@ def packed_weight(weight: Tensor, quantizer: Quantizer) -> PackedWeight:
     encoding = quantizer.encoding
     assert encoding is not None
     q = integers(weight, encoding, quantizer.spec.rounding)
-    size = encoding.block_size if isinstance(encoding.block_size, int) else None
     bits = 8 if q.is_floating_point() else int(encoding.dtype.removeprefix("u").removeprefix("int"))
-    rows = len(q) if encoding.scale.dim() else 1
-    scale, zero_point = (t.reshape(rows, -1).cpu() for t in (encoding.scale, encoding.zero_point))
-    return PackedWeight(q.cpu(), scale, zero_point, bits, size)
+    scale, zero_point = encoding.scale.cpu(), encoding.zero_point.cpu()
+    if isinstance(encoding.block_size, tuple):
+        rows, columns = encoding.block_size
+        return PackedWeight(q.cpu(), scale, zero_point, bits, (rows, columns))
+    count = len(q) if scale.dim() else 1
+    return PackedWeight(q.cpu(), scale.reshape(count, -1), zero_point.reshape(count, -1), bits, encoding.block_size)
 
 
 def load_compressed(sim: Simulation, source: str | os.PathLike[str] | Checkpoint) -> None:
@@ -160,13 +164,15 @@ def _rounded(encoding: Encoding, dtype: torch.dtype) -> Tensor:
     return encoding.scale.clamp_min(_SMALLEST[dtype]).to(dtype).to(encoding.scale.dtype)
 
 
-def _check(sim: Simulation, every: list[tuple[str, Tensor, BakedWeight | None]], activations: Mapping[str, eight_bits.Activation]) -> None:
+def _check(
+    sim: Simulation, every: list[tuple[str, Tensor, BakedWeight | None]], activations: Mapping[str, Activation], format: str
+) -> None:
     """Raise a ValueError that lists what no format can hold."""
     weights = {name: weight for name, _, weight in every if weight is not None}
     problems = []
     for name, weight in weights.items():
         assert weight.quantizer.encoding is not None
-        if problem := _problem(sim.model, name, weight.quantizer.encoding, activations.get(name)):
+        if problem := _problem(sim.model, name, weight.quantizer.encoding, activations.get(name), format):
             problems.append(f"'{name}' {problem}")
     own = {id(weight.quantizer) for weight in weights.values()}
     needed = sim.needed()
@@ -183,7 +189,7 @@ def _check(sim: Simulation, every: list[tuple[str, Tensor, BakedWeight | None]],
         raise ValueError(f"QuantSim.save_compressed: the format cannot hold this simulation:\n  {listed}")
 
 
-def _problem(model: nn.Module, name: str, encoding: Encoding, activation: eight_bits.Activation | None) -> str | None:
+def _problem(model: nn.Module, name: str, encoding: Encoding, activation: Activation | None, format: str) -> str | None:
     """`activation`: what it is multiplied with, where that is quantized too."""
     owner, _, own = name.rpartition(".")
     module = model.get_submodule(owner)
@@ -193,11 +199,12 @@ def _problem(model: nn.Module, name: str, encoding: Encoding, activation: eight_
     if sum(parameter is weight for m in model.modules() for parameter in vars(m)["_parameters"].values()) > 1:
         return f'is shared with another module: leave it in float, Config.override("{owner}", weight=None)'
     bits = encoding.dtype.removeprefix("u").removeprefix("int")
-    if not (activation is not None and encoding.dtype == "float8_e4m3fn") and (not bits.isdigit() or int(bits) > 8):
+    if encoding.dtype != "float8_e4m3fn" and (not bits.isdigit() or int(bits) > 8):
         return f"is {encoding.dtype}; expected integers of 2 to 8 bits"
-    whole = encoding.axis is None and activation is not None
-    if not whole and (encoding.axis not in (0, 1) or (encoding.axis == 1) != (encoding.block_size is not None)):
-        return f"has axis={encoding.axis}, block_size={encoding.block_size}; expected axis=0, or axis=1 with a block size"
+    if (encoding.axis, encoding.block_size is None) not in _LAYOUTS:
+        return f"has axis={encoding.axis}, block_size={encoding.block_size}; expected axis=0, or axis=1 or (0, 1) with a block size"
+    if format == fp8.FORMAT:
+        return None  # its readers keep scales in float32, whatever they compute in
     scales = [encoding.scale, *([] if activation is None or activation.encoding is None else [activation.encoding.scale])]
     if not all(torch.equal(scale.to(weight.dtype).float(), scale) for scale in scales):
         return f"is {weight.dtype} with scales of float32, which readers would round: simulate model.float(), or call sim.round_scales"
