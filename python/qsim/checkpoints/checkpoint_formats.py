@@ -37,10 +37,11 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     ----------
     path : path-like
         A folder with ``config.json`` and safetensors (one file, or shards with an index): GPTQ ("gptq" and "gptq_v2"; 2, 3, 4, 8 bits,
-        ``desc_act`` too), AWQ ("gemm") and compressed-tensors ("pack-quantized", 4 and 8 bits; "int-quantized" and "float-quantized", 8
-        bits a channel or tensor with activations that have a scale from each token, or one from calibration), which need
-        ``pip install "qsim[weights]"``. Or a GGUF file with tensors of Q4_0, Q4_1, Q8_0, Q4_K, Q6_K, F32, F16 and BF16, whose names
-        stay GGUF's; its converter has permuted rows of some models' weights.
+        ``desc_act`` too), AWQ ("gemm"), compressed-tensors ("pack-quantized", 4 and 8 bits; "int-quantized", "float-quantized" and
+        "naive-quantized", 8 bits a channel, tensor or, of float8, tile, with activations in float, or with a scale from each token, from
+        each block of a token, or one from calibration; several of these too, by the targets of ``config_groups``) and "fp8", as DeepSeek,
+        Qwen3 and AutoFP8 write it, which need ``pip install "qsim[weights]"``. Or a GGUF file with tensors of Q4_0, Q4_1, Q8_0, Q4_K,
+        Q6_K, F32, F16 and BF16, whose names stay GGUF's; its converter has permuted rows of some models' weights.
 
     Returns
     -------
@@ -55,7 +56,8 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     Notes
     -----
     Sources: github.com/ModelCloud/GPTQModel, github.com/casper-hansen/AutoAWQ, github.com/vllm-project/compressed-tensors,
-    github.com/ggml-org/ggml (docs/gguf.md).
+    github.com/huggingface/transformers (integrations/finegrained_fp8), github.com/neuralmagic/AutoFP8, github.com/ggml-org/ggml
+    (docs/gguf.md).
 
     Examples
     --------
@@ -99,7 +101,7 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
 def _check_rest(state: Mapping[str, Tensor], place: FilePlace) -> None:
     """What no layer took must not pass for a weight in float."""
     for name, t in state.items():
-        if t.is_floating_point() and t.itemsize == 1:
+        if t.itemsize == 1 if t.is_floating_point() else name.endswith(".weight"):
             raise place.at(name).error(f"is {str(t.dtype).removeprefix('torch.')}, and no layer that quantization_config describes has it")
         if name.endswith(_PARTS):
             raise place.at(name).error("is a part of a quantized layer whose weight is not there: is the checkpoint complete?")
@@ -119,10 +121,12 @@ def save_checkpoint(
     folder : path-like
         Made if it is not there; weights and config of before are replaced. Tokenizers are yours to copy. Of "gguf" the file, "model.gguf".
     format : str
-        "compressed-tensors", "gptq", "gptq_v2", "awq", or "gguf": symmetric grids as Q4_0, Q8_0, Q4_K and Q6_K, all else in float, under
-        the names that the checkpoint has. llama.cpp runs files with names, rows in the order, and metadata of its own.
+        "compressed-tensors", "fp8" (tiles or one scale a weight, one way for all), "gptq", "gptq_v2", "awq", or "gguf": symmetric grids
+        as Q4_0, Q8_0, Q4_K and Q6_K, all else in float, under the names that the checkpoint has. llama.cpp runs files with names, rows in
+        the order, and metadata of its own.
     linear : sequence of str, optional
-        All linear layers of the model. compressed-tensors then names those that are in float and not those that are packed.
+        All linear layers of the model. compressed-tensors then names those that are in float and not those that are packed. "fp8" names
+        those in float; without this, all matrices that are.
 
     Raises
     ------

@@ -50,12 +50,15 @@ def read(
 
 
 def _modules(state: Mapping[str, Tensor], groups: Sequence[Group]) -> dict[str, bool]:
-    """The modules with a quantized weight, and whether it is packed."""
-    found = {name.removesuffix(".weight_packed"): True for name in state if name.endswith(".weight_packed")}
+    """The modules with a quantized weight, in the order of the file, and whether it is packed."""
+    found: dict[str, bool] = {}
     kept = {eight_bits.dtype_of(group) for group in groups if group.layout != pack_quantized.LAYOUT}
     for name, t in state.items():
-        if kept and (name.endswith(".weight_scale") or (name.endswith(".weight") and t.dtype in kept)):
-            found.setdefault(name.rpartition(".")[0], False)
+        module, _, part = name.rpartition(".")
+        if part == "weight_packed":
+            found[module] = True
+        elif kept and (part == "weight_scale" or (part == "weight" and t.dtype in kept)):
+            found.setdefault(module, f"{module}.weight_packed" in state)
     return found
 
 

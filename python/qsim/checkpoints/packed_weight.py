@@ -72,8 +72,9 @@ class PackedWeight:
     [[0.0, 0.5], [-1.0, 7.0]]
     >>> weight.encoding.dtype, weight.group_size, weight.middle, weight.scheme.symmetric, weight.is_float
     ('uint4', 2, 8, True, False)
-    >>> PackedWeight(torch.ones(2, 2, dtype=torch.int8), torch.ones(1, 1), torch.zeros(1, 1, dtype=torch.int32), 8).is_per_tensor
-    True
+    >>> one = PackedWeight(torch.ones(2, 2, dtype=torch.int8), torch.ones(1, 1), torch.zeros(1, 1, dtype=torch.int32), 8)
+    >>> one.is_per_tensor, one.is_tiled
+    (True, False)
     """
 
     integers: Tensor

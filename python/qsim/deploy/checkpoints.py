@@ -182,7 +182,7 @@ def _check(
     if others:
         problems.append(
             f"{len(others)} quantizers are of no weight ({others[0]!r}, ...): what is written is weights alone; activation=None, or what "
-            "qsim.w8a8_dynamic(), w8a8_static(), fp8_dynamic() and fp8_static() have"
+            "qsim.w8a8_dynamic(), w8a8_static(), fp8_dynamic(), fp8_static() and fp8_block() have"
         )
     if problems or not weights:
         listed = "\n  ".join(problems or ["no weight is quantized"])

@@ -122,9 +122,7 @@ HOSTILE = {
     r'strategy is .token.; expected "tensor"': lambda group, _: group["input_activations"].update(dynamic=False),
     r"symmetric is false; expected true.*w8a8_static": lambda group, _: group["input_activations"].update(symmetric=False),
     r"no input_scale": lambda group, _: group["input_activations"].update(dynamic=False, strategy="tensor"),
-    r"weight_scale has shape .*; expected one for the strategy 'tensor'": lambda group, _: group[
-        "weights"
-    ].update(strategy="tensor"),
+    r"weight_scale has shape .*; expected one for the strategy 'tensor'": lambda group, _: group["weights"].update(strategy="tensor"),
     r"symmetric": lambda group, _: group["weights"].update(symmetric=False),
     r"strategy": lambda group, _: group["weights"].update(strategy="block"),
     r"num_bits": lambda group, _: group["weights"].update(num_bits=4),
