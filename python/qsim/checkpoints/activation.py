@@ -97,12 +97,17 @@ def packed_activation(activation: Activation | None, dtype: torch.dtype) -> dict
     """The tensors of what a weight is multiplied with, beside those of the weight, whose scales are of `dtype`."""
     if activation is None or activation.encoding is None:
         return {}
-    own = activation.encoding.scale.reshape(1)
-    narrow = own.to(dtype)  # as it was read, where it was
-    found = {"input_scale": narrow if torch.equal(narrow.to(own.dtype), own) else own}
+    found = {"input_scale": as_read(activation.encoding.scale, dtype)}
     if not activation.spec.symmetric:
         found["input_zero_point"] = activation.encoding.zero_point.reshape(1).to(torch.int8)
     return found
+
+
+def as_read(scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """A single scale, in the type that others of the file have if it is one of its numbers."""
+    own = scale.reshape(1)
+    narrow = own.to(dtype)
+    return narrow if torch.equal(narrow.to(own.dtype), own) else own
 
 
 def calibrated(spec: TensorSpec, scale: Tensor, zero_point: Tensor | None, parts: Parts) -> Activation:

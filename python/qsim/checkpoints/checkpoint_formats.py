@@ -7,16 +7,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from qsim.checkpoints import awq, compressed_tensors, fp8, gguf, gguf_write, gptq
+from qsim.checkpoints import awq, compressed_tensors, fp8, gguf, gguf_write, gptq, kv_scales
 from qsim.checkpoints.activation import NO_ACTIVATIONS, Activation, with_activation
 from qsim.checkpoints.checkpoint import Checkpoint
 from qsim.checkpoints.folder import read_config, read_tensors
 from qsim.checkpoints.folder_writer import SHARD_BYTES, FolderWriter
 from qsim.checkpoints.packed_weight import PackedWeight, Scheme
+from qsim.config.kv_cache import KVCache
 from qsim.errors import FileFormatError
 from qsim.files.file_place import FilePlace
+from qsim.numbers.encoding import Encoding
 from qsim.options import shown
 
 _MODULES: dict[str, Any] = {
@@ -87,15 +90,14 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     method = quantization.get("quant_method", gptq.FORMAT if "desc_act" in quantization else None)
     if not isinstance(method, str) or method not in _MODULES:
         raise place.wanted("quant_method", method, f"one of {', '.join(map(repr, _MODULES))}")
-    if (cache := quantization.get("kv_cache_scheme")) is not None:
-        raise place.wanted("kv_cache_scheme", cache, "null: caches are not read; take it out, and simulate one with Config.kv_cache")
     state = read_tensors(path)
     weights, activations = _MODULES[method].read(state, quantization, FilePlace(str(path)))
+    cache, scales = kv_scales.read(state, quantization.get("kv_cache_scheme"), FilePlace(str(path)))
     _check_rest(state, FilePlace(str(path)))
     second = method == gptq.FORMAT and quantization.get("checkpoint_format") == gptq.SECOND
     specs = {name: activation.spec for name, activation in activations.items()}
     encodings = {name: activation.encoding for name, activation in activations.items() if activation.encoding is not None}
-    return Checkpoint(weights, state, gptq.SECOND if second else method, config, specs, encodings)
+    return Checkpoint(weights, state, gptq.SECOND if second else method, config, specs, {**encodings, **scales}, cache)
 
 
 def _check_rest(state: Mapping[str, Tensor], place: FilePlace) -> None:
@@ -153,7 +155,9 @@ def save_checkpoint(
     named = {name: t for name, t in checkpoint.tensors.items() if name in first}
     entries: list[tuple[str, PackedWeight | Tensor]] = [*named.items(), *checkpoint.weights.items()]
     activations = {name: Activation(spec, checkpoint.encodings.get(name)) for name, spec in checkpoint.activations.items()}
-    write_packed(Path(folder), entries, format, checkpoint.model_config, linear, activations=activations)
+    scales = {name: encoding for name, encoding in checkpoint.encodings.items() if name not in checkpoint.activations}
+    cache = None if checkpoint.kv_cache is None else (checkpoint.kv_cache, scales)
+    write_packed(Path(folder), entries, format, checkpoint.model_config, linear, activations=activations, cache=cache)
 
 
 def write_packed(
@@ -165,12 +169,16 @@ def write_packed(
     shard_bytes: int = SHARD_BYTES,
     *,
     activations: Mapping[str, Activation] | None = None,
+    cache: tuple[KVCache, Mapping[str, Encoding]] | None = None,
 ) -> None:
     """`save_checkpoint` of weights and other tensors that come one by one: what was written is not held."""
     module, activations = _MODULES[format], activations or {}
     schemes: dict[str, Scheme] = {}
     problems: dict[str, str] = {}
     matrices: list[str] = []
+    scale_type = torch.float32
+    if cache is not None:
+        problems |= _cache_problems(cache[0], format)
     with FolderWriter(folder, shard_bytes) as writer:
         for name, entry in entries:
             owner = name.removesuffix(".weight")
@@ -183,6 +191,7 @@ def write_packed(
                 problems[name] = problem
                 continue
             schemes[owner] = with_activation(entry.scheme, activation)
+            scale_type = entry.scale.dtype
             if not problems:
                 for part, t in module.packed(entry, activation, format).items():
                     writer.add(f"{owner}.{part}", t)
@@ -190,7 +199,12 @@ def write_packed(
         _check(problems, folder, format)
         if module is fp8 and linear is None:
             linear = matrices  # its readers take all linear layers for quantized that it does not name
-        writer.finish({**model_config, "quantization_config": module.quantization(schemes, format, linear)})
+        said = module.quantization(schemes, format, linear)
+        if cache is not None:
+            said["kv_cache_scheme"] = kv_scales.described(cache[0])
+            for name, t in kv_scales.packed(cache[1], scale_type).items():
+                writer.add(name, t)
+        writer.finish({**model_config, "quantization_config": said})
     if module is compressed_tensors:
         compressed_tensors.warn_of_zero_points(schemes)
 
@@ -203,10 +217,19 @@ def first_names(tensors: Mapping[str, Tensor]) -> set[str]:
     return set(firsts.values())
 
 
+def _cache_problems(cache: KVCache, format: str) -> dict[str, str]:
+    unfit = kv_scales.problem(cache)
+    if unfit is None and format != compressed_tensors.FORMAT:
+        unfit = f"is quantized, and the format has no place for that; {compressed_tensors.FORMAT!r} has"
+    return {} if unfit is None else {"kv_cache": unfit}
+
+
 def _write_gguf(checkpoint: Checkpoint, path: Path) -> None:
     if path.suffix != ".gguf":
         raise ValueError(f"qsim: got '{path}' for a GGUF file; expected a name that ends in .gguf")
     unfit = dict.fromkeys(checkpoint.activations, NO_ACTIVATIONS)
+    if checkpoint.kv_cache is not None:
+        unfit |= _cache_problems(checkpoint.kv_cache, gguf.FORMAT)
     _check(unfit or gguf_write.write(path, checkpoint), path, gguf.FORMAT)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from qsim.checkpoints import (
 from qsim.checkpoints.activation import Activation
 from qsim.deploy.bake import BakedWeight, entries, integers
 from qsim.deploy.checkpoint_activations import activations_of, fitting_activations, operands
+from qsim.deploy.checkpoint_caches import caches_of, fitting_caches
 from qsim.files import Entry
 from qsim.files.fitting import fitted
 from qsim.numbers.encoding import Encoding
@@ -39,16 +40,18 @@ def save_compressed(sim: Simulation, folder: str | os.PathLike[str], format: str
     """`QuantSim.save_compressed` documents it."""
     every = list(entries(sim, "save_compressed"))
     activations = activations_of(sim, {name for name, _, weight in every if weight is not None})
-    _check(sim, every, activations, format)
+    spec, scales, keys = caches_of(sim)
+    _check(sim, every, activations, format, keys)
     linear = [path for path, module in sim.model.named_modules() if isinstance(module, nn.Linear)]
     if format not in CHECKPOINT_FORMATS or format == "gguf":  # its header says what comes
         named = dict(_packed(every))
         weights = {name: entry for name, entry in named.items() if isinstance(entry, PackedWeight)}
         others = {name: entry for name, entry in named.items() if isinstance(entry, Tensor)}
         specs = {name: activation.spec for name, activation in activations.items()}
-        save_checkpoint(Checkpoint(weights, others, format, activations=specs), folder, format)
+        save_checkpoint(Checkpoint(weights, others, format, activations=specs, kv_cache=spec), folder, format)
         return
-    write_packed(Path(folder), _packed(every), format, _model_config(sim.model), linear, activations=activations)
+    cache = None if spec is None else (spec, scales)
+    write_packed(Path(folder), _packed(every), format, _model_config(sim.model), linear, activations=activations, cache=cache)
 
 
 def _packed(every: list[tuple[str, Tensor, BakedWeight | None]]) -> Iterator[tuple[str, PackedWeight | Tensor]]:
@@ -109,14 +112,15 @@ def load_compressed(sim: Simulation, source: str | os.PathLike[str] | Checkpoint
     held = {own[name].data_ptr() for name in (*others, *checkpoint.weights) if name in own}  # a tied one is there under one name
     problems += [f"'{name}' is not in the checkpoint" for name, t in own.items() if t.data_ptr() not in held and t.numel()]
     activations, unfit = fitting_activations(sim, checkpoint)
-    if problems := [*problems, *unfit]:
+    caches, alien = fitting_caches(sim, checkpoint)
+    if problems := [*problems, *unfit, *alien]:
         listed = "\n  ".join(problems)
         raise ValueError(f"QuantSim.load_compressed: the checkpoint does not fit this simulation ({_CURE}):\n  {listed}")
     with torch.no_grad():
         for quantizer, encoding, parameter, values in chosen:
             parameter.copy_(values)
             quantizer.set_encoding(encoding)
-        for key, encoding in activations.items():
+        for key, encoding in {**activations, **caches}.items():
             quantizers[key].set_encoding(encoding)
         for name, t in others.items():
             own[name].copy_(t)
@@ -165,7 +169,11 @@ def _rounded(encoding: Encoding, dtype: torch.dtype) -> Tensor:
 
 
 def _check(
-    sim: Simulation, every: list[tuple[str, Tensor, BakedWeight | None]], activations: Mapping[str, Activation], format: str
+    sim: Simulation,
+    every: list[tuple[str, Tensor, BakedWeight | None]],
+    activations: Mapping[str, Activation],
+    format: str,
+    caches: Collection[str],
 ) -> None:
     """Raise a ValueError that lists what no format can hold."""
     weights = {name: weight for name, _, weight in every if weight is not None}
@@ -174,7 +182,7 @@ def _check(
         assert weight.quantizer.encoding is not None
         if problem := _problem(sim.model, name, weight.quantizer.encoding, activations.get(name), format):
             problems.append(f"'{name}' {problem}")
-    own = {id(weight.quantizer) for weight in weights.values()}
+    own = {id(weight.quantizer) for weight in weights.values()} | {id(sim.quantizers()[key]) for key in caches}
     needed = sim.needed()
     multiplied = operands(sim)
     written = set(multiplied.values()) - {key for name, key in multiplied.items() if name not in activations}

@@ -248,8 +248,9 @@ class Export(Simulation):
         For linear layers whose weights are integers, per output channel (``axis=0``) or in groups along the input channels
         (``axis=1, block_size=128``), symmetric or not, or float8 per output channel or tile; all else stays in float. What these layers
         read is written where it has a scale from each token, from each block of one, or one from calibration, as `w8a8_dynamic`,
-        `w8a8_static`, `fp8_dynamic`, `fp8_static` and `fp8_block` have it; other quantized activations are refused. The weights that a
-        reader makes of the file in float32 are those of `bake`, bit for bit. Needs safetensors: ``pip install "qsim[weights]"``.
+        `w8a8_static`, `fp8_dynamic`, `fp8_static` and `fp8_block` have it, and in compressed-tensors caches with one scale of 8 bits for
+        keys and one for values; other quantized activations are refused. The weights that a reader makes of the file in float32 are those
+        of `bake`, bit for bit. Needs safetensors: ``pip install "qsim[weights]"``.
 
         Parameters
         ----------
