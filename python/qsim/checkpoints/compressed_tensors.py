@@ -26,6 +26,11 @@ def read(
     state: dict[str, Tensor], quantization: Mapping[str, Any], place: FilePlace
 ) -> tuple[dict[str, PackedWeight], dict[str, Activation]]:
     """The packed weights of `state`, which are taken out of it, and what they are multiplied with where that is quantized."""
+    rotations, sparse = quantization.get("transform_config"), quantization.get("sparsity_config")
+    if rotations not in (None, {}):
+        raise place.wanted("transform_config", rotations, "null: rotations that run in front of layers are not read")
+    if sparse not in (None, {}) and not (isinstance(sparse, dict) and sparse.get("format") == "dense"):
+        raise place.wanted("sparsity_config", sparse, "null: weights without their zeros are not read")
     groups = read_groups(quantization, pack_quantized.LAYOUT, _SEVERAL, place)
     for group in groups:
         if group.layout not in _LAYOUTS:

@@ -30,7 +30,7 @@ from qsim.checkpoints.activation import (
     weight_scale,
 )
 from qsim.checkpoints.config_groups import Group
-from qsim.checkpoints.folder import SCALE_TYPES, Parts
+from qsim.checkpoints.folder import SCALE_TYPES, Parts, is_size
 from qsim.checkpoints.packed_weight import PackedWeight, Scheme
 from qsim.files.file_place import FilePlace
 from qsim.numbers.blocks import ranges_shape
@@ -79,7 +79,7 @@ def _tile(group: Group) -> tuple[int, int] | None:
         return None
     written = re.fullmatch(r"([1-9]\d{,8})x([1-9]\d{,8})", found) if isinstance(found, str) else None  # by older versions
     sizes = list(map(int, written.groups())) if written else found
-    if tiled and isinstance(sizes, list) and len(sizes) == 2 and all(type(size) is int and size > 0 for size in sizes):
+    if tiled and isinstance(sizes, list) and len(sizes) == 2 and all(map(is_size, sizes)):
         return int(sizes[0]), int(sizes[1])
     place = group.place.at("weights")
     raise place.wanted("block_structure", found, 'two positive integers beside the strategy "block"' if tiled else "null")

@@ -14,6 +14,7 @@ from qsim.files.json_text import parse
 
 INDEX = "model.safetensors.index.json"
 _MAX_JSON = 1 << 26
+_MAX_SIZE = (1 << 31) - 1
 
 
 def safetensors_library() -> Any:
@@ -43,6 +44,11 @@ def read_config(folder: Path, name: str = "config.json") -> dict[str, Any] | Non
     if not isinstance(found, dict):
         raise place.wanted("the document", found, "an object")
     return found
+
+
+def is_size(value: Any) -> bool:
+    """Whether a value of a configuration may be a number of rows or columns."""
+    return type(value) is int and 0 < value <= _MAX_SIZE
 
 
 def config_names(found: Mapping[str, Any], key: str, place: FilePlace) -> list[str]:

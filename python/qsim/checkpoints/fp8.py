@@ -31,7 +31,7 @@ from qsim.checkpoints.activation import (
     packed_activation,
     weight_scale,
 )
-from qsim.checkpoints.folder import SCALE_TYPES, Parts, config_names
+from qsim.checkpoints.folder import SCALE_TYPES, Parts, config_names, is_size
 from qsim.checkpoints.packed_weight import PackedWeight, Scheme
 from qsim.files.file_place import FilePlace
 from qsim.numbers.blocks import ranges_shape
@@ -79,7 +79,7 @@ def _read_config(quantization: Mapping[str, Any], place: FilePlace) -> _Said:
         if powers:
             raise place.wanted("weight_block_size", sizes, "two positive integers beside scale_fmt 'ue8m0'")
         return _Said(None, static, False)
-    if not isinstance(sizes, list) or len(sizes) != 2 or not all(type(size) is int and size > 0 for size in sizes):
+    if not isinstance(sizes, list) or len(sizes) != 2 or not all(map(is_size, sizes)):
         raise place.wanted("weight_block_size", sizes, "two positive integers, or null for one scale a weight")
     if static:
         raise place.wanted("activation_scheme", "static", "'dynamic' beside weight_block_size: activations have a scale for each block")

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from qsim.checkpoints.activation import NO_ACTIVATIONS, Activation
 from qsim.checkpoints.bit_stream import pack, unpack
-from qsim.checkpoints.folder import SCALE_TYPES, Parts
+from qsim.checkpoints.folder import SCALE_TYPES, Parts, is_size
 from qsim.checkpoints.packed_weight import PackedWeight, Scheme
 from qsim.files.file_place import FilePlace
 from qsim.warning import warn
@@ -87,7 +87,7 @@ def _bits(parts: Parts, quantization: Mapping[str, Any], words: int, columns: in
 
 def _group_size(parts: Parts, quantization: Mapping[str, Any]) -> int | None:
     given = quantization.get("group_size", -1)
-    if not isinstance(given, int) or isinstance(given, bool) or not (given == -1 or given > 0):
+    if not is_size(given) and (type(given) is not int or given != -1):
         raise parts.place.wanted("group_size of quantization_config", given, "-1 or a positive integer")
     return None if given == -1 else given
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from qsim.checkpoints.bit_stream import pack, unpack
 from qsim.checkpoints.config_groups import Group
-from qsim.checkpoints.folder import SCALE_TYPES, Parts
+from qsim.checkpoints.folder import SCALE_TYPES, Parts, is_size
 from qsim.checkpoints.packed_weight import PackedWeight, Scheme
 
 _BITS = (4, 8)
@@ -75,7 +75,7 @@ def _weight(parts: Parts, schemes: list[Any]) -> PackedWeight:
 
 def _group_size(scheme: Mapping[str, Any]) -> int | None:
     size = scheme.get("group_size")
-    return size if isinstance(size, int) and not isinstance(size, bool) and size > 0 else None
+    return size if is_size(size) else None
 
 
 def _zero_point(parts: Parts, rows: int, groups: int, bits: int) -> Tensor:
