@@ -146,7 +146,7 @@ def round_scales(sim: Simulation, dtype: torch.dtype) -> None:
         raise ValueError(f"QuantSim.round_scales: got {dtype!r}; expected torch.float16 or torch.bfloat16")
     sim.check_calibrated()
     rounded: list[tuple[Quantizer, Encoding]] = []
-    multiplied = set(operands(sim).values())
+    multiplied = {*operands(sim).values(), *caches_of(sim)[2]}
     for key, planned in sim.decisions.quantizers.items():
         quantizer = sim.quantizers()[key]
         encoding = quantizer.encoding
@@ -182,6 +182,11 @@ def _check(
         assert weight.quantizer.encoding is not None
         if problem := _problem(sim.model, name, weight.quantizer.encoding, activations.get(name), format):
             problems.append(f"'{name}' {problem}")
+    types = {parameter.dtype for parameter in sim.model.parameters() if parameter.is_floating_point()}
+    for key in caches:
+        encoding = sim.quantizers()[key].encoding
+        if format != fp8.FORMAT and encoding is not None and not all(_is_of(encoding.scale, dtype) for dtype in types):
+            problems.append(f"'{key}' {_rounded_by_readers(min(types, key=lambda dtype: dtype.itemsize))}")
     own = {id(weight.quantizer) for weight in weights.values()} | {id(sim.quantizers()[key]) for key in caches}
     needed = sim.needed()
     multiplied = operands(sim)
@@ -214,9 +219,15 @@ def _problem(model: nn.Module, name: str, encoding: Encoding, activation: Activa
     if format == fp8.FORMAT:
         return None  # its readers keep scales in float32, whatever they compute in
     scales = [encoding.scale, *([] if activation is None or activation.encoding is None else [activation.encoding.scale])]
-    if not all(torch.equal(scale.to(weight.dtype).float(), scale) for scale in scales):
-        return f"is {weight.dtype} with scales of float32, which readers would round: simulate model.float(), or call sim.round_scales"
-    return None
+    return None if all(_is_of(scale, weight.dtype) for scale in scales) else _rounded_by_readers(weight.dtype)
+
+
+def _is_of(scale: Tensor, dtype: torch.dtype) -> bool:
+    return torch.equal(scale.to(dtype).float(), scale)
+
+
+def _rounded_by_readers(dtype: torch.dtype) -> str:
+    return f"is {dtype} with scales of float32, which readers would round: simulate model.float(), or call sim.round_scales"
 
 
 def _model_config(model: nn.Module) -> dict[str, Any]:

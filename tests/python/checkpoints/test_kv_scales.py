@@ -114,6 +114,23 @@ def test_what_the_library_writes_is_simulated(kind, tmp_path):
     assert torch.equal(sim(**EXAMPLE).logits, logits)
 
 
+def test_a_model_in_bfloat16_is_written_with_rounded_scales(tmp_path):
+    """transformers has the scales of a cache in the model's type."""
+    pytest.importorskip("compressed_tensors")
+    sim = qsim.QuantSim(llama().bfloat16(), EXAMPLE, dataclasses.replace(BASE, kv_cache=CACHES["float"]))
+    sim.calibrate([EXAMPLE], progress=False)
+    with pytest.raises(ValueError, match=r"input\[1\]' is torch\.bfloat16 with scales of float32, .*call sim\.round_scales"):
+        sim.save_compressed(tmp_path)
+    sim.round_scales(torch.bfloat16)
+    sim.save_compressed(tmp_path)
+    read = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16).eval()
+    scale = sim.quantizers()["model.layers.1.self_attn.scaled_dot_product_attention.input[2]"].encoding.scale
+    assert torch.equal(read.get_submodule("model.layers.1.self_attn").v_scale.float(), scale.reshape(1))
+    again = qsim.QuantSim(llama(1).bfloat16(), EXAMPLE, qsim.load_checkpoint(tmp_path).config())
+    again.load_compressed(tmp_path)
+    assert torch.equal(again(**EXAMPLE).logits, sim(**EXAMPLE).logits)
+
+
 def test_older_names_are_read(tmp_path):
     _, state, config = written(tmp_path)
     renamed = {key.replace("k_scale", "k_proj.output_scale").replace("v_scale", "v_proj.output_scale"): t for key, t in state.items()}
