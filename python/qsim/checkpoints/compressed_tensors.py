@@ -11,7 +11,7 @@ from torch import Tensor
 
 from qsim.checkpoints import eight_bits, pack_quantized
 from qsim.checkpoints.activation import Activation, missing_scale
-from qsim.checkpoints.config_groups import Group, choose, read_groups
+from qsim.checkpoints.config_groups import Group, choose, matches, read_groups, read_names
 from qsim.checkpoints.folder import Parts
 from qsim.checkpoints.packed_weight import PackedWeight, Scheme
 from qsim.files.file_place import FilePlace
@@ -36,11 +36,14 @@ def read(
         if group.layout not in _LAYOUTS:
             raise group.place.wanted("format", group.layout, " or ".join(map(repr, _LAYOUTS)))
         (pack_quantized if group.layout == pack_quantized.LAYOUT else eight_bits).check(group)
+    ignored = read_names(quantization, "ignore", place)
     weights: dict[str, PackedWeight] = {}
     activations: dict[str, Activation] = {}
     named = {name.rpartition(".")[0] for name in state}
     for module, packed in _modules(state, groups).items():
         parts = Parts(state, module, place)
+        if module in ignored or matches(module, ignored):
+            raise parts.place.error("is quantized, and 'ignore' of quantization_config has it left in float; expected one of both")
         fitting = [group for group in choose(module, groups, named) if (group.layout == pack_quantized.LAYOUT) == packed]
         if not fitting:
             what = "weight_packed" if packed else "weight_scale"
@@ -51,6 +54,9 @@ def read(
         weights[f"{module}.weight"], activation = eight_bits.read(parts, fitting)
         if activation is not None:
             activations[f"{module}.weight"] = activation
+    for module in (module for group in groups for module in group.targets if module not in ignored):
+        if f"{module}.weight" in state:
+            raise place.at(module).error("has a weight in float, and config_groups says by its name that it is quantized")
     return weights, activations
 
 

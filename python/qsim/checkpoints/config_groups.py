@@ -50,12 +50,13 @@ def read_groups(quantization: Mapping[str, Any], usual: str, several: str, place
         layout = group.get("format") or general
         if layout == several or not isinstance(layout, str):
             raise at.wanted("format", group.get("format"), f"that of the group, where all together are {several!r}")
-        found.append(Group(_targets(group, at), layout, weights, activations, at))
+        found.append(Group(read_names(group, "targets", at), layout, weights, activations, at))
     return found
 
 
-def _targets(group: Mapping[str, Any], place: FilePlace) -> list[str]:
-    targets = config_names(group, "targets", place)
+def read_names(found: Mapping[str, Any], key: str, place: FilePlace) -> list[str]:
+    """The names, patterns and classes under a key."""
+    targets = config_names(found, key, place)
     for target in targets:
         if not target.startswith(_REGEX):
             continue
@@ -64,8 +65,13 @@ def _targets(group: Mapping[str, Any], place: FilePlace) -> list[str]:
                 raise ValueError(f"it has {len(target)} characters")
             re.compile(target.removeprefix(_REGEX))
         except (re.error, ValueError, OverflowError, RecursionError) as error:
-            raise place.wanted("a target", target, f"a regular expression behind {_REGEX!r}: {error}") from None
+            raise place.wanted(f"one of {key}", target, f"a regular expression behind {_REGEX!r}: {error}") from None
     return targets
+
+
+def matches(module: str, targets: Sequence[str]) -> bool:
+    """Whether a pattern among targets begins the name of a module."""
+    return any(re.match(target.removeprefix(_REGEX), module) for target in targets if target.startswith(_REGEX))
 
 
 def choose(module: str, groups: Sequence[Group], modules: Collection[str]) -> Sequence[Group]:
@@ -74,10 +80,6 @@ def choose(module: str, groups: Sequence[Group], modules: Collection[str]) -> Se
     if len(groups) == 1:
         return groups
     exact = [group for group in groups if module in group.targets]
-    matching = [
-        group
-        for group in groups
-        if any(re.match(target.removeprefix(_REGEX), module) for target in group.targets if target.startswith(_REGEX))
-    ]
+    matching = [group for group in groups if matches(module, group.targets)]
     classes = [group for group in groups if any(not target.startswith(_REGEX) and target not in modules for target in group.targets)]
     return exact or matching or classes or groups

@@ -218,11 +218,29 @@ def test_groups_that_nothing_tells_apart_are_an_error(tmp_path):
         qsim.load_checkpoint(tmp_path)
 
 
+def test_what_is_left_out_is_not_quantized_and_what_is_named_is(tmp_path):
+    _, said = written(tmp_path, "float8 and float8 alone")
+    first = said["config_groups"]["group_0"]
+    for changes, message in (
+        ({"ignore": ["6", "2"]}, r"entry '2': is quantized, and 'ignore' of quantization_config has it"),
+        ({"ignore": ["6", "re:[24]$"]}, r"entry '2': is quantized, and 'ignore'"),
+        ({"ignore": "6"}, r"ignore is '6'; expected a list of names"),
+        ({"ignore": ["re:("]}, r"one of ignore is 're:\('; expected a regular expression"),
+        (
+            {"ignore": [], "config_groups": {**said["config_groups"], "more": {**first, "targets": ["6"]}}},
+            r"entry '6': has a weight in float",
+        ),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps({"quantization_config": {**said, **changes}}))
+        with pytest.raises(FileFormatError, match=message):
+            qsim.load_checkpoint(tmp_path)
+
+
 HOSTILE = {
     r"format is null; expected that of the group, where all together are 'mixed-precision'": {"format": None},
     r"format is 'mixed-precision'; expected that of the group": {"format": "mixed-precision"},
     r"format is 'marlin-24'; expected 'pack-quantized' or 'int-quantized' or 'float-quantized' or": {"format": "marlin-24"},
-    r"a target is 're:\('; expected a regular expression": {"targets": ["re:("]},
+    r"one of targets is 're:\('; expected a regular expression": {"targets": ["re:("]},
     r"expected a regular expression behind 're:': it has 2003 characters": {"targets": ["re:" + "a" * 2000]},
     r"targets is 'Linear'; expected a list of names": {"targets": "Linear"},
     r"weights of config_groups is null": {"weights": None},
