@@ -18,6 +18,7 @@ from qsim.config.override import Override, SiteInfo
 from qsim.config.presets import (
     bf16,
     fp8,
+    fp8_block,
     fp8_dynamic,
     fp8_static,
     fp16,
@@ -79,6 +80,7 @@ __all__ = [  # noqa: RUF022
     "TensorSpec",
     "bf16",
     "fp8",
+    "fp8_block",
     "fp8_dynamic",
     "fp8_static",
     "fp16",

@@ -1,4 +1,4 @@
-"""Checkpoints with packed integer weights: GPTQ, AWQ, compressed-tensors, GGUF."""
+"""Checkpoints with packed weights: GPTQ, AWQ, compressed-tensors, FP8, GGUF."""
 
 from qsim.checkpoints.checkpoint import Checkpoint
 from qsim.checkpoints.checkpoint_formats import CHECKPOINT_FORMATS, first_names, load_checkpoint, save_checkpoint, write_packed

@@ -12,9 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from qsim.checkpoints.activation import NO_ACTIVATIONS, Activation
 from qsim.checkpoints.bit_stream import pack, unpack
 from qsim.checkpoints.folder import SCALE_TYPES, Parts
-from qsim.checkpoints.gptq import half_problem, raise_to_unsigned
+from qsim.checkpoints.gptq import differing as differing
+from qsim.checkpoints.gptq import half_problem, kind_problem, raise_to_unsigned
 from qsim.checkpoints.packed_weight import PackedWeight, Scheme
 from qsim.files.file_place import FilePlace
 
@@ -24,8 +26,10 @@ _ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
 _BACK = [_ORDER.index(i) for i in range(_EACH)]
 
 
-def read(state: dict[str, Tensor], quantization: Mapping[str, Any], place: FilePlace) -> dict[str, PackedWeight]:
-    """The packed weights of `state`, which are taken out of it."""
+def read(
+    state: dict[str, Tensor], quantization: Mapping[str, Any], place: FilePlace
+) -> tuple[dict[str, PackedWeight], dict[str, Activation]]:
+    """The packed weights of `state`, which are taken out of it, and what they are multiplied with: floats."""
     version, bits = quantization.get("version", "gemm"), quantization.get("bits", quantization.get("w_bit"))
     if not isinstance(version, str) or version.lower() != "gemm":
         raise place.wanted("version of quantization_config", version, "'gemm', the layout of nearly all checkpoints")
@@ -33,7 +37,7 @@ def read(state: dict[str, Tensor], quantization: Mapping[str, Any], place: FileP
         raise place.wanted("bits of quantization_config", bits, "4")
     modules = [name.removesuffix(".qweight") for name in state if name.endswith(".qweight")]
     whole_rows = quantization.get("group_size", quantization.get("q_group_size")) == -1
-    return {f"{module}.weight": _weight(Parts(state, module, place), whole_rows) for module in modules}
+    return {f"{module}.weight": _weight(Parts(state, module, place), whole_rows) for module in modules}, {}
 
 
 def _weight(parts: Parts, whole_rows: bool) -> PackedWeight:
@@ -54,7 +58,7 @@ def _reordered(numbers: Tensor, order: list[int]) -> Tensor:
     return numbers.reshape(len(numbers), -1, _EACH)[..., order].flatten(1)
 
 
-def packed(weight: PackedWeight, layout: str) -> dict[str, Tensor]:
+def packed(weight: PackedWeight, activation: Activation | None, format: str) -> dict[str, Tensor]:
     """The tensors of a weight, by what stands behind the name of its module."""
     integers, zero_point = raise_to_unsigned(weight)
     return {
@@ -64,15 +68,19 @@ def packed(weight: PackedWeight, layout: str) -> dict[str, Tensor]:
     }
 
 
-def quantization(schemes: Mapping[str, Scheme], layout: str, linear: Sequence[str] | None = None) -> dict[str, Any]:
+def quantization(schemes: Mapping[str, Scheme], format: str, linear: Sequence[str] | None = None) -> dict[str, Any]:
     """What ``quantization_config`` says of packed modules, which have one group size."""
     found = next(iter(schemes.values()))
     size = -1 if found.block_size is None else found.block_size
     return {"quant_method": FORMAT, "bits": _BITS, "group_size": size, "zero_point": True, "version": "gemm"}
 
 
-def problem(weight: PackedWeight, layout: str) -> str | None:
-    """Why the format cannot hold a weight; None if it can."""
+def problem(weight: PackedWeight, activation: Activation | None, format: str) -> str | None:
+    """Why the format cannot hold a weight that is multiplied so; None if it can."""
+    if activation is not None:
+        return NO_ACTIVATIONS
+    if problem := kind_problem(weight):
+        return problem
     if weight.bits != _BITS:
         return f"has {weight.bits} bits; expected 4"
     if weight.order is not None:

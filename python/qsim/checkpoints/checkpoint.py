@@ -10,6 +10,7 @@ from torch import Tensor
 
 from qsim.checkpoints.packed_weight import PackedWeight
 from qsim.config.config import Config
+from qsim.config.kv_cache import KVCache
 from qsim.config.presets import w4a16
 from qsim.numbers.encoding import Encoding
 from qsim.numbers.spec import TensorSpec
@@ -26,13 +27,16 @@ class Checkpoint:
     tensors : mapping of str to Tensor
         All others, by name, in the types of the file.
     format : str
-        What it was read from: "gptq", "gptq_v2", "awq", "compressed-tensors" or "gguf".
+        What it was read from: "gptq", "gptq_v2", "awq", "compressed-tensors", "fp8" or "gguf".
     model_config : mapping
         The model's ``config.json`` without what says how it is quantized; of GGUF nothing.
     activations : mapping of str to TensorSpec
         What is multiplied with a weight is quantized so, by the weight's name; weights that are not in it are multiplied with floats.
     encodings : mapping of str to Encoding
-        Of these activations, where the file has their scale, by the weight's name.
+        Of these activations, where the file has their scale, by the weight's name; of keys and values by the scale's name,
+        ``model.layers.0.self_attn.k_scale``.
+    kv_cache : KVCache, optional
+        How keys and values in a cache are quantized.
 
     Examples
     --------
@@ -49,6 +53,7 @@ class Checkpoint:
     model_config: Mapping[str, Any] = field(default_factory=dict)
     activations: Mapping[str, TensorSpec] = field(default_factory=dict)
     encodings: Mapping[str, Encoding] = field(default_factory=dict)
+    kv_cache: KVCache | None = None
 
     def state_dict(self) -> dict[str, Tensor]:
         """The weights in float32, dequantized, and all other tensors: for `nn.Module.load_state_dict`."""
@@ -74,7 +79,7 @@ class Checkpoint:
         if not specs:
             raise ValueError("Checkpoint.config: it has no packed weights")
         usual = Counter(specs.values()).most_common(1)[0][0]
-        config = Config(usual, None, target=w4a16().target).override("*", weight=None)
+        config = Config(usual, None, target=w4a16().target, kv_cache=self.kv_cache).override("*", weight=None)
         for activation in reversed(dict.fromkeys(self.activations.values())):
             config = config.override(op_type="input", activation=activation)  # where one of the layers reads it: most likely the first
         for name, spec in specs.items():

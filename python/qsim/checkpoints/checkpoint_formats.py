@@ -7,20 +7,30 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from qsim.checkpoints import awq, compressed_tensors, eight_bits, gguf, gguf_write, gptq
+from qsim.checkpoints import awq, compressed_tensors, fp8, gguf, gguf_write, gptq, kv_scales
+from qsim.checkpoints.activation import NO_ACTIVATIONS, Activation, with_activation
 from qsim.checkpoints.checkpoint import Checkpoint
-from qsim.checkpoints.eight_bits import Activation
 from qsim.checkpoints.folder import read_config, read_tensors
 from qsim.checkpoints.folder_writer import SHARD_BYTES, FolderWriter
 from qsim.checkpoints.packed_weight import PackedWeight, Scheme
+from qsim.config.kv_cache import KVCache
 from qsim.errors import FileFormatError
 from qsim.files.file_place import FilePlace
+from qsim.numbers.encoding import Encoding
 from qsim.options import shown
 
-_MODULES: dict[str, Any] = {compressed_tensors.FORMAT: compressed_tensors, gptq.FORMAT: gptq, gptq.SECOND: gptq, awq.FORMAT: awq}
+_MODULES: dict[str, Any] = {
+    compressed_tensors.FORMAT: compressed_tensors,
+    fp8.FORMAT: fp8,
+    gptq.FORMAT: gptq,
+    gptq.SECOND: gptq,
+    awq.FORMAT: awq,
+}
 CHECKPOINT_FORMATS = (*_MODULES, gguf.FORMAT)
+_PARTS = (".weight_packed", ".weight_scale", ".weight_scale_inv", ".qweight", ".qzeros", ".input_scale", ".activation_scale")
 
 
 def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
@@ -30,10 +40,11 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     ----------
     path : path-like
         A folder with ``config.json`` and safetensors (one file, or shards with an index): GPTQ ("gptq" and "gptq_v2"; 2, 3, 4, 8 bits,
-        ``desc_act`` too), AWQ ("gemm") and compressed-tensors ("pack-quantized", 4 and 8 bits; "int-quantized" and "float-quantized", 8
-        bits a channel or tensor with activations that have a scale from each token, or one from calibration), which need
-        ``pip install "qsim[weights]"``. Or a GGUF file with tensors of Q4_0, Q4_1, Q8_0, Q4_K, Q6_K, F32, F16 and BF16, whose names
-        stay GGUF's; its converter has permuted rows of some models' weights.
+        ``desc_act`` too), AWQ ("gemm"), compressed-tensors ("pack-quantized", 4 and 8 bits; "int-quantized", "float-quantized" and
+        "naive-quantized", 8 bits a channel, tensor or, of float8, tile, with activations in float, or with a scale from each token, from
+        each block of a token, or one from calibration; several of these too, by the targets of ``config_groups``) and "fp8", as DeepSeek,
+        Qwen3 and AutoFP8 write it, which need ``pip install "qsim[weights]"``. Or a GGUF file with tensors of Q4_0, Q4_1, Q8_0, Q4_K,
+        Q6_K, F32, F16 and BF16, whose names stay GGUF's; its converter has permuted rows of some models' weights.
 
     Returns
     -------
@@ -48,7 +59,8 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     Notes
     -----
     Sources: github.com/ModelCloud/GPTQModel, github.com/casper-hansen/AutoAWQ, github.com/vllm-project/compressed-tensors,
-    github.com/ggml-org/ggml (docs/gguf.md).
+    github.com/huggingface/transformers (integrations/finegrained_fp8), github.com/neuralmagic/AutoFP8, github.com/ggml-org/ggml
+    (docs/gguf.md).
 
     Examples
     --------
@@ -79,14 +91,22 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     if not isinstance(method, str) or method not in _MODULES:
         raise place.wanted("quant_method", method, f"one of {', '.join(map(repr, _MODULES))}")
     state = read_tensors(path)
-    weights = _MODULES[method].read(state, quantization, FilePlace(str(path)))
+    weights, activations = _MODULES[method].read(state, quantization, FilePlace(str(path)))
+    cache, scales = kv_scales.read(state, quantization.get("kv_cache_scheme"), FilePlace(str(path)))
+    _check_rest(state, FilePlace(str(path)))
     second = method == gptq.FORMAT and quantization.get("checkpoint_format") == gptq.SECOND
-    activations = {}
-    if method == compressed_tensors.FORMAT:
-        activations = compressed_tensors.read_activations(state, weights, quantization, FilePlace(str(path)))
     specs = {name: activation.spec for name, activation in activations.items()}
     encodings = {name: activation.encoding for name, activation in activations.items() if activation.encoding is not None}
-    return Checkpoint(weights, state, gptq.SECOND if second else method, config, specs, encodings)
+    return Checkpoint(weights, state, gptq.SECOND if second else method, config, specs, {**encodings, **scales}, cache)
+
+
+def _check_rest(state: Mapping[str, Tensor], place: FilePlace) -> None:
+    """What no layer took must not pass for a weight in float."""
+    for name, t in state.items():
+        if t.itemsize == 1 if t.is_floating_point() else name.endswith(".weight"):
+            raise place.at(name).error(f"is {str(t.dtype).removeprefix('torch.')}, and no layer that quantization_config describes has it")
+        if name.endswith(_PARTS):
+            raise place.at(name).error("is a part of a quantized layer whose weight is not there: is the checkpoint complete?")
 
 
 def save_checkpoint(
@@ -103,10 +123,12 @@ def save_checkpoint(
     folder : path-like
         Made if it is not there; weights and config of before are replaced. Tokenizers are yours to copy. Of "gguf" the file, "model.gguf".
     format : str
-        "compressed-tensors", "gptq", "gptq_v2", "awq", or "gguf": symmetric grids as Q4_0, Q8_0, Q4_K and Q6_K, all else in float, under
-        the names that the checkpoint has. llama.cpp runs files with names, rows in the order, and metadata of its own.
+        "compressed-tensors", "fp8" (tiles or one scale a weight, one way for all), "gptq", "gptq_v2", "awq", or "gguf": symmetric grids
+        as Q4_0, Q8_0, Q4_K and Q6_K, all else in float, under the names that the checkpoint has. llama.cpp runs files with names, rows in
+        the order, and metadata of its own.
     linear : sequence of str, optional
-        All linear layers of the model. compressed-tensors then names those that are in float and not those that are packed.
+        All linear layers of the model. compressed-tensors then names those that are in float and not those that are packed. "fp8" names
+        those in float; without this, all matrices that are.
 
     Raises
     ------
@@ -133,7 +155,9 @@ def save_checkpoint(
     named = {name: t for name, t in checkpoint.tensors.items() if name in first}
     entries: list[tuple[str, PackedWeight | Tensor]] = [*named.items(), *checkpoint.weights.items()]
     activations = {name: Activation(spec, checkpoint.encodings.get(name)) for name, spec in checkpoint.activations.items()}
-    write_packed(Path(folder), entries, format, checkpoint.model_config, linear, activations=activations)
+    scales = {name: encoding for name, encoding in checkpoint.encodings.items() if name not in checkpoint.activations}
+    cache = None if checkpoint.kv_cache is None else (checkpoint.kv_cache, scales)
+    write_packed(Path(folder), entries, format, checkpoint.model_config, linear, activations=activations, cache=cache)
 
 
 def write_packed(
@@ -145,43 +169,42 @@ def write_packed(
     shard_bytes: int = SHARD_BYTES,
     *,
     activations: Mapping[str, Activation] | None = None,
+    cache: tuple[KVCache, Mapping[str, Encoding]] | None = None,
 ) -> None:
     """`save_checkpoint` of weights and other tensors that come one by one: what was written is not held."""
     module, activations = _MODULES[format], activations or {}
-    layouts: dict[str, str] = {}  # with the first weight of each
     schemes: dict[str, Scheme] = {}
     problems: dict[str, str] = {}
+    matrices: list[str] = []
+    scale_type = torch.float32
+    if cache is not None:
+        problems |= _cache_problems(cache[0], format)
     with FolderWriter(folder, shard_bytes) as writer:
         for name, entry in entries:
+            owner = name.removesuffix(".weight")
             if isinstance(entry, Tensor):
                 writer.add(name, entry)
+                matrices += [owner] if owner != name and entry.dim() == 2 else []
                 continue
             activation = activations.get(name)
-            layout = compressed_tensors.layout_of(activation) if module is compressed_tensors else format
-            first = layouts.setdefault(layout, name)
-            if activation is not None and module is not compressed_tensors:
-                problems[name] = "is multiplied with quantized activations, and the format has no place for that"
-            elif activation is not None and activation.encoding is None and not activation.spec.is_dynamic:
-                problems[name] = "is multiplied with activations of one scale, and Checkpoint.encodings has none for it"
-            elif problem := module.problem(entry, layout):
+            if problem := module.problem(entry, activation, format):
                 problems[name] = problem
-            elif len(layouts) > 1 and first == name:
-                problems[name] = (
-                    f"would be {layout!r} beside {next(iter(layouts))!r}: activations are quantized for all weights, or for none"
-                )
-            else:
-                owner = name.removesuffix(".weight")
-                schemes[owner] = entry.scheme if activation is None else eight_bits.with_activation(entry.scheme, activation)
-                if not problems:
-                    tensors = module.packed(entry, layout)
-                    if activation is not None:
-                        tensors |= eight_bits.packed_activation(activation, entry.scale.dtype)
-                    for part, t in tensors.items():
-                        writer.add(f"{owner}.{part}", t)
-        if module is not compressed_tensors:
-            problems |= {f"{name}.weight": problem for name, problem in gptq.differing(schemes, format).items()}
+                continue
+            schemes[owner] = with_activation(entry.scheme, activation)
+            scale_type = entry.scale.dtype
+            if not problems:
+                for part, t in module.packed(entry, activation, format).items():
+                    writer.add(f"{owner}.{part}", t)
+        problems |= {f"{name}.weight": problem for name, problem in module.differing(schemes, format).items()}
         _check(problems, folder, format)
-        writer.finish({**model_config, "quantization_config": module.quantization(schemes, next(iter(layouts), format), linear)})
+        if module is fp8 and linear is None:
+            linear = matrices  # its readers take all linear layers for quantized that it does not name
+        said = module.quantization(schemes, format, linear)
+        if cache is not None:
+            said["kv_cache_scheme"] = kv_scales.described(cache[0])
+            for name, t in kv_scales.packed(cache[1], scale_type).items():
+                writer.add(name, t)
+        writer.finish({**model_config, "quantization_config": said})
     if module is compressed_tensors:
         compressed_tensors.warn_of_zero_points(schemes)
 
@@ -194,10 +217,19 @@ def first_names(tensors: Mapping[str, Tensor]) -> set[str]:
     return set(firsts.values())
 
 
+def _cache_problems(cache: KVCache, format: str) -> dict[str, str]:
+    unfit = kv_scales.problem(cache)
+    if unfit is None and format != compressed_tensors.FORMAT:
+        unfit = f"is quantized, and the format has no place for that; {compressed_tensors.FORMAT!r} has"
+    return {} if unfit is None else {"kv_cache": unfit}
+
+
 def _write_gguf(checkpoint: Checkpoint, path: Path) -> None:
     if path.suffix != ".gguf":
         raise ValueError(f"qsim: got '{path}' for a GGUF file; expected a name that ends in .gguf")
-    unfit = dict.fromkeys(checkpoint.activations, "is multiplied with quantized activations, and the format has no place for that")
+    unfit = dict.fromkeys(checkpoint.activations, NO_ACTIVATIONS)
+    if checkpoint.kv_cache is not None:
+        unfit |= _cache_problems(checkpoint.kv_cache, gguf.FORMAT)
     _check(unfit or gguf_write.write(path, checkpoint), path, gguf.FORMAT)
 
 

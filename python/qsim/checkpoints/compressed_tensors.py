@@ -1,9 +1,5 @@
-"""compressed-tensors: what vLLM, llm-compressor and transformers read and write. Here the format "pack-quantized"; those of 8 bits with
-quantized activations are in `eight_bits`.
-
-Source: github.com/vllm-project/compressed-tensors, compressors/pack_quantized. At 4 and 8 bits, the ones known here, every version of it
-packs alike: along the input channels, the first number in the lowest bits, each raised by half of the grid.
-"""
+"""compressed-tensors: what vLLM, llm-compressor and transformers read and write. Each group of layers has a layout: packed integers
+(`pack_quantized`), or 8 bits as they are (`eight_bits`)."""
 
 from __future__ import annotations
 
@@ -11,138 +7,117 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from qsim.checkpoints import eight_bits
-from qsim.checkpoints.bit_stream import pack, unpack
-from qsim.checkpoints.eight_bits import Activation
-from qsim.checkpoints.folder import SCALE_TYPES, Parts
+from qsim.checkpoints import eight_bits, pack_quantized
+from qsim.checkpoints.activation import Activation, missing_scale
+from qsim.checkpoints.config_groups import Group, choose, matches, read_groups, read_names
+from qsim.checkpoints.folder import Parts
 from qsim.checkpoints.packed_weight import PackedWeight, Scheme
 from qsim.files.file_place import FilePlace
 from qsim.warning import warn
 
 FORMAT = "compressed-tensors"
-_BITS = (4, 8)
-_LAYOUT = "pack-quantized"
+_SEVERAL = "mixed-precision"
+_LAYOUTS = (pack_quantized.LAYOUT, *eight_bits.LAYOUTS)
 
 
-def read(state: dict[str, Tensor], quantization: Mapping[str, Any], place: FilePlace) -> dict[str, PackedWeight]:
-    """The packed weights of `state`, which are taken out of it."""
-    groups = quantization.get("config_groups")
-    if not isinstance(groups, dict) or not groups:
-        raise place.wanted("config_groups", groups, "an object that is not empty")
-    layout = _layouts(quantization)
-    if len(layout) == 1 and (one := next(iter(layout))) in eight_bits.TYPES:
-        return eight_bits.read(state, groups, one, place)
-    schemes = [group.get("weights") if isinstance(group, dict) else None for group in groups.values()]
-    for scheme in schemes:
-        if not isinstance(scheme, dict) or scheme.get("num_bits") not in _BITS or scheme.get("type", "int") != "int":
-            raise place.wanted("weights of config_groups", scheme, f"integers of {' or '.join(map(str, _BITS))} bits, packed")
-    if layout != {_LAYOUT}:
-        raise place.wanted("format", sorted(map(str, layout)), " or ".join(map(repr, (_LAYOUT, *eight_bits.TYPES))))
-    for name, group in groups.items():
-        if (given := group.get("input_activations")) is not None:
-            raise place.at(name).wanted(
-                "input_activations", given, f"null: activations are read beside {', '.join(eight_bits.TYPES)} alone"
-            )
-    modules = [name.removesuffix(".weight_packed") for name in state if name.endswith(".weight_packed")]
-    return {f"{module}.weight": _weight(Parts(state, module, place), schemes) for module in modules}
+def read(
+    state: dict[str, Tensor], quantization: Mapping[str, Any], place: FilePlace
+) -> tuple[dict[str, PackedWeight], dict[str, Activation]]:
+    """The packed weights of `state`, which are taken out of it, and what they are multiplied with where that is quantized."""
+    rotations, sparse = quantization.get("transform_config"), quantization.get("sparsity_config")
+    if rotations not in (None, {}):
+        raise place.wanted("transform_config", rotations, "null: rotations that run in front of layers are not read")
+    if sparse not in (None, {}) and not (isinstance(sparse, dict) and sparse.get("format") == "dense"):
+        raise place.wanted("sparsity_config", sparse, "null: weights without their zeros are not read")
+    groups = read_groups(quantization, pack_quantized.LAYOUT, _SEVERAL, place)
+    for group in groups:
+        if group.layout not in _LAYOUTS:
+            raise group.place.wanted("format", group.layout, " or ".join(map(repr, _LAYOUTS)))
+        (pack_quantized if group.layout == pack_quantized.LAYOUT else eight_bits).check(group)
+    ignored = read_names(quantization, "ignore", place)
+    weights: dict[str, PackedWeight] = {}
+    activations: dict[str, Activation] = {}
+    named = {name.rpartition(".")[0] for name in state}
+    for module, packed in _modules(state, groups).items():
+        parts = Parts(state, module, place)
+        if module in ignored or matches(module, ignored):
+            raise parts.place.error("is quantized, and 'ignore' of quantization_config has it left in float; expected one of both")
+        fitting = [group for group in choose(module, groups, named) if (group.layout == pack_quantized.LAYOUT) == packed]
+        if not fitting:
+            what = "weight_packed" if packed else "weight_scale"
+            raise parts.place.error(f"has {what}; expected what its group of config_groups says")
+        if packed:
+            weights[f"{module}.weight"] = pack_quantized.read(parts, fitting)
+            continue
+        weights[f"{module}.weight"], activation = eight_bits.read(parts, fitting)
+        if activation is not None:
+            activations[f"{module}.weight"] = activation
+    for module in (module for group in groups for module in group.targets if module not in ignored):
+        if f"{module}.weight" in state:
+            raise place.at(module).error("has a weight in float, and config_groups says by its name that it is quantized")
+    return weights, activations
 
 
-def _layouts(quantization: Mapping[str, Any]) -> set[Any]:
-    """The formats that a config names, for all or for a group."""
-    groups = [group for group in quantization["config_groups"].values() if isinstance(group, dict)]
-    every = [quantization.get("format") or _LAYOUT, *(group.get("format") for group in groups)]
-    return {str(layout) for layout in every if layout is not None}
+def _modules(state: Mapping[str, Tensor], groups: Sequence[Group]) -> dict[str, bool]:
+    """The modules with a quantized weight, in the order of the file, and whether it is packed."""
+    found: dict[str, bool] = {}
+    kept = {eight_bits.dtype_of(group) for group in groups if group.layout != pack_quantized.LAYOUT}
+    for name, t in state.items():
+        module, _, part = name.rpartition(".")
+        if part == "weight_packed":
+            found[module] = True
+        elif kept and (part == "weight_scale" or (part == "weight" and t.dtype in kept)):
+            found.setdefault(module, f"{module}.weight_packed" in state)
+    return found
 
 
-def read_activations(
-    state: dict[str, Tensor], weights: Mapping[str, PackedWeight], quantization: Mapping[str, Any], place: FilePlace
-) -> dict[str, Activation]:
-    """What the weights that were read are multiplied with, where that is quantized; its scales are taken out of `state`."""
-    (layout,) = _layouts(quantization)
-    if layout not in eight_bits.TYPES:
-        return {}
-    return eight_bits.read_activations(state, weights, quantization["config_groups"], layout, place)
+def problem(weight: PackedWeight, activation: Activation | None, format: str) -> str | None:
+    """Why the format cannot hold a weight that is multiplied so; None if it can."""
+    if missing := missing_scale(activation):
+        return missing
+    if _is_packed(weight.is_float, activation is not None):
+        return pack_quantized.problem(weight)
+    return eight_bits.problem(weight, activation)
 
 
-def layout_of(activation: Activation | None) -> str:
-    """The format for weights that are multiplied with such activations."""
-    return _LAYOUT if activation is None else eight_bits.layout_of(activation.spec) or _LAYOUT
+def _is_packed(is_float: bool, has_activation: bool) -> bool:
+    return not is_float and not has_activation
 
 
-def _weight(parts: Parts, schemes: list[Any]) -> PackedWeight:
-    words = parts.take("weight_packed", 2, torch.int32)
-    scale = parts.take("weight_scale", 2, *SCALE_TYPES)
-    shape = parts.take("weight_shape", 1, torch.int64, torch.int32).tolist()
-    parts.check("the length of weight_shape", len(shape), 2)
-    rows, columns = shape
-    parts.check("the number of rows", rows, words.shape[0])
-    if columns < 1:
-        raise parts.place.error(f"weight_shape is {shape}; expected positive numbers")
-    groups = scale.shape[1]
-    parts.check("the shape of weight_scale", tuple(scale.shape), (rows, groups))
-    fitting = {
-        (scheme["num_bits"], size)
-        for scheme in schemes
-        for size in [_group_size(scheme)]
-        if -(-columns * scheme["num_bits"] // 32) == words.shape[1] and -(-columns // (size or columns)) == groups
-    }
-    if len(fitting) != 1:
-        raise parts.place.error(
-            f"weight_packed has shape {tuple(words.shape)} and weight_scale {tuple(scale.shape)} for {rows} x {columns} weights; expected "
-            f"what one of config_groups says, but {len(fitting)} fit"
-        )
-    ((bits, size),) = fitting
-    half = 2 ** (bits - 1)
-    integers = (unpack(words, bits, columns).to(torch.int16) - half).to(torch.int8)
-    order = parts.optional("weight_g_idx", 1, torch.int32, torch.int64)
-    if order is not None and bool((order == -1).all()):
-        order = None  # as older versions write it where there is none
-    if order is not None:
-        in_order = torch.arange(columns) // (size or columns)
-        if not torch.equal(order.sort().values.long(), in_order):
-            raise parts.place.error(f"weight_g_idx does not put {size or columns} of {columns} input channels into each of {groups} groups")
-        order = None if torch.equal(order.long(), in_order) else order.int()
-    return PackedWeight(integers, scale, _zero_point(parts, rows, groups, bits), bits, size, order)
+def packed(weight: PackedWeight, activation: Activation | None, format: str) -> dict[str, Tensor]:
+    """The tensors of a weight and of what it is multiplied with, by what stands behind the name of its module."""
+    return pack_quantized.packed(weight) if _is_packed(weight.is_float, activation is not None) else eight_bits.packed(weight, activation)
 
 
-def _group_size(scheme: Mapping[str, Any]) -> int | None:
-    size = scheme.get("group_size")
-    return size if isinstance(size, int) and not isinstance(size, bool) and size > 0 else None
+def _described(scheme: Scheme) -> tuple[str, dict[str, Any]]:
+    """The layout of a group, and what it says besides its targets."""
+    if _is_packed(scheme.is_float, scheme.activation is not None):
+        return pack_quantized.LAYOUT, pack_quantized.described(scheme)
+    return eight_bits.layout_of(scheme), eight_bits.described(scheme)
 
 
-def _zero_point(parts: Parts, rows: int, groups: int, bits: int) -> Tensor:
-    stored = parts.optional("weight_zero_point", 2, torch.int32, torch.int8)
-    if stored is None:
-        return torch.zeros(rows, groups, dtype=torch.int32)
-    if stored.dtype == torch.int8:  # before 0.10: not packed
-        parts.check("the shape of weight_zero_point", tuple(stored.shape), (rows, groups))
-        if not -(2 ** (bits - 1)) <= int(stored.min()) <= int(stored.max()) < 2 ** (bits - 1):
-            raise parts.place.error(f"weight_zero_point leaves the grid of {bits} bits")
-        return stored.to(torch.int32)
-    parts.check("the shape of weight_zero_point", tuple(stored.shape), (-(-rows * bits // 32), groups))
-    centred: Tensor = unpack(stored.T.contiguous(), bits, rows).T.to(torch.int32) - 2 ** (bits - 1)
-    return centred.contiguous()
+def differing(schemes: Mapping[str, Scheme], format: str) -> dict[str, str]:
+    """The weights that cannot stand beside the first: there are none."""
+    return {}
 
 
-def quantization(schemes: Mapping[str, Scheme], layout: str, linear: Sequence[str] | None = None) -> dict[str, Any]:
+def quantization(schemes: Mapping[str, Scheme], format: str, linear: Sequence[str] | None = None) -> dict[str, Any]:
     """What ``quantization_config`` says of packed modules. `linear` names all linear layers, if known."""
     groups: dict[Scheme, list[str]] = defaultdict(list)
     for module, scheme in schemes.items():
         groups[scheme].append(module)
     by_type = len(groups) == 1 and linear is not None
+    described = [(["Linear"] if by_type else modules, *_described(scheme)) for scheme, modules in groups.items()]
+    layouts = list(dict.fromkeys(layout for _, layout, _ in described))
     return {
         "quant_method": FORMAT,
-        "format": layout,
+        "format": layouts[0] if len(layouts) == 1 else _SEVERAL,
         "quantization_status": "compressed",
         "config_groups": {
-            f"group_{i}": {
-                "targets": ["Linear"] if by_type else modules,
-                **(eight_bits.described(scheme, layout) if layout in eight_bits.TYPES else _described(scheme)),
-            }
-            for i, (scheme, modules) in enumerate(groups.items())
+            f"group_{i}": {"targets": targets, **said, **({} if len(layouts) == 1 else {"format": layout})}
+            for i, (targets, layout, said) in enumerate(described)
         },
         "ignore": [path for path in linear or () if path not in schemes],
         "kv_cache_scheme": None,
@@ -162,54 +137,3 @@ def warn_of_zero_points(schemes: Mapping[str, Scheme]) -> None:
         f"qsim: {shifted[0]!r}{more} written with zero points, packed as vLLM reads them. transformers with "
         f"compressed-tensors 0.18 to 0.20 refuses those (a size mismatch of weight_zero_point) {cure}; symmetric=True has none"
     )
-
-
-def _described(scheme: Scheme) -> dict[str, Any]:
-    weights = {
-        "num_bits": scheme.bits,
-        "type": "int",
-        "symmetric": scheme.symmetric,
-        "strategy": "channel" if scheme.block_size is None else "group",
-        "dynamic": False,
-        "group_size": scheme.block_size,
-        **({} if scheme.in_order else {"actorder": "group"}),
-    }
-    return {"weights": weights, "input_activations": None, "output_activations": None}
-
-
-def _centred(weight: PackedWeight) -> tuple[Tensor, Tensor]:
-    """Integers and zero points around 0, both int32."""
-    return weight.integers.to(torch.int32) - weight.middle, weight.zero_point - weight.middle
-
-
-def packed(weight: PackedWeight, layout: str) -> dict[str, Tensor]:
-    """The tensors of a weight, by what stands behind the name of its module."""
-    if layout in eight_bits.TYPES:
-        return eight_bits.packed(weight)
-    half = 2 ** (weight.bits - 1)
-    integers, zero_point = _centred(weight)
-    tensors = {
-        "weight_packed": pack(integers + half, weight.bits),
-        "weight_scale": weight.scale.contiguous(),
-        "weight_shape": torch.tensor(integers.shape),
-    }
-    if bool(zero_point.any()):
-        tensors["weight_zero_point"] = pack(zero_point.T + half, weight.bits).T.contiguous()
-    if weight.order is not None:
-        tensors["weight_g_idx"] = weight.order
-    return tensors
-
-
-def problem(weight: PackedWeight, layout: str) -> str | None:
-    """Why the format cannot hold a weight; None if it can."""
-    if layout in eight_bits.TYPES:
-        return eight_bits.problem(weight, layout)
-    if weight.is_float:
-        return "is float8; expected activations that are too, as qsim.fp8_dynamic() and fp8_static() have them"
-    if weight.integers.dim() != 2 or weight.minimum is not None or weight.is_per_tensor:
-        return "is no matrix of integers with zero points and a scale a row or group"
-    if weight.bits not in _BITS:
-        return f"has {weight.bits} bits; expected 4 or 8"
-    if weight.integers.shape[1] % weight.group_size:
-        return f"has {weight.integers.shape[1]} input channels, which groups of {weight.group_size} do not divide"
-    return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from qsim.files.json_text import parse
 
 INDEX = "model.safetensors.index.json"
 _MAX_JSON = 1 << 26
+_MAX_SIZE = (1 << 31) - 1
 
 
 def safetensors_library() -> Any:
@@ -42,6 +44,19 @@ def read_config(folder: Path, name: str = "config.json") -> dict[str, Any] | Non
     if not isinstance(found, dict):
         raise place.wanted("the document", found, "an object")
     return found
+
+
+def is_size(value: Any) -> bool:
+    """Whether a value of a configuration may be a number of rows or columns."""
+    return type(value) is int and 0 < value <= _MAX_SIZE
+
+
+def config_names(found: Mapping[str, Any], key: str, place: FilePlace) -> list[str]:
+    """The names that a configuration lists under a key: none where it is missing or null."""
+    names = found.get(key) or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise place.wanted(key, names, "a list of names")
+    return names
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
@@ -93,6 +108,13 @@ class Parts:
         if found is None:
             raise self.place.error(f"has no {name}: is the checkpoint complete?")
         return found
+
+    def only(self, *names: str) -> str:
+        """Which of these names a tensor has, that may be there under one of them; the first where there is none."""
+        found = [name for name in names if f"{self.module}.{name}" in self.state]
+        if len(found) > 1:
+            raise self.place.error(f"has {' and '.join(found)}; expected one of them")
+        return found[0] if found else names[0]
 
     def optional(self, name: str, dims: int | tuple[int, ...], *dtypes: torch.dtype) -> Tensor | None:
         """The tensor ``<module>.<name>`` if there is one, of one of these numbers of dimensions, none of them 0, and of these types."""

@@ -94,8 +94,8 @@ def _float(t: Tensor) -> _Stored:
 
 
 def _packed(weight: PackedWeight) -> _Stored:
-    if weight.is_per_tensor:
-        raise _Unfit("has one scale for all of it; expected one a group")
+    if weight.is_per_tensor or weight.is_tiled or weight.is_float:
+        raise _Unfit(f"has {'float8 elements' if weight.is_float else 'one scale for several rows'}; expected integers, one scale a group")
     middle = 2 ** (weight.bits - 1) if weight.integers.dtype == torch.uint8 else 0
     if weight.minimum is not None or weight.order is not None or bool((weight.zero_point != middle).any()):
         raise _Unfit("has zero points or minima; expected a symmetric grid")

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from qsim.checkpoints.activation import NO_ACTIVATIONS, Activation
 from qsim.checkpoints.bit_stream import pack, unpack
-from qsim.checkpoints.folder import SCALE_TYPES, Parts
+from qsim.checkpoints.folder import SCALE_TYPES, Parts, is_size
 from qsim.checkpoints.packed_weight import PackedWeight, Scheme
 from qsim.files.file_place import FilePlace
 from qsim.warning import warn
@@ -23,8 +24,10 @@ FORMAT, SECOND = "gptq", "gptq_v2"
 _BITS = (2, 3, 4, 8)
 
 
-def read(state: dict[str, Tensor], quantization: Mapping[str, Any], place: FilePlace) -> dict[str, PackedWeight]:
-    """The packed weights of `state`, which are taken out of it."""
+def read(
+    state: dict[str, Tensor], quantization: Mapping[str, Any], place: FilePlace
+) -> tuple[dict[str, PackedWeight], dict[str, Activation]]:
+    """The packed weights of `state`, which are taken out of it, and what they are multiplied with: floats."""
     layout = quantization.get("checkpoint_format", FORMAT)
     if layout not in (FORMAT, SECOND):
         raise place.wanted("checkpoint_format", layout, "'gptq' or 'gptq_v2'; convert it with GPTQModel")
@@ -39,7 +42,7 @@ def read(state: dict[str, Tensor], quantization: Mapping[str, Any], place: FileP
             f"qsim: {place.file!r}: {len(wrapped)} layers ({wrapped[0]!r}, ...) store a zero point of 0 as if it were -1. auto-gptq reads "
             "0, as here; GPTQModel's addition runs over into the next zero point. Write it again, as gptq_v2"
         )
-    return found
+    return found, {}
 
 
 def _weight(parts: Parts, quantization: Mapping[str, Any], less: int) -> tuple[PackedWeight, bool]:
@@ -84,7 +87,7 @@ def _bits(parts: Parts, quantization: Mapping[str, Any], words: int, columns: in
 
 def _group_size(parts: Parts, quantization: Mapping[str, Any]) -> int | None:
     given = quantization.get("group_size", -1)
-    if not isinstance(given, int) or isinstance(given, bool) or not (given == -1 or given > 0):
+    if not is_size(given) and (type(given) is not int or given != -1):
         raise parts.place.wanted("group_size of quantization_config", given, "-1 or a positive integer")
     return None if given == -1 else given
 
@@ -93,19 +96,19 @@ def _largest_group(order: Tensor) -> int:
     return int(torch.unique(order, return_counts=True)[1].max())
 
 
-def packed(weight: PackedWeight, layout: str) -> dict[str, Tensor]:
+def packed(weight: PackedWeight, activation: Activation | None, format: str) -> dict[str, Tensor]:
     """The tensors of a weight, by what stands behind the name of its module."""
     integers, zero_point = raise_to_unsigned(weight)
     order = torch.arange(integers.shape[1], dtype=torch.int32) // weight.group_size
     return {
         "qweight": pack(integers, weight.bits).T.contiguous(),
-        "qzeros": pack((zero_point - int(layout == FORMAT)).T, weight.bits),
+        "qzeros": pack((zero_point - int(format == FORMAT)).T, weight.bits),
         "scales": weight.scale.half().T.contiguous(),
         "g_idx": order if weight.order is None else weight.order,
     }
 
 
-def quantization(schemes: Mapping[str, Scheme], layout: str, linear: Sequence[str] | None = None) -> dict[str, Any]:
+def quantization(schemes: Mapping[str, Scheme], format: str, linear: Sequence[str] | None = None) -> dict[str, Any]:
     """What ``quantization_config`` says of packed modules, which have one width and one group size."""
     found = next(iter(schemes.values()))
     return {
@@ -115,37 +118,46 @@ def quantization(schemes: Mapping[str, Scheme], layout: str, linear: Sequence[st
         "lm_head": False,
         "quant_method": FORMAT,
         "desc_act": not all(scheme.in_order for scheme in schemes.values()),
-        "checkpoint_format": layout,
+        "checkpoint_format": format,
     }
 
 
-def problem(weight: PackedWeight, layout: str) -> str | None:
-    """Why the format cannot hold a weight; None if it can."""
+def problem(weight: PackedWeight, activation: Activation | None, format: str) -> str | None:
+    """Why the format cannot hold a weight that is multiplied so; None if it can."""
+    if activation is not None:
+        return NO_ACTIVATIONS
+    if problem := kind_problem(weight):
+        return problem
     if weight.bits not in _BITS:
         return f"has {weight.bits} bits; expected one of {_BITS}"
     if weight.integers.shape[-1] * weight.bits % 32:
         return f"has {weight.integers.shape[-1]} input channels, which do not fill words of 32 bits"
     if weight.integers.shape[0] * weight.bits % 32:
         return f"has {weight.integers.shape[0]} output channels, whose zero points do not fill words of 32 bits"
-    if layout == FORMAT and bool((raise_to_unsigned(weight)[1] < 1).any()):
+    if format == FORMAT and bool((raise_to_unsigned(weight)[1] < 1).any()):
         return f"has zero points of 0, which readers of {FORMAT!r} disagree on: format={SECOND!r}"
     return half_problem(weight)
 
 
-def half_problem(weight: PackedWeight) -> str | None:
-    """Why a format with scales of float16 and zero points within the grid cannot hold a weight; None if it can."""
-    if weight.is_per_tensor:
-        return "has one scale for all of it; expected one a row or group"
+def kind_problem(weight: PackedWeight) -> str | None:
+    """Why a format with a scale and a zero point for each group of integers cannot hold a weight; None if it can."""
     if weight.is_float:
         return "is float8; expected integers"
+    if weight.is_per_tensor or weight.is_tiled:
+        return f"has one scale for {'each tile' if weight.is_tiled else 'all of it'}; expected one a row or group"
     if weight.integers.dim() != 2 or weight.minimum is not None:
         return "is no matrix of integers with zero points"
+    return None
+
+
+def half_problem(weight: PackedWeight) -> str | None:
+    """Why a format with scales of float16 cannot hold a weight; None if it can."""
     if not torch.equal(weight.scale.half().float(), weight.scale.float()):
         return "has scales that are no numbers of float16: call sim.round_scales(torch.float16) first"
     return None
 
 
-def differing(schemes: Mapping[str, Scheme], layout: str) -> dict[str, str]:
+def differing(schemes: Mapping[str, Scheme], format: str) -> dict[str, str]:
     """The weights that are packed otherwise than the first: such a format says the width and the group size once for all."""
     if not schemes:
         return {}
@@ -158,7 +170,7 @@ def differing(schemes: Mapping[str, Scheme], layout: str) -> dict[str, str]:
     }
 
 
-def _group(scheme: Scheme) -> int:
+def _group(scheme: Scheme) -> int | tuple[int, int]:
     return -1 if scheme.block_size is None else scheme.block_size
 
 

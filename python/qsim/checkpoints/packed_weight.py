@@ -5,8 +5,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from qsim.numbers.blocks import ranges_shape
 from qsim.numbers.encoding import Encoding, grid_of
 from qsim.numbers.spec import TensorSpec
+
+Blocks = int | tuple[int, int] | None  # columns of a group, or rows and columns of a tile
 
 
 @dataclass(frozen=True)
@@ -16,7 +19,7 @@ class Scheme:
     Attributes
     ----------
     bits : int
-    block_size : int or None
+    block_size : int, pair of int, or None
         As in `PackedWeight`.
     symmetric : bool
         Whether all zero points are in the middle of the grid.
@@ -24,15 +27,18 @@ class Scheme:
         Whether groups follow the columns.
     per_tensor : bool
         Whether one scale is for all.
+    is_float : bool
+        Whether elements are float8.
     activation : TensorSpec, optional
         How what it is multiplied with is quantized, without what chose the range.
     """
 
     bits: int
-    block_size: int | None
+    block_size: Blocks
     symmetric: bool
     in_order: bool
     per_tensor: bool = False
+    is_float: bool = False
     activation: TensorSpec | None = None
 
 
@@ -47,12 +53,12 @@ class PackedWeight:
     integers : Tensor, shape ``[..., columns]``, int8, uint8 or float8_e4m3fn
         Output channels first, unpacked. Of float8 the numbers that scales are multiplied with.
     scale : Tensor, shape ``[..., groups]``, a float type
-        Of any sign: GGUF has negative ones. Of shape ``[1, 1]`` where one is for all of a matrix.
+        Of any sign: GGUF has negative ones. Of shape ``[1, 1]`` where one is for all of a matrix, of tiles ``[tiles down, tiles across]``.
     zero_point : Tensor, int32, shape of `scale`
     bits : int
         Width of an integer in the file.
-    block_size : int, optional
-        Columns of a group; the last may be short. None where a row, or all, has one scale.
+    block_size : int or pair of int, optional
+        Columns of a group, or rows and columns of a tile; the last may be short. None where a row, or all, has one scale.
     order : Tensor, int32, shape ``[columns]``, optional
         The group of each column, where they do not follow each other: GPTQ's ``g_idx`` (``desc_act=True``).
     minimum : Tensor, float32, shape of `scale`, optional
@@ -66,21 +72,26 @@ class PackedWeight:
     [[0.0, 0.5], [-1.0, 7.0]]
     >>> weight.encoding.dtype, weight.group_size, weight.middle, weight.scheme.symmetric, weight.is_float
     ('uint4', 2, 8, True, False)
-    >>> PackedWeight(torch.ones(2, 2, dtype=torch.int8), torch.ones(1, 1), torch.zeros(1, 1, dtype=torch.int32), 8).is_per_tensor
-    True
+    >>> one = PackedWeight(torch.ones(2, 2, dtype=torch.int8), torch.ones(1, 1), torch.zeros(1, 1, dtype=torch.int32), 8)
+    >>> one.is_per_tensor, one.is_tiled
+    (True, False)
     """
 
     integers: Tensor
     scale: Tensor
     zero_point: Tensor
     bits: int
-    block_size: int | None = None
+    block_size: Blocks = None
     order: Tensor | None = None
     minimum: Tensor | None = None
 
     def __post_init__(self) -> None:
         columns = self.integers.shape[-1]
         groups = (*self.integers.shape[:-1], -(-columns // self.group_size))
+        if isinstance(self.block_size, tuple):
+            if self.integers.dim() != 2 or self.order is not None:
+                raise ValueError(f"PackedWeight: got block_size={self.block_size}; expected tiles of a matrix, without an order of columns")
+            groups = ranges_shape(self.integers.shape, dict(enumerate(self.block_size)))
         for name in ("scale", "zero_point", "minimum"):
             given: Tensor | None = getattr(self, name)
             if given is not None and given.shape != groups and not (self.is_per_tensor and given.shape == self.scale.shape):
@@ -97,8 +108,14 @@ class PackedWeight:
 
     @property
     def group_size(self) -> int:
-        """Columns of a group; all of them where a row has one scale."""
-        return self.integers.shape[-1] if self.block_size is None else self.block_size
+        """Columns of a group or tile; all of them where a row has one scale."""
+        size = self.block_size[1] if isinstance(self.block_size, tuple) else self.block_size
+        return self.integers.shape[-1] if size is None else size
+
+    @property
+    def is_tiled(self) -> bool:
+        """Whether several rows share the scales of their columns."""
+        return isinstance(self.block_size, tuple)
 
     @property
     def middle(self) -> int:
@@ -114,18 +131,22 @@ class PackedWeight:
     def scheme(self) -> Scheme:
         """How it is packed."""
         symmetric = not bool((self.zero_point != self.middle).any())
-        return Scheme(self.bits, self.block_size, symmetric, self.order is None, self.is_per_tensor)
+        return Scheme(self.bits, self.block_size, symmetric, self.order is None, self.is_per_tensor, self.is_float)
 
     def dequantize(self) -> Tensor:
         """What it stands for, computed in float32: shape of `integers`."""
         group = torch.arange(self.integers.shape[-1]) // self.group_size if self.order is None else self.order.long()
         zero_point, scale = self.zero_point.float()[..., group], self.scale.float()[..., group]
+        if isinstance(self.block_size, tuple):
+            row = torch.arange(len(self.integers)) // self.block_size[0]
+            zero_point, scale = zero_point[row], scale[row]
         value = (self.integers.float() - zero_point).mul_(scale)
         return value if self.minimum is None else value.sub_(self.minimum[..., group])
 
     @property
     def encoding(self) -> Encoding:
-        """As a quantizer holds it: with ``axis=0`` where a row has one scale, without where all have, else with blocks along the last axis.
+        """As a quantizer holds it: with ``axis=0`` where a row has one scale, without where all have, else with blocks along the last axis
+        or tiles along both.
 
         Raises
         ------
@@ -142,6 +163,8 @@ class PackedWeight:
         scale = self.scale.float()
         if self.is_per_tensor:
             return Encoding(scale.reshape(()), self.zero_point.reshape(()), *grid_of(grid), dtype=grid)
+        if isinstance(self.block_size, tuple):
+            return Encoding(scale, self.zero_point, *grid_of(grid), (0, 1), self.block_size, grid)
         if self.block_size is None and self.scale.dim() == 2:
             return Encoding(scale[:, 0], self.zero_point[:, 0], *grid_of(grid), 0, None, grid)
         return Encoding(scale, self.zero_point, *grid_of(grid), self.integers.dim() - 1, self.group_size, grid)

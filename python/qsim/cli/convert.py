@@ -1,5 +1,5 @@
 """Convert encodings from one format into another: files of qsim, AIMET and TensorRT (calibration caches), and out of Q/DQ ONNX models; and
-folders with packed weights (GPTQ, AWQ, compressed-tensors) into each other.
+folders with packed weights (GPTQ, AWQ, compressed-tensors, FP8) into each other.
 With --model, turn a calibration cache and the float ONNX model that it was made for into a Q/DQ model, which TensorRT 11 takes."""
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=one_of("qsim.cli.writable_formats", "WRITABLE_FORMATS"),
         metavar="FORMAT",
         help="of OUT: qsim, aimet-0.6.1, aimet-1.0.0, aimet-2.0.0, aimet-2.1.0 or tensorrt-cache (default: by its ending); "
-        "of a folder compressed-tensors (the default), gptq, gptq_v2 or awq",
+        "of a folder compressed-tensors (the default), fp8, gptq, gptq_v2 or awq",
     )
     parser.add_argument("--model", type=Path, metavar="FLOAT.onnx", help="the float model that a calibration cache was made for")
     parser.add_argument("--without", action="append", default=[], metavar="GLOB", help="leave out entries of these names; may be repeated")

@@ -4,11 +4,11 @@ At 8 bits and more a weight channel has steps to spare, so its exact range is us
 buys everything else a finer step, so the range with the least squared error is searched. Activations have tails that calibration
 data only samples: their range is always searched. `target` is that of `Config`, and decides symmetry and signs too.
 
-Those for language models (`w4a16`, `w8a8_dynamic`, `w8a8_static`, `fp8_dynamic`, `fp8_static`, `mxfp8`, `mxfp4`, `nvfp4`) quantize linear
-layers alone, as servers of such models do. Embeddings stay in float: they are looked up, not multiplied, so fewer bits save memory alone,
-and a tied one is the head too. The last layer with a weight, the head, stays in float: it is a few percent of the products, and behind it
-nothing makes up for its errors. llm-compressor, ModelOpt and AutoRound leave it out by default as well; to quantize it:
-``config.override(position="last", weight=config.weight, activation=config.activation)``. `kv_cache` is that of `Config`:
+Those for language models (`w4a16`, `w8a8_dynamic`, `w8a8_static`, `fp8_dynamic`, `fp8_static`, `fp8_block`, `mxfp8`, `mxfp4`, `nvfp4`)
+quantize linear layers alone, as servers of such models do. Embeddings stay in float: they are looked up, not multiplied, so fewer bits
+save memory alone, and a tied one is the head too. The last layer with a weight, the head, stays in float: it is a few percent of the
+products, and behind it nothing makes up for its errors. llm-compressor, ModelOpt and AutoRound leave it out by default as well; to
+quantize it: ``config.override(position="last", weight=config.weight, activation=config.activation)``. `kv_cache` is that of `Config`:
 ``kv_cache=8`` stores keys and values in 8 bits, a scale per token and head.
 """
 
@@ -201,6 +201,23 @@ def fp8_static(*, kv_cache: Cache = None, target: str | Profile = LINEAR_LAYERS)
     """
     dtype = "float8_e4m3fn"
     return _language_model(TensorSpec(dtype=dtype, axis=0), TensorSpec(dtype=dtype), kv_cache, target)
+
+
+def fp8_block(block: int = 128, *, kv_cache: Cache = None, target: str | Profile = LINEAR_LAYERS) -> Config:
+    """float8_e4m3fn weights with a scale for each tile of `block` x `block`, float8_e4m3fn activations with a scale for each `block`
+    values of a token, from the values themselves: how DeepSeek-V3 was trained and Qwen3's FP8 checkpoints are stored.
+
+    Tiles and blocks at the ends may be short.
+
+    Examples
+    --------
+    >>> config = fp8_block()
+    >>> config.weight.block_size, config.activation.axis, config.activation.block_size
+    ((128, 128), -1, 128)
+    """
+    dtype = "float8_e4m3fn"
+    activation = TensorSpec(dtype=dtype, axis=-1, block_size=block, method="dynamic")
+    return _language_model(TensorSpec(dtype=dtype, axis=(0, 1), block_size=(block, block)), activation, kv_cache, target)
 
 
 def mxfp8(*, kv_cache: Cache = None, target: str | Profile = LINEAR_LAYERS) -> Config:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +16,23 @@ from qsim.checkpoints import (
     CHECKPOINT_FORMATS,
     Checkpoint,
     PackedWeight,
-    eight_bits,
     first_names,
+    fp8,
     load_checkpoint,
     save_checkpoint,
     write_packed,
 )
+from qsim.checkpoints.activation import Activation
 from qsim.deploy.bake import BakedWeight, entries, integers
 from qsim.deploy.checkpoint_activations import activations_of, fitting_activations, operands
+from qsim.deploy.checkpoint_caches import caches_of, fitting_caches
 from qsim.files import Entry
 from qsim.files.fitting import fitted
 from qsim.numbers.encoding import Encoding
 from qsim.quantizers.quantizer import Quantizer
 from qsim.simulation.simulation import Simulation
 
+_LAYOUTS = ((None, True), (0, True), (1, False), ((0, 1), False))  # axes of scales, and whether they are without blocks
 _SMALLEST = {torch.float16: 2.0**-14, torch.bfloat16: 2.0**-126}  # smallest normal numbers: kernels may flush what is below
 
 
@@ -37,16 +40,18 @@ def save_compressed(sim: Simulation, folder: str | os.PathLike[str], format: str
     """`QuantSim.save_compressed` documents it."""
     every = list(entries(sim, "save_compressed"))
     activations = activations_of(sim, {name for name, _, weight in every if weight is not None})
-    _check(sim, every, activations)
+    spec, scales, keys = caches_of(sim)
+    _check(sim, every, activations, format, keys)
     linear = [path for path, module in sim.model.named_modules() if isinstance(module, nn.Linear)]
     if format not in CHECKPOINT_FORMATS or format == "gguf":  # its header says what comes
         named = dict(_packed(every))
         weights = {name: entry for name, entry in named.items() if isinstance(entry, PackedWeight)}
         others = {name: entry for name, entry in named.items() if isinstance(entry, Tensor)}
         specs = {name: activation.spec for name, activation in activations.items()}
-        save_checkpoint(Checkpoint(weights, others, format, activations=specs), folder, format)
+        save_checkpoint(Checkpoint(weights, others, format, activations=specs, kv_cache=spec), folder, format)
         return
-    write_packed(Path(folder), _packed(every), format, _model_config(sim.model), linear, activations=activations)
+    cache = None if spec is None else (spec, scales)
+    write_packed(Path(folder), _packed(every), format, _model_config(sim.model), linear, activations=activations, cache=cache)
 
 
 def _packed(every: list[tuple[str, Tensor, BakedWeight | None]]) -> Iterator[tuple[str, PackedWeight | Tensor]]:
@@ -62,11 +67,13 @@ def packed_weight(weight: Tensor, quantizer: Quantizer) -> PackedWeight:
     encoding = quantizer.encoding
     assert encoding is not None
     q = integers(weight, encoding, quantizer.spec.rounding)
-    size = encoding.block_size if isinstance(encoding.block_size, int) else None
     bits = 8 if q.is_floating_point() else int(encoding.dtype.removeprefix("u").removeprefix("int"))
-    rows = len(q) if encoding.scale.dim() else 1
-    scale, zero_point = (t.reshape(rows, -1).cpu() for t in (encoding.scale, encoding.zero_point))
-    return PackedWeight(q.cpu(), scale, zero_point, bits, size)
+    scale, zero_point = encoding.scale.cpu(), encoding.zero_point.cpu()
+    if isinstance(encoding.block_size, tuple):
+        rows, columns = encoding.block_size
+        return PackedWeight(q.cpu(), scale, zero_point, bits, (rows, columns))
+    count = len(q) if scale.dim() else 1
+    return PackedWeight(q.cpu(), scale.reshape(count, -1), zero_point.reshape(count, -1), bits, encoding.block_size)
 
 
 def load_compressed(sim: Simulation, source: str | os.PathLike[str] | Checkpoint) -> None:
@@ -105,14 +112,15 @@ def load_compressed(sim: Simulation, source: str | os.PathLike[str] | Checkpoint
     held = {own[name].data_ptr() for name in (*others, *checkpoint.weights) if name in own}  # a tied one is there under one name
     problems += [f"'{name}' is not in the checkpoint" for name, t in own.items() if t.data_ptr() not in held and t.numel()]
     activations, unfit = fitting_activations(sim, checkpoint)
-    if problems := [*problems, *unfit]:
+    caches, alien = fitting_caches(sim, checkpoint)
+    if problems := [*problems, *unfit, *alien]:
         listed = "\n  ".join(problems)
         raise ValueError(f"QuantSim.load_compressed: the checkpoint does not fit this simulation ({_CURE}):\n  {listed}")
     with torch.no_grad():
         for quantizer, encoding, parameter, values in chosen:
             parameter.copy_(values)
             quantizer.set_encoding(encoding)
-        for key, encoding in activations.items():
+        for key, encoding in {**activations, **caches}.items():
             quantizers[key].set_encoding(encoding)
         for name, t in others.items():
             own[name].copy_(t)
@@ -138,7 +146,7 @@ def round_scales(sim: Simulation, dtype: torch.dtype) -> None:
         raise ValueError(f"QuantSim.round_scales: got {dtype!r}; expected torch.float16 or torch.bfloat16")
     sim.check_calibrated()
     rounded: list[tuple[Quantizer, Encoding]] = []
-    multiplied = set(operands(sim).values())
+    multiplied = {*operands(sim).values(), *caches_of(sim)[2]}
     for key, planned in sim.decisions.quantizers.items():
         quantizer = sim.quantizers()[key]
         encoding = quantizer.encoding
@@ -160,15 +168,26 @@ def _rounded(encoding: Encoding, dtype: torch.dtype) -> Tensor:
     return encoding.scale.clamp_min(_SMALLEST[dtype]).to(dtype).to(encoding.scale.dtype)
 
 
-def _check(sim: Simulation, every: list[tuple[str, Tensor, BakedWeight | None]], activations: Mapping[str, eight_bits.Activation]) -> None:
+def _check(
+    sim: Simulation,
+    every: list[tuple[str, Tensor, BakedWeight | None]],
+    activations: Mapping[str, Activation],
+    format: str,
+    caches: Collection[str],
+) -> None:
     """Raise a ValueError that lists what no format can hold."""
     weights = {name: weight for name, _, weight in every if weight is not None}
     problems = []
     for name, weight in weights.items():
         assert weight.quantizer.encoding is not None
-        if problem := _problem(sim.model, name, weight.quantizer.encoding, activations.get(name)):
+        if problem := _problem(sim.model, name, weight.quantizer.encoding, activations.get(name), format):
             problems.append(f"'{name}' {problem}")
-    own = {id(weight.quantizer) for weight in weights.values()}
+    types = {parameter.dtype for parameter in sim.model.parameters() if parameter.is_floating_point()}
+    for key in caches:
+        encoding = sim.quantizers()[key].encoding
+        if format != fp8.FORMAT and encoding is not None and not all(_is_of(encoding.scale, dtype) for dtype in types):
+            problems.append(f"'{key}' {_rounded_by_readers(min(types, key=lambda dtype: dtype.itemsize))}")
+    own = {id(weight.quantizer) for weight in weights.values()} | {id(sim.quantizers()[key]) for key in caches}
     needed = sim.needed()
     multiplied = operands(sim)
     written = set(multiplied.values()) - {key for name, key in multiplied.items() if name not in activations}
@@ -176,14 +195,14 @@ def _check(sim: Simulation, every: list[tuple[str, Tensor, BakedWeight | None]],
     if others:
         problems.append(
             f"{len(others)} quantizers are of no weight ({others[0]!r}, ...): what is written is weights alone; activation=None, or what "
-            "qsim.w8a8_dynamic(), w8a8_static(), fp8_dynamic() and fp8_static() have"
+            "qsim.w8a8_dynamic(), w8a8_static(), fp8_dynamic(), fp8_static() and fp8_block() have"
         )
     if problems or not weights:
         listed = "\n  ".join(problems or ["no weight is quantized"])
         raise ValueError(f"QuantSim.save_compressed: the format cannot hold this simulation:\n  {listed}")
 
 
-def _problem(model: nn.Module, name: str, encoding: Encoding, activation: eight_bits.Activation | None) -> str | None:
+def _problem(model: nn.Module, name: str, encoding: Encoding, activation: Activation | None, format: str) -> str | None:
     """`activation`: what it is multiplied with, where that is quantized too."""
     owner, _, own = name.rpartition(".")
     module = model.get_submodule(owner)
@@ -193,15 +212,22 @@ def _problem(model: nn.Module, name: str, encoding: Encoding, activation: eight_
     if sum(parameter is weight for m in model.modules() for parameter in vars(m)["_parameters"].values()) > 1:
         return f'is shared with another module: leave it in float, Config.override("{owner}", weight=None)'
     bits = encoding.dtype.removeprefix("u").removeprefix("int")
-    if not (activation is not None and encoding.dtype == "float8_e4m3fn") and (not bits.isdigit() or int(bits) > 8):
+    if encoding.dtype != "float8_e4m3fn" and (not bits.isdigit() or int(bits) > 8):
         return f"is {encoding.dtype}; expected integers of 2 to 8 bits"
-    whole = encoding.axis is None and activation is not None
-    if not whole and (encoding.axis not in (0, 1) or (encoding.axis == 1) != (encoding.block_size is not None)):
-        return f"has axis={encoding.axis}, block_size={encoding.block_size}; expected axis=0, or axis=1 with a block size"
+    if (encoding.axis, encoding.block_size is None) not in _LAYOUTS:
+        return f"has axis={encoding.axis}, block_size={encoding.block_size}; expected axis=0, or axis=1 or (0, 1) with a block size"
+    if format == fp8.FORMAT:
+        return None  # its readers keep scales in float32, whatever they compute in
     scales = [encoding.scale, *([] if activation is None or activation.encoding is None else [activation.encoding.scale])]
-    if not all(torch.equal(scale.to(weight.dtype).float(), scale) for scale in scales):
-        return f"is {weight.dtype} with scales of float32, which readers would round: simulate model.float(), or call sim.round_scales"
-    return None
+    return None if all(_is_of(scale, weight.dtype) for scale in scales) else _rounded_by_readers(weight.dtype)
+
+
+def _is_of(scale: Tensor, dtype: torch.dtype) -> bool:
+    return torch.equal(scale.to(dtype).float(), scale)
+
+
+def _rounded_by_readers(dtype: torch.dtype) -> str:
+    return f"is {dtype} with scales of float32, which readers would round: simulate model.float(), or call sim.round_scales"
 
 
 def _model_config(model: nn.Module) -> dict[str, Any]:

@@ -243,22 +243,24 @@ class Export(Simulation):
         return bake.integer_state_dict(self)
 
     def save_compressed(self, folder: str | os.PathLike[str], format: str = "compressed-tensors") -> None:
-        """Write the model with packed integer weights, as vLLM and transformers read it: compressed-tensors, GPTQ or AWQ.
+        """Write the model with packed integer weights, as vLLM and transformers read it: compressed-tensors, FP8, GPTQ or AWQ.
 
         For linear layers whose weights are integers, per output channel (``axis=0``) or in groups along the input channels
-        (``axis=1, block_size=128``), symmetric or not; all else stays in float. What these layers read is written
-        where it has a scale from each token or one from calibration, as `w8a8_dynamic`, `w8a8_static`, `fp8_dynamic` and `fp8_static` have
-        it; other quantized activations are refused. The weights that a reader makes of the file in float32 are those of `bake`, bit for
-        bit. Needs safetensors: ``pip install "qsim[weights]"``.
+        (``axis=1, block_size=128``), symmetric or not, or float8 per output channel or tile; all else stays in float. What these layers
+        read is written where it has a scale from each token, from each block of one, or one from calibration, as `w8a8_dynamic`,
+        `w8a8_static`, `fp8_dynamic`, `fp8_static` and `fp8_block` have it, and in compressed-tensors caches with one scale of 8 bits for
+        keys and one for values; other quantized activations are refused. The weights that a reader makes of the file in float32 are those
+        of `bake`, bit for bit. Needs safetensors: ``pip install "qsim[weights]"``.
 
         Parameters
         ----------
         folder : path-like
             Made if it is not there. ``model.safetensors`` and ``config.json`` in it are replaced; tokenizers are not written.
         format : str
-            "compressed-tensors" (pack-quantized, 4 and 8 bits; int-quantized and float-quantized with activations), "gptq" or "gptq_v2"
-            (2, 3, 4 and 8 bits, one group size for all) or "awq" (4 bits). "gguf" writes the file `folder`: see `qsim.save_checkpoint`.
-            All but the first store scales in float16: call `round_scales` before.
+            "compressed-tensors" (pack-quantized, 4 and 8 bits; int-quantized, float-quantized and naive-quantized, 8 bits; several of
+            these too), "fp8" (float8 in tiles, as of `fp8_block`, or with one scale a weight: what DeepSeek and Qwen3 are published in),
+            "gptq" or "gptq_v2" (2, 3, 4 and 8 bits, one group size for all) or "awq" (4 bits). "gguf" writes the file `folder`: see
+            `qsim.save_checkpoint`. The last four store scales in float16: call `round_scales` before.
 
         Raises
         ------

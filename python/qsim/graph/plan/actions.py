@@ -39,6 +39,8 @@ class PlannedQuantizer:
         Of a parameter: the operation that reads it.
     attribute : str, optional
         Of a weight that a layer computes and no example reaches: where the layer has it.
+    cache : str, optional
+        "keys" or "values", of what attention reads from a cache.
     """
 
     key: str
@@ -49,6 +51,7 @@ class PlannedQuantizer:
     range: tuple[float, float] | None = None
     reader: str | None = None
     attribute: str | None = None
+    cache: str | None = None
 
     @property
     def operation(self) -> str:

@@ -56,12 +56,12 @@ class Caches:
     def __init__(self, specs: Specs, given: Any, ledger: Ledger) -> None:
         self._specs, self._ledger = specs, ledger
         cache = kv_cache(given)
-        self._found: dict[tuple[Site, Slot], TensorSpec] = {} if cache is None else _cached_operands(specs.flow, cache, ledger)
+        self._found: dict[tuple[Site, Slot], _Cached] = {} if cache is None else _cached_operands(specs.flow, cache, ledger)
 
     def plan(self, site: Site, slot: Slot) -> bool:
         """Plan an operand if it is read from a cache: whether it is. A ValueError where it cannot be, or is quantized otherwise too."""
-        spec = self._found.get((site, slot))
-        if spec is None:
+        found = self._found.get((site, slot))
+        if found is None:
             return False
         key, target = f"{site.name}.input[{slot}]", self._specs.placement.profile.name
         read = self._specs.placement.reads(site, slot) and self._specs.of(site, "activation") is not None
@@ -72,15 +72,23 @@ class Caches:
             )
         if not site.visible:
             raise ValueError(f"Config.kv_cache: {key!r} cannot be quantized where it is read: {unmet(site)}")
-        self._ledger.add_activation(key, spec, site.name, site, f"{site.op}, from the cache")
+        self._ledger.add_activation(key, found.spec, site.name, site, f"{site.op}, from the cache")
+        self._ledger.quantizers[key] = replace(self._ledger.quantizers[key], cache=found.what)
         self._ledger.actions[site].operands[slot] = Use(key)
         return True
 
 
-def _cached_operands(flow: Dataflow, cache: KVCache, ledger: Ledger) -> dict[tuple[Site, Slot], TensorSpec]:
+class _Cached(NamedTuple):
+    """What is cached, "keys" or "values", and how they are quantized."""
+
+    what: str
+    spec: TensorSpec
+
+
+def _cached_operands(flow: Dataflow, cache: KVCache, ledger: Ledger) -> dict[tuple[Site, Slot], _Cached]:
     """The specs of what is read from a cache. What attention without one reads is noted as left in float."""
     kept = _outliving(flow)
-    found: dict[tuple[Site, Slot], TensorSpec] = {}
+    found: dict[tuple[Site, Slot], _Cached] = {}
     missed = []
     for attention in _attentions(flow):
         wanted = [(name, read, spec) for name, read, spec in zip(KVCache._fields, attention, cache, strict=True) if spec is not None]
@@ -88,7 +96,7 @@ def _cached_operands(flow: Dataflow, cache: KVCache, ledger: Ledger) -> dict[tup
         for is_cached, (name, read, spec) in zip(cached, wanted, strict=True):
             if is_cached:
                 # blocks and channels lie along head_dim; a spec for the whole tensor has no axis
-                found[read.site, read.slot] = spec if spec.axis is None else replace(spec, axis=read.axis)
+                found[read.site, read.slot] = _Cached(name, spec if spec.axis is None else replace(spec, axis=read.axis))
             elif any(cached) or _is_kept_elsewhere(flow, read, kept):
                 missed.append(f"the {name} that {read.site.name!r} reads")
             else:
