@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +22,15 @@ _SMALLEST_SCALE = torch.finfo(torch.float32).tiny
 
 def positive(learned: Tensor) -> Tensor:
     return learned.abs().clamp_min(_SMALLEST_SCALE)
+
+
+def fixed_constants(fixed: str) -> tuple[Any, ...]:
+    """Ends of the grid, axis, block size and rounding, of what `Encoded._note_fixed` noted; constants while Dynamo traces."""
+    found: tuple[Any, ...] = ast.literal_eval(fixed)
+    return found
+
+
+fixed_constants._dynamo_marked_constant = True  # type: ignore[attr-defined]  # see `qsim.graph.execute.traced`
 
 
 class Encoded(RangeState):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -17,7 +16,7 @@ from qsim.errors import CalibrationError
 from qsim.numbers.encoding import Encoding
 from qsim.numbers.spec import TensorSpec, range_shape
 from qsim.quantizers.dynamic import quantize_dynamically
-from qsim.quantizers.encoded import Encoded, positive
+from qsim.quantizers.encoded import Encoded, fixed_constants, positive
 from qsim.quantizers.format_counts import FormatCounter, FormatCounts
 from qsim.quantizers.observed import encode_observed
 from qsim.quantizers.observer import Counts, Observer, with_method
@@ -194,7 +193,7 @@ class Quantizer(Encoded):
 
     def _traced(self, x: Tensor) -> Tensor:
         """Quantize with what is fixed, while Dynamo traces."""
-        low, high, axis, block_size, rounding = _constants(self._fixed)
+        low, high, axis, block_size, rounding = fixed_constants(self._fixed)
         scale, zero_point = self._buffers["scale"], self._buffers["zero_point"]
         if x.dtype is torch.float64:
             scale = scale.double()
@@ -380,14 +379,6 @@ class Quantizer(Encoded):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         self.merged = None
         super()._load_from_state_dict(state_dict, prefix, *args)
-
-
-def _constants(fixed: str) -> tuple[Any, ...]:
-    found: tuple[Any, ...] = ast.literal_eval(fixed)
-    return found
-
-
-_constants._dynamo_marked_constant = True  # type: ignore[attr-defined]  # see `qsim.graph.execute.traced`
 
 
 def _found(encoding: Encoding | CalibrationError) -> Encoding:

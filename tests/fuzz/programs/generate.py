@@ -16,12 +16,13 @@ _SHARE_WITH_RARER = 0.35
 _FLAGS = (Flag("big", False, (True,)), Flag("skip", False, (True,)), Flag("wide", True, (False,)), Flag("steps", 2, (3, 1)))
 
 
-def generate(seed: int) -> Program:
-    """The program of a seed: always the same."""
+def generate(seed: int, *, has_rarer: bool | None = None) -> Program:
+    """The program of a seed: always the same. `has_rarer`: of the rarer operations too; None: of some seeds."""
     rng = random.Random(seed)
     form = drawn(rng, _FORMS)
     flags = tuple(flag for flag in _FLAGS if rng.random() < 0.3)
-    made = Numbers(has_rarer=random.Random(f"rarer {seed}").random() < _SHARE_WITH_RARER)
+    drawn_rarer = random.Random(f"rarer {seed}").random() < _SHARE_WITH_RARER
+    made = Numbers(has_rarer=drawn_rarer if has_rarer is None else has_rarer)
     functions = [Builder.function(rng, form, made) for _ in range(rng.choice((0, 0, 1, 1, 2)))]
     containers: list[Builder] = []
     for _ in range(rng.choice((0, 0, 1, 1, 2, 3))):

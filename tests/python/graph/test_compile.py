@@ -76,6 +76,36 @@ def test_switches_recompile():
     assert torch.equal(compiled(x), sim(x))
 
 
+@torch._dynamo.config.patch(recompile_limit=64)
+def test_each_quantizer_is_asked_anew():
+    """What a graph takes for a constant of a quantizer, and of the plan, is guarded."""
+    x = torch.randn(4, 1, 12, 12)
+    sim = qsim.QuantSim(seeded(ConvNet).eval(), x, qsim.Config(bias=False))
+    sim.calibrate([x], progress=False)
+    compiled = torch.compile(sim, fullgraph=True, backend="eager")
+    with torch.no_grad():
+        plain, unchanged = compiled(x), []
+        for key, quantizer in sim.quantizers().items():
+            quantizer.enabled = False
+            assert torch.equal(compiled(x), sim(x)), key
+            unchanged += [key] if torch.equal(compiled(x), plain) else []
+            quantizer.enabled = True
+        assert len(unchanged) < 2, unchanged  # all its errors may be rounded away
+        assert torch.equal(compiled(x), plain)
+        key = next(key for key in sim.quantizers() if key.endswith(".output"))
+        quantizer = sim.quantizers()[key]
+        quantizer.reset()
+        quantizer.observing = True
+        compiled(2 * x)
+        assert quantizer.counts.elements > 0
+        quantizer.observing = False
+        quantizer.set_encoding(dataclasses.replace(quantizer.encoding, scale=quantizer.encoding.scale * 3))
+        assert torch.equal(compiled(x), sim(x))
+        assert not torch.equal(compiled(x), plain)
+        sim.fallback(key.removesuffix(".output"), to="fp16")
+        assert torch.equal(compiled(x), sim(x))
+
+
 def test_learnable_scales():
     spec = qsim.TensorSpec(bits=4, learnable=True)
     x = torch.randn(16, 6)
