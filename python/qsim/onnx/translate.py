@@ -28,6 +28,7 @@ from qsim.trace.refusals import translation_refusal
 
 MARK_DOMAIN = "qsim"
 _CURE = "Write it with operations that ONNX has, or take it out of what is simulated and exported"
+_COMPLEX = "The model computes with complex numbers; ONNX has few: write them as pairs of real ones (rotary embeddings: cos and sin)"
 _CURES = {  # by what torch's message holds
     "grouped_mm": "Experts: call model.set_experts_implementation('batched_mm') before the model is simulated",
     "only 4D query": "Give query, key and value of attention the same dimensions before their last two (expand them)",
@@ -66,11 +67,16 @@ def translate(program: Program, opset: int, *, movable: Collection[str]) -> ir.M
             )
     except torch.onnx.OnnxExporterError as error:
         refused = translation_refusal(error)
-        cure = next((text for name, text in _CURES.items() if name in refused), _CURE)
+        cure = next((text for name, text in _CURES.items() if name in refused), _COMPLEX if _has_complex(program) else _CURE)
         raise ExportError(f"QuantSim.export: PyTorch's ONNX exporter cannot translate this model: {refused}. {cure}") from error
     assert exported is not None
     model: ir.Model = exported.model
     return model
+
+
+def _has_complex(program: Program) -> bool:
+    held = (node.meta.get("val") for node in program.exported.graph.nodes)
+    return any(isinstance(value, torch.Tensor) and value.is_complex() for value in held)
 
 
 @contextlib.contextmanager

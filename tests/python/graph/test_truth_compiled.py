@@ -1,6 +1,7 @@
 """Compiled as eager, with every planned quantizer in the graph; or an error that says why not."""
 
 import dataclasses
+import importlib
 import warnings
 from collections import Counter
 
@@ -305,3 +306,42 @@ def test_the_forward_of_a_layer_is_the_layer_however_it_is_called(forward):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert_same(torch.compile(sim, backend="eager", fullgraph=True), sim, X)
+
+
+COPIED = """
+from torch import nn
+
+
+class Part(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.b = nn.Linear(8, 8)
+
+    def forward(self, x):
+        twice = lambda u: u + u
+        return self.b(twice(x))
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.part = nn.Linear(8, 8), Part()
+
+    def forward(self, x):
+        return self.part(self.a(x))
+"""
+
+
+def test_functions_inside_of_others_are_those_of_their_own_file(tmp_path, monkeypatch):
+    """Code is equal to code of another file, and Dynamo keeps one for all."""
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("qsim_one_copy", "qsim_another_copy"):
+        (tmp_path / f"{name}.py").write_text(COPIED)
+        torch.manual_seed(0)
+        sim = simulated(importlib.import_module(name).Model().double().eval(), X)
+        assert "part.add.output" in sim.quantizers()
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("error")
+            expected = sim(X)
+            sim.model.part.compile(backend="eager")
+            torch.testing.assert_close(sim(X), expected, rtol=1e-9, atol=1e-9)

@@ -172,6 +172,14 @@ def test_what_the_exporter_cannot_translate_is_an_error_with_its_reason(tmp_path
     assert not list(tmp_path.iterdir())
 
 
+def test_complex_numbers_are_named_as_such(tmp_path):
+    """ONNX's "has no unsqueeze" would be puzzling."""
+    turn = torch.polar(torch.ones(4), torch.arange(4.0))
+    model = nn.Sequential(Forward(lambda self, x: torch.view_as_real(torch.view_as_complex(x.unflatten(-1, (4, 2))) * turn.unsqueeze(0))))
+    with pytest.raises(qsim.ExportError, match=r"computes with complex numbers; ONNX has few: write them as pairs"):
+        calibrated(model, torch.randn(4, 3, 8)).export(tmp_path / "model.onnx")
+
+
 def test_pooling_from_open_sizes_says_so(tmp_path):
     sim = calibrated(nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(4)), torch.randn(2, 3, 9, 9))
     with pytest.raises(
