@@ -86,7 +86,8 @@ def test_what_comes_back_as_it_went_in_or_twice_has_names_of_its_own(tmp_path, f
     assert all(node.name for node in graph.node)
     for got, simulated_here in zip(computed(tmp_path / "model.onnx", x), tree_leaves(sim(x)), strict=True):
         assert np.array_equal(got, simulated_here.detach().numpy())
-    assert report.verification is not None and report.verification.times is not None
+    assert report.verification is not None
+    assert report.verification.times is not None
 
 
 def test_a_single_number_that_forward_makes_is_traced(tmp_path):
