@@ -283,3 +283,25 @@ def test_a_few_weights_that_are_written_without_a_version_are_read(write):
         assert not torch.equal(after, before)
         sim.savings = False
         assert torch.equal(after, sim(x))
+
+
+@pytest.mark.parametrize("table", [nn.Embedding, nn.EmbeddingBag])
+def test_a_quantized_table_has_a_dense_gradient(table):
+    ids = torch.tensor([[0, 3, 3], [7, 1, 0]])
+    m = nn.Sequential(table(10, 8, sparse=True), nn.Linear(8, 3))
+    with pytest.warns(UserWarning, match="'0' has sparse=True"):
+        sim = simulated(m, ids, config=EXACT)
+    sim(ids).square().sum().backward()
+    dense = copy.deepcopy(m)
+    dense[0].sparse = False
+    other = simulated(dense, ids, config=EXACT)
+    other(ids).square().sum().backward()
+    assert torch.equal(sim.model[0].weight.grad, other.model[0].weight.grad)
+    assert m[0].sparse  # the model that was given is as it was
+
+
+def test_a_table_in_float_keeps_its_sparse_gradient():
+    ids = torch.tensor([[0, 3, 3], [7, 1, 0]])
+    sim = simulated(nn.Sequential(nn.Embedding(10, 8, sparse=True), nn.Linear(8, 3)), ids, config=EXACT.override("0", weight=None))
+    sim(ids).square().sum().backward()
+    assert sim.model[0].weight.grad.is_sparse
