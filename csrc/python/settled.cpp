@@ -163,13 +163,12 @@ KeptParameter::KeptParameter(const std::vector<py::dict>& quantizers) {
   for (const py::dict& vars : quantizers) quantizers_.emplace_back(vars);
 }
 
-std::vector<py::handle> KeptParameter::tensors(const py::handle& parameter, const py::handle& quantized) const {
+std::vector<py::handle> KeptParameter::tensors(const py::handle& parameter) const {
   std::vector<py::handle> found{parameter};
   for (const QuantizerVars& quantizer : quantizers_) {
     found.push_back(quantizer.scale());
     found.push_back(quantizer.zero_point());
   }
-  found.push_back(quantized);
   return found;
 }
 
@@ -178,8 +177,10 @@ py::object KeptParameter::of(const py::handle& parameter) const {
   for (std::size_t i = 0; i < quantizers_.size(); ++i) {
     if (quantizers_[i].is_watched() || !(kept_->settings[i] == quantizers_[i].settings())) return py::none();
   }
-  const std::vector<py::handle> now = tensors(parameter, kept_->quantized);
-  return kept_->tensors.matches(now) && !needs_gradient(now) ? kept_->quantized : py::none();
+  const py::object quantized = kept_->quantized;  // to compare large tensors lets other threads run, which may forget
+  const std::vector<py::handle> now = tensors(parameter);
+  if (needs_gradient(now) || !kept_->result.matches({quantized})) return py::none();
+  return kept_->tensors.matches(now) ? quantized : py::none();
 }
 
 int KeptParameter::visit(visitproc visit, void* arg) const {
@@ -192,7 +193,8 @@ int KeptParameter::visit(visitproc visit, void* arg) const {
 void KeptParameter::keep(const py::object& parameter, const py::object& quantized) {
   std::vector<QuantizerVars::Settings> settings;
   for (const QuantizerVars& quantizer : quantizers_) settings.push_back(quantizer.settings());
-  const auto before = std::exchange(kept_, Kept{std::move(settings), Stamp(tensors(parameter, quantized)), quantized});
+  Kept now{std::move(settings), Stamp(tensors(parameter)), Stamp({quantized}, Stamp::Bytes::kSampled), quantized};
+  const auto before = std::exchange(kept_, std::move(now));
 }
 
 namespace {

@@ -102,11 +102,12 @@ class KeptParameter {
   struct Kept {
     std::vector<QuantizerVars::Settings> settings;
     Stamp tensors;
+    Stamp result;
     py::object quantized;
   };
 
-  // The parameter, all encodings, and what was made of them.
-  std::vector<py::handle> tensors(const py::handle& parameter, const py::handle& quantized) const;
+  // The parameter, and all encodings.
+  std::vector<py::handle> tensors(const py::handle& parameter) const;
 
   std::vector<QuantizerVars> quantizers_;
   std::optional<Kept> kept_;

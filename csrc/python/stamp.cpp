@@ -1,13 +1,19 @@
 #include "python/stamp.h"
 
 #include <ATen/MemoryOverlap.h>
+#include <ATen/Parallel.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <utility>
+#include <vector>
+
+#include "python/unlocked.h"
 
 namespace qsim {
 namespace {
@@ -29,9 +35,68 @@ struct Places {
     step = std::max<std::size_t>(words / kSampled, 1) | 1;
     count = (words + step - 1) / step;
   }
+
+  bool leave_out() const { return step > 1; }  // whether there are bytes besides
 };
 
 const char* memory_of(const Tensor& t) { return static_cast<const char*>(t.const_data_ptr()); }
+
+constexpr std::size_t kChunk = std::size_t{1} << 18;  // bytes that one thread adds up in one go
+constexpr std::size_t kUnlocked = kChunk;             // of as many bytes, other threads need not wait for it
+
+// Sums of words, and sums of these sums (Fletcher's), modulo 2^64: they change with any single word, and where two
+// change places. Several lanes, which a processor adds at the same time, so that memory is what takes time.
+std::uint64_t sum_of_chunk(const char* from, std::size_t bytes) {
+  constexpr std::size_t kLanes = 8;
+  constexpr std::size_t kAhead = 4096;  // bytes that are asked for before they are read: half as long again without
+  using Lanes = std::array<std::uint64_t, kLanes>;
+  Lanes sums{1, 2, 3, 4, 5, 6, 7, 8}, sums_of_sums{}, words{};
+  const auto add = [&] {
+    for (std::size_t lane = 0; lane < kLanes; ++lane) {
+      sums[lane] += words[lane];
+      sums_of_sums[lane] += sums[lane];
+    }
+  };
+  std::size_t at = 0;
+  for (; at + sizeof(words) <= bytes; at += sizeof(words)) {
+    __builtin_prefetch(from + at + kAhead);
+    std::memcpy(words.data(), from + at, sizeof(words));
+    add();
+  }
+  words = {};
+  std::memcpy(words.data(), from + at, bytes - at);
+  add();
+  std::uint64_t sum = bytes;
+  for (std::size_t lane = 0; lane < kLanes; ++lane) {
+    for (const std::uint64_t each : {sums[lane], sums_of_sums[lane]}) {
+      sum = (sum ^ each) * 0x9E3779B97F4A7C15;
+      sum ^= sum >> 32;  // products carry upwards alone
+    }
+  }
+  return sum;
+}
+
+std::uint64_t sum_of(const char* from, std::size_t bytes) {
+  if (bytes <= kChunk) return sum_of_chunk(from, bytes);
+  const auto chunks = static_cast<std::int64_t>((bytes + kChunk - 1) / kChunk);
+  std::vector<std::uint64_t> sums(static_cast<std::size_t>(chunks));
+  at::parallel_for(0, chunks, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) {
+      const std::size_t at = static_cast<std::size_t>(i) * kChunk;
+      sums[static_cast<std::size_t>(i)] = sum_of_chunk(from + at, std::min(kChunk, bytes - at));
+    }
+  });
+  return sum_of_chunk(reinterpret_cast<const char*>(sums.data()), sums.size() * sizeof(std::uint64_t));
+}
+
+std::uint64_t sum_of(const Tensor& t) {
+  const char* const from = memory_of(t);
+  const c10::Storage held = t.storage();  // another thread may give the parameter another one
+  const std::size_t bytes = t.nbytes();
+  if (bytes < kUnlocked) return sum_of(from, bytes);
+  const Unlocked meanwhile;
+  return sum_of(from, bytes);
+}
 
 // A tensor whose version is counted, in memory that the host can read; null for others.
 const Tensor* readable(const py::handle& object) {
@@ -43,7 +108,7 @@ const Tensor* readable(const py::handle& object) {
 
 }  // namespace
 
-std::optional<Stamp::Seen> Stamp::seen(const py::handle& tensor) {
+std::optional<Stamp::Seen> Stamp::seen(const py::handle& tensor) const {
   const Tensor* const t = readable(tensor);
   if (t == nullptr || at::has_internal_overlap(*t) != at::MemOverlap::No) return std::nullopt;
   const char* const from = memory_of(*t);
@@ -52,7 +117,10 @@ std::optional<Stamp::Seen> Stamp::seen(const py::handle& tensor) {
   for (std::size_t i = 0; i < places.count; ++i) {
     std::memcpy(&samples[i * places.word], from + i * places.step * places.word, places.word);
   }
-  return Seen{tensor.ptr(), t->_version(), from, t->storage().getWeakStorageImpl(), std::move(samples)};
+  const auto version = t->_version();
+  auto storage = t->storage().getWeakStorageImpl();
+  const std::uint64_t sum = bytes_ == Bytes::kAll && places.leave_out() ? sum_of(*t) : 0;
+  return Seen{tensor.ptr(), version, from, std::move(storage), std::move(samples), sum};
 }
 
 bool Stamp::is_as(const Seen& seen, const py::handle& tensor) {
@@ -77,7 +145,7 @@ bool Stamp::is_as(const Seen& seen, const py::handle& tensor) {
   return differs == 0;
 }
 
-Stamp::Stamp(const std::vector<py::handle>& tensors) {
+Stamp::Stamp(const std::vector<py::handle>& tensors, Bytes bytes) : bytes_(bytes) {
   seen_.reserve(tensors.size());
   for (const py::handle& tensor : tensors) {
     std::optional<Seen> found = seen(tensor);
@@ -88,10 +156,13 @@ Stamp::Stamp(const std::vector<py::handle>& tensors) {
 
 bool Stamp::matches(const std::vector<py::handle>& tensors) const {
   if (!recognizes_ || tensors.size() != seen_.size()) return false;
+  std::vector<std::pair<Tensor, std::uint64_t>> left;  // of its own: other threads may run meanwhile
   for (std::size_t i = 0; i < seen_.size(); ++i) {
     if (!is_as(seen_[i], tensors[i])) return false;
+    const Tensor& t = THPVariable_Unpack(tensors[i].ptr());
+    if (bytes_ == Bytes::kAll && Places(t.nbytes()).leave_out()) left.emplace_back(t, seen_[i].sum);
   }
-  return true;
+  return std::all_of(left.begin(), left.end(), [](const auto& each) { return sum_of(each.first) == each.second; });
 }
 
 }  // namespace qsim

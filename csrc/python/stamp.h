@@ -11,14 +11,18 @@
 
 namespace qsim {
 
-// The same objects, versions and memory, and the same bytes at sampled places. PyTorch counts no version of what is
-// written through Tensor.data, NumPy, DLPack, shared memory, or by collectives: samples see that, unless it changes a
-// few elements of many. On a device they would have to be waited for: a tensor there, or one that has no memory of its
-// own to read, is never recognized. Holds no tensor: parameters that something refers to could not be swapped.
+// The same objects, versions, memory and bytes. PyTorch counts no version of what is written through Tensor.data,
+// NumPy, DLPack, shared memory, or by collectives, and a row that is written so, or a single weight, is as wrong as all
+// of them: every byte counts. Sampled places are looked at first. On a device they would have to be waited for: a
+// tensor there, or one that has no memory of its own to read, is never recognized. Holds no tensor: parameters that
+// something refers to could not be swapped.
 class Stamp {
  public:
+  // All bytes, or, of what nobody has a name for, those at sampled places.
+  enum class Bytes { kAll, kSampled };
+
   // Subclasses of torch.Tensor are never recognized, nor is a null handle.
-  explicit Stamp(const std::vector<py::handle>& tensors);
+  explicit Stamp(const std::vector<py::handle>& tensors, Bytes bytes = Bytes::kAll);
 
   // Whether these are the tensors that were given, in this order, as they were then.
   bool matches(const std::vector<py::handle>& tensors) const;
@@ -30,11 +34,13 @@ class Stamp {
     const void* data;
     c10::weak_intrusive_ptr<c10::StorageImpl> storage;  // keeps its address, so that no other storage gets it
     std::vector<char> samples;
+    std::uint64_t sum;  // of all bytes, where they count
   };
 
-  static std::optional<Seen> seen(const py::handle& tensor);
+  std::optional<Seen> seen(const py::handle& tensor) const;
   static bool is_as(const Seen& seen, const py::handle& tensor);
 
+  Bytes bytes_;
   std::vector<Seen> seen_;
   bool recognizes_ = true;
 };

@@ -159,7 +159,7 @@ def _loaded(path: str, module: nn.Module, state: dict[str, Any]) -> nn.Module:
     if "bias" not in own and not isinstance(module, _BatchNorm):  # a layer's came with the folding
         module.register_parameter("bias", None)
     try:
-        module.load_state_dict(own)
+        nn.Module.load_state_dict(module, own)  # a container that is simulated would tell of it
     except RuntimeError as error:
         raise NotFoldable(f"'{path}', which has part in folding BatchNorm, does not load ({error})") from error
     return module

@@ -38,7 +38,8 @@ class Config:
         Applied in order to the sites that they match, so where two change the same field the last match wins.
     bias : bool, optional
         Simulate biases as int32 with scale ``input scale * weight scale``, as integer kernels hold them (docs/numerics.md, section 6).
-        A bias whose input or weight has no integer scale stays in float. None leaves it to the target.
+        A bias whose input or weight has no integer scale stays in float. None leaves it to the target, where input and weight have at
+        most 16 bits together.
     target : str or Profile
         What is quantized where: "default", "onnxruntime", "tensorrt", "openvino", "coreml", "executorch" (docs/targets.md), or rules of
         own. The target decides fields of `weight` and `activation` too: for "tensorrt" both become symmetric.

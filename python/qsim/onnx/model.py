@@ -89,6 +89,7 @@ def build(program: Program, mark_uses: MarkUses, quantizers: Mapping[str, Quanti
         batches = hold_batches_in_float(model)
     tidy.clean(model)
     wider = _for_fast_convolutions(model) if target.channel_blocks else 0
+    tidy.pass_on_ends(model)
     tidy.name_nodes(model)
     tidy.name_ends(model, inputs, outputs)
     if program.sizes is not None:

@@ -11,6 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from qsim.batch_norm.absorb import NotFoldable
 from qsim.batch_norm.fold import fold_state
 from qsim.batch_norm.foldable import Fold
+from qsim.graph.execute.simulated import WITHOUT_RANGES
 from qsim.quantizers.quantizer import Quantizer
 from qsim.warning import warn
 
@@ -73,10 +74,7 @@ class NamedAsTheModel(nn.Module):
             absent = [] if bare and not unknown else missing
             raise RuntimeError(_unfit_state(unknown if strict else [], absent if strict else [], error)) from error
         if bare and any(not quantizer.lacks_encoding for quantizer in self.quantization.children() if isinstance(quantizer, Quantizer)):
-            warn(
-                "QuantSim: a state without ranges was loaded into a calibrated simulation: the parameters are new, and the ranges are "
-                "those of the ones before. Call sim.calibrate(data)"
-            )
+            warn(WITHOUT_RANGES)
         return found
 
     def _fqn_modifiers(self) -> dict[str, str]:

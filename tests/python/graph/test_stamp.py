@@ -70,19 +70,27 @@ def test_every_element_of_a_small_tensor_is_compared(at):
     assert not stamp.matches(t)
 
 
-def test_a_row_of_a_large_tensor_is_noticed():
-    """Places do not fall in step with rows or columns."""
-    for rows, columns in ((1 << 10, 1 << 10), (64, 4096), (4096, 64)):
-        t = torch.zeros(rows, columns)
-        stamp = Stamp(t)
-        seen = 0
-        for column in range(0, columns, max(columns // 64, 1)):
-            t.data[:, column] = 1
-            seen += not stamp.matches(t)
-            t.data[:, column] = 0
-        assert seen >= 1
-        t.data[:, : columns // 2] = 1
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+@pytest.mark.parametrize("size", [65, 1000, 70_001, (1 << 20) + 3])
+def test_every_element_of_a_large_tensor_is_compared(size, dtype):
+    t = torch.zeros(size, dtype=dtype)
+    stamp = Stamp(t)
+    for at in (0, 1, 17, size // 3, size // 2, size - 2, size - 1):
+        t.data[at] = 1
         assert not stamp.matches(t)
+        t.data[at] = 0
+        assert stamp.matches(t)
+
+
+def test_elements_that_change_places_are_noticed():
+    t = torch.arange(1 << 18, dtype=torch.float32).view(256, 1024)
+    stamp = Stamp(t)
+    for step in (1, 2, 4, 64, 128):
+        t.data[[0, step]] = t.data[[step, 0]]
+        assert not stamp.matches(t)
+        t.data[[0, step]] = t.data[[step, 0]]
+    t.data[:, [3, 11]] = t.data[:, [11, 3]]
+    assert not stamp.matches(t)
 
 
 def test_what_cannot_be_read_is_never_recognized():

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from by_hand import linear, on_grid, simulated
+from models import Forward
 from torch import nn
 
 import qsim
@@ -151,3 +152,13 @@ def test_without_labels_after_an_example_with_them():
     m = made(F.cross_entropy)
     sim = simulated(m, X, LABELS)
     assert torch.equal(sim(X)["logits"], sim(X, LABELS)["logits"])
+
+
+def test_noise_in_training_leaves_a_bias_on_its_grid_in_evaluation():
+    def noisy(m, x):
+        h = torch.relu(m.a(x))
+        return m.b(h + torch.randn_like(h) if m.training else h)
+
+    sim = simulated(Forward(noisy, a=nn.Linear(8, 8), b=nn.Linear(8, 4)), torch.randn(4, 8), config=qsim.int8())
+    assert [bias.parameter for bias in sim.decisions.biases] == ["a.bias", "b.bias"]
+    assert "b.bias" not in {left.name for left in sim.summary().left}

@@ -284,3 +284,38 @@ def test_sums_on_a_path_that_no_example_took_are_warned_of(add, name):
     sim = simulated(m, X)
     with pytest.warns(UserWarning, match=name):
         sim(X, sums=True)
+
+
+SPECTRAL = {
+    "masked": lambda m, x: torch.istft(m.bend(m.c(x)) * torch.polar(torch.ones(5, 4), m.turn), 8, 4, window=m.window, center=False),
+    "written": lambda m, x: torch.view_as_real(torch.complex(m.bend(m.c(x)), torch.tanh(x))).sum(-1),
+    "magnitude": lambda m, x: torch.complex(m.bend(m.c(x)), x * 1.5).abs().log1p(),
+    "inverse": lambda m, x: torch.fft.irfft(torch.complex(m.bend(m.c(x)), x), dim=1) * 0.3,
+}
+
+
+@pytest.mark.parametrize("forward", SPECTRAL.values(), ids=SPECTRAL)
+def test_complex_numbers_in_between_are_data(forward):
+    """What they are made of, what real numbers come out, and what is computed with these: neither metrics nor positions."""
+    torch.manual_seed(0)
+    m = Forward(forward, c=nn.Conv1d(5, 5, 1), bend=nn.Sigmoid()).eval()
+    m.turn, m.window = torch.randn(5, 4), torch.hann_window(8) + 0.1
+    x = torch.randn(3, 5, 4)
+    sim = simulated(m, x)
+    keys = sim.quantizers().keys()
+    assert "bend.output" in keys or any(key.startswith("c.") and key.endswith("output") for key in keys)
+    assert not sim.summary().left or {left.reason for left in sim.summary().left} == {"bias in float: Config.bias is off"}
+    assert not any("window" in key for key in keys)
+    assert sim(x).unique().numel() <= 256
+
+
+def test_complex_inputs_are_data():
+    z = torch.randn(4, 5, dtype=torch.complex64)
+    sim = simulated(Forward(lambda m, z: (z.abs() + 1) * 2), z)
+    assert list(sim.quantizers()) == ["abs.output", "add.output", "mul.output"]
+
+
+def test_angles_of_positions_are_none():
+    """A rotary embedding by complex numbers."""
+    m = Forward(lambda m, x, at: torch.polar(torch.ones(4), at.float() * 0.1).real * x)
+    assert [left.name for left in simulated(m, torch.randn(3, 4), torch.arange(4)).summary().left] == ["mul"]

@@ -257,3 +257,51 @@ def test_another_weight_at_the_same_place_is_not_on_the_grid_of_the_first(compil
         with pytest.warns(UserWarning, match="'linear' [^,]* ran where the example inputs did not show it, its result stays in float"):
             found = called(x, other=True)
         torch.testing.assert_close(found, F.linear(on_grid(x), model.large))
+
+
+def zero_a_row(weight):
+    weight.data[3] = 0
+
+
+def clip(weight):
+    weight.data.clamp_(-0.06, 0.06)
+
+
+def write_as_an_array(weight):
+    weight.detach().numpy()[:, 5] = 0.05
+
+
+@pytest.mark.parametrize("write", [zero_a_row, clip, write_as_an_array])
+def test_a_few_weights_that_are_written_without_a_version_are_read(write):
+    x = torch.randn(4, 256)
+    sim = qsim.QuantSim(nn.Sequential(nn.Linear(256, 256), nn.ReLU()), x)
+    sim.calibrate([x], progress=False)
+    with torch.no_grad():
+        before = sim(x)
+        write(sim.model[0].weight)
+        after = sim(x)
+        assert not torch.equal(after, before)
+        sim.savings = False
+        assert torch.equal(after, sim(x))
+
+
+@pytest.mark.parametrize("table", [nn.Embedding, nn.EmbeddingBag])
+def test_a_quantized_table_has_a_dense_gradient(table):
+    ids = torch.tensor([[0, 3, 3], [7, 1, 0]])
+    m = nn.Sequential(table(10, 8, sparse=True), nn.Linear(8, 3))
+    with pytest.warns(UserWarning, match="'0' has sparse=True"):
+        sim = simulated(m, ids, config=EXACT)
+    sim(ids).square().sum().backward()
+    dense = copy.deepcopy(m)
+    dense[0].sparse = False
+    other = simulated(dense, ids, config=EXACT)
+    other(ids).square().sum().backward()
+    assert torch.equal(sim.model[0].weight.grad, other.model[0].weight.grad)
+    assert m[0].sparse  # the model that was given is as it was
+
+
+def test_a_table_in_float_keeps_its_sparse_gradient():
+    ids = torch.tensor([[0, 3, 3], [7, 1, 0]])
+    sim = simulated(nn.Sequential(nn.Embedding(10, 8, sparse=True), nn.Linear(8, 3)), ids, config=EXACT.override("0", weight=None))
+    sim(ids).square().sum().backward()
+    assert sim.model[0].weight.grad.is_sparse

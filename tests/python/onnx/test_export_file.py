@@ -13,6 +13,7 @@ import torch
 from exported import NETWORKS, computed, expected, exported, simulated
 from models import Forward
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 import qsim
 
@@ -62,6 +63,39 @@ def test_names_can_be_given(tmp_path):
     for names in (["a"], ["a", "a"]):
         with pytest.raises(qsim.ExportError, match=r"input_names=.*expected 2 different names, for left, right"):
             sim.export(path, input_names=names)
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        lambda m, x: (m.fc(x), x),
+        lambda m, x: {"y": m.fc(x), "x": x, "again": x},
+        lambda m, x: (lambda y: (y, y))(m.fc(x)),
+    ],
+)
+@pytest.mark.parametrize("config", [CONFIG, CONFIG.override("input", off=True)])
+def test_what_comes_back_as_it_went_in_or_twice_has_names_of_its_own(tmp_path, forward, config):
+    x = torch.randn(4, 6)
+    sim = qsim.QuantSim(Forward(forward, fc=nn.Linear(6, 3)), x, config)
+    sim.calibrate([x], progress=False)
+    report = sim.export(tmp_path / "model.onnx", verify=[x])
+    graph = onnx.load(tmp_path / "model.onnx").graph
+    names = [end.name for end in graph.output]
+    assert [end.name for end in graph.input] == ["args_0"]
+    assert len(set(names)) == len(names) == len(tree_leaves(sim(x)))
+    assert all(node.name for node in graph.node)
+    for got, simulated_here in zip(computed(tmp_path / "model.onnx", x), tree_leaves(sim(x)), strict=True):
+        assert np.array_equal(got, simulated_here.detach().numpy())
+    assert report.verification is not None
+    assert report.verification.times is not None
+
+
+def test_a_single_number_that_forward_makes_is_traced(tmp_path):
+    x = torch.randn(4, 6)
+    sim = qsim.QuantSim(Forward(lambda m, x: torch.minimum(m.fc(x), torch.tensor(0.1)), fc=nn.Linear(6, 3)), x, qsim.fp16())
+    sim.calibrate([x], progress=False)
+    sim.export(tmp_path / "model.onnx")
+    assert np.array_equal(computed(tmp_path / "model.onnx", x), expected(sim, x))
 
 
 def test_every_quantizer_maps_to_a_tensor_and_its_encoding_comes_along():

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import warnings
 
 import pytest
 import torch
@@ -132,3 +133,19 @@ def test_a_state_of_other_bits_names_the_quantizers():
         sim.load_state_dict(state, strict=False)
     with pytest.raises(qsim.NoEncodingError):
         sim(ROWS)
+
+
+def test_a_state_that_is_loaded_beside_the_simulation_is_told():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
+    x = torch.randn(8, 4)
+    sim = qsim.QuantSim(model, x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sim.model.load_state_dict(model.state_dict())  # it has no ranges yet
+        sim.calibrate([x], progress=False)
+        sim.load_state_dict(sim.state_dict())
+        copy.deepcopy(sim)
+    with pytest.warns(UserWarning, match="without ranges"):
+        sim.model.load_state_dict(model.state_dict())
+    with pytest.warns(UserWarning, match="without ranges"):
+        sim.model[1].load_state_dict(model[1].state_dict())

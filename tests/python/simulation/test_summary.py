@@ -186,3 +186,22 @@ def test_a_vector_that_is_multiplied_with():
     sim.calibrate([x], progress=False)
     (row,) = [row for row in sim.summary().rows if row.key == "vector"]
     assert row.channels.values["largest magnitude"].tolist() == [1.0, 3.0, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("weight", "activation", "is_int32"), [(8, 8, True), (4, 8, True), (16, 8, False), (8, 16, False), (16, 16, False)]
+)
+def test_a_bias_beside_wide_operands_stays_in_float_and_leaves_the_weight_its_scale(weight, activation, is_int32):
+    x = torch.randn(16, 512)
+    config = qsim.Config(
+        weight=qsim.TensorSpec(bits=weight, symmetric=True, axis=0, method="minmax"), activation=qsim.TensorSpec(bits=activation)
+    )
+    sim = qsim.QuantSim(nn.Linear(512, 8), x, config)
+    report = sim.calibrate([x], progress=False)
+    assert bool(sim.decisions.biases) == is_int32
+    assert not report.problems
+    assert is_int32 or "do not fit into int32" in sim.summary().left[0].reason
+    widest = torch.maximum(
+        sim.model.weight.detach().amax(1) / (2 ** (weight - 1) - 1), sim.model.weight.detach().amin(1) / -(2 ** (weight - 1))
+    )
+    torch.testing.assert_close(sim.encodings()["weight"].scale, widest)

@@ -47,6 +47,22 @@ def attach(
             continue
         inputs = Inputs(original, plan, quantizers) if path == "" and plan.inputs else None
         vars(module)[PLACE] = (made[path], inputs)
+    return [*notes, *_with_dense_gradients(model, plan)]
+
+
+def _with_dense_gradients(model: nn.Module, plan: QuantizationPlan) -> list[str]:
+    """The gradient of a quantized table goes through its quantizer, which knows dense ones."""
+    notes: list[str] = []
+    for parameter in filter(None, (planned.parameter for planned in plan.quantizers.values())):
+        path = parameter.rpartition(".")[0]
+        owner = model.get_submodule(path)
+        if isinstance(owner, nn.Embedding | nn.EmbeddingBag) and owner.sparse:
+            owner.sparse = False
+            notes.append(
+                Telling(
+                    f"'{path}' has sparse=True, and is quantized: its gradient is dense here, which SparseAdam does not take (Adam does)"
+                )
+            )
     return notes
 
 

@@ -14,9 +14,19 @@ _SCHEMAS = {
     "bias": "(Tensor b, str input, str weight) -> Tensor",
     "rounded": "(Tensor x, str format, bool enters) -> Tensor",
 }
+
+
+def _single(x: Tensor, *_: str | bool) -> Tensor:
+    """While it traces, torch computes with single numbers that forward made (``torch.tensor(0.1)``), to know what `item` would give."""
+    if x.numel() != 1:
+        raise NotImplementedError("qsim_graph: a mark is no operator; an evaluator or an exporter puts arithmetic in its place")
+    return x.clone()
+
+
 for _name, _schema in _SCHEMAS.items():
     torch.library.define(f"qsim_graph::{_name}", _schema)
     torch.library.register_fake(f"qsim_graph::{_name}", lambda x, *_: torch.empty_like(x))
+    torch.library.impl(f"qsim_graph::{_name}", ("cpu", "cuda"), _single)
 
 QUANTIZED = torch.ops.qsim_graph.quantized.default
 BIAS = torch.ops.qsim_graph.bias.default

@@ -181,6 +181,10 @@ class Place:
             for quantizer in self._quantizers.values():
                 quantizer.turn()
 
+    def has_ranges(self) -> bool:
+        """Whether anything of the simulation was calibrated."""
+        return any(not quantizer.lacks_encoding for quantizer in self._quantizers.values())
+
     # Which call it is.
 
     def key_of(self, site: CallSite, name: str, *, framed: bool, beyond: tuple[Spot, ...] = ()) -> int:

@@ -25,6 +25,12 @@ from qsim.graph.execute.traced import switch_of
 from qsim.graph.record.containers import subclass
 from qsim.graph.record.resume import driven
 from qsim.runs.sharding import refuse_replicas
+from qsim.warning import warn
+
+WITHOUT_RANGES = (
+    "QuantSim: a state without ranges was loaded into a calibrated simulation: the parameters are new, and the ranges are "
+    "those of the ones before. Call sim.calibrate(data)"
+)
 
 
 class Simulated(nn.Module):
@@ -52,6 +58,13 @@ class Simulated(nn.Module):
     def train(self, mode: bool = True) -> Simulated:
         vars(self)[PLACE][0].forget_kept()
         return super().train(mode)
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """As of every module, with a warning where ranges were chosen for other parameters. Not where a simulation loads its own state."""
+        found = super().load_state_dict(*args, **kwargs)
+        if vars(self)[PLACE][0].has_ranges():
+            warn(WITHOUT_RANGES)
+        return found
 
     def _replicate_for_data_parallel(self) -> NoReturn:
         refuse_replicas()

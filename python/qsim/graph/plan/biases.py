@@ -8,6 +8,8 @@ from qsim.graph.plan.placement import Placement
 from qsim.graph.plan.rules import is_bias
 from qsim.graph.record.routes import Site
 
+FITTING_BITS = 16  # of input and weight together: steps of wider products are so fine that int32 would clip ordinary biases
+
 
 def plan_bias(site: Site, ledger: Ledger, wanted: bool | None, placement: Placement, *, is_half: bool) -> None:
     """Plan the bias of a site whose operands are planned already, if it has one.
@@ -44,5 +46,9 @@ def plan_bias(site: Site, ledger: Ledger, wanted: bool | None, placement: Placem
             continue
         if not origin.direct or not all(key and ledger.has_one_scale(key) for key in scales):
             ledger.leave(name, site.op, "bias in float: input and weight have no grids to multiply")
+            continue
+        bits = [ledger.quantizers[str(key)].spec.bits for key in scales]
+        if wanted is None and sum(bits) > FITTING_BITS:
+            ledger.leave(name, site.op, f"bias in float: products of {bits[0]} and {bits[1]} bits do not fit into int32 (Config.bias)")
             continue
         ledger.actions[site].bias = PlannedBias(slot, name, site.op, input=str(scales[1]), weight=str(scales[0]))

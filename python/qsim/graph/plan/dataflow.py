@@ -136,14 +136,15 @@ class Dataflow:
                 return found
             carried |= now
 
-    def _metrics_beside(self, results: Container[Origin]) -> set[Site]:
+    def _metrics_beside(self, results: set[Origin]) -> set[Site]:
         found: set[Site] = set()
         for site in reversed(self.sites):
             readers = self.readers(site)
             reading = [reader.step and self.site_of[reader.step] for reader in readers]
             alone = all(other in found for other in reading if other is not None)
             is_number = alone and all(step.scalar for step in site.steps)
-            is_asked = bool(readers) and all(reader.slot is None and reader.origin not in results for reader in readers)
+            data = results.union(*(reader.step.spectra for reader in readers if reader.step))
+            is_asked = bool(readers) and all(reader.slot is None and reader.origin not in data for reader in readers)
             is_part = alone and None not in reading and bool(reading) and self._is_beside(site)
             if site.op in METRICS or is_number or is_part or (is_asked and site.kind != "mac"):
                 found.add(site)
@@ -162,13 +163,15 @@ class Dataflow:
         for site in self.sites:
             counts = site.kind in ("op", "add", "act") or (site.kind == "mac" and self._weighted.isdisjoint(site.steps))
             counts = counts and site.type != "Gather" and not self.is_constant(site) and not self._is_half(self.infos[site])
-            if counts and all(self._is_count(origin, found) for origins in site.operands().values() for origin in origins):
+            read = itertools.chain(*site.operands().values(), *(step.spectra for step in site.steps))
+            if counts and all(self._is_count(origin, found) for origin in read):
                 found.add(site)
         return found
 
     def _is_count(self, origin: Origin, counted: Container[Site]) -> bool:
         if origin.kind == "input":
-            return origin.source in self.tape.unreplaced and not self.tape.inputs[origin.source].is_floating_point
+            dtype = self.tape.inputs[origin.source]
+            return origin.source in self.tape.unreplaced and not (dtype.is_floating_point or dtype.is_complex)
         return origin.source is Flags or self.kind(origin) == "const" or (origin.kind == "step" and self.site_of[origin.source] in counted)
 
     def _masks(self) -> dict[Site, set[Slot]]:
@@ -360,17 +363,11 @@ class Dataflow:
         weights = {site: self._weight(site) for site in self.sites}
         weighted = [site for site in self.sites if weights[site] is not None and not site.training_only]
         first, last = (weighted[0], weighted[-1]) if weighted else (None, None)
-        return {
-            site: SiteInfo(
-                site.name,
-                site.op,
-                self._layer(site.steps[0]),
-                self.tape.shapes.get(weights[site] or ""),
-                is_first=site is first,
-                is_last=site is last,
-            )
-            for site in self.sites
-        }
+        shapes, found = self.tape.shapes, {}
+        for site in self.sites:
+            ends = {"is_first": site is first, "is_last": site is last}
+            found[site] = SiteInfo(site.name, site.op, self._layer(site.steps[0]), shapes.get(weights[site] or ""), **ends)
+        return found
 
     def _layer(self, step: Step) -> str | None:
         """The class of the torch.nn module that made the call: a leaf, or the recurrent layer that is written out around it."""

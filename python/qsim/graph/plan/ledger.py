@@ -96,12 +96,12 @@ class Ledger:
         return replace(spec, method="minmax")
 
     def key_of(self, site: Site, slot: Slot) -> str | None:
-        """The quantizer on whose grid an operand lies; None if there is no single one."""
+        """The quantizer on whose grid an operand lies in evaluation; None if there is no single one."""
         if slot in self.actions[site].operands:
             return self.actions[site].operands[slot].key
-        keys = set(map(self.grid_of, site.operands()[slot]))
-        mixed = any(origin.mixed for step in site.evaluated for origin in step.operands.get(slot, ()))
-        return keys.pop() if len(keys) == 1 and not mixed else None
+        origins = [origin for step in site.evaluated for origin in step.operands.get(slot, ())]
+        keys = set(map(self.grid_of, origins))
+        return keys.pop() if len(keys) == 1 and not any(origin.mixed for origin in origins) else None
 
     def grid_of(self, origin: Origin) -> str | None:
         """The quantizer that a tensor went through where it was made."""

@@ -264,7 +264,8 @@ class Recorder(TorchFunctionMode):
     def _step(self, made: _Made, call: Given, out: Any, *, moves: bool = False) -> Step:
         given, origins, changed, _ = call
         nothing, added = not any(t.numel() for t in _results(out)), kind_of(made.func) == "add"
-        floats = {slot: t for slot, t in given.items() if _is_data(t, nothing)}
+        spectral = any(t.is_complex() for t in given.values())  # beside complex numbers nothing is quantized where it is read: a window
+        floats = {slot: t for slot, t in given.items() if _is_data(t, nothing) and not spectral}
         step = Step(
             self.call.path,
             made.key[1],
@@ -279,7 +280,8 @@ class Recorder(TorchFunctionMode):
             self.call.run,
             self.current.example,
             operands={slot: origins[slot] for slot in floats},
-            side=frozenset(o for slot, found in origins.items() if slot not in floats for o in found if o.kind != "const"),
+            side=(side := frozenset(o for slot, found in origins.items() if slot not in floats for o in found if o.kind != "const")),
+            spectra=side if spectral else frozenset(),
             shapes={slot: t.shape for slot, t in floats.items()},
             devices={slot: t.device for slot, t in floats.items()},
             same={slot: self.tape.identity(t) for slot, t in floats.items()},

@@ -76,6 +76,7 @@ class Step:
     example: int = 0  # which of the example calls it was
     operands: dict[Slot, frozenset[Origin]] = field(default_factory=dict)  # of the floating-point tensors
     side: frozenset[Origin] = frozenset()  # of the other tensors: indices, masks, complex numbers
+    spectra: frozenset[Origin] = frozenset()  # the same where complex numbers are among them: data that no grid holds
     shapes: dict[Slot, torch.Size] = field(default_factory=dict)  # of each operand
     same: dict[Slot, tuple[int, int] | None] = field(default_factory=dict)  # equal where two operands are one tensor, unchanged between
     made: frozenset[tuple[int, int]] = frozenset()  # what `same` says of the results, where the step moves values alone
@@ -382,8 +383,7 @@ def unwrapped(t: Tensor) -> Tensor:
 
 def is_wrapper(t: Tensor) -> bool:
     """Whether a tensor is one inside `torch.vmap`, `torch.func.grad` or the like."""
-    wrapper: bool = torch._C._functorch.is_functorch_wrapped_tensor(t)
-    return wrapper
+    return bool(torch._C._functorch.is_functorch_wrapped_tensor(t))
 
 
 def version_of(t: Tensor) -> int:
