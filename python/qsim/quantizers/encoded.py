@@ -79,6 +79,15 @@ class Encoded(RangeState):
 
         What decides on that, and the grid, is one constant: Dynamo guards every attribute that it reads, which takes time when it traces
         and again in each call.
+
+        Examples
+        --------
+        >>> quantizer = qsim.Quantizer(TensorSpec(bits=4, symmetric=True, method="minmax"))
+        >>> quantizer.fixed_scale is None  # no encoding yet
+        True
+        >>> _ = quantizer.compute_encoding_from(torch.tensor([-7.0, 3.5]))
+        >>> quantizer.fixed_scale
+        tensor(1.)
         """
         return self._buffers["scale"] if self._fixed else None
 
