@@ -90,7 +90,7 @@ def test_each_quantizer_is_asked_anew():
             assert torch.equal(compiled(x), sim(x)), key
             unchanged += [key] if torch.equal(compiled(x), plain) else []
             quantizer.enabled = True
-        assert len(unchanged) < 2, unchanged  # all its errors may be rounded away
+        assert len(unchanged) < len(sim.quantizers()) / 2  # another one may round the same tensor, or all its errors away
         assert torch.equal(compiled(x), plain)
         key = next(key for key in sim.quantizers() if key.endswith(".output"))
         quantizer = sim.quantizers()[key]
