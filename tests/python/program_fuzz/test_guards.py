@@ -8,10 +8,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
-from tests.fuzz.programs.generate import generate
 from tests.fuzz.programs.guards import GUARDS
 from tests.fuzz.programs.oracles import ORACLES
-from tests.fuzz.programs.without import RECORDED, TESTED, failure_without
+from tests.fuzz.programs.without import RECORDED, TESTED, failure_without, program_of
 
 
 def test_guards_are_put_back():
@@ -39,7 +38,7 @@ def test_a_program_fails_without_a_guard(guard):
     torch.set_num_threads(1)
     try:
         seed, oracle = RECORDED[guard]
-        failure = failure_without(guard, generate(seed), (oracle,))
+        failure = failure_without(guard, program_of(seed), (oracle,))
     finally:
         torch.set_num_threads(threads)
     assert failure is not None

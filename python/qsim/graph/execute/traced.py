@@ -37,7 +37,7 @@ class TracedMode(LocalMode):
         switch: Switch | None = None,
     ) -> None:
         ChainEnds.__init__(self, place, container, [0] * place.width if counts is None else counts)
-        self.training, self.leaf, self.outer = training, "", None
+        self.training, self.leaf, self.outer, self.passed_by = training, "", None, 0
         self.switch = place.switch if switch is None else switch
         self.nodes = self.plain = TracedNodes(place, self.switch)  # type: ignore[assignment]
         leave_to_python()
