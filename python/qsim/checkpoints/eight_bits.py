@@ -8,7 +8,6 @@ in float, or has a scale from each token (beside tiles from each block of a toke
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -92,9 +91,7 @@ def _said(arguments: Mapping[str, Any], name: str) -> Any:
 def _check(found: Mapping[str, Any], types: list[str], wanted: Mapping[str, list[Any]], place: FilePlace) -> None:
     every: dict[str, list[Any]] = {"num_bits": [8], "type": types, "group_size": [None], **wanted}
     for name, values in every.items():
-        got = _said(found, name)
-        if not any(type(got) is type(value) and got == value for value in values):
-            raise place.wanted(name, got, f"{' or '.join(map(json.dumps, values))}. {_CURE}")
+        place.require(name, _said(found, name), values, f". {_CURE}")
     for name in ("actorder", "scale_dtype"):
         if found.get(name) not in (None, "weight", "static"):
             raise place.wanted(name, found[name], "null")

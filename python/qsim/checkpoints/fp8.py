@@ -35,6 +35,7 @@ from qsim.checkpoints.folder import SCALE_TYPES, Parts, config_names, is_size
 from qsim.checkpoints.packed_weight import PackedWeight, Scheme
 from qsim.files.file_place import FilePlace
 from qsim.numbers.blocks import ranges_shape
+from qsim.numbers.float_format import are_powers_of_two
 
 FORMAT = "fp8"
 _DTYPE, _POWERS = torch.float8_e4m3fn, torch.float8_e8m0fnu
@@ -95,13 +96,9 @@ def _weight(parts: Parts, said: _Said) -> PackedWeight:
         return PackedWeight(values, scale.reshape(1, 1), torch.zeros(1, 1, dtype=torch.int32), 8)
     scale = weight_scale(parts, name, 2, *([_POWERS] if said.powers else []))
     parts.check(f"the shape of {name}", tuple(scale.shape), ranges_shape(values.shape, dict(enumerate(said.tile))))
-    if said.powers and not _are_powers(scale):
+    if said.powers and not are_powers_of_two(scale):
         raise parts.place.error(f"{name} has numbers that are no powers of two, though scale_fmt is 'ue8m0'")
     return PackedWeight(values, scale, torch.zeros(scale.shape, dtype=torch.int32), 8, said.tile)
-
-
-def _are_powers(scale: Tensor) -> bool:
-    return bool((scale.float().frexp().mantissa == 0.5).all())
 
 
 def _activation(parts: Parts, said: _Said) -> Activation:
@@ -127,7 +124,7 @@ def problem(weight: PackedWeight, activation: Activation | None, format: str) ->
         )
     if kind_of(activation.spec) != "float":
         return "is multiplied with activations that are quantized in another way than the format has; see Checkpoint.activations"
-    if activation.spec.scale_format == POWERS and not _are_powers(weight.scale):
+    if activation.spec.scale_format == POWERS and not are_powers_of_two(weight.scale):
         return "has scales that are no powers of two beside activations that have such; expected both"
     return missing_scale(activation) or blocks_problem(weight, activation)
 

@@ -7,7 +7,6 @@ Source: github.com/vllm-project/compressed-tensors, quantization/quant_config (`
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -70,9 +69,7 @@ def _spec(scheme: Any, place: FilePlace) -> TensorSpec:
     if not isinstance(scheme, dict):
         raise place.wanted("kv_cache_scheme", scheme, f"null or an object; {_CURE}")
     for name, values in _WANTED.items():
-        got = scheme.get(name, _ABSENT[name])
-        if not any(type(got) is type(value) and got == value for value in values):
-            raise place.at("kv_cache_scheme").wanted(name, got, f"{' or '.join(map(json.dumps, values))}, and {_CURE}")
+        place.at("kv_cache_scheme").require(name, scheme.get(name, _ABSENT[name]), values, f", and {_CURE}")
     return one_scale(scheme.get("type", _ABSENT["type"]))
 
 

@@ -34,10 +34,7 @@ def check(group: Group) -> None:
 
 def read(parts: Parts, groups: Sequence[Group]) -> PackedWeight:
     """A weight, which one of the groups describes."""
-    return _weight(parts, [group.weights for group in groups])
-
-
-def _weight(parts: Parts, schemes: list[Any]) -> PackedWeight:
+    schemes = [group.weights for group in groups]
     words = parts.take("weight_packed", 2, torch.int32)
     scale = parts.take("weight_scale", 2, *SCALE_TYPES)
     shape = parts.take("weight_shape", 1, torch.int64, torch.int32).tolist()
@@ -46,13 +43,13 @@ def _weight(parts: Parts, schemes: list[Any]) -> PackedWeight:
     parts.check("the number of rows", rows, words.shape[0])
     if columns < 1:
         raise parts.place.error(f"weight_shape is {shape}; expected positive numbers")
-    groups = scale.shape[1]
-    parts.check("the shape of weight_scale", tuple(scale.shape), (rows, groups))
+    count = scale.shape[1]
+    parts.check("the shape of weight_scale", tuple(scale.shape), (rows, count))
     fitting = {
         (scheme["num_bits"], size)
         for scheme in schemes
         for size in [_group_size(scheme)]
-        if -(-columns * scheme["num_bits"] // 32) == words.shape[1] and -(-columns // (size or columns)) == groups
+        if -(-columns * scheme["num_bits"] // 32) == words.shape[1] and -(-columns // (size or columns)) == count
     }
     if len(fitting) != 1:
         raise parts.place.error(
@@ -68,9 +65,9 @@ def _weight(parts: Parts, schemes: list[Any]) -> PackedWeight:
     if order is not None:
         in_order = torch.arange(columns) // (size or columns)
         if not torch.equal(order.sort().values.long(), in_order):
-            raise parts.place.error(f"weight_g_idx does not put {size or columns} of {columns} input channels into each of {groups} groups")
+            raise parts.place.error(f"weight_g_idx does not put {size or columns} of {columns} input channels into each of {count} groups")
         order = None if torch.equal(order.long(), in_order) else order.int()
-    return PackedWeight(integers, scale, _zero_point(parts, rows, groups, bits), bits, size, order)
+    return PackedWeight(integers, scale, _zero_point(parts, rows, count, bits), bits, size, order)
 
 
 def _group_size(scheme: Mapping[str, Any]) -> int | None:

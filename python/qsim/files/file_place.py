@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import reprlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -61,6 +62,11 @@ class FilePlace:
         """What to raise."""
         where = "" if self.entry is None else f"entry {shown(self.entry)}: "
         return FileFormatError(f"qsim: '{self.file}': {where}{message}")
+
+    def require(self, what: str, value: Any, known: Sequence[Any], more: str) -> None:
+        """Raise unless a value of JSON is one that is known: 1 is not true. `more` goes on where these are listed."""
+        if not any(type(value) is type(each) and value == each for each in known):
+            raise self.wanted(what, value, f"{' or '.join(map(json.dumps, known))}{more}")
 
     def wanted(self, what: str, value: Any, expected: str) -> FileFormatError:
         """What to raise for a value that is not as expected."""

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
-from qsim.graph.execute.marks import BIAS, QUANTIZED
+from qsim.graph.execute.marks import BIAS
 from qsim.numbers.encoding import Encoding
 from qsim.numbers.float_format import FLOAT_FORMATS
 from qsim.trace.fx_nodes import arguments, function, shape
 from qsim.trace.marks_before_rectifiers import limits_of
-from qsim.trace.marks_behind_moves import key_of
+from qsim.trace.marks_behind_moves import key_of, marked
 
 Encodings = Mapping[str, Encoding]
 
@@ -36,9 +36,7 @@ def weights_made_integers(graph: Graph, encodings: Encodings, parameters: Mappin
         key = f"{node.name} (weight quantized by ONNX Runtime)"
         made[key] = one_scale(values.detach())
         with graph.inserting_before(node):
-            mark = graph.call_function(QUANTIZED, (weight, key))
-        mark.meta = dict(weight.meta)
-        node.replace_input_with(weight, mark)
+            node.replace_input_with(weight, marked(graph, weight, key))
     return made
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,11 @@ class FloatFormat:
     def has_fraction(self) -> bool:
         """Whether the largest number is no integer: then it has no scale in float32, which is chosen as for integers up to it."""
         return self.largest != int(self.largest)
+
+
+def are_powers_of_two(numbers: Tensor) -> bool:
+    """Whether all of some positive numbers are, as E8M0 stores them."""
+    return bool((numbers.float().frexp().mantissa == 0.5).all())
 
 
 def _format(dtype: torch.dtype, *, infinite: bool = True) -> FloatFormat:

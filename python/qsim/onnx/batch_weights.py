@@ -9,6 +9,7 @@ from __future__ import annotations
 import onnx_ir as ir
 import torch
 
+from qsim import ops
 from qsim.onnx.insert import NodeInserter
 from qsim.onnx.lower import as_tensor
 
@@ -23,10 +24,8 @@ def hold_batches_in_float(model: ir.Model) -> list[str]:
             continue
         q, scale, zero = (as_tensor(value) for value in dequantize.inputs)  # type: ignore[arg-type]
         axis = dequantize.attributes["axis"].as_int()
-        behind = [1] * (q.dim() - 1 - axis % q.dim())
-        numbers = (q.to(torch.int32) - zero.to(torch.int32).reshape(-1, *behind)).float() * scale.reshape(-1, *behind)
-        name = f"{weight.name}_held"
-        node.replace_input_with(1, insert.initializer(name, numbers, "float32"))
+        numbers = ops.dequantize(q, scale, zero.to(torch.int32), axis=axis)
+        node.replace_input_with(1, insert.initializer(f"{weight.name}_held", numbers, "float32"))
         held.add(str(weight.name))
         if not weight.uses():
             model.graph.remove(dequantize, safe=True)

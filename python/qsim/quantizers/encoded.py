@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from qsim.errors import NoEncodingError
 from qsim.numbers.blocks import is_tiled
 from qsim.numbers.encoding import Encoding
+from qsim.numbers.float_format import are_powers_of_two
 from qsim.numbers.spec import TensorSpec
 from qsim.options import shown
 from qsim.quantizers.state import UNKNOWN_SHAPE, RangeState
@@ -228,7 +229,7 @@ class Encoded(RangeState):
     def _format_problem(self, scale: Tensor) -> str | None:
         """What scales are, if not what the spec's format stores."""
         spec = self._spec
-        if spec.scale_format == "float8_e8m0fnu" and not bool((torch.frexp(scale).mantissa == 0.5).all()):
+        if spec.scale_format == "float8_e8m0fnu" and not are_powers_of_two(scale):
             return f"no powers of two, as {spec.scale_format} stores them"
         if spec.two_levels is not None:
             try:

@@ -122,8 +122,8 @@ class Quantizer(Encoded):
             Enabled, but nothing has chosen an encoding yet; an empty tensor needs none. A running range in training mode gives NaN
             instead, until a batch has a finite value.
         """
-        if fallback is None and not in_place and is_dynamo_compiling() and self._fixed:
-            return self._traced(x)
+        if is_dynamo_compiling() and self._fixed:  # which neither observes nor follows a range
+            return self.quantize(x, in_place=in_place, fallback=fallback)
         if self._running:
             if self.training:
                 y = self._follow(x)

@@ -8,10 +8,9 @@ from collections.abc import Mapping
 import torch
 from torch.fx import Graph, Node
 
-from qsim.graph.execute.marks import QUANTIZED
 from qsim.numbers.encoding import Encoding
 from qsim.trace.fx_nodes import arguments, function, is_float
-from qsim.trace.marks_behind_moves import key_of, shared_meta
+from qsim.trace.marks_behind_moves import key_of, marked
 
 
 def mark_before_rectifiers(graph: Graph, encodings: Mapping[str, Encoding]) -> None:
@@ -30,9 +29,7 @@ def mark_before_rectifiers(graph: Graph, encodings: Mapping[str, Encoding]) -> N
         if not isinstance(before, Node) or not is_float(before) or key_of(before) is not None or len(before.users) > 1:
             continue
         with graph.inserting_before(clamp):
-            made = graph.call_function(QUANTIZED, (before, key))
-        made.meta = shared_meta(before)
-        clamp.replace_input_with(before, made)
+            clamp.replace_input_with(before, marked(graph, before, str(key)))
 
 
 def limits_of(node: Node) -> tuple[float, float] | None:

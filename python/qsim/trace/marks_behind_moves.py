@@ -59,10 +59,16 @@ def mark_behind_moves(graph: Graph, fixed: Collection[str] = ()) -> None:
         if key is None or key in fixed or not readers or not isinstance(node.meta.get("val"), Tensor):
             continue
         with graph.inserting_after(node):
-            mark = graph.call_function(QUANTIZED, (node, key))
-        mark.meta = shared_meta(node)
+            mark = marked(graph, node, key)
         for reader in readers:
             reader.replace_input_with(node, mark)
+
+
+def marked(graph: Graph, x: Node, key: str) -> Node:
+    """A new mark of a tensor, where the graph inserts."""
+    mark = graph.call_function(QUANTIZED, (x, key))
+    mark.meta = shared_meta(x)
+    return mark
 
 
 def shared_meta(node: Node) -> dict[str, Any]:

@@ -8,8 +8,7 @@ from collections.abc import Collection
 import torch
 from torch.fx import Graph, Node
 
-from qsim.graph.execute.marks import QUANTIZED
-from qsim.trace.marks_behind_moves import key_of, moved_from, operation, readers_of, shared_meta
+from qsim.trace.marks_behind_moves import key_of, marked, moved_from, operation, readers_of, shared_meta
 
 _aten = torch.ops.aten
 
@@ -31,13 +30,13 @@ def put_weights_second(graph: Graph, per_channel: Collection[str]) -> None:
         key = _grid_of(x)
         if key is None or key in per_channel or key_of(weight) not in per_channel or weight.meta["val"].dim() < 2:
             continue
+        is_vector = x.meta["val"].dim() < 2
         with graph.inserting_before(node):
-            operand = _transposed(graph, x)
-            if operand is not x:
-                operand = _marked(graph, operand, key)
+            operand = x if is_vector else marked(graph, _transposed(graph, x), key)
             product = graph.call_function(_aten.matmul.default, (operand, _transposed(graph, weight)))
-        product.meta = {**shared_meta(node), "val": _turned(node.meta["val"], operand is not x)}
-        _hand_on(graph, node, product, is_turned=operand is not x)
+        held = node.meta["val"]
+        product.meta = {**shared_meta(node), "val": held if is_vector else held.mT}
+        _hand_on(graph, node, product, is_turned=not is_vector)
 
 
 def _grid_of(x: Node) -> str | None:
@@ -53,7 +52,7 @@ def _hand_on(graph: Graph, node: Node, product: Node, *, is_turned: bool) -> Non
     if len(readers) == len(node.users) == 1 and (key := key_of(readers[0])) is not None:
         last = readers[0]
         with graph.inserting_before(last):
-            product = _marked(graph, product, key)
+            product = marked(graph, product, key)
     # Changed, not replaced: its name may be that of a result.
     operation = (_aten.transpose.int, (product, -2, -1)) if is_turned else (_aten.alias.default, (product,))
     (last.target, last.args), last.kwargs = operation, {}
@@ -61,20 +60,7 @@ def _hand_on(graph: Graph, node: Node, product: Node, *, is_turned: bool) -> Non
         graph.erase_node(node)
 
 
-def _marked(graph: Graph, x: Node, key: str) -> Node:
-    mark = graph.call_function(QUANTIZED, (x, key))
-    mark.meta = dict(x.meta)
-    return mark
-
-
 def _transposed(graph: Graph, x: Node) -> Node:
-    """A vector is its own."""
-    if x.meta["val"].dim() < 2:
-        return x
     turned = graph.call_function(_aten.transpose.int, (x, -2, -1))
     turned.meta = {**shared_meta(x), "val": x.meta["val"].mT}
     return turned
-
-
-def _turned(held: torch.Tensor, is_turned: bool) -> torch.Tensor:
-    return held.mT if is_turned else held

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from library_checkpoints import save_with_library
 from torch import nn
 
 import qsim
@@ -101,7 +102,6 @@ def test_transformers_reads_it(tmp_path):
 def test_what_the_library_writes_is_simulated(tmp_path):
     """Its own quantization, compression and files."""
     pytest.importorskip("compressed_tensors")
-    from compressed_tensors.compressors import ModelCompressor
     from compressed_tensors.quantization import QuantizationConfig, apply_quantization_config, preset_name_to_scheme
 
     model = llama()
@@ -115,10 +115,7 @@ def test_what_the_library_writes_is_simulated(tmp_path):
             layer.weight_scale.data = torch.tensor([[float(tile.abs().max()) / 448 for tile in row] for row in tiles])
     with torch.no_grad():
         logits = model(**EXAMPLE).logits
-    compressor = ModelCompressor.from_pretrained_model(model)
-    compressor.compress_model(model)
-    model.save_pretrained(tmp_path)
-    compressor.update_config(tmp_path)
+    save_with_library(model, tmp_path)
     checkpoint = qsim.load_checkpoint(tmp_path)
     sim = qsim.QuantSim(llama(), EXAMPLE, checkpoint.config())
     sim.load_compressed(checkpoint)

@@ -5,6 +5,7 @@ import json
 
 import pytest
 import torch
+from library_checkpoints import save_with_library
 from torch import nn
 
 import qsim
@@ -160,7 +161,6 @@ def test_transformers_reads_it(name, tmp_path):
 def test_what_the_library_writes_by_patterns_is_simulated(tmp_path):
     """A pattern comes before a class: what is of the second group here has no quantized activations."""
     pytest.importorskip("compressed_tensors")
-    from compressed_tensors.compressors import ModelCompressor
     from compressed_tensors.quantization import QuantizationArgs, QuantizationConfig, QuantizationScheme, apply_quantization_config
 
     model = llama()
@@ -176,10 +176,7 @@ def test_what_the_library_writes_by_patterns_is_simulated(tmp_path):
             layer.weight_scale.data = layer.weight.detach().abs().amax(1, keepdim=True) / 448
     with torch.no_grad():
         logits = model(**EXAMPLE).logits
-    compressor = ModelCompressor.from_pretrained_model(model)
-    compressor.compress_model(model)
-    model.save_pretrained(tmp_path)
-    compressor.update_config(tmp_path)
+    save_with_library(model, tmp_path)
     checkpoint = qsim.load_checkpoint(tmp_path)
     floats = {name for name in checkpoint.weights if name not in checkpoint.activations}
     assert floats == {f"model.layers.{i}.mlp.{kind}_proj.weight" for i in (0, 1) for kind in ("gate", "up")}

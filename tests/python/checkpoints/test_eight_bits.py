@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from library_checkpoints import save_with_library
 from torch import nn
 
 import qsim
@@ -310,7 +311,6 @@ def test_transformers_reads_it(name, tmp_path):
 
 def written_by_the_library(model, example, folder, kind, strategy, symmetric):
     """What the model with static scales returns; the library's own quantization, compression and files."""
-    from compressed_tensors.compressors import ModelCompressor
     from compressed_tensors.quantization import QuantizationArgs, QuantizationConfig, QuantizationScheme, apply_quantization_config
 
     weights = QuantizationArgs(num_bits=8, type=kind, symmetric=True, strategy=strategy)
@@ -335,10 +335,7 @@ def written_by_the_library(model, example, folder, kind, strategy, symmetric):
             layer.input_zero_point.data = zero_point.to(layer.input_zero_point.dtype)
         layer.quantization_enabled = True
     logits = model(**example).logits.detach()
-    compressor = ModelCompressor.from_pretrained_model(model)
-    compressor.compress_model(model)
-    model.save_pretrained(folder)
-    compressor.update_config(folder)
+    save_with_library(model, folder)
     return logits
 
 

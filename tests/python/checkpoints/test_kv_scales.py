@@ -5,6 +5,7 @@ import json
 
 import pytest
 import torch
+from library_checkpoints import save_with_library
 
 import qsim
 from qsim.errors import FileFormatError
@@ -87,7 +88,6 @@ def test_transformers_reads_it(kind, tmp_path):
 @pytest.mark.parametrize("kind", CACHES)
 def test_what_the_library_writes_is_simulated(kind, tmp_path):
     pytest.importorskip("compressed_tensors")
-    from compressed_tensors.compressors import ModelCompressor
     from compressed_tensors.quantization import QuantizationArgs, QuantizationConfig, apply_quantization_config, preset_name_to_scheme
 
     model = llama()
@@ -104,10 +104,7 @@ def test_what_the_library_writes_is_simulated(kind, tmp_path):
             module.k_scale.data, module.v_scale.data = torch.tensor([0.003 + number / 1e5]), torch.tensor([0.001 + number / 1e5])
     with torch.no_grad():
         logits = model(**EXAMPLE).logits
-    compressor = ModelCompressor.from_pretrained_model(model)
-    compressor.compress_model(model)
-    model.save_pretrained(tmp_path)
-    compressor.update_config(tmp_path)
+    save_with_library(model, tmp_path)
     checkpoint = qsim.load_checkpoint(tmp_path)
     sim = qsim.QuantSim(llama(1), EXAMPLE, checkpoint.config())
     sim.load_compressed(checkpoint)

@@ -39,14 +39,14 @@ class TracedMode(LocalMode):
         ChainEnds.__init__(self, place, container, [0] * place.width if counts is None else counts)
         self.training, self.leaf, self.outer, self.passed_by = training, "", None, 0
         self.switch = place.switch if switch is None else switch
-        self.nodes = self.plain = TracedNodes(place, self.switch)  # type: ignore[assignment]
+        self.nodes = TracedNodes(place, self.switch)  # type: ignore[assignment]
         leave_to_python()
 
     def __enter__(self) -> LocalMode:
         if not torch.compiler.is_dynamo_compiling():  # behind a graph break: what Dynamo began with runs in Python, all of it
-            self.__class__ = self.place.switch.mode  # type: ignore[assignment]
-            eager: Any = self.place.switch.mode(self.place, self.training, self.container, self.counts)
-            vars(self).update({**vars(eager), **vars(self), "nodes": eager.nodes, "plain": eager.plain})
+            self.__class__ = self.switch.mode  # type: ignore[assignment]
+            eager: Any = self.switch.mode(self.place, self.training, self.container, self.counts)
+            vars(self).update({**vars(eager), **vars(self), "nodes": eager.nodes})
         return LocalMode.__enter__(self)
 
     def node(self, key: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
@@ -194,7 +194,7 @@ def traced_key(token: int, name: str, framed: bool) -> int:
 def traced_call(token: int, key: int, count: int) -> tuple[int, Slot | None]:
     """The node of a call that the examples show, and its first operand; `STRANGE` where more than that decides."""
     place = place_of(token)
-    nodes = place.nodes_of[key] if 0 <= key < place.width else []
+    nodes = place.nodes_of[key]
     node = nodes[count] if count < len(nodes) else None
     return (STRANGE, None) if node is None or place.weights[node] is not None else (node, place.floats[node])
 
