@@ -164,6 +164,11 @@ using RoundToFormatCounted = Tensor(const Tensor&, Format, const Tensor&, const 
                                     const MaybeTensor&, Integer, Integer);
 using CountFormat = void(const Tensor&, Format, const Tensor&, const MaybeTensor&, Saturate, const MaybeTensor&,
                          Integer, Integer);
+using MaybeFormat = std::optional<Format>;
+using FakeQuantizeDynamic = Tensor(const Tensor&, std::int64_t, std::int64_t, Integer, Integer, bool, std::string_view,
+                                   double, MaybeFormat, std::string_view);
+using RoundToFormatDynamic = Tensor(const Tensor&, Format, Integer, Integer, Saturate, double, MaybeFormat,
+                                    std::string_view);
 using ClipGrad = std::tuple<Tensor, Tensor>(at::TensorList, double, double, std::string_view);
 
 }  // namespace
@@ -184,6 +189,8 @@ PYBIND11_MODULE(_C, m) {
   Binding<RoundToFormatInPlace>::define(m, "round_to_format_", "round_to_format_");
   Binding<RoundToFormatCounted>::define(m, "round_to_format_counted", "round_to_format_counted");
   Binding<CountFormat>::define(m, "count_format_", "count_format_");
+  Binding<FakeQuantizeDynamic>::define(m, "fake_quantize_dynamic", "fake_quantize_dynamic");
+  Binding<RoundToFormatDynamic>::define(m, "round_to_format_dynamic", "round_to_format_dynamic");
   Binding<ClipGrad>::define(m, "clip_grad_", "clip_grad_");
   const auto listed = [](const py::args& tensors) { return std::vector<py::handle>(tensors.begin(), tensors.end()); };
   py::class_<Stamp>(m, "Stamp")

@@ -52,6 +52,13 @@ const Tensor* plain(const py::handle& x) {
   return x && THPVariable_CheckExact(x.ptr()) ? &THPVariable_Unpack(x.ptr()) : nullptr;
 }
 
+// A dense tensor of numbers, while no mode of __torch_function__ is on; null for others.
+const Tensor* quantizable(const py::handle& x) {
+  const Tensor* const t = plain(x);
+  const bool is_one = t != nullptr && t->is_floating_point() && t->layout() == at::kStrided && !t->is_nested();
+  return is_one && !at::impl::torch_function_mode_enabled() ? t : nullptr;
+}
+
 bool needs_gradient(const std::vector<py::handle>& tensors) {
   return c10::GradMode::is_enabled() && std::any_of(tensors.begin(), tensors.end(), [](const py::handle& t) {
            return THPVariable_Check(t.ptr()) && THPVariable_Unpack(t.ptr()).requires_grad();
@@ -67,11 +74,12 @@ bool QuantizerVars::is_watched() const {
   });
 }
 
-bool QuantizerVars::is_settled() const {
+bool QuantizerVars::quantizes_alone() const {
   PyObject* const vars = vars_.ptr();
-  return names().enabled.is_true_in(vars) && !names().observing.is_true_in(vars) &&
-         names().has_encoding.is_true_in(vars);
+  return names().enabled.is_true_in(vars) && !names().observing.is_true_in(vars) && !is_watched();
 }
+
+bool QuantizerVars::has_encoding() const { return names().has_encoding.is_true_in(vars_.ptr()); }
 
 bool QuantizerVars::has_spec(const py::object& spec) const { return names().spec.in(vars_.ptr()) == spec.ptr(); }
 
@@ -120,10 +128,10 @@ py::object Settled::quantize(const py::handle& x, bool in_place) const {
       c10::Dispatcher::singleton().findSchemaOrThrow("qsim::fake_quantize", "").typed<Quantize>();
   static const auto quantize_in_place =
       c10::Dispatcher::singleton().findSchemaOrThrow("qsim::fake_quantize_", "").typed<QuantizeInPlace>();
-  const Tensor *const given = plain(x), *const scale = plain(vars_.scale()), *const from = plain(vars_.zero_point());
-  if (given == nullptr || scale == nullptr || from == nullptr || at::impl::torch_function_mode_enabled() ||
-      !given->is_floating_point() || given->scalar_type() == at::kDouble || given->layout() != at::kStrided ||
-      given->is_nested() || !vars_.is_settled() || vars_.is_watched() || !is_its_spec()) {
+  const Tensor *const given = quantizable(x), *const scale = plain(vars_.scale()),
+                      *const from = plain(vars_.zero_point());
+  if (given == nullptr || scale == nullptr || from == nullptr || given->scalar_type() == at::kDouble ||
+      !vars_.has_encoding() || !vars_.quantizes_alone() || !is_its_spec()) {
     return py::none();
   }
   Tensor y = *given;
@@ -148,8 +156,34 @@ py::object Settled::quantize_few(const py::handle& x, std::int64_t many) const {
 
 bool Settled::is_fixed() const {
   const Tensor* const scale = plain(vars_.scale());
-  return scale != nullptr && scale->is_cpu() && !scale->requires_grad() && vars_.is_settled() && !vars_.is_watched() &&
-         is_its_spec();
+  return scale != nullptr && scale->is_cpu() && !scale->requires_grad() && vars_.has_encoding() &&
+         vars_.quantizes_alone() && is_its_spec();
+}
+
+py::object SettledDynamic::quantize(const py::handle& x) const {
+  HANDLE_TH_ERRORS
+  using Integer = std::optional<std::int64_t>;
+  using Format = std::optional<std::string_view>;
+  using Quantize = Tensor(const Tensor&, std::int64_t, std::int64_t, Integer, Integer, bool, std::string_view, double,
+                          Format, std::string_view);
+  using Round =
+      Tensor(const Tensor&, std::string_view, Integer, Integer, std::optional<bool>, double, Format, std::string_view);
+  auto& all = c10::Dispatcher::singleton();
+  static const auto quantize = all.findSchemaOrThrow("qsim::fake_quantize_dynamic", "").typed<Quantize>();
+  static const auto round = all.findSchemaOrThrow("qsim::round_to_format_dynamic", "").typed<Round>();
+  const Tensor* const given = quantizable(x);
+  if (given == nullptr || given->dim() == 0 || !vars_.quantizes_alone() || !is_its_spec()) return py::none();
+  Tensor y = *given;
+  {
+    const Unlocked meanwhile(y);
+    const Options& o = options_;
+    y = o.format
+            ? round.call(y, *o.format, o.axis, o.block_size, o.saturate, o.min_scale, o.scale_format, o.scale_rounding)
+            : quantize.call(y, o.quant_min, o.quant_max, o.axis, o.block_size, o.symmetric, o.rounding, o.min_scale,
+                            o.scale_format, o.scale_rounding);
+  }
+  return py::reinterpret_steal<py::object>(THPVariable_Wrap(std::move(y)));
+  END_HANDLE_TH_ERRORS_PYBIND
 }
 
 Unchanged::Unchanged(const py::dict& vars)
@@ -219,10 +253,25 @@ void bind_settled(py::module_& m) {
   py::class_<Settled>(m, "Settled", collected<Settled>())
       .def(py::init<const py::dict&, py::object, std::int64_t, std::int64_t, std::optional<std::int64_t>,
                     std::optional<std::int64_t>, std::string>())
-      .def("quantize", &Settled::quantize)
+      .def("quantize", &Settled::quantize, py::arg("x"), py::arg("in_place") = false)
       .def("quantize_few", &Settled::quantize_few)
       .def("is_its_spec", &Settled::is_its_spec)
       .def("is_fixed", &Settled::is_fixed);
+  using Integer = std::optional<std::int64_t>;
+  using Format = std::optional<std::string>;
+  py::class_<SettledDynamic>(m, "SettledDynamic", collected<SettledDynamic>())
+      .def(
+          py::init([](const py::dict& vars, const py::object& spec, std::int64_t quant_min, std::int64_t quant_max,
+                      Format format, Integer axis, Integer block_size, bool symmetric, std::string rounding,
+                      std::optional<bool> saturate, double min_scale, Format scale_format, std::string scale_rounding) {
+            return std::make_unique<SettledDynamic>(
+                vars, spec,
+                SettledDynamic::Options{quant_min, quant_max, std::move(format), axis, block_size, symmetric,
+                                        std::move(rounding), saturate, min_scale, std::move(scale_format),
+                                        std::move(scale_rounding)});
+          }))
+      .def("quantize", &SettledDynamic::quantize)
+      .def("is_its_spec", &SettledDynamic::is_its_spec);
   py::class_<Unchanged>(m, "Unchanged", collected<Unchanged>())
       .def(py::init<const py::dict&>())
       .def("__call__", &Unchanged::operator());

@@ -1,6 +1,6 @@
 // What is asked of a quantizer by the hundred in one call of a model, where nothing but its encoding decides on the
 // result: qsim._C.Settled quantizes by it, Unchanged says whether it is what it was, KeptParameter holds what it made
-// of a parameter.
+// of a parameter. SettledDynamic is for quantizers without an encoding, which take the scale from each tensor.
 //
 // They read the quantizer's attributes where Python has them, in its __dict__, in every call: switches, hooks and
 // buffers may be others each time. Where something is not as assumed they return None, and Python decides.
@@ -24,8 +24,10 @@ class QuantizerVars {
 
   // Whether hooks see what goes into it and comes out of it (`is_watched` in Python).
   bool is_watched() const;
-  // Whether it quantizes by an encoding that it does not change (`is_settled` in Python), and has one.
-  bool is_settled() const;
+  // Whether all that it does is to quantize: it is on, and neither observes nor shows hooks what it does.
+  bool quantizes_alone() const;
+  // Whether it has an encoding.
+  bool has_encoding() const;
   // Whether its spec is this very object.
   bool has_spec(const py::object& spec) const;
   // Its scale and zero point, borrowed; null where they are no tensors.
@@ -71,6 +73,36 @@ class Settled {
   std::int64_t quant_min_, quant_max_;
   std::optional<std::int64_t> axis_, block_size_;
   std::string rounding_;
+};
+
+// A quantizer that `is_dynamic` (in Python), and what its spec says.
+class SettledDynamic {
+ public:
+  // As the operators of dynamic quantization have them; without a format those of integers.
+  struct Options {
+    std::int64_t quant_min, quant_max;
+    std::optional<std::string> format;
+    std::optional<std::int64_t> axis, block_size;
+    bool symmetric;
+    std::string rounding;
+    std::optional<bool> saturate;
+    double min_scale;
+    std::optional<std::string> scale_format;
+    std::string scale_rounding;
+  };
+
+  SettledDynamic(const py::dict& vars, py::object spec, Options options)
+      : vars_(vars), spec_(std::move(spec)), options_(std::move(options)) {}
+
+  // The tensor quantized; None where Python has to decide.
+  py::object quantize(const py::handle& x) const;
+  bool is_its_spec() const { return vars_.has_spec(spec_); }
+  int visit(visitproc visit, void* arg) const { return vars_.visit(visit, arg); }
+
+ private:
+  QuantizerVars vars_;
+  py::object spec_;
+  Options options_;
 };
 
 // Whether a quantizer's encoding and settings are what they were.

@@ -2,8 +2,10 @@
 
 #include <ATen/MemoryOverlap.h>
 #include <ATen/Parallel.h>
+#include <c10/core/impl/COW.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
 #include <array>
@@ -98,6 +100,17 @@ std::uint64_t sum_of(const Tensor& t) {
   return sum_of(from, bytes);
 }
 
+// Whether nobody knows where the memory is: whoever wants to write has to ask PyTorch first. What looks at it from
+// outside of PyTorch (NumPy, DLPack) holds another tensor with the same storage, since it refuses one that requires a
+// gradient; what was written in C++ may hold this one, as the node that accumulates its gradient does. Python's object
+// of a storage, once made, is kept by the storage as the storage is by it.
+bool is_asked_for(const Tensor& t) {
+  const c10::StorageImpl& storage = *t.storage().unsafeGetStorageImpl();
+  const std::size_t of_storage = storage.pyobj_slot()->has_unique_reference() ? 2 : 1;
+  const std::size_t of_tensor = torch::autograd::impl::try_get_grad_accumulator(t) ? 2 : 1;
+  return t.requires_grad() && t.storage().use_count() == of_storage && t.use_count() == of_tensor;
+}
+
 // A tensor whose version is counted, in memory that the host can read; null for others.
 const Tensor* readable(const py::handle& object) {
   if (!object || !THPVariable_CheckExact(object.ptr())) return nullptr;
@@ -113,14 +126,17 @@ std::optional<Stamp::Seen> Stamp::seen(const py::handle& tensor) const {
   if (t == nullptr || at::has_internal_overlap(*t) != at::MemOverlap::No) return std::nullopt;
   const char* const from = memory_of(*t);
   const Places places(t->nbytes());
-  std::vector<char> samples(places.count * places.word);
-  for (std::size_t i = 0; i < places.count; ++i) {
-    std::memcpy(&samples[i * places.word], from + i * places.step * places.word, places.word);
+  Seen now{tensor.ptr(), t->_version(), from, t->nbytes(), t->storage().getWeakStorageImpl(), {}, {}, 0};
+  if (bytes_ == Bytes::kAll && places.leave_out()) {
+    if (is_asked_for(*t)) now.shares = c10::impl::cow::lazy_clone_storage(*t->storage().unsafeGetStorageImpl());
+    if (now.shares) return now;
+    now.sum = sum_of(*t);
   }
-  const auto version = t->_version();
-  auto storage = t->storage().getWeakStorageImpl();
-  const std::uint64_t sum = bytes_ == Bytes::kAll && places.leave_out() ? sum_of(*t) : 0;
-  return Seen{tensor.ptr(), version, from, std::move(storage), std::move(samples), sum};
+  now.samples.resize(places.count * places.word);
+  for (std::size_t i = 0; i < places.count; ++i) {
+    std::memcpy(&now.samples[i * places.word], from + i * places.step * places.word, places.word);
+  }
+  return now;
 }
 
 bool Stamp::is_as(const Seen& seen, const py::handle& tensor) {
@@ -128,8 +144,9 @@ bool Stamp::is_as(const Seen& seen, const py::handle& tensor) {
   if (t == nullptr || tensor.ptr() != seen.object || t->_version() != seen.version) return false;
   if (t->storage().unsafeGetStorageImpl() != seen.storage._unsafe_get_target()) return false;
   const char* const from = memory_of(*t);
-  const Places places(t->nbytes());
-  if (from != seen.data || places.count * places.word != seen.samples.size()) return false;
+  if (from != seen.data || t->nbytes() != seen.bytes) return false;
+  if (seen.shares) return true;
+  const Places places(seen.bytes);
   std::uint32_t differs = 0;  // no call for so few bytes, nor a branch
   for (std::size_t i = 0; i < places.count; ++i) {
     std::uint32_t then = 0, now = 0;
@@ -160,7 +177,7 @@ bool Stamp::matches(const std::vector<py::handle>& tensors) const {
   for (std::size_t i = 0; i < seen_.size(); ++i) {
     if (!is_as(seen_[i], tensors[i])) return false;
     const Tensor& t = THPVariable_Unpack(tensors[i].ptr());
-    if (bytes_ == Bytes::kAll && Places(t.nbytes()).leave_out()) left.emplace_back(t, seen_[i].sum);
+    if (bytes_ == Bytes::kAll && !seen_[i].shares && Places(t.nbytes()).leave_out()) left.emplace_back(t, seen_[i].sum);
   }
   return std::all_of(left.begin(), left.end(), [](const auto& each) { return sum_of(each.first) == each.second; });
 }

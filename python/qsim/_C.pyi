@@ -106,6 +106,28 @@ def count_format_(
     axis: int | None = None,
     block_size: int | None = None,
 ) -> None: ...
+def fake_quantize_dynamic(
+    x: Tensor,
+    quant_min: int,
+    quant_max: int,
+    axis: int | None = None,
+    block_size: int | None = None,
+    symmetric: bool = False,
+    rounding: str = "divide",
+    min_scale: float = 0.0,
+    scale_format: str | None = None,
+    scale_rounding: str = "floor",
+) -> Tensor: ...
+def round_to_format_dynamic(
+    x: Tensor,
+    format: str,
+    axis: int | None = None,
+    block_size: int | None = None,
+    saturate: bool | None = None,
+    min_scale: float = 0.0,
+    scale_format: str | None = None,
+    scale_rounding: str = "floor",
+) -> Tensor: ...
 def clip_grad_(grads: Sequence[Tensor], max_norm: float, norm_type: float = 2.0, nonfinite: str = "skip") -> tuple[Tensor, Tensor]: ...
 
 class Stamp:
@@ -121,10 +143,32 @@ class Settled:
     def __init__(
         self, vars: dict[str, Any], spec: object, quant_min: int, quant_max: int, axis: int | None, block_size: int | None, rounding: str
     ) -> None: ...
-    def quantize(self, x: Tensor, in_place: bool) -> Tensor | None: ...
+    def quantize(self, x: Tensor, in_place: bool = False) -> Tensor | None: ...
     def quantize_few(self, x: Tensor, many: int) -> Tensor | None: ...
     def is_its_spec(self) -> bool: ...
     def is_fixed(self) -> bool: ...
+
+class SettledDynamic:
+    """Quantizes as the spec of a quantizer that `is_dynamic` and has these attributes says; None where Python has to decide."""
+
+    def __init__(
+        self,
+        vars: dict[str, Any],
+        spec: object,
+        quant_min: int,
+        quant_max: int,
+        format: str | None,
+        axis: int | None,
+        block_size: int | None,
+        symmetric: bool,
+        rounding: str,
+        saturate: bool | None,
+        min_scale: float,
+        scale_format: str | None,
+        scale_rounding: str,
+    ) -> None: ...
+    def quantize(self, x: Tensor) -> Tensor | None: ...
+    def is_its_spec(self) -> bool: ...
 
 class Unchanged:
     """Whether the encoding and the settings of a quantizer with these attributes are what they were."""

@@ -75,5 +75,6 @@ from qsim import _C  # noqa: E402  # behind `load`, which says what is wrong whe
 eager = _C  # operators for whom nobody traces: the functions of `torch.ops.qsim`, called directly
 KeptParameter = _C.KeptParameter
 Settled = _C.Settled
+SettledDynamic = _C.SettledDynamic
 Stamp = _C.Stamp
 Unchanged = _C.Unchanged

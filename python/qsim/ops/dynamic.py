@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
-_fake_quantize_dynamic = torch.ops.qsim.fake_quantize_dynamic.default
-_round_to_format_dynamic = torch.ops.qsim.round_to_format_dynamic.default
-
-
-def _given(**options: Any) -> dict[str, Any]:
-    """Options that are not the operator's defaults: parsing the others costs a part of a small call."""
-    defaults = {"symmetric": False, "rounding": "divide", "min_scale": 0.0, "scale_rounding": "floor"}
-    return {name: value for name, value in options.items() if value is not None and value != defaults.get(name)}
+from qsim._library import eager
 
 
 def fake_quantize_dynamic(
@@ -75,17 +67,22 @@ def fake_quantize_dynamic(
     in it, and is 0 where an element was clipped, infinite or NaN. How the scale moves with the elements at its ends is left out
     (docs/numerics.md, section 9).
     """
-    options = _given(
-        axis=axis,
-        block_size=block_size,
-        symmetric=symmetric,
-        rounding=rounding,
-        min_scale=min_scale,
-        scale_format=scale_format,
-        scale_rounding=scale_rounding,
-    )
-    y: Tensor = _fake_quantize_dynamic(x, quant_min, quant_max, **options)
-    return y
+    if is_dynamo_compiling():
+        y: Tensor = torch.ops.qsim.fake_quantize_dynamic(
+            x,
+            quant_min,
+            quant_max,
+            axis=axis,
+            block_size=block_size,
+            symmetric=symmetric,
+            rounding=rounding,
+            min_scale=min_scale,
+            scale_format=scale_format,
+            scale_rounding=scale_rounding,
+        )
+        return y
+    options = axis, block_size, symmetric, rounding, min_scale, scale_format, scale_rounding
+    return eager.fake_quantize_dynamic(x, quant_min, quant_max, *options)
 
 
 def round_to_format_dynamic(
@@ -129,16 +126,19 @@ def round_to_format_dynamic(
     -----
     Straight-through with the scale held fixed, as `fake_quantize_dynamic`.
     """
-    options = _given(
-        axis=axis,
-        block_size=block_size,
-        saturate=saturate,
-        min_scale=min_scale,
-        scale_format=scale_format,
-        scale_rounding=scale_rounding,
-    )
-    y: Tensor = _round_to_format_dynamic(x, format, **options)
-    return y
+    if is_dynamo_compiling():
+        y: Tensor = torch.ops.qsim.round_to_format_dynamic(
+            x,
+            format,
+            axis=axis,
+            block_size=block_size,
+            saturate=saturate,
+            min_scale=min_scale,
+            scale_format=scale_format,
+            scale_rounding=scale_rounding,
+        )
+        return y
+    return eager.round_to_format_dynamic(x, format, axis, block_size, saturate, min_scale, scale_format, scale_rounding)
 
 
 def choose_block_scale(lowest: Tensor, highest: Tensor, element: str, scale_format: str, *, scale_rounding: str = "floor") -> Tensor:

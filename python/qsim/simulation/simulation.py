@@ -385,8 +385,8 @@ class Simulation(NamedAsTheModel, AsTheModel):
         """Whether work is saved that changes no bit of a result, in all threads; True from the start. Set it to False to see for yourself.
 
         Quantized parameters are kept while no gradient is needed, outputs are quantized in the memory that they were computed in, and
-        a ReLU is left to the quantizer behind it (docs/architecture.md). Kept parameters notice every change that PyTorch counts, and are
-        forgotten in `train` and `eval`; what is written through ``parameter.data`` or NumPy in between is not noticed.
+        a ReLU is left to the quantizer behind it (docs/architecture.md). Kept parameters notice every change, also what is written
+        through ``parameter.data``, NumPy or shared memory, and are forgotten in `train` and `eval`.
         """
         return self.switch.saves
 

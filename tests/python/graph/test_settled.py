@@ -1,6 +1,8 @@
 """`_C.Settled`: quantizes as the quantizer would, or says nothing where that may do anything else."""
 
+import copy
 import gc
+import pickle
 import weakref
 from collections.abc import Callable
 
@@ -10,7 +12,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from qsim import Quantizer, TensorSpec
-from qsim.graph.execute.shortcuts import InPlace, Kept, _settled
+from qsim.graph.execute.shortcuts import InPlace, Kept, Operand, _settled, _settled_operand
 
 X = torch.linspace(-3, 3, 24).reshape(4, 6)
 
@@ -148,7 +150,70 @@ def test_not_a_subclass() -> None:
     assert _settled(Noisy(TensorSpec())) is None
 
 
-@pytest.mark.parametrize("make", [InPlace, Kept])
+DYNAMIC = {
+    "token": TensorSpec(method="dynamic", axis=-1, symmetric=True),
+    "tensor": TensorSpec(method="dynamic"),
+    "4 bits in blocks": TensorSpec(bits=4, method="dynamic", axis=-1, block_size=3, rounding="reciprocal", min_scale=0.5),
+    "fp8": TensorSpec(dtype="float8_e4m3fn", method="dynamic", axis=-1, saturate=False),
+    "mxfp4": TensorSpec(
+        dtype="float4_e2m1fn", method="dynamic", axis=-1, block_size=3, scale_format="float8_e8m0fnu", scale_rounding="even"
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "x", [X, X.half(), X.bfloat16(), X.double(), X.mT, X[:0], torch.full((2, 2), torch.nan)], ids=lambda x: str(x.dtype)[6:]
+)
+@pytest.mark.parametrize("spec", DYNAMIC.values(), ids=DYNAMIC)
+def test_what_takes_its_scale_from_each_tensor(spec: TensorSpec, x: Tensor) -> None:
+    quantizer = Quantizer(spec)
+    settled = _settled_operand(quantizer)
+    torch.testing.assert_close(settled.quantize(x), quantizer(x), rtol=0, atol=0, equal_nan=True)
+    gradients = []
+    for quantize in (quantizer, settled.quantize):
+        leaf = (2 * x).requires_grad_()
+        quantize(leaf).square().sum().backward()
+        gradients.append(leaf.grad)
+    torch.testing.assert_close(*gradients, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("change", [observing, disabled, hooked, backward_hooked])
+@pytest.mark.parametrize("spec", DYNAMIC.values(), ids=DYNAMIC)
+def test_what_takes_its_scale_from_each_tensor_leaves_the_rest_to_python(spec: TensorSpec, change: Callable[[Quantizer], None]) -> None:
+    quantizer = Quantizer(spec)
+    settled, operand = _settled_operand(quantizer), Operand(quantizer, True)
+    plain = quantizer(X)
+    assert torch.equal(operand(X), plain)
+    change(quantizer)
+    assert settled.quantize(X) is None
+    assert torch.equal(operand(X), quantizer(X))
+    for other in (X.to(torch.int32), X.to_sparse(), X[0, 0], X.as_subclass(type("Mine", (Tensor,), {})), None):
+        assert settled.quantize(other) is None
+    with TorchFunctionMode():
+        assert settled.quantize(X) is None
+
+
+@pytest.mark.parametrize("spec", [TensorSpec(method="minmax"), *DYNAMIC.values()], ids=["minmax", *DYNAMIC])
+@pytest.mark.parametrize("observes", [True, False])
+def test_an_operand_is_quantized_and_observed_as_its_quantizer_does(spec: TensorSpec, observes: bool) -> None:
+    quantizer = Quantizer(spec)
+    if not spec.is_dynamic:
+        quantizer.compute_encoding_from(X)
+    quantizer.reset()
+    operand = Operand(quantizer, observes)
+    for copied in (operand, pickle.loads(pickle.dumps(operand)), copy.deepcopy(operand)):
+        assert torch.equal(copied(X), quantizer(X))
+    quantizer.observing = True
+    assert torch.equal(operand(X), quantizer.quantize(X))
+    assert quantizer.counts.elements == (X.numel() if observes else 0)
+    other = Quantizer(TensorSpec(bits=3, method="dynamic"))
+    vars(quantizer).clear()
+    vars(quantizer).update(vars(other))
+    for _ in range(2):
+        assert torch.equal(operand(X), other(X))
+
+
+@pytest.mark.parametrize("make", [InPlace, Kept, lambda quantizer: Operand(quantizer, True)])
 def test_a_hook_that_leads_back_is_collected(make: Callable[[Quantizer], object]) -> None:
     quantizer = calibrated(TensorSpec(method="minmax"))
     site = make(quantizer)

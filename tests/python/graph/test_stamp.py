@@ -1,8 +1,12 @@
 """`qsim._C.Stamp`: what it recognizes, and what it must not."""
 
 import copy
+import ctypes
+import functools
 import pickle
+import timeit
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -60,6 +64,125 @@ def test_what_is_written_or_replaced_is_noticed(write, size):
     stamp = Stamp(t)
     write(t)
     assert not stamp.matches(t)
+
+
+def write_row(t):
+    t.data[-1] = 3
+
+
+def write_through_detached(t):
+    t.detach().view(-1)[-1:].zero_()
+
+
+def write_in_optimizer(t):
+    t.grad = torch.ones_like(t)
+    torch.optim.SGD([t], lr=0.1).step()
+
+
+def write_state(t):
+    nn.ParameterList([t]).load_state_dict({"0": torch.full_like(t, 5)})
+
+
+def share_and_write(t):
+    t.share_memory_()
+    t.data[0] = 9
+
+
+def write_storage(t):
+    t.untyped_storage()[0] = 7
+
+
+def write_address(t):
+    (ctypes.c_char * 4).from_address(t.data_ptr())[0] = b"\x07"
+
+
+WRITES = [
+    write_row,
+    write_through_detached,
+    write_in_optimizer,
+    write_state,
+    share_and_write,
+    write_storage,
+    write_address,
+    write_numpy,
+    write_dlpack,
+]
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_who_asks_for_the_memory_of_a_large_parameter_is_noticed_whatever_they_write(write):
+    t = nn.Parameter(torch.ones(70_000))
+    before = t.detach().clone()
+    stamp = Stamp(t)
+    assert stamp.matches(t)
+    assert t.equal(before)
+    write(t)
+    assert not t.equal(before)
+    assert not stamp.matches(t)
+    again = Stamp(t)
+    assert again.matches(t)
+    write_row(t)
+    t.data[-1] += 1
+    assert not again.matches(t)
+
+
+def numpy_of_data(t):
+    return t.data.numpy(), None
+
+
+def tensor_of_dlpack(t):
+    return torch.from_dlpack(t.detach()), None
+
+
+def numpy_of_storage(t):
+    held = t.untyped_storage()
+    return np.ctypeslib.as_array((ctypes.c_float * t.numel()).from_address(held.data_ptr())), held
+
+
+def numpy_of_frozen(t):
+    t.requires_grad_(False)
+    return t.numpy(), None
+
+
+@pytest.mark.parametrize("look", [numpy_of_data, tensor_of_dlpack, numpy_of_storage, numpy_of_frozen])
+def test_who_has_the_memory_of_a_large_parameter_already_is_noticed(look):
+    t = nn.Parameter(torch.ones(70_000))
+    seen, _holder = look(t)
+    stamp = Stamp(t)
+    assert stamp.matches(t)
+    for at in (0, 12_345, 69_999):
+        seen[at] = 2
+        assert t[at] == 2
+        assert not stamp.matches(t)
+        seen[at] = 1
+        assert stamp.matches(t)
+
+
+def test_memory_of_others_is_written_by_them():
+    theirs = np.ones(70_000, dtype=np.float32)
+    t = nn.Parameter(torch.from_numpy(theirs))
+    stamp = Stamp(t)
+    theirs[4321] = 2
+    assert not stamp.matches(t)
+
+
+def test_what_has_to_be_asked_for_is_not_read():
+    t, frozen = nn.Parameter(torch.ones(1 << 22)), torch.ones(1 << 22)
+    t.untyped_storage().nbytes()  # Python's object of the storage stays with it
+    loss = (t * 2).sum()  # its gradient's node holds the parameter
+    asked, read = (min(timeit.repeat(functools.partial(Stamp(x).matches, x), number=5, repeat=5)) for x in (t, frozen))
+    assert asked < read / 10
+    loss.backward()
+    assert torch.equal(t.grad, 2 * frozen)
+
+
+def test_memory_is_its_own_again_when_the_stamp_is_gone():
+    t = nn.Parameter(torch.ones(70_000))
+    stamp = Stamp(t)
+    del stamp
+    address = t.data_ptr()
+    t.data[3] = 2
+    assert t.data_ptr() == address
 
 
 @pytest.mark.parametrize("at", range(40))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from qsim.graph.execute.links import Link
 from qsim.graph.execute.lowered import LiveMaker, Quantize, planned_site
-from qsim.graph.execute.shortcuts import InPlace, Kept, Rectifier
+from qsim.graph.execute.shortcuts import InPlace, Kept, Operand, Rectifier
 from qsim.graph.plan.actions import Actions, QuantizationPlan
 from qsim.graph.plan.savings import Saving
 from qsim.graph.record.containers import ParameterOf
@@ -33,6 +33,9 @@ class Node(NamedTuple):
     link: Link | None = None
     written_out: WrittenOut | None = None
     overwrites: bool = False
+
+
+NOTHING = Node()  # what most calls are: those of a config that quantizes weights and what meets them
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,9 @@ def saving_node(actions: Actions, saving: Saving, quantizers: Mapping[str, Quant
     """What stands at a site as planned, with what may be saved. `kept`: what all sites keep: those that read one parameter keep it once."""
     planned, outputs = planned_site(actions, LiveMaker(quantizers))
     operands, instead = dict(planned), None
+    for slot, use in actions.operands.items():
+        if not quantizers[use.key].spec.learnable:
+            operands[slot] = Operand(quantizers[use.key], use.observes)
     for slot in saving.kept & actions.operands.keys():
         use = actions.operands[slot]
         parameter = kept.setdefault((use.key,), Kept(quantizers[use.key]))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
-from qsim._library import KeptParameter, Settled, Unchanged
+from qsim._library import KeptParameter, Settled, SettledDynamic, Unchanged
 from qsim.graph.execute import ownership
 from qsim.graph.execute.lowered import LiveMaker, Lowered, Quantize
 from qsim.graph.execute.ownership import is_alone
@@ -129,6 +129,44 @@ class FrugalMaker(LiveMaker):
             return super().lowered(key, observes, format, enters=enters)
         kept = self.kept.setdefault((key, format), Kept(Lowered(self.quantizers[key], format)))
         return kept if observes else kept.unobserved
+
+
+class Operand:
+    """Quantizes an operand: without Python where nothing but the quantizer's encoding, or its spec, decides on the result.
+
+    Parameters
+    ----------
+    quantizer : Quantizer
+    observes : bool
+        False for a tensor that is read, and observed, elsewhere too.
+    """
+
+    def __init__(self, quantizer: Quantizer, observes: bool) -> None:
+        self.quantizer, self.observes = quantizer, observes
+        self._settled = _settled_operand(quantizer)
+
+    def __reduce__(self) -> tuple[type[Operand], tuple[Quantizer, bool]]:
+        return Operand, (self.quantizer, self.observes)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        settled = self._settled
+        if settled is not None:
+            if (quantized := settled.quantize(x)) is not None:
+                return quantized
+            if not settled.is_its_spec():
+                self._settled = _settled_operand(self.quantizer)
+        return self.quantizer(x) if self.observes else self.quantizer.quantize(x)
+
+
+def _settled_operand(quantizer: Quantizer) -> Settled | SettledDynamic | None:
+    """As `_settled`, or what quantizes by each tensor itself."""
+    spec = quantizer.spec
+    if type(quantizer) is not Quantizer or not spec.is_dynamic:
+        return _settled(quantizer)
+    grid, scales = (spec.quant_min, spec.quant_max), (spec.min_scale, spec.scale_format, spec.scale_rounding)
+    format = spec.dtype if spec.is_float else None
+    groups = format, spec.axis, spec.block_size, spec.symmetric
+    return SettledDynamic(vars(quantizer), spec, *grid, *groups, spec.rounding, spec.saturate, *scales)  # type: ignore[arg-type]  # no tiles
 
 
 class InPlace:
