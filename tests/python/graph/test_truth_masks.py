@@ -213,7 +213,25 @@ def test_what_is_a_mask(dtype):
             t = torch.tensor(values, dtype=dtype)
             assert [is_mask(t), is_mask(torch.stack([t, t], 1).T)] == [expected, expected], values
     assert not is_mask(torch.zeros(2).to(torch.float8_e4m3fn))
+    huge = torch.finfo(dtype).max
+    for values in ([-huge, 0, huge], [-math.inf, math.inf], [math.nan, -math.inf, math.inf], [-huge, math.inf]):
+        assert not is_mask(torch.tensor(values, dtype=dtype))
     hiding = {True: [(0, -100), (-0.0, -math.inf, -60)], False: [(0, 0), (-100, -100), (0, -100, -1), (0, -100, math.nan), (0, 1, -100)]}
     for expected, every in hiding.items():
         for values in every:
             assert is_mask(torch.tensor(values, dtype=dtype), added=True) == expected, values
+
+
+def test_activations_that_explode_are_no_mask():
+    """Of a network whose statistics were never set, for instance: as high as they are low."""
+    torch.manual_seed(0)
+    m = Forward(lambda m, x: m.c(m.a(x) + m.b(x)), a=nn.Conv2d(3, 8, 3), b=nn.Conv2d(3, 8, 3), c=nn.Conv2d(8, 4, 1)).eval()
+    x = torch.randn(4, 3, 12, 12)
+    expected = set(simulated(m, x, config=qsim.int8(target="onnxruntime")).quantizers())
+    with torch.no_grad():
+        for layer in (m.a, m.b):
+            layer.weight *= 1e13
+    sim = simulated(m, x, config=qsim.int8(target="onnxruntime"))
+    assert set(sim.quantizers()) == expected
+    with torch.no_grad():
+        assert decibels(sim(x), m(x)) > 30

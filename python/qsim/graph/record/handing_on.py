@@ -93,20 +93,20 @@ def _holds_numbers(t: Tensor) -> bool:
     return is_dense(t) and not t.is_meta and bool((t != 0).any()) and not is_mask(t)
 
 
-MASKED = -1e9  # no activation is as low
+MASKED = -1e9  # no activation is as low, but of networks whose activations are as high too
 HIDDEN = -50.0  # added to a score, nothing of it is left behind a softmax
 
 
 def is_mask(t: Tensor, *, added: bool = False) -> bool:
-    """Whether a tensor holds -Inf, the lowest finite number, or one that stands for these, such as -1e30; where it is `added`, also
-    whether it leaves scores as they are or hides them from a softmax: 0, and numbers such as -100 and -10000, alone. One that cannot be
-    compared here (sparse, meta, float8) is taken for none."""
+    """Whether a tensor holds -Inf, the lowest finite number, or one that stands for these, such as -1e30, and nothing as high; where it is
+    `added`, also whether it leaves scores as they are or hides them from a softmax: 0, and numbers such as -100 and -10000, alone. One
+    that cannot be compared here (sparse, meta, float8) is taken for none."""
     t = unwrapped(t).detach()  # inside vmap or jvp a number of the wrapper is refused
     if not is_dense(t) or t.is_meta or t.itemsize == 1 or t.numel() == 0:
         return False
     end = max(torch.finfo(t.dtype).min, MASKED)
     lowest = float(t.amin())  # reads once and writes nothing, but is NaN beside a NaN
     if math.isnan(lowest):
-        return bool((t <= end).any())
+        return bool((t <= end).any()) and not bool((t >= -end).any())
     hides = added and lowest <= HIDDEN and bool(((t == 0) | (t <= HIDDEN)).all()) and bool((t == 0).any())
-    return lowest <= end or hides
+    return (lowest <= end and float(t.amax()) < -end) or hides
