@@ -1,5 +1,6 @@
 // qsim._C: eager calls of the operators that are called most, from Python straight to the dispatcher's typed handle;
-// and what is asked about tensors and quantizers by the hundred in one call of a model (stamp.h, settled.h).
+// and what is asked by the hundred in one call of a model: about tensors and quantizers (stamp.h, settled.h), and which
+// call of a container it is (known_calls.h).
 //
 // torch.ops parses arguments by the schema into boxed values, which at 1024 elements costs more than everything else.
 // Here pybind11 parses them by C++ types. What those do not take goes to torch.ops, which decides: subclasses and modes
@@ -21,6 +22,7 @@
 #include <utility>
 #include <vector>
 
+#include "python/known_calls.h"
 #include "python/settled.h"
 #include "python/stamp.h"
 #include "python/unlocked.h"
@@ -198,4 +200,5 @@ PYBIND11_MODULE(_C, m) {
       .def("matches", [listed](const Stamp& self, const py::args& tensors) { return self.matches(listed(tensors)); })
       .def("__reduce__", [](const py::object& self) { return py::make_tuple(py::type::of(self), py::tuple()); });
   bind_settled(m);
+  bind_known_calls(m);
 }

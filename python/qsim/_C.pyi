@@ -184,3 +184,30 @@ class KeptParameter:
     def keep(self, parameter: Tensor, quantized: Tensor) -> None: ...
     def forget(self) -> None: ...
     def is_empty(self) -> bool: ...
+
+LEFT_TO_PYTHON: object
+
+class KnownCalls:
+    """Follows the calls of a container that a hint recognizes and that are as recorded; `LEFT_TO_PYTHON` for others: nothing ran then."""
+
+    def __init__(
+        self,
+        names: dict[Any, str],
+        asked: set[str],
+        quiet: set[Any],
+        nodes_of: list[list[int | None]],
+        width: int,
+        floats: list[Any],
+        weights: list[Any],
+        nothing: object,
+    ) -> None: ...
+    def __call__(
+        self,
+        mode: object,
+        hints: tuple[Any, ...],
+        counts: list[int],
+        nodes: list[Any],
+        function: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any: ...

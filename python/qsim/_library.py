@@ -74,6 +74,8 @@ from qsim import _C  # noqa: E402  # behind `load`, which says what is wrong whe
 
 eager = _C  # operators for whom nobody traces: the functions of `torch.ops.qsim`, called directly
 KeptParameter = _C.KeptParameter
+KnownCalls = _C.KnownCalls
+LEFT_TO_PYTHON = _C.LEFT_TO_PYTHON
 Settled = _C.Settled
 SettledDynamic = _C.SettledDynamic
 Stamp = _C.Stamp

@@ -48,6 +48,8 @@ class _VisitedSwitch(Switch):
 class _VisitedMode(LocalMode):
     """Hands every call to the visitor."""
 
+    skips = False
+
     @property
     def _visitor(self) -> Visitor:
         visitor: Visitor = self.place.switch.visitor  # type: ignore[attr-defined]

@@ -14,8 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch._ops import HigherOrderOperator
 
+from qsim._library import LEFT_TO_PYTHON
 from qsim.graph.execute.chain_ends import ChainEnds
 from qsim.graph.execute.inputs import computes, is_float, with_operands, with_outputs
+from qsim.graph.execute.known import FUNCTION_NAMES, QUIET_NAMES, note_function
 from qsim.graph.execute.nodes import NOTHING
 from qsim.graph.execute.ownership import dies
 from qsim.graph.execute.place import HOOK, PASSED, QUIET, STRANGE, UNKNOWN_PATH, Place
@@ -31,25 +33,15 @@ from qsim.operations.functions import (
     COMPOSITE,
     CONSTRUCTORS,
     MAC,
-    METRICS,
-    RANDOM,
     SOMETIMES_SUMS,
-    TRANSPARENT,
     Function,
     adds_up,
     name_of,
-    route_name,
 )
 from qsim.operations.recurrent import owned
 from qsim.runs.arguments import Arguments
 
 _frame_at = sys._getframe
-_names: dict[Function, str] = {}  # of functions, as keys have them; looking one up is cheaper than making it
-
-
-def _name(func: Function) -> str:
-    name = _names[func] = route_name(func).strip("_")
-    return name
 
 
 class LocalMode(ChainEnds):
@@ -69,6 +61,7 @@ class LocalMode(ChainEnds):
     """
 
     simulates = True  # False in a run in float beside another one
+    skips = True  # whether calls for which nothing is planned need not be shown to `met` and `passed`
 
     def __init__(
         self,
@@ -91,6 +84,7 @@ class LocalMode(ChainEnds):
         saves = place.switch.saves and is_plain_eager()
         self.nodes = nodes.with_marks if place.switch.marks else nodes.saving if saves else nodes.plain
         self.plain = nodes.plain
+        self.known = place.known if saves and not place.switch.marks and self.skips else None
 
     def within(self, outer: Any) -> LocalMode:
         """Called in a container whose mode, if it has one, is `outer`."""
@@ -153,7 +147,11 @@ class LocalMode(ChainEnds):
 
     def __torch_function__(self, func: Function, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs, place = kwargs or {}, self.place
-        name = _names.get(func) or _name(func)
+        if self.known is not None:
+            out = self.known(self, self.hints[self.at], self.counts, self.nodes, func, args, kwargs)
+            if out is not LEFT_TO_PYTHON:
+                return out
+        name = FUNCTION_NAMES.get(func) or note_function(func)
         key, is_new = QUIET, False
         if name in place.names:
             for known, near, code, instruction, far, far_code, far_instruction, more, leaf, key in self.hints[self.at]:  # noqa: B007
@@ -312,9 +310,6 @@ class LocalMode(ChainEnds):
         if self.place.key_of(site, name, framed=self.container is None, beyond=self.beyond) >= STRANGE:
             self.place.note_strange(site, name, weighted=weighted)
         self.place.names.add(name)  # from now on its place is asked for, and known
-
-
-QUIET_NAMES = TRANSPARENT | RANDOM | METRICS
 
 
 def _is_quiet(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -14,6 +14,7 @@ from torch import nn
 from torch.overrides import _get_current_function_mode
 
 from qsim.graph.execute.homes import homes_of
+from qsim.graph.execute.known import known_calls
 from qsim.graph.execute.links import calls_before, ends_between, links_of, memory_read, passed_link
 from qsim.graph.execute.lowered import LiveMaker, Maker, MarkMaker, Quantize, fallen_site, planned_site, site_beside
 from qsim.graph.execute.marks import BiasMark, Mark
@@ -146,6 +147,7 @@ class Place:
     def _forget(self) -> None:
         self.no_hints: list[tuple[Hint, ...]] = [()] * (len(self.sites) + 1)  # by node, the last entry for the beginning of a call
         self.hints = list(self.no_hints)
+        self.known = known_calls(self.names, self.nodes_of, self.width, self.floats, self.weights)
         self.strange: dict[tuple[Spot, ...], None] = {}
         self._be_another()
 
@@ -155,7 +157,7 @@ class Place:
         _places[self.token] = self
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("hints", "no_hints", "strange", "token")}
+        return {name: value for name, value in vars(self).items() if name not in ("hints", "known", "no_hints", "strange", "token")}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Place:
         """Of a module that a forward makes a copy of it is the same: what computes there has the model's quantizers."""

@@ -74,6 +74,8 @@ def tapped_mode(current: Callable[[], Tap]) -> type[LocalMode]:
     """
 
     class TappedMode(LocalMode):
+        skips = False
+
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             self.tap = current()

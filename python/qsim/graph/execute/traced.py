@@ -11,9 +11,10 @@ from torch._ops import HigherOrderOperator
 
 from qsim.graph.execute.chain_ends import ChainEnds
 from qsim.graph.execute.inputs import computes, is_float
+from qsim.graph.execute.known import QUIET_NAMES
 from qsim.graph.execute.links import Link
 from qsim.graph.execute.lowered import Quantize
-from qsim.graph.execute.mode import QUIET_NAMES, LocalMode
+from qsim.graph.execute.mode import LocalMode
 from qsim.graph.execute.nodes import Node
 from qsim.graph.execute.place import QUIET, STRANGE, Place, place_of
 from qsim.graph.execute.standing import Told

@@ -1,0 +1,171 @@
+#include "python/known_calls.h"
+
+#include <ATen/PythonTorchFunctionTLS.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <utility>
+
+namespace qsim {
+namespace {
+
+// Names of attributes, made once.
+struct Attributes {
+  PyObject *f_code = PyUnicode_InternFromString("f_code"), *f_lasti = PyUnicode_InternFromString("f_lasti"),
+           *f_locals = PyUnicode_InternFromString("f_locals"), *self = PyUnicode_InternFromString("self"),
+           *container = PyUnicode_InternFromString("container"), *at = PyUnicode_InternFromString("at"),
+           *met = PyUnicode_InternFromString("met");
+};
+
+const Attributes& attributes() {
+  static const auto* const made = new Attributes();  // as long as the interpreter
+  return *made;
+}
+
+py::object owned(PyObject* object) {
+  if (object == nullptr) throw py::error_already_set();
+  return py::reinterpret_steal<py::object>(object);
+}
+
+std::int64_t number(PyObject* object) { return PyLong_AsLongLong(object); }
+
+// As sys._getframe in the Python function that called.
+py::object frame_at(PyObject* distance) {
+  static PyObject* const get = py::module_::import("sys").attr("_getframe").cast<py::object>().release().ptr();
+  return owned(PyObject_CallOneArg(get, distance));
+}
+
+bool stands_at(const py::object& frame, PyObject* code, PyObject* instruction) {
+  if (owned(PyObject_GetAttr(frame.ptr(), attributes().f_code)).ptr() != code) return false;
+  return number(owned(PyObject_GetAttr(frame.ptr(), attributes().f_lasti)).ptr()) == number(instruction);
+}
+
+bool is_forward_of(const py::object& frame, PyObject* leaf) {
+  const py::object locals = owned(PyObject_GetAttr(frame.ptr(), attributes().f_locals));
+  PyObject* const self = PyObject_GetItem(locals.ptr(), attributes().self);
+  if (self == nullptr) PyErr_Clear();
+  Py_XDECREF(self);
+  return self == leaf;
+}
+
+// Whether the frames stand where they did when the hint (`qsim.graph.execute.place.Hint`) was noted.
+bool holds(PyObject* hint) {
+  const auto field = [&](Py_ssize_t i) { return PyTuple_GET_ITEM(hint, i); };
+  const py::object near = frame_at(field(1));
+  if (!stands_at(near, field(2), field(3))) return false;
+  if (field(8) != Py_None && !is_forward_of(near, field(8))) return false;
+  if (number(field(4)) == 0) return true;
+  if (!stands_at(frame_at(field(4)), field(5), field(6))) return false;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(field(7)); ++i) {
+    PyObject* const more = PyTuple_GET_ITEM(field(7), i);
+    const py::object frame = frame_at(PyTuple_GET_ITEM(more, 0));
+    if (!stands_at(frame, PyTuple_GET_ITEM(more, 1), PyTuple_GET_ITEM(more, 2))) return false;
+  }
+  return true;
+}
+
+// While torch's functions are what they are without modes and subclasses.
+class Disabled {
+ public:
+  Disabled() : before_(at::impl::PythonTorchFunctionTLS::get_disabled_state()) {
+    at::impl::PythonTorchFunctionTLS::set_disabled_state(at::impl::TorchFunctionDisabledState::ALL_DISABLED);
+  }
+  ~Disabled() { at::impl::PythonTorchFunctionTLS::set_disabled_state(before_); }
+  Disabled(const Disabled&) = delete;
+  Disabled& operator=(const Disabled&) = delete;
+
+ private:
+  at::impl::TorchFunctionDisabledState before_;
+};
+
+py::object run(const ModeCall& call) {
+  return owned(PyObject_Call(call.function.ptr(), call.args.ptr(), call.kwargs.ptr()));
+}
+
+}  // namespace
+
+KnownCalls::KnownCalls(py::dict names, py::set asked, py::set quiet, py::list nodes_of, std::int64_t width,
+                       py::list floats, py::list weights, py::object nothing)
+    : names_(std::move(names)),
+      asked_(std::move(asked)),
+      quiet_(std::move(quiet)),
+      nodes_of_(std::move(nodes_of)),
+      width_(width),
+      floats_(std::move(floats)),
+      weights_(std::move(weights)),
+      nothing_(std::move(nothing)) {}
+
+py::object KnownCalls::left_to_python() {
+  static PyObject* const sentinel = py::module_::import("builtins").attr("object")().release().ptr();
+  return py::reinterpret_borrow<py::object>(sentinel);
+}
+
+py::object KnownCalls::operator()(const ModeCall& call) const {
+  PyObject* const name = PyDict_GetItemWithError(names_.ptr(), call.function.ptr());
+  if (name == nullptr) {
+    PyErr_Clear();  // a function that cannot be looked up is Python's too
+    return left_to_python();
+  }
+  if (PySet_Contains(asked_.ptr(), name) == 0) {
+    if (PySet_Contains(quiet_.ptr(), call.function.ptr()) != 1) return left_to_python();
+    const Disabled meanwhile;
+    return run(call);
+  }
+  const std::int64_t found = node(call, name);
+  if (found < 0) return left_to_python();
+  const Disabled meanwhile;
+  const py::int_ at(found);
+  if (PyObject_SetAttr(call.mode.ptr(), attributes().at, at.ptr()) != 0) throw py::error_already_set();
+  if (PyList_GET_ITEM(call.nodes.ptr(), found) == nothing_.ptr()) return run(call);
+  return owned(PyObject_CallMethodObjArgs(call.mode.ptr(), attributes().met, at.ptr(), call.function.ptr(),
+                                          call.args.ptr(), call.kwargs.ptr(), nullptr));
+}
+
+std::int64_t KnownCalls::node(const ModeCall& call, const py::handle& name) const {
+  constexpr std::int64_t kNone = -1;
+  std::int64_t key = kNone;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(call.hints.ptr()) && key == kNone; ++i) {
+    PyObject* const hint = PyTuple_GET_ITEM(call.hints.ptr(), i);
+    if (PyObject_RichCompareBool(PyTuple_GET_ITEM(hint, 0), name.ptr(), Py_EQ) != 1 || !holds(hint)) continue;
+    key = number(PyTuple_GET_ITEM(hint, 9));
+    if (key < 0 || key >= width_) return kNone;
+  }
+  if (key == kNone) return kNone;
+  PyObject* const nodes = PyList_GET_ITEM(nodes_of_.ptr(), key);
+  const std::int64_t count = number(PyList_GET_ITEM(call.counts.ptr(), key));
+  if (count >= PyList_GET_SIZE(nodes) || PyList_GET_ITEM(nodes, count) == Py_None) return kNone;
+  const std::int64_t found = number(PyList_GET_ITEM(nodes, count));
+  if (!is_of_floats(call, found) || !has_own_weight(call, found)) return kNone;
+  PyList_SetItem(call.counts.ptr(), key, PyLong_FromLongLong(count + 1));
+  return found;
+}
+
+bool KnownCalls::is_of_floats(const ModeCall& call, std::int64_t node) const {
+  PyObject* const slot = PyList_GET_ITEM(floats_.ptr(), node);
+  if (slot == Py_None) return true;
+  if (!PyLong_CheckExact(slot) || number(slot) >= PyTuple_GET_SIZE(call.args.ptr())) return false;
+  PyObject* const operand = PyTuple_GET_ITEM(call.args.ptr(), number(slot));
+  return !THPVariable_Check(operand) || THPVariable_Unpack(operand).is_floating_point();
+}
+
+bool KnownCalls::has_own_weight(const ModeCall& call, std::int64_t node) const {
+  PyObject* const own = PyList_GET_ITEM(weights_.ptr(), node);
+  if (own == Py_None) return true;
+  PyObject* const slot = PyTuple_GET_ITEM(own, 0);
+  if (!PyLong_CheckExact(slot) || number(slot) >= PyTuple_GET_SIZE(call.args.ptr())) return false;
+  const py::object container = owned(PyObject_GetAttr(call.mode.ptr(), attributes().container));
+  if (container.is_none()) return true;
+  const py::object weight = owned(PyObject_CallOneArg(PyTuple_GET_ITEM(own, 1), container.ptr()));
+  return PyTuple_GET_ITEM(call.args.ptr(), number(slot)) == weight.ptr();
+}
+
+void bind_known_calls(py::module_& m) {
+  m.attr("LEFT_TO_PYTHON") = KnownCalls::left_to_python();
+  py::class_<KnownCalls>(m, "KnownCalls")
+      .def(py::init<py::dict, py::set, py::set, py::list, std::int64_t, py::list, py::list, py::object>())
+      .def("__call__",
+           [](const KnownCalls& self, const py::handle& mode, const py::tuple& hints, const py::list& counts,
+              const py::list& nodes, const py::handle& function, const py::tuple& args,
+              const py::dict& kwargs) { return self({mode, hints, counts, nodes, function, args, kwargs}); });
+}
+
+}  // namespace qsim

@@ -1,0 +1,40 @@
+"""What is known of functions wherever a model calls them, and the calls of a container that are followed without Python."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch._ops import HigherOrderOperator
+
+from qsim._library import KnownCalls
+from qsim.graph.execute.nodes import NOTHING
+from qsim.operations.functions import (
+    ALIAS,
+    COMPOSITE,
+    CONSTRUCTORS,
+    METRICS,
+    RANDOM,
+    SOMETIMES_SUMS,
+    TRANSPARENT,
+    Function,
+    name_of,
+    route_name,
+)
+
+QUIET_NAMES = TRANSPARENT | RANDOM | METRICS
+FUNCTION_NAMES: dict[Function, str] = {}  # as keys have them; looking one up is cheaper than making it
+_quiet: set[Function] = set()  # those of which no result needs a quantizer, whatever the arguments, and which run as they are
+
+
+def note_function(func: Function) -> str:
+    """The function's name, as keys have it, from now on in `FUNCTION_NAMES`."""
+    name = FUNCTION_NAMES[func] = route_name(func).strip("_")
+    is_special = name in COMPOSITE or name in CONSTRUCTORS or name in ALIAS or isinstance(func, HigherOrderOperator)
+    if name_of(func) in QUIET_NAMES - SOMETIMES_SUMS and not is_special:
+        _quiet.add(func)
+    return name
+
+
+def known_calls(asked: set[str], nodes_of: list[list[int | None]], width: int, floats: list[Any], weights: list[Any]) -> KnownCalls:
+    """Of a `Place` with these attributes: `names`, and the others by their names."""
+    return KnownCalls(FUNCTION_NAMES, asked, _quiet, nodes_of, width, floats, weights, NOTHING)
