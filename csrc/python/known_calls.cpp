@@ -1,5 +1,7 @@
 #include "python/known_calls.h"
 
+#include "python/settled.h"
+
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <torch/csrc/autograd/python_variable.h>
 
@@ -13,7 +15,8 @@ struct Attributes {
   PyObject *f_code = PyUnicode_InternFromString("f_code"), *f_lasti = PyUnicode_InternFromString("f_lasti"),
            *f_locals = PyUnicode_InternFromString("f_locals"), *self = PyUnicode_InternFromString("self"),
            *container = PyUnicode_InternFromString("container"), *at = PyUnicode_InternFromString("at"),
-           *met = PyUnicode_InternFromString("met");
+           *met = PyUnicode_InternFromString("met"), *direct = PyUnicode_InternFromString("direct"),
+           *view_as = PyUnicode_InternFromString("view_as");
 };
 
 const Attributes& attributes() {
@@ -77,14 +80,32 @@ class Disabled {
   at::impl::TorchFunctionDisabledState before_;
 };
 
-py::object run(const ModeCall& call) {
-  return owned(PyObject_Call(call.function.ptr(), call.args.ptr(), call.kwargs.ptr()));
+// A dense tensor of floating-point numbers (`quantized` in python/qsim/graph/execute/inputs.py).
+bool is_quantized(PyObject* value) {
+  if (!THPVariable_Check(value)) return false;
+  const at::Tensor& t = THPVariable_Unpack(value);
+  return t.is_floating_point() && t.layout() == at::kStrided && !t.is_nested();
+}
+
+// Whether a node has no more than quantizers, at operands that are given by position.
+bool has_quantizers_alone(PyObject* node, Py_ssize_t arguments) {
+  for (Py_ssize_t i = 2; i < 5; ++i) {
+    if (PyTuple_GET_ITEM(node, i) != Py_None) return false;
+  }
+  if (PyTuple_GET_ITEM(node, 5) != Py_False) return false;
+  PyObject* const operands = PyTuple_GET_ITEM(node, 0);
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(operands); ++i) {
+    PyObject* const slot = PyTuple_GET_ITEM(PyTuple_GET_ITEM(operands, i), 0);
+    if (!PyLong_CheckExact(slot) || number(slot) >= arguments) return false;
+  }
+  return true;
 }
 
 }  // namespace
 
 KnownCalls::KnownCalls(py::dict names, py::set asked, py::set quiet, py::list nodes_of, std::int64_t width,
-                       py::list floats, py::list weights, py::object nothing)
+                       py::list floats, py::list weights, py::set conditional, py::object with_outputs,
+                       py::type shortcut)
     : names_(std::move(names)),
       asked_(std::move(asked)),
       quiet_(std::move(quiet)),
@@ -92,7 +113,9 @@ KnownCalls::KnownCalls(py::dict names, py::set asked, py::set quiet, py::list no
       width_(width),
       floats_(std::move(floats)),
       weights_(std::move(weights)),
-      nothing_(std::move(nothing)) {}
+      conditional_(std::move(conditional)),
+      with_outputs_(std::move(with_outputs)),
+      shortcut_(std::move(shortcut)) {}
 
 py::object KnownCalls::left_to_python() {
   static PyObject* const sentinel = py::module_::import("builtins").attr("object")().release().ptr();
@@ -108,16 +131,64 @@ py::object KnownCalls::operator()(const ModeCall& call) const {
   if (PySet_Contains(asked_.ptr(), name) == 0) {
     if (PySet_Contains(quiet_.ptr(), call.function.ptr()) != 1) return left_to_python();
     const Disabled meanwhile;
-    return run(call);
+    return owned(PyObject_Call(call.function.ptr(), call.args.ptr(), call.kwargs.ptr()));
   }
   const std::int64_t found = node(call, name);
   if (found < 0) return left_to_python();
   const Disabled meanwhile;
   const py::int_ at(found);
   if (PyObject_SetAttr(call.mode.ptr(), attributes().at, at.ptr()) != 0) throw py::error_already_set();
-  if (PyList_GET_ITEM(call.nodes.ptr(), found) == nothing_.ptr()) return run(call);
-  return owned(PyObject_CallMethodObjArgs(call.mode.ptr(), attributes().met, at.ptr(), call.function.ptr(),
-                                          call.args.ptr(), call.kwargs.ptr(), nullptr));
+  PyObject* const node = PyList_GET_ITEM(call.nodes.ptr(), found);
+  if (!has_quantizers_alone(node, PyTuple_GET_SIZE(call.args.ptr())) ||
+      PySet_Contains(conditional_.ptr(), at.ptr()) != 0) {
+    return owned(PyObject_CallMethodObjArgs(call.mode.ptr(), attributes().met, at.ptr(), call.function.ptr(),
+                                            call.args.ptr(), call.kwargs.ptr(), nullptr));
+  }
+  const py::tuple args = with_operands(call.args, PyTuple_GET_ITEM(node, 0));
+  return with_outputs(owned(PyObject_Call(call.function.ptr(), args.ptr(), call.kwargs.ptr())),
+                      PyTuple_GET_ITEM(node, 1), args);
+}
+
+py::object KnownCalls::quantized(PyObject* quantize, PyObject* value) const {
+  if (PyObject_TypeCheck(quantize, reinterpret_cast<PyTypeObject*>(shortcut_.ptr()))) {
+    const py::object direct = owned(PyObject_GetAttr(quantize, attributes().direct));
+    if (py::detail::make_caster<Direct> caster; caster.load(direct, false) && !direct.is_none()) {
+      py::object found = py::detail::cast_op<const Direct&>(caster).direct(value);
+      if (!found.is_none()) return found;
+    }
+  }
+  return owned(PyObject_CallOneArg(quantize, value));
+}
+
+py::tuple KnownCalls::with_operands(const py::tuple& args, PyObject* operands) const {
+  if (PyTuple_GET_SIZE(operands) == 0) return args;
+  py::tuple given(args.size());
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args.ptr()); ++i) {
+    PyTuple_SET_ITEM(given.ptr(), i, Py_NewRef(PyTuple_GET_ITEM(args.ptr(), i)));
+  }
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(operands); ++i) {
+    PyObject* const operand = PyTuple_GET_ITEM(operands, i);
+    const Py_ssize_t slot = number(PyTuple_GET_ITEM(operand, 0));
+    PyObject* const value = PyTuple_GET_ITEM(given.ptr(), slot);
+    if (!is_quantized(value)) continue;
+    py::object found = quantized(PyTuple_GET_ITEM(operand, 1), value);
+    PyTuple_SetItem(given.ptr(), slot, found.release().ptr());
+  }
+  return given;
+}
+
+py::object KnownCalls::with_outputs(py::object out, PyObject* outputs, const py::tuple& given) const {
+  if (PyTuple_GET_SIZE(outputs) == 0) return out;
+  if (!THPVariable_Check(out.ptr())) {
+    return owned(PyObject_CallFunctionObjArgs(with_outputs_.ptr(), out.ptr(), outputs, given.ptr(), nullptr));
+  }
+  if (!is_quantized(out.ptr())) return out;
+  py::object found = quantized(PyTuple_GET_ITEM(PyTuple_GET_ITEM(outputs, 0), 1), out.ptr());
+  if (!found.is(out)) return found;
+  for (const py::handle& each : given) {
+    if (each.is(out)) return owned(PyObject_CallMethodObjArgs(found.ptr(), attributes().view_as, found.ptr(), nullptr));
+  }
+  return found;
 }
 
 std::int64_t KnownCalls::node(const ModeCall& call, const py::handle& name) const {
@@ -161,7 +232,8 @@ bool KnownCalls::has_own_weight(const ModeCall& call, std::int64_t node) const {
 void bind_known_calls(py::module_& m) {
   m.attr("LEFT_TO_PYTHON") = KnownCalls::left_to_python();
   py::class_<KnownCalls>(m, "KnownCalls")
-      .def(py::init<py::dict, py::set, py::set, py::list, std::int64_t, py::list, py::list, py::object>())
+      .def(py::init<py::dict, py::set, py::set, py::list, std::int64_t, py::list, py::list, py::set, py::object,
+                    py::type>())
       .def("__call__",
            [](const KnownCalls& self, const py::handle& mode, const py::tuple& hints, const py::list& counts,
               const py::list& nodes, const py::handle& function, const py::tuple& args,

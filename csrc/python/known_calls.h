@@ -26,7 +26,7 @@ class KnownCalls {
   // wherever they are called. The rest: attributes of a Place, by key and by node. nothing: the node that has nothing
   // to do. All are shared: what Python adds is known here.
   KnownCalls(py::dict names, py::set asked, py::set quiet, py::list nodes_of, std::int64_t width, py::list floats,
-             py::list weights, py::object nothing);
+             py::list weights, py::set conditional, py::object with_outputs, py::type shortcut);
 
   // What the call returns, made as planned; `left_to_python` where that is not for this class to say: nothing ran then.
   py::object operator()(const ModeCall& call) const;
@@ -36,6 +36,11 @@ class KnownCalls {
  private:
   // The node that the call leads to; below 0 where a hint does not say, or it is not as recorded.
   std::int64_t node(const ModeCall& call, const py::handle& name) const;
+  // What `quantize` makes of a tensor, without Python where it is a shortcut that can do so.
+  py::object quantized(PyObject* quantize, PyObject* value) const;
+  // As the functions of these names in Python.
+  py::tuple with_operands(const py::tuple& args, PyObject* operands) const;
+  py::object with_outputs(py::object out, PyObject* outputs, const py::tuple& given) const;
   bool is_of_floats(const ModeCall& call, std::int64_t node) const;
   bool has_own_weight(const ModeCall& call, std::int64_t node) const;
 
@@ -45,7 +50,9 @@ class KnownCalls {
   py::list nodes_of_;
   std::int64_t width_;
   py::list floats_, weights_;
-  py::object nothing_;
+  py::set conditional_;
+  py::object with_outputs_;
+  py::type shortcut_;
 };
 
 void bind_known_calls(py::module_& m);

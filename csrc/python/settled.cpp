@@ -109,14 +109,16 @@ QuantizerVars::Settings QuantizerVars::settings() const {
 }
 
 Settled::Settled(const py::dict& vars, py::object spec, std::int64_t quant_min, std::int64_t quant_max,
-                 std::optional<std::int64_t> axis, std::optional<std::int64_t> block_size, std::string rounding)
+                 std::optional<std::int64_t> axis, std::optional<std::int64_t> block_size, std::string rounding,
+                 std::int64_t few)
     : vars_(vars),
       spec_(std::move(spec)),
       quant_min_(quant_min),
       quant_max_(quant_max),
       axis_(axis),
       block_size_(block_size),
-      rounding_(std::move(rounding)) {}
+      rounding_(std::move(rounding)),
+      few_(few) {}
 
 py::object Settled::quantize(const py::handle& x, bool in_place) const {
   HANDLE_TH_ERRORS
@@ -149,9 +151,9 @@ py::object Settled::quantize(const py::handle& x, bool in_place) const {
   END_HANDLE_TH_ERRORS_PYBIND
 }
 
-py::object Settled::quantize_few(const py::handle& x, std::int64_t many) const {
+py::object Settled::direct(const py::handle& x) const {
   const Tensor* const given = plain(x);
-  return given != nullptr && given->numel() < many ? quantize(x, false) : py::none();
+  return given != nullptr && given->numel() < few_ ? quantize(x, false) : py::none();
 }
 
 bool Settled::is_fixed() const {
@@ -160,7 +162,7 @@ bool Settled::is_fixed() const {
          vars_.quantizes_alone() && is_its_spec();
 }
 
-py::object SettledDynamic::quantize(const py::handle& x) const {
+py::object SettledDynamic::direct(const py::handle& x) const {
   HANDLE_TH_ERRORS
   using Integer = std::optional<std::int64_t>;
   using Format = std::optional<std::string_view>;
@@ -206,7 +208,7 @@ std::vector<py::handle> KeptParameter::tensors(const py::handle& parameter) cons
   return found;
 }
 
-py::object KeptParameter::of(const py::handle& parameter) const {
+py::object KeptParameter::direct(const py::handle& parameter) const {
   if (!kept_) return py::none();
   for (std::size_t i = 0; i < quantizers_.size(); ++i) {
     if (quantizers_[i].is_watched() || !(kept_->settings[i] == quantizers_[i].settings())) return py::none();
@@ -250,16 +252,16 @@ py::custom_type_setup collected() {
 }  // namespace
 
 void bind_settled(py::module_& m) {
-  py::class_<Settled>(m, "Settled", collected<Settled>())
+  py::class_<Direct>(m, "Direct").def("__call__", &Direct::direct);
+  py::class_<Settled, Direct>(m, "Settled", collected<Settled>())
       .def(py::init<const py::dict&, py::object, std::int64_t, std::int64_t, std::optional<std::int64_t>,
-                    std::optional<std::int64_t>, std::string>())
-      .def("quantize", &Settled::quantize, py::arg("x"), py::arg("in_place") = false)
-      .def("quantize_few", &Settled::quantize_few)
+                    std::optional<std::int64_t>, std::string, std::int64_t>())
+      .def("quantize", &Settled::quantize, py::arg("x"), py::arg("in_place"))
       .def("is_its_spec", &Settled::is_its_spec)
       .def("is_fixed", &Settled::is_fixed);
   using Integer = std::optional<std::int64_t>;
   using Format = std::optional<std::string>;
-  py::class_<SettledDynamic>(m, "SettledDynamic", collected<SettledDynamic>())
+  py::class_<SettledDynamic, Direct>(m, "SettledDynamic", collected<SettledDynamic>())
       .def(
           py::init([](const py::dict& vars, const py::object& spec, std::int64_t quant_min, std::int64_t quant_max,
                       Format format, Integer axis, Integer block_size, bool symmetric, std::string rounding,
@@ -270,14 +272,12 @@ void bind_settled(py::module_& m) {
                                         std::move(rounding), saturate, min_scale, std::move(scale_format),
                                         std::move(scale_rounding)});
           }))
-      .def("quantize", &SettledDynamic::quantize)
       .def("is_its_spec", &SettledDynamic::is_its_spec);
   py::class_<Unchanged>(m, "Unchanged", collected<Unchanged>())
       .def(py::init<const py::dict&>())
       .def("__call__", &Unchanged::operator());
-  py::class_<KeptParameter>(m, "KeptParameter", collected<KeptParameter>())
+  py::class_<KeptParameter, Direct>(m, "KeptParameter", collected<KeptParameter>())
       .def(py::init<const std::vector<py::dict>&>())
-      .def("of", &KeptParameter::of)
       .def("keep", &KeptParameter::keep)
       .def("forget", &KeptParameter::forget)
       .def("is_empty", &KeptParameter::is_empty);

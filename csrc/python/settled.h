@@ -50,17 +50,29 @@ class QuantizerVars {
   py::dict vars_;
 };
 
-// A quantizer that `is_plain` (in Python), and what its spec says: where it has another one, Python decides.
-class Settled {
+// What may quantize a tensor without Python.
+class Direct {
  public:
+  Direct() = default;
+  Direct(const Direct&) = delete;
+  Direct& operator=(const Direct&) = delete;
+  virtual ~Direct() = default;
+  // The tensor quantized; None where Python has to decide.
+  virtual py::object direct(const py::handle& x) const = 0;
+};
+
+// A quantizer that `is_plain` (in Python), and what its spec says: where it has another one, Python decides.
+class Settled : public Direct {
+ public:
+  // few: `direct` quantizes fewer elements than these, not in place.
   Settled(const py::dict& vars, py::object spec, std::int64_t quant_min, std::int64_t quant_max,
-          std::optional<std::int64_t> axis, std::optional<std::int64_t> block_size, std::string rounding);
+          std::optional<std::int64_t> axis, std::optional<std::int64_t> block_size, std::string rounding,
+          std::int64_t few);
 
   // The tensor quantized, in its own memory if `in_place`; None where Python has to decide: not now settled, watched,
   // or no dense tensor of up to 32 bits.
   py::object quantize(const py::handle& x, bool in_place) const;
-  // Not in place, and None for `many` elements or more.
-  py::object quantize_few(const py::handle& x, std::int64_t many) const;
+  py::object direct(const py::handle& x) const override;
   // Whether the quantizer still has that spec.
   bool is_its_spec() const { return vars_.has_spec(spec_); }
   // Whether `quantize` would, by a scale on the CPU that no gradient is for.
@@ -73,10 +85,11 @@ class Settled {
   std::int64_t quant_min_, quant_max_;
   std::optional<std::int64_t> axis_, block_size_;
   std::string rounding_;
+  std::int64_t few_;
 };
 
 // A quantizer that `is_dynamic` (in Python), and what its spec says.
-class SettledDynamic {
+class SettledDynamic : public Direct {
  public:
   // As the operators of dynamic quantization have them; without a format those of integers.
   struct Options {
@@ -94,8 +107,7 @@ class SettledDynamic {
   SettledDynamic(const py::dict& vars, py::object spec, Options options)
       : vars_(vars), spec_(std::move(spec)), options_(std::move(options)) {}
 
-  // The tensor quantized; None where Python has to decide.
-  py::object quantize(const py::handle& x) const;
+  py::object direct(const py::handle& x) const override;
   bool is_its_spec() const { return vars_.has_spec(spec_); }
   int visit(visitproc visit, void* arg) const { return vars_.visit(visit, arg); }
 
@@ -119,12 +131,12 @@ class Unchanged {
 };
 
 // What one or two quantizers made of a parameter, for as long as these and the parameter are what they were.
-class KeptParameter {
+class KeptParameter : public Direct {
  public:
   explicit KeptParameter(const std::vector<py::dict>& quantizers);
 
   // What was kept; None where there is nothing, it holds no longer, hooks want to see, or a gradient is needed.
-  py::object of(const py::handle& parameter) const;
+  py::object direct(const py::handle& parameter) const override;
   void keep(const py::object& parameter, const py::object& quantized);
   void forget() { kept_.reset(); }
   bool is_empty() const { return !kept_.has_value(); }

@@ -1,6 +1,6 @@
 """Operators of `torch.ops.qsim` with less to do before their kernel (csrc/python/module.cpp). Not for Dynamo, which cannot look inside."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -137,19 +137,31 @@ class Stamp:
     def __init__(self, *tensors: Tensor) -> None: ...
     def matches(self, *tensors: Tensor) -> bool: ...
 
-class Settled:
-    """Quantizes by the encoding of a quantizer that `is_plain` and has these attributes; None where Python has to decide."""
+class Direct:
+    """What may quantize a tensor without Python; None where Python has to decide."""
+
+    def __call__(self, x: Tensor) -> Tensor | None: ...
+
+class Settled(Direct):
+    """Quantizes by the encoding of a quantizer that `is_plain` and has these attributes; as a call fewer than `few` elements alone."""
 
     def __init__(
-        self, vars: dict[str, Any], spec: object, quant_min: int, quant_max: int, axis: int | None, block_size: int | None, rounding: str
+        self,
+        vars: dict[str, Any],
+        spec: object,
+        quant_min: int,
+        quant_max: int,
+        axis: int | None,
+        block_size: int | None,
+        rounding: str,
+        few: int,
     ) -> None: ...
-    def quantize(self, x: Tensor, in_place: bool = False) -> Tensor | None: ...
-    def quantize_few(self, x: Tensor, many: int) -> Tensor | None: ...
+    def quantize(self, x: Tensor, in_place: bool) -> Tensor | None: ...
     def is_its_spec(self) -> bool: ...
     def is_fixed(self) -> bool: ...
 
-class SettledDynamic:
-    """Quantizes as the spec of a quantizer that `is_dynamic` and has these attributes says; None where Python has to decide."""
+class SettledDynamic(Direct):
+    """Quantizes as the spec of a quantizer that `is_dynamic` and has these attributes says."""
 
     def __init__(
         self,
@@ -167,7 +179,6 @@ class SettledDynamic:
         scale_format: str | None,
         scale_rounding: str,
     ) -> None: ...
-    def quantize(self, x: Tensor) -> Tensor | None: ...
     def is_its_spec(self) -> bool: ...
 
 class Unchanged:
@@ -176,11 +187,10 @@ class Unchanged:
     def __init__(self, vars: dict[str, Any]) -> None: ...
     def __call__(self) -> bool: ...
 
-class KeptParameter:
+class KeptParameter(Direct):
     """What quantizers with these attributes made of a parameter, for as long as none of it changes."""
 
     def __init__(self, quantizers: list[dict[str, Any]]) -> None: ...
-    def of(self, parameter: Tensor) -> Tensor | None: ...
     def keep(self, parameter: Tensor, quantized: Tensor) -> None: ...
     def forget(self) -> None: ...
     def is_empty(self) -> bool: ...
@@ -199,7 +209,9 @@ class KnownCalls:
         width: int,
         floats: list[Any],
         weights: list[Any],
-        nothing: object,
+        conditional: set[int],
+        with_outputs: Callable[..., Any],
+        shortcut: type,
     ) -> None: ...
     def __call__(
         self,

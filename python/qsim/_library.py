@@ -73,6 +73,7 @@ cpu_capability()  # an impossible QSIM_CPU_CAPABILITY fails at import, not insid
 from qsim import _C  # noqa: E402  # behind `load`, which says what is wrong where there is none
 
 eager = _C  # operators for whom nobody traces: the functions of `torch.ops.qsim`, called directly
+Direct = _C.Direct
 KeptParameter = _C.KeptParameter
 KnownCalls = _C.KnownCalls
 LEFT_TO_PYTHON = _C.LEFT_TO_PYTHON

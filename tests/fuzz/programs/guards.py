@@ -58,7 +58,7 @@ class _KeptParameter:
     def __init__(self, quantizers: list[dict[str, Any]]) -> None:
         self.quantizers, self.kept = quantizers, None
 
-    def of(self, parameter: Tensor) -> Tensor | None:
+    def __call__(self, parameter: Tensor) -> Tensor | None:
         if self.kept is None or self.kept[0] != self._seen(parameter, self.kept[1]):
             return None
         tensors = [parameter, *(t for q in self.quantizers for t in self._grid(q))]

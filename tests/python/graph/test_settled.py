@@ -40,8 +40,9 @@ def test_quantizes_as_the_quantizer_does(spec: TensorSpec, dtype: torch.dtype) -
     assert settled is not None
     expected = quantizer(x)
     assert torch.equal(settled.quantize(x, False), expected)
-    assert torch.equal(settled.quantize_few(x, x.numel() + 1), expected)
-    assert settled.quantize_few(x, x.numel()) is None
+    assert torch.equal(settled(x), expected)
+    assert torch.equal(_settled(quantizer, x.numel() + 1)(x), expected)
+    assert _settled(quantizer, x.numel())(x) is None
     mine = x.clone()
     assert settled.quantize(mine, True) is mine
     assert torch.equal(mine, expected)
@@ -69,7 +70,7 @@ def test_another_spec_is_pythons_until_it_is_known() -> None:
     for _ in range(2):
         assert torch.equal(in_place(X.clone()), other(X))
         assert torch.equal(kept(X), other(X))
-    assert in_place._settled.quantize(X, False) is not None
+    assert in_place.direct.quantize(X, False) is not None
 
 
 def test_gradients_are_those_of_the_quantizer() -> None:
@@ -168,9 +169,9 @@ DYNAMIC = {
 def test_what_takes_its_scale_from_each_tensor(spec: TensorSpec, x: Tensor) -> None:
     quantizer = Quantizer(spec)
     settled = _settled_operand(quantizer)
-    torch.testing.assert_close(settled.quantize(x), quantizer(x), rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(settled(x), quantizer(x), rtol=0, atol=0, equal_nan=True)
     gradients = []
-    for quantize in (quantizer, settled.quantize):
+    for quantize in (quantizer, settled):
         leaf = (2 * x).requires_grad_()
         quantize(leaf).square().sum().backward()
         gradients.append(leaf.grad)
@@ -185,12 +186,12 @@ def test_what_takes_its_scale_from_each_tensor_leaves_the_rest_to_python(spec: T
     plain = quantizer(X)
     assert torch.equal(operand(X), plain)
     change(quantizer)
-    assert settled.quantize(X) is None
+    assert settled(X) is None
     assert torch.equal(operand(X), quantizer(X))
     for other in (X.to(torch.int32), X.to_sparse(), X[0, 0], X.as_subclass(type("Mine", (Tensor,), {})), None):
-        assert settled.quantize(other) is None
+        assert settled(other) is None
     with TorchFunctionMode():
-        assert settled.quantize(X) is None
+        assert settled(X) is None
 
 
 @pytest.mark.parametrize("spec", [TensorSpec(method="minmax"), *DYNAMIC.values()], ids=["minmax", *DYNAMIC])

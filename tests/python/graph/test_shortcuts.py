@@ -35,7 +35,7 @@ def quantized(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
     counting.__name__ = "quantize"  # by which bound ones are pickled
     monkeypatch.setattr(Quantizer, "quantize", counting)
-    monkeypatch.setattr(shortcuts, "_settled", lambda quantizer: None)  # what computes without Python is not seen
+    monkeypatch.setattr(shortcuts, "_settled", lambda quantizer, few=0: None)  # what computes without Python is not seen
     return counts
 
 

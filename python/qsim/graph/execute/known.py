@@ -7,7 +7,8 @@ from typing import Any
 from torch._ops import HigherOrderOperator
 
 from qsim._library import KnownCalls
-from qsim.graph.execute.nodes import NOTHING
+from qsim.graph.execute.inputs import with_outputs
+from qsim.graph.execute.shortcuts import Shortcut
 from qsim.operations.functions import (
     ALIAS,
     COMPOSITE,
@@ -35,6 +36,8 @@ def note_function(func: Function) -> str:
     return name
 
 
-def known_calls(asked: set[str], nodes_of: list[list[int | None]], width: int, floats: list[Any], weights: list[Any]) -> KnownCalls:
+def known_calls(
+    asked: set[str], nodes_of: list[list[int | None]], width: int, floats: list[Any], weights: list[Any], conditional: set[int]
+) -> KnownCalls:
     """Of a `Place` with these attributes: `names`, and the others by their names."""
-    return KnownCalls(FUNCTION_NAMES, asked, _quiet, nodes_of, width, floats, weights, NOTHING)
+    return KnownCalls(FUNCTION_NAMES, asked, _quiet, nodes_of, width, floats, weights, conditional, with_outputs, Shortcut)

@@ -147,7 +147,7 @@ class Place:
     def _forget(self) -> None:
         self.no_hints: list[tuple[Hint, ...]] = [()] * (len(self.sites) + 1)  # by node, the last entry for the beginning of a call
         self.hints = list(self.no_hints)
-        self.known = known_calls(self.names, self.nodes_of, self.width, self.floats, self.weights)
+        self.known = known_calls(self.names, self.nodes_of, self.width, self.floats, self.weights, self.conditional)
         self.strange: dict[tuple[Spot, ...], None] = {}
         self._be_another()
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
-from qsim._library import KeptParameter, Settled, SettledDynamic, Unchanged
+from qsim._library import Direct, KeptParameter, Settled, SettledDynamic, Unchanged
 from qsim.graph.execute import ownership
 from qsim.graph.execute.lowered import LiveMaker, Lowered, Quantize
 from qsim.graph.execute.ownership import is_alone
@@ -44,7 +44,13 @@ def is_watched(module: nn.Module) -> bool:
     return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks)
 
 
-class Kept:
+class Shortcut:
+    """What stands where work is saved. `direct`: what may quantize without Python, and is asked first."""
+
+    direct: Direct | None
+
+
+class Kept(Shortcut):
     """Quantizes a parameter or buffer, and keeps the result until the tensor or the encoding changes, while no gradient is needed and
     memory is not scarce.
 
@@ -57,23 +63,23 @@ class Kept:
         self.quantizer = quantizer
         self._sources = _sources(quantizer)
         self._settled = _settled(quantizer)
-        self._kept = KeptParameter([vars(source) for source in self._sources])
+        self.direct: KeptParameter = KeptParameter([vars(source) for source in self._sources])
 
     def __reduce__(self) -> tuple[type[Kept], tuple[Quantizer | Lowered | BiasQuantizer]]:
         return Kept, (self.quantizer,)
 
     def __call__(self, value: Tensor) -> Tensor:
-        kept = self._kept.of(value)
+        kept = self.direct(value)
         return self._anew(value, self.quantizer) if kept is None else kept
 
     def unobserved(self, value: Tensor) -> Tensor:
         """For a second reader of the same parameter: see `qsim.graph.plan.plan.Use`."""
         assert not isinstance(self.quantizer, BiasQuantizer)
-        kept = self._kept.of(value)
+        kept = self.direct(value)
         return self._anew(value, self.quantizer.quantize) if kept is None else kept
 
     def _anew(self, value: Tensor, quantize: Callable[[Tensor], Tensor]) -> Tensor:
-        sources, kept = self._sources, self._kept
+        sources, kept = self._sources, self.direct
         if value.requires_grad and torch.is_grad_enabled() and kept.is_empty():  # training
             return self._at_once(value, quantize)
         if not value.is_cpu:
@@ -131,7 +137,7 @@ class FrugalMaker(LiveMaker):
         return kept if observes else kept.unobserved
 
 
-class Operand:
+class Operand(Shortcut):
     """Quantizes an operand: without Python where nothing but the quantizer's encoding, or its spec, decides on the result.
 
     Parameters
@@ -143,18 +149,17 @@ class Operand:
 
     def __init__(self, quantizer: Quantizer, observes: bool) -> None:
         self.quantizer, self.observes = quantizer, observes
-        self._settled = _settled_operand(quantizer)
+        self.direct: Settled | SettledDynamic | None = _settled_operand(quantizer)
 
     def __reduce__(self) -> tuple[type[Operand], tuple[Quantizer, bool]]:
         return Operand, (self.quantizer, self.observes)
 
     def __call__(self, x: Tensor) -> Tensor:
-        settled = self._settled
-        if settled is not None:
-            if (quantized := settled.quantize(x)) is not None:
+        if (direct := self.direct) is not None:
+            if (quantized := direct(x)) is not None:
                 return quantized
-            if not settled.is_its_spec():
-                self._settled = _settled_operand(self.quantizer)
+            if not direct.is_its_spec():
+                self.direct = _settled_operand(self.quantizer)
         return self.quantizer(x) if self.observes else self.quantizer.quantize(x)
 
 
@@ -169,7 +174,7 @@ def _settled_operand(quantizer: Quantizer) -> Settled | SettledDynamic | None:
     return SettledDynamic(vars(quantizer), spec, *grid, *groups, spec.rounding, spec.saturate, *scales)  # type: ignore[arg-type]  # no tiles
 
 
-class InPlace:
+class InPlace(Shortcut):
     """Quantizes an output in the memory that it was computed in.
 
     Parameters
@@ -179,33 +184,33 @@ class InPlace:
 
     def __init__(self, quantizer: Quantizer) -> None:
         self.quantizer = quantizer
-        self._settled = _settled(quantizer)
+        self.direct: Settled | None = _settled(quantizer, ownership.SMALLEST)
 
     def __reduce__(self) -> tuple[type[InPlace], tuple[Quantizer]]:
         return InPlace, (self.quantizer,)
 
     def __call__(self, y: Tensor) -> Tensor:
-        q, settled = self.quantizer, self._settled
+        q, settled = self.quantizer, self.direct
         if settled is not None:
-            if (quantized := settled.quantize_few(y, ownership.SMALLEST)) is not None:
+            if (quantized := settled(y)) is not None:
                 return quantized
             if (quantized := settled.quantize(y, is_alone(y))) is not None:
                 return quantized
-            self._settled = _renewed(settled, q)
+            self.direct = _renewed(settled, q, ownership.SMALLEST)
         return q(y) if is_watched(q) else q.forward(y, in_place=is_alone(y))  # unwatched, `forward` is all there is to a call
 
 
-def _settled(quantizer: Quantizer | Lowered | BiasQuantizer) -> Settled | None:
-    """What quantizes without Python, where the encoding that the quantizer holds may be all there is to it."""
+def _settled(quantizer: Quantizer | Lowered | BiasQuantizer, few: int = sys.maxsize) -> Settled | None:
+    """What quantizes without Python, where the encoding that the quantizer holds may be all there is to it. `few`: of `Settled`."""
     if type(quantizer) is not Quantizer or not quantizer.is_plain:
         return None
     spec = quantizer.spec
-    return Settled(vars(quantizer), spec, spec.quant_min, spec.quant_max, spec.axis, spec.block_size, spec.rounding)  # type: ignore[arg-type]  # no tiles
+    return Settled(vars(quantizer), spec, spec.quant_min, spec.quant_max, spec.axis, spec.block_size, spec.rounding, few)  # type: ignore[arg-type]  # no tiles
 
 
-def _renewed(settled: Settled, quantizer: Quantizer) -> Settled | None:
+def _renewed(settled: Settled, quantizer: Quantizer, few: int = sys.maxsize) -> Settled | None:
     """The same, or another one where the quantizer has another spec now."""
-    return settled if settled.is_its_spec() else _settled(quantizer)
+    return settled if settled.is_its_spec() else _settled(quantizer, few)
 
 
 class Rectifier:
