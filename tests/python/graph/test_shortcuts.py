@@ -330,3 +330,23 @@ def test_less_memory_in_training():
         totals.append(sum(saved.values()))
         del y
     assert totals[0] < 0.7 * totals[1]  # a rectifier's result is not saved beside the quantized one
+
+
+@pytest.mark.parametrize("part", ["", "model", "model.0"])
+def test_state_dicts_leave_parameters_where_they_are(part: str) -> None:
+    """What reads a state dict may write too, for all that torch knows, and a kept parameter would be copied for it."""
+    torch.manual_seed(0)
+    x = torch.randn(2, 128)
+    sim = qsim.QuantSim(nn.Sequential(nn.Sequential(nn.Linear(128, 128))).eval(), x, qsim.int8(), inplace=True)
+    sim.calibrate([x], progress=False)
+    weight = sim.model[0][0].weight
+    address = weight.data_ptr()
+    with torch.no_grad():
+        expected = sim(x)
+        assert torch._C._is_cow_tensor(weight.data)
+        state = sim.get_submodule(part).state_dict()
+        assert next(t for name, t in state.items() if name.endswith("weight")).data_ptr() == address
+        assert torch.equal(sim(x), expected)
+        sim.load_state_dict(sim.state_dict())
+        assert weight.data_ptr() == address
+        assert torch.equal(sim(x), expected)

@@ -111,7 +111,7 @@ class Place:
         beyond = [None] * len(elsewhere)
         self._savings = [*(savings.get(site, Saving()) for site in route.sites), *(Saving(kept_operands(found, plan)) for found in actions)]
         self._neighbours = [*(plan.regions.neighbours.get(site) for site in route.sites), *beyond]
-        self._quantizers = quantizers
+        self._quantizers, self._kept = quantizers, kept
         saving = [saving_node(*each, quantizers, kept) for each in zip(self._actions, self._savings, strict=True)]
         plain, with_marks = ([Node(*planned_site(a, make)) for a in self._actions] for make in (LiveMaker(quantizers), MarkMaker()))
         links, self.passed_links = links_of(route, plan), [passed_link(route.unmet[key], plan) for key in passed]
@@ -180,8 +180,14 @@ class Place:
     def forget_kept(self) -> None:
         """What was kept of parameters holds no longer."""
         if self.path == "":  # its children are asked too
+            self.release_kept()
             for quantizer in self._quantizers.values():
                 quantizer.turn()
+
+    def release_kept(self) -> None:
+        """Give back what was kept of parameters: their memory is their own again, and who writes to it moves nothing."""
+        for kept in self._kept.values():
+            kept.direct.forget()
 
     def has_ranges(self) -> bool:
         """Whether anything of the simulation was calibrated."""

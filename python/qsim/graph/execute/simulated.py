@@ -59,6 +59,20 @@ class Simulated(nn.Module):
         vars(self)[PLACE][0].forget_kept()
         return super().train(mode)
 
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        self._release_kept(prefix)
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        self._release_kept(prefix)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def _release_kept(self, prefix: str) -> None:
+        """Once for a state dict, of the whole model or of this part, before others take parameters and a write would move them."""
+        place = vars(self)[PLACE][0]
+        if place.path == "" or not prefix:
+            place.release_kept()
+
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """As of every module, with a warning where ranges were chosen for other parameters. Not where a simulation loads its own state."""
         found = super().load_state_dict(*args, **kwargs)
