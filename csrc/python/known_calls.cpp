@@ -87,7 +87,8 @@ bool is_quantized(PyObject* value) {
   return t.is_floating_point() && t.layout() == at::kStrided && !t.is_nested();
 }
 
-// Whether a node has no more than quantizers, at operands that are given by position.
+// Whether a node (`qsim.graph.execute.nodes.Node`, whose fields these are) has no more than quantizers, at operands
+// that are given by position.
 bool has_quantizers_alone(PyObject* node, Py_ssize_t arguments) {
   for (Py_ssize_t i = 2; i < 5; ++i) {
     if (PyTuple_GET_ITEM(node, i) != Py_None) return false;

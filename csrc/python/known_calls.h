@@ -23,8 +23,8 @@ struct ModeCall {
 class KnownCalls {
  public:
   // names: of functions. asked: names whose place is asked for. quiet: functions whose results need no quantizer,
-  // wherever they are called. The rest: attributes of a Place, by key and by node. nothing: the node that has nothing
-  // to do. All are shared: what Python adds is known here.
+  // wherever they are called. The rest: attributes of a Place, by key and by node.
+  // All are shared: what Python adds is known here.
   KnownCalls(py::dict names, py::set asked, py::set quiet, py::list nodes_of, std::int64_t width, py::list floats,
              py::list weights, py::set conditional, py::object with_outputs, py::type shortcut);
 

@@ -18,7 +18,6 @@ from qsim._library import LEFT_TO_PYTHON
 from qsim.graph.execute.chain_ends import ChainEnds
 from qsim.graph.execute.inputs import computes, is_float, with_operands, with_outputs
 from qsim.graph.execute.known import FUNCTION_NAMES, QUIET_NAMES, note_function
-from qsim.graph.execute.nodes import NOTHING
 from qsim.graph.execute.ownership import dies
 from qsim.graph.execute.place import HOOK, PASSED, QUIET, STRANGE, UNKNOWN_PATH, Place
 from qsim.graph.execute.recurrent_layers import as_one
@@ -268,10 +267,7 @@ class LocalMode(ChainEnds):
 
     def met(self, node: int, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call that leads to a node."""
-        planned = self.nodes[node]
-        if planned is NOTHING:
-            return func(*args, **kwargs)
-        operands, outputs, instead, link, written_out, overwrites = planned
+        operands, outputs, instead, link, written_out, overwrites = self.nodes[node]
         if link is not None and link.before and not self.has_begun(node, link, args, kwargs):
             outputs, instead = (), None
             self.broken(node, None)

@@ -35,9 +35,6 @@ class Node(NamedTuple):
     overwrites: bool = False
 
 
-NOTHING = Node()  # what most calls are: those of a config that quantizes weights and what meets them
-
-
 @dataclass(frozen=True)
 class Apart:
     """Quantizes what a function that only moves values is given, and hands it another tensor in any case: `dropout` in evaluation returns

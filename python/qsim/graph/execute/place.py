@@ -18,7 +18,7 @@ from qsim.graph.execute.known import known_calls
 from qsim.graph.execute.links import calls_before, ends_between, links_of, memory_read, passed_link
 from qsim.graph.execute.lowered import LiveMaker, Maker, MarkMaker, Quantize, fallen_site, planned_site, site_beside
 from qsim.graph.execute.marks import BiasMark, Mark
-from qsim.graph.execute.nodes import NOTHING, Apart, Node, Nodes, WrittenOut, own_weight, own_weights, saving_node, weights_read
+from qsim.graph.execute.nodes import Apart, Node, Nodes, WrittenOut, own_weight, own_weights, saving_node, weights_read
 from qsim.graph.execute.shortcuts import FrugalMaker, Kept
 from qsim.graph.execute.switch import Switch
 from qsim.graph.plan.actions import Actions, QuantizationPlan
@@ -123,7 +123,7 @@ class Place:
         for at, site in enumerate(route.sites):
             for nodes in running if site.moves else ():
                 nodes[at] = nodes[at]._replace(operands=tuple((slot, Apart(quantize)) for slot, quantize in nodes[at].operands))
-        self.planned = Nodes(*([NOTHING if node == NOTHING else node for node in nodes] for nodes in (*running, traced)))
+        self.planned = Nodes(running[0], running[1], traced)
         self.fallen = self.planned
         self.sites = [*((site.name, site.steps[0].line) for site in route.sites), *((leaf, "") for leaf in elsewhere)]
         self.floats = [*(site.first_operand for site in route.sites), *beyond]
