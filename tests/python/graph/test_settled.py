@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from qsim import Quantizer, TensorSpec
-from qsim.graph.execute.shortcuts import InPlace, Kept, Operand, _settled, _settled_operand
+from qsim.graph.execute.shortcuts import DirectOperand, InPlace, Kept, _settled, _settled_operand
 
 X = torch.linspace(-3, 3, 24).reshape(4, 6)
 
@@ -182,7 +182,7 @@ def test_what_takes_its_scale_from_each_tensor(spec: TensorSpec, x: Tensor) -> N
 @pytest.mark.parametrize("spec", DYNAMIC.values(), ids=DYNAMIC)
 def test_what_takes_its_scale_from_each_tensor_leaves_the_rest_to_python(spec: TensorSpec, change: Callable[[Quantizer], None]) -> None:
     quantizer = Quantizer(spec)
-    settled, operand = _settled_operand(quantizer), Operand(quantizer, True)
+    settled, operand = _settled_operand(quantizer), DirectOperand(quantizer, True)
     plain = quantizer(X)
     assert torch.equal(operand(X), plain)
     change(quantizer)
@@ -201,7 +201,7 @@ def test_an_operand_is_quantized_and_observed_as_its_quantizer_does(spec: Tensor
     if not spec.is_dynamic:
         quantizer.compute_encoding_from(X)
     quantizer.reset()
-    operand = Operand(quantizer, observes)
+    operand = DirectOperand(quantizer, observes)
     for copied in (operand, pickle.loads(pickle.dumps(operand)), copy.deepcopy(operand)):
         assert torch.equal(copied(X), quantizer(X))
     quantizer.observing = True
@@ -214,7 +214,7 @@ def test_an_operand_is_quantized_and_observed_as_its_quantizer_does(spec: Tensor
         assert torch.equal(operand(X), other(X))
 
 
-@pytest.mark.parametrize("make", [InPlace, Kept, lambda quantizer: Operand(quantizer, True)])
+@pytest.mark.parametrize("make", [InPlace, Kept, lambda quantizer: DirectOperand(quantizer, True)])
 def test_a_hook_that_leads_back_is_collected(make: Callable[[Quantizer], object]) -> None:
     quantizer = calibrated(TensorSpec(method="minmax"))
     site = make(quantizer)

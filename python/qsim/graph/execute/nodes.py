@@ -10,7 +10,7 @@ from torch import Tensor
 
 from qsim.graph.execute.links import Link
 from qsim.graph.execute.lowered import LiveMaker, Quantize, planned_site
-from qsim.graph.execute.shortcuts import InPlace, Kept, Operand, Rectifier
+from qsim.graph.execute.shortcuts import DirectOperand, InPlace, Kept, Rectifier
 from qsim.graph.plan.actions import Actions, QuantizationPlan
 from qsim.graph.plan.savings import Saving
 from qsim.graph.record.containers import ParameterOf
@@ -84,7 +84,7 @@ def saving_node(actions: Actions, saving: Saving, quantizers: Mapping[str, Quant
     operands, instead = dict(planned), None
     for slot, use in actions.operands.items():
         if not quantizers[use.key].spec.learnable:
-            operands[slot] = Operand(quantizers[use.key], use.observes)
+            operands[slot] = DirectOperand(quantizers[use.key], use.observes)
     for slot in saving.kept & actions.operands.keys():
         use = actions.operands[slot]
         parameter = kept.setdefault((use.key,), Kept(quantizers[use.key]))

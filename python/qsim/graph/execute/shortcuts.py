@@ -137,7 +137,7 @@ class FrugalMaker(LiveMaker):
         return kept if observes else kept.unobserved
 
 
-class Operand(Shortcut):
+class DirectOperand(Shortcut):
     """Quantizes an operand: without Python where nothing but the quantizer's encoding, or its spec, decides on the result.
 
     Parameters
@@ -151,8 +151,8 @@ class Operand(Shortcut):
         self.quantizer, self.observes = quantizer, observes
         self.direct: Settled | SettledDynamic | None = _settled_operand(quantizer)
 
-    def __reduce__(self) -> tuple[type[Operand], tuple[Quantizer, bool]]:
-        return Operand, (self.quantizer, self.observes)
+    def __reduce__(self) -> tuple[type[DirectOperand], tuple[Quantizer, bool]]:
+        return DirectOperand, (self.quantizer, self.observes)
 
     def __call__(self, x: Tensor) -> Tensor:
         if (direct := self.direct) is not None:
