@@ -80,12 +80,8 @@ class Disabled {
   at::impl::TorchFunctionDisabledState before_;
 };
 
-// A dense tensor of floating-point numbers (`quantized` in python/qsim/graph/execute/inputs.py).
-bool is_quantized(PyObject* value) {
-  if (!THPVariable_Check(value)) return false;
-  const at::Tensor& t = THPVariable_Unpack(value);
-  return t.is_floating_point() && t.layout() == at::kStrided && !t.is_nested();
-}
+// As `quantized` in python/qsim/graph/execute/inputs.py.
+bool is_quantized(PyObject* value) { return THPVariable_Check(value) && is_dense_float(THPVariable_Unpack(value)); }
 
 // Whether a node (`qsim.graph.execute.nodes.Node`, whose fields these are) has no more than quantizers, at operands
 // that are given by position.
@@ -192,16 +188,19 @@ py::object KnownCalls::with_outputs(py::object out, PyObject* outputs, const py:
   return found;
 }
 
+std::optional<std::int64_t> KnownCalls::key(const py::tuple& hints, const py::handle& name) {
+  for (const py::handle& hint : hints) {
+    if (PyObject_RichCompareBool(PyTuple_GET_ITEM(hint.ptr(), 0), name.ptr(), Py_EQ) == 1 && holds(hint.ptr())) {
+      return number(PyTuple_GET_ITEM(hint.ptr(), 9));
+    }
+  }
+  return std::nullopt;
+}
+
 std::int64_t KnownCalls::node(const ModeCall& call, const py::handle& name) const {
   constexpr std::int64_t kNone = -1;
-  std::int64_t key = kNone;
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(call.hints.ptr()) && key == kNone; ++i) {
-    PyObject* const hint = PyTuple_GET_ITEM(call.hints.ptr(), i);
-    if (PyObject_RichCompareBool(PyTuple_GET_ITEM(hint, 0), name.ptr(), Py_EQ) != 1 || !holds(hint)) continue;
-    key = number(PyTuple_GET_ITEM(hint, 9));
-    if (key < 0 || key >= width_) return kNone;
-  }
-  if (key == kNone) return kNone;
+  const std::int64_t key = KnownCalls::key(call.hints, name).value_or(kNone);
+  if (key < 0 || key >= width_) return kNone;
   PyObject* const nodes = PyList_GET_ITEM(nodes_of_.ptr(), key);
   const std::int64_t count = number(PyList_GET_ITEM(call.counts.ptr(), key));
   if (count >= PyList_GET_SIZE(nodes) || PyList_GET_ITEM(nodes, count) == Py_None) return kNone;
@@ -235,6 +234,7 @@ void bind_known_calls(py::module_& m) {
   py::class_<KnownCalls>(m, "KnownCalls")
       .def(py::init<py::dict, py::set, py::set, py::list, std::int64_t, py::list, py::list, py::set, py::object,
                     py::type>())
+      .def_static("key", &KnownCalls::key)
       .def("__call__",
            [](const KnownCalls& self, const py::handle& mode, const py::tuple& hints, const py::list& counts,
               const py::list& nodes, const py::handle& function, const py::tuple& args,

@@ -7,6 +7,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <cstdint>
+#include <optional>
 
 namespace qsim {
 
@@ -32,6 +33,10 @@ class KnownCalls {
   py::object operator()(const ModeCall& call) const;
 
   static py::object left_to_python();
+
+  // The key of the call of a function of this name that the Python function above runs for, by the first of the hints
+  // that holds; none where none does.
+  static std::optional<std::int64_t> key(const py::tuple& hints, const py::handle& name);
 
  private:
   // The node that the call leads to; below 0 where a hint does not say, or it is not as recorded.

@@ -55,8 +55,13 @@ const Tensor* plain(const py::handle& x) {
 // A dense tensor of numbers, while no mode of __torch_function__ is on; null for others.
 const Tensor* quantizable(const py::handle& x) {
   const Tensor* const t = plain(x);
-  const bool is_one = t != nullptr && t->is_floating_point() && t->layout() == at::kStrided && !t->is_nested();
-  return is_one && !at::impl::torch_function_mode_enabled() ? t : nullptr;
+  return t != nullptr && is_dense_float(*t) && !at::impl::torch_function_mode_enabled() ? t : nullptr;
+}
+
+// What a spec says, by the name that it has in Python.
+template <class T>
+T said(const py::object& spec, const char* name) {
+  return spec.attr(name).cast<T>();
 }
 
 bool needs_gradient(const std::vector<py::handle>& tensors) {
@@ -108,16 +113,14 @@ QuantizerVars::Settings QuantizerVars::settings() const {
           turns == nullptr ? -1 : PyLong_AsLongLong(turns)};
 }
 
-Settled::Settled(const py::dict& vars, py::object spec, std::int64_t quant_min, std::int64_t quant_max,
-                 std::optional<std::int64_t> axis, std::optional<std::int64_t> block_size, std::string rounding,
-                 std::int64_t few)
+Settled::Settled(const py::dict& vars, const py::object& spec, std::int64_t few)
     : vars_(vars),
-      spec_(std::move(spec)),
-      quant_min_(quant_min),
-      quant_max_(quant_max),
-      axis_(axis),
-      block_size_(block_size),
-      rounding_(std::move(rounding)),
+      spec_(spec),
+      quant_min_(said<std::int64_t>(spec, "quant_min")),
+      quant_max_(said<std::int64_t>(spec, "quant_max")),
+      axis_(said<std::optional<std::int64_t>>(spec, "axis")),
+      block_size_(said<std::optional<std::int64_t>>(spec, "block_size")),
+      rounding_(said<std::string>(spec, "rounding")),
       few_(few) {}
 
 py::object Settled::quantize(const py::handle& x, bool in_place) const {
@@ -162,6 +165,22 @@ bool Settled::is_fixed() const {
          vars_.quantizes_alone() && is_its_spec();
 }
 
+SettledDynamic::SettledDynamic(const py::dict& vars, const py::object& spec)
+    : vars_(vars),
+      spec_(spec),
+      is_float_(said<bool>(spec, "is_float")),
+      quant_min_(said<std::int64_t>(spec, "quant_min")),
+      quant_max_(said<std::int64_t>(spec, "quant_max")),
+      format_(said<std::string>(spec, "dtype")),
+      axis_(said<std::optional<std::int64_t>>(spec, "axis")),
+      block_size_(said<std::optional<std::int64_t>>(spec, "block_size")),
+      symmetric_(said<bool>(spec, "symmetric")),
+      rounding_(said<std::string>(spec, "rounding")),
+      saturate_(said<std::optional<bool>>(spec, "saturate")),
+      min_scale_(said<double>(spec, "min_scale")),
+      scale_format_(said<std::optional<std::string>>(spec, "scale_format")),
+      scale_rounding_(said<std::string>(spec, "scale_rounding")) {}
+
 py::object SettledDynamic::direct(const py::handle& x) const {
   HANDLE_TH_ERRORS
   using Integer = std::optional<std::int64_t>;
@@ -178,11 +197,9 @@ py::object SettledDynamic::direct(const py::handle& x) const {
   Tensor y = *given;
   {
     const Unlocked meanwhile(y);
-    const Options& o = options_;
-    y = o.format
-            ? round.call(y, *o.format, o.axis, o.block_size, o.saturate, o.min_scale, o.scale_format, o.scale_rounding)
-            : quantize.call(y, o.quant_min, o.quant_max, o.axis, o.block_size, o.symmetric, o.rounding, o.min_scale,
-                            o.scale_format, o.scale_rounding);
+    y = is_float_ ? round.call(y, format_, axis_, block_size_, saturate_, min_scale_, scale_format_, scale_rounding_)
+                  : quantize.call(y, quant_min_, quant_max_, axis_, block_size_, symmetric_, rounding_, min_scale_,
+                                  scale_format_, scale_rounding_);
   }
   return py::reinterpret_steal<py::object>(THPVariable_Wrap(std::move(y)));
   END_HANDLE_TH_ERRORS_PYBIND
@@ -254,24 +271,12 @@ py::custom_type_setup collected() {
 void bind_settled(py::module_& m) {
   py::class_<Direct>(m, "Direct").def("__call__", &Direct::direct);
   py::class_<Settled, Direct>(m, "Settled", collected<Settled>())
-      .def(py::init<const py::dict&, py::object, std::int64_t, std::int64_t, std::optional<std::int64_t>,
-                    std::optional<std::int64_t>, std::string, std::int64_t>())
+      .def(py::init<const py::dict&, const py::object&, std::int64_t>())
       .def("quantize", &Settled::quantize, py::arg("x"), py::arg("in_place"))
       .def("is_its_spec", &Settled::is_its_spec)
       .def("is_fixed", &Settled::is_fixed);
-  using Integer = std::optional<std::int64_t>;
-  using Format = std::optional<std::string>;
   py::class_<SettledDynamic, Direct>(m, "SettledDynamic", collected<SettledDynamic>())
-      .def(
-          py::init([](const py::dict& vars, const py::object& spec, std::int64_t quant_min, std::int64_t quant_max,
-                      Format format, Integer axis, Integer block_size, bool symmetric, std::string rounding,
-                      std::optional<bool> saturate, double min_scale, Format scale_format, std::string scale_rounding) {
-            return std::make_unique<SettledDynamic>(
-                vars, spec,
-                SettledDynamic::Options{quant_min, quant_max, std::move(format), axis, block_size, symmetric,
-                                        std::move(rounding), saturate, min_scale, std::move(scale_format),
-                                        std::move(scale_rounding)});
-          }))
+      .def(py::init<const py::dict&, const py::object&>())
       .def("is_its_spec", &SettledDynamic::is_its_spec);
   py::class_<Unchanged>(m, "Unchanged", collected<Unchanged>())
       .def(py::init<const py::dict&>())

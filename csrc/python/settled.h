@@ -61,13 +61,16 @@ class Direct {
   virtual py::object direct(const py::handle& x) const = 0;
 };
 
+// Whether a tensor is one block of floating-point numbers, which quantizers are for.
+inline bool is_dense_float(const at::Tensor& t) {
+  return t.is_floating_point() && t.layout() == c10::kStrided && !t.is_nested();
+}
+
 // A quantizer that `is_plain` (in Python), and what its spec says: where it has another one, Python decides.
 class Settled : public Direct {
  public:
   // few: `direct` quantizes fewer elements than these, not in place.
-  Settled(const py::dict& vars, py::object spec, std::int64_t quant_min, std::int64_t quant_max,
-          std::optional<std::int64_t> axis, std::optional<std::int64_t> block_size, std::string rounding,
-          std::int64_t few);
+  Settled(const py::dict& vars, const py::object& spec, std::int64_t few);
 
   // The tensor quantized, in its own memory if `in_place`; None where Python has to decide: not now settled, watched,
   // or no dense tensor of up to 32 bits.
@@ -91,21 +94,7 @@ class Settled : public Direct {
 // A quantizer that `is_dynamic` (in Python), and what its spec says.
 class SettledDynamic : public Direct {
  public:
-  // As the operators of dynamic quantization have them; without a format those of integers.
-  struct Options {
-    std::int64_t quant_min, quant_max;
-    std::optional<std::string> format;
-    std::optional<std::int64_t> axis, block_size;
-    bool symmetric;
-    std::string rounding;
-    std::optional<bool> saturate;
-    double min_scale;
-    std::optional<std::string> scale_format;
-    std::string scale_rounding;
-  };
-
-  SettledDynamic(const py::dict& vars, py::object spec, Options options)
-      : vars_(vars), spec_(std::move(spec)), options_(std::move(options)) {}
+  SettledDynamic(const py::dict& vars, const py::object& spec);
 
   py::object direct(const py::handle& x) const override;
   bool is_its_spec() const { return vars_.has_spec(spec_); }
@@ -114,7 +103,16 @@ class SettledDynamic : public Direct {
  private:
   QuantizerVars vars_;
   py::object spec_;
-  Options options_;
+  bool is_float_;
+  std::int64_t quant_min_, quant_max_;
+  std::string format_;
+  std::optional<std::int64_t> axis_, block_size_;
+  bool symmetric_;
+  std::string rounding_;
+  std::optional<bool> saturate_;
+  double min_scale_;
+  std::optional<std::string> scale_format_;
+  std::string scale_rounding_;
 };
 
 // Whether a quantizer's encoding and settings are what they were.

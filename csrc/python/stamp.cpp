@@ -126,7 +126,7 @@ std::optional<Stamp::Seen> Stamp::seen(const py::handle& tensor) const {
   if (t == nullptr || at::has_internal_overlap(*t) != at::MemOverlap::No) return std::nullopt;
   const char* const from = memory_of(*t);
   const Places places(t->nbytes());
-  Seen now{tensor.ptr(), t->_version(), from, t->nbytes(), t->storage().getWeakStorageImpl(), {}, {}, 0};
+  Seen now{tensor.ptr(), t->_version(), from, t->nbytes(), t->storage().getWeakStorageImpl(), {}, {}, {}};
   if (bytes_ == Bytes::kAll && places.leave_out()) {
     if (is_asked_for(*t)) now.shares = c10::impl::cow::lazy_clone_storage(*t->storage().unsafeGetStorageImpl());
     if (now.shares) return now;
@@ -177,7 +177,7 @@ bool Stamp::matches(const std::vector<py::handle>& tensors) const {
   for (std::size_t i = 0; i < seen_.size(); ++i) {
     if (!is_as(seen_[i], tensors[i])) return false;
     const Tensor& t = THPVariable_Unpack(tensors[i].ptr());
-    if (bytes_ == Bytes::kAll && !seen_[i].shares && Places(t.nbytes()).leave_out()) left.emplace_back(t, seen_[i].sum);
+    if (seen_[i].sum) left.emplace_back(t, *seen_[i].sum);
   }
   return std::all_of(left.begin(), left.end(), [](const auto& each) { return sum_of(each.first) == each.second; });
 }

@@ -37,7 +37,7 @@ class Stamp {
     c10::weak_intrusive_ptr<c10::StorageImpl> storage;  // keeps its address, so that no other storage gets it
     c10::intrusive_ptr<c10::StorageImpl> shares;        // its memory as it was; null where bytes are compared instead
     std::vector<char> samples;
-    std::uint64_t sum;  // of all bytes, where they count
+    std::optional<std::uint64_t> sum;  // of all bytes, where they count
   };
 
   std::optional<Seen> seen(const py::handle& tensor) const;

@@ -145,17 +145,7 @@ class Direct:
 class Settled(Direct):
     """Quantizes by the encoding of a quantizer that `is_plain` and has these attributes; as a call fewer than `few` elements alone."""
 
-    def __init__(
-        self,
-        vars: dict[str, Any],
-        spec: object,
-        quant_min: int,
-        quant_max: int,
-        axis: int | None,
-        block_size: int | None,
-        rounding: str,
-        few: int,
-    ) -> None: ...
+    def __init__(self, vars: dict[str, Any], spec: object, few: int) -> None: ...
     def quantize(self, x: Tensor, in_place: bool) -> Tensor | None: ...
     def is_its_spec(self) -> bool: ...
     def is_fixed(self) -> bool: ...
@@ -163,22 +153,7 @@ class Settled(Direct):
 class SettledDynamic(Direct):
     """Quantizes as the spec of a quantizer that `is_dynamic` and has these attributes says."""
 
-    def __init__(
-        self,
-        vars: dict[str, Any],
-        spec: object,
-        quant_min: int,
-        quant_max: int,
-        format: str | None,
-        axis: int | None,
-        block_size: int | None,
-        symmetric: bool,
-        rounding: str,
-        saturate: bool | None,
-        min_scale: float,
-        scale_format: str | None,
-        scale_rounding: str,
-    ) -> None: ...
+    def __init__(self, vars: dict[str, Any], spec: object) -> None: ...
     def is_its_spec(self) -> bool: ...
 
 class Unchanged:
@@ -213,6 +188,8 @@ class KnownCalls:
         with_outputs: Callable[..., Any],
         shortcut: type,
     ) -> None: ...
+    @staticmethod
+    def key(hints: tuple[Any, ...], name: str) -> int | None: ...
     def __call__(
         self,
         mode: object,

@@ -67,22 +67,20 @@ def fake_quantize_dynamic(
     in it, and is 0 where an element was clipped, infinite or NaN. How the scale moves with the elements at its ends is left out
     (docs/numerics.md, section 9).
     """
-    if is_dynamo_compiling():
-        y: Tensor = torch.ops.qsim.fake_quantize_dynamic(
-            x,
-            quant_min,
-            quant_max,
-            axis=axis,
-            block_size=block_size,
-            symmetric=symmetric,
-            rounding=rounding,
-            min_scale=min_scale,
-            scale_format=scale_format,
-            scale_rounding=scale_rounding,
-        )
-        return y
-    options = axis, block_size, symmetric, rounding, min_scale, scale_format, scale_rounding
-    return eager.fake_quantize_dynamic(x, quant_min, quant_max, *options)
+    operator = torch.ops.qsim.fake_quantize_dynamic if is_dynamo_compiling() else eager.fake_quantize_dynamic
+    y: Tensor = operator(
+        x,
+        quant_min,
+        quant_max,
+        axis=axis,
+        block_size=block_size,
+        symmetric=symmetric,
+        rounding=rounding,
+        min_scale=min_scale,
+        scale_format=scale_format,
+        scale_rounding=scale_rounding,
+    )
+    return y
 
 
 def round_to_format_dynamic(
@@ -126,19 +124,18 @@ def round_to_format_dynamic(
     -----
     Straight-through with the scale held fixed, as `fake_quantize_dynamic`.
     """
-    if is_dynamo_compiling():
-        y: Tensor = torch.ops.qsim.round_to_format_dynamic(
-            x,
-            format,
-            axis=axis,
-            block_size=block_size,
-            saturate=saturate,
-            min_scale=min_scale,
-            scale_format=scale_format,
-            scale_rounding=scale_rounding,
-        )
-        return y
-    return eager.round_to_format_dynamic(x, format, axis, block_size, saturate, min_scale, scale_format, scale_rounding)
+    operator = torch.ops.qsim.round_to_format_dynamic if is_dynamo_compiling() else eager.round_to_format_dynamic
+    y: Tensor = operator(
+        x,
+        format,
+        axis=axis,
+        block_size=block_size,
+        saturate=saturate,
+        min_scale=min_scale,
+        scale_format=scale_format,
+        scale_rounding=scale_rounding,
+    )
+    return y
 
 
 def choose_block_scale(lowest: Tensor, highest: Tensor, element: str, scale_format: str, *, scale_rounding: str = "floor") -> Tensor:

@@ -83,7 +83,7 @@ def quantized(value: Any, quantize: Quantize) -> Any:
 
 def is_float(slot: Slot | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether a call computes what was recorded under its name: the same function on integers (positions, lengths) is no operation."""
-    value = args[slot] if isinstance(slot, int) and slot < len(args) else operand(slot, args, kwargs)  # the former is what most have
+    value = operand(slot, args, kwargs)
     return not isinstance(value, Tensor) or value.is_floating_point()
 
 
@@ -109,15 +109,16 @@ def with_operands(args: tuple[Any, ...], kwargs: dict[str, Any], operands: tuple
         outer, index = slot if isinstance(slot, tuple) else (slot, None)
         if isinstance(outer, int):
             if outer < len(given):
-                value = given[outer]
-                given[outer] = quantized(value, quantize) if index is None else _with_entry(value, index, quantize)
+                given[outer] = _quantized_entry(given[outer], index, quantize)
         elif outer in kwargs:
-            kwargs = {**kwargs, outer: quantized(kwargs[outer], quantize) if index is None else _with_entry(kwargs[outer], index, quantize)}
+            kwargs = {**kwargs, outer: _quantized_entry(kwargs[outer], index, quantize)}
     return tuple(given), kwargs
 
 
-def _with_entry(value: Any, index: int, quantize: Quantize) -> Any:
-    """`value` with its entry at `index` quantized."""
+def _quantized_entry(value: Any, index: int | None, quantize: Quantize) -> Any:
+    """`value`, or its entry at `index`, quantized."""
+    if index is None:
+        return quantized(value, quantize)
     return type(value)([*value[:index], quantized(value[index], quantize), *value[index + 1 :]])
 
 
@@ -131,5 +132,5 @@ def with_outputs(out: Any, outputs: tuple[tuple[int, Quantize], ...], given: tup
         found = quantized(out, outputs[0][1])
         return found.view_as(found) if found is out and any(found is t for t in given) else found
     for index, quantize in outputs:
-        out = _with_entry(out, index, quantize)
+        out = _quantized_entry(out, index, quantize)
     return out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from torch._ops import HigherOrderOperator
@@ -9,6 +10,7 @@ from torch._ops import HigherOrderOperator
 from qsim._library import KnownCalls
 from qsim.graph.execute.inputs import with_outputs
 from qsim.graph.execute.shortcuts import Shortcut
+from qsim.graph.record.tape import options
 from qsim.operations.functions import (
     ALIAS,
     COMPOSITE,
@@ -18,6 +20,7 @@ from qsim.operations.functions import (
     SOMETIMES_SUMS,
     TRANSPARENT,
     Function,
+    adds_up,
     name_of,
     route_name,
 )
@@ -31,9 +34,20 @@ def note_function(func: Function) -> str:
     """The function's name, as keys have it, from now on in `FUNCTION_NAMES`."""
     name = FUNCTION_NAMES[func] = route_name(func).strip("_")
     is_special = name in COMPOSITE or name in CONSTRUCTORS or name in ALIAS or isinstance(func, HigherOrderOperator)
-    if name_of(func) in QUIET_NAMES - SOMETIMES_SUMS and not is_special:
+    if (quiet := _quiet_name(func)) is not None and quiet not in SOMETIMES_SUMS and not is_special:
         _quiet.add(func)
     return name
+
+
+def is_quiet(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether what a function returns need not be quantized, wherever it is called."""
+    name = _quiet_name(func)
+    return name is not None and not (name in SOMETIMES_SUMS and adds_up(name, dict(options(args, kwargs))))
+
+
+@functools.cache
+def _quiet_name(func: Function) -> str | None:
+    return name if (name := name_of(func)) in QUIET_NAMES else None
 
 
 def known_calls(

@@ -5,9 +5,8 @@ Fresh means no shared state: threads that share a model, and recomputation under
 
 from __future__ import annotations
 
-import functools
 import sys
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from torch._ops import HigherOrderOperator
 from qsim._library import LEFT_TO_PYTHON
 from qsim.graph.execute.chain_ends import ChainEnds
 from qsim.graph.execute.inputs import computes, is_float, with_operands, with_outputs
-from qsim.graph.execute.known import FUNCTION_NAMES, QUIET_NAMES, note_function
+from qsim.graph.execute.known import FUNCTION_NAMES, is_quiet, note_function
 from qsim.graph.execute.ownership import dies
 from qsim.graph.execute.place import HOOK, PASSED, QUIET, STRANGE, UNKNOWN_PATH, Place
 from qsim.graph.execute.recurrent_layers import as_one
@@ -26,16 +25,12 @@ from qsim.graph.execute.uncompiled import Uncompiled
 from qsim.graph.record.call_sites import CallSite, Spot, call_site, sites_above
 from qsim.graph.record.containers import full_name
 from qsim.graph.record.resume import keep_unchanged, recompute_under
-from qsim.graph.record.tape import options
 from qsim.operations.functions import (
     ALIAS,
     COMPOSITE,
     CONSTRUCTORS,
     MAC,
-    SOMETIMES_SUMS,
     Function,
-    adds_up,
-    name_of,
 )
 from qsim.operations.recurrent import owned
 from qsim.runs.arguments import Arguments
@@ -83,7 +78,7 @@ class LocalMode(ChainEnds):
         saves = place.switch.saves and is_plain_eager()
         self.nodes = nodes.with_marks if place.switch.marks else nodes.saving if saves else nodes.plain
         self.plain = nodes.plain
-        self.known = place.known if saves and not place.switch.marks and self.skips else None
+        self.follows = saves and not place.switch.marks and self.skips  # whether calls are followed without Python
 
     def within(self, outer: Any) -> LocalMode:
         """Called in a container whose mode, if it has one, is `outer`."""
@@ -146,28 +141,15 @@ class LocalMode(ChainEnds):
 
     def __torch_function__(self, func: Function, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs, place = kwargs or {}, self.place
-        if self.known is not None:
-            out = self.known(self, self.hints[self.at], self.counts, self.nodes, func, args, kwargs)
+        if self.follows:
+            out = place.known(self, self.hints[self.at], self.counts, self.nodes, func, args, kwargs)
             if out is not LEFT_TO_PYTHON:
                 return out
         name = FUNCTION_NAMES.get(func) or note_function(func)
         key, is_new = QUIET, False
         if name in place.names:
-            for known, near, code, instruction, far, far_code, far_instruction, more, leaf, key in self.hints[self.at]:  # noqa: B007
-                if known != name:
-                    continue
-                frame = _frame_at(near)
-                if frame.f_code is not code or frame.f_lasti != instruction:
-                    continue
-                if leaf is not None and frame.f_locals["self"] is not leaf:
-                    continue
-                if far:
-                    frame = _frame_at(far)
-                    if frame.f_code is not far_code or frame.f_lasti != far_instruction or not all(_stands(*each) for each in more):
-                        continue
-                break
-            else:
-                key, is_new = self.find(name, _frame_at(1)), True
+            found = place.known.key(self.hints[self.at], name)
+            key, is_new = (self.find(name, _frame_at(1)), True) if found is None else (found, False)
         elif name in COMPOSITE or name in CONSTRUCTORS or isinstance(func, HigherOrderOperator):
             return self.opened(name, func, args, kwargs, _frame_at(1))
         with torch._C.DisableTorchFunction():
@@ -178,7 +160,7 @@ class LocalMode(ChainEnds):
             weighted = self.with_weights(args, kwargs) if node == STRANGE and name in MAC else None
             out = self.passed(name, func, *(weighted or (args, kwargs)))
             is_new = is_new if node == key else node == STRANGE  # called more often than recorded, or with another weight
-            if (is_new or name not in place.names) and node != HOOK and not _is_quiet(func, args, kwargs) and computes(out):
+            if (is_new or name not in place.names) and node != HOOK and not is_quiet(func, args, kwargs) and computes(out):
                 self.look(name, _frame_at(1), weighted is not None)
             return out
 
@@ -306,19 +288,3 @@ class LocalMode(ChainEnds):
         if self.place.key_of(site, name, framed=self.container is None, beyond=self.beyond) >= STRANGE:
             self.place.note_strange(site, name, weighted=weighted)
         self.place.names.add(name)  # from now on its place is asked for, and known
-
-
-def _is_quiet(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether what a function returns need not be quantized, wherever it is called."""
-    name = _quiet_name(func)
-    return name is not None and not (name in SOMETIMES_SUMS and adds_up(name, dict(options(args, kwargs))))
-
-
-@functools.cache
-def _quiet_name(func: Function) -> str | None:
-    return name if (name := name_of(func)) in QUIET_NAMES else None
-
-
-def _stands(distance: int, code: CodeType, instruction: int) -> bool:
-    frame = _frame_at(distance + 2)  # past this function and the generator that calls it
-    return frame.f_code is code and frame.f_lasti == instruction

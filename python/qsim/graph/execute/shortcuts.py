@@ -165,13 +165,9 @@ class DirectOperand(Shortcut):
 
 def _settled_operand(quantizer: Quantizer) -> Settled | SettledDynamic | None:
     """As `_settled`, or what quantizes by each tensor itself."""
-    spec = quantizer.spec
-    if type(quantizer) is not Quantizer or not spec.is_dynamic:
-        return _settled(quantizer)
-    grid, scales = (spec.quant_min, spec.quant_max), (spec.min_scale, spec.scale_format, spec.scale_rounding)
-    format = spec.dtype if spec.is_float else None
-    groups = format, spec.axis, spec.block_size, spec.symmetric
-    return SettledDynamic(vars(quantizer), spec, *grid, *groups, spec.rounding, spec.saturate, *scales)  # type: ignore[arg-type]  # no tiles
+    if type(quantizer) is Quantizer and quantizer.spec.is_dynamic:
+        return SettledDynamic(vars(quantizer), quantizer.spec)
+    return _settled(quantizer)
 
 
 class InPlace(Shortcut):
@@ -204,8 +200,7 @@ def _settled(quantizer: Quantizer | Lowered | BiasQuantizer, few: int = sys.maxs
     """What quantizes without Python, where the encoding that the quantizer holds may be all there is to it. `few`: of `Settled`."""
     if type(quantizer) is not Quantizer or not quantizer.is_plain:
         return None
-    spec = quantizer.spec
-    return Settled(vars(quantizer), spec, spec.quant_min, spec.quant_max, spec.axis, spec.block_size, spec.rounding, few)  # type: ignore[arg-type]  # no tiles
+    return Settled(vars(quantizer), quantizer.spec, few)
 
 
 def _renewed(settled: Settled, quantizer: Quantizer, few: int = sys.maxsize) -> Settled | None:
