@@ -14,6 +14,7 @@ from qsim.stages import Stages
 from qsim.trace.capture import Program, capture
 from qsim.trace.constants import fold_marked
 from qsim.trace.idle_nodes import drop_idle_nodes
+from qsim.trace.in_place import kept_state
 from qsim.trace.integer_forms import use_integer_forms
 from qsim.trace.mark_uses import MarkUses, objections, per_channel, refusal
 from qsim.trace.marks_before_rectifiers import mark_before_rectifiers
@@ -73,6 +74,10 @@ def traced_for(sim: Simulation, target: Runtime, dynamic_shapes: Any, seconds: S
             traced = Tracing(_retargeted(traced, notes), target, dynamic_shapes)
     if traced.objections:
         raise ExportError(refusal(traced.objections, target))
+    if state := kept_state(traced.plain.exported):
+        named = f"{state[0]!r} and {len(state) - 1} more buffers" if len(state) > 1 else f"the buffer {state[0]!r}"
+        notes.append(f"forward reads and writes {named}; the file keeps nothing: each run begins with what they hold now")
+        warn(f"QuantSim.export: {notes[-1]}. Have forward take and return them for a file that goes on from run to run")
     return traced
 
 

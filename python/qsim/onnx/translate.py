@@ -20,7 +20,7 @@ from onnxscript import values
 from qsim.errors import ExportError
 from qsim.graph.execute.marks import BIAS, QUANTIZED, ROUNDED
 from qsim.graph.execute.recurrent_layers import RECURRENT
-from qsim.onnx.functional import Functional
+from qsim.onnx.decomposition import Decomposition
 from qsim.onnx.recurrent_nodes import recurrent
 from qsim.trace.capture import Program
 from qsim.trace.integer_forms import NUMBER, SCALED
@@ -58,7 +58,7 @@ def translate(program: Program, opset: int, *, movable: Collection[str]) -> ir.M
     try:
         with _quiet():
             exported = torch.onnx.export(
-                Functional(program.exported).program(),
+                Decomposition(program.exported).program(),
                 dynamo=True,
                 opset_version=opset,
                 optimize=False,  # it deletes the addition of an eps below 1e-8

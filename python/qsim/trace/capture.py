@@ -22,6 +22,7 @@ from qsim.errors import CaptureError
 from qsim.runs.arguments import Arguments
 from qsim.runs.snapshot import unchanged
 from qsim.trace.apart_blocks import inline_regions
+from qsim.trace.in_place import without_in_place
 from qsim.trace.open_sizes import doubled, names_of_sizes, open_axes
 from qsim.trace.refusals import trace_refusal
 
@@ -110,8 +111,7 @@ def capture(
         sim.model.eval()
         if dynamic_shapes is not None:
             program = _with_sizes(sim.model, (args, kwargs), dynamic_shapes)
-            inline_regions(program.exported)
-            return program
+            return _plain(program)
         reason: Exception | None = None
         for (given, named), is_doubled, is_open in _attempts(args, kwargs) if open_batch else [((args, kwargs), False, False)]:
             try:
@@ -121,11 +121,16 @@ def capture(
                 continue
             program = Program(exported, _has_dynamic_batch(exported), _batch_size(args, kwargs))
             if program.dynamic_batch or not is_doubled:
-                inline_regions(exported)
-                return program
+                return _plain(program)
     assert reason is not None
     refusal = trace_refusal(sim.model, reason, kwargs)
     raise CaptureError(f"QuantSim: torch.export cannot trace {type(sim.model).__name__}: {refusal}") from reason
+
+
+def _plain(program: Program) -> Program:
+    """Without blocks that are called, and without operations in place."""
+    inline_regions(program.exported)
+    return replace(program, exported=without_in_place(program.exported))
 
 
 def _with_sizes(model: nn.Module, call: Arguments, dynamic_shapes: Any) -> Program:

@@ -12,6 +12,7 @@ from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
 from qsim.graph.execute.marks import BIAS, QUANTIZED, ROUNDED
+from qsim.trace.in_place import writes
 
 _MARKS = (QUANTIZED, BIAS, ROUNDED)
 
@@ -20,8 +21,10 @@ def fold_marked(exported: ExportedProgram) -> None:
     """Make a constant of each operand of a mark that is computed from parameters, buffers and constants alone."""
     graph = exported.graph
     marks = [node for node in graph.nodes if node.op == "call_function" and node.target in (QUANTIZED, BIAS)]
+    changed = {node.args[0] for node in graph.nodes if writes(node)}  # in each run
     computed = {mark.args[0] for mark in marks if mark.args[0].op != "placeholder"}
-    values = _evaluated(graph, _stored(exported), marks, computed) if computed else {}
+    held = {node: value for node, value in _stored(exported).items() if node not in changed}
+    values = _evaluated(graph, held, marks, computed) if computed else {}
     for mark, value in values.items():
         mark.replace_input_with(mark.args[0], _add_constant(exported, f"folded_{mark.name}", value))  # type: ignore[arg-type]
     graph.eliminate_dead_code()
@@ -37,34 +40,23 @@ def _stored(exported: ExportedProgram) -> dict[Node, Tensor]:
 
 
 def _evaluated(graph: Graph, held: dict[Node, Tensor], marks: list[Node], computed: set[Node]) -> dict[Node, Tensor]:
-    """What each mark of a computed tensor reads, where no input of the model reaches it.
-
-    In the order of the graph: an operation in place changes what was made before it, under other names too, and nothing need read its
-    result.
-    """
-    needed = _needed(graph, computed)
+    """What each mark of a computed tensor reads, where no input of the model reaches it."""
+    needed = _needed(computed)
     known: dict[Node, Any] = dict(held)
-    own = {_address(value) for value in held.values()}
     found: dict[Node, Tensor] = {}
     for node in graph.nodes:
         if node in marks:
             if node.args[0] in computed and isinstance(known.get(node.args[0]), Tensor):
                 found[node] = known[node.args[0]].clone()
-        elif node in needed and node.op == "call_function":
-            changed = _changed(node)
-            if _is_fixed(node, known) and not any(_address(known[operand]) in own for operand in changed):  # the model's own stays
-                args, kwargs = map_arg((node.args, node.kwargs), lambda operand: known[operand])
-                with torch.no_grad():
-                    known[node] = node.target(*args, **kwargs)
-            else:
-                _forget(known, changed)
+        elif node in needed and node.op == "call_function" and _is_fixed(node, known):
+            args, kwargs = map_arg((node.args, node.kwargs), lambda operand: known[operand])
+            with torch.no_grad():
+                known[node] = node.target(*args, **kwargs)
     return found
 
 
-def _needed(graph: Graph, wanted: set[Node]) -> set[Node]:
-    """The nodes that may have a part in what `wanted` hold: those that they are computed from, and those that change any of these."""
-    changing = {node: _changed(node) for node in graph.nodes if node.op == "call_function"}
-    changing = {node: changed for node, changed in changing.items() if changed}
+def _needed(wanted: set[Node]) -> set[Node]:
+    """The nodes that these are computed from."""
     needed: set[Node] = set()
     left = list(wanted)
     while left:
@@ -72,44 +64,12 @@ def _needed(graph: Graph, wanted: set[Node]) -> set[Node]:
         if node not in needed:
             needed.add(node)
             left += node.all_input_nodes
-        if not left:
-            left = [node for node, changed in changing.items() if node not in needed and any(_reaches(x, needed) for x in changed)]
     return needed
-
-
-def _reaches(node: Node, needed: set[Node]) -> bool:
-    """Whether a tensor is one of these, or may be a view of one."""
-    while node not in needed:
-        if node.op != "call_function" or not node.all_input_nodes:
-            return False
-        node = node.all_input_nodes[0]
-    return True
-
-
-def _changed(node: Node) -> list[Node]:
-    """The operands that an operation writes to."""
-    if not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.is_mutable:
-        return []
-    arguments = node.target._schema.arguments
-    given = dict(zip((a.name for a in arguments), node.args, strict=False)) | node.kwargs
-    written = [given.get(a.name) for a in arguments if a.alias_info is not None and a.alias_info.is_write]
-    return [operand for operand in written if isinstance(operand, Node)]
 
 
 def _is_fixed(node: Node, known: dict[Node, Any]) -> bool:
     """Whether a node gives the same in each run: it computes with nothing but what is known."""
     return node.target not in _MARKS and not _is_random(node) and all(operand in known for operand in node.all_input_nodes)
-
-
-def _forget(known: dict[Node, Any], changed: list[Node]) -> None:
-    """What shares memory with operands that are changed to something unknown is unknown."""
-    addresses = {_address(known[operand]) for operand in changed if operand in known}
-    for node in [node for node, value in known.items() if _address(value) in addresses] if addresses else []:
-        del known[node]
-
-
-def _address(value: Any) -> int | None:
-    return value.untyped_storage().data_ptr() if isinstance(value, Tensor) else None
 
 
 def _is_random(node: Node) -> bool:

@@ -41,6 +41,12 @@ def shape(node: Node) -> tuple[Any, ...]:
     return tuple(node.meta["val"].shape)
 
 
+def reshape_sizes(shape: Iterable[Any]) -> list[int] | None:
+    """A shape as a reshape takes it, -1 for a length that is open; None if there are several of these."""
+    found = [n if isinstance(n, int) else -1 for n in shape]
+    return found if found.count(-1) <= 1 and 0 not in found else None
+
+
 def is_float(node: Node) -> bool:
     """Whether a node makes one floating-point tensor."""
     value = node.meta.get("val")

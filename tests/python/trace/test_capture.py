@@ -9,42 +9,15 @@ from blocks import BLOCKS
 from exported import NETWORKS
 from models import CONV_NET_KEYS, ConvNet, Forward, seeded, trained
 from torch import Tensor, nn
-from torch.fx import Interpreter
+from traced import evaluated
 
 import qsim
-from qsim.graph.execute.marks import BIAS, QUANTIZED
-from qsim.quantizers.bias import BiasQuantizer
+from qsim.graph.execute.marks import BIAS
 from qsim.trace.capture import Program, capture
 from qsim.trace.constants import fold_marked
 from qsim.trace.marks_behind_moves import key_of, mark_behind_moves
 
 TARGETS = ["default", "onnxruntime", "tensorrt"]
-
-
-class Evaluator(Interpreter):
-    """Runs a graph with fake-quantize in the places of marks: brute force, one operation after the other."""
-
-    def __init__(self, sim: qsim.QuantSim, module: torch.nn.Module) -> None:
-        super().__init__(module)
-        self.quantizers = sim.quantizers()
-
-    def call_function(self, target, args, kwargs):
-        if target is QUANTIZED:
-            x, key = args
-            return self.quantizers[key].quantize(x)
-        if target is BIAS:
-            b, input, weight = args
-            return BiasQuantizer(self.quantizers[input], self.quantizers[weight])(b)
-        return super().call_function(target, args, kwargs)
-
-
-def evaluated(sim: qsim.QuantSim, program: Program, *inputs: Tensor) -> Tensor:
-    held = {**program.exported.state_dict, **program.exported.constants}
-    specs = program.exported.graph_signature.input_specs
-    given = iter(inputs)
-    with torch.no_grad():
-        found = Evaluator(sim, program.exported.graph_module).run(*(held[s.target] if s.target is not None else next(given) for s in specs))
-    return found if isinstance(found, Tensor) else found[0]
 
 
 def marks(program: Program) -> list[str]:

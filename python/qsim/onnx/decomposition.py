@@ -1,8 +1,7 @@
-"""A traced graph without operations in place, so that the exporter need not trace it once more.
+"""PyTorch's decomposition of a traced graph, left out where it would change nothing.
 
-PyTorch's exporter begins with `ExportedProgram.run_decompositions`, which runs every operation on symbolic shapes: two thirds of an export.
-It takes operations apart that it has no translation for, and replaces those in place. Where there are none of the first, and the second
-can be replaced one by one, nothing is left to do.
+Its exporter begins with `ExportedProgram.run_decompositions`, which runs every operation on symbolic shapes: two thirds of an export. It
+takes operations apart that it has no translation for. Where there are none, once a few are written as others, nothing is left to do.
 
 What PyTorch always takes apart (``CompositeImplicitAutograd`` without a place in `torch.export.default_decompositions`) stays only if it is
 in `_REPLACED` or `_KEPT`: the exporter's own translations of the others were never run.
@@ -17,21 +16,22 @@ from collections.abc import Callable, Container
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch._guards import detect_fake_mode
 from torch.export import ExportedProgram
 from torch.fx import Node
 
+from qsim.trace.fx_nodes import reshape_sizes
 from qsim.trace.idle_nodes import CASTS
+from qsim.trace.in_place import DROPOUTS, writes
 
 
-class Functional:
-    """An exported program whose decomposition is skipped where it changes nothing but operations in place.
+class Decomposition:
+    """Of an exported program.
 
     Parameters
     ----------
     exported : ExportedProgram
-        Changed in place where it is skipped.
+        Without operations in place. Changed where the decomposition is skipped.
     """
 
     def __init__(self, exported: ExportedProgram) -> None:
@@ -47,7 +47,7 @@ class Functional:
     def _decomposed(self, table: dict[Any, Any] | None = None, **options: Any) -> ExportedProgram:
         _simplify(self._exported)
         _forget_pending(self._exported)
-        if options or table is None or not _replace_in_place(self._exported, table):
+        if options or table is None or not _is_whole(self._exported, table):
             decomposed: ExportedProgram = self._exported.run_decompositions(table, **options)
             return decomposed
         self.skipped = True
@@ -78,7 +78,7 @@ def _simplify(exported: ExportedProgram) -> None:
 
 
 def _reshaped(node: Node) -> Any:
-    sizes = _sizes(node.meta["val"].shape)
+    sizes = reshape_sizes(node.meta["val"].shape)
     return None if sizes is None else (_aten.reshape.default, (node.args[0], sizes), {})
 
 
@@ -142,9 +142,8 @@ def _attention(node: Node) -> Any:
     rank, heads = len(shapes[0]), shapes[0][1:-2]
     if rank == 4 or any(len(shape) != rank for shape in shapes):
         return None
-    if rank > 4 and (
-        any(shape[:-2] != shapes[0][:-2] for shape in shapes) or _sizes(_shape(node)) is None or node.kwargs.get("enable_gqa")
-    ):
+    alike = all(shape[:-2] == shapes[0][:-2] for shape in shapes) and not node.kwargs.get("enable_gqa")
+    if rank > 4 and (not alike or reshape_sizes(_shape(node)) is None):
         return None
 
     def made(target: Any, *arguments: Any) -> Node:
@@ -156,7 +155,7 @@ def _attention(node: Node) -> Any:
     def of_four(x: Any) -> Node:
         for _ in range(len(_shape(x)), 4):
             x = made(_aten.unsqueeze.default, x, -3)
-        sizes = _sizes([_shape(x)[0], math.prod(heads), *_shape(x)[-2:]])
+        sizes = reshape_sizes([_shape(x)[0], math.prod(heads), *_shape(x)[-2:]])
         return x if rank < 4 or sizes is None else made(_aten.reshape.default, x, sizes)
 
     if mask is not None and rank == 3 and len(_shape(mask)) == 3:
@@ -169,7 +168,7 @@ def _attention(node: Node) -> Any:
     attended = made(_aten.scaled_dot_product_attention.default, *map(of_four, operands), mask)
     attended.kwargs = {key: value for key, value in flags.items() if key != "attn_mask"}
     if rank > 4:
-        return _aten.reshape.default, (attended, _sizes(_shape(node))), {}
+        return _aten.reshape.default, (attended, reshape_sizes(_shape(node))), {}
     return _aten.squeeze.dim, (attended if rank == 3 else made(_aten.squeeze.dim, attended, -3), -3), {}
 
 
@@ -179,12 +178,6 @@ def _shape(node: Any) -> list[Any]:
 
 def _called(function: Any) -> Callable[[Node], Any]:
     return lambda node: (function, node.args, node.kwargs)
-
-
-def _sizes(shape: Any) -> list[int] | None:
-    """A shape as a reshape takes it, -1 for a length that is open; None if there are several of these."""
-    sizes = [n if isinstance(n, int) else -1 for n in shape]
-    return sizes if sizes.count(-1) <= 1 and 0 not in sizes else None
 
 
 _aten = torch.ops.aten
@@ -198,10 +191,10 @@ _REPLACED = {
     _aten.__or__.Tensor: _called(_aten.bitwise_or.Tensor),
     _aten.flatten.using_ints: _reshaped,
     _aten.expand_as.default: _expand_as,
-    _aten.dropout.default: _dropout,
-    _aten.feature_dropout.default: _dropout,
+    **dict.fromkeys(DROPOUTS, _dropout),
     _aten.chunk.default: _chunk,
     _aten.rsub.Scalar: _rsub,
+    _aten.square.default: lambda node: (_aten.pow.Tensor_Scalar, (node.args[0], 2), {}),
     _aten.scaled_dot_product_attention.default: _attention,
     **dict.fromkeys(CASTS, _convert),
     **{getattr(_aten, f"upsample_{kind}").vec: _resize for kind in ("nearest1d", "nearest2d", "nearest3d", "bilinear2d", "bicubic2d")},
@@ -228,63 +221,13 @@ def _decompositions() -> Any:
     return torch.export.default_decompositions()
 
 
-def _replace_in_place(exported: ExportedProgram, table: Container[Any]) -> bool:
-    """Replace operations in place by those that return a new tensor; False, and nothing is changed, if more is to do."""
-    graph = exported.graph
-    position = {node: i for i, node in enumerate(graph.nodes)}
-    aliases: dict[Node, list[Node]] = {}  # one list for all that share memory, so far
-    replacements: dict[Node, Any] = {}
-    for node in graph.nodes:
-        if node.op in ("placeholder", "output"):
-            aliases[node] = [node]
-            continue
-        if node.op != "call_function":
+def _is_whole(exported: ExportedProgram, table: Container[Any]) -> bool:
+    """Whether PyTorch would take no operation apart."""
+    for node in exported.graph.nodes:
+        if node.op not in ("placeholder", "output", "call_function"):
             return False
-        if not isinstance(node.target, torch._ops.OpOverload):
-            aliases[node] = aliases[node.args[0]] if node.args and isinstance(node.args[0], Node) else [node]  # getitem, sizes
-            aliases[node].append(node)
-            continue
-        function = _functional(node)
-        if function is None or function in table or (_is_always_taken_apart(function) and not _KEPT.get(function, _never)(node)):
-            return False
-        if function is not node.target:
-            if not _is_last_use(node, aliases[node.args[0]], position):  # type: ignore[index]
+        if isinstance(node.target, torch._ops.OpOverload):
+            apart = _is_always_taken_apart(node.target) and not _KEPT.get(node.target, _never)(node)
+            if node.target in table or apart or writes(node):
                 return False
-            replacements[node] = function
-        sharing = _shares_memory(node, function)
-        aliases[node] = aliases[node.all_input_nodes[0]] if sharing and node.all_input_nodes else []
-        aliases[node].append(node)
-    for node, function in replacements.items():
-        node.target = function
-    exported.graph_module.recompile()
     return True
-
-
-def _functional(node: Node) -> Any:
-    """The operation that computes the same and changes nothing: its own where it does so; None where there is none."""
-    target: Any = node.target
-    if not target._schema.is_mutable:
-        return target
-    name = target.overloadpacket.__name__
-    packet = getattr(torch.ops.aten, name[:-1], None) if target.namespace == "aten" and name.endswith("_") else None
-    function = getattr(packet, target._overloadname, None)
-    if function is None or function._schema.is_mutable or not isinstance(node.args[0], Node):
-        return None
-    own, other = ([(a.name, str(a.type)) for a in one._schema.arguments] for one in (target, function))
-    dtypes = [operand.meta["val"].dtype for operand in node.all_input_nodes if isinstance(operand.meta.get("val"), Tensor)]
-    if functools.reduce(torch.promote_types, dtypes) is not dtypes[0]:
-        return None  # in place the type stays, otherwise it is promoted
-    return function if own == other else None
-
-
-def _is_last_use(node: Node, shared: list[Node], position: dict[Node, int]) -> bool:
-    """Whether nothing looks, after `node` has changed it, at what shares the memory under another name than that of its result."""
-    return all(
-        member.op == "call_function" and all(user is node or position[user] < position[node] for user in member.users) for member in shared
-    )
-
-
-def _shares_memory(node: Node, function: Any) -> bool:
-    """Whether the result may be the operand, or a view of it."""
-    returns_view = any(value.alias_info is not None for value in function._schema.returns)
-    return returns_view or function is not node.target
