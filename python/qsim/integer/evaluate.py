@@ -136,7 +136,7 @@ class _Run(Interpreter):
         values = {name: self._value(value) for name, value in arguments(node).items()}
         bias = self._of.biases[node]
         x, weight = (value.encoding for value in values.values() if isinstance(value, QuantizedTensor))
-        values[bias] = Bias.made_by_runtime(values[bias], x, weight)
+        values[bias] = Bias.of_a_float_operation(values[bias], x, weight)
         return self.call_function(node.target, (), values)
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -93,24 +93,6 @@ def reads_quantized(node: ir.Node) -> bool:
     return not list(_operands(node, (0, 1), False))
 
 
-def overflowing_biases(model: ir.Model) -> list[str]:
-    """Names of operations whose float bias ONNX Runtime's optimiser makes int32 though it does not fit: it saturates there.
-
-    The scale is that of the products, as for biases that are simulated in int32; with 16 bits it is fine enough for that.
-    (``WeightBiasQuantization``, onnxruntime 1.31.)
-    """
-    found = []
-    for node in model.graph:
-        if node.op_type in ("Conv", "ConvTranspose", "Gemm") and len(node.inputs) == 3:
-            (x, weight), bias = map(_scales, node.inputs[:2]), None if node.inputs[2] is None else node.inputs[2].const_value
-            if bias is not None and x.size * weight.size > 0:
-                steps = (x * weight).ravel()
-                steps = steps if steps.size in (1, bias.size) else steps.min()  # in groups
-                if bool((abs(bias.numpy()) > 2**31 * steps).any()):
-                    found.append(str(node.name))
-    return found
-
-
 def narrow_softmaxes(model: ir.Model) -> list[str]:
     """Names of softmaxes whose grid ends so near to what equal entries would have that QLinearSoftmax before onnxruntime 1.32 leaves
     float32: it multiplies exponentials of up to ``float32's largest / (entries * e^5)`` by ``1 / scale``; Inf becomes the zero point."""
@@ -119,13 +101,13 @@ def narrow_softmaxes(model: ir.Model) -> list[str]:
         if node.op_type == "Softmax" and node.outputs[0].shape is not None:
             entries = node.outputs[0].shape[node.attributes.get_int("axis", -1)]
             after = [reader.outputs[0].consumers() for reader in node.outputs[0].consumers() if reader.op_type == "QuantizeLinear"]
-            scales = [_scales(reader.outputs[0]) for readers in after for reader in readers if reader.op_type == "DequantizeLinear"]
+            scales = [scales(reader.outputs[0]) for readers in after for reader in readers if reader.op_type == "DequantizeLinear"]
             if isinstance(entries, int) and any(bool((1 / scale > entries * math.exp(5)).any()) for scale in scales):
                 found.append(str(node.name))
     return found
 
 
-def _scales(value: ir.Value | None) -> Any:
+def scales(value: ir.Value | None) -> Any:
     """The scales of a tensor on an integer grid, as a float64 array; an empty one for others."""
     producer = None if value is None else value.producer()
     scale = producer.inputs[1] if producer is not None and producer.op_type == "DequantizeLinear" else None

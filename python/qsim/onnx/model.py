@@ -18,8 +18,9 @@ from qsim.onnx.batch_weights import hold_batches_in_float
 from qsim.onnx.block_kernels import use_block_kernels
 from qsim.onnx.channel_blocks import fill_channel_blocks
 from qsim.onnx.export_options import Options
+from qsim.onnx.float_biases import hold_biases
 from qsim.onnx.half_regions import FallbackRegions
-from qsim.onnx.lint import narrow_softmaxes, overflowing_biases
+from qsim.onnx.lint import narrow_softmaxes
 from qsim.onnx.look_ups import look_up_integers
 from qsim.onnx.lower import Lowering
 from qsim.onnx.pads import fold_pads
@@ -92,6 +93,7 @@ def build(program: Program, mark_uses: MarkUses, quantizers: Mapping[str, Quanti
     tidy.pass_on_ends(model)
     tidy.name_nodes(model)
     tidy.name_ends(model, inputs, outputs)
+    saturating = hold_biases(model) if target.only8 else []
     if program.sizes is not None:
         tidy.name_sizes(model, program.sizes)
     else:
@@ -102,7 +104,7 @@ def build(program: Program, mark_uses: MarkUses, quantizers: Mapping[str, Quanti
     have = "1 tensor has" if wider == 1 else f"{wider} tensors have"
     blocks = [f"{have} more channels than in the model, zeros or repeated ones, for the runtime's fast kernels"] if wider else []
     left_out = [f"forward also returns what is no tensor, and the file has not: {', '.join(others)}"] if others else []
-    own = [*left_out, *_notes(program, mark_uses, quantizers, target, lowering), *(_warnings(model) if target.only8 else ())]
+    own = [*left_out, *_notes(program, mark_uses, quantizers, target, lowering), *(_warnings(model, saturating) if target.only8 else ())]
     notes = [*stored.notes, *kernels, *batches, *blocks, *own]
     return Built(model, lowering.names, notes, fallback)
 
@@ -189,12 +191,12 @@ def _notes(program: Program, mark_uses: MarkUses, quantizers: Mapping[str, Quant
     return notes
 
 
-def _warnings(model: ir.Model) -> list[str]:
+def _warnings(model: ir.Model, saturating: list[str]) -> list[str]:
     """Where ONNX Runtime computes something else than the file says."""
     found = []
-    if names := overflowing_biases(model):
+    if saturating:
         found.append(
-            f"ONNX Runtime's optimiser makes the biases of {', '.join(names)} int32, where they overflow: "
+            f"ONNX Runtime's optimiser makes the biases of {', '.join(saturating)} int32, where they overflow: "
             'InferenceSession(..., disabled_optimizers=["WeightBiasQuantization"]) leaves them in float'
         )
     if names := narrow_softmaxes(model):

@@ -39,9 +39,28 @@ class Bias:
         scale = _product_scale(bias, input, weight)
         return cls(_int32((bias.float() / scale).double()), scale)
 
+    @classmethod
+    def of_a_float_operation(cls, bias: Tensor, input: Encoding, weight: Encoding) -> Bias:
+        """As made by the runtime, or as a file holds it so that the runtime does not (`qsim.onnx.float_biases`)."""
+        wide = any(encoding.quant_max - encoding.quant_min > 255 for encoding in (input, weight))
+        if wide and not cls.fits(bias, _product_scale(bias, input, weight).double()):
+            return cls.held(bias)
+        return cls.made_by_runtime(bias, input, weight)
+
+    @classmethod
+    def held(cls, bias: Tensor) -> Bias:
+        """As a file has one that int32 does not hold on the grid of the products: on a grid of its own, as exact as float32."""
+        scale = (bias.abs().max().double() / INT32_MAX).float()
+        return cls((bias.double() / scale.double()).round().clamp(-INT32_MAX, INT32_MAX), scale.repeat(bias.numel()))
+
+    @staticmethod
+    def fits(bias: Tensor, scale: Tensor) -> bool:
+        """Whether int32 holds a bias with this scale (float64)."""
+        return not bool((bias.abs() > 2**31 * scale).any())
+
     def dequantized(self) -> Tensor:
         """What DequantizeLinear makes of it, float32."""
-        return (self.integers * self.scale.double()).float()
+        return self.integers.float() * self.scale
 
 
 def _int32(quotient: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from .checkpoints import without_checkpoints
 from .compiled import compiled_is_eager
 from .compiled_parts import compiled_parts_are_eager
 from .copies import copies_are_equal
+from .exported import files_are_the_simulation
 from .half import half_precision_loses_the_same
 from .hand_written import as_written_by_hand
 from .hooks import hooks_change_nothing
@@ -35,6 +36,7 @@ ORACLES: dict[str, tuple[Oracle, float]] = {
     "threads": (threads_do_not_meet, 0.1),
     "compiled": (compiled_is_eager, 0.05),
     "compiled parts": (compiled_parts_are_eager, 0.05),
+    "exported": (files_are_the_simulation, 0.05),
     "left alone": (making_changes_nothing, 0.2),
     "methods": (methods_by_themselves, 0.5),
     "warned": (other_ways_are_told, 0.3),
