@@ -101,8 +101,8 @@ def narrow_softmaxes(model: ir.Model) -> list[str]:
         if node.op_type == "Softmax" and node.outputs[0].shape is not None:
             entries = node.outputs[0].shape[node.attributes.get_int("axis", -1)]
             after = [reader.outputs[0].consumers() for reader in node.outputs[0].consumers() if reader.op_type == "QuantizeLinear"]
-            scales = [scales(reader.outputs[0]) for readers in after for reader in readers if reader.op_type == "DequantizeLinear"]
-            if isinstance(entries, int) and any(bool((1 / scale > entries * math.exp(5)).any()) for scale in scales):
+            grids = [scales(reader.outputs[0]) for readers in after for reader in readers if reader.op_type == "DequantizeLinear"]
+            if isinstance(entries, int) and any(bool((1 / scale > entries * math.exp(5)).any()) for scale in grids):
                 found.append(str(node.name))
     return found
 
