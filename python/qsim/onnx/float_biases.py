@@ -50,13 +50,13 @@ def _put_on_own_grid(node: ir.Node, model: ir.Model) -> None:
     assert bias is not None
     assert bias.const_value is not None
     made = Bias.held(torch.from_numpy(bias.const_value.numpy()))
-    tensors = [stored(f"{bias.name}_int32", made.integers, "int32"), stored(f"{bias.name}_scale", made.scale[0], "float32")]
+    tensors = [stored(f"{node.name}.bias_int32", made.integers, "int32"), stored(f"{node.name}.bias_scale", made.scale[0], "float32")]
     held = [ir.Value(name=t.name, type=ir.TensorType(t.dtype), shape=ir.Shape(t.shape.numpy()), const_value=t) for t in tensors]
     for value in held:
         model.graph.register_initializer(value)
-    dequantized = ir.node("DequantizeLinear", held, name=f"{node.name}.bias")
+    dequantized = ir.node("DequantizeLinear", held, name=f"{node.name}.bias.DequantizeLinear")
     read = dequantized.outputs[0]
-    read.name, read.type, read.shape = f"{bias.name}_held", bias.type, bias.shape
+    read.name, read.type, read.shape = f"{node.name}.bias", bias.type, bias.shape
     model.graph.insert_before(node, dequantized)
     node.replace_input_with(2, read)
     if not bias.uses() and not bias.is_graph_output():

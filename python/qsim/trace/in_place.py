@@ -7,7 +7,6 @@ once more, which takes longer than the first time, and takes reshapes apart. It 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,7 +14,8 @@ import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec, OutputKind, TensorArgument
-from torch.fx import Node
+from torch.fx import Graph, Node
+from torch.fx.node import map_arg
 
 from qsim.trace.fx_nodes import arguments, reshape_sizes
 from qsim.trace.idle_nodes import CASTS
@@ -33,7 +33,6 @@ def without_in_place(exported: ExportedProgram) -> ExportedProgram:
     """
     if not any(map(writes, exported.graph.nodes)):
         return exported
-    _drop_dropouts(exported)
     if _Rewriting(exported).succeeded():
         return exported
     made: ExportedProgram = exported.run_decompositions({})
@@ -81,14 +80,6 @@ def kept_state(exported: ExportedProgram) -> list[str]:
     return [str(spec.target) for spec, node in _held(exported) if node in written & needed]
 
 
-def _drop_dropouts(exported: ExportedProgram) -> None:
-    """In evaluation they are the tensors that they are given, whatever their schema says of memory."""
-    for node in list(exported.graph.nodes):
-        if node.target in DROPOUTS and node.args[-1] is False and not any(reader.op == "output" for reader in node.users):
-            node.replace_all_uses_with(node.args[0])
-            exported.graph.erase_node(node)
-
-
 class _Rewriting:
     """Of one graph, which is changed only where all of it can be.
 
@@ -99,14 +90,14 @@ class _Rewriting:
         self._exported = exported
         self._changes = [node for node in exported.graph.nodes if writes(node)]
         self._order = {node: i for i, node in enumerate(exported.graph.nodes)}
-        self._memory = {node: memory for node in exported.graph.nodes if (memory := _memory(node)) is not None}
+        self._memory = _memory(exported.graph)
         self._written: dict[Node, Node] = {}  # what placeholders' memory holds
         self._names: dict[int, list[Node]] = {}
         for node, memory in self._memory.items():
             self._names.setdefault(memory, []).append(node)
         self._parents = {node: operand for node in self._memory if (operand := self._shared_operand(node)) is not None}
         # How a name looks at its parent, where it is not the parent.
-        self._views = {node: node for node in self._parents if not writes(node) and node.target not in (*CASTS, _aten.contiguous.default)}
+        self._views = {node: node for node in self._parents if not writes(node) and node.target not in _AS_IT_IS}
 
     def succeeded(self) -> bool:
         """Whether the graph has no operation in place any more."""
@@ -201,15 +192,26 @@ class _Rewriting:
         self._names[self._memory[next(iter(now))]] = [*dict.fromkeys(now.values()), *later]
 
 
-def _memory(node: Node) -> int | None:
-    """What tells tensors that share memory: storages of the fake tensors that PyTorch traced with, of which views have the same."""
-    value = node.meta.get("val")
-    first = value[0] if isinstance(value, list | tuple) and value else value
-    return first.untyped_storage()._cdata if isinstance(first, Tensor) and first.layout is torch.strided else None
+def _memory(graph: Graph) -> dict[Node, int]:
+    """What tells tensors that share memory: storages of the fake tensors that PyTorch traced with, of which views have the same.
+
+    A dropout returns in evaluation what it is given, which those do not know.
+    """
+    found: dict[Node, int] = {}
+    same: dict[int, int] = {}
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        first = value[0] if isinstance(value, list | tuple) and value else value
+        if isinstance(first, Tensor) and first.layout is torch.strided:
+            storage = first.untyped_storage()._cdata
+            if node.target in DROPOUTS and node.args[-1] is False and node.args[0] in found:
+                same[storage] = found[node.args[0]]
+            found[node] = same.get(storage, storage)
+    return found
 
 
-def _functional(node: Node) -> Any:
-    """The operation that computes the same and changes nothing; None where there is none."""
+def _functional(node: Node) -> tuple[Any, Tensor] | None:
+    """The operation that computes the same and changes nothing, and what it makes of fake tensors; None where there is none."""
     target: Any = node.target
     name = target.overloadpacket.__name__
     packet = getattr(_aten, name[:-1], None) if target.namespace == "aten" and name.endswith("_") else None
@@ -217,17 +219,19 @@ def _functional(node: Node) -> Any:
     if function is None or function._schema.is_mutable or not isinstance(node.args[0], Node):
         return None
     own, other = ([(a.name, str(a.type)) for a in one._schema.arguments] for one in (target, function))
-    dtypes = [operand.meta["val"].dtype for operand in node.all_input_nodes if isinstance(operand.meta.get("val"), Tensor)]
-    keeps_type = target is _aten.copy_.default or functools.reduce(torch.promote_types, dtypes) is dtypes[0]  # in place the type stays
-    return function if keeps_type and own == other else None
+    args: Any
+    args, kwargs = map_arg((node.args, node.kwargs), lambda operand: operand.meta["val"])  # type: ignore[misc]
+    made = function(*args, **kwargs) if own == other else None
+    return (function, made) if isinstance(made, Tensor) and made.dtype is args[0].dtype else None  # in place the type stays
 
 
 def _call_functional(node: Node) -> None:
-    node.target, own = _functional(node), node.args[0]
-    if node.target is _aten.copy.default and _are_alike(own, node.args[1]):
+    found = _functional(node)
+    assert found is not None
+    node.target, made = found
+    if node.target is _aten.copy.default and _are_alike(*node.args[:2]):
         node.target, node.args, node.kwargs = _aten.clone.default, node.args[1:2], {}
-    assert isinstance(own, Node)
-    node.meta = {**node.meta, "val": own.meta["val"].clone()}
+    node.meta = {**node.meta, "val": made}
 
 
 def _are_alike(x: Any, y: Any) -> bool:
@@ -248,6 +252,7 @@ def _moved_back(view: Node, parent: Node, value: Node) -> Any:
     return view.target, (value, *view.args[1:])
 
 
+_AS_IT_IS = (*CASTS, _aten.contiguous.default, *DROPOUTS)  # what shares memory with its operand then is the operand
 _WRITTEN_THROUGH: dict[Any, Callable[[Node, Node, Node], tuple[Any, tuple[Any, ...]]]] = {
     _aten.slice.Tensor: _scattered(_aten.slice_scatter.default),
     _aten.select.int: _scattered(_aten.select_scatter.default),

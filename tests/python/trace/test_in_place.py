@@ -5,6 +5,7 @@ import contextlib
 import onnx
 import pytest
 import torch
+import torch.nn.functional as F
 from models import Forward
 from torch import Tensor, nn
 from torch.export import ExportedProgram
@@ -136,15 +137,27 @@ def returned_with_a_view(y, z):
     return view, y
 
 
+def compared(y, z):
+    sign = y.clone()
+    sign.gt_(0.0)
+    return sign * z
+
+
+def dropped_and_written_by_the_other_name(y, z):
+    d = F.dropout(y.view(-1), 0.5, False)
+    d[:7].mul_(3.0)
+    return y * 2.0 + z
+
+
 def keeps_its_type(y, z):
     return y.mul_(torch.full((6,), 1.5, dtype=torch.float64)) + z
 
 
 # What is traced once more by PyTorch.
-RETRACED = [part_of_a_split_writes, one_of_all_writes, keeps_its_type]
+RETRACED = [part_of_a_split_writes, one_of_all_writes, compared, keeps_its_type]
 CASES = [part, added_to_part, whole, broadcast, older_view_reads, older_view_reads_a_part, older_name_reads, two_views_write]
 CASES += [parts_of_a_split_read, flat_view_writes, transposed, masked, indexed, filled, zeros, same_type, rows_of_a_loop, overlapping]
-CASES += [returned_with_a_view, *RETRACED]
+CASES += [returned_with_a_view, dropped_and_written_by_the_other_name, *RETRACED]
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 import qsim
 
-from ..case import Case, Failure, Undecided
+from ..case import Case, Failure, Raised, Undecided
 from ..ir import Apply, all_statements
 from ..loaded import Call
 from ..operations import TABLE
@@ -55,6 +55,8 @@ def _from_the_file(case: Case, sim: qsim.QuantSim, call: Call) -> list[Tensor]:
                 sim.export(path)
         except (qsim.ExportError, qsim.CaptureError) as refusal:
             raise Undecided(f"refused: {str(refusal).splitlines()[0]}") from refusal
+        except Exception as error:
+            raise Raised("export", error) from error
         options = ort.SessionOptions()
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.intra_op_num_threads, options.log_severity_level = 1, 3
