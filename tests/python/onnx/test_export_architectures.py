@@ -4,6 +4,7 @@ import math
 from collections import namedtuple
 
 import onnx
+import onnxruntime as ort
 import pytest
 import torch
 import torch.nn.functional as F
@@ -253,6 +254,26 @@ def test_what_pytorch_need_not_take_apart(name, tmp_path):
     assert decomposition.skipped == whole
     report = sim.export(tmp_path / "model.onnx", verify=[x.clone()])
     assert report.verification.differences["simulation", "not optimised"]["output"].largest <= 1
+
+
+@pytest.mark.parametrize("norm", [None, nn.LayerNorm(8)])
+@pytest.mark.parametrize("padding", [[6, 4, 6, 2], [6, 6, 6, 6]])
+def test_padded_positions_are_what_the_model_in_eager_mode_makes_of_them(padding, norm, tmp_path):
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    model = Forward(lambda m, x, mask: m.encoder(x, src_key_padding_mask=mask), encoder=nn.TransformerEncoder(layer, 2, norm)).eval()
+    x, ends = torch.randn(4, 6, 8), torch.arange(6) >= torch.tensor(padding)[:, None]
+    sim = qsim.QuantSim(model, (x, ends), qsim.int16())
+    sim.calibrate([(x, ends)], progress=False)
+    report = sim.export(tmp_path / "model.onnx")
+    session = ort.InferenceSession(report.path, providers=["CPUExecutionProvider"])
+    for mask in (ends, ends.flip(0), ends.flip(1)):  # padded in front, nothing is packed
+        with torch.no_grad():
+            expected = sim(x, mask)
+            with sim.integer():
+                torch.testing.assert_close(sim(x, mask), expected, rtol=0, atol=1e-3)
+        names = [value.name for value in session.get_inputs()]
+        found = session.run(None, dict(zip(names, (x.numpy(), mask.numpy()), strict=True)))[0]
+        torch.testing.assert_close(torch.from_numpy(found), expected, rtol=0, atol=1e-3)
 
 
 class DynamicCache:

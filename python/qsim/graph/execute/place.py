@@ -175,7 +175,8 @@ class Place:
         """What quantizes the results of a leaf wherever it is called."""
         path = vars(leaf).get(LEAF, "")
         keys = [key for (own, _), key in self.leaf_keys.items() if own == path]
-        return self.planned.plain[self.nodes_of[keys[0]][0] or 0].outputs if keys else ()
+        nodes = self.planned.with_marks if self.switch.marks else self.planned.plain
+        return nodes[self.nodes_of[keys[0]][0] or 0].outputs if keys else ()
 
     def forget_kept(self) -> None:
         """What was kept of parameters holds no longer."""

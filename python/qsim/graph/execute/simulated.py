@@ -118,10 +118,16 @@ class SimulatedEncoder(Simulated):
         self, src: Tensor, mask: Tensor | None = None, src_key_padding_mask: Tensor | None = None, is_causal: bool | None = None
     ) -> Tensor:
         out: Tensor = super().forward(src, mask, src_key_padding_mask, is_causal)
-        place = vars(self)[PLACE][0]
-        if not place.switch.on or mask is not None or src_key_padding_mask is None or not _packs(self, src, src_key_padding_mask):
+        switch = (place := vars(self)[PLACE][0]).switch
+        if not switch.on or mask is not None or src_key_padding_mask is None or not _may_pack(self, src, in_a_file=switch.marks):
             return out
         padded = src_key_padding_mask if src_key_padding_mask.dtype is torch.bool else src_key_padding_mask == -torch.inf
+        if getattr(self, "mask_check", True):
+            with torch._C.DisableTorchFunction():
+                at_the_end = (padded[:, 1:] | ~padded[:, :-1]).all()
+                if not switch.marks and not at_the_end:
+                    return out
+                padded = padded & at_the_end  # for a file to decide
         first: Any = self.layers[0]  # type: ignore[index]
         padded = (padded if first.self_attn.batch_first else padded.T)[..., None]
         with torch._C.DisableTorchFunction():
@@ -134,21 +140,24 @@ class SimulatedEncoder(Simulated):
             return torch.where(padded, there, out)
 
 
-def _packs(encoder: Any, src: Tensor, padding: Tensor) -> bool:
-    """Whether the float model packs sequences: the conditions of `nn.TransformerEncoder.forward`, without a function mode's."""
+def _may_pack(encoder: Any, src: Tensor, *, in_a_file: bool) -> bool:
+    """Whether the float model packs sequences that are padded at their ends: the conditions of `nn.TransformerEncoder.forward`, without a
+    function mode's. Traced for a file, it is the model in eager mode that counts."""
     layer, attention = encoder.layers[0], encoder.layers[0].self_attn
     checks = getattr(encoder, "mask_check", True)
     if not (torch.backends.mha.get_fastpath_enabled() and getattr(encoder, "use_nested_tensor", False)):
         return False
-    if layer.training or src.dim() != 3 or src.is_nested or torch.is_autocast_enabled() or (checks and torch.compiler.is_compiling()):
+    if (
+        layer.training
+        or src.dim() != 3
+        or src.is_nested
+        or torch.is_autocast_enabled()
+        or (checks and torch.compiler.is_compiling() and not in_a_file)
+    ):
         return False
     projections = (attention, attention.out_proj, layer.norm1, layer.norm2, layer.linear1, layer.linear2)
     weights = [p for m in projections for p in m.parameters(recurse=False)]
-    if torch.is_grad_enabled() and any(t.requires_grad for t in (src, *weights)):
-        return False
-    with torch._C.DisableTorchFunction():
-        keeps = ~padding if padding.dtype is torch.bool else padding != -torch.inf
-        return not checks or bool(torch._nested_tensor_from_mask_left_aligned(src, keeps))
+    return not (torch.is_grad_enabled() and any(t.requires_grad for t in (src, *weights)))
 
 
 class SimulatedCopier(Simulated):
