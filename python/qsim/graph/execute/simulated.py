@@ -147,13 +147,9 @@ def _may_pack(encoder: Any, src: Tensor, *, in_a_file: bool) -> bool:
     checks = getattr(encoder, "mask_check", True)
     if not (torch.backends.mha.get_fastpath_enabled() and getattr(encoder, "use_nested_tensor", False)):
         return False
-    if (
-        layer.training
-        or src.dim() != 3
-        or src.is_nested
-        or torch.is_autocast_enabled()
-        or (checks and torch.compiler.is_compiling() and not in_a_file)
-    ):
+    if checks and torch.compiler.is_compiling() and not in_a_file:
+        return False
+    if layer.training or src.dim() != 3 or src.is_nested or torch.is_autocast_enabled():
         return False
     projections = (attention, attention.out_proj, layer.norm1, layer.norm2, layer.linear1, layer.linear2)
     weights = [p for m in projections for p in m.parameters(recurse=False)]
