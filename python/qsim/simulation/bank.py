@@ -41,6 +41,8 @@ class QuantizerBank(nn.Module):
         super().__init__()
         planned, devices = decisions.quantizers, decisions.devices
         self._keys, self._operations = list(planned), list(decisions.operations)
+        self._paths = {key: decided.parameter for key, decided in planned.items() if decided.parameter is not None}
+        self._shapes = {key: attrgetter(parameter)(model).shape for key, parameter in self._paths.items()}
         self._gates = [key for key, decided in planned.items() if decided.role == "gate"]
         on = next(chain((t.device for t in chain(model.parameters(), model.buffers())), devices.values()), torch.device("cpu"))
         for key, decided in planned.items():
@@ -88,6 +90,21 @@ class QuantizerBank(nn.Module):
 
     def by_key(self) -> dict[str, Quantizer]:
         return dict(zip(self._keys, self._modules.values(), strict=True))  # type: ignore[arg-type]
+
+    def weights(self, model: nn.Module) -> dict[str, Tensor]:
+        """The parameters of `model` that have a quantizer, by its key; ValueError where one is not as it was when it was simulated."""
+        found = {}
+        for key, path in self._paths.items():
+            try:
+                found[key] = weight = attrgetter(path)(model)
+            except AttributeError:
+                raise self._changed(f"the model has no {path!r} any more") from None
+            if weight.shape != self._shapes[key]:
+                raise self._changed(f"{path!r} has the shape {tuple(weight.shape)} now, and had {tuple(self._shapes[key])}")
+        return found
+
+    def _changed(self, what: str) -> ValueError:
+        return ValueError(f"QuantSim: {what}: the model was changed after it was simulated. Change it first, then make a simulation of it")
 
     def matching(self, patterns: Sequence[str]) -> list[Quantizer]:
         """The quantizers whose key, or what comes before its last dot, a glob matches; ValueError for a glob that matches nothing."""
