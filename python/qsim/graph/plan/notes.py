@@ -29,8 +29,9 @@ def _idle(config: Config, sites: Sequence[SiteInfo]) -> list[Override]:
 
 def notes_of(config: Config, sites: Sequence[SiteInfo], quantizers: Mapping[str, PlannedQuantizer], left: Iterable[LeftFloat]) -> list[str]:
     """Sentences on overrides that are for no operation, on those that the target would not have, and on what no example reached."""
-    told = [Telling(f"the config's override {override} matches no operation") for override in _idle(config, sites)]
-    if told:
+    idle = _idle(config, sites)
+    told = [Telling(f"the config's override {override} matches no operation") for override in idle]
+    if any(isinstance(override.pattern, str) for override in idle):
         shown, more = ", ".join(repr(site.name) for site in sites[:_SHOWN]), len(sites) - _SHOWN
         told.append(Telling(f"operations are called {shown}{f' and {more} more, as in sim.summary()' if more > 0 else ''}"))
     return [
