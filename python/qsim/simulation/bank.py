@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from itertools import chain
 from operator import attrgetter
-from typing import Any
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -18,12 +18,30 @@ from qsim.quantizers.observer import encoding_of_range
 from qsim.quantizers.quantizer import Quantizer
 from qsim.warning import warn
 
+_Value = TypeVar("_Value")
+
 OPERATION_FORMATS = (
     "int",
     "float16",
     "bfloat16",
     "float32",
 )  # what `operation_formats` holds are their positions: state dicts depend on the order
+
+
+class ByKey(dict[str, _Value]):
+    """A dict by the keys of quantizers, whose error of one that it lacks has those that are close.
+
+    Examples
+    --------
+    >>> ByKey({"conv1.weight": 1, "conv1.output": 2})["conv1"]
+    Traceback (most recent call last):
+        ...
+    KeyError: "QuantSim: no quantizer 'conv1' here; close to it: 'conv1.weight', 'conv1.output'"
+    """
+
+    def __missing__(self, key: str) -> NoReturn:
+        close = [own for own in self if own.startswith(f"{key}.")] or close_names(str(key), self)
+        raise KeyError(f"QuantSim: no quantizer {key!r} here; close to it: {', '.join(map(repr, close[:4])) or 'see sim.quantizers()'}")
 
 
 class QuantizerBank(nn.Module):
@@ -89,7 +107,7 @@ class QuantizerBank(nn.Module):
         return self._modules.items()  # type: ignore[return-value]
 
     def by_key(self) -> dict[str, Quantizer]:
-        return dict(zip(self._keys, self._modules.values(), strict=True))  # type: ignore[arg-type]
+        return ByKey(zip(self._keys, self._modules.values(), strict=True))  # type: ignore[arg-type]
 
     def weights(self, model: nn.Module) -> dict[str, Tensor]:
         """The parameters of `model` that have a quantizer, by its key; ValueError where one is not as it was when it was simulated."""

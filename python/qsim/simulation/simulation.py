@@ -45,7 +45,7 @@ from qsim.runs.sharding import refuse_wrapped, sharded_modules
 from qsim.runs.unfit import unfit_told
 from qsim.simulation import warned_of
 from qsim.simulation.as_the_model import AsTheModel, refuse_exporter
-from qsim.simulation.bank import QuantizerBank
+from qsim.simulation.bank import ByKey, QuantizerBank
 from qsim.simulation.eval_mode import EvalMode
 from qsim.simulation.state_names import NamedAsTheModel
 from qsim.simulation.summarize import summarize
@@ -298,7 +298,7 @@ class Simulation(NamedAsTheModel, AsTheModel):
 
     def encodings(self) -> dict[str, Encoding]:
         """The encodings in use: of every enabled quantizer that has one."""
-        return {key: found for key, q in self.quantizers().items() if q.enabled and (found := q.encoding) is not None}
+        return ByKey({key: found for key, q in self.quantizers().items() if q.enabled and (found := q.encoding) is not None})
 
     def summary(self) -> Summary:
         """What is quantized and how, what stays in float, and why. ``print(sim.summary())``.

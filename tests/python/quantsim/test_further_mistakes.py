@@ -46,6 +46,11 @@ import qsim
             "QuantSim.export: got the argument 'dynamic_axes'; .*close to it: 'dynamic_shapes'",
         ),
         (lambda: calibrated().search_bits([IMAGES]), "QuantSim.search_bits: got no 'budget'"),
+        (lambda: qsim.Quantizer(bits=8), "Quantizer: got the argument 'bits'; .*qsim.Quantizer(qsim.TensorSpec(bits=4))"),
+        (lambda: qsim.Override("0", bits=4), "Override: got the argument 'bits'; .*Config.override makes it"),
+        (lambda: qsim.Encoding(scale=0.1), "Encoding: got no 'zero_point'"),
+        (lambda: qsim.load_encodings(), "qsim.load_encodings: got no 'path'"),
+        (lambda: calibrated().sensitivity([IMAGES], progress=False).worst("2"), "Sensitivity.worst: got count='2'; expected an integer"),
         (lambda: qsim.doctor(network()), "qsim.doctor: got no 'data'"),
         (lambda: qsim.quantize(network(), IMAGES, [IMAGES]), "qsim.quantize: got no 'metric'"),
         (lambda: qsim.clip_grad_norm_(network().parameters()), "qsim.clip_grad_norm_: got no 'max_norm'"),
@@ -230,3 +235,26 @@ def test_mistyped_methods_are_suggested():
     with pytest.raises(AttributeError) as caught:
         sim.calibrat([IMAGES])
     assert (caught.value.name, caught.value.obj) == ("calibrat", sim)
+
+
+def test_keys_that_there_are_not():
+    sim = calibrated()
+    for found in (sim.quantizers(), sim.encodings()):
+        with pytest.raises(KeyError, match=r"no quantizer '0' here; close to it: '0.weight', '0.output'"):
+            found["0"]
+        with pytest.raises(KeyError, match=r"no quantizer '4.wieght' here; close to it: '4.weight'"):
+            found["4.wieght"]
+        assert found.get("0") is None
+        assert found == dict(found)
+
+
+def test_statistics_that_are_folded_are_not_measured_anew_without_a_word():
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)).eval()
+    nn.init.uniform_(model[1].running_var, 0.5, 2.0)
+    model[1].num_batches_tracked += 1
+    with pytest.warns(UserWarning, match=r"there is no BatchNorm: all 1 are folded, .* They stay with Config\(batch_norm='keep'\)"):
+        assert calibrated(model=model).reestimate_batch_norms([IMAGES], progress=False) == {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        kept = calibrated(qsim.Config(batch_norm="keep"), model)
+        assert kept.reestimate_batch_norms([IMAGES], progress=False) == {"1": 1}
