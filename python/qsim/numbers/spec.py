@@ -54,8 +54,8 @@ class TensorSpec:
         "lpbq", "q4_k" and "q6_k" stand for a dtype with its `scale_format` and, unless they are given, `block_size` and ``axis=-1``.
     learnable : bool
         Train the scale (LSQ, Esser et al. 2020).
-    percentile : float, 0 < percentile <= 100
-        For "percentile": share of the mass inside the range, in percent.
+    percentile : float, 1 < percentile <= 100
+        For "percentile": share of the mass inside the range, in percent. A share of 1 is an error: 0.999 would clip nearly everything.
     gamma : float, >= 0
         For "tf_enhanced": weight of the error of values that round off the grid.
     averaging : float, 0 < averaging <= 1

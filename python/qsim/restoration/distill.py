@@ -92,7 +92,7 @@ class Distilled(Report):
             [rows.get(step) for step in range(1, len(self.losses) + 1)],
             only="a step between two measurements",
         )
-        note = "What was measured on the data that was held back; the best is kept. Above, the loss on the batch of each step."
+        note = "What was measured on the data that was held back; the best is kept. The curve is the loss of each step, on its batch."
         body = tiles(facts) + table("Steps", note, columns, lines, chart if self.losses else None)
         return Page("Distillation", str(self), body, about(self.subject), chart)
 
