@@ -13,6 +13,8 @@ def write_atomically(path: Path, data: bytes | Iterable[bytes]) -> None:
     are taken one by one, as they are written."""
     if not path.parent.is_dir():
         raise FileNotFoundError(f"qsim: cannot write {str(path)!r}: there is no folder {str(path.parent)!r}; make it first")
+    if path.is_dir():
+        raise IsADirectoryError(f"qsim: cannot write {str(path)!r}: it is a folder; give the name of a file in it")
     temporary = path.with_name(f".{path.name[:200]}.{secrets.token_hex(8)}.tmp")
     try:
         with temporary.open("xb") as stream:

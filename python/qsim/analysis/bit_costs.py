@@ -11,12 +11,14 @@ from qsim.analysis.bit_choices import Bits, Choice
 from qsim.analysis.bit_latency import Latencies
 from qsim.analysis.bit_operations import Product
 from qsim.analysis.knapsack import Constraint
+from qsim.call_fit import tells_construction
 from qsim.numbers.spec import TensorSpec, range_shape
 from qsim.simulation.simulation import Simulation
 
 FLOAT_BITS = 32
 
 
+@tells_construction("")
 @dataclass(frozen=True)
 class Budget:
     """What a model may cost at most; all that is given holds at once.

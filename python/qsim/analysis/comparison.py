@@ -143,6 +143,8 @@ class Comparison(Report):
         beside : Comparison, optional
             Another run, such as that of another config: the page then has its accumulated SQNR too, and what this one gains over it.
         """
+        if beside is not None and not isinstance(beside, Comparison):
+            raise TypeError(f"Comparison.save: got beside={shown(beside)}; expected another comparison, other_sim.compare(batch)")
         self._write(lambda: self.page(beside), path)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from qsim.call_fit import tells_arguments
 from qsim.loggers.figures import Figures
 from qsim.loggers.sinks import writer_of
 from qsim.pages.chart import Axis, Chart, Series
@@ -195,6 +196,7 @@ def _line(layer: LayerLog) -> list[str]:
     return [*shown, *(str(sum(counts) or "") for counts in (layer.nans, layer.infs))]
 
 
+@tells_arguments("qsim.read_numeric_log")
 def read_numeric_log(path: str | PathLike[str]) -> NumericLog:
     """Read a log of `numeric_log`, also one that is still written, or was cut off by a crash.
 

@@ -14,11 +14,13 @@ from torch import Tensor, nn
 
 from qsim.analysis.deviation import float_tensors
 from qsim.analysis.numeric_log_file import LogWriter
+from qsim.call_fit import tells_arguments
 from qsim.graph.record.tape import version_of
 from qsim.options import check_whole
 from qsim.simulation.simulation import Simulation
 
 
+@tells_arguments("qsim.numeric_log")
 def numeric_log(model: nn.Module, path: str | PathLike[str], *, max_bytes: int = 64 << 20) -> NumericLogger:
     """Log the results of every module within ``with``: one record for each forward of `model`, in training too.
 

@@ -14,7 +14,7 @@ import torch
 from qsim.analysis.metric import Metric, value_of
 from qsim.analysis.scores import ScoreFile, digest
 from qsim.loggers.figures import Figures
-from qsim.options import check_flag, shown
+from qsim.options import check_flag, check_whole, shown
 from qsim.pages import drawing
 from qsim.pages.chart import Axis, Chart, Series
 from qsim.pages.markup import Cell, Column, Line, finite, name_cell, table, tiles
@@ -104,6 +104,7 @@ class Sensitivity(Report):
         >>> Sensitivity(scores, baseline=0.95, quantized=0.6, higher_is_better=True).worst(1)
         ['stem']
         """
+        check_whole("Sensitivity.worst", "count", count, least=0)
         return list(dict.fromkeys(score.operation for score in self.ranked()))[:count]
 
     @property

@@ -16,8 +16,9 @@ from qsim.batch_norm.foldable import Fold, NoLayerBeside, find_folds
 from qsim.batch_norm.frozen import as_batch_norms
 from qsim.batch_norm.lone_norms import NAME, before_children, has_layer, reset, unit_layer
 from qsim.batch_norm.recorded import recorded
+from qsim.call_fit import tells_arguments
 from qsim.close_names import close_names
-from qsim.graph.execute.simulated import Simulated
+from qsim.graph.execute.simulated import refuse_simulated
 from qsim.graph.record.tape import Tape
 from qsim.operations.layers import Layer
 from qsim.options import shown
@@ -26,6 +27,7 @@ from qsim.runs.report_subject import subject_of
 from qsim.runs.runnable import check_module
 
 
+@tells_arguments("qsim.fold_batch_norms")
 def fold_batch_norms(model: nn.Module, example_inputs: Any, *, keep: Collection[str] = ()) -> FoldReport:
     """Fold each BatchNorm into the convolution or linear layer right before it, or right after it, in place.
 
@@ -62,9 +64,8 @@ def fold_batch_norms(model: nn.Module, example_inputs: Any, *, keep: Collection[
     Jacob et al. 2018, "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference", section 3.2.
     Who follows whom is read from the recorded calls, not from the order of the modules.
     """
-    if any(isinstance(m, Simulated) for m in model.modules()):
-        raise ValueError("qsim.fold_batch_norms: got a simulation, which folds its own: sim.fold_batch_norms()")
     check_module(model, "fold_batch_norms")
+    refuse_simulated(model, "qsim.fold_batch_norms", ", which folds its own: sim.fold_batch_norms()")
     settle_offloaded(model)
     if isinstance(keep, str) or not isinstance(keep, Collection):
         raise TypeError(f"fold_batch_norms: got keep={shown(keep)}; expected the paths of BatchNorms, such as ['stem.bn']")

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from qsim.call_fit import tells_arguments
 from qsim.checkpoints import awq, compressed_tensors, fp8, gguf, gguf_write, gptq, kv_scales
 from qsim.checkpoints.activation import NO_ACTIVATIONS, Activation, with_activation
 from qsim.checkpoints.checkpoint import Checkpoint
@@ -33,6 +34,7 @@ CHECKPOINT_FORMATS = (*_MODULES, gguf.FORMAT)
 _PARTS = (".weight_packed", ".weight_scale", ".weight_scale_inv", ".qweight", ".qzeros", ".input_scale", ".activation_scale")
 
 
+@tells_arguments("qsim.load_checkpoint")
 def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     """Read a checkpoint with packed integer weights.
 
@@ -109,6 +111,7 @@ def _check_rest(state: Mapping[str, Tensor], place: FilePlace) -> None:
             raise place.at(name).error("is a part of a quantized layer whose weight is not there: is the checkpoint complete?")
 
 
+@tells_arguments("qsim.save_checkpoint")
 def save_checkpoint(
     checkpoint: Checkpoint, folder: str | os.PathLike[str], format: str = compressed_tensors.FORMAT, *, linear: Sequence[str] | None = None
 ) -> None:

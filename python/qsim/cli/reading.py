@@ -40,7 +40,13 @@ def read_encodings(path: Path, tensor_names: bool) -> EncodingFile:
         return load_encodings(path)
     from qsim.onnx.encodings import read_onnx_encodings
 
-    return read_onnx_encodings(path, tensor_names=tensor_names)
+    found = read_onnx_encodings(path, tensor_names=tensor_names)
+    if not found.entries:
+        raise FilePlace(str(path)).error(
+            "has no QuantizeLinear and no DequantizeLinear: it is a float model; `qsim quantize` makes an integer one of it, and what an "
+            "integer one computes beside it says `qsim verify INT8.onnx --data BATCH.npz --reference FLOAT.onnx`"
+        )
+    return found
 
 
 def in_float(model: ir.Model, target: str | None = None) -> dict[str, str]:

@@ -13,6 +13,7 @@ from typing import Any
 from qsim.clinic.finding import SEVERITIES, Finding
 from qsim.deploy.engine_plan import Plan
 from qsim.loggers.figures import Figures
+from qsim.pages.chart import Axis, Chart, Series
 from qsim.pages.markup import Cell, Column, Fact, Line, name_cell, problems, table, tiles
 from qsim.pages.page import Page
 from qsim.pages.report import Report
@@ -202,12 +203,27 @@ def diagnosis_page(diagnosis: Diagnosis) -> Page:
         facts.append(("SQNR of the output", "equal to float32" if diagnosis.sqnr == math.inf else f"{decibel(diagnosis.sqnr)} dB"))
     stages = ", ".join(f"{stage} {seconds:.2f}" for stage, seconds in diagnosis.seconds.items())
     facts.append(("seconds", f"{sum(diagnosis.seconds.values()):.2f}", stages))
-    body = table("Findings", "Errors first, then warnings; each in the order of the model.", columns, lines)
+    chart = _magnitudes(diagnosis.findings)
+    body = table("Findings", "Errors first, then warnings; each in the order of the model.", columns, lines, chart)
     if diagnosis.plan is not None and diagnosis.plan.keep:
         kept = [Line([name_cell(each)]) for each in diagnosis.plan.keep]
         body += table("Plan", escape(str(diagnosis.plan).splitlines()[0]), [Column("keep in float32", wide=True)], kept)
     subtitle = f"What {diagnosis.target} makes of the model"
-    return Page("Diagnosis", subtitle, tiles(facts) + problems(diagnosis.notes) + body, about(diagnosis.subject))
+    return Page("Diagnosis", subtitle, tiles(facts) + problems(diagnosis.notes) + body, about(diagnosis.subject), chart)
+
+
+def _magnitudes(findings: Sequence[Finding]) -> Chart | None:
+    """The largest value of each finding that has one, beside what the target holds."""
+    numbers = ("largest", "limit")
+    found = [(i, f.evidence) for i, f in enumerate(findings) if all(isinstance(f.evidence.get(name), float) for name in numbers)]
+    if not found:
+        return None
+    series = [
+        Series(name, color, [evidence[key] for _, evidence in found])
+        for key, name, color in (("largest", "largest value", "inside"), ("limit", "what the target holds", "edge"))
+    ]
+    axes = Axis("finding, worst first"), Axis("magnitude", logarithmic=True)
+    return Chart("Largest values of findings, beside what the target holds", *axes, series, [i for i, _ in found], points=True)
 
 
 def _short(value: object) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import nn
 
+from qsim.call_fit import tells_arguments
 from qsim.clinic.batch_ranges import Ranges, ranges_of
 from qsim.clinic.checks import BATCH_NORM_CHECKS, FLOAT_CHECKS, HALF_CHECKS, INTEGER_CHECKS, SUM_CHECKS
 from qsim.clinic.cure import cure
@@ -24,6 +25,7 @@ from qsim.clinic.reproduction import save, smallest
 from qsim.clinic.shadow import Shadow
 from qsim.clinic.survey import survey
 from qsim.clinic.targets import Target, target_named
+from qsim.graph.execute.simulated import refuse_simulated
 from qsim.options import check_function, check_number, check_whole
 from qsim.runs.batches import Forward, iterate
 from qsim.runs.offloaded import with_values
@@ -35,6 +37,7 @@ from qsim.stages import Stages
 _KEPT = 8  # batches at most that are run again and again in half precision; the others are surveyed in float32
 
 
+@tells_arguments("qsim.doctor")
 def doctor(
     model: nn.Module,
     data: Iterable[Any],
@@ -103,6 +106,7 @@ def doctor(
     ('pow', 'mean', 'add', 'sqrt')
     """
     check_module(model, "qsim.doctor")
+    refuse_simulated(model, "qsim.doctor", "; examine the float model that it was made of. What quantization costs: sim.compare(batch)")
     model = with_values(model)
     _check(seconds, probes, sqnr, forward, loss)
     ends = math.inf if seconds is None else time.perf_counter() + seconds

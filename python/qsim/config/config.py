@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from qsim.call_fit import tells_construction
 from qsim.config import aimet
 from qsim.config.float_plan import FloatPlan
 from qsim.config.kv_cache import KVCache, kv_cache
@@ -22,6 +23,7 @@ INT8_WEIGHT = TensorSpec(symmetric=True, axis=0, method="minmax")
 INT8_ACTIVATION = TensorSpec()
 
 
+@tells_construction("What holds for a tensor is a field of its spec: weight=TensorSpec(bits=4)")
 @dataclass(frozen=True)
 class Config:
     """What is quantized and how: a spec for weights, one for activations, a target, and overrides by site.
@@ -278,12 +280,15 @@ class Config:
     @classmethod
     def from_json(cls, text: str) -> Config:
         """Inverse of `to_json`. What is left out has its default; an unknown key is an error that names it."""
+        if not isinstance(text, str):
+            cure = "; of a file Path(name).read_text()" if isinstance(text, Path) else ""
+            raise TypeError(f"Config.from_json: got {shown(text)}; expected the text that Config.to_json() returns{cure}")
         try:
             fields = json.loads(text)
         except json.JSONDecodeError as error:
-            shown = text if len(text) <= 60 else f"{text[:60]} ..."
+            beginning = text if len(text) <= 60 else f"{text[:60]} ..."
             raise ValueError(
-                f"Config.from_json: got {shown!r}, which is no JSON ({error}); expected what Config.to_json() returns; of a file "
+                f"Config.from_json: got {beginning!r}, which is no JSON ({error}); expected what Config.to_json() returns; of a file "
                 "Path(name).read_text()"
             ) from error
         if not isinstance(fields, dict):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
+from qsim.call_fit import tells_construction
 from qsim.numbers.float_format import FLOAT_FORMATS, SHORT_NAMES
 from qsim.numbers.spec import TensorSpec, block_format, check_keys, checked_field
 from qsim.operations.onnx_types import onnx_type
@@ -67,6 +68,7 @@ class SiteInfo:
         return None if self.op is None else onnx_type(self.op)
 
 
+@tells_construction("Config.override makes it: qsim.int8().override('fc', bits=4)")
 @dataclass(frozen=True)
 class Override:
     """A change of the specs of every site that it matches.

@@ -16,12 +16,14 @@ from __future__ import annotations
 
 import dataclasses
 
+from qsim.call_fit import tells_arguments
 from qsim.config.config import Config
 from qsim.config.kv_cache import KVCache
 from qsim.config.profile import LINEAR_LAYERS, Profile
 from qsim.numbers.spec import TensorSpec
 
 Cache = KVCache | TensorSpec | int | tuple[TensorSpec | int | None, TensorSpec | int | None] | None
+_BY_OVERRIDE = "Fields of its specs are changed by override: qsim.int8().override(bits=4), override(weight={'block_size': 32})"
 
 
 def _integer(weight_bits: int, activation_bits: int, target: str | Profile) -> Config:
@@ -39,6 +41,7 @@ def _floating(dtype: str, target: str | Profile) -> Config:
     return Config(weight=TensorSpec(dtype=dtype, axis=0), activation=TensorSpec(dtype=dtype), target=target)
 
 
+@tells_arguments(advice=_BY_OVERRIDE)
 def int8(target: str | Profile = "default") -> Config:
     """8-bit weights and activations: what every deployment target runs.
 
@@ -50,6 +53,7 @@ def int8(target: str | Profile = "default") -> Config:
     return _integer(8, 8, target)
 
 
+@tells_arguments(advice=_BY_OVERRIDE)
 def int4(target: str | Profile = "default") -> Config:
     """4-bit weights and activations: usually needs training.
 
@@ -61,6 +65,7 @@ def int4(target: str | Profile = "default") -> Config:
     return _integer(4, 4, target)
 
 
+@tells_arguments(advice=_BY_OVERRIDE)
 def int16(target: str | Profile = "default") -> Config:
     """16-bit weights and activations; biases stay in float.
 
@@ -72,6 +77,7 @@ def int16(target: str | Profile = "default") -> Config:
     return _integer(16, 16, target)
 
 
+@tells_arguments(advice=_BY_OVERRIDE)
 def w4a8(target: str | Profile = "default") -> Config:
     """4-bit weights, 8-bit activations.
 
@@ -83,6 +89,7 @@ def w4a8(target: str | Profile = "default") -> Config:
     return _integer(4, 8, target)
 
 
+@tells_arguments(advice=_BY_OVERRIDE)
 def fp16(target: str | Profile = "default") -> Config:
     """float16 weights and activations; what overflows becomes Inf.
 
@@ -96,6 +103,7 @@ def fp16(target: str | Profile = "default") -> Config:
     return _floating("float16", target)
 
 
+@tells_arguments(advice=_BY_OVERRIDE)
 def bf16(target: str | Profile = "default") -> Config:
     """bfloat16 weights and activations.
 
@@ -107,6 +115,7 @@ def bf16(target: str | Profile = "default") -> Config:
     return _floating("bfloat16", target)
 
 
+@tells_arguments(advice=_BY_OVERRIDE)
 def fp8(target: str | Profile = "default") -> Config:
     """float8_e4m3fn weights and activations, saturating: the largest magnitude of a tensor, of weights per output channel, is 448.
 
@@ -127,6 +136,7 @@ def _blocks(format: str, kv_cache: Cache, target: str | Profile) -> Config:
     return _language_model(TensorSpec(dtype=format), TensorSpec(dtype=format), kv_cache, target)
 
 
+@tells_arguments(advice=_BY_OVERRIDE)
 def w4a16(group: int | None = 128, *, symmetric: bool = True, kv_cache: Cache = None, target: str | Profile = LINEAR_LAYERS) -> Config:
     """4-bit weights in groups along the input features, activations as they are: what GPTQ, AWQ and llama.cpp deploy.
 
@@ -150,6 +160,7 @@ def w4a16(group: int | None = 128, *, symmetric: bool = True, kv_cache: Cache = 
     return _language_model(weight, None, kv_cache, target)
 
 
+@tells_arguments(advice=_BY_OVERRIDE)
 def w8a8_dynamic(*, kv_cache: Cache = None, target: str | Profile = LINEAR_LAYERS) -> Config:
     """8-bit weights per output channel, 8-bit activations with a scale for each token from the token itself.
 
@@ -164,6 +175,7 @@ def w8a8_dynamic(*, kv_cache: Cache = None, target: str | Profile = LINEAR_LAYER
     return _language_model(weight, dataclasses.replace(weight, axis=-1, method="dynamic"), kv_cache, target)
 
 
+@tells_arguments(advice=_BY_OVERRIDE)
 def fp8_dynamic(*, kv_cache: Cache = None, target: str | Profile = LINEAR_LAYERS) -> Config:
     """float8_e4m3fn weights per output channel, float8_e4m3fn activations with a scale for each token from the token itself.
 
@@ -177,6 +189,7 @@ def fp8_dynamic(*, kv_cache: Cache = None, target: str | Profile = LINEAR_LAYERS
     return _language_model(TensorSpec(dtype=dtype, axis=0), activation, kv_cache, target)
 
 
+@tells_arguments(advice=_BY_OVERRIDE)
 def w8a8_static(*, kv_cache: Cache = None, target: str | Profile = LINEAR_LAYERS) -> Config:
     """8-bit weights per output channel, 8-bit activations with one scale from calibration, both symmetric.
 
@@ -191,6 +204,7 @@ def w8a8_static(*, kv_cache: Cache = None, target: str | Profile = LINEAR_LAYERS
     return _language_model(weight, TensorSpec(symmetric=True, signed=True), kv_cache, target)
 
 
+@tells_arguments(advice=_BY_OVERRIDE)
 def fp8_static(*, kv_cache: Cache = None, target: str | Profile = LINEAR_LAYERS) -> Config:
     """float8_e4m3fn weights per output channel, float8_e4m3fn activations with one scale from calibration: what servers call FP8 static.
 
@@ -203,6 +217,7 @@ def fp8_static(*, kv_cache: Cache = None, target: str | Profile = LINEAR_LAYERS)
     return _language_model(TensorSpec(dtype=dtype, axis=0), TensorSpec(dtype=dtype), kv_cache, target)
 
 
+@tells_arguments(advice=_BY_OVERRIDE)
 def fp8_block(block: int = 128, *, kv_cache: Cache = None, target: str | Profile = LINEAR_LAYERS) -> Config:
     """float8_e4m3fn weights with a scale for each tile of `block` x `block`, float8_e4m3fn activations with a scale for each `block`
     values of a token, from the values themselves: how DeepSeek-V3 was trained and Qwen3's FP8 checkpoints are stored.
@@ -220,6 +235,7 @@ def fp8_block(block: int = 128, *, kv_cache: Cache = None, target: str | Profile
     return _language_model(TensorSpec(dtype=dtype, axis=(0, 1), block_size=(block, block)), activation, kv_cache, target)
 
 
+@tells_arguments(advice=_BY_OVERRIDE)
 def mxfp8(*, kv_cache: Cache = None, target: str | Profile = LINEAR_LAYERS) -> Config:
     """Weights and activations in MXFP8 (E4M3): blocks of 32 with a power of two each, those of activations from the tensor itself.
 
@@ -231,6 +247,7 @@ def mxfp8(*, kv_cache: Cache = None, target: str | Profile = LINEAR_LAYERS) -> C
     return _blocks("mxfp8", kv_cache, target)
 
 
+@tells_arguments(advice=_BY_OVERRIDE)
 def mxfp4(*, kv_cache: Cache = None, target: str | Profile = LINEAR_LAYERS) -> Config:
     """Weights and activations in MXFP4: E2M1 in blocks of 32 with a power of two each, those of activations from the tensor itself.
 
@@ -244,6 +261,7 @@ def mxfp4(*, kv_cache: Cache = None, target: str | Profile = LINEAR_LAYERS) -> C
     return _blocks("mxfp4", kv_cache, target)
 
 
+@tells_arguments(advice=_BY_OVERRIDE)
 def nvfp4(*, kv_cache: Cache = None, target: str | Profile = LINEAR_LAYERS) -> Config:
     """Weights and activations in NVFP4: E2M1 in blocks of 16 with an E4M3 scale each, and one float32 a tensor.
 

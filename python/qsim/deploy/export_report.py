@@ -98,6 +98,9 @@ class ExportReport(Report):
         facts += [("opset", str(self.opset))] if self.opset else []
         facts += [(file.name, f"{size / 2**20:.2f} MiB") for file, size in self.files.items()]
         facts.append(("seconds", f"{sum(self.seconds.values()):.2f}", seconds_text(self.seconds)))
+        if self.verification is not None and (times := self.verification.times) is not None:
+            beside = f"{times.quantized_ms:.3g} ms a batch, in float {times.float_ms:.3g}"
+            facts.append(("time, of the float model's", f"{times.ratio:.2f}", beside))
         body = tiles(facts) + problems(counted(self.notes))
         if self.verification is not None:
             body += verification_table(self.verification)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
 from qsim.deploy.verification import Verification
+from qsim.pages import drawing
 from qsim.pages.markup import Cell, Column, Line, table
 from qsim.table import decibel, percent
 
@@ -12,6 +15,8 @@ def verification_table(verification: Verification) -> str:
     columns = [Column("compared", wide=True), Column("output")]
     columns += [Column(head, number=True) for head in ("elements", "differ", "largest")]
     columns += [Column("SQNR dB", number=True, ascending=True), Column("top-1", number=True, ascending=True)]
+    found = [d.sqnr for outputs in verification.differences.values() for d in outputs.values() if math.isfinite(d.sqnr)]
+    top = max([*found, 1.0])
     lines = [
         Line(
             [
@@ -20,7 +25,7 @@ def verification_table(verification: Verification) -> str:
                 Cell(f"{d.elements:,}", d.elements),
                 Cell(f"{d.mismatching:,}", d.mismatching),
                 Cell(f"{d.largest:g}{'' if d.step is None else ' steps'}", d.largest),
-                Cell(decibel(d.sqnr), d.sqnr),
+                Cell(markup=decibel(d.sqnr) + drawing.bar(d.sqnr / top), value=d.sqnr),
                 Cell(percent(d.top1), d.top1),
             ]
         )

@@ -13,6 +13,7 @@ from torch.nn.parameter import is_lazy
 from qsim.batch_norm.fold import folded_for
 from qsim.batch_norm.fold_report import FoldReport
 from qsim.batch_norm.recorded import recorded
+from qsim.call_fit import tells_arguments
 from qsim.equalization.absorption import BiasAbsorption
 from qsim.equalization.candidates import find_candidates
 from qsim.equalization.edge_finder import find_edges
@@ -21,7 +22,7 @@ from qsim.equalization.equalize_report import Change, EqualizeReport, spread
 from qsim.equalization.input_statistics import InputStatistics, observe, results
 from qsim.equalization.rotation import Rotation
 from qsim.equalization.scale_methods import Awq, CrossLayer, SmoothQuant
-from qsim.graph.execute.simulated import Simulated
+from qsim.graph.execute.simulated import refuse_simulated
 from qsim.graph.record.uses import Uses
 from qsim.operations.layers import LAYERS
 from qsim.options import check_function, shown
@@ -39,6 +40,7 @@ EQUALIZE_METHODS: dict[str, type[Method]] = {method.name: method for method in (
 TOLERANCE = 1e-5
 
 
+@tells_arguments("qsim.equalize")
 def equalize(
     model: nn.Module,
     example_inputs: Any,
@@ -149,8 +151,7 @@ def _method(method: str | Method, has_data: bool) -> Method:
 
 def _check(model: nn.Module) -> None:
     refuse_wrapped(model)
-    if any(isinstance(m, Simulated) for m in model.modules()):
-        raise ValueError("qsim.equalize: got a simulation; equalize the float model, and simulate it then")
+    refuse_simulated(model, "qsim.equalize", "; equalize the float model, and simulate it then")
     for name, t in model.named_parameters():
         if is_lazy(t):
             raise ValueError(f"qsim.equalize: '{name}' has no shape yet: run the model once on the example inputs")

@@ -7,6 +7,7 @@ from os import PathLike
 from pathlib import Path
 
 from qsim.atomic import write_atomically
+from qsim.call_fit import tells_arguments
 from qsim.files import documents, tensorrt_cache
 from qsim.files.encoding_file import UNQUANTIZED, EncodingFile, Entry
 from qsim.files.fields import Fields, checked_name
@@ -19,6 +20,7 @@ FORMATS = (*documents.LAYOUTS, tensorrt_cache.FORMAT)
 _NAMES_FLOATS = ("aimet-0.6.1", "aimet-1.0.0", "qsim")
 
 
+@tells_arguments("qsim.load_encodings")
 def load_encodings(path: str | PathLike[str], *, max_bytes: int = MAX_JSON_BYTES) -> EncodingFile:
     """Read a file of encodings. Its content tells the format.
 
@@ -62,6 +64,7 @@ def load_encodings(path: str | PathLike[str], *, max_bytes: int = MAX_JSON_BYTES
     return documents.read(Fields(parse(text, place), place))
 
 
+@tells_arguments("qsim.save_encodings")
 def save_encodings(file: EncodingFile, path: str | PathLike[str], format: str | None = None) -> None:
     """Write a file of encodings.
 

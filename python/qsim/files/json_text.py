@@ -29,6 +29,9 @@ class _Refused(ValueError):
     """What the hooks of `json` raise."""
 
 
+_ZIP = b"PK\x03\x04"
+
+
 def read_text(path: Path, place: FilePlace, max_bytes: int) -> str:
     """The text of a file of at most `max_bytes`, in UTF-8 without byte order mark."""
     with path.open("rb") as stream:
@@ -40,6 +43,8 @@ def read_text(path: Path, place: FilePlace, max_bytes: int) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError as error:
+        if data.startswith(_ZIP):
+            raise place.error("is a zip file, as torch.save writes; of a state dict: sim.load_state_dict(torch.load(path))") from None
         raise place.error(f"byte {error.start} is not UTF-8; expected a text file of encodings") from None
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from qsim.call_fit import tells_construction
 from qsim.numbers.float_format import FLOAT_FORMATS
 from qsim.numbers.two_levels import TwoLevels
 
@@ -27,6 +28,7 @@ def grid_of(dtype: str) -> tuple[int, int]:
     return (0, 2**bits - 1) if match[1] else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
 
 
+@tells_construction("")
 @dataclass(frozen=True, eq=False)
 class Encoding:
     """What an exported model needs to know about a quantized tensor: ``x ~ (q - zero_point) * scale``.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 
@@ -33,4 +34,21 @@ RANGE_METHODS = {
     "ema": RangeMethod(searches=False, takes_range=True, weighs_clipping=True),
     "dynamic": RangeMethod(searches=False, takes_range=False, weighs_clipping=False),
 }
+READ_BY = {"percentile": "percentile", "gamma": "tf_enhanced", "averaging": "ema"}  # fields of a spec that one method reads, and which
 SEARCHES = tuple(name for name, method in RANGE_METHODS.items() if method.searches)
+
+
+def check_read(caller: str, methods: Collection[str], **given: float | None) -> None:
+    """Raise a ValueError where a field is given that none of `methods` reads.
+
+    Examples
+    --------
+    >>> check_read("QuantSim.set_method", ["mse"], percentile=99.9, gamma=None)
+    Traceback (most recent call last):
+        ...
+    ValueError: QuantSim.set_method: got percentile=99.9 and method='mse', which does not read it; expected method='percentile'
+    """
+    for name, value in given.items():
+        if value is not None and READ_BY[name] not in methods:
+            got = ", ".join(repr(method) for method in methods)
+            raise ValueError(f"{caller}: got {name}={value} and method={got}, which does not read it; expected method={READ_BY[name]!r}")

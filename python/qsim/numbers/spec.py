@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from qsim.call_fit import tells_construction
 from qsim.numbers.block_formats import BLOCK_FORMATS, SCALE_FORMATS, SCALE_ROUNDINGS
 from qsim.numbers.blocks import Axes, block_lengths, ranges_shape
 from qsim.numbers.float_format import FLOAT_FORMATS
@@ -17,6 +18,7 @@ ROUNDINGS = ("divide", "reciprocal")
 NONFINITE = ("skip", "raise", "saturate")
 
 
+@tells_construction("")
 @dataclass(frozen=True)
 class TensorSpec:
     """How one tensor is quantized: its grid, its granularity and how its range is chosen.
@@ -52,8 +54,8 @@ class TensorSpec:
         "lpbq", "q4_k" and "q6_k" stand for a dtype with its `scale_format` and, unless they are given, `block_size` and ``axis=-1``.
     learnable : bool
         Train the scale (LSQ, Esser et al. 2020).
-    percentile : float, 0 < percentile <= 100
-        For "percentile": share of the mass inside the range, in percent.
+    percentile : float, 1 < percentile <= 100
+        For "percentile": share of the mass inside the range, in percent. A share of 1 is an error: 0.999 would clip nearly everything.
     gamma : float, >= 0
         For "tf_enhanced": weight of the error of values that round off the grid.
     averaging : float, 0 < averaging <= 1
@@ -322,7 +324,7 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "method": _one_of(*RANGE_METHODS),
     "dtype": _one_of(*DTYPES, *BLOCK_FORMATS),
     "learnable": _BOOL,
-    "percentile": (lambda value: _number(0, 100)(value) and value > 0, "a number above 0, at most 100"),
+    "percentile": (lambda value: _number(0, 100)(value) and value > 1, "percent of the values to keep, as 99.9: above 1, at most 100"),
     "gamma": (_number(0), "a finite number, at least 0"),
     "averaging": (lambda value: _number(0, 1)(value) and value > 0, "a number above 0, at most 1"),
     "min_scale": (_number(0), "a finite number, at least 0"),

@@ -13,6 +13,7 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
+from qsim.call_fit import tells_arguments
 from qsim.close_names import close_names
 from qsim.config.config import Config
 from qsim.config.described import described
@@ -33,6 +34,7 @@ from qsim.onnx_ptq.observation import observe
 from qsim.onnx_ptq.prepare import prepared
 from qsim.onnx_ptq.quantized_values import QuantizedValues, place
 from qsim.onnx_ptq.write import Writer
+from qsim.operations.onnxruntime import INTEGER_KERNELS
 from qsim.options import shown
 from qsim.pages.markup import Fact, problems, tiles
 from qsim.pages.page import Page
@@ -126,6 +128,7 @@ class OnnxQuantized(Report):
         return Page("Quantized ONNX model", self.path.name, body, about(self.subject))
 
 
+@tells_arguments("qsim.quantize_onnx")
 def quantize_onnx(
     model: str | os.PathLike[str],
     data: Iterable[Mapping[str, Any]],
@@ -199,8 +202,13 @@ def quantize_onnx(
         opened = prepared(model)
         _name_nodes(opened.graph)
         placement = place(opened.graph, _wanted(given, opened.graph))
+    nested = _nested(opened.graph)
     if not placement.observed:
-        raise ValueError(f"{_CALLER}: {Path(model).name} has no operation that an integer kernel takes, such as Conv, Gemm or MatMul")
+        inside = f" outside of {nested}, whose operations stay in float" if nested else ""
+        such = f"no operation that an integer kernel takes, such as Conv, Gemm or MatMul{inside}"
+        raise ValueError(f"{_CALLER}: {Path(model).name} has {such}")
+    if nested:
+        notes.append(f"operations within {nested} stay in float: which of them run depends on the data")
     with seconds.stage("observe"):
         observers = observe(opened, [str(value.name) for value in placement.observed], data, show=progress)
     notes += [
@@ -258,6 +266,22 @@ def _node_name(node: ir.Node) -> str:
 def _name_nodes(graph: ir.Graph) -> None:
     for node in graph:
         node.name = node.name or str(node.outputs[0].name)
+
+
+def _nested(graph: ir.Graph) -> str:
+    """The nodes with graphs of their own (If, Loop, Scan) that have operations with weights in them; "" without any."""
+    inner = {
+        node.name: sorted({one.op_type for one in ir.traversal.RecursiveGraphIterator(inside) if one.op_type in INTEGER_KERNELS})
+        for node in graph
+        for attribute in node.attributes.values()
+        for inside in _graphs(attribute)
+    }
+    return ", ".join(f"{name!r} ({', '.join(kinds)})" for name, kinds in inner.items() if kinds)
+
+
+def _graphs(attribute: ir.Attr) -> Sequence[ir.Graph]:
+    kind = attribute.type
+    return [attribute.as_graph()] if kind is ir.AttributeType.GRAPH else attribute.as_graphs() if kind is ir.AttributeType.GRAPHS else []
 
 
 def _written(model: ir.Model, placement: QuantizedValues, observers: Mapping[str, Observer], config: Config) -> Writer:

@@ -34,12 +34,39 @@ def fixed_constants(fixed: str) -> tuple[Any, ...]:
 fixed_constants._dynamo_marked_constant = True  # type: ignore[attr-defined]  # see `qsim.graph.execute.traced`
 
 
+class Planned:
+    """A field of a quantizer's spec as an attribute of the quantizer: to be read. What was planned is not set.
+
+    Examples
+    --------
+    >>> quantizer = qsim.Quantizer(TensorSpec(bits=4), name="fc.output")
+    >>> quantizer.bits
+    4
+    >>> quantizer.bits = 8
+    Traceback (most recent call last):
+        ...
+    AttributeError: qsim: 'fc.output': its bits is what was planned; expected another simulation: config.override('fc', bits=8)
+    """
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, holder: Encoded | None, owner: type) -> Any:
+        return self if holder is None else getattr(holder.spec, self._name)
+
+    def __set__(self, holder: Encoded, value: Any) -> None:
+        operation = holder.name.rpartition(".")[0] or holder.name
+        cure = f"config.override({operation!r}, {self._name}={shown(value)})"
+        raise AttributeError(f"qsim: {holder.name!r}: its {self._name} is what was planned; expected another simulation: {cure}")
+
+
 class Encoded(RangeState):
     """The part of `qsim.Quantizer` that holds an encoding, switches and a spec, and gives account of them; it computes nothing."""
 
     _shape_key = "scale"
     scale: Tensor
     zero_point: Tensor
+    bits, symmetric, signed, narrow, method, percentile, gamma, averaging, dtype, learnable = (Planned() for _ in range(10))
 
     def __init__(self, spec: TensorSpec, shape: Sequence[int] | None, name: str) -> None:
         if not isinstance(spec, TensorSpec):

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from qsim import ops
+from qsim.call_fit import tells_construction
 from qsim.errors import CalibrationError
 from qsim.numbers.blocks import Axes
 from qsim.numbers.encoding import Encoding
@@ -43,6 +44,7 @@ class Counts:
         return f"{self.elements} values, of which {self.nans} NaN, {self.positive_infs} +Inf, {self.negative_infs} -Inf"
 
 
+@tells_construction("")
 class Observer(RangeState):
     """Sees tensors pass and keeps what every range method needs, exactly, in one pass over each.
 

@@ -12,6 +12,7 @@ from torch.compiler import is_dynamo_compiling
 
 from qsim import ops
 from qsim._library import eager
+from qsim.call_fit import tells_construction
 from qsim.errors import CalibrationError
 from qsim.numbers.encoding import Encoding
 from qsim.numbers.spec import TensorSpec, range_shape
@@ -29,6 +30,7 @@ def _gradient_factor(x: Tensor, scales: int, spec: TensorSpec, batched: bool) ->
     return 1.0 / math.sqrt(max(features, 1) / scales * spec.quant_max)
 
 
+@tells_construction("How it quantizes is a spec: qsim.Quantizer(qsim.TensorSpec(bits=4))")
 class Quantizer(Encoded):
     """Simulates the quantization of one tensor, and observes what its encoding is chosen from.
 

@@ -16,6 +16,7 @@ from torch import nn
 
 from qsim.analysis.bit_costs import Budget
 from qsim.analysis.metric import Metric, metric_of, value_of
+from qsim.call_fit import tells_arguments
 from qsim.config.config import Config
 from qsim.config.named import config_of
 from qsim.config.presets import int8
@@ -133,6 +134,7 @@ class _Attempt:
     sim: QuantSim
 
 
+@tells_arguments("qsim.quantize")
 def quantize(
     model: nn.Module,
     example_inputs: Any,

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from qsim.call_fit import tells_arguments
 from qsim.config.config import Config
 from qsim.quantsim.export import Export
 from qsim.quantsim.fallback import SelectiveFallback
@@ -16,6 +17,10 @@ from qsim.quantsim.ranges import RangeChoice
 from qsim.quantsim.reports import Reports
 from qsim.quantsim.restoration import Restoration
 from qsim.quantsim.training import Training
+
+_ELSEWHERE = (
+    "What is quantized, and how, is the config: qsim.int8(target='tensorrt').override(bits=4); the device is the model's: model.to('cuda')"
+)
 
 
 class QuantSim(Reports, RangeChoice, SelectiveFallback, IntegerEvaluation, Restoration, Training, Files, Export):
@@ -53,6 +58,7 @@ class QuantSim(Reports, RangeChoice, SelectiveFallback, IntegerEvaluation, Resto
     >>> sim.savings = False  # every step computed anew: the same bits, slower
     """
 
+    @tells_arguments("QuantSim", _ELSEWHERE)
     def __init__(self, model: nn.Module, example_inputs: Any, config: Config | str | None = None, *, inplace: bool = False) -> None:
         """Record `model` on `example_inputs`, fold its BatchNorms, and put quantizers where `config` has them.
 

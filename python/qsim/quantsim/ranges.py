@@ -8,6 +8,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from qsim.numbers.range_methods import check_read
 from qsim.runs.batches import Forward
 from qsim.simulation.calibration import CalibrationReport, calibrate
 from qsim.simulation.range_choice import choose_encodings
@@ -105,6 +106,8 @@ class RangeChoice(Simulation):
         >>> bool(sim.encodings()["input"].scale < widest)
         True
         """
+        methods = {q.spec.method for q in self.quantizers().values()} if method is None else [method]
+        check_read("QuantSim.set_method", sorted(methods), percentile=percentile, gamma=gamma)
         choose_encodings(self, method, percentile=percentile, gamma=gamma)
 
     def synchronize(self, group: dist.ProcessGroup | None = None) -> None:

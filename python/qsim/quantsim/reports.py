@@ -19,7 +19,7 @@ from qsim.analysis.scores import ScoreFile
 from qsim.analysis.search import Effort
 from qsim.analysis.sensitivity import Sensitivity, measure, measured
 from qsim.deploy.engine_plan import Plan
-from qsim.options import check_flag, check_number, check_whole, shown
+from qsim.options import check_flag, check_function, check_number, check_whole, shown
 from qsim.runs.batches import Forward
 from qsim.simulation.simulation import Simulation
 
@@ -57,6 +57,8 @@ class Reports(Simulation):
         >>> comparison["2.output"].accumulated.sqnr > 20
         True
         """
+        if forward is not None:
+            check_function("QuantSim.compare", "forward", forward, "forward(model, batch)")
         run = self.forward_batch if forward is None else forward
         self.tell_of_restored()
         with self.calibrated():

@@ -12,9 +12,17 @@ import torch
 from torch import Tensor
 
 from qsim.analysis.deviation import Deviation, float_tensors
+from qsim.loggers.figures import Figures
 from qsim.numbers.spec import TensorSpec
+from qsim.pages.chart import Axis, Chart, Series
+from qsim.pages.markup import Cell, Column, Fact, Line, table, tiles
+from qsim.pages.page import Page
+from qsim.pages.report import Report
+from qsim.pages.subject import about
 from qsim.progress import progress
+from qsim.runs.report_subject import subject_of
 from qsim.simulation.simulation import Simulation
+from qsim.table import decibel
 
 DistillationLoss = Callable[[Any, Any], Tensor]
 Call = Callable[[], Any]
@@ -26,8 +34,8 @@ _LOOKS = 8  # so often is measured whether it gains
 
 
 @dataclass(frozen=True)
-class Distilled:
-    """What a distillation came to.
+class Distilled(Report):
+    """What a distillation came to; `save` writes a page, with the loss of every step.
 
     Attributes
     ----------
@@ -48,6 +56,8 @@ class Distilled:
     >>> distilled = sim.distill(x.split(32), steps=10, progress=False)
     >>> distilled.steps, len(distilled.losses)
     (10, 10)
+    >>> import tempfile
+    >>> distilled.save(tempfile.mktemp(".html"))
     """
 
     steps: int
@@ -60,6 +70,31 @@ class Distilled:
         if self.kept == 0:
             return f"distillation: {self.steps} steps gained nothing on what was held back ({before:.1f} dB); nothing is changed"
         return f"distillation: {before:.1f} -> {after:.1f} dB to float on what was held back, after {self.kept} of {self.steps} steps"
+
+    def figures(self) -> Figures:
+        """SQNR on what was held back, before and after, the first and the last loss, and the steps that were kept."""
+        found = {"sqnr/before": self.levels[0], "sqnr/after": self.levels[self.kept], "steps/made": self.steps, "steps/kept": self.kept}
+        ends = {f"loss/{when}": self.losses[at] for when, at in (("first", 0), ("last", -1)) if self.losses}
+        return Figures({name: float(value) for name, value in (found | ends).items()})
+
+    def page(self) -> Page:
+        """See `Report.page`."""
+        facts: list[Fact] = [("dB to float before", decibel(self.levels[0])), ("dB to float after", decibel(self.levels[self.kept]))]
+        facts.append(("steps kept", str(self.kept), f"of {self.steps}"))
+        columns = [Column("step", number=True, ascending=True), Column("dB to float", number=True, ascending=True)]
+        lines = [Line([Cell(str(step), step), Cell(decibel(level), level)]) for step, level in self.levels.items()]
+        rows = {step: row for row, step in enumerate(self.levels)}
+        chart = Chart(
+            "Loss of every step",
+            Axis("step"),
+            Axis("loss", logarithmic=True),
+            [Series("loss", "inside", self.losses)],
+            [rows.get(step) for step in range(1, len(self.losses) + 1)],
+            only="a step between two measurements",
+        )
+        note = "What was measured on the data that was held back; the best is kept. The curve is the loss of each step, on its batch."
+        body = tiles(facts) + table("Steps", note, columns, lines, chart if self.losses else None)
+        return Page("Distillation", str(self), body, about(self.subject), chart)
 
 
 def relative_error(got: Any, wanted: Any) -> Tensor:
@@ -135,7 +170,7 @@ def train(
         with torch.no_grad():
             for t, value in zip(tensors, best, strict=True):
                 t.copy_(value)
-    return Distilled(steps, kept, levels, losses)
+    return Distilled(steps, kept, levels, losses, subject=subject_of(sim.model, sim.config))
 
 
 @contextmanager

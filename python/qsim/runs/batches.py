@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from qsim.options import check_whole
+from qsim.options import check_function, check_whole
 from qsim.progress import progress
 from qsim.runs.arguments import Arguments, are_numbers, is_array, refuse_numbers
 
@@ -24,6 +24,12 @@ def iterate(data: Iterable[Any], max_batches: int | None, show: bool, caller: st
     if isinstance(data, (Tensor, Mapping, str)) or is_array(data) or not isinstance(data, Iterable):
         raise TypeError(
             f"{caller}: got data of type {type(data).__name__}; expected an iterable of batches, such as a DataLoader or a list: [batch]"
+        )
+    if isinstance(data, tuple) and data and all(isinstance(part, Tensor) for part in data) and len({part.ndim for part in data}) > 1:
+        shapes = " and ".join(str(tuple(part.shape)) for part in data[:2])
+        raise TypeError(
+            f"{caller}: got a tuple of tensors of the shapes {shapes} as data, which looks like a batch; expected an iterable of batches: "
+            "[batch]"
         )
     if max_batches is not None:
         check_whole(caller, "max_batches", max_batches, least=1, otherwise="None for all")
@@ -91,6 +97,7 @@ def _unfit(got: str, wanted: str) -> ValueError:
 
 def calls_made(model: nn.Module, data: Iterable[Any], forward: Forward) -> Iterator[Arguments]:
     """The arguments of every call of `model` while ``forward(model, batch)`` runs, batch by batch, without gradients."""
+    check_function("qsim", "forward", forward, "forward(model, batch)")
     made: list[Arguments] = []
 
     def note(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -13,15 +13,28 @@ import types
 from typing import Any, NoReturn
 
 from torch import nn
+from torch.onnx import is_in_onnx_export
 
+from qsim.call_fit import tells_arguments
 from qsim.config.config import Config
+from qsim.errors import ExportError
 from qsim.runs.sharding import refuse_replicas
+
+_FACE = "qsim.quantsim."  # the package of classes by topic
 
 
 class AsTheModel(nn.Module):
     """Base of `QuantSim`: what it does not have itself is its model's."""
 
     model: nn.Module
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Calls of public methods that do not fit are told as those of `QuantSim`, in whichever class by topic they lie."""
+        super().__init_subclass__(**options)
+        if cls.__module__.startswith(_FACE):
+            for name, method in list(vars(cls).items()):
+                if isinstance(method, types.FunctionType) and not name.startswith("_"):
+                    setattr(cls, name, tells_arguments(f"QuantSim.{name}")(method))
 
     def model_method(self, method: types.MethodType) -> Any:
         """What stands for a method of the model."""
@@ -30,9 +43,10 @@ class AsTheModel(nn.Module):
     def __getattr__(self, name: str) -> Any:
         try:
             return super().__getattr__(name)
-        except AttributeError:
+        except AttributeError as error:
             model = _model_of(self)
             if model is None or name.startswith("_") or not hasattr(model, name):
+                error.name, error.obj = name, self  # Python then says what is close to it
                 raise
         found = getattr(model, name)
         return self.model_method(found) if isinstance(found, types.MethodType) and found.__self__ is model else found
@@ -76,8 +90,27 @@ class AsTheModel(nn.Module):
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self.show_signature()
 
+    def __prepare_scriptable__(self) -> NoReturn:  # what torch.jit.script asks for
+        raise TypeError(
+            "QuantSim: torch.jit.script cannot compile a simulation; sim.export(path) writes ONNX with its integers, and sim.bake() is a "
+            "plain module with its weights on their grids"
+        )
+
     def _replicate_for_data_parallel(self) -> NoReturn:
         refuse_replicas()
+
+
+def refuse_exporter(simulates: bool) -> None:
+    """Raise an ExportError while torch.onnx.export runs: it has no operators for what a simulation computes, and says so in words of its
+    own once it has traced everything."""
+    if simulates and is_in_onnx_export():
+        raise ExportError(
+            "QuantSim: torch.onnx.export cannot write a simulation; sim.export('model.onnx', target='onnxruntime') writes it with "
+            "QuantizeLinear and DequantizeLinear. The float model: torch.onnx.export within `with sim.in_float():`"
+        )
+
+
+refuse_exporter._dynamo_marked_constant = True  # type: ignore[attr-defined]  # under Dynamo `is_in_onnx_export` would always be False
 
 
 class _BesideModelConfig(Config):

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from itertools import chain
 from operator import attrgetter
-from typing import Any
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -18,12 +18,30 @@ from qsim.quantizers.observer import encoding_of_range
 from qsim.quantizers.quantizer import Quantizer
 from qsim.warning import warn
 
+_Value = TypeVar("_Value")
+
 OPERATION_FORMATS = (
     "int",
     "float16",
     "bfloat16",
     "float32",
 )  # what `operation_formats` holds are their positions: state dicts depend on the order
+
+
+class ByKey(dict[str, _Value]):
+    """A dict by the keys of quantizers, whose error of one that it lacks has those that are close.
+
+    Examples
+    --------
+    >>> ByKey({"conv1.weight": 1, "conv1.output": 2})["conv1"]
+    Traceback (most recent call last):
+        ...
+    KeyError: "QuantSim: no quantizer 'conv1' here; close to it: 'conv1.weight', 'conv1.output'"
+    """
+
+    def __missing__(self, key: str) -> NoReturn:
+        close = [own for own in self if own.startswith(f"{key}.")] or close_names(str(key), self)
+        raise KeyError(f"QuantSim: no quantizer {key!r} here; close to it: {', '.join(map(repr, close[:4])) or 'see sim.quantizers()'}")
 
 
 class QuantizerBank(nn.Module):
@@ -41,6 +59,8 @@ class QuantizerBank(nn.Module):
         super().__init__()
         planned, devices = decisions.quantizers, decisions.devices
         self._keys, self._operations = list(planned), list(decisions.operations)
+        self._paths = {key: decided.parameter for key, decided in planned.items() if decided.parameter is not None}
+        self._shapes = {key: attrgetter(parameter)(model).shape for key, parameter in self._paths.items()}
         self._gates = [key for key, decided in planned.items() if decided.role == "gate"]
         on = next(chain((t.device for t in chain(model.parameters(), model.buffers())), devices.values()), torch.device("cpu"))
         for key, decided in planned.items():
@@ -87,7 +107,22 @@ class QuantizerBank(nn.Module):
         return self._modules.items()  # type: ignore[return-value]
 
     def by_key(self) -> dict[str, Quantizer]:
-        return dict(zip(self._keys, self._modules.values(), strict=True))  # type: ignore[arg-type]
+        return ByKey(zip(self._keys, self._modules.values(), strict=True))  # type: ignore[arg-type]
+
+    def weights(self, model: nn.Module) -> dict[str, Tensor]:
+        """The parameters of `model` that have a quantizer, by its key; ValueError where one is not as it was when it was simulated."""
+        found = {}
+        for key, path in self._paths.items():
+            try:
+                found[key] = weight = attrgetter(path)(model)
+            except AttributeError:
+                raise self._changed(f"the model has no {path!r} any more") from None
+            if weight.shape != self._shapes[key]:
+                raise self._changed(f"{path!r} has the shape {tuple(weight.shape)} now, and had {tuple(self._shapes[key])}")
+        return found
+
+    def _changed(self, what: str) -> ValueError:
+        return ValueError(f"QuantSim: {what}: the model was changed after it was simulated. Change it first, then make a simulation of it")
 
     def matching(self, patterns: Sequence[str]) -> list[Quantizer]:
         """The quantizers whose key, or what comes before its last dot, a glob matches; ValueError for a glob that matches nothing."""

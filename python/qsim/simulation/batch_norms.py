@@ -19,6 +19,7 @@ from qsim.runs.report_subject import subject_of
 from qsim.runs.sharding import sharded_around, sharded_modules
 from qsim.simulation.range_choice import fit_biases
 from qsim.simulation.simulation import Simulation
+from qsim.warning import warn
 
 
 def reestimate_batch_norms(
@@ -29,6 +30,9 @@ def reestimate_batch_norms(
         check_function("QuantSim.reestimate_batch_norms", "forward", forward, "forward(model, batch)")
     run = sim.forward_batch if forward is None else forward
     called = sim.called()
+    if not batch_norms(sim.model):
+        folded = f": all {len(sim.folds)} are folded, and so are their statistics" if sim.folds else ""
+        warn(f"QuantSim.reestimate_batch_norms: there is no BatchNorm{folded}. They stay with Config(batch_norm='keep')")
     with sharded_around(sim):
         return reestimate(
             sim.model, iterate(data, max_batches, progress, "QuantSim.reestimate_batch_norms"), lambda batch: run(called, batch)

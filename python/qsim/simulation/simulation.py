@@ -9,7 +9,6 @@ import sys
 import types
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -45,8 +44,8 @@ from qsim.runs.runnable import check_module
 from qsim.runs.sharding import refuse_wrapped, sharded_modules
 from qsim.runs.unfit import unfit_told
 from qsim.simulation import warned_of
-from qsim.simulation.as_the_model import AsTheModel
-from qsim.simulation.bank import QuantizerBank
+from qsim.simulation.as_the_model import AsTheModel, refuse_exporter
+from qsim.simulation.bank import ByKey, QuantizerBank
 from qsim.simulation.eval_mode import EvalMode
 from qsim.simulation.state_names import NamedAsTheModel
 from qsim.simulation.summarize import summarize
@@ -209,14 +208,16 @@ class Simulation(NamedAsTheModel, AsTheModel):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's forward, simulated. Raises NoEncodingError before calibration."""
+        refuse_exporter(self.switch.on)
         if not self.training:
             self.eval_mode.look(self)
         if self.evaluator is not None and self.switch.on:
             return self.evaluator(self, args, kwargs)
         try:
             return self._modules["model"](*args, **kwargs)  # type: ignore[misc]  # Dynamo knows no __getattr__ but nn.Module's
-        except TypeError:  # as plain models raise it
+        except (TypeError, ValueError):  # as plain models raise it
             refuse_numbers([*args, *kwargs.values()], "QuantSim", "an input")
+            self.weights()  # an error where the model was changed
             raise
         except NoEncodingError as error:
             raise self.no_encoding() from error
@@ -254,6 +255,7 @@ class Simulation(NamedAsTheModel, AsTheModel):
         []
         >>> sim.check_calibrated()
         """
+        self.weights()
         if self.missing():
             raise self.no_encoding()
 
@@ -296,7 +298,7 @@ class Simulation(NamedAsTheModel, AsTheModel):
 
     def encodings(self) -> dict[str, Encoding]:
         """The encodings in use: of every enabled quantizer that has one."""
-        return {key: found for key, q in self.quantizers().items() if q.enabled and (found := q.encoding) is not None}
+        return ByKey({key: found for key, q in self.quantizers().items() if q.enabled and (found := q.encoding) is not None})
 
     def summary(self) -> Summary:
         """What is quantized and how, what stays in float, and why. ``print(sim.summary())``.
@@ -307,6 +309,7 @@ class Simulation(NamedAsTheModel, AsTheModel):
         >>> [row.key for row in sim.summary().rows]
         ['input', 'weight', 'linear.output', 'bias']
         """
+        self.weights()
         fallen = Counter(self.quantization.formats.values())
         notes = [*self.notes, *self.switch.noticed, *(f"{count} operations fall back to {format}" for format, count in fallen.items())]
         return summarize(self.model, self.decisions, self.quantizers(), self.released(), notes, subject_of(self.model, self.config))
@@ -321,9 +324,7 @@ class Simulation(NamedAsTheModel, AsTheModel):
 
     def weights(self) -> dict[str, Tensor]:
         """The parameters that have a quantizer, by its key."""
-        return {key: attrgetter(p.parameter)(self.model) for key, p in self.decisions.quantizers.items() if p.parameter is not None}
-
-    # Switches.
+        return self.quantization.weights(self.model)
 
     def train(self, mode: bool = True) -> Self:
         """As of every module; frozen BatchNorms stay in eval mode."""
@@ -375,8 +376,7 @@ class Simulation(NamedAsTheModel, AsTheModel):
         torch.float32
         """
         if is_entered(sys._getframe(1)):
-            advice = "QuantSim: `with sim.float():` is now `with sim.in_float():`; sim.float() casts"
-            warn(advice, DeprecationWarning)
+            warn("QuantSim: `with sim.float():` is now `with sim.in_float():`; sim.float() casts", DeprecationWarning)
             return self.in_float()  # type: ignore[return-value]
         return super().float()
 

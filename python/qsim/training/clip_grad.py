@@ -7,9 +7,10 @@ from collections.abc import Hashable, Iterable, Sequence
 from typing import cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from qsim import ops
+from qsim.call_fit import tells_arguments
 from qsim.options import shown
 from qsim.runs.sharding import is_sharded, layout_of, local, reduce_over_shards
 
@@ -57,6 +58,7 @@ class ClipReport:
         return {label: count for label, count in zip(self.labels, counts, strict=True) if count > 0}
 
 
+@tells_arguments("qsim.clip_grad_norm_")
 def clip_grad_norm_(
     parameters: Tensor | Iterable[Tensor] | Iterable[tuple[str, Tensor]],
     max_norm: float,
@@ -136,6 +138,11 @@ def clip_grad_norm_(
 
 def _gradients(parameters: Tensor | Iterable[Tensor] | Iterable[tuple[str, Tensor]]) -> tuple[list[str], list[Tensor]]:
     """Names (or positions and shapes) and gradients of the parameters that have one."""
+    if isinstance(parameters, nn.Module):
+        raise TypeError(
+            f"qsim.clip_grad_norm_: got a {type(parameters).__name__}; expected its parameters: model.parameters(), or "
+            "model.named_parameters(), by which errors then name them"
+        )
     labels, grads, seen = [], [], set()
     given = [parameters] if isinstance(parameters, Tensor) else parameters
     for position, item in enumerate(cast("Iterable[Tensor | tuple[str, Tensor]]", given)):

@@ -67,3 +67,15 @@ def test_completion(capsys):
     text = fine(capsys, "completion", "bash")
     assert "quantize" in text
     assert "--batch-size" in text
+
+
+def test_a_float_model_has_nothing_to_compare(folder, capsys, tmp_path):
+    """What a first user tries: the model beside its integers."""
+    for command in (
+        ["compare", folder / "float.onnx", folder / "float.onnx"],
+        ["report", folder / "float.onnx", "--output", tmp_path / "page.html"],
+    ):
+        message = refused(capsys, *command)
+        assert "float.onnx': has no QuantizeLinear and no DequantizeLinear: it is a float model" in message
+        assert "qsim verify INT8.onnx --data BATCH.npz --reference FLOAT.onnx" in message
+    assert not list(tmp_path.iterdir())

@@ -116,3 +116,32 @@ def test_a_model_without_any_integer_kernel(tmp_path):
     assert onnxruntime.InferenceSession(tmp_path / "exp.onnx") is not None
     with pytest.raises(ValueError, match="has no operation that an integer kernel takes"):
         qsim.quantize_onnx(tmp_path / "exp.onnx", [{"x": np.ones(2, np.float32)}], tmp_path / "out.onnx")
+
+
+@pytest.mark.parametrize("outside", [True, False])
+def test_operations_within_other_graphs_are_told_of(outside, tmp_path):
+    """Which branch runs is known with the data alone."""
+    float32, helper = onnx.TensorProto.FLOAT, onnx.helper
+    branches = {
+        f"{name}_branch": helper.make_graph([node], name, [], [helper.make_tensor_value_info(node.output[0], float32, None)])
+        for name, node in (("then", helper.make_node("MatMul", ["h", "w"], ["p"])), ("else", helper.make_node("Relu", ["h"], ["q"])))
+    }
+    nodes = [
+        helper.make_node("MatMul" if outside else "Sub", ["x", "w"], ["h"]),
+        helper.make_node("ReduceSum", ["h"], ["sum"], keepdims=0),
+        helper.make_node("Greater", ["sum", "zero"], ["is_positive"]),
+        helper.make_node("If", ["is_positive"], ["y"], name="choice", **branches),
+    ]
+    ends = [[helper.make_tensor_value_info(name, float32, [4, 4])] for name in "xy"]
+    weight = np.random.default_rng(0).normal(size=(4, 4)).astype(np.float32)
+    constants = [onnx.numpy_helper.from_array(weight, "w"), onnx.numpy_helper.from_array(np.float32(0), "zero")]
+    made = helper.make_model(helper.make_graph(nodes, "g", *ends, constants), opset_imports=[helper.make_opsetid("", 19)])
+    made.ir_version = 9
+    onnx.save(made, tmp_path / "float.onnx")
+    data = [{"x": weight * 2}]
+    if outside:
+        report = qsim.quantize_onnx(tmp_path / "float.onnx", data, tmp_path / "int8.onnx", progress=False)
+        assert "operations within 'choice' (MatMul) stay in float: which of them run depends on the data" in report.notes
+    else:
+        with pytest.raises(ValueError, match=r"no operation that an integer kernel takes, .* outside of 'choice' \(MatMul\), whose"):
+            qsim.quantize_onnx(tmp_path / "float.onnx", data, tmp_path / "int8.onnx", progress=False)

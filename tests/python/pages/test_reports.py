@@ -31,6 +31,7 @@ def reports(sim, tmp_path_factory):
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)).eval()
     restored = qsim.QuantSim(model, X, qsim.w4a8())
     restored.calibrate([X], progress=False)
+    restoration = restored.restore([X], steps=8, progress=False)
     exported = tmp_path_factory.mktemp("export")
     torch.onnx.export(model, (X,), exported / "float.onnx", dynamo=True, input_names=["x"])
     return {
@@ -40,19 +41,20 @@ def reports(sim, tmp_path_factory):
         "sensitivity": sim.sensitivity([X], progress=False),
         "progressive": sim.progressive([X], progress=False),
         "diagnosis": qsim.doctor(model, [X], "tensorrt-fp16", progress=False),
-        "restore": restored.restore([X], steps=8, progress=False),
+        "restore": restoration,
         "goal": qsim.quantize(model, X, [X], lambda network, data: 1.0, progress=False),
         "equalize": qsim.equalize(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)).eval(), X),
         "export": sim.export(exported / "model.onnx", verify=[X]),
         "onnx": qsim.quantize_onnx(exported / "float.onnx", [{"x": X.numpy()}], exported / "int8.onnx", progress=False),
         "borders": qsim.QuantSim(model, X).borders(),
         "fallback": sim.retarget("onnxruntime").fallback("2", to="fp16"),
+        "distill": restoration.distilled,
         "fold": qsim.fold_batch_norms(nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16)).eval(), X),
     }
 
 
 NAMES = ["calibration", "summary", "comparison", "sensitivity", "progressive", "diagnosis", "export", "restore", "goal", "equalize"]
-NAMES += ["onnx", "borders", "fallback", "fold"]
+NAMES += ["onnx", "borders", "fallback", "fold", "distill"]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -68,6 +70,22 @@ def test_every_report_is_a_page_in_a_file_and_in_a_notebook(reports, name, tmp_p
     (frame,) = frames
     assert "<table>" in unescape(frame["srcdoc"])
     assert shown.startswith("<details open><summary>")
+
+
+def test_reports_have_pictures(reports):
+    """Curves along the model, or bars."""
+    model = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 4)).eval()
+    nn.init.constant_(model[0].weight, 3e4)
+    overflowing = qsim.doctor(model, [X.abs()], "tensorrt-fp16", progress=False)
+    largest = [f.evidence["largest"] for f in overflowing.findings if {"largest", "limit"} <= f.evidence.keys()]
+    assert largest
+    chart = overflowing.page().chart
+    assert list(chart.series[0].values) == largest
+    assert [overflowing.findings[row].evidence["limit"] for row in chart.rows] == list(chart.series[1].values)
+    for name in ("calibration", "summary", "comparison", "sensitivity", "export", "onnx", "distill"):
+        document = reports[name].page().html()
+        assert 'data-chart="' in document or 'class="bar"' in document
+    assert f"<dd>{reports['export'].verification.times.ratio:.2f}</dd>" in reports["export"].page().html()
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from html_reader import Reader
 from restorable import batches_of, calibrated, digits_net, error
 
 import qsim
@@ -56,3 +57,15 @@ def test_learned_scales_and_a_model_that_trains_on():
     sim.train()
     sim(batches_of(1)[0]).square().sum().backward()
     assert all(q.scale.grad is not None for q in sim.quantizers().values())
+
+
+def test_it_is_a_report_as_others_are(tmp_path):
+    sim = calibrated(digits_net(), qsim.int4())
+    distilled = sim.distill(batches_of(4, 16), 12, progress=False)
+    distilled.save(tmp_path / "page.html")
+    rows = Reader((tmp_path / "page.html").read_text()).rows
+    assert [int(row[0]) for row in rows if row and row[0].isdigit()] == list(distilled.levels)
+    assert "Loss of every step" in distilled._repr_html_()
+    distilled.save(tmp_path / "numbers.csv")
+    assert f"sqnr,after,{distilled.levels[distilled.kept]}" in (tmp_path / "numbers.csv").read_text()
+    assert distilled.figures().scalars["loss/last"] == distilled.losses[-1]

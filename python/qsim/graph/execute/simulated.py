@@ -33,6 +33,12 @@ WITHOUT_RANGES = (
 )
 
 
+def refuse_simulated(model: nn.Module, caller: str, instead: str) -> None:
+    """Raise a ValueError where a model is simulated, or a part of it, for a function that takes the float model. `instead`: what to do."""
+    if any(isinstance(m, Simulated) for m in model.modules()):
+        raise ValueError(f"{caller}: got a simulation{instead}")
+
+
 class Simulated(nn.Module):
     """Mixin of a container's class: forward under the container's mode."""
 

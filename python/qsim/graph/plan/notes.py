@@ -13,9 +13,12 @@ from qsim.config.override import Override, SiteInfo
 from qsim.graph.plan.actions import LeftFloat, PlannedQuantizer
 from qsim.graph.plan.reasons import NOT_REACHED
 from qsim.graph.record.telling import Telling
+from qsim.numbers.range_methods import READ_BY
+from qsim.numbers.spec import TensorSpec
 from qsim.operations.onnx_types import onnx_type
 
 _CLOSE = 0.75  # of 1: how like a name a pattern is that was mistyped
+_SHOWN = 4  # names of operations in a sentence
 _PARTS = ("weight", "output", "input")  # what keys of quantizers end in, and names of operations do not
 
 
@@ -26,8 +29,17 @@ def _idle(config: Config, sites: Sequence[SiteInfo]) -> list[Override]:
 
 def notes_of(config: Config, sites: Sequence[SiteInfo], quantizers: Mapping[str, PlannedQuantizer], left: Iterable[LeftFloat]) -> list[str]:
     """Sentences on overrides that are for no operation, on those that the target would not have, and on what no example reached."""
-    told = [Telling(f"the config's override {override} matches no operation") for override in _idle(config, sites)]
-    return [*told, *_objections(config, quantizers), *_not_reached([entry.name for entry in left if entry.reason == NOT_REACHED])]
+    idle = _idle(config, sites)
+    told = [Telling(f"the config's override {override} matches no operation") for override in idle]
+    if any(isinstance(override.pattern, str) for override in idle):
+        shown, more = ", ".join(repr(site.name) for site in sites[:_SHOWN]), len(sites) - _SHOWN
+        told.append(Telling(f"operations are called {shown}{f' and {more} more, as in sim.summary()' if more > 0 else ''}"))
+    return [
+        *told,
+        *_unread(quantizers.values()),
+        *_objections(config, quantizers),
+        *_not_reached([entry.name for entry in left if entry.reason == NOT_REACHED]),
+    ]
 
 
 def mistyped(config: Config, sites: Sequence[SiteInfo], modules: Collection[str]) -> list[str]:
@@ -70,6 +82,23 @@ def _close_type(override: Override, sites: Sequence[SiteInfo]) -> str | None:
     if override.op_type is None or any(fnmatchcase(name, override.op_type) for name in known):
         return None
     return next(iter(close_names(override.op_type, types, _CLOSE)), None)
+
+
+def _unread(quantizers: Iterable[PlannedQuantizer]) -> list[str]:
+    """A sentence for each field that some specs set and their method does not read."""
+    found: dict[tuple[str, float, str, str], list[str]] = {}
+    for planned in quantizers:
+        for name, method in READ_BY.items():
+            value = getattr(planned.spec, name)
+            if value != getattr(TensorSpec, name) and planned.spec.method != method and planned.spec.has_scale:
+                found.setdefault((name, value, planned.spec.method, method), []).append(planned.key)
+    return [
+        Telling(
+            f"{name}={value} of {', '.join(map(repr, keys[:2]))}{f' and {len(keys) - 2} more' if len(keys) > 2 else ''} is not read: their "
+            f"method is {own!r}; write method={method!r} too"
+        )
+        for (name, value, own, method), keys in found.items()
+    ]
 
 
 def _objections(config: Config, quantizers: Mapping[str, PlannedQuantizer]) -> list[str]:
