@@ -324,7 +324,7 @@ GUARDS: dict[str, Guard] = {
     ),
     "padded rows": Guard(
         "padded rows are what torch's fast path returns there",
-        _put((simulated, "_packs", _always(False))),
+        _put((simulated, "_may_pack", _always(False))),
         ("16 bits",),
         "src_key_padding_mask",
     ),
