@@ -218,7 +218,8 @@ def _functional(node: Node) -> tuple[Any, Tensor] | None:
     function = getattr(packet, target._overloadname, None)
     if function is None or function._schema.is_mutable or not isinstance(node.args[0], Node):
         return None
-    own, other = ([(a.name, str(a.type)) for a in one._schema.arguments] for one in (target, function))
+    # By position a first argument may have another name: `dropout_(self, ...)`, `dropout(input, ...)`.
+    own, other = ([(a.name if node.kwargs else "", str(a.type)) for a in one._schema.arguments] for one in (target, function))
     args: Any
     args, kwargs = map_arg((node.args, node.kwargs), lambda operand: operand.meta["val"])  # type: ignore[misc]
     made = function(*args, **kwargs) if own == other else None

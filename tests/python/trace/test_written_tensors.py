@@ -137,6 +137,10 @@ def returned_with_a_view(y, z):
     return view, y
 
 
+def dropped_in_place(y, z):
+    return F.dropout(F.alpha_dropout(y.add_(z), 0.5, False, True), 0.5, False, True) * y
+
+
 def compared(y, z):
     sign = y.clone()
     sign.gt_(0.0)
@@ -157,7 +161,7 @@ def keeps_its_type(y, z):
 RETRACED = [part_of_a_split_writes, one_of_all_writes, compared, keeps_its_type]
 CASES = [part, added_to_part, whole, broadcast, older_view_reads, older_view_reads_a_part, older_name_reads, two_views_write]
 CASES += [parts_of_a_split_read, flat_view_writes, transposed, masked, indexed, filled, zeros, same_type, rows_of_a_loop, overlapping]
-CASES += [returned_with_a_view, dropped_and_written_by_the_other_name, *RETRACED]
+CASES += [returned_with_a_view, dropped_in_place, dropped_and_written_by_the_other_name, *RETRACED]
 
 
 @pytest.fixture
