@@ -22,7 +22,8 @@ from qsim.errors import CaptureError
 from qsim.runs.arguments import Arguments
 from qsim.runs.snapshot import unchanged
 from qsim.trace.apart_blocks import inline_regions
-from qsim.trace.in_place import without_in_place
+from qsim.trace.fx_nodes import function, module
+from qsim.trace.in_place import without_in_place, writes
 from qsim.trace.open_sizes import doubled, names_of_sizes, open_axes
 from qsim.trace.refusals import trace_refusal
 
@@ -130,7 +131,16 @@ def capture(
 def _plain(program: Program) -> Program:
     """Without blocks that are called, and without operations in place."""
     inline_regions(program.exported)
-    return replace(program, exported=without_in_place(program.exported))
+    changing = [node for node in program.exported.graph.nodes if writes(node)]
+    try:
+        return replace(program, exported=without_in_place(program.exported))
+    except Exception as error:  # torch decomposes the program, and raises whatever its parts do
+        where = f"{function(changing[0])}_ in '{module(changing[0])}'"
+        raise CaptureError(f"QuantSim: torch.export cannot do without operations in place ({where}): {_first_words(error)}") from error
+
+
+def _first_words(error: Exception) -> str:
+    return "; ".join(line.strip() for line in str(error).strip().partition("\n\n")[0].splitlines())
 
 
 def _with_sizes(model: nn.Module, call: Arguments, dynamic_shapes: Any) -> Program:
@@ -142,8 +152,8 @@ def _with_sizes(model: nn.Module, call: Arguments, dynamic_shapes: Any) -> Progr
         with _quiet():
             exported = torch.export.export(model, *call, dynamic_shapes=dynamic_shapes, strict=False)
     except Exception as error:
-        said = "; ".join(line.strip() for line in str(error).strip().partition("\n\n")[0].splitlines())
-        raise CaptureError(f"QuantSim: torch.export cannot trace {type(model).__name__} with these dynamic_shapes: {said}") from error
+        said = f"cannot trace {type(model).__name__} with these dynamic_shapes: {_first_words(error)}"
+        raise CaptureError(f"QuantSim: torch.export {said}") from error
     assert axes is not None
     return Program(exported, _has_dynamic_batch(exported), _batch_size(*call), *names_of_sizes(exported, axes))
 

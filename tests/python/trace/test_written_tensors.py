@@ -210,6 +210,16 @@ def test_files_and_integers_compute_what_the_simulation_does(change, target, tmp
         torch.testing.assert_close(integers, ours, rtol=0, atol=0.05)
 
 
+def test_what_torch_cannot_replace_is_an_error_that_names_it(monkeypatch):
+    def refuse(*_):
+        raise RuntimeError("no rule for this\n\nand much more")
+
+    sim, x = made(part_of_a_split_writes)
+    monkeypatch.setattr(ExportedProgram, "run_decompositions", refuse)
+    with pytest.raises(qsim.CaptureError, match=r"cannot do without operations in place \(relu_ in ''\): no rule for this$"):
+        capture(sim, (x,), {})
+
+
 def test_inputs_are_not_written_to(tmp_path):
     model = Forward(lambda m, x: m.a(x[:, :3].mul_(2.0)) + x[:, :3], a=nn.Linear(3, 3)).eval()
     x = torch.randn(8, 6)
