@@ -13,13 +13,14 @@ import argparse
 import logging
 import statistics
 import tempfile
-import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 import timm
 import torch
@@ -86,12 +87,11 @@ def medians(runs: Mapping[str, Callable[[Tensor], object]], x: Tensor, seconds: 
     return {name: statistics.median(times[2:]) for name, times in taken.items()}
 
 
-def seconds_of(call: Callable[[], object]) -> float:
-    """Of the second call."""
+def timed(call: Callable[[], Any]) -> tuple[Any, float]:
+    """What a second call returns, and its seconds."""
     call()
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
+    start = perf_counter()
+    return call(), perf_counter() - start
 
 
 def sqnr(reference: NDArray[np.float32], outputs: NDArray[np.float32]) -> float:
@@ -104,15 +104,13 @@ def measured(name: str, folder: Path, seconds: float) -> str:
     x, paths = calibration[:1], {kind: folder / f"{kind}.onnx" for kind in ("float", "prepared", "static", "qsim")}
     sim = qsim.QuantSim(model, x, qsim.int8(target="onnxruntime"))
     sim.calibrate(calibration.split(1), progress=False)
-    ours = seconds_of(lambda: sim.export(paths["qsim"]))
-    torchs = seconds_of(lambda: torch.onnx.export(model, (x,), paths["float"], dynamo=True, verbose=False, external_data=False))
+    report, ours = timed(lambda: sim.export(paths["qsim"]))
+    _, torchs = timed(lambda: torch.onnx.export(model, (x,), paths["float"], dynamo=True, verbose=False, external_data=False))
     quant_pre_process(paths["float"], paths["prepared"], skip_symbolic_shape=True)
-    reader = Images(ort.InferenceSession(str(paths["float"])).get_inputs()[0].name, calibration)
+    reader = Images(onnx.load(paths["float"], load_external_data=False).graph.input[0].name, calibration)
     types = {"activation_type": QuantType.QUInt8, "weight_type": QuantType.QInt8, "per_channel": True}
     quantize_static(paths["prepared"], paths["static"], reader, quant_format=QuantFormat.QDQ, **types)
-    runs = {kind: session(paths[kind]) for kind in ("float", "static")} | {
-        "qsim": session(paths["qsim"], sim.export(paths["qsim"]).session_options)
-    }
+    runs = {kind: session(paths[kind]) for kind in ("float", "static")} | {"qsim": session(paths["qsim"], report.session_options)}
     times = medians(runs, x, seconds)
     with torch.no_grad(), sim.integer():
         integer = torch.cat([sim(image) for image in held_out.split(1)]).numpy()

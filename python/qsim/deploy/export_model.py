@@ -20,8 +20,8 @@ from qsim.simulation.simulation import Simulation
 from qsim.stages import Stages
 from qsim.trace.runtimes import Runtime, target_of
 
-# Endings of files that are written by other tools, from what is written here or in place of it; ExecuTorch's own first.
-_OTHERS = (".pte", ".pt", ".pth", ".pt2", ".engine", ".plan", ".trt", ".xml", ".mlmodel", ".mlpackage", ".tflite")
+# Endings of files that are written here, or by other tools from those.
+_ENDINGS = (".onnx", ".pte", ".pt", ".pth", ".pt2", ".engine", ".plan", ".trt", ".xml", ".mlmodel", ".mlpackage", ".tflite")
 
 
 def checked_path(path: str | os.PathLike[str]) -> Path:
@@ -47,9 +47,9 @@ def check_installed(extra: str = "onnx", modules: Sequence[str] = ("onnx", "onnx
 
 def _check(target: Runtime, options: Options, file: Path) -> None:
     """Raise an error unless the packages that write for a target are there, it has what `options` ask for, and `file` is named so."""
-    if file.suffix in (_OTHERS if target.reads_onnx else (".onnx", *_OTHERS[1:])):
-        expected = "'model.onnx'" if target.reads_onnx else "'model.pte'"
-        raise ValueError(f"QuantSim.export: got path={str(file)!r} for {target.name!r}; expected a name such as {expected}")
+    own = ".onnx" if target.reads_onnx else ".pte"
+    if file.suffix in _ENDINGS and file.suffix != own:
+        raise ValueError(f"QuantSim.export: got path={str(file)!r} for {target.name!r}; expected a name such as 'model{own}'")
     if target.reads_onnx:
         check_installed()
         return

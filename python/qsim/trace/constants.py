@@ -12,6 +12,7 @@ from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
 from qsim.graph.execute.marks import BIAS, QUANTIZED, ROUNDED
+from qsim.trace.fx_nodes import ancestors
 from qsim.trace.in_place import writes
 
 _MARKS = (QUANTIZED, BIAS, ROUNDED)
@@ -41,7 +42,7 @@ def _stored(exported: ExportedProgram) -> dict[Node, Tensor]:
 
 def _evaluated(graph: Graph, held: dict[Node, Tensor], marks: list[Node], computed: set[Node]) -> dict[Node, Tensor]:
     """What each mark of a computed tensor reads, where no input of the model reaches it."""
-    needed = _needed(computed)
+    needed = ancestors(computed)
     known: dict[Node, Any] = dict(held)
     found: dict[Node, Tensor] = {}
     for node in graph.nodes:
@@ -53,18 +54,6 @@ def _evaluated(graph: Graph, held: dict[Node, Tensor], marks: list[Node], comput
             with torch.no_grad():
                 known[node] = node.target(*args, **kwargs)
     return found
-
-
-def _needed(wanted: set[Node]) -> set[Node]:
-    """The nodes that these are computed from."""
-    needed: set[Node] = set()
-    left = list(wanted)
-    while left:
-        node = left.pop()
-        if node not in needed:
-            needed.add(node)
-            left += node.all_input_nodes
-    return needed
 
 
 def _is_fixed(node: Node, known: dict[Node, Any]) -> bool:

@@ -41,6 +41,17 @@ def shape(node: Node) -> tuple[Any, ...]:
     return tuple(node.meta["val"].shape)
 
 
+def ancestors(nodes: Iterable[Node]) -> set[Node]:
+    """The nodes themselves, and all that they are computed from."""
+    found, left = set[Node](), list(nodes)
+    while left:
+        node = left.pop()
+        if node not in found:
+            found.add(node)
+            left += node.all_input_nodes
+    return found
+
+
 def reshape_sizes(shape: Iterable[Any]) -> list[int] | None:
     """A shape as a reshape takes it, -1 for a length that is open; None if there are several of these."""
     found = [n if isinstance(n, int) else -1 for n in shape]

@@ -17,7 +17,7 @@ from torch.export.graph_signature import InputKind, InputSpec, OutputKind, Tenso
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
-from qsim.trace.fx_nodes import arguments, reshape_sizes
+from qsim.trace.fx_nodes import ancestors, arguments, reshape_sizes
 from qsim.trace.idle_nodes import CASTS
 
 _aten = torch.ops.aten
@@ -71,12 +71,7 @@ def writes(node: Node) -> bool:
 def kept_state(exported: ExportedProgram) -> list[str]:
     """The buffers that a run writes to, and of which its results depend on what they held before."""
     written = {node.args[0] for node in exported.graph.nodes if writes(node)}
-    needed, left = set[Node](), list(exported.graph.output_node().all_input_nodes)
-    while left:
-        node = left.pop()
-        if node not in needed:
-            needed.add(node)
-            left += node.all_input_nodes
+    needed = ancestors(exported.graph.output_node().all_input_nodes)
     return [str(spec.target) for spec, node in _held(exported) if node in written & needed]
 
 
@@ -88,10 +83,11 @@ class _Rewriting:
 
     def __init__(self, exported: ExportedProgram) -> None:
         self._exported = exported
-        self._changes = [node for node in exported.graph.nodes if writes(node)]
+        self._functions = {node: _functional(node) for node in exported.graph.nodes if writes(node)}
         self._order = {node: i for i, node in enumerate(exported.graph.nodes)}
         self._memory = _memory(exported.graph)
-        self._written: dict[Node, Node] = {}  # what placeholders' memory holds
+        self._places = {memory: node for node, memory in self._memory.items() if node.op == "placeholder"}
+        self._written: dict[Node, Node] = {}  # what these hold once they are written to
         self._names: dict[int, list[Node]] = {}
         for node, memory in self._memory.items():
             self._names.setdefault(memory, []).append(node)
@@ -101,9 +97,9 @@ class _Rewriting:
 
     def succeeded(self) -> bool:
         """Whether the graph has no operation in place any more."""
-        if not all(self._can_be_rewritten(node) for node in self._changes):
+        if not all(self._can_be_rewritten(node) for node in self._functions):
             return False
-        for node in self._changes:
+        for node in self._functions:
             self._rewrite(node)
         held = {node for _, node in _held(self._exported)}
         for place, value in self._written.items():
@@ -119,7 +115,7 @@ class _Rewriting:
 
     def _can_be_rewritten(self, node: Node) -> bool:
         own: Any = node.args[0]
-        if _functional(node) is None or own not in self._memory:
+        if self._functions[node] is None or own not in self._memory:
             return False
         views = [self._views[name] for name in self._up_from(own) if name in self._views]
         made, *others = self._names[self._memory[own]]
@@ -143,11 +139,13 @@ class _Rewriting:
         names, place = self._names[self._memory[own]], self._order[node]
         earlier = [name for name in names if self._order[name] < place]
         readers = {name: [reader for reader in name.users if self._order[reader] > place] for name in earlier}
-        _call_functional(node)
+        _call(node, self._functions[node])
         self._parents.pop(node)
-        now, self._last = {own: node}, node
+        now, self._last, made = {own: node}, node, node
         for name in self._up_from(own):
-            now[self._parents[name]] = self._written_through(name, now[name])
+            made = now[self._parents[name]] = self._written_through(name, made)
+        if (held := self._places.get(self._memory[own])) is not None:
+            self._written[held] = made
         for name in earlier:
             if readers[name]:
                 self._look_again(name, now)
@@ -187,8 +185,6 @@ class _Rewriting:
             self._order[new], self._memory[new] = place, self._memory[name]
             if name in self._views:
                 self._parents[new], self._views[new] = now[self._parents[name]], self._views[name]
-        names = {name: name for name in now if name.op == "placeholder"} | {value: place for place, value in self._written.items()}
-        self._written |= {place: now[name] for name, place in names.items() if name in now}
         self._names[self._memory[next(iter(now))]] = [*dict.fromkeys(now.values()), *later]
 
 
@@ -226,10 +222,9 @@ def _functional(node: Node) -> tuple[Any, Tensor] | None:
     return (function, made) if isinstance(made, Tensor) and made.dtype is args[0].dtype else None  # in place the type stays
 
 
-def _call_functional(node: Node) -> None:
-    found = _functional(node)
-    assert found is not None
-    node.target, made = found
+def _call(node: Node, functional: Any) -> None:
+    """Have a node be what `_functional` found for it."""
+    node.target, made = functional
     if node.target is _aten.copy.default and _are_alike(*node.args[:2]):
         node.target, node.args, node.kwargs = _aten.clone.default, node.args[1:2], {}
     node.meta = {**node.meta, "val": made}

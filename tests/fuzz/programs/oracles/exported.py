@@ -51,7 +51,7 @@ def files_are_the_simulation(case: Case) -> Failure | None:
 
 def _from_the_file(case: Case, sim: qsim.QuantSim, call: Call) -> tuple[list[Tensor], list[Tensor]]:
     """What ONNX Runtime computes, as it is written and optimised."""
-    import onnxruntime as ort
+    from qsim.onnx.sessions import session
 
     args, kwargs = case.loaded.arguments(call, torch.float32)
     given: list[Any] = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
@@ -59,21 +59,17 @@ def _from_the_file(case: Case, sim: qsim.QuantSim, call: Call) -> tuple[list[Ten
         path = Path(folder) / "model.onnx"
         try:
             with quietly():
-                report = sim.export(path)
+                sim.export(path)
         except (qsim.ExportError, qsim.CaptureError) as refusal:
             raise Undecided(f"refused: {str(refusal).splitlines()[0]}") from refusal
         except Exception as error:
             raise Raised("export", error) from error
         found = []
-        for level in (ort.GraphOptimizationLevel.ORT_DISABLE_ALL, ort.GraphOptimizationLevel.ORT_ENABLE_ALL):
-            options = ort.SessionOptions()
-            options.graph_optimization_level, options.intra_op_num_threads, options.log_severity_level = level, 1, 3
-            for key, value in report.session_options.items():
-                options.add_session_config_entry(key, value)
-            session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-            names = [value.name for value in session.get_inputs()]
+        for optimised in (False, True):
+            opened = session(path, optimised=optimised)
+            names = [value.name for value in opened.get_inputs()]
             if len(names) != len(given):
                 raise Undecided(f"{len(given)} tensors for {len(names)} inputs of the file")
-            results = session.run(None, {name: t.numpy() for name, t in zip(names, given, strict=True)})
+            results = opened.run(None, {name: t.numpy() for name, t in zip(names, given, strict=True)})
             found.append([torch.from_numpy(value) for value in results if value.size])
     return found[0], found[1]
