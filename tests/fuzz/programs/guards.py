@@ -157,13 +157,13 @@ def _is_counted(t: Tensor) -> bool:
     return type(t) is Tensor and t.numel() >= ownership.SMALLEST and not t._is_view() and t._use_count() == 1  # type: ignore[attr-defined]
 
 
-def _dies(args: tuple[Any, ...], func: Any, frame: Any) -> bool:
+def _dies(args: tuple[Any, ...], kwargs: dict[str, Any], func: Any, frame: Any) -> bool:
     """As `ownership.dies`, without counting what the caller holds."""
     if not args or not ownership.is_alone(args[0]):
         return False
     while frame.f_back is not None and ownership._leads(frame):
         frame = frame.f_back
-    return ownership.is_given_away(frame.f_code, frame.f_lasti) is not None
+    return ownership.is_given_away(frame.f_code, frame.f_lasti, None) is not None
 
 
 # What the text of programs has: ways that flags and data decide, functions that Dynamo hides, and what else guards are for.
@@ -351,7 +351,10 @@ GUARDS: dict[str, Guard] = {
     ),
     "counted references": Guard("the caller has no other reference to it", _put((mode, "dies", _dies)), ("savings",), "big=True"),
     "liveness": Guard(
-        "the caller does not read the variable again", _put((ownership, "is_given_away", lambda code, at: True)), ("savings",), "big=True"
+        "the caller does not read the variable again",
+        _put((ownership, "is_given_away", lambda code, at, arguments: True)),
+        ("savings",),
+        "big=True",
     ),
     "plain eager": Guard(
         "savings are for plain eager execution",

@@ -26,20 +26,20 @@ def whatever_the_size(monkeypatch):
 
 
 class Asking(TorchFunctionMode):
-    """Notes for each rectifier whether its operand dies."""
+    """Notes for each rectifier, and each addition in place, whether its operand dies."""
 
     def __init__(self) -> None:
         super().__init__()
         self.found: list[bool] = []
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        if "relu" not in func.__name__:
+        if not any(name in func.__name__ for name in ("relu", "add_")):
             return func(*args, **(kwargs or {}))
         ownership.call_site(ownership.sys._getframe(1))  # as a container's mode does
         return self.met(func, args, kwargs or {})
 
     def met(self, func, args, kwargs):
-        self.found.append(dies(args, func, ownership.sys._getframe(2)))
+        self.found.append(dies(args, kwargs, func, ownership.sys._getframe(2)))
         return func(*args, **kwargs)
 
 
@@ -96,7 +96,38 @@ def loop(x):
     return x
 
 
-@pytest.mark.parametrize("program", [temporary, variable, rebound, functional, keywords, overwriting, of_an_operator, loop])
+def method(x):
+    y, z = FC(x), x * 2
+    y = y.add_(z)
+    y = y.add_(z, alpha=2)
+    return y.relu_()
+
+
+def method_of_a_temporary(x):
+    return FC(x).add_(x).relu_()
+
+
+def method_of_a_class(x):
+    y = FC(x)
+    return torch.Tensor.add_(y, x)
+
+
+DYING = [
+    temporary,
+    variable,
+    rebound,
+    functional,
+    keywords,
+    overwriting,
+    of_an_operator,
+    loop,
+    method,
+    method_of_a_temporary,
+    method_of_a_class,
+]
+
+
+@pytest.mark.parametrize("program", DYING)
 @pytest.mark.parametrize("grad", [False, True])
 def test_what_nobody_reads_again_dies(program, grad):
     with torch.set_grad_enabled(grad):
@@ -240,6 +271,31 @@ def unpacked(x):
     return LEAF(*y), y
 
 
+def method_of_what_is_read(x, flag=False):
+    y, z = FC(x), x * 2
+    w = y.add_(z)  # z is not read again, y may be
+    return y if flag else w
+
+
+def method_with_a_keyword(x, flag=False):
+    y, z = FC(x), x * 2
+    w = y.add_(z, alpha=2)
+    return y if flag else w
+
+
+def method_of_a_class_and_what_is_read(x, flag=False):
+    y, z = FC(x), x * 2
+    w = torch.Tensor.add_(y, z)
+    return y if flag else w
+
+
+def bound_before(x, flag=False):
+    y, z = FC(x), x * 2
+    add = y.add_
+    w = add(z)
+    return y if flag else w
+
+
 HELD = [
     read_on_another_path,
     read_in_a_loop,
@@ -259,6 +315,10 @@ HELD = [
     the_callers,
     through_a_helper,
     unpacked,
+    method_of_what_is_read,
+    method_with_a_keyword,
+    method_of_a_class_and_what_is_read,
+    bound_before,
 ]
 
 

@@ -24,7 +24,7 @@ _EFFECTS = {
 }
 
 
-def is_given_away(code: CodeType, instruction: int) -> bool | None:
+def is_given_away(code: CodeType, instruction: int, method_arguments: int | None = None) -> bool | None:
     """Whether the first argument of a call is read again by the function that makes it.
 
     Parameters
@@ -32,6 +32,8 @@ def is_given_away(code: CodeType, instruction: int) -> bool | None:
     code : code
     instruction : int
         That of the call: `f_lasti` of a frame of the function.
+    method_arguments : int, optional
+        For a method: how many arguments it got. In ``y.add_(z)`` the first is none of those that the call names.
 
     Returns
     -------
@@ -42,13 +44,12 @@ def is_given_away(code: CodeType, instruction: int) -> bool | None:
     """
     if not _INTROSPECTION.isdisjoint(code.co_names):
         return None
-    return _given_away(code, instruction)
+    return _given_away(code, instruction, method_arguments)
 
 
 @lru_cache(maxsize=4096)
-def _given_away(code: CodeType, instruction: int) -> bool | None:
-    call = _call(code, instruction)
-    source = _first_argument(code, call)
+def _given_away(code: CodeType, instruction: int, method_arguments: int | None) -> bool | None:
+    source = _first_argument(code, _call(code, instruction), method_arguments)
     if source is None:
         return None
     if source.opname.startswith(("CALL", "BINARY_OP", "UNARY")):
@@ -57,17 +58,24 @@ def _given_away(code: CodeType, instruction: int) -> bool | None:
     return True if variable and is_dead_after(code, instruction, source.argval) else None
 
 
-def _first_argument(code: CodeType, call: int) -> dis.Instruction | None:
+def _first_argument(code: CodeType, call: int, method_arguments: int | None) -> dis.Instruction | None:
     """The instruction that puts the first argument of a call on the stack."""
-    instructions = _instructions(code)
-    given = instructions[call]
-    if given.opname not in ("CALL", "CALL_KW") or not given.arg:
+    given = _instructions(code)[call]
+    if given.opname not in ("CALL", "CALL_KW"):
         return None
-    above = given.arg - 1 + (given.opname == "CALL_KW")  # values on the stack above it; of keywords their names, too
-    if "CALL_INTRINSIC" in given.opname:
+    named, names = given.arg or 0, given.opname == "CALL_KW"  # of keywords the names are on the stack, too
+    if method_arguments is None or method_arguments == named:
+        return _putting(code, call, named - 1 + names) if named else None
+    if method_arguments != named + 1:
         return None
-    targets = _targets(code)
-    at = call
+    method = _putting(code, call, named + names)  # puts the object behind its method
+    taken = method is not None and (method.opname == "LOAD_METHOD" or (method.opname == "LOAD_ATTR" and (method.arg or 0) & 1))
+    return _putting(code, _index(code, method.offset), 0) if method is not None and taken else None
+
+
+def _putting(code: CodeType, at: int, above: int) -> dis.Instruction | None:
+    """The instruction before the one at `at` that puts on the stack what lies there under `above` values."""
+    instructions, targets = _instructions(code), _targets(code)
     while at > 0:
         if at in targets:  # on another path something else may be on the stack
             return None

@@ -253,7 +253,7 @@ class LocalMode(ChainEnds):
         if link is not None and link.before and not self.has_begun(node, link, args, kwargs):
             outputs, instead = (), None
             self.broken(node, None)
-        given_away = overwrites and dies(args, func, _frame_at(2))
+        given_away = overwrites and dies(args, kwargs, func, _frame_at(2))
         if operands:
             if node in self.place.conditional:
                 operands = self.standing(node, operands, args, kwargs)

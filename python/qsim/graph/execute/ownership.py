@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from types import CodeType, FrameType
+from types import CodeType, FrameType, MethodDescriptorType
 from typing import Any
 
 import torch
@@ -33,12 +33,12 @@ def is_alone(t: Tensor) -> bool:
     return checkpoint_hooks() is None
 
 
-def dies(args: tuple[Any, ...], func: Callable[..., Any], frame: FrameType) -> bool:
+def dies(args: tuple[Any, ...], kwargs: dict[str, Any], func: Callable[..., Any], frame: FrameType) -> bool:
     """Whether nothing reads the first argument of a call again.
 
     Parameters
     ----------
-    args : tuple
+    args, kwargs
         As `__torch_function__` got them. The method of a mode that asks, and the frames above it, have no other reference to what is
         in it.
     func : callable
@@ -53,7 +53,8 @@ def dies(args: tuple[Any, ...], func: Callable[..., Any], frame: FrameType) -> b
             return False
         way.append(frame)
         frame = frame.f_back
-    held = is_given_away(frame.f_code, frame.f_lasti)
+    is_method = not way and isinstance(func, MethodDescriptorType)
+    held = is_given_away(frame.f_code, frame.f_lasti, len(args) + len(kwargs) if is_method else None)
     if held is None:
         return False
     key: tuple[int | CodeType, ...] = (_handed_down(object()), *(step.f_code for step in way))
