@@ -305,3 +305,23 @@ def test_a_table_in_float_keeps_its_sparse_gradient():
     sim = simulated(nn.Sequential(nn.Embedding(10, 8, sparse=True), nn.Linear(8, 3)), ids, config=EXACT.override("0", weight=None))
     sim(ids).square().sum().backward()
     assert sim.model[0].weight.grad.is_sparse
+
+
+READERS = {
+    "transposed": lambda m, z: F.linear(z, m.fc.weight.t()),
+    "a row": lambda m, z: z * m.fc.weight[0],
+    "a part": lambda m, z: F.linear(z, m.fc.weight[:4]),
+    "scaled": lambda m, z: F.linear(z, m.fc.weight * 0.5),
+}
+
+
+@pytest.mark.parametrize("reads", READERS.values(), ids=READERS)
+def test_a_weight_that_the_example_reads_in_another_form_is_quantized_where_its_layer_is_called(reads, recwarn):
+    torch.manual_seed(0)
+    x = torch.randn(32, 8).double()
+    model = Forward(lambda m, x, layer=False: m.fc(x) if layer else reads(m, x), fc=nn.Linear(8, 8).double()).eval()
+    sim = simulated(model, x)
+    assert not recwarn.list  # something does read it
+    with pytest.warns(UserWarning, match="its weight is quantized, its result stays in float"):
+        y = sim(x, layer=True)
+    torch.testing.assert_close(y, linear(model.fc, on_grid(x)), rtol=1e-9, atol=1e-9)

@@ -40,7 +40,7 @@ _OPENED = (*RECURRENT_LAYERS, "MultiheadAttention", "NonDynamicallyQuantizableLi
 
 @dataclass(frozen=True)
 class _Layer:
-    """A weight that no example reached.
+    """A weight of a layer that no example called.
 
     Attributes
     ----------
@@ -57,6 +57,8 @@ class _Layer:
         Where that function takes it, if the layer calls it itself.
     computed : bool
         Whether the layer computes its weight, by a parametrization or a hook.
+    read : bool
+        Whether something else reads the weight: transposed, a part of it.
     """
 
     path: str
@@ -66,6 +68,7 @@ class _Layer:
     dims: int
     slot: int | None = None
     computed: bool = False
+    read: bool = False
 
     @property
     def key(self) -> str:
@@ -96,7 +99,7 @@ def _is_its_own(planned: PlannedQuantizer) -> bool:
 
 
 def plan_unreached(tape: Tape, ledger: Ledger, config: Config, placement: Placement) -> dict[str, Elsewhere]:
-    """Plan the weights of layers that no example reached, and what such layers do where they are called, by their paths."""
+    """Plan the weights of layers that no example called, and what such layers do where they are called, by their paths."""
     found = {}
     for layer in _unreached(tape, ledger.quantizers):
         name, spec = layer.info.name, config.spec_of(layer.info, "weight")
@@ -106,7 +109,8 @@ def plan_unreached(tape: Tape, ledger: Ledger, config: Config, placement: Placem
                 ledger.add(layer.key, "weight", computed_spec(spec), layer.op, reader=name, attribute=layer.weight)
             else:
                 ledger.add(layer.key, "weight", spec, layer.op, layer.weight, reader=name)
-            ledger.leave(f"{name}.output", layer.op, NOT_REACHED)
+            if not layer.read:
+                ledger.leave(f"{name}.output", layer.op, NOT_REACHED)
         if layer.slot is not None and layer.key in ledger.quantizers:
             found[layer.path] = Elsewhere(layer.op, Actions({layer.slot: Use(layer.key)}))
     return found
@@ -123,10 +127,10 @@ def _unreached(tape: Tape, quantizers: Mapping[str, PlannedQuantizer]) -> Iterat
         if op is not None:
             weight, reader = full_name(path, "weight"), path if kind.leaf else full_name(path, op)
             computed, shape = weight not in tape.shapes, tape.shapes.get(weight)
-            if weight not in read and (kind.plain or not computed):
+            if kind.plain or not computed:
                 info = SiteInfo(reader, op, name if kind.leaf else None, shape)
                 slot = _POSITIONS[op] if kind.leaf or computed else None
-                yield _Layer(path, info, op, weight, _dims(op), slot, computed)
+                yield _Layer(path, info, op, weight, _dims(op), slot, computed, weight in read)
         elif kind.name in _OPENED:
             weights = [key for key in tape.shapes if key.startswith(f"{path}.") and "weight" in key.removeprefix(f"{path}.")]
             for key in weights:
