@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import nn
 
 import qsim
 
@@ -71,9 +72,20 @@ def _problem(case: Case, sim: qsim.QuantSim, jobs: list[tuple[Call, str]], backe
     return None
 
 
+class _Inside(nn.Module):
+    """A model inside another one, as it is in a simulation: of a forward that is a generator, torch.compile traces only what calls it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.model(*args, **kwargs)
+
+
 def _float_compiles(case: Case, jobs: list[tuple[Call, str]], backend: str, *, fullgraph: bool) -> bool:
     model = case.float_model(torch.float64)
-    made = _compiled(model, backend, fullgraph=fullgraph)
+    made = _compiled(_Inside(model), backend, fullgraph=fullgraph)
     for call, mode in jobs:
         expected = case.float_outcome(call, mode, torch.float64)
         assert isinstance(expected, Outcome)
