@@ -1,6 +1,7 @@
 // The forward operators of fake_quantize on a device that has
 //
 //   static Tensor empty(const Tensor& x);    // as empty_like
+//   static Tensor mask(const Tensor& x);     // as empty_mask
 //   static void run(const Tensor& x, const Tensor& y, const Tensor& mask, const Tensor& scale,
 //                   const Tensor& zero_point, const FakeQuantizeOptions& options);
 //                   // x and y dense with equal strides; y may be x. mask: undefined, or that of x in memory order
@@ -59,7 +60,7 @@ struct FakeQuantizeOperators {
                                               std::int64_t quant_min, std::int64_t quant_max, Axis axis,
                                               Axis block_size, std::string_view rounding) {
     const auto options = check_fake_quantize(x, scale, zero_point, quant_min, quant_max, axis, block_size, rounding);
-    const Tensor mask = empty_mask(x);
+    const Tensor mask = Device::mask(x);
     return {fresh(x, Device::empty(x), runner(mask, scale, zero_point, options)), mask};
   }
 
@@ -67,7 +68,7 @@ struct FakeQuantizeOperators {
                                    std::int64_t quant_max, Axis axis, Axis block_size, std::string_view rounding) {
     const auto options = check_fake_quantize(x, scale, zero_point, quant_min, quant_max, axis, block_size, rounding);
     check_result(x, x, scale, zero_point);
-    const Tensor mask = empty_mask(x);
+    const Tensor mask = Device::mask(x);
     into(x, x, Device::empty, runner(mask, scale, zero_point, options));
     return mask;
   }

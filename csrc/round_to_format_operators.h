@@ -1,6 +1,7 @@
 // The operators of round_to_format on a device that has
 //
 //   static Tensor empty(const Tensor& x);    // as empty_like
+//   static Tensor mask(const Tensor& x);     // as empty_mask
 //   static void round(const Tensor& x, const Tensor& y, const Tensor& mask, const RoundToFormatOptions& options);
 //                   // x and y dense with equal strides; y may be x. mask: undefined, or that of x in memory order
 //   static void count(const Tensor& x, const Tensor& y, const Tensor& counts, const std::optional<Tensor>& squares,
@@ -56,7 +57,7 @@ struct RoundToFormatOperators {
   static std::tuple<Tensor, Tensor> with_mask(const Tensor& x, std::string_view format, Saturate saturate,
                                               const OptionalTensor& scale, OptionalInt axis, OptionalInt block_size) {
     const auto options = check_round_to_format(x, format, saturate, scale, axis, block_size);
-    const Tensor mask = empty_mask(x);
+    const Tensor mask = Device::mask(x);
     return {fresh(x, Device::empty(x), runner(mask, options)), mask};
   }
 
@@ -64,7 +65,7 @@ struct RoundToFormatOperators {
                                    OptionalInt axis, OptionalInt block_size) {
     const auto options = check_round_to_format(x, format, saturate, scale, axis, block_size);
     check_result(x, x, scale);
-    const Tensor mask = empty_mask(x);
+    const Tensor mask = Device::mask(x);
     into(x, x, Device::empty, runner(mask, options));
     return mask;
   }

@@ -39,6 +39,7 @@ void run_with_mask(const Tensor& x, const Tensor& y, const Tensor& mask, const T
 
 struct Cpu {
   static Tensor empty(const Tensor& x) { return empty_result(x); }
+  static Tensor mask(const Tensor& x) { return empty_bits(x); }
 
   static void run(const Tensor& x, const Tensor& y, const Tensor& mask, const Tensor& scale, const Tensor& zero_point,
                   const FakeQuantizeOptions& options) {

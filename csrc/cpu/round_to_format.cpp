@@ -54,6 +54,7 @@ void for_type_of(const Tensor& x, const RoundToFormatOptions& options, Run run) 
 
 struct Cpu {
   static Tensor empty(const Tensor& x) { return empty_result(x); }
+  static Tensor mask(const Tensor& x) { return empty_bits(x); }
 
   static void round(const Tensor& x, const Tensor& y, const Tensor& mask, const RoundToFormatOptions& options) {
     if (x.numel() == 0) return;

@@ -8,6 +8,7 @@ using at::Tensor;
 
 struct Cuda {
   static Tensor empty(const Tensor& x) { return at::empty_like(x); }
+  static Tensor mask(const Tensor& x) { return empty_mask(x); }
 
   static void run(const Tensor& x, const Tensor& y, const Tensor& mask, const Tensor& scale, const Tensor& zero_point,
                   const FakeQuantizeOptions& options) {

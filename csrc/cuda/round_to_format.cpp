@@ -26,6 +26,7 @@ struct FormatCall {
 
 struct Cuda {
   static Tensor empty(const Tensor& x) { return at::empty_like(x); }
+  static Tensor mask(const Tensor& x) { return empty_mask(x); }
 
   static void round(const Tensor& x, const Tensor& y, const Tensor& mask, const RoundToFormatOptions& options) {
     const c10::cuda::CUDAGuard guard(x.device());
