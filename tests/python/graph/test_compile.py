@@ -6,7 +6,7 @@ import dataclasses
 import pytest
 import torch
 import torch.utils.checkpoint
-from models import ConvNet, Perceptron, seeded
+from models import ConvNet, Perceptron, ResidualBlock, seeded
 
 import qsim
 
@@ -80,7 +80,8 @@ def test_switches_recompile():
 def test_each_quantizer_is_asked_anew():
     """What a graph takes for a constant of a quantizer, and of the plan, is guarded."""
     x = torch.randn(4, 1, 12, 12)
-    sim = qsim.QuantSim(seeded(ConvNet).eval(), x, qsim.Config(bias=False))
+    model = seeded(lambda: torch.nn.Sequential(torch.nn.Conv2d(1, 8, 3), ResidualBlock(8), torch.nn.Flatten(), torch.nn.Linear(800, 5)))
+    sim = qsim.QuantSim(model.eval(), x, qsim.Config(bias=False))
     sim.calibrate([x], progress=False)
     compiled = torch.compile(sim, fullgraph=True, backend="eager")
     with torch.no_grad():

@@ -260,7 +260,7 @@ def test_what_pytorch_need_not_take_apart(name, tmp_path):
 @pytest.mark.parametrize("padding", [[6, 4, 6, 2], [6, 6, 6, 6]])
 def test_padded_positions_are_what_the_model_in_eager_mode_makes_of_them(padding, norm, tmp_path):
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
-    model = Forward(lambda m, x, mask: m.encoder(x, src_key_padding_mask=mask), encoder=nn.TransformerEncoder(layer, 2, norm)).eval()
+    model = Forward(lambda m, x, mask: m.encoder(x, src_key_padding_mask=mask), encoder=nn.TransformerEncoder(layer, 1, norm)).eval()
     x, ends = torch.randn(4, 6, 8), torch.arange(6) >= torch.tensor(padding)[:, None]
     sim = qsim.QuantSim(model, (x, ends), qsim.int16())
     sim.calibrate([(x, ends)], progress=False)
