@@ -59,10 +59,14 @@ class Grid:
         step, low, high = (t.gather(2, order) for t in (self.step, self.low, self.high))
         return dataclasses.replace(self, step=step, low=low, high=high)
 
+    def tables(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Step, low and high, of shape [groups, rows, K]; [groups, rows, 1] where one serves for all columns of a row."""
+        once = slice(1) if self.step.stride(2) == 0 else slice(None)
+        return self.step[..., once], self.low[..., once], self.high[..., once]
+
     def of_rows(self, rows: Tensor) -> Grid:
         """With these rows alone, int64, numbered over all groups: for values of shape [rows, K]."""
-        once = slice(1) if self.step.stride(2) == 0 else slice(None)
-        step, low, high = (t[..., once].flatten(0, 1)[rows] for t in (self.step, self.low, self.high))
+        step, low, high = (t.flatten(0, 1)[rows] for t in self.tables())
         return dataclasses.replace(self, step=step, low=low, high=high)
 
     def rounded(self, values: Tensor, at: slice | int = slice(None)) -> Tensor:

@@ -123,11 +123,13 @@ def test_descent_ends_where_no_single_number_is_better_and_never_rises(size):
             assert bool((costs(other) >= costs(after) * (1 - 1e-9)).all())
 
 
-@pytest.mark.parametrize("options", [{}, {"groups": 3}, {"axis": 1, "block_size": 3}, {"axis": None, "symmetric": False}])
-@pytest.mark.parametrize("at_once", [1, 1 << 18])
+@pytest.mark.parametrize("options", [{}, {"size": 150}, {"groups": 3}, {"axis": 1, "block_size": 3}, {"axis": None, "symmetric": False}])
+@pytest.mark.parametrize("at_once", [None, 1, 1 << 18])
 def test_descent_is_the_published_one_to_the_bit(options, at_once, monkeypatch):
-    """Behdin et al. 2023, algorithm 1: all columns of all rows in order, again and again."""
-    monkeypatch.setattr("qsim.restoration.solvers._AT_ONCE", at_once)
+    """Behdin et al. 2023, algorithm 1: all columns of all rows in order, again and again. By the kernel, and by torch's operators."""
+    if at_once is not None:
+        monkeypatch.setattr("qsim.restoration.solvers._AT_ONCE", at_once)
+        monkeypatch.setattr("qsim.restoration.solvers._has_kernel", lambda rows, grid: False)
     _, _, _, problem, grid = setting(rows=5, bits=2, **options)
     straight = problem.straight()
     moments = straight @ straight.mT
@@ -141,6 +143,24 @@ def test_descent_is_the_published_one_to_the_bit(options, at_once, monkeypatch):
     found = descended(problem, grid, start)
     assert torch.equal(found, expected)
     assert bool((found != start).any())
+
+
+def test_the_kernel_says_what_it_expects():
+    rows, step = torch.zeros(2, 3, 4), torch.ones(2, 3, 1)
+    moments = torch.eye(4).expand(2, 4, 4).contiguous()
+    descend = torch.ops.qsim_cpu.descend_
+    descend(rows, rows.clone(), moments, step, -step, step, 1)
+    for wrong, said in (
+        ((rows.half(), rows, moments, step, step, step), "rows is Half of shape"),
+        ((rows, rows.mT.contiguous().mT, moments, step, step, step), "pull is Float of shape"),
+        ((rows, rows.clone(), moments[:, :3], step, step, step), r"moments is .*; expected a contiguous Float of shape \[2, 4, 4\]"),
+        ((rows, rows.clone(), moments, step, step.double(), step), "low is Double"),
+        ((rows, rows.clone(), moments, step, step, step.expand(2, 3, 4)), r"high is .*; expected a contiguous Float of shape \[2, 3, 1\]"),
+        ((rows, rows, moments, step, step, step), "share"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            descend(*wrong, 1)
+    descend(torch.zeros(0, 3, 4), torch.zeros(0, 3, 4), torch.zeros(0, 4, 4), *[torch.ones(0, 3, 1)] * 3, 1)
 
 
 def test_gpfq_is_the_greedy_choice_on_the_columns_themselves():
