@@ -11,7 +11,7 @@ from torch import Tensor
 
 from qsim.checkpoints import eight_bits, pack_quantized
 from qsim.checkpoints.activation import Activation, missing_scale
-from qsim.checkpoints.config_groups import Group, choose, matches, read_groups, read_names
+from qsim.checkpoints.config_groups import Group, by_pattern, choose, matches, read_groups, read_names
 from qsim.checkpoints.folder import Parts
 from qsim.checkpoints.packed_weight import PackedWeight, Scheme
 from qsim.files.file_place import FilePlace
@@ -109,17 +109,20 @@ def quantization(schemes: Mapping[str, Scheme], format: str, linear: Sequence[st
     for module, scheme in schemes.items():
         groups[scheme].append(module)
     by_type = len(groups) == 1 and linear is not None
-    described = [(["Linear"] if by_type else modules, *_described(scheme)) for scheme, modules in groups.items()]
+    left_out = [path for path in linear or () if path not in schemes]
+    targets = [*groups.values()] if linear is None else by_pattern(groups.values(), left_out)
+    targets = [["Linear"]] if by_type else targets
+    described = [(names, *_described(scheme)) for names, scheme in zip(targets, groups, strict=True)]
     layouts = list(dict.fromkeys(layout for _, layout, _ in described))
     return {
         "quant_method": FORMAT,
         "format": layouts[0] if len(layouts) == 1 else _SEVERAL,
         "quantization_status": "compressed",
         "config_groups": {
-            f"group_{i}": {"targets": targets, **said, **({} if len(layouts) == 1 else {"format": layout})}
-            for i, (targets, layout, said) in enumerate(described)
+            f"group_{i}": {"targets": names, **said, **({} if len(layouts) == 1 else {"format": layout})}
+            for i, (names, layout, said) in enumerate(described)
         },
-        "ignore": [path for path in linear or () if path not in schemes],
+        "ignore": left_out,
         "kv_cache_scheme": None,
     }
 
