@@ -76,6 +76,9 @@ def join(entries: Mapping[str, Entry], layout: Layout) -> dict[str, Entry]:
     """
     ours = {theirs: name for name, theirs in layout.names.items()}
     found: dict[str, Entry] = {}
+    for stack, parts in layout.stacks.items():
+        if stack in entries and (both := parts.keys() & entries.keys()):
+            raise FileFormatError(f"qsim: the checkpoint has '{stack}' and '{min(both)}', a part of it; expected one of them")
     for name, entry in entries.items():
         part = layout.parts.get(name)
         if part is None:
@@ -88,8 +91,6 @@ def join(entries: Mapping[str, Entry], layout: Layout) -> dict[str, Entry]:
         elif part.stack not in found:
             found[part.stack] = _joined(part.stack, layout.stacks[part.stack], entries)
     for stack, parts in layout.stacks.items():
-        if stack in entries and (both := parts.keys() & entries.keys()):
-            raise FileFormatError(f"qsim: the checkpoint has '{stack}' and '{min(both)}', a part of it; expected one of them")
         if stack not in found:
             raise FileFormatError(
                 f"qsim: '{next(iter(parts))}' is not in the checkpoint, nor is any other weight of '{stack}': is it complete?"
