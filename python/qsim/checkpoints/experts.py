@@ -10,7 +10,7 @@ from torch import Tensor
 
 from qsim.checkpoints.activation import widest
 from qsim.checkpoints.packed_weight import PackedWeight
-from qsim.checkpoints.published_names import Layout, Part
+from qsim.checkpoints.published_names import ExpertPart, FileLayout
 from qsim.errors import FileFormatError
 from qsim.numbers.encoding import Encoding
 from qsim.numbers.spec import TensorSpec
@@ -20,14 +20,14 @@ Entry = PackedWeight | Tensor
 _CURE = "one parameter holds all experts, in one way"
 
 
-def split(name: str, entry: Entry, layout: Layout, *, joins_scales: bool = False) -> Iterator[tuple[str, Entry]]:
+def split(name: str, entry: Entry, layout: FileLayout, *, joins_scales: bool = False) -> Iterator[tuple[str, Entry]]:
     """A tensor of a model as files have it: of experts a weight for each, with a copy of a scale that several share.
 
     Parameters
     ----------
     name, entry
         Of the model.
-    layout : Layout
+    layout : FileLayout
         Of its files.
     joins_scales : bool
         Whether a weight whose rows all have one scale is written with one: to formats that have no scale a row.
@@ -41,7 +41,7 @@ def split(name: str, entry: Entry, layout: Layout, *, joins_scales: bool = False
         yield theirs, _with_one_scale(found) if joins_scales and isinstance(found, PackedWeight) else found
 
 
-def _member(stack: PackedWeight, part: Part) -> PackedWeight:
+def _member(stack: PackedWeight, part: ExpertPart) -> PackedWeight:
     rows = slice(part.start, part.stop)
     of_rows = slice(None) if stack.is_per_tensor else rows
     if isinstance(stack.block_size, tuple):
@@ -59,14 +59,14 @@ def _with_one_scale(weight: PackedWeight) -> PackedWeight:
     return dataclasses.replace(weight, scale=scale[:1].clone(), zero_point=zero_point[:1].clone())
 
 
-def tiles_problem(parts: Collection[Part], rows: int, tall: int) -> str | None:
+def tiles_problem(parts: Collection[ExpertPart], rows: int, tall: int) -> str | None:
     """Why weights of files cannot have the tiles that their parameter of so many rows has; None if they can."""
     if all(part.start % tall == 0 and (part.stop % tall == 0 or part.stop == rows) for part in parts):
         return None
     return f"has tiles of {tall} rows, and in one lie two weights of files: expected a divisor of {min(p.stop - p.start for p in parts)}"
 
 
-def join(entries: Mapping[str, Entry], layout: Layout) -> dict[str, Entry]:
+def join(entries: Mapping[str, Entry], layout: FileLayout) -> dict[str, Entry]:
     """What `split` gave, as the model has it; other tensors under the model's names.
 
     Raises
@@ -98,7 +98,7 @@ def join(entries: Mapping[str, Entry], layout: Layout) -> dict[str, Entry]:
     return found
 
 
-def _joined(stack: str, parts: Mapping[str, Part], entries: Mapping[str, Entry]) -> Entry:
+def _joined(stack: str, parts: Mapping[str, ExpertPart], entries: Mapping[str, Entry]) -> Entry:
     every: dict[str, Entry] = {}
     for name, part in parts.items():
         if name not in entries:
@@ -128,7 +128,7 @@ def _joined(stack: str, parts: Mapping[str, Part], entries: Mapping[str, Entry])
     return _packed([value for value in values if isinstance(value, PackedWeight)], [parts[name] for name in in_order], stack, count)
 
 
-def _packed(weights: list[PackedWeight], parts: list[Part], stack: str, count: int) -> PackedWeight:
+def _packed(weights: list[PackedWeight], parts: list[ExpertPart], stack: str, count: int) -> PackedWeight:
     """A stack of weights of one kind: with one scale an expert where all its parts have that, else with one a row, group or tile."""
     first, rows = weights[0], parts[-1].stop
     if isinstance(first.block_size, tuple) and (unfit := tiles_problem(parts, rows, first.block_size[0])):
@@ -155,7 +155,7 @@ def _same_scale(weight: PackedWeight, other: PackedWeight) -> bool:
 
 
 def join_activations(
-    specs: Mapping[str, TensorSpec], encodings: Mapping[str, Encoding], weights: Collection[str], layout: Layout
+    specs: Mapping[str, TensorSpec], encodings: Mapping[str, Encoding], weights: Collection[str], layout: FileLayout
 ) -> tuple[dict[str, TensorSpec], dict[str, Encoding]]:
     """What the weights of a file are multiplied with, and its scales, by the model's names. What several experts read has the widest
     range of theirs.

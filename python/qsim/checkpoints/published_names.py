@@ -20,7 +20,7 @@ _MODULES = ("transformers.modeling_utils", "transformers.core_model_loading")
 _UNKNOWN = "what files call the parts of such a parameter is known of transformers' models alone"
 
 
-class Part(NamedTuple):
+class ExpertPart(NamedTuple):
     """A weight of a file: rows of one expert of a parameter.
 
     Attributes
@@ -46,12 +46,12 @@ class Part(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Layout:
+class FileLayout:
     """How files have the tensors of a model.
 
     Attributes
     ----------
-    parts : mapping of str to Part
+    parts : mapping of str to ExpertPart
         By the names of files, expert by expert.
     names : mapping of str to str
         What files call other tensors, by the model's names.
@@ -59,14 +59,14 @@ class Layout:
         Parameters of three dimensions that are not split, and why.
     """
 
-    parts: Mapping[str, Part] = field(default_factory=dict)
+    parts: Mapping[str, ExpertPart] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
     problems: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
-    def stacks(self) -> dict[str, dict[str, Part]]:
+    def stacks(self) -> dict[str, dict[str, ExpertPart]]:
         """The parts of each parameter that files have in parts."""
-        found: dict[str, dict[str, Part]] = {}
+        found: dict[str, dict[str, ExpertPart]] = {}
         for name, part in self.parts.items():
             found.setdefault(part.stack, {})[name] = part
         return found
@@ -76,20 +76,20 @@ class Layout:
         return [*self.stacks[name]] if name in self.stacks else [self.names.get(name, name)]
 
 
-def published(model: nn.Module, more: Iterable[str] = ()) -> Layout:
+def published(model: nn.Module, more: Iterable[str] = ()) -> FileLayout:
     """The layout of a model's files; without parts where they are as the model. `more`: names in it besides those of its state."""
     tensors = model.state_dict(keep_vars=True)
     shapes = {name: t.shape for name, t in tensors.items() if isinstance(t, nn.Parameter) and t.dim() == _STACK and t.numel()}
     if not shapes:
-        return Layout()
+        return FileLayout()
     models, library = map(sys.modules.get, _MODULES)
     if models is None or library is None or not isinstance(model, models.PreTrainedModel):
-        return Layout(problems=dict.fromkeys(shapes, _UNKNOWN))
+        return FileLayout(problems=dict.fromkeys(shapes, _UNKNOWN))
     names = [*tensors, *more]
     found = _asked(library, model, names, shapes)  # as it was loaded, which tells of prefixes
     if not found.parts:
         found = _asked(library, _NotLoaded(model), names, shapes)  # as its family is published
-    return found if found.parts else Layout(problems=found.problems)
+    return found if found.parts else FileLayout(problems=found.problems)
 
 
 class _NotLoaded:
@@ -99,7 +99,7 @@ class _NotLoaded:
         self.config, self.base_model_prefix, self.named_modules = model.config, model.base_model_prefix, model.named_modules
 
 
-def _asked(library: Any, model: Any, names: Iterable[str], shapes: Mapping[str, torch.Size]) -> Layout:
+def _asked(library: Any, model: Any, names: Iterable[str], shapes: Mapping[str, torch.Size]) -> FileLayout:
     first, probes, stacks = 0, {}, []
     for name in names:
         if name not in shapes:
@@ -112,11 +112,11 @@ def _asked(library: Any, model: Any, names: Iterable[str], shapes: Mapping[str, 
     try:
         turned = library.revert_weight_conversion(model, dict(probes))
     except Exception as error:  # whatever another's code says of a model that it cannot turn round
-        return Layout(problems=dict.fromkeys(shapes, f"transformers cannot turn its conversion of files round: {error}"))
+        return FileLayout(problems=dict.fromkeys(shapes, f"transformers cannot turn its conversion of files round: {error}"))
     own = {id(t): name for name, t in probes.items()}
     renamed = {own[id(t)]: name for name, t in turned.items() if id(t) in own}
     if mixed := [name for name, t in turned.items() if id(t) not in own and t.dtype == torch.bool]:
-        return Layout(problems=dict.fromkeys(shapes, f"transformers makes {mixed[0]!r} of files from other tensors than experts, too"))
+        return FileLayout(problems=dict.fromkeys(shapes, f"transformers makes {mixed[0]!r} of files from other tensors than experts, too"))
     every = {name: _part(name, t, stacks, shapes) for name, t in turned.items() if id(t) not in own}
     split = {name: part for name, part in every.items() if part is not None}
     problems = {}
@@ -126,10 +126,10 @@ def _asked(library: Any, model: Any, names: Iterable[str], shapes: Mapping[str, 
             problems[name] = "transformers' table of conversions has no weights of single experts for it"
         elif covered != experts * rows:
             problems[name] = "published files have its experts turned, or other than in rows that follow each other"
-    return Layout({name: part for name, part in split.items() if part.stack not in problems}, renamed, problems)
+    return FileLayout({name: part for name, part in split.items() if part.stack not in problems}, renamed, problems)
 
 
-def _part(name: str, rows: Tensor, stacks: list[tuple[int, str]], shapes: Mapping[str, torch.Size]) -> Part | None:
+def _part(name: str, rows: Tensor, stacks: list[tuple[int, str]], shapes: Mapping[str, torch.Size]) -> ExpertPart | None:
     """Where the rows of a weight come from, if they follow each other in one expert."""
     if rows.dim() != _STACK - 1 or rows.shape[1] != 1 or not name.endswith(".weight"):
         return None
@@ -140,4 +140,4 @@ def _part(name: str, rows: Tensor, stacks: list[tuple[int, str]], shapes: Mappin
     _, count, columns = shapes[stack]
     if stop > count or not torch.equal(rows[:, 0], torch.arange(begin, begin + len(rows))):
         return None
-    return Part(stack, expert, start, stop, columns)
+    return ExpertPart(stack, expert, start, stop, columns)

@@ -25,7 +25,7 @@ from qsim.checkpoints import (
 )
 from qsim.checkpoints.activation import Activation
 from qsim.checkpoints.experts import split, tiles_problem
-from qsim.checkpoints.published_names import Layout, published
+from qsim.checkpoints.published_names import FileLayout, published
 from qsim.deploy.bake import BakedWeight, entries, integers
 from qsim.deploy.checkpoint_activations import activations_of, fitting_activations, operands, places_problem
 from qsim.deploy.checkpoint_caches import caches_of, fitting_caches
@@ -64,7 +64,7 @@ def save_compressed(sim: Simulation, folder: str | os.PathLike[str], format: str
 
 
 def _packed(
-    every: list[tuple[str, Tensor, BakedWeight | None]], layout: Layout, format: str
+    every: list[tuple[str, Tensor, BakedWeight | None]], layout: FileLayout, format: str
 ) -> Iterator[tuple[str, PackedWeight | Tensor]]:
     """The model's state as files have it, weights as integers, one by one; of shared tensors the first."""
     first = first_names({name: t for name, t, _ in every})
@@ -75,7 +75,7 @@ def _packed(
             yield from split(name, entry, layout, joins_scales=format == fp8.FORMAT)
 
 
-def _linear(model: nn.Module, layout: Layout) -> list[str]:
+def _linear(model: nn.Module, layout: FileLayout) -> list[str]:
     """The linear layers of a model's files: experts among them, and what routes to them, whose module is none of torch's."""
     found = [path for path, module in model.named_modules() if isinstance(module, nn.Linear)]
     if layout.parts:
@@ -212,7 +212,7 @@ def _check(
     activations: Mapping[str, Activation],
     format: str,
     caches: Collection[str],
-    layout: Layout,
+    layout: FileLayout,
 ) -> None:
     """Raise a ValueError that lists what no format can hold."""
     weights = {name: weight for name, _, weight in every if weight is not None}
@@ -244,7 +244,7 @@ def _check(
         raise ValueError(f"QuantSim.save_compressed: the format cannot hold this simulation:\n  {listed}")
 
 
-def _kind_problem(model: nn.Module, name: str, encoding: Encoding, operation: str, layout: Layout) -> str | None:
+def _kind_problem(model: nn.Module, name: str, encoding: Encoding, operation: str, layout: FileLayout) -> str | None:
     """Why files do not have a parameter as a weight, or as several; None if they have."""
     owner, _, own = name.rpartition(".")
     module = model.get_submodule(owner)
@@ -259,8 +259,8 @@ def _kind_problem(model: nn.Module, name: str, encoding: Encoding, operation: st
         ):
             return unfit
     elif own != "weight" or not isinstance(module, nn.Linear):
-        why = layout.problems.get(name)
-        return f"is no weight of an nn.Linear{'' if own == 'weight' or why is None else f' ({why})'}: {cure}"
+        why = None if isinstance(module, nn.Conv1d | nn.ConvTranspose1d) else layout.problems.get(name)
+        return f"is no weight of an nn.Linear{'' if why is None else f' ({why})'}: {cure}"
     if (encoding.axis, encoding.block_size is None) not in layouts:
         return f"has axis={encoding.axis}, block_size={encoding.block_size}; expected axis=0, or axis=1 or (0, 1) with a block size"
     return None
