@@ -125,10 +125,11 @@ class Checkpoint:
         32
         """
         specs = {name: _spec(name, weight) for name, weight in self.weights.items()}
-        if not specs:
+        if not specs and self.kv_cache is None:
             raise ValueError("Checkpoint.config: it has no packed weights")
-        usual = Counter(specs.values()).most_common(1)[0][0]
-        config = Config(usual, None, target=w4a16().target, kv_cache=self.kv_cache).override("*", weight=None)
+        usual = Counter(specs.values()).most_common(1)[0][0] if specs else None
+        config = Config(usual, None, target=w4a16().target, kv_cache=self.kv_cache)
+        config = config.override("*", weight=None) if specs else config
         for activation in reversed(dict.fromkeys(self.activations.values())):
             config = config.override(op_type="input", activation=activation)  # where one of the layers reads it: most likely the first
         for name, spec in specs.items():

@@ -19,6 +19,7 @@ from qsim.warning import warn
 
 FORMAT = "compressed-tensors"
 _SEVERAL = "mixed-precision"
+_NONE = "dense"  # of no weight: what caches alone are quantized beside
 _LAYOUTS = (pack_quantized.LAYOUT, *eight_bits.LAYOUTS)
 
 
@@ -31,6 +32,8 @@ def read(
         raise place.wanted("transform_config", rotations, "null: rotations that run in front of layers are not read")
     if sparse not in (None, {}) and not (isinstance(sparse, dict) and sparse.get("format") == "dense"):
         raise place.wanted("sparsity_config", sparse, "null: weights without their zeros are not read")
+    if quantization.get("config_groups") in (None, {}) and quantization.get("kv_cache_scheme") is not None:
+        return {}, {}
     groups = read_groups(quantization, pack_quantized.LAYOUT, _SEVERAL, place)
     for group in groups:
         if group.layout not in _LAYOUTS:
@@ -109,11 +112,11 @@ def quantization(schemes: Mapping[str, Scheme], format: str, linear: Sequence[st
     for module, scheme in schemes.items():
         groups[scheme].append(module)
     by_type = len(groups) == 1 and linear is not None
-    left_out = [path for path in linear or () if path not in schemes]
+    left_out = [path for path in linear or () if path not in schemes] if schemes else []
     targets = [*groups.values()] if linear is None else by_pattern(groups.values(), left_out)
     targets = [["Linear"]] if by_type else targets
     described = [(names, *_described(scheme)) for names, scheme in zip(targets, groups, strict=True)]
-    layouts = list(dict.fromkeys(layout for _, layout, _ in described))
+    layouts = list(dict.fromkeys(layout for _, layout, _ in described)) or [_NONE]
     return {
         "quant_method": FORMAT,
         "format": layouts[0] if len(layouts) == 1 else _SEVERAL,

@@ -29,6 +29,7 @@ from qsim.checkpoints.published_names import FileLayout, published
 from qsim.deploy.bake import BakedWeight, entries, integers
 from qsim.deploy.checkpoint_activations import activations_of, fitting_activations, operands, places_problem
 from qsim.deploy.checkpoint_caches import caches_of, fitting_caches
+from qsim.errors import FileFormatError
 from qsim.files import Entry
 from qsim.files.fitting import fitted
 from qsim.numbers.encoding import Encoding
@@ -113,7 +114,7 @@ def packed_weight(weight: Tensor, quantizer: Quantizer, groups: Collection[objec
 
 def load_compressed(sim: Simulation, source: str | os.PathLike[str] | Checkpoint) -> None:
     """`QuantSim.load_compressed` documents it."""
-    checkpoint = (source if isinstance(source, Checkpoint) else load_checkpoint(source)).for_model(sim.model)
+    checkpoint = _for_model(source if isinstance(source, Checkpoint) else load_checkpoint(source), sim.model, source)
     quantized = {planned.parameter: key for key, planned in sim.decisions.quantizers.items() if planned.role == "weight"}
     parameters, quantizers = sim.weights(), sim.quantizers()
     problems: list[str] = []
@@ -159,6 +160,16 @@ def load_compressed(sim: Simulation, source: str | os.PathLike[str] | Checkpoint
             quantizers[key].set_encoding(encoding)
         for name, t in others.items():
             own[name].copy_(t)
+
+
+def _for_model(checkpoint: Checkpoint, model: nn.Module, source: str | os.PathLike[str] | Checkpoint) -> Checkpoint:
+    """`Checkpoint.for_model`, whose errors tell the file too."""
+    try:
+        return checkpoint.for_model(model)
+    except FileFormatError as error:
+        if isinstance(source, Checkpoint):
+            raise
+        raise FileFormatError(f"qsim: '{os.fspath(source)}': {str(error).removeprefix('qsim: ')}") from None
 
 
 _CURE = (
@@ -239,7 +250,7 @@ def _check(
             f"{len(others)} quantizers are of no weight ({others[0]!r}, ...): what is written is weights alone; activation=None, or what "
             "qsim.w8a8_dynamic(), w8a8_static(), fp8_dynamic(), fp8_static() and fp8_block() have"
         )
-    if problems or not weights:
+    if problems or not (weights or caches):
         listed = "\n  ".join(problems or ["no weight is quantized"])
         raise ValueError(f"QuantSim.save_compressed: the format cannot hold this simulation:\n  {listed}")
 

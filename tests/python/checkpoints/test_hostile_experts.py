@@ -74,6 +74,15 @@ def test_a_layer_without_experts_is_named(good):
         good[1].load_compressed(changed(good, weights=dict.fromkeys(names)))
 
 
+def test_the_file_is_named_too(good, tmp_path):
+    state = safetensors.load_file(good[0] / "model.safetensors")
+    safetensors.save_file({name: t for name, t in state.items() if not name.startswith(f"{EXPERT}.")}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text((good[0] / "config.json").read_text())
+    with pytest.raises(FileFormatError) as raised:
+        good[1].load_compressed(tmp_path)
+    assert str(raised.value).startswith(f"qsim: '{tmp_path}': '{NAME}', expert 2 of '{STACK}', is not in the checkpoint")
+
+
 def test_an_expert_more_than_the_model_has_is_told(good):
     name = "model.layers.0.mlp.experts.4.up_proj.weight"
     with pytest.raises(ValueError, match=rf"'{name}' is quantized in the checkpoint, and not in the simulation"):
