@@ -133,13 +133,16 @@ def test_layers_that_the_model_ignores_are_left_out(tmp_path):
         assert torch.equal(again(**EXAMPLE).logits, sim(**EXAMPLE).logits)
 
 
-def test_a_model_whose_experts_are_computed_otherwise_is_told_what_to_do(tmp_path):
-    simulated(mixture("qwen3", "batched_mm"), qsim.fp8_block(32)).save_compressed(tmp_path, "fp8")
-    model = mixture("qwen3")
+@pytest.mark.parametrize("family", ["mixtral", "qwen3"])
+def test_a_model_whose_experts_are_computed_otherwise_is_told_what_to_do(family, tmp_path):
+    simulated(mixture(family, "batched_mm"), qsim.fp8_block(32)).save_compressed(tmp_path, "fp8")
+    model = mixture(family)
     checkpoint = qsim.load_checkpoint(tmp_path)
     sim = qsim.QuantSim(model, EXAMPLE, checkpoint.for_model(model).config())
     with pytest.raises(ValueError, match=r"experts\.down_proj' is multiplied with .*set_experts_implementation\('batched_mm'\)"):
         sim.load_compressed(checkpoint)
-    sim = simulated(mixture("qwen3"), qsim.w4a16(group=32).override("*.experts.*", weight=None))
+    with pytest.raises(ValueError, match=r"24 overrides of single experts \('model.layers.*checkpoint\.for_model\(model\)\.config\(\)"):
+        qsim.QuantSim(mixture(family, "batched_mm"), EXAMPLE, checkpoint.config())
+    sim = simulated(mixture(family), qsim.w4a16(group=32).override("*.experts.*", weight=None))
     with pytest.raises(ValueError, match=r"checkpoint\.for_model\(model\)\.config\(\)"):
         sim.load_compressed(checkpoint)
