@@ -11,7 +11,7 @@ from torch import Tensor
 
 from qsim.checkpoints import eight_bits, pack_quantized
 from qsim.checkpoints.activation import Activation, missing_scale
-from qsim.checkpoints.config_groups import Group, by_pattern, choose, matches, read_groups, read_names
+from qsim.checkpoints.config_groups import Group, by_pattern, choose, is_expert, matches, read_groups, read_names
 from qsim.checkpoints.folder import Parts
 from qsim.checkpoints.packed_weight import PackedWeight, Scheme
 from qsim.files.file_place import FilePlace
@@ -139,6 +139,8 @@ def warn_of_zero_points(schemes: Mapping[str, Scheme]) -> None:
     cure = "unless told from_pretrained(folder, quantization_config=CompressedTensorsConfig(dequantize=True))"
     if len(set(schemes.values())) > 1:  # of several it would take the first for all
         cure = "and has no way round it beside weights of other widths, groups or symmetry"
+    if any(map(is_expert, shifted)):
+        cure = "and has no way round it for experts"
     warn(
         f"qsim: {shifted[0]!r}{more} written with zero points, packed as vLLM reads them. transformers with "
         f"compressed-tensors 0.18 to 0.20 refuses those (a size mismatch of weight_zero_point) {cure}; symmetric=True has none"

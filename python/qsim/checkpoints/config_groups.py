@@ -92,6 +92,17 @@ def by_pattern(groups: Iterable[Sequence[str]], others: Iterable[str]) -> list[l
     return [list(dict.fromkeys(p if len(of_groups[p := _pattern(name)]) == 1 else name for name in names)) for names in groups]
 
 
+def is_expert(name: str) -> bool:
+    """Whether a module is one of numbered experts.
+
+    Examples
+    --------
+    >>> is_expert("layers.3.mlp.experts.0.up"), is_expert("layers.3.mlp.shared_experts.up")
+    (True, False)
+    """
+    return _EXPERT.search(name) is not None
+
+
 def _pattern(name: str) -> str:
     """Of the experts of a layer; the name itself where it is of none."""
     parts = _EXPERT.split(name)

@@ -198,6 +198,27 @@ def test_transformers_reads_them(family, case, tmp_path):
     assert len(stacks) == 4
 
 
+@pytest.mark.parametrize("case", ["groups", "fp8 weights"])
+@pytest.mark.parametrize("family", ["mixtral", "qwen3"])
+def test_transformers_computes_what_is_simulated(family, case, tmp_path):
+    """Beside attention whose activations are quantized, too."""
+    pytest.importorskip("compressed_tensors")
+    sim, how, _ = written(tmp_path, family, case)
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32, experts_implementation=how).eval()
+    assert torch.equal(logits(model), logits(sim))
+
+
+def test_zero_points_of_experts_have_no_cure_in_transformers(tmp_path):
+    pytest.importorskip("compressed_tensors")
+    with pytest.warns(
+        UserWarning, match=r"written with zero points, .* refuses those .* no way round it for experts; symmetric=True has none"
+    ):
+        written(tmp_path, "qwen3", "zero points")
+    for options in ({}, {"quantization_config": transformers.CompressedTensorsConfig(dequantize=True)}):
+        with pytest.raises(RuntimeError, match="conversion of the weights"):
+            transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32, **options)
+
+
 def test_a_model_that_was_loaded_has_the_names_of_its_family(tmp_path):
     mixture("mixtral").save_pretrained(tmp_path / "float")
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "float").eval()
