@@ -209,7 +209,7 @@ def write_packed(
                 writer.add(name, t)
         writer.finish({**model_config, "quantization_config": said})
     if module is compressed_tensors:
-        compressed_tensors.warn_of_zero_points(schemes)
+        compressed_tensors.warn_of_readers(schemes)
 
 
 def first_names(tensors: Mapping[str, Tensor]) -> set[str]:

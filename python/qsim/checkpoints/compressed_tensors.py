@@ -130,6 +130,17 @@ def quantization(schemes: Mapping[str, Scheme], format: str, linear: Sequence[st
     }
 
 
+def warn_of_readers(schemes: Mapping[str, Scheme]) -> None:
+    """Say what one reader makes of the files otherwise than they are."""
+    warn_of_zero_points(schemes)
+    experts = {scheme.bits: module for module, scheme in schemes.items() if is_expert(module)}
+    if len(experts) > 1:
+        warn(
+            f"qsim: experts are written with {' and '.join(map(str, sorted(experts)))} bits ({', '.join(map(repr, experts.values()))}). "
+            "transformers with compressed-tensors 0.20 reads all as the first: other numbers, without a word. One width for all it reads"
+        )
+
+
 def warn_of_zero_points(schemes: Mapping[str, Scheme]) -> None:
     """Zero points are packed, as the format has it and vLLM reads them; one reader has no room for that while it loads."""
     shifted = [module for module, scheme in schemes.items() if not scheme.symmetric]

@@ -69,7 +69,7 @@ def _packed(
 ) -> Iterator[tuple[str, PackedWeight | Tensor]]:
     """The model's state as files have it, weights as integers, one by one; of shared tensors the first."""
     first = first_names({name: t for name, t, _ in every})
-    groups = {weight.quantizer.spec.block_size for _, t, weight in every if weight is not None and _has_groups(weight)}
+    groups = {_layout(weight.quantizer) for _, t, weight in every if weight is not None and _has_groups(weight)}
     for name, t, weight in every:
         if name in first:
             entry = t if weight is None else packed_weight(t, weight.quantizer, groups)
@@ -92,9 +92,14 @@ def _has_groups(weight: BakedWeight) -> bool:
     return isinstance(size, int) and size < weight.parameter.shape[-1]
 
 
+def _layout(quantizer: Quantizer) -> tuple[str, object]:
+    """The elements and blocks of a quantizer."""
+    return quantizer.spec.encoding_dtype, quantizer.spec.block_size
+
+
 def packed_weight(weight: Tensor, quantizer: Quantizer, groups: Collection[object] = ()) -> PackedWeight:
-    """A weight as its quantizer has it, on the CPU. `groups`: sizes of which a row of a stack is one, if it has so many columns: its
-    quantizer has a scale a row as a block of all columns."""
+    """A weight as its quantizer has it, on the CPU. `groups`: layouts of other weights that have several groups a row. A row of a stack is
+    a group, too, where such are as long as it: its quantizer has a scale a row as a block of all columns."""
     encoding = quantizer.encoding
     assert encoding is not None
     q = integers(weight, encoding, quantizer.spec.rounding)
@@ -106,7 +111,7 @@ def packed_weight(weight: Tensor, quantizer: Quantizer, groups: Collection[objec
     if q.dim() == _STACK:
         by_row = scale if scale.dim() == _STACK else scale[:, None, None]  # one a matrix
         zero_point = zero_point.reshape(by_row.shape)
-        size = None if by_row.shape[-1] == 1 and encoding.block_size not in groups else encoding.block_size
+        size = None if by_row.shape[-1] == 1 and _layout(quantizer) not in groups else encoding.block_size
         return PackedWeight(q.cpu(), by_row, zero_point, bits, size)
     count = len(q) if scale.dim() else 1
     return PackedWeight(q.cpu(), scale.reshape(count, -1), zero_point.reshape(count, -1), bits, encoding.block_size)

@@ -178,6 +178,30 @@ def test_groups_of_experts_are_one_pattern_a_layer(tmp_path):
     assert torch.equal(logits(loaded(tmp_path, "mixtral", "grouped_mm")), logits(sim))
 
 
+def test_experts_of_several_widths_are_warned_of(tmp_path):
+    """transformers reads all as the first of them."""
+    pytest.importorskip("compressed_tensors")
+    config = qsim.w4a16(group=32).override("model.layers.1.mlp.experts.*", weight=dataclasses.replace(FOUR, bits=8))
+    sim = simulated(mixture("qwen3"), config)
+    with pytest.warns(UserWarning, match=r"experts are written with 4 and 8 bits .* reads all as the first"):
+        sim.save_compressed(tmp_path)
+    assert torch.equal(logits(loaded(tmp_path, "qwen3", "grouped_mm")), logits(sim))
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    stack = "model.layers.{}.mlp.experts.down_proj"
+    assert [torch.equal(model.get_parameter(stack.format(i)), sim.bake().get_parameter(stack.format(i))) for i in range(2)] == [True, False]
+
+
+def test_a_scale_a_row_stays_one_beside_groups_of_the_same_size(tmp_path):
+    """down_proj has 32 columns, and integers elsewhere groups of 32."""
+    config = qsim.w4a16(group=32).override("model.layers.1.mlp.experts.*", weight=dataclasses.replace(FLOAT8, axis=0))
+    sim = simulated(mixture("qwen3"), config)
+    sim.save_compressed(tmp_path)
+    found = qsim.load_checkpoint(tmp_path).weights
+    names = [f"model.layers.{i}.mlp.experts.0.down_proj.weight" for i in range(2)]
+    assert [found[name].block_size for name in names] == [32, None]
+    assert torch.equal(logits(loaded(tmp_path, "qwen3", "grouped_mm")), logits(sim))
+
+
 @pytest.mark.parametrize("case", ["groups", "rows", "fp8 weights", "fp8", "tiles", "mixed"])
 @pytest.mark.parametrize("family", ["mixtral", "qwen3", "olmoe"])
 def test_transformers_reads_them(family, case, tmp_path):
