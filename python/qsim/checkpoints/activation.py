@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -15,6 +16,7 @@ from qsim.checkpoints.packed_weight import PackedWeight, Scheme
 from qsim.config.presets import fp8_block, fp8_dynamic, fp8_static, w8a8_dynamic, w8a8_static
 from qsim.numbers.encoding import Encoding
 from qsim.numbers.spec import TensorSpec
+from qsim.quantizers.observer import encoding_of_range
 
 NO_ACTIVATIONS = "is multiplied with quantized activations, and the format has no place for that"
 POWERS = "float8_e8m0fnu"  # scales that are powers of two
@@ -99,13 +101,13 @@ def packed_activation(activation: Activation | None, dtype: torch.dtype) -> dict
         return {}
     found = {"input_scale": as_read(activation.encoding.scale, dtype)}
     if not activation.spec.symmetric:
-        found["input_zero_point"] = activation.encoding.zero_point.reshape(1).to(torch.int8)
+        found["input_zero_point"] = activation.encoding.zero_point.reshape(1).to(torch.int8, copy=True)
     return found
 
 
 def as_read(scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """A single scale, in the type that others of the file have if it is one of its numbers."""
-    own = scale.reshape(1)
+    """A copy of a single scale, in the type that others of the file have if it is one of its numbers: a file has each memory once."""
+    own = scale.reshape(1).clone()
     narrow = own.to(dtype)
     return narrow if torch.equal(narrow.to(own.dtype), own) else own
 
@@ -136,3 +138,14 @@ def finite(values: Tensor, parts: Parts) -> Tensor:
     if not bool(values.float().isfinite().all()):
         raise parts.place.error("weight has NaN in it; expected finite numbers")
     return values
+
+
+def widest(every: Sequence[Encoding], spec: TensorSpec) -> Encoding:
+    """The encoding that spans all ranges of one tensor."""
+    first = every[0]
+    if all(encoding == first for encoding in every):
+        return first
+    if all(encoding.symmetric for encoding in every):
+        return max(every, key=lambda encoding: float(encoding.scale))
+    low, high = torch.stack([encoding.min for encoding in every]), torch.stack([encoding.max for encoding in every])
+    return encoding_of_range(low.min(), high.max(), spec)

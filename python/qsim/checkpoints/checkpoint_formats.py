@@ -149,8 +149,8 @@ def save_checkpoint(
     """
     if format not in CHECKPOINT_FORMATS:
         raise ValueError(f"qsim: got format={shown(format)}; expected one of {', '.join(map(repr, CHECKPOINT_FORMATS))}")
-    if not checkpoint.weights:
-        raise FileFormatError(f"qsim: '{folder}': no weight is quantized; expected at least one")
+    if not checkpoint.weights and checkpoint.kv_cache is None:
+        raise FileFormatError(f"qsim: '{folder}': no weight is quantized, and no cache; expected at least one")
     if format == gguf.FORMAT:
         _write_gguf(checkpoint, Path(folder))
         return
@@ -209,7 +209,7 @@ def write_packed(
                 writer.add(name, t)
         writer.finish({**model_config, "quantization_config": said})
     if module is compressed_tensors:
-        compressed_tensors.warn_of_zero_points(schemes)
+        compressed_tensors.warn_of_readers(schemes)
 
 
 def first_names(tensors: Mapping[str, Tensor]) -> set[str]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from qsim.checkpoints import eight_bits, pack_quantized
 from qsim.checkpoints.activation import Activation, missing_scale
-from qsim.checkpoints.config_groups import Group, choose, matches, read_groups, read_names
+from qsim.checkpoints.config_groups import Group, by_pattern, choose, is_expert, matches, read_groups, read_names
 from qsim.checkpoints.folder import Parts
 from qsim.checkpoints.packed_weight import PackedWeight, Scheme
 from qsim.files.file_place import FilePlace
@@ -19,6 +19,7 @@ from qsim.warning import warn
 
 FORMAT = "compressed-tensors"
 _SEVERAL = "mixed-precision"
+_NONE = "dense"  # of no weight: what caches alone are quantized beside
 _LAYOUTS = (pack_quantized.LAYOUT, *eight_bits.LAYOUTS)
 
 
@@ -31,6 +32,8 @@ def read(
         raise place.wanted("transform_config", rotations, "null: rotations that run in front of layers are not read")
     if sparse not in (None, {}) and not (isinstance(sparse, dict) and sparse.get("format") == "dense"):
         raise place.wanted("sparsity_config", sparse, "null: weights without their zeros are not read")
+    if quantization.get("config_groups") in (None, {}) and quantization.get("kv_cache_scheme") is not None:
+        return {}, {}
     groups = read_groups(quantization, pack_quantized.LAYOUT, _SEVERAL, place)
     for group in groups:
         if group.layout not in _LAYOUTS:
@@ -109,19 +112,33 @@ def quantization(schemes: Mapping[str, Scheme], format: str, linear: Sequence[st
     for module, scheme in schemes.items():
         groups[scheme].append(module)
     by_type = len(groups) == 1 and linear is not None
-    described = [(["Linear"] if by_type else modules, *_described(scheme)) for scheme, modules in groups.items()]
-    layouts = list(dict.fromkeys(layout for _, layout, _ in described))
+    left_out = [path for path in linear or () if path not in schemes] if schemes else []
+    targets = [*groups.values()] if linear is None else by_pattern(groups.values(), left_out)
+    targets = [["Linear"]] if by_type else targets
+    described = [(names, *_described(scheme)) for names, scheme in zip(targets, groups, strict=True)]
+    layouts = list(dict.fromkeys(layout for _, layout, _ in described)) or [_NONE]
     return {
         "quant_method": FORMAT,
         "format": layouts[0] if len(layouts) == 1 else _SEVERAL,
         "quantization_status": "compressed",
         "config_groups": {
-            f"group_{i}": {"targets": targets, **said, **({} if len(layouts) == 1 else {"format": layout})}
-            for i, (targets, layout, said) in enumerate(described)
+            f"group_{i}": {"targets": names, **said, **({} if len(layouts) == 1 else {"format": layout})}
+            for i, (names, layout, said) in enumerate(described)
         },
-        "ignore": [path for path in linear or () if path not in schemes],
+        "ignore": left_out,
         "kv_cache_scheme": None,
     }
+
+
+def warn_of_readers(schemes: Mapping[str, Scheme]) -> None:
+    """Say what one reader makes of the files otherwise than they are."""
+    warn_of_zero_points(schemes)
+    experts = {scheme.bits: module for module, scheme in schemes.items() if is_expert(module)}
+    if len(experts) > 1:
+        warn(
+            f"qsim: experts are written with {' and '.join(map(str, sorted(experts)))} bits ({', '.join(map(repr, experts.values()))}). "
+            "transformers with compressed-tensors 0.20 reads all as the first: other numbers, without a word. One width for all it reads"
+        )
 
 
 def warn_of_zero_points(schemes: Mapping[str, Scheme]) -> None:
@@ -133,6 +150,8 @@ def warn_of_zero_points(schemes: Mapping[str, Scheme]) -> None:
     cure = "unless told from_pretrained(folder, quantization_config=CompressedTensorsConfig(dequantize=True))"
     if len(set(schemes.values())) > 1:  # of several it would take the first for all
         cure = "and has no way round it beside weights of other widths, groups or symmetry"
+    if any(map(is_expert, shifted)):
+        cure = "and has no way round it for experts"
     warn(
         f"qsim: {shifted[0]!r}{more} written with zero points, packed as vLLM reads them. transformers with "
         f"compressed-tensors 0.18 to 0.20 refuses those (a size mismatch of weight_zero_point) {cure}; symmetric=True has none"

@@ -7,7 +7,7 @@ expression that names begin with ("re:..."), or a class, and counts in that orde
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from qsim.checkpoints.folder import config_names
 from qsim.files.file_place import FilePlace
 
 _REGEX = "re:"
+_EXPERT = re.compile(r"\.experts\.\d+\.")
 _LONGEST = 1000  # characters of a regular expression
 
 
@@ -72,6 +73,40 @@ def read_names(found: Mapping[str, Any], key: str, place: FilePlace) -> list[str
 def matches(module: str, targets: Sequence[str]) -> bool:
     """Whether a pattern among targets begins the name of a module."""
     return any(re.match(target.removeprefix(_REGEX), module) for target in targets if target.startswith(_REGEX))
+
+
+def by_pattern(groups: Iterable[Sequence[str]], others: Iterable[str]) -> list[list[str]]:
+    """The targets of groups of modules: one pattern for all experts of a layer where none is of another group or of `others`. transformers
+    knows the group of experts by it.
+
+    Examples
+    --------
+    >>> by_pattern([["fc", "mlp.experts.0.up", "mlp.experts.1.up"], ["mlp.experts.0.down"]], ["mlp.experts.1.down"])
+    [['fc', 're:mlp\\\\.experts\\\\.\\\\d+\\\\.up$'], ['mlp.experts.0.down']]
+    """
+    groups = list(groups)
+    of_groups: dict[str, set[int]] = {}
+    for i, names in enumerate([*groups, list(others)]):
+        for name in names:
+            of_groups.setdefault(_pattern(name), set()).add(i)
+    return [list(dict.fromkeys(p if len(of_groups[p := _pattern(name)]) == 1 else name for name in names)) for names in groups]
+
+
+def is_expert(name: str) -> bool:
+    """Whether a module is one of numbered experts.
+
+    Examples
+    --------
+    >>> is_expert("layers.3.mlp.experts.0.up"), is_expert("layers.3.mlp.shared_experts.up")
+    (True, False)
+    """
+    return _EXPERT.search(name) is not None
+
+
+def _pattern(name: str) -> str:
+    """Of the experts of a layer; the name itself where it is of none."""
+    parts = _EXPERT.split(name)
+    return name if len(parts) == 1 else _REGEX + r"\.experts\.\d+\.".join(map(re.escape, parts)) + "$"
 
 
 def choose(module: str, groups: Sequence[Group], modules: Collection[str]) -> Sequence[Group]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from qsim.checkpoints.activation import as_read, kind_of, one_scale, positive
 from qsim.checkpoints.folder import SCALE_TYPES, Parts
@@ -71,6 +71,12 @@ def _spec(scheme: Any, place: FilePlace) -> TensorSpec:
     for name, values in _WANTED.items():
         place.at("kv_cache_scheme").require(name, scheme.get(name, _ABSENT[name]), values, f", and {_CURE}")
     return one_scale(scheme.get("type", _ABSENT["type"]))
+
+
+def scale_names(model: nn.Module) -> list[str]:
+    """What scales in the modules of a model would be called, whichever of them are attentions."""
+    parents = [path for path, module in model.named_modules() if path and any(True for _ in module.children())]
+    return [f"{path}.{name}" for path in parents for name in NAMES]
 
 
 def kind(spec: TensorSpec | None) -> str | None:

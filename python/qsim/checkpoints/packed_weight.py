@@ -54,6 +54,7 @@ class PackedWeight:
         Output channels first, unpacked. Of float8 the numbers that scales are multiplied with.
     scale : Tensor, shape ``[..., groups]``, a float type
         Of any sign: GGUF has negative ones. Of shape ``[1, 1]`` where one is for all of a matrix, of tiles ``[tiles down, tiles across]``.
+        Before these stand the axes of `integers` that tell matrices of a stack apart.
     zero_point : Tensor, int32, shape of `scale`
     bits : int
         Width of an integer in the file.
@@ -89,9 +90,9 @@ class PackedWeight:
         columns = self.integers.shape[-1]
         groups = (*self.integers.shape[:-1], -(-columns // self.group_size))
         if isinstance(self.block_size, tuple):
-            if self.integers.dim() != 2 or self.order is not None:
+            if self.integers.dim() < 2 or self.order is not None:
                 raise ValueError(f"PackedWeight: got block_size={self.block_size}; expected tiles of a matrix, without an order of columns")
-            groups = ranges_shape(self.integers.shape, dict(enumerate(self.block_size)))
+            groups = ranges_shape(self.integers.shape, dict(zip(self._last_axes, self.block_size, strict=True)))
         for name in ("scale", "zero_point", "minimum"):
             given: Tensor | None = getattr(self, name)
             if given is not None and given.shape != groups and not (self.is_per_tensor and given.shape == self.scale.shape):
@@ -103,8 +104,16 @@ class PackedWeight:
 
     @property
     def is_per_tensor(self) -> bool:
-        """Whether one scale is for several rows; a single row has its own."""
-        return self.block_size is None and self.scale.dim() == self.integers.dim() and self.scale.numel() == 1 < len(self.integers)
+        """Whether one scale is for all rows of a matrix, each of a stack; a single row has its own."""
+        shape = self.integers.shape
+        if self.block_size is not None or self.scale.dim() != len(shape):
+            return False
+        return self.scale.shape == (*shape[:-2], 1, 1)[-len(shape) :] and shape[max(len(shape) - 2, 0)] > 1
+
+    @property
+    def _last_axes(self) -> tuple[int, int]:
+        """The axes of a matrix."""
+        return self.integers.dim() - 2, self.integers.dim() - 1
 
     @property
     def group_size(self) -> int:
@@ -138,15 +147,15 @@ class PackedWeight:
         group = torch.arange(self.integers.shape[-1]) // self.group_size if self.order is None else self.order.long()
         zero_point, scale = self.zero_point.float()[..., group], self.scale.float()[..., group]
         if isinstance(self.block_size, tuple):
-            row = torch.arange(len(self.integers)) // self.block_size[0]
-            zero_point, scale = zero_point[row], scale[row]
+            row = torch.arange(self.integers.shape[-2]) // self.block_size[0]
+            zero_point, scale = zero_point[..., row, :], scale[..., row, :]
         value = (self.integers.float() - zero_point).mul_(scale)
         return value if self.minimum is None else value.sub_(self.minimum[..., group])
 
     @property
     def encoding(self) -> Encoding:
         """As a quantizer holds it: with ``axis=0`` where a row has one scale, without where all have, else with blocks along the last axis
-        or tiles along both.
+        or tiles along both. Of a stack of matrices with ``axis=0`` where each has one scale, with a block a row where each row has.
 
         Raises
         ------
@@ -162,9 +171,11 @@ class PackedWeight:
             grid = str(self.integers.dtype).removeprefix("torch.")
         scale = self.scale.float()
         if self.is_per_tensor:
-            return Encoding(scale.reshape(()), self.zero_point.reshape(()), *grid_of(grid), dtype=grid)
+            stacked = tuple(scale.shape[:-2])
+            axis = 0 if len(stacked) == 1 else None
+            return Encoding(scale.reshape(stacked), self.zero_point.reshape(stacked), *grid_of(grid), axis, None, grid)
         if isinstance(self.block_size, tuple):
-            return Encoding(scale, self.zero_point, *grid_of(grid), (0, 1), self.block_size, grid)
+            return Encoding(scale, self.zero_point, *grid_of(grid), self._last_axes, self.block_size, grid)
         if self.block_size is None and self.scale.dim() == 2:
             return Encoding(scale[:, 0], self.zero_point[:, 0], *grid_of(grid), 0, None, grid)
         return Encoding(scale, self.zero_point, *grid_of(grid), self.integers.dim() - 1, self.group_size, grid)

@@ -2,78 +2,116 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import defaultdict
 from collections.abc import Collection
 
-import torch
-
 from qsim.checkpoints import Checkpoint
-from qsim.checkpoints.activation import POWERS, Activation, kind_of
+from qsim.checkpoints.activation import POWERS, Activation, kind_of, widest
 from qsim.errors import NoEncodingError
 from qsim.files import Entry
 from qsim.files.fitting import fitted
 from qsim.numbers.encoding import Encoding
 from qsim.numbers.spec import TensorSpec
-from qsim.quantizers.observer import encoding_of_range
 from qsim.simulation.simulation import Simulation
 from qsim.warning import warn
 
+_STACK = 3  # dimensions of several matrices in one parameter
+_SEVERAL = 2
+BATCHED = "call model.set_experts_implementation('batched_mm') of transformers before it is simulated"
 
-def operands(sim: Simulation) -> dict[str, str]:
+
+def operands(sim: Simulation) -> dict[str, list[str]]:
     """The quantizers of what weights are multiplied with, by the weight's name: where it is quantized by itself, for layers with weights
-    alone, and as a file of 8 bits has it."""
-    read, quantizers, weights = _read(sim), sim.quantizers(), set(sim.decisions.weight_keys)
-    named = set(_names(sim))
+    alone, and as a file of 8 bits has it. Of experts in one parameter there are several where each is multiplied at a place of its own:
+    with scales from the tensor itself, for it differs from call to call which expert comes where."""
+    quantizers, weights = sim.quantizers(), set(sim.decisions.weight_keys)
+    named = _names(sim)
     elsewhere = {post.key for post in sim.decisions.posts if post.key not in weights and post.operation not in named}
-    return {name: key for name, key in read.items() if key not in elsewhere and kind_of(quantizers[key].spec) is not None}
+    found = {}
+    for name, keys in _read(sim).items():
+        specs = {in_files(sim, name, quantizers[key].spec) for key in keys}
+        one = len(specs) == 1 and (len(keys) == 1 or next(iter(specs)).is_dynamic)
+        if one and not elsewhere.intersection(keys) and kind_of(next(iter(specs))) is not None:
+            found[name] = keys
+    return found
+
+
+def in_files(sim: Simulation, name: str, spec: TensorSpec) -> TensorSpec:
+    """A spec of what a weight is multiplied with, as files say it: a token that a product of batches has as a column is a row there."""
+    return dataclasses.replace(spec, axis=-1) if name in stacks(sim) and spec.is_dynamic and spec.axis == -2 else spec
+
+
+def stacks(sim: Simulation) -> list[str]:
+    """The quantized parameters that have several matrices."""
+    parameters, planned = sim.weights(), sim.decisions.quantizers
+    names = {key: planned[key].parameter for key in sim.decisions.weight_keys}
+    return [name for key, name in names.items() if name is not None and parameters[key].dim() == _STACK]
 
 
 def _names(sim: Simulation) -> dict[str, str]:
-    """The weights, by the operation that multiplies with them."""
+    """The weights, by the operations that multiply with them."""
     planned = sim.decisions.quantizers
-    return {planned[key].operation: name for key in sim.decisions.weight_keys if (name := planned[key].parameter) is not None}
+    own = {key: name for key in sim.decisions.weight_keys if (name := planned[key].parameter) is not None}
+    several = set(stacks(sim))
+    found = {planned[key].operation: name for key, name in own.items()}
+    return found | {post.operation: own[post.key] for post in sim.decisions.posts if own.get(post.key) in several}
 
 
-def _read(sim: Simulation) -> dict[str, str]:
+def _read(sim: Simulation) -> dict[str, list[str]]:
     """The quantizers of what weights are multiplied with, by the weight's name, that are on and no result of an operation's."""
     planned, quantizers, named = sim.decisions.quantizers, sim.quantizers(), _names(sim)
     others = {key for key, each in planned.items() if key.startswith(f"{each.operation}.output")}.union(sim.decisions.weight_keys)
-    return {
-        named[post.operation]: post.key
-        for post in sim.decisions.posts
-        if post.operation in named and post.key not in others and quantizers[post.key].enabled
-    }
+    found: defaultdict[str, list[str]] = defaultdict(list)
+    for post in sim.decisions.posts:
+        if post.operation in named and post.key not in others and quantizers[post.key].enabled:
+            found[named[post.operation]].append(post.key)
+    return {name: list(dict.fromkeys(keys)) for name, keys in found.items()}
 
 
 def activations_of(sim: Simulation, weights: Collection[str]) -> dict[str, Activation]:
     """What those of these weights are multiplied with that a layout has a place for."""
     quantizers = sim.quantizers()
-    found = {name: quantizers[key] for name, key in operands(sim).items() if name in weights}
+    found = {name: quantizers[keys[0]] for name, keys in operands(sim).items() if name in weights}
     without = [quantizer.name for quantizer in found.values() if not quantizer.spec.is_dynamic and quantizer.encoding is None]
     if without:
         raise NoEncodingError(f"QuantSim.save_compressed: {without[0]!r} has no encoding yet: call calibrate first")
-    return {name: Activation(q.spec, None if q.spec.is_dynamic else q.encoding) for name, q in found.items()}
+    return {name: Activation(in_files(sim, name, q.spec), None if q.spec.is_dynamic else q.encoding) for name, q in found.items()}
+
+
+def places_problem(sim: Simulation, name: str) -> str | None:
+    """Why what experts in one parameter are multiplied with has no place in files; None if it has."""
+    keys = _read(sim).get(name, [])
+    if name not in stacks(sim) or len(keys) < _SEVERAL or name in operands(sim):
+        return None
+    return (
+        f"is multiplied at {len(keys)} places with activations that have a range each ('{keys[0]}', ...), and which expert comes to which "
+        f"differs from call to call: {BATCHED}, or scales from each token"
+    )
 
 
 def fitting_activations(sim: Simulation, checkpoint: Checkpoint) -> tuple[dict[str, Encoding], list[str]]:
     """The encodings that a checkpoint has for activations, by quantizer; and what of its activations does not fit the simulation."""
-    keys, quantizers = operands(sim), sim.quantizers()
+    keys, quantizers, several = operands(sim), sim.quantizers(), stacks(sim)
     problems: list[str] = []
     read: defaultdict[str, list[str]] = defaultdict(list)
     for name, theirs in checkpoint.activations.items():
-        mine = quantizers[keys[name]].spec if name in keys else None
+        mine = in_files(sim, name, quantizers[keys[name][0]].spec) if name in keys else None
         if mine is None or mine.is_dynamic != theirs.is_dynamic or (mine.is_dynamic and mine != theirs):
             problems.append(
                 f"'{name}' is multiplied with activations that have {_said(theirs)} in the checkpoint, {_said(mine)} in the simulation"
+                f"{f': {BATCHED}' if mine is None and name in several else ''}"
             )
         elif name in checkpoint.encodings:
-            read[keys[name]].append(name)
+            read[keys[name][0]].append(name)
     mixed = [name for name in checkpoint.weights if checkpoint.activations and name not in checkpoint.activations]
-    for name, key in _read(sim).items():
+    for name, read_by in _read(sim).items():
         if name in mixed:
-            where = 'op_type="input"' if key == "input" else repr(name.removesuffix(".weight"))
+            where = 'op_type="input"' if "input" in read_by else repr(name.removesuffix(".weight"))
+            if name in several:
+                where = repr(f"{name.rpartition('.')[0]}.*")
             problems.append(
-                f"'{name}' is multiplied with floats in the checkpoint, with what {key!r} quantizes in the simulation: "
+                f"'{name}' is multiplied with floats in the checkpoint, with what {read_by[0]!r} quantizes in the simulation: "
                 f"config.override({where}, activation=None)"
             )
     found: dict[str, Encoding] = {}
@@ -83,7 +121,7 @@ def fitting_activations(sim: Simulation, checkpoint: Checkpoint) -> tuple[dict[s
         except ValueError as error:
             problems.append(f"'{names[0]}', what it is multiplied with: {error}")
             continue
-        found[key] = _widest(every, quantizers[key].spec)
+        found[key] = widest(every, quantizers[key].spec)
         if any(encoding != found[key] for encoding in every):
             warn(
                 f"qsim: {', '.join(map(repr, names))} read one tensor, and the checkpoint has several scales for it. {key!r} has the "
@@ -100,14 +138,3 @@ def _said(activation: TensorSpec | None) -> str:
     if activation.block_size is None:
         return "a scale from each token"
     return f"{'a power of two' if activation.scale_format == POWERS else 'a scale'} for each {activation.block_size} values of a token"
-
-
-def _widest(every: list[Encoding], spec: TensorSpec) -> Encoding:
-    """The encoding that spans all ranges."""
-    first = every[0]
-    if all(encoding == first for encoding in every):
-        return first
-    if all(encoding.symmetric for encoding in every):
-        return max(every, key=lambda encoding: float(encoding.scale))
-    low, high = torch.stack([encoding.min for encoding in every]), torch.stack([encoding.max for encoding in every])
-    return encoding_of_range(low.min(), high.max(), spec)

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 from collections.abc import Collection, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,12 @@ from qsim.checkpoints import (
     write_packed,
 )
 from qsim.checkpoints.activation import Activation
+from qsim.checkpoints.experts import split, tiles_problem
+from qsim.checkpoints.published_names import FileLayout, published
 from qsim.deploy.bake import BakedWeight, entries, integers
-from qsim.deploy.checkpoint_activations import activations_of, fitting_activations, operands
+from qsim.deploy.checkpoint_activations import activations_of, fitting_activations, operands, places_problem
 from qsim.deploy.checkpoint_caches import caches_of, fitting_caches
+from qsim.errors import FileFormatError
 from qsim.files import Entry
 from qsim.files.fitting import fitted
 from qsim.numbers.encoding import Encoding
@@ -33,6 +37,8 @@ from qsim.quantizers.quantizer import Quantizer
 from qsim.simulation.simulation import Simulation
 
 _LAYOUTS = ((None, True), (0, True), (1, False), ((0, 1), False))  # axes of scales, and whether they are without blocks
+_STACKED = ((0, True), (2, False), ((1, 2), False))  # of a parameter with several matrices
+_STACK = 3
 _SMALLEST = {torch.float16: 2.0**-14, torch.bfloat16: 2.0**-126}  # smallest normal numbers: kernels may flush what is below
 
 
@@ -41,29 +47,59 @@ def save_compressed(sim: Simulation, folder: str | os.PathLike[str], format: str
     every = list(entries(sim, "save_compressed"))
     activations = activations_of(sim, {name for name, _, weight in every if weight is not None})
     spec, scales, keys = caches_of(sim)
-    _check(sim, every, activations, format, keys)
-    linear = [path for path, module in sim.model.named_modules() if isinstance(module, nn.Linear)]
+    layout = published(sim.model, scales)
+    _check(sim, every, activations, format, keys, layout)
+    activations = {theirs: activation for name, activation in activations.items() for theirs in layout.called(name)}
+    scales = {theirs: encoding for name, encoding in scales.items() for theirs in layout.called(name)}
+    packed = _packed(every, layout, format)
     if format not in CHECKPOINT_FORMATS or format == "gguf":  # its header says what comes
-        named = dict(_packed(every))
+        named = dict(packed)
         weights = {name: entry for name, entry in named.items() if isinstance(entry, PackedWeight)}
         others = {name: entry for name, entry in named.items() if isinstance(entry, Tensor)}
         specs = {name: activation.spec for name, activation in activations.items()}
         save_checkpoint(Checkpoint(weights, others, format, activations=specs, kv_cache=spec), folder, format)
         return
     cache = None if spec is None else (spec, scales)
-    write_packed(Path(folder), _packed(every), format, _model_config(sim.model), linear, activations=activations, cache=cache)
+    linear = _linear(sim.model, layout)
+    write_packed(Path(folder), packed, format, _model_config(sim.model), linear, activations=activations, cache=cache)
 
 
-def _packed(every: list[tuple[str, Tensor, BakedWeight | None]]) -> Iterator[tuple[str, PackedWeight | Tensor]]:
-    """The model's state, weights as integers, one by one; of shared tensors the first."""
+def _packed(
+    every: list[tuple[str, Tensor, BakedWeight | None]], layout: FileLayout, format: str
+) -> Iterator[tuple[str, PackedWeight | Tensor]]:
+    """The model's state as files have it, weights as integers, one by one; of shared tensors the first."""
     first = first_names({name: t for name, t, _ in every})
+    groups = {_layout(weight.quantizer) for _, t, weight in every if weight is not None and _has_groups(weight)}
     for name, t, weight in every:
         if name in first:
-            yield name, t if weight is None else packed_weight(t, weight.quantizer)
+            entry = t if weight is None else packed_weight(t, weight.quantizer, groups)
+            yield from split(name, entry, layout, joins_scales=format == fp8.FORMAT)
 
 
-def packed_weight(weight: Tensor, quantizer: Quantizer) -> PackedWeight:
-    """A weight as its quantizer has it, on the CPU."""
+def _linear(model: nn.Module, layout: FileLayout) -> list[str]:
+    """The linear layers of a model's files: experts among them, and what routes to them, whose module is none of torch's."""
+    found = [path for path, module in model.named_modules() if isinstance(module, nn.Linear)]
+    if layout.parts:
+        matrices = {name.removesuffix(".weight"): t for name, t in model.state_dict().items() if name.endswith(".weight") and t.dim() == 2}
+        found = [path for path in matrices if not isinstance(model.get_submodule(path), nn.Embedding)]
+    files = [theirs for path in found for theirs in layout.called(f"{path}.weight")]
+    return [name.removesuffix(".weight") for name in (*files, *layout.parts)]
+
+
+def _has_groups(weight: BakedWeight) -> bool:
+    """Whether a row has several scales."""
+    size = weight.quantizer.spec.block_size
+    return isinstance(size, int) and size < weight.parameter.shape[-1]
+
+
+def _layout(quantizer: Quantizer) -> tuple[str, object]:
+    """The elements and blocks of a quantizer."""
+    return quantizer.spec.encoding_dtype, quantizer.spec.block_size
+
+
+def packed_weight(weight: Tensor, quantizer: Quantizer, groups: Collection[object] = ()) -> PackedWeight:
+    """A weight as its quantizer has it, on the CPU. `groups`: layouts of other weights that have several groups a row. A row of a stack is
+    a group, too, where such are as long as it: its quantizer has a scale a row as a block of all columns."""
     encoding = quantizer.encoding
     assert encoding is not None
     q = integers(weight, encoding, quantizer.spec.rounding)
@@ -72,13 +108,18 @@ def packed_weight(weight: Tensor, quantizer: Quantizer) -> PackedWeight:
     if isinstance(encoding.block_size, tuple):
         rows, columns = encoding.block_size
         return PackedWeight(q.cpu(), scale, zero_point, bits, (rows, columns))
+    if q.dim() == _STACK:
+        by_row = scale if scale.dim() == _STACK else scale[:, None, None]  # one a matrix
+        zero_point = zero_point.reshape(by_row.shape)
+        size = None if by_row.shape[-1] == 1 and _layout(quantizer) not in groups else encoding.block_size
+        return PackedWeight(q.cpu(), by_row, zero_point, bits, size)
     count = len(q) if scale.dim() else 1
     return PackedWeight(q.cpu(), scale.reshape(count, -1), zero_point.reshape(count, -1), bits, encoding.block_size)
 
 
 def load_compressed(sim: Simulation, source: str | os.PathLike[str] | Checkpoint) -> None:
     """`QuantSim.load_compressed` documents it."""
-    checkpoint = source if isinstance(source, Checkpoint) else load_checkpoint(source)
+    checkpoint = _for_model(source if isinstance(source, Checkpoint) else load_checkpoint(source), sim.model, source)
     quantized = {planned.parameter: key for key, planned in sim.decisions.quantizers.items() if planned.role == "weight"}
     parameters, quantizers = sim.weights(), sim.quantizers()
     problems: list[str] = []
@@ -126,7 +167,20 @@ def load_compressed(sim: Simulation, source: str | os.PathLike[str] | Checkpoint
             own[name].copy_(t)
 
 
-_CURE = "make it with checkpoint.config(), of qsim.load_checkpoint, for the model that was quantized"
+def _for_model(checkpoint: Checkpoint, model: nn.Module, source: str | os.PathLike[str] | Checkpoint) -> Checkpoint:
+    """`Checkpoint.for_model`, whose errors tell the file too."""
+    try:
+        return checkpoint.for_model(model)
+    except FileFormatError as error:
+        if isinstance(source, Checkpoint):
+            raise
+        raise FileFormatError(f"qsim: '{os.fspath(source)}': {str(error).removeprefix('qsim: ')}") from None
+
+
+_CURE = (
+    "make it with checkpoint.config(), of qsim.load_checkpoint, for the model that was quantized; where that has experts in one parameter, "
+    "with checkpoint.for_model(model).config()"
+)
 
 
 def _encoding(weight: PackedWeight, quantizer: Quantizer) -> Encoding:
@@ -146,7 +200,7 @@ def round_scales(sim: Simulation, dtype: torch.dtype) -> None:
         raise ValueError(f"QuantSim.round_scales: got {dtype!r}; expected torch.float16 or torch.bfloat16")
     sim.check_calibrated()
     rounded: list[tuple[Quantizer, Encoding]] = []
-    multiplied = {*operands(sim).values(), *caches_of(sim)[2]}
+    multiplied = {*chain(*operands(sim).values()), *caches_of(sim)[2]}
     for key, planned in sim.decisions.quantizers.items():
         quantizer = sim.quantizers()[key]
         encoding = quantizer.encoding
@@ -174,13 +228,17 @@ def _check(
     activations: Mapping[str, Activation],
     format: str,
     caches: Collection[str],
+    layout: FileLayout,
 ) -> None:
     """Raise a ValueError that lists what no format can hold."""
     weights = {name: weight for name, _, weight in every if weight is not None}
     problems = []
+    operations = {planned.parameter: planned.operation for planned in sim.decisions.quantizers.values()}
     for name, weight in weights.items():
-        assert weight.quantizer.encoding is not None
-        if problem := _problem(sim.model, name, weight.quantizer.encoding, activations.get(name), format):
+        encoding, activation = weight.quantizer.encoding, activations.get(name)
+        assert encoding is not None
+        problem = _kind_problem(sim.model, name, encoding, operations[name], layout) or places_problem(sim, name)
+        if problem := problem or _problem(weight.parameter, encoding, activation, format):
             problems.append(f"'{name}' {problem}")
     types = {parameter.dtype for parameter in sim.model.parameters() if parameter.is_floating_point()}
     for key in caches:
@@ -190,32 +248,45 @@ def _check(
     own = {id(weight.quantizer) for weight in weights.values()} | {id(sim.quantizers()[key]) for key in caches}
     needed = sim.needed()
     multiplied = operands(sim)
-    written = set(multiplied.values()) - {key for name, key in multiplied.items() if name not in activations}
+    written = {*chain(*multiplied.values())} - {key for name, keys in multiplied.items() if name not in activations for key in keys}
     others = [key for key, q in sim.quantizers().items() if q.enabled and id(q) not in own and key in needed - written]
     if others:
         problems.append(
             f"{len(others)} quantizers are of no weight ({others[0]!r}, ...): what is written is weights alone; activation=None, or what "
             "qsim.w8a8_dynamic(), w8a8_static(), fp8_dynamic(), fp8_static() and fp8_block() have"
         )
-    if problems or not weights:
+    if problems or not (weights or caches):
         listed = "\n  ".join(problems or ["no weight is quantized"])
         raise ValueError(f"QuantSim.save_compressed: the format cannot hold this simulation:\n  {listed}")
 
 
-def _problem(model: nn.Module, name: str, encoding: Encoding, activation: Activation | None, format: str) -> str | None:
-    """`activation`: what it is multiplied with, where that is quantized too."""
+def _kind_problem(model: nn.Module, name: str, encoding: Encoding, operation: str, layout: FileLayout) -> str | None:
+    """Why files do not have a parameter as a weight, or as several; None if they have."""
     owner, _, own = name.rpartition(".")
     module = model.get_submodule(owner)
     weight: Tensor = getattr(module, own)
-    if own != "weight" or not isinstance(module, nn.Linear):
-        return f'is no weight of an nn.Linear: leave it in float, Config.override("{owner}", weight=None)'
+    cure = f'leave it in float, Config.override("{operation}", weight=None)'
     if sum(parameter is weight for m in model.modules() for parameter in vars(m)["_parameters"].values()) > 1:
-        return f'is shared with another module: leave it in float, Config.override("{owner}", weight=None)'
+        return f"is shared with another module: {cure}"
+    layouts: Collection[object] = _STACKED if name in layout.stacks else _LAYOUTS
+    if name in layout.stacks:
+        if isinstance(encoding.block_size, tuple) and (
+            unfit := tiles_problem(layout.stacks[name].values(), weight.shape[1], encoding.block_size[0])
+        ):
+            return unfit
+    elif own != "weight" or not isinstance(module, nn.Linear):
+        why = None if isinstance(module, nn.Conv1d | nn.ConvTranspose1d) else layout.problems.get(name)
+        return f"is no weight of an nn.Linear{'' if why is None else f' ({why})'}: {cure}"
+    if (encoding.axis, encoding.block_size is None) not in layouts:
+        return f"has axis={encoding.axis}, block_size={encoding.block_size}; expected axis=0, or axis=1 or (0, 1) with a block size"
+    return None
+
+
+def _problem(weight: Tensor, encoding: Encoding, activation: Activation | None, format: str) -> str | None:
+    """`activation`: what it is multiplied with, where that is quantized too."""
     bits = encoding.dtype.removeprefix("u").removeprefix("int")
     if encoding.dtype != "float8_e4m3fn" and (not bits.isdigit() or int(bits) > 8):
         return f"is {encoding.dtype}; expected integers of 2 to 8 bits"
-    if (encoding.axis, encoding.block_size is None) not in _LAYOUTS:
-        return f"has axis={encoding.axis}, block_size={encoding.block_size}; expected axis=0, or axis=1 or (0, 1) with a block size"
     if format == fp8.FORMAT:
         return None  # its readers keep scales in float32, whatever they compute in
     scales = [encoding.scale, *([] if activation is None or activation.encoding is None else [activation.encoding.scale])]

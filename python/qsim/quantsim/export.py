@@ -249,7 +249,8 @@ class Export(Simulation):
         (``axis=1, block_size=128``), symmetric or not, or float8 per output channel or tile; all else stays in float. What these layers
         read is written where it has a scale from each token, from each block of one, or one from calibration, as `w8a8_dynamic`,
         `w8a8_static`, `fp8_dynamic`, `fp8_static` and `fp8_block` have it, and in compressed-tensors caches with one scale of 8 bits for
-        keys and one for values; other quantized activations are refused. The weights that a reader makes of the file in float32 are those
+        keys and one for values; other quantized activations are refused. Experts that transformers 5 has in one parameter are written as a
+        weight for each, under the names of published checkpoints. The weights that a reader makes of the file in float32 are those
         of `bake`, bit for bit. Needs safetensors: ``pip install "qsim[weights]"``.
 
         Parameters
@@ -293,12 +294,13 @@ class Export(Simulation):
         Parameters
         ----------
         source : path-like or Checkpoint
-            As `qsim.load_checkpoint` takes and gives it. `Checkpoint.config` makes the config that fits.
+            As `qsim.load_checkpoint` takes and gives it. `Checkpoint.config` makes the config that fits. Experts that have a weight each
+            in it are put into the parameter that the model has for them, as `Checkpoint.for_model` does it.
 
         Raises
         ------
         FileFormatError
-            The files are damaged.
+            The files are damaged, or experts are missing or of several kinds.
         ValueError
             The checkpoint does not fit the model or the config: the message lists every tensor.
 

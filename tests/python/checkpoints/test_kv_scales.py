@@ -111,6 +111,52 @@ def test_what_the_library_writes_is_simulated(kind, tmp_path):
     assert torch.equal(sim(**EXAMPLE).logits, logits)
 
 
+@pytest.mark.parametrize("kind", CACHES)
+def test_a_cache_alone_is_written_and_read(kind, tmp_path):
+    """Beside weights in float: compressed-tensors has no groups then, and calls the format "dense"."""
+    pytest.importorskip("compressed_tensors")
+    sim, state, config = written(tmp_path / "a", kind, qsim.Config(None, None, target=BASE.target))
+    assert not any(name.endswith(("weight_scale", "weight_packed")) for name in state)
+    assert (config["quantization_config"]["config_groups"], config["quantization_config"]["format"]) == ({}, "dense")
+    checkpoint = qsim.load_checkpoint(tmp_path / "a")
+    again = qsim.QuantSim(llama(1), EXAMPLE, checkpoint.config())
+    again.load_compressed(checkpoint)
+    assert torch.equal(again(**EXAMPLE).logits, sim(**EXAMPLE).logits)
+    assert not torch.equal(again(**EXAMPLE).logits, llama()(**EXAMPLE).logits)
+    qsim.save_checkpoint(checkpoint, tmp_path / "b")
+    for file in ("model.safetensors", "config.json"):
+        assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
+    read = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "a", dtype=torch.float32).eval()
+    with torch.no_grad():
+        assert torch.equal(read(**EXAMPLE).logits, sim(**EXAMPLE).logits)
+    for format in ("fp8", "gptq", "gguf"):
+        with pytest.raises(FileFormatError, match="'kv_cache' is quantized, and the format has no place for that"):
+            sim.save_compressed(tmp_path / f"c.{format}", format)
+
+
+def test_a_cache_alone_as_the_library_writes_it(tmp_path):
+    pytest.importorskip("compressed_tensors")
+    from compressed_tensors.quantization import QuantizationArgs, QuantizationConfig, apply_quantization_config
+
+    model = llama()
+    cache = QuantizationArgs(num_bits=8, type="float", symmetric=True, strategy="tensor", dynamic=False)
+    apply_quantization_config(model, QuantizationConfig(config_groups={}, kv_cache_scheme=cache, quantization_status="frozen"))
+    for number, module in enumerate(model.modules()):
+        if hasattr(module, "k_scale"):
+            module.k_scale.data, module.v_scale.data = torch.tensor([0.003 + number / 1e5]), torch.tensor([0.001 + number / 1e5])
+    with torch.no_grad():
+        logits = model(**EXAMPLE).logits
+    save_with_library(model, tmp_path)
+    sim = qsim.QuantSim(llama(1), EXAMPLE, qsim.load_checkpoint(tmp_path).config())
+    sim.load_compressed(tmp_path)
+    assert torch.equal(sim(**EXAMPLE).logits, logits)
+    path = tmp_path / "model.safetensors"
+    state = safetensors.load_file(path)
+    safetensors.save_file({**state, "model.layers.0.mlp.up_proj.weight_scale": torch.ones(96, 1)}, path)
+    with pytest.raises(FileFormatError, match=r"up_proj\.weight_scale': is a part of a quantized layer whose weight is not there"):
+        qsim.load_checkpoint(tmp_path)
+
+
 def test_a_model_in_bfloat16_is_written_with_rounded_scales(tmp_path):
     """transformers has the scales of a cache in the model's type."""
     pytest.importorskip("compressed_tensors")

@@ -228,3 +228,12 @@ def test_weights_of_other_operations_are_no_stacks():
 def test_specs_of_stacks(fields, axis, size):
     spec = stack_spec(qsim.TensorSpec(method="minmax", **fields), WeightAxes(1, 2), (3, 5, 7))
     assert (spec.axis, spec.block_size) == (axis, size)
+
+
+@pytest.mark.parametrize(("how", "turned"), WAYS)
+def test_overrides_are_told_the_shape_of_the_parameter(how, turned):
+    model = Mixture(how, turned).eval()
+    config = qsim.Config(qsim.TensorSpec(bits=4, axis=0, method="minmax"), None, target=LINEAR_LAYERS)
+    config = config.override(lambda site: site.weight_shape == model.up.shape, bits=2)
+    sim = qsim.QuantSim(model, X, config)
+    assert {key: quantizer.spec.bits for key, quantizer in sim.quantizers().items()} == {"router.weight": 4, "up": 2, "down": 4}

@@ -379,12 +379,13 @@ class Dataflow:
         return layers[path].name if layers[path].name in RECURRENT_LAYERS else None
 
     def _weight(self, site: Site) -> str | None:
-        """The parameter that a site multiplies with, "" if it computes one; None if it has no weight."""
+        """The parameter that a site multiplies with, or members of it; "" if it computes one; None if it has no weight."""
         if self.is_constant(site):
             return None
         for slot, origins in site.operands().items():
             if weight_axes(site.op, slot) is not None and {self.kind(origin) for origin in origins} == {"const"}:
-                return site.steps[0].constants.get(slot, "")
+                stacks = {origin.source for origin in origins} if slot in site.steps[0].stacks else set()
+                return stacks.pop() if len(stacks) == 1 else site.steps[0].constants.get(slot, "")
         return None
 
 

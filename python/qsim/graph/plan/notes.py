@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 
@@ -19,6 +20,7 @@ from qsim.operations.onnx_types import onnx_type
 
 _CLOSE = 0.75  # of 1: how like a name a pattern is that was mistyped
 _SHOWN = 4  # names of operations in a sentence
+_EXPERTS, _ONE = ".experts", re.compile(r"\.experts\.\d+\.")
 _PARTS = ("weight", "output", "input")  # what keys of quantizers end in, and names of operations do not
 
 
@@ -55,9 +57,13 @@ def mistyped(config: Config, sites: Sequence[SiteInfo], modules: Collection[str]
     """
     names = list(dict.fromkeys(site.name for site in sites))
     parts = {name[:i] for name in names for i, letter in enumerate(name) if letter == "."}
-    found = []
+    found, experts = [], []
+    stacked = next((part for part in parts if part.endswith(_EXPERTS)), "")
     for override in _idle(config, sites):
         pattern = override.pattern
+        if stacked and isinstance(pattern, str) and _ONE.search(pattern) and "*" not in pattern:
+            experts.append(pattern)
+            continue
         if not isinstance(pattern, str) or any(fnmatchcase(name, pattern) for name in names):
             if close := _close_type(override, sites):
                 found.append(f"the override {override} matches no operation; close to its type: {close!r}")
@@ -72,6 +78,11 @@ def mistyped(config: Config, sites: Sequence[SiteInfo], modules: Collection[str]
             near = close_names(pattern, [*names, *(f"{part}.*" for part in parts)], _CLOSE)
             if near:
                 found.append(f"the override {pattern!r} matches no operation; close to it: {', '.join(map(repr, near))}")
+    if experts:
+        found.append(
+            f"{len(experts)} overrides of single experts ({experts[0]!r}, ...) match no operation: the model has all of a layer in one "
+            f"parameter, {stacked + '.*'!r}. Of a checkpoint that has them one by one, checkpoint.for_model(model).config() is the config"
+        )
     return found
 
 
