@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from qsim.checkpoints.experts import join, join_activations
 from qsim.checkpoints.kv_scales import scale_names
 from qsim.checkpoints.packed_weight import PackedWeight
-from qsim.checkpoints.published_names import published
+from qsim.checkpoints.published_names import STACK, published
 from qsim.config.config import Config
 from qsim.config.kv_cache import KVCache
 from qsim.config.override import SiteInfo
@@ -139,7 +139,7 @@ class Checkpoint:
     def _sites(self, name: str, specs: Mapping[str, TensorSpec]) -> str | _OfShape:
         """What an override says of the operations that read a weight: of a stack all in its module, those of its shape if others differ."""
         weight, owner = self.weights[name], name.rpartition(".")[0]
-        if weight.integers.dim() < _STACK:
+        if weight.integers.dim() < STACK:
             return glob.escape(name.removesuffix(".weight"))
         pattern, beside = f"{glob.escape(owner)}.*", [other for other in specs if other.rpartition(".")[0] == owner]
         if all((specs[other], self.activations.get(other)) == (specs[name], self.activations.get(name)) for other in beside):
@@ -158,16 +158,13 @@ class _OfShape:
         return fnmatchcase(site.name, self.pattern) and site.weight_shape == self.shape
 
 
-_STACK = 3  # dimensions of several weights in one parameter
-
-
 def _spec(name: str, weight: PackedWeight) -> TensorSpec:
     try:
         encoding = weight.encoding
     except ValueError as error:
         raise ValueError(f"Checkpoint.config: '{name}': {error}; Checkpoint.state_dict has the weights in float") from None
     axis, size = encoding.axis, encoding.block_size
-    if weight.integers.dim() == _STACK:  # as a config says it of each weight in it
+    if weight.integers.dim() == STACK:  # as a config says it of each weight in it
         last = {1: 0, 2: 1}
         axis = tuple(last[a] for a in axis) if isinstance(axis, tuple) else None if axis == 0 else 1
         axis, size = (0, None) if weight.block_size is None and axis == 1 else (axis, size)

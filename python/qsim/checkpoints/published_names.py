@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-_STACK = 3  # dimensions: experts, output channels, input channels
+STACK = 3  # dimensions of several weights in one parameter: experts, output channels, input channels
 _MODULES = ("transformers.modeling_utils", "transformers.core_model_loading")
 _UNKNOWN = "what files call the parts of such a parameter is known of transformers' models alone"
 
@@ -79,7 +79,7 @@ class FileLayout:
 def published(model: nn.Module, more: Iterable[str] = ()) -> FileLayout:
     """The layout of a model's files; without parts where they are as the model. `more`: names in it besides those of its state."""
     tensors = model.state_dict(keep_vars=True)
-    shapes = {name: t.shape for name, t in tensors.items() if isinstance(t, nn.Parameter) and t.dim() == _STACK and t.numel()}
+    shapes = {name: t.shape for name, t in tensors.items() if isinstance(t, nn.Parameter) and t.dim() == STACK and t.numel()}
     if not shapes:
         return FileLayout()
     models, library = map(sys.modules.get, _MODULES)
@@ -131,7 +131,7 @@ def _asked(library: Any, model: Any, names: Iterable[str], shapes: Mapping[str, 
 
 def _part(name: str, rows: Tensor, stacks: list[tuple[int, str]], shapes: Mapping[str, torch.Size]) -> ExpertPart | None:
     """Where the rows of a weight come from, if they follow each other in one expert."""
-    if rows.dim() != _STACK - 1 or rows.shape[1] != 1 or not name.endswith(".weight"):
+    if rows.dim() != STACK - 1 or rows.shape[1] != 1 or not name.endswith(".weight"):
         return None
     begin = int(rows[0, 0])
     first, stack = max(pair for pair in stacks if pair[0] <= begin)

@@ -8,6 +8,7 @@ from collections.abc import Collection
 
 from qsim.checkpoints import Checkpoint
 from qsim.checkpoints.activation import POWERS, Activation, kind_of, widest
+from qsim.checkpoints.published_names import STACK
 from qsim.errors import NoEncodingError
 from qsim.files import Entry
 from qsim.files.fitting import fitted
@@ -16,7 +17,6 @@ from qsim.numbers.spec import TensorSpec
 from qsim.simulation.simulation import Simulation
 from qsim.warning import warn
 
-_STACK = 3  # dimensions of several matrices in one parameter
 _SEVERAL = 2
 BATCHED = "call model.set_experts_implementation('batched_mm') of transformers before it is simulated"
 
@@ -46,7 +46,7 @@ def stacks(sim: Simulation) -> list[str]:
     """The quantized parameters that have several matrices."""
     parameters, planned = sim.weights(), sim.decisions.quantizers
     names = {key: planned[key].parameter for key in sim.decisions.weight_keys}
-    return [name for key, name in names.items() if name is not None and parameters[key].dim() == _STACK]
+    return [name for key, name in names.items() if name is not None and parameters[key].dim() == STACK]
 
 
 def _names(sim: Simulation) -> dict[str, str]:

@@ -25,7 +25,7 @@ from qsim.checkpoints import (
 )
 from qsim.checkpoints.activation import Activation
 from qsim.checkpoints.experts import split, tiles_problem
-from qsim.checkpoints.published_names import FileLayout, published
+from qsim.checkpoints.published_names import STACK, FileLayout, published
 from qsim.deploy.bake import BakedWeight, entries, integers
 from qsim.deploy.checkpoint_activations import activations_of, fitting_activations, operands, places_problem
 from qsim.deploy.checkpoint_caches import caches_of, fitting_caches
@@ -38,7 +38,6 @@ from qsim.simulation.simulation import Simulation
 
 _LAYOUTS = ((None, True), (0, True), (1, False), ((0, 1), False))  # axes of scales, and whether they are without blocks
 _STACKED = ((0, True), (2, False), ((1, 2), False))  # of a parameter with several matrices
-_STACK = 3
 _SMALLEST = {torch.float16: 2.0**-14, torch.bfloat16: 2.0**-126}  # smallest normal numbers: kernels may flush what is below
 
 
@@ -108,8 +107,8 @@ def packed_weight(weight: Tensor, quantizer: Quantizer, groups: Collection[objec
     if isinstance(encoding.block_size, tuple):
         rows, columns = encoding.block_size
         return PackedWeight(q.cpu(), scale, zero_point, bits, (rows, columns))
-    if q.dim() == _STACK:
-        by_row = scale if scale.dim() == _STACK else scale[:, None, None]  # one a matrix
+    if q.dim() == STACK:
+        by_row = scale if scale.dim() == STACK else scale[:, None, None]  # one a matrix
         zero_point = zero_point.reshape(by_row.shape)
         size = None if by_row.shape[-1] == 1 and _layout(quantizer) not in groups else encoding.block_size
         return PackedWeight(q.cpu(), by_row, zero_point, bits, size)
