@@ -57,7 +57,7 @@ RECORDED: dict[str, tuple[int, str]] = {
     "recomputation, kept": (561879, "hand-written"),
 }
 
-# guard -> a test in tests/python/graph that fails without it, of those for which no program was found in a few hundred seeds
+# guard -> a test in tests/python/graph or compiled that fails without it, of those for which no program was found in a few hundred seeds
 TESTED = {
     "weights anywhere": "test_truth_weights.py::test_where_no_example_reached_it",
     "layers elsewhere": "test_truth_paths.py::test_a_layer_that_is_called_past_its_container",
