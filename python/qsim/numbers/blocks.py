@@ -27,8 +27,10 @@ def block_lengths(dims: int, axis: Axes, block_size: Axes) -> dict[int, int]:
     ------
     ValueError, IndexError
         Not one block size for each axis, an axis twice, a size below 1, or an axis that the tensor lacks.
+    TypeError
+        What is no integer.
     """
-    axes, sizes = ([value] if isinstance(value, int) else list(value or ()) for value in (axis, block_size))
+    axes, sizes = _listed("axis", axis), _listed("block_size", block_size)
     if len(axes) != len(sizes) or not axes:
         raise ValueError(f"qsim: got axis={axis!r} and block_size={block_size!r}; expected one block size for each axis")
     if not all(-dims <= a < dims for a in axes):
@@ -37,6 +39,13 @@ def block_lengths(dims: int, axis: Axes, block_size: Axes) -> dict[int, int]:
     if len(lengths) < len(axes) or min(sizes) < 1:
         raise ValueError(f"qsim: got axis={axis!r} and block_size={block_size!r}; expected different axes and sizes of at least 1")
     return dict(sorted(lengths.items()))
+
+
+def _listed(name: str, value: Axes) -> list[int]:
+    found = [] if value is None else [value] if isinstance(value, int) else value
+    if not isinstance(found, Sequence) or not all(isinstance(number, int) for number in found):
+        raise TypeError(f"qsim: got {name}={value!r}; expected an integer, a sequence of integers, or None")
+    return list(found)
 
 
 def ranges_shape(shape: Sequence[int], lengths: dict[int, int]) -> tuple[int, ...]:

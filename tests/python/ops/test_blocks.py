@@ -195,3 +195,12 @@ def test_whole_network():
         expected = sim(x)
     assert (sim(x) - expected).abs().max() < 0.1 * expected.abs().max()
     assert "4 x 4 along axis (0, 1)" in str(sim.summary())
+
+
+@pytest.mark.parametrize(
+    ("options", "said"), [({"axis": 1.5}, "axis=1.5"), ({"axis": "01"}, "axis='01'"), ({"axis": 0, "block_size": 2.0}, "block_size=2.0")]
+)
+def test_what_is_no_integer_is_told(options, said):
+    x = torch.zeros(4, 4)
+    with pytest.raises(TypeError, match=rf"got {said}; expected an integer, a sequence of integers, or None"):
+        ops.fake_quantize(x, torch.ones(4), torch.zeros(4, dtype=torch.int32), -8, 7, **options)
