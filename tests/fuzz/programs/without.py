@@ -42,7 +42,6 @@ RECORDED: dict[str, tuple[int, str]] = {
     "storages": (13, "savings"),
     "paths": (20, "warned"),
     "methods": (21, "methods"),
-    "kept: eval": (23, "savings"),
     "generators": (24, "hand-written"),
     "ends": (26, "warned"),
     "recomputation": (27, "checkpoints"),
@@ -51,7 +50,6 @@ RECORDED: dict[str, tuple[int, str]] = {
     "clamped": (52, "savings"),
     "written buffers": (186, "16 bits"),
     "own arguments": (219, "left alone"),
-    "the graph is the plan": (239, "compiled"),
     "liveness": (243, "savings"),
     "recomputation, in place": (561857, "savings"),
     "recomputation, kept": (561879, "hand-written"),
@@ -78,6 +76,8 @@ TESTED = {
     "changed again": "test_truth_state.py::test_a_buffer_that_the_forward_writes",
     "plain eager": "test_shortcuts.py::test_compiled_after_eager",
     "padded rows": "test_truth_raises.py::test_nested_tensors_inside",
+    "kept: eval": "test_truth_savings.py::test_memory_that_is_written_past_everything_is_read_anew_after_train_and_eval",
+    "the graph is the plan": "test_truth_compiled.py::test_a_branch_under_compilation_alone_that_leaves_out_a_quantizer_is_an_error",
     "counted references": "test_truth_savings.py::test_a_list_that_keeps_what_a_rectifier_reads",
 }
 

@@ -151,6 +151,17 @@ def compiling_anything():
 
 
 @pytest.mark.parametrize("is_compiling", [compiling_dynamo, compiling_anything])
+def test_a_branch_under_compilation_alone_that_leaves_out_a_quantizer_is_an_error(is_compiling):
+    def forward(m, x):
+        y = m.a(x)
+        return m.b(y.sin() if is_compiling() else torch.tanh(y))
+
+    sim = simulated(Forward(forward, **layers("a", "b")).eval(), X)
+    with pytest.raises(Exception, match=r"'sin' .* runs in place of 'tanh' .* asks whether it is being compiled"):
+        torch.compile(sim, backend="eager", fullgraph=True)(X)
+
+
+@pytest.mark.parametrize("is_compiling", [compiling_dynamo, compiling_anything])
 def test_a_branch_under_compilation_alone_is_an_error_or_the_same(is_compiling):
     """As Mamba's scan: the graph would hold other quantizers than the plan."""
 

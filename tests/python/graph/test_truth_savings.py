@@ -1,6 +1,7 @@
 """Nothing that is saved changes a bit, in any program and whatever writes into parameters."""
 
 import copy
+import ctypes
 import threading
 
 import numpy as np
@@ -248,3 +249,22 @@ def test_a_rectifier_in_place_whose_operand_is_read_again(rectify, small):
     with torch.no_grad():
         assert sim(image)[1].min() == 0
     assert_same(sim, plain, image)
+
+
+@pytest.mark.parametrize("forgets", ["eval", "train"])
+def test_memory_that_is_written_past_everything_is_read_anew_after_train_and_eval(forgets):
+    """Through an address from before the weight was kept, which nothing holds: what kernels of others do."""
+    torch.manual_seed(0)
+    layer, x = nn.Linear(512, 512), torch.randn(4, 512)
+    sim = qsim.QuantSim(Forward(lambda m, x: m.fc(x), fc=layer).eval(), x, inplace=True)
+    sim.calibrate([x], progress=False)
+    weight = sim.model.fc.weight
+    memory = (ctypes.c_float * weight.numel()).from_address(weight.data_ptr())
+    with torch.no_grad():
+        before = sim(x)
+        memory[123457] = 9.0
+        getattr(sim.model, forgets)()
+        found = sim(x)
+        sim.savings = False
+        assert torch.equal(found, sim(x))
+    assert not torch.equal(found, before)
