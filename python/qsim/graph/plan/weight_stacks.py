@@ -32,9 +32,11 @@ class Stacks:
         """Plan an operand if it is a member of a stack: whether it is."""
         found, axes = {step.stacks.get(slot) for step in site.steps}, weight_axes(site.op, slot)
         turned = found.pop() if len(found) == 1 else None
+        if turned is None or axes is None:  # nearly always: asked first, since a concatenation may have thousands of operands
+            return False
         names = {origin.source for origin in site.operands()[slot]}
         as_it_is = site.visible and slot in site.steps[0].constants and self._specs.placement.weighs(site.type)
-        if turned is None or axes is None or len(names) != 1 or as_it_is:
+        if len(names) != 1 or as_it_is:
             return False
         (name,) = names
         placement, ledger = self._specs.placement, self._ledger
