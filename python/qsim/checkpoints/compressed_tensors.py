@@ -113,8 +113,7 @@ def quantization(schemes: Mapping[str, Scheme], format: str, linear: Sequence[st
         groups[scheme].append(module)
     by_type = len(groups) == 1 and linear is not None
     left_out = [path for path in linear or () if path not in schemes] if schemes else []
-    targets = [*groups.values()] if linear is None else by_pattern(groups.values(), left_out)
-    targets = [["Linear"]] if by_type else targets
+    targets = [["Linear"]] if by_type else [*groups.values()] if linear is None else by_pattern(groups.values(), left_out)
     described = [(names, *_described(scheme)) for names, scheme in zip(targets, groups, strict=True)]
     layouts = list(dict.fromkeys(layout for _, layout, _ in described)) or [_NONE]
     return {

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from qsim.checkpoints.folder import config_names
+from qsim.config.override import EXPERT
 from qsim.files.file_place import FilePlace
 
 _REGEX = "re:"
-_EXPERT = re.compile(r"\.experts\.\d+\.")
 _LONGEST = 1000  # characters of a regular expression
 
 
@@ -100,13 +100,13 @@ def is_expert(name: str) -> bool:
     >>> is_expert("layers.3.mlp.experts.0.up"), is_expert("layers.3.mlp.shared_experts.up")
     (True, False)
     """
-    return _EXPERT.search(name) is not None
+    return EXPERT.search(name) is not None
 
 
 def _pattern(name: str) -> str:
     """Of the experts of a layer; the name itself where it is of none."""
-    parts = _EXPERT.split(name)
-    return name if len(parts) == 1 else _REGEX + r"\.experts\.\d+\.".join(map(re.escape, parts)) + "$"
+    parts = EXPERT.split(name)
+    return name if len(parts) == 1 else _REGEX + EXPERT.pattern.join(map(re.escape, parts)) + "$"
 
 
 def choose(module: str, groups: Sequence[Group], modules: Collection[str]) -> Sequence[Group]:

@@ -17,6 +17,7 @@ from qsim.options import shown
 
 ROLES = ("weight", "activation")
 POSITIONS = ("first", "last")
+EXPERT = re.compile(r"\.experts\.\d+\.")  # in names of what belongs to one of numbered experts
 
 # What an override does to the spec of one role: puts another one in its place, switches it off (None), or changes fields.
 Change = TensorSpec | Mapping[str, Any] | tuple[tuple[str, Any], ...] | None

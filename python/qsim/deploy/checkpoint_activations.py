@@ -25,35 +25,35 @@ def operands(sim: Simulation) -> dict[str, list[str]]:
     """The quantizers of what weights are multiplied with, by the weight's name: where it is quantized by itself, for layers with weights
     alone, and as a file of 8 bits has it. Of experts in one parameter there are several where each is multiplied at a place of its own:
     with scales from the tensor itself, for it differs from call to call which expert comes where."""
-    quantizers, weights = sim.quantizers(), set(sim.decisions.weight_keys)
+    quantizers, weights, several = sim.quantizers(), set(sim.decisions.weight_keys), stacks(sim)
     named = _names(sim)
     elsewhere = {post.key for post in sim.decisions.posts if post.key not in weights and post.operation not in named}
     found = {}
     for name, keys in _read(sim).items():
-        specs = {in_files(sim, name, quantizers[key].spec) for key in keys}
+        specs = {_in_files(quantizers[key].spec, name in several) for key in keys}
         one = len(specs) == 1 and (len(keys) == 1 or next(iter(specs)).is_dynamic)
         if one and not elsewhere.intersection(keys) and kind_of(next(iter(specs))) is not None:
             found[name] = keys
     return found
 
 
-def in_files(sim: Simulation, name: str, spec: TensorSpec) -> TensorSpec:
+def _in_files(spec: TensorSpec, of_stack: bool) -> TensorSpec:
     """A spec of what a weight is multiplied with, as files say it: a token that a product of batches has as a column is a row there."""
-    return dataclasses.replace(spec, axis=-1) if name in stacks(sim) and spec.is_dynamic and spec.axis == -2 else spec
+    return dataclasses.replace(spec, axis=-1) if of_stack and spec.is_dynamic and spec.axis == -2 else spec
 
 
-def stacks(sim: Simulation) -> list[str]:
+def stacks(sim: Simulation) -> set[str]:
     """The quantized parameters that have several matrices."""
     parameters, planned = sim.weights(), sim.decisions.quantizers
     names = {key: planned[key].parameter for key in sim.decisions.weight_keys}
-    return [name for key, name in names.items() if name is not None and parameters[key].dim() == STACK]
+    return {name for key, name in names.items() if name is not None and parameters[key].dim() == STACK}
 
 
 def _names(sim: Simulation) -> dict[str, str]:
     """The weights, by the operations that multiply with them."""
     planned = sim.decisions.quantizers
     own = {key: name for key in sim.decisions.weight_keys if (name := planned[key].parameter) is not None}
-    several = set(stacks(sim))
+    several = stacks(sim)
     found = {planned[key].operation: name for key, name in own.items()}
     return found | {post.operation: own[post.key] for post in sim.decisions.posts if own.get(post.key) in several}
 
@@ -71,23 +71,23 @@ def _read(sim: Simulation) -> dict[str, list[str]]:
 
 def activations_of(sim: Simulation, weights: Collection[str]) -> dict[str, Activation]:
     """What those of these weights are multiplied with that a layout has a place for."""
-    quantizers = sim.quantizers()
+    quantizers, several = sim.quantizers(), stacks(sim)
     found = {name: quantizers[keys[0]] for name, keys in operands(sim).items() if name in weights}
     without = [quantizer.name for quantizer in found.values() if not quantizer.spec.is_dynamic and quantizer.encoding is None]
     if without:
         raise NoEncodingError(f"QuantSim.save_compressed: {without[0]!r} has no encoding yet: call calibrate first")
-    return {name: Activation(in_files(sim, name, q.spec), None if q.spec.is_dynamic else q.encoding) for name, q in found.items()}
+    return {name: Activation(_in_files(q.spec, name in several), None if q.spec.is_dynamic else q.encoding) for name, q in found.items()}
 
 
-def places_problem(sim: Simulation, name: str) -> str | None:
-    """Why what experts in one parameter are multiplied with has no place in files; None if it has."""
-    keys = _read(sim).get(name, [])
-    if name not in stacks(sim) or len(keys) < _SEVERAL or name in operands(sim):
-        return None
-    return (
-        f"is multiplied at {len(keys)} places with activations that have a range each ('{keys[0]}', ...), and which expert comes to which "
-        f"differs from call to call: {BATCHED}, or scales from each token"
-    )
+def places_problems(sim: Simulation) -> dict[str, str]:
+    """Experts in one parameter for which what they are multiplied with has no place in files, and why."""
+    known, several = operands(sim), stacks(sim)
+    return {
+        name: f"is multiplied at {len(keys)} places with activations that have a range each ('{keys[0]}', ...), and which expert comes to "
+        f"which differs from call to call: {BATCHED}, or scales from each token"
+        for name, keys in _read(sim).items()
+        if name in several and len(keys) >= _SEVERAL and name not in known
+    }
 
 
 def fitting_activations(sim: Simulation, checkpoint: Checkpoint) -> tuple[dict[str, Encoding], list[str]]:
@@ -96,7 +96,7 @@ def fitting_activations(sim: Simulation, checkpoint: Checkpoint) -> tuple[dict[s
     problems: list[str] = []
     read: defaultdict[str, list[str]] = defaultdict(list)
     for name, theirs in checkpoint.activations.items():
-        mine = in_files(sim, name, quantizers[keys[name][0]].spec) if name in keys else None
+        mine = _in_files(quantizers[keys[name][0]].spec, name in several) if name in keys else None
         if mine is None or mine.is_dynamic != theirs.is_dynamic or (mine.is_dynamic and mine != theirs):
             problems.append(
                 f"'{name}' is multiplied with activations that have {_said(theirs)} in the checkpoint, {_said(mine)} in the simulation"

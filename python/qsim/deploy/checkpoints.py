@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
@@ -27,7 +28,7 @@ from qsim.checkpoints.activation import Activation
 from qsim.checkpoints.experts import split, tiles_problem
 from qsim.checkpoints.published_names import STACK, FileLayout, published
 from qsim.deploy.bake import BakedWeight, entries, integers
-from qsim.deploy.checkpoint_activations import activations_of, fitting_activations, operands, places_problem
+from qsim.deploy.checkpoint_activations import activations_of, fitting_activations, operands, places_problems
 from qsim.deploy.checkpoint_caches import caches_of, fitting_caches
 from qsim.errors import FileFormatError
 from qsim.files import Entry
@@ -231,12 +232,15 @@ def _check(
 ) -> None:
     """Raise a ValueError that lists what no format can hold."""
     weights = {name: weight for name, _, weight in every if weight is not None}
-    problems = []
+    problems, places = [], places_problems(sim)
+    owners = Counter(id(parameter) for m in sim.model.modules() for parameter in vars(m)["_parameters"].values())
     operations = {planned.parameter: planned.operation for planned in sim.decisions.quantizers.values()}
     for name, weight in weights.items():
         encoding, activation = weight.quantizer.encoding, activations.get(name)
         assert encoding is not None
-        problem = _kind_problem(sim.model, name, encoding, operations[name], layout) or places_problem(sim, name)
+        cure = f'leave it in float, Config.override("{operations[name]}", weight=None)'
+        shared = f"is shared with another module: {cure}" if owners[id(weight.parameter)] > 1 else None
+        problem = shared or _kind_problem(sim.model, name, encoding, cure, layout) or places.get(name)
         if problem := problem or _problem(weight.parameter, encoding, activation, format):
             problems.append(f"'{name}' {problem}")
     types = {parameter.dtype for parameter in sim.model.parameters() if parameter.is_floating_point()}
@@ -259,14 +263,11 @@ def _check(
         raise ValueError(f"QuantSim.save_compressed: the format cannot hold this simulation:\n  {listed}")
 
 
-def _kind_problem(model: nn.Module, name: str, encoding: Encoding, operation: str, layout: FileLayout) -> str | None:
+def _kind_problem(model: nn.Module, name: str, encoding: Encoding, cure: str, layout: FileLayout) -> str | None:
     """Why files do not have a parameter as a weight, or as several; None if they have."""
     owner, _, own = name.rpartition(".")
     module = model.get_submodule(owner)
     weight: Tensor = getattr(module, own)
-    cure = f'leave it in float, Config.override("{operation}", weight=None)'
-    if sum(parameter is weight for m in model.modules() for parameter in vars(m)["_parameters"].values()) > 1:
-        return f"is shared with another module: {cure}"
     layouts: Collection[object] = _STACKED if name in layout.stacks else _LAYOUTS
     if name in layout.stacks:
         if isinstance(encoding.block_size, tuple) and (

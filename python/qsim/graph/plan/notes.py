@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 
@@ -10,7 +9,7 @@ import torch
 
 from qsim.close_names import close_names
 from qsim.config.config import Config
-from qsim.config.override import Override, SiteInfo
+from qsim.config.override import EXPERT, Override, SiteInfo
 from qsim.graph.plan.actions import LeftFloat, PlannedQuantizer
 from qsim.graph.plan.reasons import NOT_REACHED
 from qsim.graph.record.telling import Telling
@@ -20,7 +19,7 @@ from qsim.operations.onnx_types import onnx_type
 
 _CLOSE = 0.75  # of 1: how like a name a pattern is that was mistyped
 _SHOWN = 4  # names of operations in a sentence
-_EXPERTS, _ONE = ".experts", re.compile(r"\.experts\.\d+\.")
+_EXPERTS = ".experts"
 _PARTS = ("weight", "output", "input")  # what keys of quantizers end in, and names of operations do not
 
 
@@ -61,7 +60,7 @@ def mistyped(config: Config, sites: Sequence[SiteInfo], modules: Collection[str]
     stacked = next((part for part in parts if part.endswith(_EXPERTS)), "")
     for override in _idle(config, sites):
         pattern = override.pattern
-        if stacked and isinstance(pattern, str) and _ONE.search(pattern) and "*" not in pattern:
+        if stacked and isinstance(pattern, str) and EXPERT.search(pattern) and "*" not in pattern:
             experts.append(pattern)
             continue
         if not isinstance(pattern, str) or any(fnmatchcase(name, pattern) for name in names):
