@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import re
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -66,6 +67,7 @@ class Case:
     def __init__(self, program: Program, loaded: Loaded) -> None:
         self.program, self.loaded = program, loaded
         self._outcomes: dict[tuple[str, str, torch.dtype], Outcome | Exception] = {}
+        self._told: list[str] = []  # by reports of calibration
 
     @cached_property
     def calls(self) -> list[Call]:
@@ -124,7 +126,8 @@ class Case:
         if calibrated:
             data = data or [call for call in self.calls if call.recorded][:2]
             with quietly(), _raising("calibrate"):
-                sim.calibrate(data, forward=lambda m, call: _forward(m, self.loaded, call, dtype), progress=False)
+                report = sim.calibrate(data, forward=lambda m, call: _forward(m, self.loaded, call, dtype), progress=False)
+            self._told += report.problems
         return sim
 
     def run(self, sim: nn.Module, call: Call, mode: str, dtype: torch.dtype = torch.float32, *, of: qsim.QuantSim | None = None) -> Outcome:
@@ -147,6 +150,12 @@ class Case:
                     raise Undecided("what a checkpoint keeps is written to, and the float model keeps nothing behind that") from error
                 if isinstance(error, RuntimeError) and isinstance(self.recomputed_outcome(call, mode), RuntimeError):
                     raise Undecided("what a checkpoint took is written to, and the float model computes nothing again") from error
+                if isinstance(error, qsim.NoEncodingError) and any(
+                    told.startswith(f"{quoted} met empty tensors alone")
+                    for told in self._told
+                    for quoted in re.findall(r"'.*?'", str(error))
+                ):
+                    raise Undecided("values where calibration met empty tensors alone, as its report says") from error
                 raise Raised(f"{call.name}, {mode}", error) from error
         self.warned = [str(w.message) for w in noted if issubclass(w.category, UserWarning)]
         return outcome
