@@ -148,6 +148,40 @@ def test_same_bits_with_and_without(name, config):
     assert_same(sim, beyond)
 
 
+@pytest.mark.parametrize("name", ZOO)
+def test_calibration_sees_the_same_with_and_without(name):
+    x = torch.randn(2, 1, 12, 12) if name == "network" else torch.randn(2, 4, 6, 6)
+    found = []
+    for savings in (True, False):
+        sim = qsim.QuantSim(seeded(ZOO[name]), x)
+        sim.savings = savings
+        outputs: list[Tensor] = []
+        sim.calibrate([x, x * 2], lambda model, batch, outputs=outputs: outputs.append(model(batch).clone()), progress=False)
+        found.append([*outputs, *sim.state_dict().values()])
+    assert len(found[0]) == len(found[1])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_relu_overwrites_in_calibration_what_nothing_reads_again(kept):
+    shown: list[Tensor] = []
+    addresses: list[int] = []
+
+    def forward(m, x):
+        y = m.conv(x)
+        addresses.append(y.data_ptr())
+        if kept:
+            shown.append(y)
+        z = F.relu(y)
+        addresses.append(z.data_ptr())
+        return z * 2.0
+
+    sim = qsim.QuantSim(Forward(forward, conv=CONV()).eval(), IMAGE)
+    sim.calibrate([IMAGE] * 2, progress=False)  # the first call learns
+    assert (addresses[-2] == addresses[-1]) is not kept
+    assert not kept or any(bool((y < 0).any()) for y in shown)
+
+
 def test_rectifiers_at_their_ends():
     """Zeros of both signs, what rounds to zero, NaN and infinities reach the ReLUs as they are."""
     values = torch.tensor([0.0, -0.0, 1e-30, -1e-30, 0.001, -0.001, torch.nan, torch.inf, -torch.inf, 5.9, 6.0, 6.1, -1.0, 1.0, 0.49, 0.5])

@@ -262,6 +262,8 @@ class LocalMode(ChainEnds):
             if link is not None and link.remembered:
                 self.remember(link.remembered, quantized)
             return quantized
+        if instead is not None and given_away:
+            func, args, kwargs = instead.overwriting(func, args, kwargs)
         out = func(*args, **kwargs) if written_out is None else written_out(func, args, kwargs)
         if link is not None and link.remembered:
             self.remember(link.remembered, out)

@@ -244,6 +244,16 @@ class Rectifier:
                 return self._with_gradient(x) if dies else None
         return self._quantized(x, dies) if self._is_clamped(x, low, high) else None
 
+    def overwriting(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+        """A call that computes the same in the memory of the operand, which nothing reads again: of ReLU, where no gradient is asked for.
+        While ranges are observed there is no grid to quantize to instead."""
+        x = args[0]
+        if self.function != "relu" or type(x) is not Tensor or x.requires_grad or not x.is_contiguous():
+            return func, args, kwargs
+        return torch.relu_, (x,), {}
+
     def _quantized(self, x: Tensor, in_place: bool) -> Tensor:
         quantized = None if self._settled is None else self._settled.quantize(x, in_place)
         return self.quantizer.forward(x, in_place=in_place) if quantized is None else quantized
