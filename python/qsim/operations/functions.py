@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch._functorch import predispatch
 from torch.overrides import get_overridable_functions, is_tensor_method_or_property
 from torch.utils._device import _device_constructors
 
@@ -72,6 +73,10 @@ RANDOM = _table("bernoulli bernoulli_ uniform_ normal normal_ rand randn randint
 CONVERSIONS = _table("tensor as_tensor asarray from_numpy frombuffer from_dlpack scalar_tensor new_tensor")
 # Left to the modes outside: `torch.device(...)` is one, and gives new tensors their device.
 CONSTRUCTORS = frozenset(f.__name__ for f in _device_constructors())
+# And that of `torch.export`, which has to see where a `torch.vmap` begins and ends.
+LEFT_OUTSIDE = CONSTRUCTORS | {
+    name.strip("_") for name, f in vars(predispatch).items() if getattr(f, "__module__", "") == predispatch.__name__
+}
 # Transparent functions that hand values out of the graph as Python numbers.
 READS = _table("__bool__ __contains__ __index__ __int__ __float__ __array__ item tolist numpy is_nonzero equal allclose")
 

@@ -23,7 +23,7 @@ from qsim.runs.arguments import Arguments
 from qsim.runs.snapshot import unchanged
 from qsim.trace.apart_blocks import inline_regions
 from qsim.trace.fx_nodes import function, module
-from qsim.trace.in_place import without_in_place, writes
+from qsim.trace.in_place import mapped_marks, without_in_place, writes
 from qsim.trace.open_sizes import doubled, names_of_sizes, open_axes
 from qsim.trace.refusals import trace_refusal
 
@@ -112,7 +112,7 @@ def capture(
         sim.model.eval()
         if dynamic_shapes is not None:
             program = _with_sizes(sim.model, (args, kwargs), dynamic_shapes)
-            return _plain(program)
+            return _plain(program, sim)
         reason: Exception | None = None
         for (given, named), is_doubled, is_open in _attempts(args, kwargs) if open_batch else [((args, kwargs), False, False)]:
             try:
@@ -122,21 +122,29 @@ def capture(
                 continue
             program = Program(exported, _has_dynamic_batch(exported), _batch_size(args, kwargs))
             if program.dynamic_batch or not is_doubled:
-                return _plain(program)
+                return _plain(program, sim)
     assert reason is not None
     refusal = trace_refusal(sim.model, reason, kwargs)
     raise CaptureError(f"QuantSim: torch.export cannot trace {type(sim.model).__name__}: {refusal}") from reason
 
 
-def _plain(program: Program) -> Program:
-    """Without blocks that are called, and without operations in place."""
+def _plain(program: Program, sim: Simulation) -> Program:
+    """Without blocks that are called, `torch.vmap`, and operations in place."""
     inline_regions(program.exported)
+    quantizers = sim.quantizers()
+    for key in mapped_marks(program.exported.graph):
+        if (axis := quantizers[key].spec.axis) is not None and not (isinstance(axis, int) and axis < 0):
+            raise CaptureError(
+                f"QuantSim: '{key}' has several scales, along axis {axis} of a tensor that a torch.vmap in forward maps over: a traced "
+                "graph has no such axis. Write the map as a product or as a loop, or give it one scale: Config.override(..., "
+                "weight={'axis': None})"
+            )
     changing = [node for node in program.exported.graph.nodes if writes(node)]
     try:
         return replace(program, exported=without_in_place(program.exported))
     except Exception as error:  # torch decomposes the program, and raises whatever its parts do
-        where = f"{function(changing[0])}_ in '{module(changing[0])}'"
-        raise CaptureError(f"QuantSim: torch.export cannot do without operations in place ({where}): {_first_words(error)}") from error
+        what = f"operations in place ({function(changing[0])}_ in '{module(changing[0])}')" if changing else "torch.vmap"
+        raise CaptureError(f"QuantSim: torch.export cannot do without {what}: {_first_words(error)}") from error
 
 
 def _first_words(error: Exception) -> str:

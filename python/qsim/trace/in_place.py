@@ -2,7 +2,8 @@
 
 An operation in place becomes the one that returns a new tensor, and whoever looks at the same memory afterwards, by whatever name, reads
 that: ``y[:, 1:] += z`` is ``slice_scatter(y, y[:, 1:] + z)``. PyTorch's own way, `ExportedProgram.run_decompositions`, traces everything
-once more, which takes longer than the first time, and takes reshapes apart. It is taken where memory is shared in other ways than below.
+once more, which takes longer than the first time, and takes reshapes apart. It is taken where memory is shared in other ways than below,
+and where a `torch.vmap` is in the graph, of which it leaves what is computed.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._functorch import predispatch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec, OutputKind, TensorArgument
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
+from qsim.graph.execute.marks import QUANTIZED
 from qsim.trace.fx_nodes import ancestors, arguments, reshape_sizes
 from qsim.trace.idle_nodes import CASTS
 
@@ -31,9 +34,8 @@ def without_in_place(exported: ExportedProgram) -> ExportedProgram:
 
     What it does to its inputs is left out: a caller's tensors are not written to. What it leaves in its buffers it writes at its end.
     """
-    if not any(map(writes, exported.graph.nodes)):
-        return exported
-    if _Rewriting(exported).succeeded():
+    maps = any(node.target is predispatch._add_batch_dim for node in exported.graph.nodes)
+    if not maps and (not any(map(writes, exported.graph.nodes)) or _Rewriting(exported).succeeded()):
         return exported
     made: ExportedProgram = exported.run_decompositions({})
     made._verifiers = exported.verifiers  # which allow for what is written at the end
@@ -47,6 +49,18 @@ def without_in_place(exported: ExportedProgram) -> ExportedProgram:
     outputs.args, specs[:] = (tuple(value for _, value in kept),), [spec for spec, _ in kept]
     made.graph_module.recompile()
     return made
+
+
+def mapped_marks(graph: Graph) -> set[str]:
+    """Keys of the quantizers whose marks stand within a `torch.vmap`, on a tensor that it maps over."""
+    levels: dict[Node, set[Any]] = {}
+    for node in graph.nodes:
+        levels[node] = set[Any]().union(*(levels[operand] for operand in node.all_input_nodes))
+        if node.target is predispatch._add_batch_dim:
+            levels[node].add(node.args[2])
+        elif node.target is predispatch._remove_batch_dim:
+            levels[node].discard(node.args[1])
+    return {str(node.args[1]) for node, found in levels.items() if found and node.target is QUANTIZED}
 
 
 def _held(exported: ExportedProgram) -> Iterator[tuple[InputSpec, Node]]:

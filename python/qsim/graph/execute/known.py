@@ -14,7 +14,7 @@ from qsim.graph.record.tape import options
 from qsim.operations.functions import (
     ALIAS,
     COMPOSITE,
-    CONSTRUCTORS,
+    LEFT_OUTSIDE,
     METRICS,
     RANDOM,
     SOMETIMES_SUMS,
@@ -33,7 +33,7 @@ _quiet: set[Function] = set()  # those of which no result needs a quantizer, wha
 def note_function(func: Function) -> str:
     """The function's name, as keys have it, from now on in `FUNCTION_NAMES`."""
     name = FUNCTION_NAMES[func] = route_name(func).strip("_")
-    is_special = name in COMPOSITE or name in CONSTRUCTORS or name in ALIAS or isinstance(func, HigherOrderOperator)
+    is_special = name in COMPOSITE or name in LEFT_OUTSIDE or name in ALIAS or isinstance(func, HigherOrderOperator)
     if (quiet := _quiet_name(func)) is not None and quiet not in SOMETIMES_SUMS and not is_special:
         _quiet.add(func)
     return name

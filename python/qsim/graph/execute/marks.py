@@ -6,6 +6,9 @@ exporter puts arithmetic in their place.
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -23,10 +26,18 @@ def _single(x: Tensor, *_: str | bool) -> Tensor:
     return x.clone()
 
 
+def _mapped(info: Any, in_dims: tuple[int | None, ...], x: Tensor, *rest: str | bool, mark: Any) -> tuple[Tensor, int | None]:
+    """Under `torch.vmap`, of all samples at once: along the first axis, which leaves axes that count from the last what they are."""
+    if in_dims[0] is None:
+        return mark(x, *rest), None
+    return mark(x.movedim(in_dims[0], 0), *rest), 0
+
+
 for _name, _schema in _SCHEMAS.items():
     torch.library.define(f"qsim_graph::{_name}", _schema)
     torch.library.register_fake(f"qsim_graph::{_name}", lambda x, *_: torch.empty_like(x))
     torch.library.impl(f"qsim_graph::{_name}", ("cpu", "cuda"), _single)
+    torch.library.register_vmap(f"qsim_graph::{_name}", partial(_mapped, mark=getattr(torch.ops.qsim_graph, _name).default))
 
 QUANTIZED = torch.ops.qsim_graph.quantized.default
 BIAS = torch.ops.qsim_graph.bias.default

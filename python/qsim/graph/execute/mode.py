@@ -28,7 +28,7 @@ from qsim.graph.record.resume import keep_unchanged, recompute_under
 from qsim.operations.functions import (
     ALIAS,
     COMPOSITE,
-    CONSTRUCTORS,
+    LEFT_OUTSIDE,
     MAC,
     Function,
 )
@@ -150,7 +150,7 @@ class LocalMode(ChainEnds):
         if name in place.names:
             found = place.known.key(self.hints[self.at], name)
             key, is_new = (self.find(name, _frame_at(1)), True) if found is None else (found, False)
-        elif name in COMPOSITE or name in CONSTRUCTORS or isinstance(func, HigherOrderOperator):
+        elif name in COMPOSITE or name in LEFT_OUTSIDE or isinstance(func, HigherOrderOperator):
             return self.opened(name, func, args, kwargs, _frame_at(1))
         with torch._C.DisableTorchFunction():
             node = self.node(key, args, kwargs)
