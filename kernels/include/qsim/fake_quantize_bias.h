@@ -14,9 +14,10 @@ struct QuantizedBias {
   bool in_range;
 };
 
+// The product of two scales may be too small for float32, and 0 then: on such a grid there is 0 alone.
 QSIM_HD QuantizedBias fake_quantize_bias(double bias, float input_scale, float weight_scale) {
   const Grid<double> grid{input_scale * weight_scale, -0x1p31, 0x1p31 - 1};
-  const double steps = quotient<Rounding::divide>(bias, grid.scale);
+  const double steps = bias == 0 ? 0.0 : quotient<Rounding::divide>(bias, grid.scale);
   return {dequantize(nearest_steps(steps, grid), grid.scale), in_range(steps, grid)};
 }
 

@@ -59,7 +59,8 @@ class BiasQuantizer:
 
     def integers(self, bias: Tensor) -> Tensor:
         """What is stored for a bias of shape ``[C]``: int32."""
-        steps = bias.detach().double() / self.scale(bias.numel()).double()
+        values = bias.detach().double()
+        steps = torch.where(values == 0, 0.0, values / self.scale(bias.numel()).double())  # a product of scales may be too small: 0
         return steps.round().clamp(_INT32.min, _INT32.max).to(torch.int32)
 
     def __call__(self, bias: Tensor) -> Tensor:

@@ -26,10 +26,20 @@ def same(a, b):
 @pytest.mark.parametrize("channels", [0, 1, 5, 8, 9, 96, 1001])
 def test_is_the_reference(dtype, channels):
     bias = biases(channels, dtype)
-    for input_scale in (0.02, 1e-7, 1e-12, 1e-38):  # small ones clamp, the last makes subnormal scales
+    for input_scale in (0.02, 1e-7, 1e-12, 1e-38, 1.2e-38 * 2**-20):  # small ones clamp, and make scales that are subnormal, or 0
         for weight_scale in (torch.tensor(0.003), torch.rand(channels) * 0.01 + 1e-6):
             given = bias, torch.tensor(input_scale), weight_scale
             same(ops.fake_quantize_bias(*given), qsim.reference.fake_quantize_bias(*given))
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_a_product_of_scales_that_is_too_small_for_float32(dtype):
+    bias = torch.tensor([0.0, -0.0, 1.0, -3.0, torch.inf, torch.nan], dtype=dtype, requires_grad=True)
+    y = ops.fake_quantize_bias(bias, torch.tensor(1e-30), torch.tensor(1e-20))
+    assert y[:5].tolist() == [0.0] * 5
+    assert y[5].isnan()
+    y.backward(torch.ones_like(y))
+    assert bias.grad.tolist() == [1.0, 1.0, 0.0, 0.0, 0.0, 0.0]
 
 
 def test_few_scales_repeat_and_any_strides_are_read():
