@@ -145,7 +145,19 @@ def test_descent_is_the_published_one_to_the_bit(options, at_once, monkeypatch):
     assert bool((found != start).any())
 
 
-def test_the_kernel_says_what_it_expects():
+@pytest.mark.parametrize("options", [{}, {"size": 300}, {"groups": 3}, {"axis": 1, "block_size": 3}, {"axis": None, "symmetric": False}])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_error_feedback_is_the_same_by_the_kernel_and_by_torchs_operators(options, dtype, monkeypatch):
+    _, _, _, problem, grid = setting(rows=5, bits=3, **options)
+    problem = dataclasses.replace(problem, target=problem.target.to(dtype), factor=problem.factor.to(dtype))
+    grid = dataclasses.replace(grid, step=grid.step.to(dtype), low=grid.low.to(dtype), high=grid.high.to(dtype))
+    by_kernel = gptq(problem, grid)
+    assert not torch.equal(by_kernel, SOLVERS["nearest"](problem, grid))
+    monkeypatch.setattr("qsim.restoration.solvers._has_kernel", lambda rows, grid: False)
+    assert torch.equal(by_kernel, gptq(problem, grid))
+
+
+def test_the_kernels_say_what_they_expect():
     rows, step = torch.zeros(2, 3, 4), torch.ones(2, 3, 1)
     moments = torch.eye(4).expand(2, 4, 4).contiguous()
     descend = torch.ops.qsim_cpu.descend_
@@ -161,6 +173,22 @@ def test_the_kernel_says_what_it_expects():
         with pytest.raises(ValueError, match=said):
             descend(*wrong, 1)
     descend(torch.zeros(0, 3, 4), torch.zeros(0, 3, 4), torch.zeros(0, 4, 4), *[torch.ones(0, 3, 1)] * 3, 1)
+    feed_back = torch.ops.qsim_cpu.feed_back_
+    for wrong, said in (
+        (
+            (rows[0], rows[0], moments, step, step, step, 0, 4),
+            r"rows is .*; expected float32 or float64 of shape \[groups, rows, columns\]",
+        ),
+        ((rows, rows[:, :2], moments, step, step, step, 0, 4), r"target is .*; expected a contiguous Float of shape \[2, 3, 4\]"),
+        ((rows, rows.clone(), moments[..., :3], step, step, step, 0, 4), r"factor is .*; expected a contiguous Float of shape \[2, 4, 4\]"),
+        ((rows, rows.clone(), moments, step, step[:, :2], step, 0, 4), "low is Float of shape"),
+        ((rows, rows.clone(), moments, step, step, step, 0, 5), "begin is 0, end 5; expected 0 <= begin <= end <= 4, the columns"),
+        ((rows, rows.clone(), moments, step, step, step, 3, 2), "begin is 3, end 2"),
+        ((rows, rows, moments, step, step, step, 0, 4), "share"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            feed_back(*wrong)
+    assert feed_back(rows, rows.clone(), moments, step, -step, step, 2, 2).shape == (2, 3, 0)
 
 
 def test_gpfq_is_the_greedy_choice_on_the_columns_themselves():

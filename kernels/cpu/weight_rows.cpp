@@ -1,5 +1,6 @@
-// Coordinate descent on rounding. The bindings call it through descent_kernels(): rows of a weight on any thread.
-#include "qsim/descent.h"
+// Error feedback and coordinate descent on rounding. The bindings call them through weight_row_kernels(): rows of a
+// weight on any thread.
+#include "qsim/weight_rows.h"
 
 #include <algorithm>
 #include <cmath>
@@ -14,18 +15,23 @@ namespace {
 // Columns whose best numbers are found together: after GPTQ few change, and a change is rare in so many.
 constexpr int kStretch = 64;
 
+// The number of the grid next to `wanted`.
+template <class T>
+QSIM_INLINE T rounded(T wanted, const RowGrid<T>& grid, std::int64_t of) {
+  T steps = std::rint(wanted / grid.step[of]);
+  steps = steps < grid.low[of] ? grid.low[of] : steps;
+  steps = steps > grid.high[of] ? grid.high[of] : steps;
+  return steps * grid.step[of];
+}
+
 // The best numbers for the columns from `begin` on, given all others, each by itself. Whether any is another one.
 template <std::int64_t stride, class T>
 QSIM_INLINE bool best_numbers(const DescentRow<T>& row, std::int64_t begin, int n, T* best) {
   using Flag = std::conditional_t<sizeof(T) == 4, std::int32_t, std::int64_t>;
   Flag differs = 0;
   for (int i = 0; i < n; ++i) {
-    const std::int64_t at = begin + i, of = at * stride;
-    const T wanted = row.numbers[at] + row.pull[at] / row.power[at];
-    T steps = std::rint(wanted / row.step[of]);
-    steps = steps < row.low[of] ? row.low[of] : steps;
-    steps = steps > row.high[of] ? row.high[of] : steps;
-    best[i] = steps * row.step[of];
+    const std::int64_t at = begin + i;
+    best[i] = rounded(row.numbers[at] + row.pull[at] / row.power[at], row.grid, at * stride);
     differs |= best[i] != row.numbers[at] ? Flag{-1} : Flag{0};
   }
   return differs != 0;
@@ -63,14 +69,27 @@ bool descend_once(const DescentRow<T>& row) {
 template <class T>
 void descend(const DescentRow<T>& row, std::int64_t rounds) {
   for (std::int64_t i = 0; i < rounds; ++i) {
-    if (!(row.stride == 0 ? descend_once<0>(row) : descend_once<1>(row))) return;
+    if (!(row.grid.stride == 0 ? descend_once<0>(row) : descend_once<1>(row))) return;
+  }
+}
+
+template <class T>
+void feed_back(const FeedbackRow<T>& row) {
+  for (std::int64_t i = row.columns - 1; i >= 0; --i) {
+    const T* const factor = row.factor + i * row.stride;
+    const T number = rounded(row.target[i] + row.numbers[i] / factor[i], row.grid, i * row.grid.stride);
+    const T error = row.target[i] - number;
+    row.numbers[i] = number;
+    row.errors[i] = error;
+    QSIM_INDEPENDENT
+    for (std::int64_t j = 0; j < i; ++j) row.numbers[j] += error * factor[j];
   }
 }
 
 }  // namespace
 
 namespace QSIM_LEVEL {
-const DescentKernels descent_kernels = {descend<float>, descend<double>};
+const WeightRowKernels weight_row_kernels = {descend<float>, descend<double>, feed_back<float>, feed_back<double>};
 }
 
 }  // namespace qsim::cpu

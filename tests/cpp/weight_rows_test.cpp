@@ -1,4 +1,4 @@
-#include "qsim/descent.h"
+#include "qsim/weight_rows.h"
 
 #include <cmath>
 #include <limits>
@@ -10,6 +10,7 @@
 namespace {
 
 using qsim::cpu::DescentRow;
+using qsim::cpu::FeedbackRow;
 
 template <class T>
 struct Problem {
@@ -38,24 +39,27 @@ struct Problem {
     }
   }
 
-  DescentRow<T> row() {
-    return {columns,     numbers.data(), pull.data(),    step.data(), low.data(),
-            high.data(), stride,         moments.data(), power.data()};
-  }
+  qsim::cpu::RowGrid<T> grid() const { return {step.data(), low.data(), high.data(), stride}; }
+  DescentRow<T> row() { return {columns, numbers.data(), pull.data(), grid(), moments.data(), power.data()}; }
 };
+
+template <class T>
+T next_to(T wanted, const qsim::cpu::RowGrid<T>& grid, std::int64_t i) {
+  const std::int64_t of = i * grid.stride;
+  const T steps = std::nearbyint(wanted / grid.step[of]);
+  return std::fmin(std::fmax(steps, grid.low[of]), grid.high[of]) * grid.step[of];
+}
 
 // Algorithm 1 as it is published: every column in its turn.
 template <class T>
 void one_by_one(const DescentRow<T>& row, int rounds) {
   for (int round = 0; round < rounds; ++round) {
     for (std::int64_t i = 0; i < row.columns; ++i) {
-      const std::int64_t of = i * row.stride;
-      T steps = std::nearbyint((row.numbers[i] + row.pull[i] / row.power[i]) / row.step[of]);
-      steps = std::fmin(std::fmax(steps, row.low[of]), row.high[of]);
-      const T change = steps * row.step[of] - row.numbers[i];
+      const T number = next_to(row.numbers[i] + row.pull[i] / row.power[i], row.grid, i);
+      const T change = number - row.numbers[i];
       row.numbers[i] += change;
       if (change == 0) continue;
-      row.numbers[i] = steps * row.step[of];
+      row.numbers[i] = number;
       for (std::int64_t j = 0; j < row.columns; ++j) {
         const volatile T product = change * row.moments[i * row.columns + j];  // two roundings
         row.pull[j] -= product;
@@ -80,16 +84,62 @@ void compare(Descend descend, std::int64_t n, std::int64_t stride) {
   CHECK(std::any_of(found.numbers.begin(), found.numbers.end(), [](T x) { return x != 0; }));
 }
 
+// Each column gathers what those behind it hand on, in their order, where the kernel hands it on.
+template <class T, class FeedBack>
+void compare_feedback(FeedBack feed_back, std::int64_t n, std::int64_t stride) {
+  const Problem<T> problem(n, stride);
+  const std::int64_t wide = n + 3;  // the matrix has other columns beside these
+  std::vector<T> target(n), handed(n), factor(wide * wide, T(99)), numbers(n), errors(n);
+  std::mt19937 random(static_cast<unsigned>(n));
+  std::normal_distribution<T> normal;
+  for (std::int64_t i = 0; i < n; ++i) {
+    target[i] = normal(random);
+    handed[i] = normal(random);
+    for (std::int64_t j = 0; j <= i; ++j) factor[i * wide + j] = i == j ? T(2) + T(i % 3) : normal(random) / 4;
+  }
+  for (std::int64_t i = n - 1; i >= 0; --i) {
+    T sum = handed[i];
+    for (std::int64_t k = n - 1; k > i; --k) {
+      const volatile T product = errors[k] * factor[k * wide + i];  // two roundings
+      sum += product;
+    }
+    numbers[i] = next_to(target[i] + sum / factor[i * wide + i], problem.grid(), i);
+    errors[i] = target[i] - numbers[i];
+  }
+  std::vector<T> found = handed, left(n + 1, T(77));
+  found.push_back(T(77));
+  feed_back(FeedbackRow<T>{n, target.data(), found.data(), left.data(), problem.grid(), factor.data(), wide});
+  CHECK(found.back() == T(77));
+  CHECK(left.back() == T(77));
+  found.pop_back();
+  left.pop_back();
+  CHECK(found == numbers);
+  CHECK(left == errors);
+}
+
 }  // namespace
+
+TEST_CASE("error feedback is the published one to the bit") {
+  for (auto level : runnable_levels()) {
+    const auto& kernels = qsim::cpu::weight_row_kernels(level);
+    for (std::int64_t n : {0, 1, 3, 9, 63, 64, 65, 128}) {
+      for (std::int64_t stride : {0, 1}) {
+        CAPTURE(qsim::cpu::name_of(level), n, stride);
+        compare_feedback<float>(kernels.feed_back_f32, n, stride);
+        compare_feedback<double>(kernels.feed_back_f64, n, stride);
+      }
+    }
+  }
+}
 
 TEST_CASE("coordinate descent is the published one to the bit") {
   for (auto level : runnable_levels()) {
-    const auto& kernels = qsim::cpu::descent_kernels(level);
+    const auto& kernels = qsim::cpu::weight_row_kernels(level);
     for (std::int64_t n : {3, 9, 63, 64, 65, 130}) {
       for (std::int64_t stride : {0, 1}) {
         CAPTURE(qsim::cpu::name_of(level), n, stride);
-        compare<float>(kernels.f32, n, stride);
-        compare<double>(kernels.f64, n, stride);
+        compare<float>(kernels.descend_f32, n, stride);
+        compare<double>(kernels.descend_f64, n, stride);
       }
     }
   }
@@ -97,19 +147,19 @@ TEST_CASE("coordinate descent is the published one to the bit") {
 
 TEST_CASE("coordinate descent ends where numbers are not finite, and touches nothing where nothing is better") {
   for (auto level : runnable_levels()) {
-    const auto& kernels = qsim::cpu::descent_kernels(level);
+    const auto& kernels = qsim::cpu::weight_row_kernels(level);
     for (double bad : {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity(), -1e308}) {
       Problem<double> problem(70, 0);
       problem.pull[5] = bad;
-      kernels.f64(problem.row(), 10);
+      kernels.descend_f64(problem.row(), 10);
       Problem<double> settled(70, 1);
-      kernels.f64(settled.row(), 100);
+      kernels.descend_f64(settled.row(), 100);
       const auto numbers = settled.numbers, pull = settled.pull;
-      kernels.f64(settled.row(), 100);
+      kernels.descend_f64(settled.row(), 100);
       CHECK(settled.numbers == numbers);
       CHECK(settled.pull == pull);
     }
     Problem<double> empty(0, 1);
-    kernels.f64(empty.row(), 3);
+    kernels.descend_f64(empty.row(), 3);
   }
 }
