@@ -356,3 +356,31 @@ def test_functions_inside_of_others_are_those_of_their_own_file(tmp_path, monkey
             expected = sim(X)
             sim.model.part.compile(backend="eager")
             torch.testing.assert_close(sim(X), expected, rtol=1e-9, atol=1e-9)
+
+
+RETURNS_ITS_OPERAND = {
+    "F.dropout of nothing": lambda m, x: F.dropout(x, 0.0, m.training),
+    "F.dropout in evaluation": lambda m, x: F.dropout(x, 0.5, training=False),
+    "F.dropout in place": lambda m, x: F.dropout(x, 0.0, m.training, inplace=True),
+    "torch.dropout": lambda m, x: torch.dropout(x, p=0.3, train=False),
+    "nn.Dropout": lambda m, x: m.drop(x),
+    "F.alpha_dropout": lambda m, x: F.alpha_dropout(x, 0.0, m.training),
+    "torch.feature_dropout": lambda m, x: torch.feature_dropout(x, 0.4, False),
+    "contiguous": lambda m, x: x.contiguous(),
+    "to": lambda m, x: x.to(torch.float64).type_as(x),
+}
+
+
+@pytest.mark.parametrize("name", RETURNS_ITS_OPERAND)
+@pytest.mark.parametrize("training", [False, True])
+def test_a_chain_through_a_function_that_returns_its_operand(name, training):
+    """To Dynamo the result of a dropout in evaluation is another tensor than its operand: the chain's end had no quantizer."""
+    between = RETURNS_ITS_OPERAND[name]
+    sim = simulated(Forward(lambda m, x: m.b(F.gelu(between(m, m.a(x)))), **layers("a", "b"), drop=nn.Dropout(0.0)), X)
+    backend = Counted()
+    compiled = torch.compile(sim, backend=backend, fullgraph=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        gradients(compiled, sim, X, training)
+    assert backend.quantizers == len(sim.quantizers())
+    assert_same(compiled, sim, X, training=training)

@@ -22,7 +22,7 @@ from qsim.graph.execute.switch import Switch
 from qsim.graph.record.call_sites import traced_call_site, variable_of_asker
 from qsim.graph.record.containers import full_name
 from qsim.graph.record.tape import Slot
-from qsim.operations.functions import ARRAY, COMPOSITE, CONSTRUCTORS, MAC, ON_ARRAYS, SAME, Function
+from qsim.operations.functions import ARRAY, COMPOSITE, CONSTRUCTORS, DROPOUTS, MAC, ON_ARRAYS, SAME, Function
 from qsim.runs.arguments import Arguments
 
 
@@ -117,6 +117,11 @@ class TracedMode(LocalMode):
             given = [quantize(value) if value is weight else value for value in given]
         return (tuple(given[: len(args)]), dict(zip(kwargs, given[len(args) :], strict=True))) if known else None
 
+    def passed(self, name: str, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if name in DROPOUTS and drops_nothing(*args, **kwargs):
+            return args[0]  # as in eager mode, where chains go through it; to Dynamo its result is another tensor
+        return super().passed(name, func, args, kwargs)
+
     def __torch_function__(self, func: Function, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs, place = kwargs or {}, self.place
         name = getattr(func, "__name__", "")
@@ -148,6 +153,11 @@ class TracedMode(LocalMode):
             if node == STRANGE and computes(out):
                 traced_strange(place.token, name, weighted is not None)
             return out
+
+
+def drops_nothing(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False, *, train: bool = True) -> bool:
+    """Whether a dropout, called with these arguments, returns its operand: torch.nn.functional says `training`, torch `train`."""
+    return p == 0 or not (training and train)
 
 
 class TracedNodes:
