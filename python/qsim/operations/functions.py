@@ -90,6 +90,8 @@ MAC = _table(
 )
 # Of a matrix, or of as many as the first axis has: what experts are multiplied by.
 MATRIX_PRODUCTS = _table("linear matmul rmatmul bmm baddbmm addmm addbmm addmv mv mm grouped_mm")
+# Of transformers' experts, in compiled code: eager code calls there what no mode meets, whose result is quantized where it is read.
+READ_QUANTIZED = _table("grouped_mm_fallback")
 NORM = _table("batch_norm layer_norm group_norm instance_norm rms_norm local_response_norm")
 ACT = _table("relu relu6 hardtanh hardswish hardsigmoid sigmoid tanh silu gelu mish elu selu celu leaky_relu prelu clamp softplus")
 

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import re
+import warnings
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from torch.nn import functional as F
 import qsim
 
 transformers = pytest.importorskip("transformers")
+
+import mixtures  # noqa: E402
 
 IDS = torch.randint(3, 128, (2, 9), generator=torch.Generator().manual_seed(0))
 MASK = torch.ones_like(IDS)
@@ -210,6 +213,20 @@ def test_experts_are_the_same_weights_whichever_function_multiplies_with_them():
                 assert torch.equal(torch.compile(sim, backend="aot_eager", fullgraph=True)(**example).logits, logits[how])
     for found in logits.values():
         torch.testing.assert_close(found, logits["eager"], atol=1e-6, rtol=0)
+
+
+def test_compiled_experts_have_every_quantizer_and_no_warning():
+    """Eager mode calls a function that no mode meets, whose result is quantized where it is read; compiled code an operator."""
+    sim = mixtures.simulated(mixtures.mixture("mixtral"), qsim.int8())
+    graphs = []
+    compiled = torch.compile(sim, backend=lambda graph, inputs: graphs.append(graph) or graph.forward, fullgraph=True)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        assert torch.equal(compiled(**mixtures.EXAMPLE).logits, sim(**mixtures.EXAMPLE).logits)
+    called = [str(node.target) for node in graphs[0].graph.nodes if node.op == "call_function"]
+    products = [at for at, name in enumerate(called) if "grouped_mm" in name]
+    assert len(products) == 4
+    assert all("fake_quantize" in called[at + 1] for at in products)
 
 
 def test_hooks_that_leave_parameters_where_they_are_are_simulated():

@@ -22,7 +22,7 @@ from qsim.graph.execute.switch import Switch
 from qsim.graph.record.call_sites import traced_call_site, variable_of_asker
 from qsim.graph.record.containers import full_name
 from qsim.graph.record.tape import Slot
-from qsim.operations.functions import ARRAY, COMPOSITE, CONSTRUCTORS, DROPOUTS, MAC, ON_ARRAYS, SAME, Function
+from qsim.operations.functions import ARRAY, COMPOSITE, CONSTRUCTORS, DROPOUTS, MAC, ON_ARRAYS, READ_QUANTIZED, SAME, Function
 from qsim.runs.arguments import Arguments
 
 
@@ -150,7 +150,7 @@ class TracedMode(LocalMode):
             if node == STRANGE and name in MAC and (weighted := self.with_weights(args, kwargs)) is not None:
                 args, kwargs = weighted
             out = self.passed(name, func, args, kwargs)
-            if node == STRANGE and computes(out):
+            if node == STRANGE and name not in READ_QUANTIZED and computes(out):
                 traced_strange(place.token, name, weighted is not None)
             return out
 
