@@ -277,7 +277,7 @@ def test_a_batch_without_tensors_is_not_verified(tmp_path):
 
 
 @pytest.mark.parametrize("at", [0, 3])
-@pytest.mark.parametrize("layer, x", [(nn.Linear(6, 4), torch.randn(8, 6)), (nn.Conv1d(6, 4, 1), torch.randn(8, 6, 6))])
+@pytest.mark.parametrize(("layer", "x"), [(nn.Linear(6, 4), torch.randn(8, 6)), (nn.Conv1d(6, 4, 1), torch.randn(8, 6, 6))])
 def test_layers_that_are_restored_refuse_it_themselves(layer, x, at):
     """Also where the batch is held back, or the first: what a layer reads is looked at before the layer runs."""
     sim = qsim.QuantSim(nn.Sequential(layer, nn.ReLU()).eval(), x)
