@@ -125,8 +125,8 @@ def unchanged(model: nn.Module, *, whole: bool = True) -> Iterator[None]:
 
 @contextmanager
 def buffers_unchanged(model: nn.Module) -> Iterator[None]:
-    """Undo on leaving, also by an exception, what the body wrote to buffers of `model`, and take them out of graphs: of a body that runs the
-    model and goes back through it, whose parameters may change.
+    """Undo on leaving, also by an exception, what the body wrote to buffers of `model`, and take them out of graphs. For a body that runs
+    the model and goes back through it; its parameters may change.
 
     Examples
     --------
@@ -136,17 +136,17 @@ def buffers_unchanged(model: nn.Module) -> Iterator[None]:
     >>> norm.num_batches_tracked.item()
     0
     """
-    held = [(m._buffers, name, b) for m in model.modules() for name, b in m._buffers.items() if b is not None]
+    held = [(m, name, b) for m in model.modules() for name, b in m.named_buffers(recurse=False)]
     before = [(*each, each[2].requires_grad, each[2].detach().clone()) for each in held]
     try:
         yield
     finally:
-        for registry, name, buffer, required, contents in before:
+        for module, name, buffer, required, contents in before:
             if buffer.requires_grad == required:
                 buffer.data.copy_(contents)
-                registry[name] = buffer
+                setattr(module, name, buffer)
             else:  # what a graph wrote to stays in it
-                registry[name] = contents
+                setattr(module, name, contents)
 
 
 def _accelerators(devices: Iterable[torch.device]) -> dict[str, set[int]]:
