@@ -8,9 +8,10 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
+from tests.fuzz.lives.sequences import Sequence, live, shrink
+
 from qsim.deploy import bake
 from qsim.graph.execute.shortcuts import Kept
-from tests.fuzz.lives.sequences import Sequence, live, shrink
 
 STEPS = (("calibrate", 1), ("summary", 2), ("copy_ into a parameter", 5), ("bake", 3), ("summary", 4))
 LIFE = Sequence(1, "remembering", "int8", STEPS)
