@@ -3,7 +3,7 @@
 # make docs    the site, in build/site (opens without a network: build/site/index.html); pictures of reports where chromium is installed
 # make wheel   dist/: an sdist, and from it a wheel for each Python here, tried in an environment of its own
 # make bench   the benchmarks: ratios in one process, out/bench.json and its plot; five minutes
-# make fuzz    a million inputs for each libFuzzer target, a million calls of operators (FUZZ_INPUTS=...), 20,000 programs (FUZZ_PROGRAMS=...)
+# make fuzz    a million inputs for each libFuzzer target, a million calls of operators (FUZZ_INPUTS=...), 20,000 programs (FUZZ_PROGRAMS=...), 1,000 sequences of calls (FUZZ_LIVES=...)
 # make ptx     the PTX of the CUDA kernels on this machine, for five architectures; wants nvcc
 # make aarch64 kernels and C++ tests for 64-bit ARM, under qemu; wants g++-aarch64-linux-gnu and qemu-user
 # make test-cuda-torch   a CUDA build of torch without a GPU, in an environment of its own (some GB): all Python tests; scripts/test_torch.sh takes other versions
@@ -59,6 +59,7 @@ fuzz: build
 	scripts/require_clang.sh
 	OMP_NUM_THREADS=1 PYTHONPATH=python:. $(BIN)/python -m tests.fuzz.programs --as-it-is --jobs 2 --count $(or $(FUZZ_PROGRAMS),20000)
 	OMP_NUM_THREADS=1 PYTHONPATH=python:. $(BIN)/python -m tests.fuzz.programs.without
+	OMP_NUM_THREADS=1 PYTHONPATH=python:. $(BIN)/python -m tests.fuzz.lives --count $(or $(FUZZ_LIVES),1000)
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/fuzz.sh $(or $(FUZZ_INPUTS),1000000)
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/fuzz_operators.sh $(or $(FUZZ_INPUTS),1000000)
 

@@ -18,6 +18,7 @@ from qsim.graph.record.tape import tensors_in
 from qsim.numbers.encoding import Encoding
 from qsim.quantizers.quantizer import Quantizer
 from qsim.runs.sharding import is_sharded
+from qsim.runs.snapshot import unchanged
 from qsim.simulation.simulation import Simulation
 from qsim.warning import warn
 
@@ -133,7 +134,7 @@ def _others(sim: Simulation, weights: list[BakedWeight]) -> list[str]:
 
 def _check(sim: Simulation, baked: nn.Module, weights: list[BakedWeight]) -> None:
     """The baked model computes on the example inputs what the simulation does with its quantizers of weights alone."""
-    with _weights_alone(sim, weights), torch.no_grad(), torch.random.fork_rng():
+    with unchanged(sim, whole=False), unchanged(baked, whole=False), _weights_alone(sim, weights), torch.no_grad():
         for args, kwargs in sim.calls:
             results = []
             for model in (sim.model, baked):

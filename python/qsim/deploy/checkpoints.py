@@ -238,7 +238,7 @@ def _check(
     for name, weight in weights.items():
         encoding, activation = weight.quantizer.encoding, activations.get(name)
         assert encoding is not None
-        cure = f'leave it in float, Config.override("{operations[name]}", weight=None)'
+        cure = f'leave it in float, Config.override("{operations[weight.name]}", weight=None)'
         shared = f"is shared with another module: {cure}" if owners[id(weight.parameter)] > 1 else None
         problem = shared or _kind_problem(sim.model, name, encoding, cure, layout) or places.get(name)
         if problem := problem or _problem(weight.parameter, encoding, activation, format):

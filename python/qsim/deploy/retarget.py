@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from operator import attrgetter
 from typing import TypeVar
 
 from torch import nn
 from torch.fx import Node
 
+from qsim.batch_norm.statistics import batch_norms
 from qsim.config.profile import PROFILES, Profile
 from qsim.errors import CalibrationError
 from qsim.graph.execute.attach import detach
@@ -25,26 +26,28 @@ from qsim.numbers.spec import TensorSpec
 from qsim.quantizers.observer import encoding_of_range
 from qsim.quantizers.quantizer import Quantizer
 from qsim.quantizers.running_observer import RunningObserver
+from qsim.runs.arguments import Arguments
 from qsim.simulation.range_choice import fit_biases
 from qsim.simulation.simulation import Simulation
 from qsim.trace.capture import Program, capture
 from qsim.trace.marks_behind_moves import key_of, moved_from
 
 Sim = TypeVar("Sim", bound=Simulation)
-Place = tuple[int | str, int | str]
+Position = tuple[int, int] | str  # in the trace of which call, or what the model holds
+Place = tuple[Position, Position]
 Places = Mapping[str, set[Place]]
 
 
-def retarget(sim: Sim, target: str | Profile) -> Sim:
-    """`QuantSim.retarget` documents it."""
+def retarget(sim: Sim, target: str | Profile, calls: Sequence[Arguments] | None = None) -> Sim:
+    """`QuantSim.retarget` documents it. `calls`: the example calls that it is made for, all of them by default."""
     sim.check_calibrated()
-    twin, (args, kwargs) = copy.deepcopy(sim).eval(), sim.calls[0]
+    twin, calls = copy.deepcopy(sim).eval(), sim.calls if calls is None else calls
     twin.fall_back({})
-    before = capture(twin, args, kwargs, open_batch=False)  # positions alone are asked for: open sizes take a third of the time
+    before = _places(twin, calls)
     detach(twin.model)
-    made = type(sim)(twin.model, args or kwargs, dataclasses.replace(sim.config, target=target), inplace=True)
-    made.folds = sim.folds + made.folds
-    sources = _sources(_places(before, _gates(twin)), _places(capture(made, args, kwargs, open_batch=False), _gates(made)))
+    made = type(sim)(twin.model, [args or kwargs for args, kwargs in calls], dataclasses.replace(sim.config, target=target), inplace=True)
+    _go_on(made, sim)
+    sources = _sources(before, _places(made, calls))
     old, new = twin.quantizers(), made.quantizers()
     unseen = []
     for key, planned in made.decisions.quantizers.items():
@@ -68,6 +71,16 @@ def retarget(sim: Sim, target: str | Profile) -> Sim:
     fit_biases(made, made.decisions.biases)
     made.fall_back({name: format for name, format in sim.quantization.formats.items() if name in made.decisions.operations})
     return made
+
+
+def _go_on(made: Simulation, sim: Simulation) -> None:
+    """What became of a simulation since it was made holds for the new one, too."""
+    made.folds = sim.folds + made.folds
+    made.restored = sim.restored
+    made.frozen |= sim.frozen & set(batch_norms(made.model))
+    if sim.read is not None:
+        read = {planned.parameter for key, planned in sim.decisions.quantizers.items() if key in sim.read}
+        made.read = frozenset(key for key, planned in made.decisions.quantizers.items() if planned.parameter in read)
 
 
 def _take_weight(quantizer: Quantizer, planned: PlannedQuantizer, sim: Simulation, model: nn.Module) -> None:
@@ -129,14 +142,24 @@ def _at(place: Place, places: Places) -> list[str]:
     return exact or [key for key, tensors in places.items() if any(base == place[1] for _, base in tensors)]
 
 
-def _places(program: Program, gates: Collection[str]) -> Places:
+def _places(sim: Simulation, calls: Sequence[Arguments]) -> Places:
+    """For each quantizer of a simulation the tensors that it stands at in these calls: see `_places_in`."""
+    gates, found = _gates(sim), dict[str, set[Place]]()
+    for call, (args, kwargs) in enumerate(calls):
+        program = capture(sim, args, kwargs, open_batch=False)  # positions alone are asked for: open sizes take a third of the time
+        for key, places in _places_in(program, gates, call).items():
+            found.setdefault(key, set()).update(places)
+    return found
+
+
+def _places_in(program: Program, gates: Collection[str], call: int) -> Places:
     """For each quantizer, but for those of gates, the tensors that it stands at, and those that they are moved from: by their positions
     among all but marks and gates, without which a product with a gate is the activation that others have. What the model holds goes by
     its name: a BatchNorm that is a layer of its own has other parameters."""
     nodes, held = program.exported.graph.nodes, {node: node.name for node in program.held}
     inside = {node.args[0] for node in nodes if key_of(node) in gates}
     counted = (node for node in nodes if not _is_mark(node) and node not in inside and node not in held)
-    position: dict[Node, int | str] = {**held, **{node: i for i, node in enumerate(counted)}}
+    position: dict[Node, Position] = {**held, **{node: (call, i) for i, node in enumerate(counted)}}
     found: dict[str, set[Place]] = {}
     for node in nodes:
         if (key := key_of(node)) is not None and key not in gates:

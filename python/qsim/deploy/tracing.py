@@ -85,7 +85,7 @@ def _retargeted(traced: Tracing, notes: list[str]) -> Simulation:
     """The simulation for the target of `traced`, which cannot express it as it is."""
     name, own = traced.target.name, traced.sim.config.profile.name
     try:
-        made = retarget(traced.sim, name)
+        made = retarget(traced.sim, name, traced.sim.calls[:1])
     except CalibrationError as error:
         raise ExportError(f"{refusal(traced.objections, traced.target)}\n{error}") from error
     first, reasons = next(iter(traced.objections.items()))

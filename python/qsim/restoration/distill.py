@@ -21,6 +21,7 @@ from qsim.pages.report import Report
 from qsim.pages.subject import about
 from qsim.progress import progress
 from qsim.runs.report_subject import subject_of
+from qsim.runs.snapshot import buffers_unchanged
 from qsim.simulation.simulation import Simulation
 from qsim.table import decibel
 
@@ -129,7 +130,7 @@ def train(
     training = [i for i, held in enumerate(measures) if not held]
     held = [i for i, held in enumerate(measures) if held] or training
     generator = torch.Generator().manual_seed(seed)
-    levels = {0: _level(calls, wanted, held)}
+    levels = {0: _level(sim, calls, wanted, held)}
     losses: list[float] = []
     kept = 0
     with _learning(sim) as groups:
@@ -144,7 +145,7 @@ def train(
             batch = order.pop()
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate * 2 * (1 - (step - 1) / steps) / max(steps, _FULL)
-            with torch.enable_grad():
+            with buffers_unchanged(sim.model), torch.enable_grad():
                 error = loss(calls[batch](), wanted[batch])
                 if not isinstance(error, Tensor) or error.numel() != 1:
                     got = f"a tensor of shape {tuple(error.shape)}" if isinstance(error, Tensor) else f"a {type(error).__name__}"
@@ -164,7 +165,7 @@ def train(
                 for scale, was in scales:
                     scale.clamp_(was / 2, was * 2)  # and so stays positive
             if step % every == 0 or step == steps:
-                levels[step] = _level(calls, wanted, held)
+                levels[step] = _level(sim, calls, wanted, held)
                 if levels[step] > levels[kept]:
                     kept, best = step, [t.detach().clone() for t in tensors]
         with torch.no_grad():
@@ -205,10 +206,12 @@ def _size(p: Tensor) -> float:
     return float(p.detach().double().square().mean().sqrt()) if p.numel() else 0.0
 
 
-def _level(calls: Sequence[Call], wanted: Sequence[Any], batches: Sequence[int]) -> float:
+def _level(sim: Simulation, calls: Sequence[Call], wanted: Sequence[Any], batches: Sequence[int]) -> float:
     found = Deviation()
     with torch.no_grad():
         for i in batches:
-            for got, reference in zip(float_tensors(calls[i]()), float_tensors(wanted[i]), strict=True):
+            with buffers_unchanged(sim.model):
+                results = calls[i]()
+            for got, reference in zip(float_tensors(results), float_tensors(wanted[i]), strict=True):
                 found.add(reference, got)
     return found.sqnr

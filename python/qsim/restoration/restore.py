@@ -32,7 +32,7 @@ from qsim.runs.batches import Forward, arguments_of, iterate, to_device
 from qsim.runs.memory import MemoryWatch
 from qsim.runs.report_subject import subject_of
 from qsim.runs.sharding import sharded_modules
-from qsim.runs.snapshot import unchanged
+from qsim.runs.snapshot import buffers_unchanged, unchanged
 from qsim.runs.unfit import unfit_told
 from qsim.simulation.range_choice import fit_biases
 from qsim.simulation.simulation import Simulation
@@ -148,11 +148,17 @@ def distill(
     calls, measures, _ = _calls(sim, data, forward, caller, max_batches)
     with _evaluating(sim):
         with sim.in_float(), torch.no_grad():
-            wanted = [call() for call in calls]
+            wanted = [_undone(sim, call) for call in calls]
         distilled = train(sim, calls, measures, wanted, steps=steps, loss=loss, seed=seed, show=show)
     if distilled.kept:
         sim.restored = "distillation"
     return distilled
+
+
+def _undone(sim: Simulation, call: Callable[[], Any]) -> Any:
+    """What a call returns, each from the state that the model is in."""
+    with buffers_unchanged(sim.model):
+        return call()
 
 
 @contextmanager

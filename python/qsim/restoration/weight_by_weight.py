@@ -206,6 +206,8 @@ class Layers:
         count = _MEASURED if pair.measures else max(2 * size, min(_COLUMNS, _PRODUCTS // (size * size * product.groups)))
         each = -(-count // (self._runs[pair.measures] * self.uses[key]))
         x, y = (side.columns(each, self._generator(key, pair)) for side in (reference, product))
+        if any(side.shape[:2] != (product.groups, size) for side in (x, y)):
+            return None  # the operation itself refuses such a batch, in a moment and in words of its own
         if not bool(x.isfinite().all() & y.isfinite().all()):
             return f"'{self.sim.decisions.quantizers[key].operation}' read NaN or Inf"
         if self.uses[key] > 1:  # its own errors are in what it reads: what makes up for them there is fed back once more

@@ -123,6 +123,32 @@ def unchanged(model: nn.Module, *, whole: bool = True) -> Iterator[None]:
             before.restore()
 
 
+@contextmanager
+def buffers_unchanged(model: nn.Module) -> Iterator[None]:
+    """Undo on leaving, also by an exception, what the body wrote to buffers of `model`, and take them out of graphs. For a body that runs
+    the model and goes back through it; its parameters may change.
+
+    Examples
+    --------
+    >>> norm = nn.BatchNorm1d(2)
+    >>> with buffers_unchanged(norm):
+    ...     _ = norm(torch.ones(3, 2))
+    >>> norm.num_batches_tracked.item()
+    0
+    """
+    held = [(m, name, b) for m in model.modules() for name, b in m.named_buffers(recurse=False)]
+    before = [(*each, each[2].requires_grad, each[2].detach().clone()) for each in held]
+    try:
+        yield
+    finally:
+        for module, name, buffer, required, contents in before:
+            if buffer.requires_grad == required:
+                buffer.data.copy_(contents)
+                setattr(module, name, buffer)
+            else:  # what a graph wrote to stays in it
+                setattr(module, name, contents)
+
+
 def _accelerators(devices: Iterable[torch.device]) -> dict[str, set[int]]:
     """Indices of the model's devices by type. `cuda` is always there: forking it for no device forks the CPU's generator alone."""
     found: dict[str, set[int]] = {"cuda": set()}

@@ -56,13 +56,14 @@ def choose_encodings(
     unmet = [key for key, q in quantizers.items() if key in problems and q.enabled and key in needed - refused]
     idle = [key for key in unmet if sim.is_idle(key)]
     unmet = [key for key in unmet if key not in idle]
+    fitted = fit_biases(sim, sim.decisions.biases)  # of those that have ranges, whatever the others are told
     if unmet:
         raise _failure([str(problems[key]) for key in unmet])
     reasons = {**dict.fromkeys(refused, _OTHER), **dict.fromkeys(problems.keys() - needed, _FALLEN)}
     unneeded = [f"{problems[key]} ({reasons[key]})" for key in quantizers if key in problems and key in reasons]
     later = "values that come later are an error. Calibrate with data that reach it"
     empty = [f"'{key}' met empty tensors alone and has no range: {later}" for key in idle]
-    return [*unneeded, *empty, *(found.sentence for found in borrowed.values()), *fit_biases(sim, sim.decisions.biases)]
+    return [*unneeded, *empty, *(found.sentence for found in borrowed.values()), *fitted]
 
 
 def fit_biases(sim: Simulation, biases: Iterable[PlannedBias]) -> list[str]:

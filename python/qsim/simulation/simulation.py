@@ -38,6 +38,7 @@ from qsim.quantizers.quantizer import Quantizer
 from qsim.runs.arguments import Arguments, example_calls, refuse_numbers
 from qsim.runs.batches import Forward, arguments_of, to_device
 from qsim.runs.copies import Derived
+from qsim.runs.example_calls import ExampleCalls
 from qsim.runs.offloaded import own_copy, settle_offloaded
 from qsim.runs.report_subject import subject_of
 from qsim.runs.runnable import check_module
@@ -95,7 +96,7 @@ class Simulation(NamedAsTheModel, AsTheModel):
     quantization: QuantizerBank
     decisions: Decisions
     switch: Switch
-    _calls: list[Arguments]
+    _calls: ExampleCalls
     examples: list[Arguments]
     frozen: set[str]
     followed: dict[str, str]
@@ -157,14 +158,13 @@ class Simulation(NamedAsTheModel, AsTheModel):
         self.fall_back({name: format for name, format in formats.items() if name in self.decisions.operations})
         kept = [f"BatchNorm '{name}' is not folded: {reason}" for name, reason in folding.kept.items()]
         self.notes = list(dict.fromkeys([*kept, *folding.warnings, *decided.notes, *notes]))
-        self._calls = tree_map_only(Tensor, Tensor.detach, list(examples))  # to look at the model again: to fold, to trace
+        self._calls = ExampleCalls(examples, self.model)
         self.examples = tree_map_only(Tensor, lambda _: None, list(examples))
 
     @property
     def calls(self) -> list[Arguments]:
-        """The example calls, each as positional and keyword arguments, where the model lies now."""
-        self._calls = [to_device(call, self.model) for call in self._calls]  # brought there once: some ask with every batch
-        return self._calls
+        """The example calls, each as positional and keyword arguments, where the model lies now and in the type that it computes in."""
+        return self._calls.beside(self.model)
 
     def fall_back(self, formats: Mapping[str, str]) -> None:
         """From now on these operations, by name, compute in these float formats, all others as planned."""
@@ -272,7 +272,7 @@ class Simulation(NamedAsTheModel, AsTheModel):
 
     def forward_batch(self, model: nn.Module, batch: Any) -> Any:
         args, kwargs = to_device(arguments_of(batch, self.examples), model)
-        with unfit_told((args, kwargs), self._calls, self.model):
+        with unfit_told((args, kwargs), self.calls, self.model):
             return model(*args, **kwargs)
 
     def runner(self, forward: Forward | None) -> Callable[[Any], Any]:

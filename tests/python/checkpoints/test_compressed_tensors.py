@@ -140,3 +140,13 @@ def test_transformers_reads_it(name, tmp_path):
     with torch.no_grad():
         assert torch.equal(read(input_ids=ids).logits, sim.bake()(input_ids=ids).logits)
         assert not torch.equal(read(input_ids=ids).logits, model(input_ids=ids).logits)
+
+
+def test_a_weight_of_two_layers_is_refused_by_both_names(tmp_path):
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)).eval()
+    model[2].weight = model[0].weight
+    sim = qsim.QuantSim(model, X, qsim.Config(SPECS["group 32"], None))
+    sim.calibrate([X], progress=False)
+    with pytest.raises(ValueError, match=r"(?s)'0.weight' is shared with another module: leave .*'2.weight' is shared") as told:
+        sim.save_compressed(tmp_path)
+    assert str(told.value).count('Config.override("0", weight=None)') == 2

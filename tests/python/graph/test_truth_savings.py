@@ -2,6 +2,8 @@
 
 import copy
 import ctypes
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -208,6 +210,37 @@ def test_parameters_in_memory_that_processes_share():
             for p in s.model.parameters():
                 through_numpy(p)
         assert torch.equal(sim(x), plain(x))
+
+
+_LOADED = """
+import io, torch, qsim
+
+def loaded(value):
+    file = io.BytesIO()
+    torch.save(value, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+model, x = torch.nn.Linear(64, 64), torch.randn(4, 64)
+sim = qsim.QuantSim(model.eval(), x, qsim.int8(target="onnxruntime"))
+sim.calibrate([x], progress=False)
+{load}
+with torch.no_grad():
+    {read}
+    for p in sim.model.parameters():
+        p.mul_(-2.0)
+    found = sim(x)
+    sim.savings = False
+    assert torch.equal(found, sim(x))
+"""
+
+
+@pytest.mark.parametrize("read", ["sim(x)", "sim.evaluate(x, integer=True)"])
+@pytest.mark.parametrize("load", ["sim = loaded(sim)", "sim.load_state_dict(loaded(sim.state_dict()), assign=True)"])
+def test_parameters_in_memory_that_torch_load_read(load, read):
+    """It has no allocator: writing to it ends the process where it was shared copy-on-write."""
+    run = subprocess.run([sys.executable, "-c", _LOADED.format(load=load, read=read)], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
 
 
 def test_a_moving_average_of_the_weights():

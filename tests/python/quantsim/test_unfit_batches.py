@@ -274,3 +274,17 @@ def test_a_batch_without_tensors_is_not_verified(tmp_path):
     sim.calibrate([torch.randn(4, 3)], progress=False)
     with pytest.raises(ValueError, match=r"got a batch of verify= with 0 tensors for the model, NoneType; the file, which stays, takes 1"):
         sim.export(tmp_path / "model.onnx", verify=[None])
+
+
+@pytest.mark.parametrize("at", [0, 3])
+@pytest.mark.parametrize(("layer", "x"), [(nn.Linear(6, 4), torch.randn(8, 6)), (nn.Conv1d(6, 4, 1), torch.randn(8, 6, 6))])
+def test_layers_that_are_restored_refuse_it_themselves(layer, x, at):
+    """Also where the batch is held back, or the first: what a layer reads is looked at before the layer runs."""
+    sim = qsim.QuantSim(nn.Sequential(layer, nn.ReLU()).eval(), x)
+    sim.calibrate([x], progress=False)
+    batches = [x, x, x, x]
+    batches[at] = x[:, :5]
+    before = {name: t.clone() for name, t in sim.state_dict().items()}
+    with pytest.raises(ValueError, match=r"QuantSim: the model does not run on the batch: .*; the example inputs had"):
+        sim.restore(batches, progress=False)
+    assert all(torch.equal(t, before[name]) for name, t in sim.state_dict().items())

@@ -69,3 +69,33 @@ def test_it_is_a_report_as_others_are(tmp_path):
     distilled.save(tmp_path / "numbers.csv")
     assert f"sqnr,after,{distilled.levels[distilled.kept]}" in (tmp_path / "numbers.csv").read_text()
     assert distilled.figures().scalars["loss/last"] == distilled.losses[-1]
+
+
+class Remembering(torch.nn.Module):
+    """A mean of what it has seen, without gradients."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(8, 8), torch.nn.Linear(8, 4)
+        self.register_buffer("seen", torch.zeros(8))
+
+    def forward(self, x):
+        y = torch.relu(self.first(x))
+        self.seen.mul_(0.9).add_(y.detach().mean(0) * 0.1)
+        return self.second(y - self.seen)
+
+
+@pytest.mark.parametrize("distill", ["distill", "restore"])
+def test_what_the_model_remembers_stays_and_is_in_no_graph(distill):
+    """Scales are learned, so what the simulation writes to buffers depends on parameters: each step begins with what was there."""
+    torch.manual_seed(0)
+    x = torch.randn(64, 8)
+    sim = calibrated(Remembering().eval(), qsim.int4(), x.split(16))
+    sim.model.seen.fill_(0.25)
+    if distill == "distill":
+        assert sim.distill(x.split(16), 6, progress=False).steps == 6
+    else:
+        sim.restore(x.split(16), steps=6, progress=False)
+    assert torch.equal(sim.model.seen, torch.full((8,), 0.25))
+    assert not sim.model.seen.requires_grad
+    copy.deepcopy(sim)

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 import torch.nn.functional as F
-from models import CONV_NET_KEYS, ConvNet, Perceptron, seeded
+from models import CONV_NET_KEYS, ConvNet, Forward, Perceptron, seeded
 from torch import nn
 
 import qsim
@@ -169,6 +169,19 @@ def test_int32_bias_raises_a_weight_scale_that_is_too_small():
     encodings = sim.encodings()
     assert ((100.0 / (encodings["input"].scale * encodings["weight"].scale)) <= 2**31).all()
     torch.testing.assert_close(sim(ROWS[:, :4]), torch.full((32, 2), 100.0), rtol=1e-2, atol=0)
+
+
+def test_int32_biases_fit_after_an_error_too():
+    """Quantizers that got no range say that all others have theirs: with them biases have to fit."""
+    model = Forward(lambda m, x, more=False: m.more(m.fc(x)) if more else m.fc(x), fc=nn.Linear(4, 2), more=nn.Linear(2, 2))
+    with torch.no_grad():
+        model.fc.weight.mul_(1e-12)
+        model.fc.bias.fill_(100.0)
+    x = ROWS[:, :4]
+    sim = qsim.QuantSim(model.eval(), [{"x": x}, {"x": x, "more": True}], qsim.Config(bias=True))
+    with pytest.raises(qsim.CalibrationError, match="all others have theirs"):
+        sim.calibrate([{"x": x}], progress=False)
+    torch.testing.assert_close(sim(x), torch.full((32, 2), 100.0), rtol=1e-2, atol=0)
 
 
 @pytest.mark.parametrize("groups", [1, 2])
