@@ -103,9 +103,11 @@ std::uint64_t sum_of(const Tensor& t) {
 // Whether nobody knows where the memory is: whoever wants to write has to ask PyTorch first. What looks at it from
 // outside of PyTorch (NumPy, DLPack) holds another tensor with the same storage, since it refuses one that requires a
 // gradient; what was written in C++ may hold this one, as the node that accumulates its gradient does. Python's object
-// of a storage, once made, is kept by the storage as the storage is by it.
+// of a storage, once made, is kept by the storage as the storage is by it. Who writes to shared memory is given other
+// memory by its allocator; what `torch.load` read has none, and PyTorch would end the process there.
 bool is_asked_for(const Tensor& t) {
   const c10::StorageImpl& storage = *t.storage().unsafeGetStorageImpl();
+  if (storage.allocator() == nullptr) return false;
   const std::size_t of_storage = storage.pyobj_slot()->has_unique_reference() ? 2 : 1;
   const std::size_t of_tensor = torch::autograd::impl::try_get_grad_accumulator(t) ? 2 : 1;
   return t.requires_grad() && t.storage().use_count() == of_storage && t.use_count() == of_tensor;

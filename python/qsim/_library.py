@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -83,20 +81,3 @@ Settled = _C.Settled
 SettledDynamic = _C.SettledDynamic
 Stamp = _C.Stamp
 Unchanged = _C.Unchanged
-
-
-@contextlib.contextmanager
-def read_where_foreign(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
-    """Within the context a stamp of these tensors compares the bytes of those whose memory torch did not allocate itself, as `torch.load`
-    reads it, in place of sharing it copy-on-write: whoever writes to shared memory asks its allocator for more, and where there is none
-    torch ends the process.
-
-    Examples
-    --------
-    >>> with read_where_foreign([torch.zeros(3)]):
-    ...     stamp = Stamp(torch.zeros(3))
-    """
-    plain = (t for t in tensors if type(t) in (torch.Tensor, torch.nn.Parameter) and t.is_cpu and t.layout is torch.strided)
-    named = [t.detach() for t in plain if not t.untyped_storage().resizable()]  # what has another name is never shared
-    yield
-    del named

@@ -15,7 +15,7 @@ from torch.fx import Interpreter, Node
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from qsim import ops
-from qsim._library import Stamp, read_where_foreign
+from qsim._library import Stamp
 from qsim.errors import AccumulatorError
 from qsim.graph.execute.marks import BIAS, QUANTIZED, ROUNDED
 from qsim.integer.assignment import Kernel
@@ -66,8 +66,7 @@ class Evaluation:
         if self._kept is not None and self._kept[1] == settings and self._kept[0].matches(*tensors):
             return self._kept[2]
         prepared = Prepared(self.program, self.quantizers, lambda path: attrgetter(path)(self.model))
-        with read_where_foreign(tensors):
-            self._kept = Stamp(*tensors), settings, prepared
+        self._kept = Stamp(*tensors), settings, prepared
         return prepared
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
-from qsim._library import Direct, KeptParameter, Settled, SettledDynamic, Unchanged, read_where_foreign
+from qsim._library import Direct, KeptParameter, Settled, SettledDynamic, Unchanged
 from qsim.graph.execute import ownership
 from qsim.graph.execute.lowered import LiveMaker, Lowered, Quantize
 from qsim.graph.execute.ownership import is_alone
@@ -93,8 +93,7 @@ class Kept(Shortcut):
         with torch.inference_mode(False), torch.no_grad():
             quantized = quantize(value)
         if _have_versions(tensors) and not (_is_sharding() or (quantized.nbytes >= _LARGE and is_scarce())):
-            with read_where_foreign((value,)):
-                kept.keep(value, quantized)
+            kept.keep(value, quantized)
         return quantized
 
     def _at_once(self, value: Tensor, quantize: Callable[[Tensor], Tensor]) -> Tensor:
