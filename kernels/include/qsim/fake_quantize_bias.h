@@ -14,10 +14,11 @@ struct QuantizedBias {
   bool in_range;
 };
 
-// The product of two scales may be too small for float32, and 0 then: on such a grid there is 0 alone.
+// The product of two scales may be too small for float32, and 0 then: on such a grid there is 0 alone, which 0 is on.
 QSIM_HD QuantizedBias fake_quantize_bias(double bias, float input_scale, float weight_scale) {
-  const Grid<double> grid{input_scale * weight_scale, -0x1p31, 0x1p31 - 1};
-  const double steps = bias == 0 ? 0.0 : quotient<Rounding::divide>(bias, grid.scale);
+  const float scale = input_scale * weight_scale;
+  const Grid<double> grid{scale, -0x1p31, 0x1p31 - 1};
+  const double steps = quotient<Rounding::divide>(bias, static_cast<double>(scale > 0 ? scale : 0x1p-149f));
   return {dequantize(nearest_steps(steps, grid), grid.scale), in_range(steps, grid)};
 }
 

@@ -21,5 +21,5 @@ def fake_quantize_bias(bias: Tensor, input_scale: Tensor, weight_scale: Tensor) 
     scale = scale.repeat(bias.numel() // max(scale.numel(), 1)).double()
     zero_point = torch.zeros_like(scale, dtype=torch.int32)
     y = fake_quantize(bias.double(), scale, zero_point, limits.min, limits.max, axis=0)
-    y = torch.where(bias == 0, 0.0, y)  # on a grid whose scale is too small for float32, too, which 0 is all of
+    y = torch.where((scale == 0) & ~bias.isnan(), 0.0, y)  # the product is too small for float32: 0 is all of that grid
     return y if bias.dtype == torch.float64 else y.float().to(bias.dtype)
