@@ -16,6 +16,7 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 import onnxruntime
+import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -125,7 +126,8 @@ def verify_simulation(
         As in `QuantSim.calibrate`: every call of the model that it makes is verified.
     """
     sizes = {str(value.name): [n if isinstance(n, int) else 0 for n in value.shape or ()] for value in model.graph.inputs}
-    ways = {"simulation": False, ON_INTEGERS: True} if is_for_onnxruntime(model) else {"simulation": False}
+    in_float32 = all(p.dtype is torch.float32 for p in sim.model.parameters() if p.is_floating_point())  # as integer kernels want it
+    ways = {"simulation": False, ON_INTEGERS: True} if is_for_onnxruntime(model) and in_float32 else {"simulation": False}
 
     def computed() -> Iterable[tuple[Mapping[str, Array], Mapping[str, Sequence[Array]]]]:
         for batch in batches if forward is None else map(as_batch, calls_made(sim.called(), batches, forward)):

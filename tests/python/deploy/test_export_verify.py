@@ -212,3 +212,12 @@ def test_results_of_other_shapes_differ_throughout(tmp_path):
     (same,) = report.verification.differences["on integers", "optimised"].values()
     assert same.mismatching == 0
     assert "inf" in str(report.verification)
+
+
+def test_a_file_in_half_precision_is_verified_without_integer_kernels(tmp_path):
+    sim = qsim.QuantSim(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)).eval(), torch.randn(4, 8), qsim.int8())
+    sim.calibrate([torch.randn(64, 8)], progress=False)
+    sim.half()
+    found = sim.export(tmp_path / "half.onnx", verify=[torch.randn(16, 8).half()]).verification.differences
+    assert list(found) == [*WAYS[:3], ("float", "optimised")]
+    assert all(difference.largest <= 1.001 for pair in WAYS[:3] for difference in found[pair].values())
