@@ -32,9 +32,14 @@ def half_precision_loses_the_same(case: Case) -> Failure | None:
     example = case.calls[0]
     for scale in _SCALES:
         call = Call(example.name, {name: _scaled(t, scale) for name, t in example.tensors.items()}, example.flags, True)
-        exact, found = _results(case, case.float_model(), call, torch.float32), _results(case, sim, call, torch.float32)
+        with quietly() as noted:
+            exact = _results(case, case.float_model(), call, torch.float32)
+            found = _results(case, sim, call, torch.float32)
+        if any("the example inputs did not show" in str(w.message) for w in noted):
+            raise Undecided("larger values decide for another path than the example's, which stays in float, as the simulation says")
         try:
-            half = _results(case, case.float_model(torch.float16), call, torch.float16)
+            with quietly():
+                half = _results(case, case.float_model(torch.float16), call, torch.float16)
         except Exception as error:
             raise Undecided(f"the model does not run in half precision: {error}") from error
         if len({len(half), len(found), len(exact)}) > 1:
@@ -57,7 +62,7 @@ def _scaled(t: Tensor | None, scale: float) -> Tensor | None:
 def _results(case: Case, model: torch.nn.Module, call: Call, dtype: torch.dtype) -> list[Tensor]:
     args, kwargs = case.loaded.arguments(call, dtype)
     torch.manual_seed(case.program.seed)
-    with torch.no_grad(), quietly():
+    with torch.no_grad():
         return [t.float() for t in tensors_of(model(*args, **kwargs))]
 
 
