@@ -122,7 +122,7 @@ def estimated(
         if forward is not None:
             return sim.runner(forward)(tree_map_only(Tensor, _with_gradient, batch))
         args, kwargs = tree_map_only(Tensor, _with_gradient, to_device(arguments_of(batch, sim.examples), sim.model))
-        with unfit_told((args, kwargs), sim.calls, sim.model):
+        with unfit_told((args, kwargs), lambda: sim.calls, sim.model):
             return sim(*args, **kwargs)
 
     activations = [quantizer for key, quantizer in sim.quantizers().items() if key not in weights]

@@ -75,7 +75,7 @@ def results(model: nn.Module, calls: Sequence[Arguments], examples: Sequence[Arg
         torch.manual_seed(0)
         for args, kwargs in calls:
             args, kwargs = tree_map_only(Tensor, torch.clone, (args, kwargs))
-            with unfit_told((args, kwargs), examples, model) if examples else nullcontext():
+            with unfit_told((args, kwargs), lambda: examples, model) if examples else nullcontext():
                 returned = model(*args, **kwargs)
             found += [t.cpu() for t in tensors_in(returned)]
     return found

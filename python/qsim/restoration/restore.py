@@ -231,7 +231,7 @@ def _calls(
 
 
 def _call(sim: Simulation, called: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    with unfit_told((args, kwargs), sim.calls, sim.model):
+    with unfit_told((args, kwargs), lambda: sim.calls, sim.model):
         return called(*args, **kwargs)
 
 

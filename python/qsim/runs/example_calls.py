@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +10,7 @@ from torch.utils._pytree import tree_map_only
 
 from qsim.runs.arguments import Arguments
 from qsim.runs.batches import to_device
+from qsim.runs.runnable import first_float
 
 
 class ExampleCalls:
@@ -39,4 +39,5 @@ class ExampleCalls:
 
 
 def _float_type(model: nn.Module) -> torch.dtype | None:
-    return next((t.dtype for t in chain(model.parameters(), model.buffers()) if t.is_floating_point()), None)
+    first = first_float(model)
+    return None if first is None else first.dtype

@@ -137,6 +137,11 @@ def _signature(model: nn.Module) -> str:
         return "what only it knows"
 
 
+def first_float(model: nn.Module) -> Tensor | None:
+    """The first parameter or buffer of a float type: where the model lies, and what it computes in."""
+    return next((t for t in chain(model.parameters(), model.buffers()) if t.is_floating_point()), None)
+
+
 def hints(value: Any, model: nn.Module) -> Iterator[str]:
     """What to change about an argument that the model does not take."""
     if isinstance(value, torch.utils.data.DataLoader):
@@ -151,7 +156,7 @@ def hints(value: Any, model: nn.Module) -> Iterator[str]:
         yield f"A {type(value).__name__} is no batch: give one, such as next(it)"
     elif isinstance(value, (str, os.PathLike, set)) or callable(value):
         yield f"A {type(value).__name__} is no tensor: give what forward takes"
-    first = next((t for t in chain(model.parameters(), model.buffers()) if t.is_floating_point()), None)
+    first = first_float(model)
     if isinstance(value, Tensor) and first is not None:
         if value.device != first.device:
             yield f"The model lies on {first.device}, an input on {value.device}"

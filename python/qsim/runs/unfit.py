@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -29,12 +29,13 @@ class UnfitBatchError(ValueError, RuntimeError):
 
 
 @contextlib.contextmanager
-def unfit_told(call: Arguments, examples: Sequence[Arguments], model: nn.Module) -> Iterator[None]:
-    """Within the context the model runs on `call`; an error of a call that is not as the examples is told in our words."""
+def unfit_told(call: Arguments, examples: Callable[[], Sequence[Arguments]], model: nn.Module) -> Iterator[None]:
+    """Within the context the model runs on `call`; an error of a call that is not as the examples is told in our words. They are asked for
+    only where there is one."""
     try:
         yield
     except Exception as error:
-        found = unfit(error, call, examples, model)
+        found = unfit(error, call, examples(), model)
         if found is None:
             raise
         raise found from error

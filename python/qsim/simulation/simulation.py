@@ -272,7 +272,7 @@ class Simulation(NamedAsTheModel, AsTheModel):
 
     def forward_batch(self, model: nn.Module, batch: Any) -> Any:
         args, kwargs = to_device(arguments_of(batch, self.examples), model)
-        with unfit_told((args, kwargs), self.calls, self.model):
+        with unfit_told((args, kwargs), lambda: self.calls, self.model):
             return model(*args, **kwargs)
 
     def runner(self, forward: Forward | None) -> Callable[[Any], Any]:

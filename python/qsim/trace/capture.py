@@ -131,9 +131,9 @@ def capture(
 def _plain(program: Program, sim: Simulation) -> Program:
     """Without blocks that are called, `torch.vmap`, and operations in place."""
     inline_regions(program.exported)
-    quantizers = sim.quantizers()
     for key in mapped_marks(program.exported.graph):
-        if (axis := quantizers[key].spec.axis) is not None and not (isinstance(axis, int) and axis < 0):
+        axis = sim.quantizers()[key].spec.axis
+        if axis is not None and not (isinstance(axis, int) and axis < 0):
             raise CaptureError(
                 f"QuantSim: '{key}' has several scales, along axis {axis} of a tensor that a torch.vmap in forward maps over: a traced "
                 "graph has no such axis. Write the map as a product or as a loop, or give it one scale: Config.override(..., "

@@ -34,8 +34,7 @@ def without_in_place(exported: ExportedProgram) -> ExportedProgram:
 
     What it does to its inputs is left out: a caller's tensors are not written to. What it leaves in its buffers it writes at its end.
     """
-    maps = any(node.target is predispatch._add_batch_dim for node in exported.graph.nodes)
-    if not maps and (not any(map(writes, exported.graph.nodes)) or _Rewriting(exported).succeeded()):
+    if not _maps(exported.graph) and (not any(map(writes, exported.graph.nodes)) or _Rewriting(exported).succeeded()):
         return exported
     made: ExportedProgram = exported.run_decompositions({})
     made._verifiers = exported.verifiers  # which allow for what is written at the end
@@ -51,8 +50,10 @@ def without_in_place(exported: ExportedProgram) -> ExportedProgram:
     return made
 
 
-def mapped_marks(graph: Graph) -> set[str]:
+def mapped_marks(graph: Graph) -> list[str]:
     """Keys of the quantizers whose marks stand within a `torch.vmap`, on a tensor that it maps over."""
+    if not _maps(graph):
+        return []
     levels: dict[Node, set[Any]] = {}
     for node in graph.nodes:
         levels[node] = set[Any]().union(*(levels[operand] for operand in node.all_input_nodes))
@@ -60,7 +61,11 @@ def mapped_marks(graph: Graph) -> set[str]:
             levels[node].add(node.args[2])
         elif node.target is predispatch._remove_batch_dim:
             levels[node].discard(node.args[1])
-    return {str(node.args[1]) for node, found in levels.items() if found and node.target is QUANTIZED}
+    return [str(node.args[1]) for node, found in levels.items() if found and node.target is QUANTIZED]
+
+
+def _maps(graph: Graph) -> bool:
+    return any(node.target is predispatch._add_batch_dim for node in graph.nodes)
 
 
 def _held(exported: ExportedProgram) -> Iterator[tuple[InputSpec, Node]]:
