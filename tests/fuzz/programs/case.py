@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import re
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -16,7 +16,7 @@ from torch import nn
 
 import qsim
 
-from .ir import Program
+from .ir import Apply, Program, all_statements
 from .loaded import Call, Loaded
 from .results import tensors_of
 from .running import MODES, Outcome, quietly, run, same_state
@@ -125,10 +125,22 @@ class Case:
         self.loaded.hook(sim.model)
         if calibrated:
             data = data or [call for call in self.calls if call.recorded][:2]
-            with quietly(), _raising("calibrate"):
+            with quietly(), self._perhaps_empty(), _raising("calibrate"):
                 report = sim.calibrate(data, forward=lambda m, call: _forward(m, self.loaded, call, dtype), progress=False)
             self._told += report.problems
         return sim
+
+    @contextlib.contextmanager
+    def _perhaps_empty(self) -> Iterator[None]:
+        """Nothing is to be said of a range that no batch gave where rows are chosen by their values: there may be none."""
+        try:
+            yield
+        except Raised as raised:
+            if isinstance(raised.error, qsim.CalibrationError) and any(
+                isinstance(s, Apply) and s.operation == "chosen rows" for s in all_statements(self.program)
+            ):
+                raise Undecided("rows are chosen by their values, and there were none") from raised
+            raise
 
     def run(self, sim: nn.Module, call: Call, mode: str, dtype: torch.dtype = torch.float32, *, of: qsim.QuantSim | None = None) -> Outcome:
         """A call of a simulation; gradients by the names of the float model."""

@@ -99,3 +99,38 @@ def test_what_a_forward_writes_into_a_buffer_is_rounded():
         sim(WIDE)
         sim(WIDE.flip(1))
     assert len(sim.model.state.unique()) <= 8
+
+
+class Turned(nn.Module):
+    """Moves values before it computes anything."""
+
+    def forward(self, x):
+        return torch.roll(x, 1, -1) * 2.5
+
+
+class Turning(nn.Module):
+    """What Dynamo hides goes into a block that gets its own results afterwards; something else reads it first."""
+
+    def __init__(self, first):
+        super().__init__()
+        self.first, self.block = first, Turned()
+
+    def forward(self, x):
+        y = self.first(x)
+        z = F.relu(y)
+        for _ in range(3):
+            y = self.block(y)
+        return y + z
+
+
+@pytest.mark.parametrize("first", [nn.Hardswish(), nn.Hardswish(inplace=True), nn.Hardsigmoid(), nn.SiLU()], ids=repr)
+def test_what_moves_values_on_is_no_place_for_the_range_of_one_of_its_calls(first):
+    torch.manual_seed(0)
+    x, model = torch.randn(64, 8), Turning(first).eval()
+    with torch.no_grad():
+        expected = model(x.clone())
+    sim = qsim.QuantSim(model, (x.clone(),), qsim.int16())
+    sim.calibrate([x.clone()], progress=False)
+    with torch.no_grad():
+        error = (sim(x.clone()) - expected).square().sum() / expected.square().sum()
+    assert float(error) < 1e-6  # 60 dB

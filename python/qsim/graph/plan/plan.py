@@ -297,11 +297,11 @@ class _Planner:
             self.memory[site, slot] = frozenset(producers)
         self.through[site, slot] = frozenset(producer for producer in producers if not producer.visible)
         in_parts = any(origin.kind in ("step", "input") for origin in origins if origin not in produced)  # others are as they were
-        producer = producers.pop() if len(producers) == 1 and not in_parts else None
+        moved_too = site.moves and self.flow.routes[site.steps[0].path].skips(site)  # values that are quantized already
+        producer = producers.pop() if len(producers) == 1 and not (in_parts or moved_too) else None
         chain = [site] if producer is None else self.flow.chain_of(producer)
         key = f"{chain[0].name}.output" if chain != [site] else f"{site.name}.input[{slot}]"
-        spec = self.specs.of_chain(chain)
-        if spec is None:
+        if (spec := self.specs.of_chain(chain)) is None:
             self.ledger.leave(key, chain[0].op, reasons.BY_CONFIG)
             return
         shared = None if producer is None else self._shared((producer, 0))

@@ -136,6 +136,13 @@ class Route:
         at = nodes[step.ordinal] if step.ordinal < len(nodes) else None
         return None if at is None else self.sites[at]
 
+    def skips(self, site: Site) -> bool:
+        """Whether calls were recorded at the places of a site, here, that are no steps of it: what moves values is one only where it is the
+        first to read them."""
+        steps = Counter((step.key, step.ordinal) for step in site.steps)
+        calls = [called for recorded in self.calls.values() for called in recorded]
+        return any(sum(called[key] > ordinal for called in calls) > count for (key, ordinal), count in steps.items())
+
     def lead(self, step: Step, site: Site) -> None:
         """Have a step, and all others at its place, lead to a site."""
         nodes = self.nodes.setdefault(step.key, [])
