@@ -9,20 +9,24 @@
 
 namespace {
 
-using qsim::cpu::DescentRow;
-using qsim::cpu::FeedbackRow;
+using qsim::DescentRow;
+using qsim::FeedbackRow;
+using qsim::RowGrid;
+
+enum class Grid { one, of_columns, format };
 
 template <class T>
 struct Problem {
-  std::int64_t columns, stride;
+  std::int64_t columns;
+  Grid kind;
   std::vector<T> numbers, pull, step, low, high, moments, power;
 
-  Problem(std::int64_t n, std::int64_t stride_) : columns(n), stride(stride_) {
-    std::mt19937 random(static_cast<unsigned>(2 * n + stride));
+  Problem(std::int64_t n, Grid kind_) : columns(n), kind(kind_) {
+    std::mt19937 random(static_cast<unsigned>(3 * n) + static_cast<unsigned>(kind));
     std::normal_distribution<T> normal;
     std::vector<T> root(n * n);
     for (auto& x : root) x = normal(random);
-    for (std::int64_t i = 0; i < (stride == 0 ? 1 : n); ++i) {
+    for (std::int64_t i = 0; i < (kind == Grid::one ? 1 : n); ++i) {
       step.push_back(T(0.25) + T(i % 5) / 16);
       low.push_back(-2);
       high.push_back(T(1 + i % 2));
@@ -39,13 +43,30 @@ struct Problem {
     }
   }
 
-  qsim::cpu::RowGrid<T> grid() const { return {step.data(), low.data(), high.data(), stride}; }
+  RowGrid<T> grid() const {
+    static const qsim::FormatIn<T> format = qsim::format_in<T>(qsim::FloatFormat::float4_e2m1fn, true);
+    return {step.data(), low.data(), high.data(), kind == Grid::one ? 0 : 1, kind == Grid::format ? &format : nullptr};
+  }
   DescentRow<T> row() { return {columns, numbers.data(), pull.data(), grid(), moments.data(), power.data()}; }
 };
 
+// The number of float4_e2m1fn next to x, the one with an even mantissa where two are: OCP Microscaling Formats (MX)
+// Specification v1.0, section 5.3.3.
 template <class T>
-T next_to(T wanted, const qsim::cpu::RowGrid<T>& grid, std::int64_t i) {
+T next_of_format(T x) {
+  const T magnitudes[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
+  int best = 0;
+  for (int i = 1; i < 8; ++i) {
+    const T apart = std::fabs(std::fabs(x) - magnitudes[i]), least = std::fabs(std::fabs(x) - magnitudes[best]);
+    if (apart < least || (apart == least && i % 2 == 0)) best = i;
+  }
+  return std::copysign(magnitudes[best], x);
+}
+
+template <class T>
+T next_to(T wanted, const RowGrid<T>& grid, std::int64_t i) {
   const std::int64_t of = i * grid.stride;
+  if (grid.format != nullptr) return next_of_format(wanted / grid.step[of]) * grid.step[of];
   const T steps = std::nearbyint(wanted / grid.step[of]);
   return std::fmin(std::fmax(steps, grid.low[of]), grid.high[of]) * grid.step[of];
 }
@@ -69,8 +90,8 @@ void one_by_one(const DescentRow<T>& row, int rounds) {
 }
 
 template <class T, class Descend>
-void compare(Descend descend, std::int64_t n, std::int64_t stride) {
-  Problem<T> found(n, stride), expected(n, stride);
+void compare(Descend descend, std::int64_t n, Grid kind) {
+  Problem<T> found(n, kind), expected(n, kind);
   found.numbers.push_back(T(77));  // nothing beyond the last column
   found.pull.push_back(T(77));
   descend(found.row(), 7);
@@ -86,8 +107,8 @@ void compare(Descend descend, std::int64_t n, std::int64_t stride) {
 
 // Each column gathers what those behind it hand on, in their order, where the kernel hands it on.
 template <class T, class FeedBack>
-void compare_feedback(FeedBack feed_back, std::int64_t n, std::int64_t stride) {
-  const Problem<T> problem(n, stride);
+void compare_feedback(FeedBack feed_back, std::int64_t n, Grid kind) {
+  const Problem<T> problem(n, kind);
   const std::int64_t wide = n + 3;  // the matrix has other columns beside these
   std::vector<T> target(n), handed(n), factor(wide * wide, T(99)), numbers(n), errors(n);
   std::mt19937 random(static_cast<unsigned>(n));
@@ -123,10 +144,10 @@ TEST_CASE("error feedback is the published one to the bit") {
   for (auto level : runnable_levels()) {
     const auto& kernels = qsim::cpu::weight_row_kernels(level);
     for (std::int64_t n : {0, 1, 3, 9, 63, 64, 65, 128}) {
-      for (std::int64_t stride : {0, 1}) {
-        CAPTURE(qsim::cpu::name_of(level), n, stride);
-        compare_feedback<float>(kernels.feed_back_f32, n, stride);
-        compare_feedback<double>(kernels.feed_back_f64, n, stride);
+      for (Grid kind : {Grid::one, Grid::of_columns, Grid::format}) {
+        CAPTURE(qsim::cpu::name_of(level), n, kind);
+        compare_feedback<float>(kernels.feed_back_f32, n, kind);
+        compare_feedback<double>(kernels.feed_back_f64, n, kind);
       }
     }
   }
@@ -136,10 +157,10 @@ TEST_CASE("coordinate descent is the published one to the bit") {
   for (auto level : runnable_levels()) {
     const auto& kernels = qsim::cpu::weight_row_kernels(level);
     for (std::int64_t n : {3, 9, 63, 64, 65, 130}) {
-      for (std::int64_t stride : {0, 1}) {
-        CAPTURE(qsim::cpu::name_of(level), n, stride);
-        compare<float>(kernels.descend_f32, n, stride);
-        compare<double>(kernels.descend_f64, n, stride);
+      for (Grid kind : {Grid::one, Grid::of_columns, Grid::format}) {
+        CAPTURE(qsim::cpu::name_of(level), n, kind);
+        compare<float>(kernels.descend_f32, n, kind);
+        compare<double>(kernels.descend_f64, n, kind);
       }
     }
   }
@@ -149,17 +170,17 @@ TEST_CASE("coordinate descent ends where numbers are not finite, and touches not
   for (auto level : runnable_levels()) {
     const auto& kernels = qsim::cpu::weight_row_kernels(level);
     for (double bad : {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity(), -1e308}) {
-      Problem<double> problem(70, 0);
+      Problem<double> problem(70, Grid::one);
       problem.pull[5] = bad;
       kernels.descend_f64(problem.row(), 10);
-      Problem<double> settled(70, 1);
+      Problem<double> settled(70, Grid::of_columns);
       kernels.descend_f64(settled.row(), 100);
       const auto numbers = settled.numbers, pull = settled.pull;
       kernels.descend_f64(settled.row(), 100);
       CHECK(settled.numbers == numbers);
       CHECK(settled.pull == pull);
     }
-    Problem<double> empty(0, 1);
+    Problem<double> empty(0, Grid::of_columns);
     kernels.descend_f64(empty.row(), 3);
   }
 }

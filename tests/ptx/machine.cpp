@@ -82,9 +82,12 @@ void Warp::begin_block(unsigned x, unsigned y) {
   }
 }
 
-int Warp::lowest(unsigned lanes) const {
+int Warp::lowest(unsigned lanes, int from) const {
   int found = INT_MAX;
-  for (; lanes != 0; lanes &= lanes - 1) found = std::min(found, next_[std::countr_zero(lanes)]);
+  for (; lanes != 0; lanes &= lanes - 1) {
+    const int place = next_[std::countr_zero(lanes)];
+    if (place >= from) found = std::min(found, place);
+  }
   return found;
 }
 
@@ -129,8 +132,7 @@ void Warp::run() {
 
 // As far as these lanes go together before they meet others, part, end or wait.
 void Warp::stretch(int place, unsigned group) {
-  const unsigned others = alive_ & ~group;
-  const int end = others == 0 ? INT_MAX : lowest(others);
+  const int end = lowest(alive_ & ~group, place);  // those before it wait
   while (place < end) {
     const Instruction& instruction = kernel_.code.at(place);
     if (instruction.kind >= Kind::barrier && !may_go(place, group)) break;

@@ -60,7 +60,7 @@ class Warp {
   std::uint64_t steps = 0;         // that it took in this block, one after the other
 
  private:
-  int lowest(unsigned lanes) const;
+  int lowest(unsigned lanes, int from = 0) const;  // place, of those from `from` on
   unsigned lanes_at(int place, unsigned among) const;
   bool may_go(int place, unsigned group);
   void stretch(int place, unsigned group);

@@ -81,6 +81,23 @@ TEST_CASE("threads part at a branch and meet again") {
   for (int i = 0; i < 32; ++i) CHECK(found[i] == 5 * 3 + 27 * 7);
 }
 
+TEST_CASE("threads that go round a loop faster wait at its beginning for those that are still in it") {
+  const auto found = run(
+      "mov.u32 %r2, 0;\nLOOP:\nredux.sync.add.u32 %r3, %r1, 0xffffffff;\nadd.u32 %r2, %r2, 1;\nsetp.lt.u32 %p1, %r2, 4;"
+      "\n@!%p1 bra END;\nsetp.lt.u32 %p2, %r1, 5;\n@%p2 bra LOOP;\nbar.warp.sync 0xffffffe0;\nbra.uni LOOP;\nEND:\n"
+      "st.global.u32 [%rd1], %r2;");
+  for (int i = 0; i < 32; ++i) CHECK(found[i] == 4);
+}
+
+TEST_CASE("ballots say who, and bits are found") {
+  const auto found =
+      run("setp.gt.u32 %p1, %r1, 29;\nvote.sync.ballot.b32 %r2, %p1, 0xffffffff;\nst.global.u32 [%rd1], %r2;");
+  for (int i = 0; i < 32; ++i) CHECK(found[i] == 0xc0000000);
+  CHECK(first("brev.b32 %r9, 6;") == 0x60000000);
+  CHECK(first("bfind.shiftamt.u32 %r9, 6;") == 29);
+  CHECK(first("bfind.shiftamt.u32 %r9, 0;") == 0xffffffff);
+}
+
 TEST_CASE("shuffles keep to the range they are given") {
   const auto found =
       run("shfl.sync.down.b32 %r2|%p1, %r1, 4, 31, 0xffffffff;\n@!%p1 mov.u32 %r2, 99;\nst.global.u32 [%rd1], %r2;");

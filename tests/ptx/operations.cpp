@@ -295,6 +295,20 @@ void any_lane(Warp& warp, const Instruction& instruction) {
   to = any ? to | warp.active : to & ~std::uint64_t{warp.active};
 }
 
+// A bit for each lane, to all of them.
+void ballot(Warp& warp, const Instruction& instruction) {
+  const std::uint64_t found = warp.slot(instruction.operand[1])[0] & warp.active;
+  for (int lane = 0; lane < kLanes; ++lane) {
+    if (warp.active >> lane & 1) warp.slot(instruction.operand[0])[lane] = found;
+  }
+}
+
+std::uint32_t reversed(std::uint32_t x) {
+  std::uint32_t result = 0;
+  for (int i = 0; i < 32; ++i) result |= (x >> i & 1) << (31 - i);
+  return result;
+}
+
 Table opcodes() {
   Table table;
   add_integers<std::int16_t>(table, "s16"), add_integers<std::uint16_t>(table, "u16");
@@ -320,6 +334,13 @@ Table opcodes() {
   table["shfl.sync.idx.b32"] = shuffle_lanes<Shuffle::index>;
   table["redux.sync.add.u32"] = table["redux.sync.add.s32"] = sum_lanes;
   table["vote.sync.any.pred"] = any_lane;
+  table["vote.sync.ballot.b32"] = ballot;
+  table["bar.warp.sync"] = [](Warp&, const Instruction&) {};
+  table["brev.b32"] = lanewise<reversed, std::uint32_t>;
+  // How far the highest bit is to be shifted to become bit 31; all bits where there is none.
+  table["bfind.shiftamt.u32"] =
+      lanewise<[](std::uint32_t x) { return x == 0 ? ~0u : static_cast<std::uint32_t>(std::countl_zero(x)); },
+               std::uint32_t>;
   return table;
 }
 

@@ -201,7 +201,7 @@ class Decoder {
       return add_parts(to, operands, 0, scope);
     } else {
       to.run = operation_of(opcode);
-      if (head == "shfl" || head == "vote" || head == "redux") to.kind = Kind::collective;
+      if (head == "shfl" || head == "vote" || head == "redux" || head == "bar") to.kind = Kind::collective;
       std::size_t count = 0;
       for (const std::string& operand : operands) {
         const auto bar =

@@ -60,20 +60,20 @@ class Grid:
         return dataclasses.replace(self, step=step, low=low, high=high)
 
     def tables(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Step, low and high, of shape [groups, rows, K]; [groups, rows, 1] where one serves for all columns of a row."""
+        """Step, low and high as operators take them, of shape [groups, rows, K]; [groups, rows, 1] where one serves for all columns."""
         once = slice(1) if self.step.stride(2) == 0 else slice(None)
-        return self.step[..., once], self.low[..., once], self.high[..., once]
+        return self.step[..., once].contiguous(), self.low[..., once].contiguous(), self.high[..., once].contiguous()
 
-    def of_rows(self, rows: Tensor) -> Grid:
-        """With these rows alone, int64, numbered over all groups: for values of shape [rows, K]."""
-        step, low, high = (t.flatten(0, 1)[rows] for t in self.tables())
-        return dataclasses.replace(self, step=step, low=low, high=high)
+    @property
+    def format(self) -> str | None:
+        """The float format whose numbers are scaled, None: integers."""
+        return self.spec.dtype if self.spec.is_float else None
 
     def rounded(self, values: Tensor, at: slice | int = slice(None)) -> Tensor:
         """The nearest numbers of the grid to the columns `at`."""
         step = self.step[..., at]
-        if self.spec.is_float:
-            return ops.round_to_format(values / step, self.spec.dtype) * step
+        if self.format:
+            return ops.round_to_format(values / step, self.format) * step
         steps = values / step
         return steps.round_().clamp_(self.low[..., at], self.high[..., at]).mul_(step)
 

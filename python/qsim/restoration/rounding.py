@@ -10,8 +10,9 @@ from torch import Tensor
 from qsim.restoration.grids import Grid
 from qsim.restoration.solvers import Problem, gptq, refined
 
-# Nagel et al. 2020, "Up or Down? Adaptive Rounding for Post-Training Quantization", sections 3.2 and 4: the stretch of the sigmoid, the
-# weight of the regulariser, its exponents at the beginning and the end, and the part of the steps before it begins.
+# Nagel et al. 2020, "Up or Down? Adaptive Rounding for Post-Training Quantization", sections 3.2 and 4: the stretch of the sigmoid (which
+# the kernel, qsim/soft_round.h, has too), the weight of the regulariser, its exponents at the beginning and the end, and the part of the
+# steps before it begins.
 _LOW, _HIGH = -0.1, 1.1
 _WEIGHT = 0.01
 _SHARP, _SOFT = 20.0, 2.0
@@ -26,31 +27,28 @@ def learned(problem: Problem, grid: Grid, steps: int) -> Tensor:
     What is minimised is the squared error of the product, from its second moments, so that no step looks at data. Rows are solved each by
     itself, and each takes what `gptq` finds for it where that is better; both are refined by coordinate descent.
     """
-    step, unit = grid.step, grid.step.mean()
-    floor = (problem.target / step).floor()
-    rest = (problem.target / step - floor).clamp(0.01, 0.99)
-    straight, generator = problem.straight(), torch.Generator(problem.target.device).manual_seed(0)
-    power = straight.square().sum(-1).mean().sqrt()
+    unit = grid.step.mean()
+    target = (problem.target / unit).float()
+    step, low, high = grid.tables()
+    step, low, high = (step / unit).float(), low.float(), high.float()
+    below = (target / step).floor()
+    rest = (target / step - below).clamp(0.01, 0.99)
+    straight, generator = problem.straight(), torch.Generator(target.device).manual_seed(0)
+    whole = (straight / straight.square().sum(-1).mean().sqrt()).float()
     variable = -torch.log((_HIGH - _LOW) / (rest - _LOW) - 1)
-    with torch.enable_grad():
-        variable.requires_grad_(True)
-        optimizer = torch.optim.Adam([variable], _RATE)
-        for i in range(steps):
-            up = (torch.sigmoid(variable) * (_HIGH - _LOW) + _LOW).clamp(0, 1)
-            numbers = torch.clamp(floor + up, grid.low, grid.high) * step
-            error = (numbers - problem.target) / unit
-            loss = (error @ (_sketch(straight, generator) / power)).square().sum()
-            if i >= _WARM * steps:
-                loss = loss + _WEIGHT * (1 - (2 * up - 1).abs().pow(_exponent(i / steps))).sum()
-            optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-    with torch.no_grad():
-        hard = torch.clamp(floor + (variable >= 0), grid.low, grid.high) * step
-        hard = refined(problem, grid, hard)
-        other = refined(problem, grid, gptq(problem, grid))
-        costs = [((rows - problem.target) @ straight).square().sum(-1, keepdim=True) for rows in (hard, other)]
-        return torch.where(costs[0] < costs[1], hard, other)
+    mean, square, errors = (torch.zeros_like(variable) for _ in range(3))
+    soft_round = torch.ops.qsim_restoration.soft_round_
+    soft_round(variable, mean, square, errors, target, step, low, high, 1, 0.0, 0.0, _SOFT)  # no step: the errors alone
+    for i in range(steps):
+        root = _sketch(whole, generator)
+        torch.matmul(errors @ root, 2 * root.mT, out=errors)
+        weight = _WEIGHT if i >= _WARM * steps else 0.0
+        soft_round(variable, mean, square, errors, target, step, low, high, i + 1, _RATE, weight, _exponent(i / steps))
+    hard = torch.clamp(below + (variable >= 0), grid.low, grid.high) * grid.step
+    hard = refined(problem, grid, hard)
+    other = refined(problem, grid, gptq(problem, grid))
+    costs = [((rows - problem.target) @ straight).square().sum(-1, keepdim=True) for rows in (hard, other)]
+    return torch.where(costs[0] < costs[1], hard, other)
 
 
 def _exponent(progress: float) -> float:

@@ -21,7 +21,6 @@ from qsim.restoration.moments import Moments
 _BLOCK = 128  # columns after which errors are handed on to all others in one product
 _DESCENT = 2048  # columns with which coordinate descent follows
 _ROUNDS = 10
-_AT_ONCE = 1 << 18  # numbers that torch's operators look at in coordinate descent: what is made of them stays in the cache
 _SKETCH = 256  # columns that stand for the second moments where there are more
 _STRIPE = 256  # rows or columns of a matrix that are moved at a time
 
@@ -99,34 +98,15 @@ def gptq(problem: Problem, grid: Grid) -> Tensor:
     section 4): with the Cholesky factor of H itself, from its last column to its first, no inverse is needed.
     """
     order = _like(problem.order, problem.target)
-    target, factor = problem.target.gather(2, order), problem.factor
-    grid = grid.reordered(order)
+    target, factor, tables = problem.target.gather(2, order), problem.factor, grid.reordered(order).tables()
     solved = torch.zeros_like(target)  # columns that are not yet solved hold what was handed on to them
-    tables = [t.contiguous() for t in grid.tables()] if _has_kernel(solved, grid) else None
     for end in range(target.shape[-1], 0, -_BLOCK):
         begin = max(0, end - _BLOCK)
-        if tables is None:
-            errors = _feed_back(solved, target, factor, grid, begin, end)
-        else:
-            errors = torch.ops.qsim_cpu.feed_back_(solved, target, factor, *tables, begin, end)
+        errors = torch.ops.qsim_restoration.feed_back_(solved, target, factor, *tables, begin, end, format=grid.format)
         if begin:
             solved[..., :begin] += errors @ factor[:, begin:end, :begin]
     back: Tensor = target.scatter_(2, order, solved)
     return back
-
-
-def _feed_back(solved: Tensor, target: Tensor, factor: Tensor, grid: Grid, begin: int, end: int) -> Tensor:
-    """Solve for the columns from `begin` to `end` in place, by torch's operators. Returns what is left of their targets."""
-    block = solved[..., begin:end].clone()
-    errors = torch.empty_like(block)
-    for i in range(end - 1, begin - 1, -1):
-        at = i - begin
-        number = grid.rounded(target[..., i] + block[..., at] / factor[:, i, i, None], i)
-        solved[..., i] = number
-        errors[..., at] = target[..., i] - number
-        if at:
-            block[..., :at] += errors[..., at, None] * factor[:, None, i, begin:i]
-    return errors
 
 
 def descended(problem: Problem, grid: Grid, rows: Tensor) -> Tensor:
@@ -137,42 +117,10 @@ def descended(problem: Problem, grid: Grid, rows: Tensor) -> Tensor:
     """
     straight = problem.straight()
     moments = straight @ straight.mT
-    groups, count, size = rows.shape
     solved = rows.clone(memory_format=torch.contiguous_format)
-    pull = (problem.target - rows) @ moments  # half of the gradient, downhill
-    if _has_kernel(solved, grid):
-        torch.ops.qsim_cpu.descend_(solved, pull, moments, *(t.contiguous() for t in grid.tables()), _ROUNDS)
-        return solved
-    for some in torch.split(torch.arange(groups * count, device=rows.device), max(1, _AT_ONCE // size)):
-        _descend(solved.view(-1, size), pull.view(-1, size), moments, grid, some, count)
+    pull = ((problem.target - rows) @ moments).contiguous()  # half of the gradient, downhill
+    torch.ops.qsim_restoration.descend_(solved, pull, moments, *grid.tables(), _ROUNDS, format=grid.format)
     return solved
-
-
-def _has_kernel(rows: Tensor, grid: Grid) -> bool:
-    """Whether the loops over columns run in C++: to the same bits, in a fifth to a twentieth of the time."""
-    return rows.is_cpu and not grid.spec.is_float
-
-
-def _descend(rows: Tensor, pull: Tensor, moments: Tensor, grid: Grid, left: Tensor, count: int) -> None:
-    """`descended` in place, by torch's operators, for the rows `left`; `count`: how many rows a group has.
-
-    Rows have nothing to do with each other, and after `gptq` few of their columns change: each row goes straight to its next one.
-    """
-    power = moments.diagonal(dim1=1, dim2=2)
-    columns = torch.arange(rows.shape[-1], device=rows.device)
-    next_column, rounds, moved = torch.zeros_like(left), torch.zeros_like(left), torch.zeros_like(left, dtype=torch.bool)
-    while len(left):
-        group, values, downhill = left // count, rows[left], pull[left]
-        numbers = grid.of_rows(left).rounded(values + downhill / power[group])
-        differs = (numbers != values) & (columns >= next_column[:, None])
-        found, first = differs.any(1), differs.int().argmax(1)
-        row, column = left[found], first[found]
-        change = (numbers - values)[found, column]
-        rows[row, column] = numbers[found, column]
-        pull[row] = downhill[found] - change[:, None] * moments[group[found], column]
-        rounds = rounds + ~found
-        stays = found | (moved & (rounds < _ROUNDS))
-        left, next_column, rounds, moved = left[stays], torch.where(found, first + 1, 0)[stays], rounds[stays], found[stays]
 
 
 def refined(problem: Problem, grid: Grid, rows: Tensor) -> Tensor:

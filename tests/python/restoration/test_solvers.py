@@ -17,7 +17,7 @@ from qsim.restoration.solvers import SOLVERS, Problem, descended, gptq, gptq_ref
 DAMPING = 0.01
 
 
-def setting(rows=6, size=9, count=400, bits=3, seed=0, groups=1, axis=0, block_size=None, symmetric=True):
+def setting(rows=6, size=9, count=400, bits=3, seed=0, groups=1, axis=0, block_size=None, symmetric=True, dtype=None):
     """Weight, columns in float and simulated, the problem and the grid."""
     g = torch.Generator().manual_seed(seed)
     mixing = torch.randn(groups, size, size, generator=g)
@@ -25,6 +25,8 @@ def setting(rows=6, size=9, count=400, bits=3, seed=0, groups=1, axis=0, block_s
     y = x + 0.2 * torch.randn(groups, size, count, generator=g)
     weight = torch.randn(groups * rows, size, generator=g)
     spec = qsim.TensorSpec(bits=bits, symmetric=symmetric, axis=axis, block_size=block_size, method="minmax")
+    if dtype is not None:
+        spec = qsim.TensorSpec(dtype=dtype, axis=axis, block_size=block_size, method="minmax")
     encoding = qsim.Quantizer(spec, weight.shape).compute_encoding_from(weight)
     call = WeightedCall("w", "linear", 1, (torch.zeros(1, size), weight), {})
     if groups > 1:
@@ -123,14 +125,28 @@ def test_descent_ends_where_no_single_number_is_better_and_never_rises(size):
             assert bool((costs(other) >= costs(after) * (1 - 1e-9)).all())
 
 
-@pytest.mark.parametrize("options", [{}, {"size": 150}, {"groups": 3}, {"axis": 1, "block_size": 3}, {"axis": None, "symmetric": False}])
-@pytest.mark.parametrize("at_once", [None, 1, 1 << 18])
-def test_descent_is_the_published_one_to_the_bit(options, at_once, monkeypatch):
-    """Behdin et al. 2023, algorithm 1: all columns of all rows in order, again and again. By the kernel, and by torch's operators."""
-    if at_once is not None:
-        monkeypatch.setattr("qsim.restoration.solvers._AT_ONCE", at_once)
-        monkeypatch.setattr("qsim.restoration.solvers._has_kernel", lambda rows, grid: False)
+GRIDS = [
+    {},
+    {"size": 150},
+    {"groups": 3},
+    {"axis": 1, "block_size": 3},
+    {"axis": None, "symmetric": False},
+    {"dtype": "float4_e2m1fn"},
+    {"dtype": "float8_e4m3fn", "axis": 1, "block_size": 3},
+]
+
+
+def in_dtype(problem, grid, dtype):
+    problem = dataclasses.replace(problem, target=problem.target.to(dtype), factor=problem.factor.to(dtype))
+    return problem, dataclasses.replace(grid, step=grid.step.to(dtype), low=grid.low.to(dtype), high=grid.high.to(dtype))
+
+
+@pytest.mark.parametrize("options", GRIDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_descent_is_the_published_one_to_the_bit(options, dtype):
+    """Behdin et al. 2023, algorithm 1: all columns of all rows in order, again and again."""
     _, _, _, problem, grid = setting(rows=5, bits=2, **options)
+    problem, grid = in_dtype(problem, grid, dtype)
     straight = problem.straight()
     moments = straight @ straight.mT
     start = torch.zeros_like(problem.target)  # far off: many columns change, in several rounds
@@ -145,22 +161,33 @@ def test_descent_is_the_published_one_to_the_bit(options, at_once, monkeypatch):
     assert bool((found != start).any())
 
 
-@pytest.mark.parametrize("options", [{}, {"size": 300}, {"groups": 3}, {"axis": 1, "block_size": 3}, {"axis": None, "symmetric": False}])
+@pytest.mark.parametrize("options", GRIDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_error_feedback_is_the_same_by_the_kernel_and_by_torchs_operators(options, dtype, monkeypatch):
+def test_error_feedback_is_the_published_one_in_blocks_to_the_bit(options, dtype):
+    """What a column loses is handed on to those that are still to be solved: at once in its block, in a product behind it."""
     _, _, _, problem, grid = setting(rows=5, bits=3, **options)
-    problem = dataclasses.replace(problem, target=problem.target.to(dtype), factor=problem.factor.to(dtype))
-    grid = dataclasses.replace(grid, step=grid.step.to(dtype), low=grid.low.to(dtype), high=grid.high.to(dtype))
-    by_kernel = gptq(problem, grid)
-    assert not torch.equal(by_kernel, SOLVERS["nearest"](problem, grid))
-    monkeypatch.setattr("qsim.restoration.solvers._has_kernel", lambda rows, grid: False)
-    assert torch.equal(by_kernel, gptq(problem, grid))
+    problem, grid = in_dtype(problem, grid, dtype)
+    order = problem.order[:, None].expand_as(problem.target)
+    target, factor, ordered = problem.target.gather(2, order), problem.factor, grid.reordered(order)
+    solved = torch.zeros_like(target)
+    for end in range(target.shape[-1], 0, -128):
+        begin = max(0, end - 128)
+        errors = torch.empty_like(target[..., begin:end])
+        for i in range(end - 1, begin - 1, -1):
+            number = ordered.rounded(target[..., i] + solved[..., i] / factor[:, i, i, None], i)
+            errors[..., i - begin] = target[..., i] - number
+            solved[..., i] = number
+            solved[..., begin:i] += errors[..., i - begin, None] * factor[:, None, i, begin:i]
+        solved[..., :begin] += errors @ factor[:, begin:end, :begin]
+    found = gptq(problem, grid)
+    assert torch.equal(found.gather(2, order), solved)
+    assert not torch.equal(found, SOLVERS["nearest"](problem, grid))
 
 
 def test_the_kernels_say_what_they_expect():
     rows, step = torch.zeros(2, 3, 4), torch.ones(2, 3, 1)
     moments = torch.eye(4).expand(2, 4, 4).contiguous()
-    descend = torch.ops.qsim_cpu.descend_
+    descend = torch.ops.qsim_restoration.descend_
     descend(rows, rows.clone(), moments, step, -step, step, 1)
     for wrong, said in (
         ((rows.half(), rows, moments, step, step, step), "rows is Half of shape"),
@@ -172,8 +199,14 @@ def test_the_kernels_say_what_they_expect():
     ):
         with pytest.raises(ValueError, match=said):
             descend(*wrong, 1)
+    for format, said in (
+        ("int3", "got format 'int3'; expected one of 'float16', "),
+        ("float16", "got format 'float16'; expected one that is scaled"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            descend(rows, rows.clone(), moments, step, -step, step, 1, format=format)
     descend(torch.zeros(0, 3, 4), torch.zeros(0, 3, 4), torch.zeros(0, 4, 4), *[torch.ones(0, 3, 1)] * 3, 1)
-    feed_back = torch.ops.qsim_cpu.feed_back_
+    feed_back = torch.ops.qsim_restoration.feed_back_
     for wrong, said in (
         (
             (rows[0], rows[0], moments, step, step, step, 0, 4),
@@ -189,6 +222,44 @@ def test_the_kernels_say_what_they_expect():
         with pytest.raises(ValueError, match=said):
             feed_back(*wrong)
     assert feed_back(rows, rows.clone(), moments, step, -step, step, 2, 2).shape == (2, 3, 0)
+    soft_round, kept = torch.ops.qsim_restoration.soft_round_, [torch.zeros(2, 3, 4) for _ in range(5)]
+    for wrong, said in (
+        (([t.double() for t in kept], step, -step, step, 1), "variable is Double of shape .*; expected float32 of shape"),
+        (([*kept[:4], kept[4][:1]], step, -step, step, 1), r"target is .*; expected a contiguous Float of shape \[2, 3, 4\]"),
+        ((kept, step, -step, step[:1], 1), "high is Float of shape"),
+        ((kept, step, -step, step, 0), "at is 0; expected the number of the step, from 1 on"),
+        (([kept[0], kept[0], *kept[2:]], step, -step, step, 1), "share"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            soft_round(*wrong[0], *wrong[1:], 0.02, 0.01, 2.0)
+
+
+@pytest.mark.parametrize(("axis", "block_size"), [(0, None), (1, 3)])
+def test_soft_rounding_is_adam_on_the_published_loss(axis, block_size):
+    """Nagel et al. 2020, "Up or Down?", equations 21 to 24, by autograd and torch's Adam in float64."""
+    _, _, _, problem, grid = setting(rows=5, bits=3, axis=axis, block_size=block_size)
+    target, root = problem.target, problem.straight()
+    step, low, high = grid.tables()
+    below = (target / step).floor()
+    variable = torch.randn(target.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    found = variable.detach().float()
+    mean, square, errors = (torch.zeros_like(found) for _ in range(3))
+    arguments = [t.float() for t in (target, step, low, high)]
+    torch.ops.qsim_restoration.soft_round_(found, mean, square, errors, *arguments, 1, 0.0, 0.0, 2.0)
+    assert torch.equal(found, variable.detach().float())
+    optimizer = torch.optim.Adam([variable], 0.05)
+    for i, (weight, exponent) in enumerate([(0.0, 20.0), (0.0, 20.0), (0.5, 7.3), (0.5, 3.1), (0.5, 2.0)]):
+        up = (1.2 * torch.sigmoid(variable) - 0.1).clamp(0, 1)
+        error = torch.clamp(below + up, low, high) * step - target
+        torch.testing.assert_close(errors.double(), error.detach(), rtol=1e-4, atol=1e-5)
+        loss = (error @ root).square().sum() + weight * (1 - (2 * up - 1).abs() ** exponent).sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        pull = 2 * (errors @ root.float()) @ root.float().mT
+        errors.copy_(pull)
+        torch.ops.qsim_restoration.soft_round_(found, mean, square, errors, *arguments, i + 1, 0.05, weight, exponent)
+        torch.testing.assert_close(found.double(), variable.detach(), rtol=1e-4, atol=1e-4)
 
 
 def test_gpfq_is_the_greedy_choice_on_the_columns_themselves():

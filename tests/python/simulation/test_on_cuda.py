@@ -270,8 +270,11 @@ def test_reports(name):
     assert worst[0] == worst[1]
 
 
+@pytest.mark.parametrize(
+    "won_back", [lambda s, d: s.restore(d, steps=20), lambda s, d: s.learn_rounding(d, steps=50)], ids=["restore", "learn"]
+)
 @pytest.mark.parametrize("name", ["convolutions", "transformer"])
-def test_accuracy_is_won_back_there(name):
+def test_accuracy_is_won_back_there(name, won_back):
     model, x = made(name)
     config = qsim.int8()
     ends = {}
@@ -279,7 +282,7 @@ def test_accuracy_is_won_back_there(name):
         net, data = copy.deepcopy(model).to(device), [x.to(device)]
         sim = qsim.QuantSim(net, data[0], config)
         sim.calibrate(data, progress=False)
-        sim.restore(data, steps=20)
+        won_back(sim, data)
         with torch.no_grad():
             ends[device] = noise(sim(data[0]), model(x))
     assert ends["cuda"] <= ends["cpu"] * 1.5
