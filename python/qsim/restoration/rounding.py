@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from qsim.equalization.orthogonal import hadamard
 from qsim.restoration.grids import Grid
 from qsim.restoration.solvers import Problem, gptq, refined
 
@@ -18,7 +19,7 @@ _WEIGHT = 0.01
 _SHARP, _SOFT = 20.0, 2.0
 _WARM = 0.2
 _RATE = 0.02
-_COLUMNS = 64  # of the sketch that stands for the input in one step, where that has more
+_COLUMNS = 64  # that stand for all of the input's in one step, where there are more
 
 
 def learned(problem: Problem, grid: Grid, steps: int) -> Tensor:
@@ -33,15 +34,15 @@ def learned(problem: Problem, grid: Grid, steps: int) -> Tensor:
     step, low, high = (step / unit).float(), low.float(), high.float()
     below = (target / step).floor()
     rest = (target / step - below).clamp(0.01, 0.99)
-    straight, generator = problem.straight(), torch.Generator(target.device).manual_seed(0)
-    whole = (straight / straight.square().sum(-1).mean().sqrt()).float()
+    straight = problem.straight()
+    roots = _Roots((straight / straight.square().sum(-1).mean().sqrt()).float())
     variable = -torch.log((_HIGH - _LOW) / (rest - _LOW) - 1)
     mean, square, errors = (torch.zeros_like(variable) for _ in range(3))
     soft_round = torch.ops.qsim_restoration.soft_round_
     soft_round(variable, mean, square, errors, target, step, low, high, 1, 0.0, 0.0, _SOFT)  # no step: the errors alone
     for i in range(steps):
-        root = _sketch(whole, generator)
-        torch.matmul(errors @ root, 2 * root.mT, out=errors)
+        root = roots.next()
+        torch.matmul(errors @ root.mT, 2 * root, out=errors)
         weight = _WEIGHT if i >= _WARM * steps else 0.0
         soft_round(variable, mean, square, errors, target, step, low, high, i + 1, _RATE, weight, _exponent(i / steps))
     hard = torch.clamp(below + (variable >= 0), grid.low, grid.high) * grid.step
@@ -56,11 +57,33 @@ def _exponent(progress: float) -> float:
     return _SOFT + (_SHARP - _SOFT) * 0.5 * (1 + math.cos(math.pi * (progress - _WARM) / (1 - _WARM)))
 
 
-def _sketch(straight: Tensor, generator: torch.Generator) -> Tensor:
-    """Columns whose product with their transpose is that of the whole, in the mean."""
-    size = straight.shape[-1]
-    if size <= _COLUMNS:
-        return straight
-    signs = torch.randint(0, 2, (size, _COLUMNS), generator=generator, device=straight.device).to(straight) * 2 - 1
-    sketch: Tensor = straight @ (signs / _COLUMNS**0.5)
-    return sketch
+class _Roots:
+    """Rows whose products with themselves are, in the mean, those of all columns of a matrix: as few in each step as do.
+
+    Columns are turned into each other by Hadamard matrices of random signs, so that all weigh about the same, and taken in turns.
+
+    Parameters
+    ----------
+    whole : Tensor, shape [groups, K, K]
+    """
+
+    def __init__(self, whole: Tensor) -> None:
+        size, self._generator = whole.shape[-1], torch.Generator().manual_seed(0)
+        self._whole, self._order = whole.mT, torch.empty(0, dtype=torch.int64)
+        if size > _COLUMNS:
+            count = -(-size // _COLUMNS) * _COLUMNS
+            padded = torch.nn.functional.pad(whole, (0, count - size))
+            mixed = torch.randperm(count, generator=self._generator).to(whole.device)
+            signs = (torch.randint(0, 2, (count,), generator=self._generator) * 2 - 1).to(whole)
+            turned = (padded[..., mixed] * signs).unflatten(-1, (-1, _COLUMNS)) @ hadamard(_COLUMNS).to(whole)
+            self._whole = (turned.flatten(-2) * (count / _COLUMNS) ** 0.5).mT.contiguous()
+
+    def next(self) -> Tensor:
+        """Of shape [groups, N, K], N at most 64."""
+        count = self._whole.shape[1]
+        if count <= _COLUMNS:
+            return self._whole
+        if not len(self._order):
+            self._order = torch.randperm(count, generator=self._generator).to(self._whole.device)
+        chosen, self._order = self._order[:_COLUMNS], self._order[_COLUMNS:]
+        return self._whole[:, chosen]
