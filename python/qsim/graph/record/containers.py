@@ -28,7 +28,7 @@ def containers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     for path, m in model.named_modules():
         if isinstance(m, torch.jit.ScriptModule) or "forward" in vars(m) or type(m).forward is nn.Module.forward:  # as in ModuleList
             continue
-        if path == "" or not _is_leaf(m):
+        if path == "" or not is_leaf(m):
             yield path, m
 
 
@@ -63,13 +63,14 @@ def _with_own_forward(cls: type[nn.Module]) -> type[nn.Module]:
 def leaves(container: nn.Module) -> Iterator[nn.Module]:
     """The `torch.nn` leaves that are operations of a container, not of one inside it."""
     for m in container.children():
-        if _is_leaf(m):
+        if is_leaf(m):
             yield m
         elif not isinstance(m, torch.jit.ScriptModule) and type(m).forward is nn.Module.forward:  # as in ModuleList
             yield from leaves(m)
 
 
-def _is_leaf(m: nn.Module) -> bool:
+def is_leaf(m: nn.Module) -> bool:
+    """Whether a module is a `torch.nn` leaf."""
     return type(m).__module__.startswith("torch.nn.modules") and not any(True for _ in m.children())
 
 
@@ -86,7 +87,7 @@ def layer_kind(m: nn.Module) -> LayerKind:
     cls: type[nn.Module] = next(c for c in type(m).__mro__ if c.__module__.startswith("torch.nn.modules"))
     own = isinstance(m, torch.jit.ScriptModule) or type(m).forward is not cls.forward or "forward" in vars(m)
     plain = not own and all(map(_computes_parameter, m._forward_pre_hooks.values()))
-    return LayerKind(cls.__name__, _is_leaf(m), plain)
+    return LayerKind(cls.__name__, is_leaf(m), plain)
 
 
 def _computes_parameter(hook: Any) -> bool:
@@ -119,11 +120,13 @@ def subclass(mixin: type[nn.Module], cls: type[nn.Module]) -> type[nn.Module]:
 
 def leaf_paths(model: nn.Module) -> dict[nn.Module, str]:
     """The `torch.nn` leaves of a model, with their paths."""
-    return {m: path for path, m in model.named_modules() if path and _is_leaf(m)}
+    return {m: path for path, m in model.named_modules() if path and is_leaf(m)}
 
 
 class ParameterOf:
-    """Gets a parameter from its container by its name there. (`operator.attrgetter` does the same, and Dynamo does not know how.)"""
+    """Gets a parameter from its container by its name there, None if that has none by now.
+
+    (`operator.attrgetter` does nearly the same, and Dynamo does not know how.)"""
 
     def __init__(self, name: str) -> None:
         self.path = tuple(name.split("."))
@@ -131,5 +134,5 @@ class ParameterOf:
     def __call__(self, container: nn.Module) -> Any:
         found: Any = container
         for name in self.path:
-            found = getattr(found, name)
+            found = getattr(found, name, None)
         return found
