@@ -166,3 +166,78 @@ def test_a_layer_whose_weight_its_container_read():
     expected = on_grid(linear(b, other(on_grid(X))), seen)
     for called in (sim, torch.compile(sim.model, backend="eager", fullgraph=True)):
         close(noted(called, X, False)[0], expected)
+
+
+# Modules that are made of others.
+
+
+def in_slices(m, x):
+    return m.layers[:2](x) + m.layers[2:](x)
+
+
+def anew(m, x):
+    with torch.no_grad():
+        other = type(m.layers)(*m.layers)
+    return other[:1](x) + m.layers[0](x)
+
+
+def on_the_spot(m, x):
+    return m.layers[1](m.layers[0](x)) + m.layers[2](x)
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_slices_of_a_sequence_in_a_forward(how):
+    """A slice is no module of the model: its layers are called by the forward that makes it."""
+    layers = [nn.Linear(8, 8).double() for _ in range(3)]
+    expected = simulated(Forward(on_the_spot, layers=nn.Sequential(*layers)).eval(), X)(X)
+    sim = simulated(Forward(in_slices, layers=nn.Sequential(*layers)).eval(), X)
+    assert {"layers.0.weight", "layers.1.weight", "layers.2.weight"} <= set(sim.quantizers())
+    close(running(sim, how)(X), expected)
+
+
+def test_a_module_of_the_same_class_made_in_a_forward():
+    sim = simulated(Forward(anew, layers=nn.Sequential(nn.Linear(8, 8).double())).eval(), X)
+    layer = sim.model.layers[0]
+    y = on_grid(linear(layer, on_grid(X)), layer(X))
+    close(sim(X), on_grid(y + y, 2 * layer(X)))
+
+
+def test_a_slice_that_is_called_by_itself_says_that_it_is_in_float():
+    sim = simulated(made("sequential"), X)
+    with pytest.warns(UserWarning, match="a Sequential was made of a simulated one, as a slice is: called by itself it computes in float"):
+        part = sim.model[:2]
+    close(part(X), sim.model[1](sim.model[0](X)))
+    assert type(part) is nn.Sequential
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_layers_that_were_added_and_taken_away(how):
+    """The others have new names then."""
+    model = made("sequential")
+    sim = simulated(model, X)
+    called = running(sim, how)
+    first, _, third = model
+    sim.model.append(alike(third))
+    noted(called, X)
+    del sim.model[1]
+    y = on_grid(linear(third, on_grid(linear(first, on_grid(X)), first(X))), model(X))
+    close(noted(called, X)[0], linear(third, y))
+
+
+def test_a_forward_that_was_set_on_the_model():
+    model = made("one by one")
+    sim = simulated(model, X)
+    expected, original = sim(X), sim.model.forward
+    sim.model.forward = lambda x: original(x)  # as libraries that move weights about do
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        close(sim(X), expected)
+    sim.model.forward = lambda x: sim.model.layers[0](x)
+    with pytest.warns(
+        UserWarning, match="'forward' was set on the model after it was simulated: 'layers.0.weight' and what it computes are"
+    ):
+        close(sim(X), model.layers[0](X))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with sim.in_float():
+            sim(X)

@@ -7,6 +7,7 @@ operation of the container above it.
 
 from __future__ import annotations
 
+import copyreg
 import functools
 import inspect
 import types
@@ -107,15 +108,41 @@ def parametrizing(model: nn.Module) -> tuple[str, ...]:
     return tuple(f"{path}." for path, m in model.named_modules() if isinstance(m, ParametrizationList))
 
 
+class Swapped(nn.Module):
+    """Mixin of a class that a container has in place of its own. Copies of the container have that class too."""
+
+    @classmethod
+    def made_of(cls) -> None:
+        """Asked where another module is made of the class. In a forward it belongs to the container that makes it, which sees what its
+        layers do."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        reduced: Any = super().__reduce_ex__(protocol)
+        make, *rest = reduced
+        return (_copied if make is copyreg.__newobj__ else make, *rest)  # type: ignore[attr-defined]
+
+
+def _copied(cls: Any, *args: Any) -> nn.Module:
+    """What a copy begins with."""
+    made: nn.Module = cls._original.__new__(cls, *args)
+    return made
+
+
 @functools.cache
-def subclass(mixin: type[nn.Module], cls: type[nn.Module]) -> type[nn.Module]:
-    """`cls` with the forward of `mixin` before its own; `_original` is `cls`. Cached, so that equal models have equal classes."""
+def subclass(mixin: type[Swapped], cls: type[nn.Module]) -> type[nn.Module]:
+    """`cls` with the forward of `mixin` before its own; `_original` is `cls`. Cached, so that equal models have equal classes. What is
+    made of it, as ``layers[:2]`` makes one, is one of `cls`."""
+
+    def __new__(made: type[Swapped], *args: Any, **kwargs: Any) -> nn.Module:
+        made.made_of()
+        return cls(*args, **kwargs)
+
     before: types.FunctionType = mixin.forward  # type: ignore[assignment]
     # Dynamo keeps what it knows of a code with it: each class has one of its own.
     forward = types.FunctionType(before.__code__.replace(), before.__globals__, "forward", before.__defaults__, before.__closure__)
     forward.__signature__ = inspect.signature(cls.forward)  # type: ignore[attr-defined]  # trainers and torch.export ask for it
     names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
-    return type(cls.__name__, (mixin, cls), {**names, "_original": cls, "forward": forward})
+    return type(cls.__name__, (mixin, cls), {**names, "_original": cls, "forward": forward, "__new__": __new__})
 
 
 def leaf_paths(model: nn.Module) -> dict[nn.Module, str]:
