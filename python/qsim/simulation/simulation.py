@@ -24,6 +24,7 @@ from qsim.config.named import config_of
 from qsim.errors import NoEncodingError
 from qsim.graph.execute.attach import attach, fall_back, places
 from qsim.graph.execute.liveness import is_entered
+from qsim.graph.execute.methods import caller
 from qsim.graph.execute.mode import LocalMode
 from qsim.graph.execute.switch import Switch
 from qsim.graph.execute.traced import TracedMode
@@ -140,8 +141,7 @@ class Simulation(NamedAsTheModel, AsTheModel):
 
     def simulate(self, examples: Sequence[Arguments], folding: FoldReport, known: Mapping[str, Quantizer]) -> None:
         """Record, plan, attach. `known` are quantizers to go on with."""
-        self.derived = Derived()
-        self.eval_mode = EvalMode()
+        self.derived, self.eval_mode = Derived(), EvalMode()
         tape, notes = record(self.model, examples)
         decided = plan(tape, self.config)
         if decided.mistyped and not known:
@@ -214,7 +214,7 @@ class Simulation(NamedAsTheModel, AsTheModel):
         if self.evaluator is not None and self.switch.on:
             return self.evaluator(self, args, kwargs)
         try:
-            return self._modules["model"](*args, **kwargs)  # type: ignore[misc]  # Dynamo knows no __getattr__ but nn.Module's
+            return caller(self._modules["model"])(*args, **kwargs)  # Dynamo knows no __getattr__ but nn.Module's
         except (TypeError, ValueError):  # as plain models raise it
             refuse_numbers([*args, *kwargs.values()], "QuantSim", "an input")
             self.weights()  # an error where the model was changed

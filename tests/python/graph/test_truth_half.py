@@ -1,5 +1,8 @@
 """Half precision rounds every operation, and so fails where the model fails in half precision; and casts cast."""
 
+import copy
+import dataclasses
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -137,3 +140,63 @@ def test_a_layer_rounds_before_its_activation():
     sim = qsim.QuantSim(model, x, qsim.fp16())
     with torch.no_grad():
         assert torch.equal(sim(x), model.half()(x.half()).float())
+
+
+# Layers where no example called them: their parameters are rounded as everywhere, and what they compute is in float32, with a warning.
+
+
+def rounded(layer: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """The layer with parameters that half precision has."""
+    return copy.deepcopy(layer).to(dtype).float()
+
+
+UNREACHED = {
+    "linear": (nn.Linear(8, 8), lambda layer, x: layer(x)),
+    "convolution": (nn.Conv1d(8, 8, 1), lambda layer, x: layer(x.T[None])[0].T),
+    "its function": (nn.Linear(8, 8), lambda layer, x: F.linear(x, layer.weight, bias=layer.bias)),
+    "attention": (nn.MultiheadAttention(8, 2, bias=True), lambda layer, x: layer(x, x, x, need_weights=False)[0]),
+    "recurrent": (nn.LSTM(8, 8), lambda layer, x: layer(x)[0]),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("how", ["eager", "compiled", "frugal"])
+@pytest.mark.parametrize("kind", UNREACHED)
+def test_a_layer_that_no_example_called(kind, how, dtype):
+    torch.compiler.reset()
+    layer, call = UNREACHED[kind]
+    for parameter in layer.parameters():
+        nn.init.normal_(parameter, std=0.5, generator=torch.Generator().manual_seed(1))
+    first = nn.Linear(8, 8)
+    x = torch.randn(16, 8, generator=torch.Generator().manual_seed(3)).to(dtype).float()
+    model = Forward(lambda m, x, other=False: call(m.other, x) if other else m.first(x), first=first, other=layer).eval()
+    sim = qsim.QuantSim(model, x, qsim.fp16() if dtype is torch.float16 else qsim.bf16())
+    sim.savings = how == "frugal"
+    called = torch.compile(sim.model, backend="eager", fullgraph=True) if how == "compiled" else sim.model
+    rnn = torch._dynamo.config.patch(allow_rnn=True)
+    with rnn, torch.no_grad(), pytest.warns(UserWarning, match=r"where the example inputs did not show it.*its result stays in float"):
+        found = called(x, other=True)
+    with torch.no_grad():
+        torch.testing.assert_close(found, call(rounded(layer, dtype).eval(), x), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("config", [qsim.fp16(), qsim.int8()])
+def test_a_layer_that_is_called_at_another_place(config, compiled):
+    """All of its parameters are its own there too."""
+    x = torch.randn(16, 8, generator=torch.Generator().manual_seed(3)).half().float()
+    for layer in (nn.Linear(8, 8), nn.LayerNorm(8), nn.PReLU(8)):
+        torch.compiler.reset()
+        for parameter in layer.parameters():
+            nn.init.normal_(parameter, generator=torch.Generator().manual_seed(1))
+        model = Forward(lambda m, x, other=False: m.layer(x) if other else m.layer(x) * 1.0, layer=layer).eval()
+        sim = qsim.QuantSim(model, x, dataclasses.replace(config, bias=False))
+        sim.calibrate([x], progress=False)
+        recorded = []
+        hook = sim.model.layer.register_forward_hook(lambda m, args, out, recorded=recorded: recorded.append(out))
+        sim(x)
+        hook.remove()
+        called = torch.compile(sim.model, backend="eager", fullgraph=True) if compiled else sim
+        with pytest.warns(UserWarning, match="'layer'"):
+            found = called(x, other=True)
+        assert torch.equal(found, recorded[0]), layer

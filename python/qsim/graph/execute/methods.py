@@ -45,7 +45,7 @@ def _stand_in(method: FunctionType) -> Callable[..., Any]:
             return method(self, *args, **kwargs)
         above = _above(place, code)
         if above is None:
-            mode: TorchFunctionMode = _Outside(place, method.__name__)
+            mode: TorchFunctionMode = _Outside(place, method.__name__, "was called by itself")
         else:
             mode = place.switch.mode(place, self.training, self, None, above)
             name = full_name(place.path, method.__name__)
@@ -55,6 +55,23 @@ def _stand_in(method: FunctionType) -> Callable[..., Any]:
         return out
 
     return called
+
+
+def caller(model: Any) -> Callable[..., Any]:
+    """What calls a simulated model. If its `forward` was set on the instance since, it says what that computes in float: all that does
+    not run in the forward that is simulated. Not of a compiled one, which would be compiled for the mode that looks on."""
+    if torch.compiler.is_dynamo_compiling() or "forward" not in vars(model):
+        return model  # type: ignore[no-any-return]
+    is_compiled = hasattr(vars(model)["forward"], "_torchdynamo_orig_callable")
+    looks_on = PLACE in vars(model) and vars(model)[PLACE][0].switch.on and not is_compiled
+    return functools.partial(_run_own_forward, model) if looks_on else model  # type: ignore[no-any-return]
+
+
+def _run_own_forward(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    place: Place = vars(model)[PLACE][0]
+    out = _alone(_Outside(place, "forward", "was set on the model after it was simulated"), model, *args, **kwargs)
+    place.switch.say()
+    return out
 
 
 def _alone(mode: TorchFunctionMode, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -82,9 +99,9 @@ def _above(place: Place, code: CodeType) -> tuple[Spot, ...] | None:
 class _Outside(TorchFunctionMode):
     """Says which weights are read outside all that is simulated."""
 
-    def __init__(self, place: Place, method: str) -> None:
+    def __init__(self, place: Place, method: str, what: str) -> None:
         super().__init__()
-        self.place, self.method = place, method
+        self.place, self.method, self.what = place, method, what
 
     def __torch_function__(self, func: Function, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
@@ -93,5 +110,5 @@ class _Outside(TorchFunctionMode):
             names = [name for name in map(self.place.switch.parameter_name, weights) if name]
             if names:
                 where = full_name(self.place.path, self.method)
-                self.place.switch.notice(f"'{where}' was called by itself: '{names[0]}' and what it computes are in float", where, "")
+                self.place.switch.notice(f"'{where}' {self.what}: '{names[0]}' and what it computes are in float", where, "")
         return func(*args, **kwargs)

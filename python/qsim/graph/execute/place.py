@@ -23,7 +23,7 @@ from qsim.graph.execute.shortcuts import FrugalMaker, Kept
 from qsim.graph.execute.switch import Switch
 from qsim.graph.plan.actions import Actions, QuantizationPlan
 from qsim.graph.plan.savings import Saving, kept_operands
-from qsim.graph.record.call_sites import LEAF, CallSite, Spot, kind_of_code
+from qsim.graph.record.call_sites import LEAF, CallSite, Spot, kind_of_code, layer_in
 from qsim.graph.record.containers import full_name
 from qsim.graph.record.routes import Route, Site, call_key
 from qsim.graph.record.tape import CallKey, Slot
@@ -43,7 +43,7 @@ UNKNOWN_PATH = "?"  # in place of the path of a frame that the examples did not 
 
 class Hint(NamedTuple):
     """How to recognize the call that came next the last time without looking at the whole stack: the frames that tell its place, by
-    their distance, with the instruction that they are at; the leaf; and the key."""
+    their distance, with the instruction that they are at; the leaf, or what took its place, in whose own function it is; and the key."""
 
     name: str
     near: int
@@ -133,7 +133,7 @@ class Place:
         self.weights = [*own, *beyond]
         self.weights_read = weights_read(plan, self._actions)
         self.own_weights = own_weights(path, plan, quantizers)
-        self.parameters = plan.weights
+        self.parameters, self.rounded = plan.weights, plan.rounded
         self.after, self.memory, self.through = calls_before(route, plan), memory_read(route, plan), ends_between(route, plan)
         self.conditional = {*self.after, *self.memory, *(node for node, _ in self.through)}  # nodes with operands that ask what made them
         self.frames: dict[str, Place] = {}  # by path, all there are in the model
@@ -227,16 +227,17 @@ class Place:
         if not kept:
             return
         far = kept[1] if len(kept) > 1 else (0, None, 0)
-        leaf = site.leaf if not framed and _frame_at(frame, kept[0][0]).f_locals.get("self") is site.leaf else None
+        leaf = None if framed else layer_in(_frame_at(frame, kept[0][0]))
         hint = Hint(name, *kept[0], *far, tuple(kept[2:]), leaf, key)  # type: ignore[call-arg]
         self.hints[at] = (hint, *self.hints[at][: _HINTS - 1])
 
     def with_weights(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
-        """The arguments of a call that the examples did not show, with the model's weights quantized: they are wherever they are read.
-        None where none is among them."""
-        if not any(isinstance(value, nn.Parameter) for value in (*args, *kwargs.values())):
+        """The arguments of a call that the examples did not show, with the model's weights quantized: they are wherever they are read,
+        and in half precision biases beside them. None where no weight is among them."""
+        parameters = [value for value in (*args, *kwargs.values()) if isinstance(value, nn.Parameter)]
+        if not any(self.switch.parameter_name(parameter) in self.parameters for parameter in parameters):
             return None
-        changed = tuple(map(self._weight, args)), {slot: self._weight(value) for slot, value in kwargs.items()}
+        changed = tuple(map(self._with_parameter, args)), {slot: self._with_parameter(value) for slot, value in kwargs.items()}
         same = all(new is old for new, old in zip((*changed[0], *changed[1].values()), (*args, *kwargs.values()), strict=True))
         return None if same else changed
 
@@ -256,8 +257,9 @@ class Place:
                 marks[actions.bias.parameter] = BiasMark(actions.bias.input, actions.bias.weight)
         return marks
 
-    def _weight(self, value: Any) -> Any:
-        key = self.parameters.get(self.switch.parameter_name(value)) if isinstance(value, nn.Parameter) else None
+    def _with_parameter(self, value: Any) -> Any:
+        name = self.switch.parameter_name(value) if isinstance(value, nn.Parameter) else ""
+        key = self.parameters.get(name) or self.rounded.get(name)
         if key is None:
             return value
         return Mark(key)(value) if self.switch.marks else self._quantizers[key].quantize(value)

@@ -22,7 +22,7 @@ from qsim.graph.execute.methods import PLACE, methods
 from qsim.graph.execute.mode import LocalMode
 from qsim.graph.execute.place import Place
 from qsim.graph.execute.traced import switch_of
-from qsim.graph.record.containers import subclass
+from qsim.graph.record.containers import Swapped, subclass
 from qsim.graph.record.resume import driven
 from qsim.runs.sharding import refuse_replicas
 from qsim.warning import warn
@@ -39,10 +39,15 @@ def refuse_simulated(model: nn.Module, caller: str, instead: str) -> None:
         raise ValueError(f"{caller}: got a simulation{instead}")
 
 
-class Simulated(nn.Module):
+class Simulated(Swapped):
     """Mixin of a container's class: forward under the container's mode."""
 
     _homes: tuple[str, ...] = ()
+
+    @classmethod
+    def made_of(cls) -> None:
+        if not torch.compiler.is_dynamo_compiling() and not isinstance(_get_current_function_mode(), LocalMode):  # type: ignore[no-untyped-call]
+            warn(f"QuantSim: a {cls.__name__} was made of a simulated one, as a slice is: called by itself it computes in float")
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         place, inputs = self.__dict__[PLACE]
@@ -221,7 +226,7 @@ def _with_homes(cls: type[nn.Module], homes: tuple[str, ...]) -> type[nn.Module]
 
 def _rebuild(cls: type[nn.Module], homes: tuple[str, ...] = ()) -> nn.Module:
     made = simulated(cls, homes)  # type: ignore[arg-type]  # Module's __hash__
-    return made.__new__(made)
+    return cls.__new__(made)
 
 
 def home_property(name: str) -> property:

@@ -10,6 +10,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from qsim.graph.execute.standing import Standing
+from qsim.graph.record.containers import ParameterOf
 from qsim.warning import warn
 
 _EXAMPLE = "Give the call as an example too: QuantSim(model, [example, other], ...)."
@@ -71,8 +72,7 @@ class Switch:
         named = dict(self.model.named_parameters()) if self.model is not None and id(parameter) not in self._parameters else {}
         self._parameters.update((id(p), name) for name, p in named.items())
         name = self._parameters.setdefault(id(parameter), "")
-        owner, _, attribute = name.rpartition(".")
-        if name and self.model is not None and getattr(self.model.get_submodule(owner), attribute, None) is not parameter:
+        if name and self.model is not None and ParameterOf(name)(self.model) is not parameter:
             self._parameters.clear()  # some were replaced
             return self.parameter_name(parameter)
         return name

@@ -6,10 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._ops import HigherOrderOperator
 
 from qsim.graph.execute.chain_ends import ChainEnds
+from qsim.graph.execute.forms import GONE_THROUGH, Form, form_of, in_form
 from qsim.graph.execute.inputs import computes, is_float
 from qsim.graph.execute.known import QUIET_NAMES
 from qsim.graph.execute.links import Link
@@ -19,7 +21,7 @@ from qsim.graph.execute.nodes import Node
 from qsim.graph.execute.place import QUIET, STRANGE, Place, place_of
 from qsim.graph.execute.standing import Told
 from qsim.graph.execute.switch import Switch
-from qsim.graph.record.call_sites import traced_call_site, variable_of_asker
+from qsim.graph.record.call_sites import traced_call_site, traced_caller, variable_of_asker
 from qsim.graph.record.containers import full_name
 from qsim.graph.record.tape import Slot
 from qsim.operations.functions import ARRAY, COMPOSITE, CONSTRUCTORS, DROPOUTS, MAC, ON_ARRAYS, READ_QUANTIZED, SAME, Function
@@ -111,10 +113,12 @@ class TracedMode(LocalMode):
             if within.outer is None:
                 return None
             within = within.outer
-        for weight_of, quantize in within.place.own_weights:  # no others can be told while Dynamo traces
-            weight = weight_of(within.container)
-            known = known or any(value is weight for value in given)
-            given = [quantize(value) if value is weight else value for value in given]
+        for parameter_of, quantize, is_weight in within.place.own_weights:  # no others can be told while Dynamo traces
+            parameter = parameter_of(within.container)
+            if parameter is None:  # the layer was replaced
+                continue
+            known = known or (is_weight and any(value is parameter for value in given))
+            given = [quantize(value) if value is parameter else value for value in given]
         return (tuple(given[: len(args)]), dict(zip(kwargs, given[len(args) :], strict=True))) if known else None
 
     def passed(self, name: str, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -142,6 +146,8 @@ class TracedMode(LocalMode):
             with self:
                 return COMPOSITE[name](*args, **kwargs)
         key = traced_key(place.token, name, self.container is None)
+        if key != QUIET and (form := traced_form(func)) is not None and len(args) <= len(form[0]):
+            args, kwargs = in_form(form, args, kwargs)
         with torch._C.DisableTorchFunction():
             node = QUIET if key == QUIET else self.node(key, args, kwargs)
             if node >= 0:
@@ -220,6 +226,12 @@ def traced_node(token: int, node: int, falls_back: bool, marks: bool) -> tuple[A
     return *told, link, found.written_out is not None
 
 
+def traced_form(function: Function) -> Form | None:
+    caller = getattr(F, getattr(function, "__name__", ""), None)
+    is_through = caller in GONE_THROUGH and traced_caller() is caller.__code__
+    return form_of(caller if is_through else function)
+
+
 def traced_shares(token: int, other: int) -> bool:
     return place_of(token).switch is place_of(other).switch
 
@@ -292,6 +304,7 @@ _asked = (
     traced_key,
     traced_call,
     traced_node,
+    traced_form,
     traced_shares,
     traced_leaf,
     traced_leave,

@@ -274,6 +274,12 @@ class QuantizationPlan:
         return {planned.parameter: key for key, planned in self.quantizers.items() if planned.parameter and planned.role == "weight"}
 
     @cached_property
+    def rounded(self) -> dict[str, str]:
+        """The keys of what rounds other parameters, biases, to a float format, by the names of the parameters."""
+        others = {p.parameter: key for key, p in self.quantizers.items() if p.parameter and not p.spec.has_scale}
+        return {parameter: key for parameter, key in others.items() if parameter not in self.weights}
+
+    @cached_property
     def stacks(self) -> dict[str, list[Post]]:
         """The stacks of weights that are quantized, by the names of the parameters, with what reads them."""
         found: dict[str, list[Post]] = {}

@@ -1,7 +1,7 @@
 """What the layers of a model do where no example called them: on another path through a forward, or nowhere.
 
-A weight belongs to its layer, and is quantized wherever the layer is called; so is what the layer reads with a scale from each token. A
-result has its layer's own quantizer, or none.
+A weight belongs to its layer, and is quantized wherever the layer is called; so are its other parameters if they are where the examples
+called it, or in half precision, and what the layer reads with a scale from each token. A result has its layer's own quantizer, or none.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ from qsim.graph.plan.ledger import Ledger
 from qsim.graph.plan.placement import Placement
 from qsim.graph.plan.reasons import NOT_REACHED
 from qsim.graph.plan.rules import computed_spec, weight_axes, weight_spec
+from qsim.graph.plan.specs import is_half
 from qsim.graph.record.containers import full_name
 from qsim.graph.record.routes import Site
-from qsim.graph.record.tape import Tape
+from qsim.graph.record.tape import Slot, Tape
+from qsim.numbers.spec import TensorSpec
 from qsim.operations.functions import WEIGHT
 from qsim.operations.recurrent import RECURRENT_LAYERS
 
@@ -94,8 +96,8 @@ def elsewhere_of(flow: Dataflow, actions: Mapping[Site, Actions], quantizers: Ma
 
 
 def _is_its_own(planned: PlannedQuantizer) -> bool:
-    """Whether a layer quantizes an operand wherever it is called: its weight, or what it reads if the scale comes from that itself."""
-    return planned.role == "weight" or planned.spec.is_dynamic
+    """Whether a layer quantizes an operand wherever it is called: a parameter, or what it reads if the scale comes from that itself."""
+    return planned.role == "weight" or planned.parameter is not None or planned.spec.is_dynamic
 
 
 def plan_unreached(tape: Tape, ledger: Ledger, config: Config, placement: Placement) -> dict[str, Elsewhere]:
@@ -111,9 +113,23 @@ def plan_unreached(tape: Tape, ledger: Ledger, config: Config, placement: Placem
                 ledger.add(layer.key, "weight", spec, layer.op, layer.weight, reader=name)
             if not layer.read:
                 ledger.leave(f"{name}.output", layer.op, NOT_REACHED)
+        biases = _round_biases(layer, tape, ledger, config.spec_of(layer.info, "activation"))
         if layer.slot is not None and layer.key in ledger.quantizers:
-            found[layer.path] = Elsewhere(layer.op, Actions({layer.slot: Use(layer.key)}))
+            found[layer.path] = Elsewhere(layer.op, Actions({layer.slot: Use(layer.key), **biases}))
     return found
+
+
+def _round_biases(layer: _Layer, tape: Tape, ledger: Ledger, spec: TensorSpec | None) -> dict[Slot, Use]:
+    """In half precision a layer's biases are rounded as its weight is, without a range to choose. Returns those that it hands to its
+    function itself."""
+    if not is_half(spec):
+        return {}
+    assert spec is not None
+    own = [key for key in tape.shapes if key.rpartition(".")[0] == layer.path and "bias" in key.rpartition(".")[2]]
+    for key in own:
+        ledger.add(key, "constant", spec, layer.op, key, reader=layer.info.name)
+    bias = full_name(layer.path, "bias")
+    return {layer.slot + 1: Use(bias)} if layer.slot is not None and bias in own else {}
 
 
 def _unreached(tape: Tape, quantizers: Mapping[str, PlannedQuantizer]) -> Iterator[_Layer]:

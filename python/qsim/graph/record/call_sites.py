@@ -23,6 +23,7 @@ import torch.utils.checkpoint
 from torch import nn
 
 from qsim.folders import QSIM, TORCH
+from qsim.graph.record.containers import is_leaf
 from qsim.operations import recurrent
 from qsim.operations.functions import OPENED
 
@@ -201,6 +202,17 @@ def _is_leaf(owner: Any) -> bool:
     return isinstance(owner, nn.Module) and LEAF in vars(owner)
 
 
+def layer_in(frame: FrameType) -> nn.Module | None:
+    """The leaf whose function a frame runs, or the module of torch.nn that took the place of one; None for anything else."""
+    owner = frame.f_locals.get("self") if frame.f_code.co_filename.startswith(_MODULES) else None
+    return owner if _may_be_leaf(owner) else None
+
+
+def _may_be_leaf(owner: Any) -> bool:
+    """Whether it is a leaf, or a module of torch.nn that took the place of one."""
+    return _is_leaf(owner) or (isinstance(owner, nn.Module) and is_leaf(owner))
+
+
 def _runs_container(above: FrameType | None) -> bool:
     """Whether a function runs the forward of a container, or is not known."""
     return above is None or (kind_of_code(above.f_code) == "base" and above.f_code.co_name == "forward")
@@ -209,6 +221,14 @@ def _runs_container(above: FrameType | None) -> bool:
 def variable_of_asker(name: str) -> Any:
     """Dynamo's variable of this name in the function that it traces. For functions that Dynamo runs while it traces."""
     return _translator().symbolic_locals[name].realize()
+
+
+def traced_caller() -> CodeType | None:
+    """The innermost function that Dynamo traces outside of this package. For functions that Dynamo runs while it traces."""
+    translator = _translator()
+    while translator is not None and translator.f_code.co_filename.startswith(QSIM):
+        translator = getattr(translator, "parent", None)
+    return None if translator is None else translator.f_code
 
 
 def _translator() -> Any:
@@ -230,10 +250,21 @@ def _translators() -> Iterator[_Level]:
         position: _Position = (line, None, None, None) if at is None else (at.lineno, at.end_lineno, at.col_offset, at.end_col_offset)
         owner = translator.symbolic_locals.get("self") if code.co_name == "forward" else None
         realize = getattr(owner, "realize", None)
-        owner = getattr(owner if realize is None else realize(), "value", None)
+        variable = owner if realize is None else realize()
+        owner = getattr(variable, "value", None)
+        if _may_be_leaf(owner):
+            _guard_path(translator, variable)
         spot = _spot(code, position)._replace(file=_source(_defining(translator))[0])
         yield _Level(code, spot, line, owner, None, _is_backward(translator))
         translator = getattr(translator, "parent", None)
+
+
+def _guard_path(translator: Any, leaf: Any) -> None:
+    """Have Dynamo guard what a leaf is called in its model, or that it is not of the model: another of its class may take its place."""
+    from torch._dynamo.variables import ConstantVariable, VariableTracker
+
+    path = [ConstantVariable.create(LEAF), ConstantVariable.create("")]
+    VariableTracker.build(translator, getattr).call_function(translator, [leaf, *path], {}).as_python_constant()
 
 
 def _defining(translator: Any) -> CodeType:

@@ -7,6 +7,7 @@ operation of the container above it.
 
 from __future__ import annotations
 
+import copyreg
 import functools
 import inspect
 import types
@@ -28,7 +29,7 @@ def containers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     for path, m in model.named_modules():
         if isinstance(m, torch.jit.ScriptModule) or "forward" in vars(m) or type(m).forward is nn.Module.forward:  # as in ModuleList
             continue
-        if path == "" or not _is_leaf(m):
+        if path == "" or not is_leaf(m):
             yield path, m
 
 
@@ -63,13 +64,14 @@ def _with_own_forward(cls: type[nn.Module]) -> type[nn.Module]:
 def leaves(container: nn.Module) -> Iterator[nn.Module]:
     """The `torch.nn` leaves that are operations of a container, not of one inside it."""
     for m in container.children():
-        if _is_leaf(m):
+        if is_leaf(m):
             yield m
         elif not isinstance(m, torch.jit.ScriptModule) and type(m).forward is nn.Module.forward:  # as in ModuleList
             yield from leaves(m)
 
 
-def _is_leaf(m: nn.Module) -> bool:
+def is_leaf(m: nn.Module) -> bool:
+    """Whether a module is a `torch.nn` leaf."""
     return type(m).__module__.startswith("torch.nn.modules") and not any(True for _ in m.children())
 
 
@@ -86,7 +88,7 @@ def layer_kind(m: nn.Module) -> LayerKind:
     cls: type[nn.Module] = next(c for c in type(m).__mro__ if c.__module__.startswith("torch.nn.modules"))
     own = isinstance(m, torch.jit.ScriptModule) or type(m).forward is not cls.forward or "forward" in vars(m)
     plain = not own and all(map(_computes_parameter, m._forward_pre_hooks.values()))
-    return LayerKind(cls.__name__, _is_leaf(m), plain)
+    return LayerKind(cls.__name__, is_leaf(m), plain)
 
 
 def _computes_parameter(hook: Any) -> bool:
@@ -106,24 +108,52 @@ def parametrizing(model: nn.Module) -> tuple[str, ...]:
     return tuple(f"{path}." for path, m in model.named_modules() if isinstance(m, ParametrizationList))
 
 
+class Swapped(nn.Module):
+    """Mixin of a class that a container has in place of its own. Copies of the container have that class too."""
+
+    @classmethod
+    def made_of(cls) -> None:
+        """Asked where another module is made of the class. In a forward it belongs to the container that makes it, which sees what its
+        layers do."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        reduced: Any = super().__reduce_ex__(protocol)
+        make, *rest = reduced
+        return (_copied if make is copyreg.__newobj__ else make, *rest)  # type: ignore[attr-defined]
+
+
+def _copied(cls: Any, *args: Any) -> nn.Module:
+    """What a copy begins with."""
+    made: nn.Module = cls._original.__new__(cls, *args)
+    return made
+
+
 @functools.cache
-def subclass(mixin: type[nn.Module], cls: type[nn.Module]) -> type[nn.Module]:
-    """`cls` with the forward of `mixin` before its own; `_original` is `cls`. Cached, so that equal models have equal classes."""
+def subclass(mixin: type[Swapped], cls: type[nn.Module]) -> type[nn.Module]:
+    """`cls` with the forward of `mixin` before its own; `_original` is `cls`. Cached, so that equal models have equal classes. What is
+    made of it, as ``layers[:2]`` makes one, is one of `cls`."""
+
+    def __new__(made: type[Swapped], *args: Any, **kwargs: Any) -> nn.Module:
+        made.made_of()
+        return cls(*args, **kwargs)
+
     before: types.FunctionType = mixin.forward  # type: ignore[assignment]
     # Dynamo keeps what it knows of a code with it: each class has one of its own.
     forward = types.FunctionType(before.__code__.replace(), before.__globals__, "forward", before.__defaults__, before.__closure__)
     forward.__signature__ = inspect.signature(cls.forward)  # type: ignore[attr-defined]  # trainers and torch.export ask for it
     names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
-    return type(cls.__name__, (mixin, cls), {**names, "_original": cls, "forward": forward})
+    return type(cls.__name__, (mixin, cls), {**names, "_original": cls, "forward": forward, "__new__": __new__})
 
 
 def leaf_paths(model: nn.Module) -> dict[nn.Module, str]:
     """The `torch.nn` leaves of a model, with their paths."""
-    return {m: path for path, m in model.named_modules() if path and _is_leaf(m)}
+    return {m: path for path, m in model.named_modules() if path and is_leaf(m)}
 
 
 class ParameterOf:
-    """Gets a parameter from its container by its name there. (`operator.attrgetter` does the same, and Dynamo does not know how.)"""
+    """Gets a parameter from its container by its name there, None if that has none by now.
+
+    (`operator.attrgetter` does nearly the same, and Dynamo does not know how.)"""
 
     def __init__(self, name: str) -> None:
         self.path = tuple(name.split("."))
@@ -131,5 +161,5 @@ class ParameterOf:
     def __call__(self, container: nn.Module) -> Any:
         found: Any = container
         for name in self.path:
-            found = getattr(found, name)
+            found = getattr(found, name, None)
         return found

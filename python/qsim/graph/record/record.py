@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
 from qsim.graph.record.call_sites import LEAF, CallSite, call_site, kind_of_code
-from qsim.graph.record.containers import containers, full_name, leaf_paths, subclass
+from qsim.graph.record.containers import Swapped, containers, full_name, leaf_paths, subclass
 from qsim.graph.record.handing_on import Given, handed_on, is_mask, numbers_among
 from qsim.graph.record.own_arguments import own_arguments
 from qsim.graph.record.resume import driven
@@ -350,7 +350,7 @@ def _results(out: Any) -> list[Tensor]:
     return [t for t in (out if isinstance(out, (tuple, list)) else (out,)) if isinstance(t, Tensor)]
 
 
-class Recorded(nn.Module):
+class Recorded(Swapped):
     """Mixin of a container while it is recorded."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
