@@ -75,7 +75,7 @@ class _Roots:
             padded = torch.nn.functional.pad(whole, (0, count - size))
             mixed = torch.randperm(count, generator=self._generator).to(whole.device)
             signs = (torch.randint(0, 2, (count,), generator=self._generator) * 2 - 1).to(whole)
-            turned = (padded[..., mixed] * signs).unflatten(-1, (-1, _COLUMNS)) @ hadamard(_COLUMNS).to(whole)
+            turned = (padded[..., mixed] * signs).reshape(*whole.shape[:-1], -1, _COLUMNS) @ hadamard(_COLUMNS).to(whole)
             self._whole = (turned.flatten(-2) * (count / _COLUMNS) ** 0.5).mT.contiguous()
 
     def next(self) -> Tensor:
