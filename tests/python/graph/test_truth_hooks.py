@@ -271,3 +271,30 @@ def test_a_hook_that_the_model_came_with_is_no_reason_to_warn(name, hook):
     sim.model.c.register_forward_pre_hook(lambda module, args: read.append(args[0]))
     sim(X)
     assert len(read[0].unique()) <= 256
+
+
+class Twice(nn.Module):
+    """A block that ends a chain of another container: once in the example, and on another path with its own results too."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.cell = nn.Linear(8, 8), nn.GRUCell(8, 8)
+        self.block = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(8, 8, bias=False), nn.Linear(8, 8))
+
+    def forward(self, x, twice=False):
+        return self.block(self.block(self.cell(x)) if twice else self.cell(self.layer(x)))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("savings", [True, False])
+def test_a_hook_begins_no_chain_that_went_on_elsewhere(savings):
+    torch.manual_seed(0)
+    x, model, found = torch.randn(16, 8), Twice().eval(), []
+    for hooked in (False, True):
+        sim = qsim.QuantSim(model, x, qsim.int8())
+        sim.calibrate([x], progress=False)
+        sim.savings = savings
+        if hooked:
+            sim.model.block.register_forward_pre_hook(lambda m, i: None)
+        found.append(sim.model(x, twice=True))
+    assert torch.equal(*found)

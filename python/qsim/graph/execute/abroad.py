@@ -17,6 +17,7 @@ class Abroad:
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.handed: dict[str, list[Any]] = {}
+        self.taken: dict[int | str, int] = {}  # how often a chain went on with what was handed on
         self.memory: dict[str, list[StorageWeakRef | Tensor]] = {}  # while Dynamo traces, the results themselves
         self.broken: set[tuple[str, Any]] = set()  # ends of chains that did not begin, by container and what is before them
         self.strayed: set[str] = set()  # what no mode meets under Dynamo, and took something else than what comes before it in its chain

@@ -33,6 +33,7 @@ class ChainEnds(TorchFunctionMode):
         self.handed: dict[int, Any] = {}  # results of nodes whose chain goes on
         self.begun: dict[int, bool] = {}  # nodes that end a chain, and whether it began
         self.abroad = Abroad(container) if place.path == "" and container is not None else None
+        self.taken: dict[int | str, int] = {}  # how often a chain went on with what was handed on
         self.trusted: tuple[int, ...] = ()  # nodes of which that is taken for granted: Dynamo traces what is under a checkpoint apart
 
     def checkpointed_above(self) -> None:
@@ -120,17 +121,28 @@ class ChainEnds(TorchFunctionMode):
     def is_handed_on(self, link: Link, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether a call takes what one of the operations returned that come before it in its chain. Hooks may hand on something else."""
         before = link.before or ()
-        taken, found = args[0] if args else kwargs.get("input"), [self.handed[node] for node in before if node in self.handed]
+        given = args[0] if args else kwargs.get("input")
+        found: dict[int | str, list[Any]] = {node: [self.handed[node]] for node in before if node in self.handed}
         names = [name for name in before if isinstance(name, str)]
         if names:
             if self.abroad is None:
                 return True
             if self.abroad.trusts:
                 return (self.place.path, before) not in self.abroad.broken
-            found += [handed for name in names for handed in self.abroad.handed.get(name, ())]
-        if any(self.is_same(handed, taken) for handed in found) or any(node in self.trusted for node in before):
+            found |= {name: self.abroad.handed[name] for name in names if name in self.abroad.handed}
+        begins = [node for node, results in found.items() if any(self.is_same(handed, given) for handed in results)]
+        if not begins and any(node in self.trusted for node in before):
             return True
-        return bool(found and link.between) and self.has_hooks(link.between)
+        if not begins and link.between and self.has_hooks(link.between):  # a hook may have made another of what nothing has taken yet
+            begins = [node for node, results in found.items() if self.taken_of(node).get(node, 0) < len(results)]
+        for node in begins[:1]:
+            taken = self.taken_of(node)
+            taken[node] = taken.get(node, 0) + 1
+        return bool(begins)
+
+    def taken_of(self, node: int | str) -> dict[int | str, int]:
+        """How often chains went on, of this container's nodes or of other containers'."""
+        return self.taken if isinstance(node, int) or self.abroad is None else self.abroad.taken
 
     def has_hooks(self, paths: frozenset[str]) -> bool:
         """Whether hooks look at one of these modules."""
