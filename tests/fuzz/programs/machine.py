@@ -20,7 +20,7 @@ from .frames import Frames
 from .grids import Grid, Seen, Widths, int32_bias
 from .placement import chains, is_read_by_older_names_alone, is_read_by_operations, quantized_results
 
-_LOWEST = {dtype: torch.finfo(dtype).min for dtype in (torch.float32, torch.float64)}
+_LOWEST = -1e9  # what is as low, and has nothing as high beside it, is taken for a mask
 
 
 class Machine(Frames):
@@ -184,7 +184,7 @@ class Machine(Frames):
         if site is not None and self.mode == "simulate" and kind.bias is not None and kind.bias < len(values):
             tensors[kind.bias] = self._bias(site, kind, values)
         result = function(*tensors)
-        if result.numel() == 0 or bool((result.detach() <= _LOWEST[result.dtype]).any()):
+        if result.numel() == 0 or bool((result.detach() <= _LOWEST).any()):
             raise NotUnderstood("an empty result, or a mask")
         if constant:
             kinds = {"random"} if any("random" in value.kinds for value in values) else {"const"}
