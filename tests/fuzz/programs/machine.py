@@ -12,7 +12,6 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from .dataflow import ASKED, REMEMBERED, Kind, Name, NotUnderstood, Origin, Site, Value, part_of
