@@ -164,3 +164,20 @@ def test_what_torch_asks_before_a_function_runs_is_no_call_under_the_checkpoint(
         y.square().sum().backward()
         found.append((y.detach(), x.grad, *(p.grad.clone() for p in sim.model.a.parameters())))
     torch.testing.assert_close(*found, rtol=1e-12, atol=1e-12)
+
+
+def test_what_attention_returns_from_a_reentrant_checkpoint_is_a_view_as_in_training():
+    """In evaluation torch's fast path lets the float model write to it: one operation, with none inside to quantize."""
+
+    def forward(m, x):
+        y = checkpoint(lambda t: m.attend(t, t, t, need_weights=False)[0], x, use_reentrant=True)
+        y += 1.0
+        return y
+
+    x = X.view(4, 8, 8).clone().requires_grad_()
+    model = Forward(forward, attend=nn.MultiheadAttention(8, 2, batch_first=True)).double().eval()
+    sim = simulated(model, x.detach())
+    assert model(x).requires_grad
+    for raising in (sim, sim.train(), model.train()):
+        with pytest.raises(RuntimeError, match="is a view and is being modified inplace"):
+            raising(x)
