@@ -101,6 +101,18 @@ class Case:
         except Exception as error:
             return error
 
+    def opened_outcome(self, call: Call, mode: str) -> Outcome | Exception:
+        """What the float model gives, or raises, without torch's fast path of attention: that is one operation, with none to quantize."""
+        model, enabled = self.float_model(), torch.backends.mha.get_fastpath_enabled()
+        torch.backends.mha.set_fastpath_enabled(False)
+        try:
+            with quietly():
+                return run(model, self.loaded, call, mode, torch.float32)
+        except Exception as error:
+            return error
+        finally:
+            torch.backends.mha.set_fastpath_enabled(enabled)
+
     def modes(self, call: Call, *, train: bool = True) -> list[str]:
         """The modes in which the float model can run a call."""
         found = [mode for mode in MODES if isinstance(self.float_outcome(call, mode), Outcome)]
@@ -162,6 +174,8 @@ class Case:
                     raise Undecided("what a checkpoint keeps is written to, and the float model keeps nothing behind that") from error
                 if isinstance(error, RuntimeError) and isinstance(self.recomputed_outcome(call, mode), RuntimeError):
                     raise Undecided("what a checkpoint took is written to, and the float model computes nothing again") from error
+                if isinstance(error, RuntimeError) and str(self.opened_outcome(call, mode)) == str(error):
+                    raise Undecided("the float model raises the same without torch's fast path of attention") from error
                 if isinstance(error, qsim.NoEncodingError) and any(
                     told.startswith(f"{quoted} met empty tensors alone")
                     for told in self._told

@@ -1,6 +1,7 @@
 """Recomputation gives the gradients that it gives without: of leaves, methods, lambdas and sequences, reentrant or not."""
 
 import dataclasses
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -137,3 +138,46 @@ def test_what_runs_again_saves_what_it_saved_the_first_time():
         sim.train()(given).square().sum().backward()
         found.append(given.grad)
     assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("options", [{"use_reentrant": True}, {"use_reentrant": False}, {"use_reentrant": False, "context_fn": True}])
+@pytest.mark.parametrize("way", ["leaf", "lambda", "function"])
+def test_what_torch_asks_before_a_function_runs_is_no_call_under_the_checkpoint(way, options):
+    """`requires_grad` and `device` of its arguments: methods like `.mT`, which hands on a chain here, so that its place is asked for."""
+
+    def forward(m, x, how):
+        run = {"leaf": m.a, "lambda": lambda t: F.relu(m.a(t)) + t, "function": F.hardtanh}[way]
+        x = m.a(x) if way == "function" else x
+        kept = m.act(x).mT  # the end of the chain is read behind it
+        if how is plainly:
+            return run(x) @ kept
+        given = {**options, "context_fn": lambda: (nullcontext(kept.mT), nullcontext(x.mT))} if "context_fn" in options else options
+        return how(run, x, **given) @ kept
+
+    layers = {"a": nn.Linear(8, 8).double(), "act": nn.Sequential(nn.Hardswish())}
+    found = []
+    for how in (checkpoint, plainly):
+        sim = simulated(Forward(lambda m, x, how=how: forward(m, x, how), **layers).eval(), X)
+        x = (X * 1.5).requires_grad_()
+        sim.zero_grad()
+        y = sim(x)
+        y.square().sum().backward()
+        found.append((y.detach(), x.grad, *(p.grad.clone() for p in sim.model.a.parameters())))
+    torch.testing.assert_close(*found, rtol=1e-12, atol=1e-12)
+
+
+def test_what_attention_returns_from_a_reentrant_checkpoint_is_a_view_as_in_training():
+    """In evaluation torch's fast path lets the float model write to it: one operation, with none inside to quantize."""
+
+    def forward(m, x):
+        y = checkpoint(lambda t: m.attend(t, t, t, need_weights=False)[0], x, use_reentrant=True)
+        y += 1.0
+        return y
+
+    x = X.view(4, 8, 8).clone().requires_grad_()
+    model = Forward(forward, attend=nn.MultiheadAttention(8, 2, batch_first=True)).double().eval()
+    sim = simulated(model, x.detach())
+    assert model(x).requires_grad
+    for raising in (sim, sim.train(), model.train()):
+        with pytest.raises(RuntimeError, match="is a view and is being modified inplace"):
+            raising(x)

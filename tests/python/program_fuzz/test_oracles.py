@@ -8,7 +8,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from tests.fuzz.programs.examine import examine
-from tests.fuzz.programs.ir import Apply, Container, Helper, Invoke, Program
+from tests.fuzz.programs.ir import Apply, Container, Helper, Invoke, Member, Program, Run
 
 
 def writing_after(checkpoint, operation):
@@ -29,4 +29,23 @@ WRITTEN = {"checkpoints": "what a checkpoint took is written to, and the float m
 @pytest.mark.parametrize(("operation", "unsaid"), [("add_", WRITTEN), ("relu F.relu({0})", {})])
 def test_the_float_model_is_no_guide_where_it_computes_nothing_again(operation, unsaid):
     verdict = examine(writing_after("not reentrant", operation), ["checkpoints"])
+    assert (verdict.failures, verdict.undecided) == ((), unsaid)
+
+
+def attention_written_to(options):
+    """A program that writes into what attention returned from a reentrant checkpoint."""
+    attend = Run(1, "y0", "self.m0", "{m}({0}, {0}, {0}, need_weights=False)[0]", ("u",))
+    step = Helper("step0", "method", ("u",), (attend,), "y0")
+    block = (Invoke(2, "y1", "self.step0", ("x",), "reentrant"), Apply(3, "", "increment", ("y1", "z")))
+    member = Member("m0", f"nn.MultiheadAttention(8, 2{options})")
+    model = Container("Model", ("x", "z"), (), (member,), (step,), block, "y1")
+    return Program(1, "seq", False, (model,), (), "plain", "tuple", "", "", (), ())
+
+
+SAME = {"checkpoints": "the float model raises the same without torch's fast path of attention"}
+
+
+@pytest.mark.parametrize(("options", "unsaid"), [(", batch_first=True", SAME), ("", {})])
+def test_the_float_model_is_no_guide_where_only_a_fast_path_lets_it_write(options, unsaid):
+    verdict = examine(attention_written_to(options), ["checkpoints"])
     assert (verdict.failures, verdict.undecided) == ((), unsaid)

@@ -117,21 +117,31 @@ def recompute_under(checkpoint: FrameType, again: Callable[[], TorchFunctionMode
     """
     if checkpoint.f_locals.get("use_reentrant"):  # the function is held by what this calls, `CheckpointFunction.forward`
         return
-    holder, name = _held_function(checkpoint)
+    if (held := _held_function(checkpoint)) is None:
+        return
+    holder, name = held
     function = getattr(holder, name)
     if not isinstance(function, Recomputed):
         setattr(holder, name, Recomputed(function, again()))
 
 
-def _held_function(checkpoint: FrameType) -> tuple[Any, str]:
-    """Where torch keeps the function that it computes again: an object that belongs to this call of the checkpoint, and the attribute."""
+def _held_function(checkpoint: FrameType) -> tuple[Any, str] | None:
+    """Where torch keeps the function that it computes again: an object that belongs to this call of the checkpoint, and the attribute.
+
+    None while the function does not run yet: torch asks its arguments before, which function modes see (`requires_grad`, `device`).
+    """
     known = checkpoint.f_locals
-    if "ctx" in known and hasattr(known["ctx"], "run_function"):  # reentrant: CheckpointFunction.forward
-        return known["ctx"], "run_function"
+    if "ctx" in known:  # reentrant: CheckpointFunction.forward
+        if hasattr(known["ctx"], "run_function"):
+            return known["ctx"], "run_function"
+        if not vars(known["ctx"]):
+            return None
     generator = known.get("gen")
     inner = inspect.getgeneratorlocals(generator).get("new_frame") if inspect.isgenerator(generator) else None
     if hasattr(inner, "recompute_fn"):
         return inner, "recompute_fn"
+    if inspect.isgenerator(generator) and generator.gi_running:
+        return None
     raise RuntimeError(
         f"qsim: torch {torch.__version__} keeps elsewhere what torch.utils.checkpoint computes again ({checkpoint.f_code.co_name}): leaves "
         "and methods under a checkpoint cannot be simulated. Checkpoint modules with a forward of their own instead."
