@@ -93,24 +93,29 @@ __global__ void __launch_bounds__(kThreads)
   });
 }
 
+// A kernel on the grids that `of` has: of a float format, or of integers.
+template <class T, class Row>
+using RowsKernel = void (*)(WeightRows, Row, std::int64_t, FormatIn<T>);
+
+template <class T, class Row>
+cudaError_t launch_rows(RowsKernel<T, Row> on_format, RowsKernel<T, Row> on_integers, WeightRows shape, const Row& of,
+                        std::int64_t count, cudaStream_t stream) {
+  if (shape.rows == 0 || of.columns == 0) return cudaSuccess;
+  const FormatIn<T>* const format = of.grid.format;
+  return launch(format != nullptr ? on_format : on_integers, {blocks_for(shape.rows, kWarps), kThreads}, stream, shape,
+                of, count, format != nullptr ? *format : FormatIn<T>{});
+}
+
 }  // namespace
 
 template <class T>
 cudaError_t descend(WeightRows shape, const DescentRow<T>& of, std::int64_t rounds, cudaStream_t stream) {
-  if (shape.rows == 0 || shape.columns == 0) return cudaSuccess;
-  const FormatIn<T>* const format = of.grid.format;
-  const auto kernel = format != nullptr ? descend_rows<T, true> : descend_rows<T, false>;
-  return launch(kernel, {blocks_for(shape.rows, kWarps), kThreads}, stream, shape, of, rounds,
-                format != nullptr ? *format : FormatIn<T>{});
+  return launch_rows<T, DescentRow<T>>(descend_rows<T, true>, descend_rows<T, false>, shape, of, rounds, stream);
 }
 
 template <class T>
 cudaError_t feed_back(WeightRows shape, const FeedbackRow<T>& of, std::int64_t begin, cudaStream_t stream) {
-  if (shape.rows == 0 || of.columns == 0) return cudaSuccess;
-  const FormatIn<T>* const format = of.grid.format;
-  const auto kernel = format != nullptr ? feed_back_rows<T, true> : feed_back_rows<T, false>;
-  return launch(kernel, {blocks_for(shape.rows, kWarps), kThreads}, stream, shape, of, begin,
-                format != nullptr ? *format : FormatIn<T>{});
+  return launch_rows<T, FeedbackRow<T>>(feed_back_rows<T, true>, feed_back_rows<T, false>, shape, of, begin, stream);
 }
 
 template cudaError_t descend(WeightRows, const DescentRow<float>&, std::int64_t, cudaStream_t);

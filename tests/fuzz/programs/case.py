@@ -51,6 +51,16 @@ class Raised(Exception):
         self.error = error
 
 
+@contextlib.contextmanager
+def _without_fast_path() -> Iterator[None]:
+    enabled = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(enabled)
+
+
 def in_float(sim: qsim.QuantSim) -> contextlib.AbstractContextManager[None]:
     """Simulation off: `QuantSim.in_float`, which was called `float`."""
     off: Callable[[], contextlib.AbstractContextManager[None]] = getattr(sim, "in_float", None) or sim.float
@@ -84,34 +94,30 @@ class Case:
         """What the float model gives, or raises."""
         key = (call.name, mode, dtype)
         if key not in self._outcomes:
-            model = self.float_model(dtype)
-            try:
-                with quietly():
-                    self._outcomes[key] = run(model, self.loaded, call, mode, dtype)
-            except Exception as error:
-                self._outcomes[key] = error
+            self._outcomes[key] = self._outcome_in_float(call, mode, dtype)
         return self._outcomes[key]
 
     def recomputed_outcome(self, call: Call, mode: str) -> Outcome | Exception:
         """What the float model gives, or raises, if each of its checkpoints keeps something to compute again, as quantizers there do."""
-        model = self.float_model()
-        try:
-            with quietly(), self.loaded.recomputing():
-                return run(model, self.loaded, call, mode, torch.float32)
-        except Exception as error:
-            return error
+        return self._outcome_in_float(call, mode, under=self.loaded.recomputing())
 
     def opened_outcome(self, call: Call, mode: str) -> Outcome | Exception:
         """What the float model gives, or raises, without torch's fast path of attention: that is one operation, with none to quantize."""
-        model, enabled = self.float_model(), torch.backends.mha.get_fastpath_enabled()
-        torch.backends.mha.set_fastpath_enabled(False)
+        return self._outcome_in_float(call, mode, under=_without_fast_path())
+
+    def _outcome_in_float(
+        self,
+        call: Call,
+        mode: str,
+        dtype: torch.dtype = torch.float32,
+        under: contextlib.AbstractContextManager[Any] | None = None,
+    ) -> Outcome | Exception:
+        model = self.float_model(dtype)
         try:
-            with quietly():
-                return run(model, self.loaded, call, mode, torch.float32)
+            with quietly(), under or contextlib.nullcontext():
+                return run(model, self.loaded, call, mode, dtype)
         except Exception as error:
             return error
-        finally:
-            torch.backends.mha.set_fastpath_enabled(enabled)
 
     def modes(self, call: Call, *, train: bool = True) -> list[str]:
         """The modes in which the float model can run a call."""
