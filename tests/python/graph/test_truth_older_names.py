@@ -146,6 +146,33 @@ def test_what_is_returned_by_another_name_is_so_while_its_quantizer_only_observe
         assert not other.equal(sim(X.clone()))
 
 
+class Growing(Attending):
+    """What attention is given is changed once more behind it: no quantizer stands where it was changed before."""
+
+    def forward(self, x):
+        y = x
+        for _ in range(2):
+            y += x
+        z = self.attention(x, y, y)[0]
+        return z, x.add_(0.3)
+
+
+@pytest.mark.filterwarnings("error:QuantSim")
+@pytest.mark.parametrize("fallback", [None, "attention.softmax", "add"])
+@torch.no_grad()
+def test_what_is_returned_by_another_name_is_so_without_a_quantizer_too(fallback):
+    model = Growing().eval()
+    sim = qsim.QuantSim(model, (X.float()[None],), qsim.int16())
+    sim.calibrate([X.float()[None]], progress=False)  # would warn of projections that were not reached, and have no range for them
+    if fallback is not None:
+        sim.fallback(fallback)
+    found, expected = sim(X.float()[None]), model(X.float()[None])
+    assert (found[0] - expected[0]).abs().max() < 1e-2 * expected[0].abs().max()
+    assert all(map(torch.equal, torch.compile(sim.model, backend="aot_eager")(X.float()[None]), found))
+    with sim.in_float():
+        assert all(map(torch.equal, sim(X.float()[None]), expected))
+
+
 def test_memory_that_a_traced_container_noted_is_known_to_an_eager_one():
     """Parts compiled by themselves: Dynamo has no references to storages, the container around them asks by memory."""
     abroad, result = Abroad(nn.Identity()), torch.ones(3)

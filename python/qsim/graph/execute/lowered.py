@@ -107,7 +107,7 @@ class MarkMaker:
         return self.rounded(format, enters=enters)
 
     def rounded(self, format: str, *, enters: bool, in_place: bool = False) -> Quantize | None:
-        return None if format == "float32" else RoundingMark(format, enters)
+        return None if format == "float32" else RoundingMark(format, enters, in_place)
 
 
 Maker = LiveMaker | MarkMaker
@@ -122,7 +122,9 @@ def planned_site(actions: Actions, make: Maker) -> tuple[Operands, Outputs]:
     return tuple(operands), tuple((index, make.quantized(key, True)) for index, key in actions.outputs.items())
 
 
-def fallen_site(actions: Actions, around: Neighbours, formats: Mapping[str, str], make: Maker) -> tuple[Operands, Outputs]:
+def fallen_site(
+    actions: Actions, around: Neighbours, formats: Mapping[str, str], make: Maker, *, renamed: bool = False
+) -> tuple[Operands, Outputs]:
     """What stands at the operands and the results of a site that falls back.
 
     Parameters
@@ -133,6 +135,8 @@ def fallen_site(actions: Actions, around: Neighbours, formats: Mapping[str, str]
     formats : mapping of str to str
         Of the operations that fall back, by name; that of the site is among them.
     make : LiveMaker or MarkMaker
+    renamed : bool
+        Whether something reads what the site changes in place by its older name: that has to see what the result is rounded to.
     """
     own = formats[around.operation]
     operands: dict[Slot, Quantize | None] = {}
@@ -145,13 +149,14 @@ def fallen_site(actions: Actions, around: Neighbours, formats: Mapping[str, str]
         operands[slot] = _in_turn(quantized, make.rounded(own, enters=True, in_place=slot in around.changed))
     outputs: dict[int, Quantize | None] = {}
     for i in range(around.outputs):
-        rounded = make.rounded(own, enters=False)
         post, joined = around.results.get(i), around.joined.get(i)
+        in_place = renamed and post is None  # and its readers quantize it
+        rounded = make.rounded(own, enters=False, in_place=in_place)
         if post is not None and not post.is_integer(formats):
             outputs[i] = make.lowered(post.key, True, own, enters=False)
         elif post is not None:
             outputs[i] = _in_turn(rounded, make.quantized(post.key, True))
-        elif joined is not None and joined.is_integer(formats):
+        elif joined is not None and joined.is_integer(formats) and not in_place:
             outputs[i] = _in_turn(rounded, make.quantized(joined.key, False))
         else:
             outputs[i] = rounded

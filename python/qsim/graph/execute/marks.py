@@ -69,12 +69,13 @@ class BiasMark:
 class RoundingMark:
     """Where a tensor enters or leaves an operation that falls back: ``qsim_graph::rounded(x, format, enters)``.
 
-    Between marks that enter and marks that leave, a runtime computes in `format`: "float16" or "bfloat16".
+    Between marks that enter and marks that leave, a runtime computes in `format`: "float16" or "bfloat16". `in_place`: whoever else knows
+    the tensor gets what is marked too.
     """
 
-    def __init__(self, format: str, enters: bool) -> None:
-        self.format, self.enters = format, enters
+    def __init__(self, format: str, enters: bool, in_place: bool = False) -> None:
+        self.format, self.enters, self.in_place = format, enters, in_place
 
     def __call__(self, x: Tensor) -> Tensor:
         marked: Tensor = ROUNDED(x, self.format, self.enters)
-        return marked
+        return x.copy_(marked) if self.in_place else marked

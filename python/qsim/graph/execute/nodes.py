@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -47,12 +47,24 @@ class Apart:
         return found.view_as(found) if found is x else found
 
 
+def as_it_is(x: Tensor) -> Tensor:
+    """In place of a quantizer: what returned its operand returns another tensor (`qsim.graph.execute.inputs.with_outputs`), no more."""
+    return x
+
+
 class Nodes(NamedTuple):
     """The nodes of a container, thrice: what they do by the plan, with what may be saved, and with marks in place of quantizers."""
 
     plain: list[Node]
     saving: list[Node]
     with_marks: list[Node]
+
+
+def rename(nodes: Nodes, renaming: Collection[int]) -> None:
+    """Where readers know what is changed in place by its older name, the result is another tensor, whether it is quantized or not."""
+    for each in nodes:
+        for at in renaming:
+            each[at] = each[at]._replace(outputs=each[at].outputs or ((0, as_it_is),))
 
 
 def own_weight(path: str, plan: QuantizationPlan, actions: Actions) -> tuple[Slot, ParameterOf] | None:

@@ -18,7 +18,7 @@ from qsim.graph.execute.known import known_calls
 from qsim.graph.execute.links import calls_before, ends_between, links_of, memory_read, passed_link
 from qsim.graph.execute.lowered import LiveMaker, Maker, MarkMaker, Quantize, fallen_site, planned_site, site_beside
 from qsim.graph.execute.marks import BiasMark, Mark
-from qsim.graph.execute.nodes import Apart, Node, Nodes, WrittenOut, own_weight, own_weights, saving_node, weights_read
+from qsim.graph.execute.nodes import Apart, Node, Nodes, WrittenOut, own_weight, own_weights, rename, saving_node, weights_read
 from qsim.graph.execute.shortcuts import FrugalMaker, Kept
 from qsim.graph.execute.switch import Switch
 from qsim.graph.plan.actions import Actions, QuantizationPlan
@@ -123,7 +123,9 @@ class Place:
         for at, site in enumerate(route.sites):
             for nodes in running if site.moves else ():
                 nodes[at] = nodes[at]._replace(operands=tuple((slot, Apart(quantize)) for slot, quantize in nodes[at].operands))
+        self._renaming = {at for at, site in enumerate(route.sites) if not plan.renamed.isdisjoint(site.steps)}
         self.planned = Nodes(running[0], running[1], traced)
+        rename(self.planned, self._renaming)
         self.fallen = self.planned
         self.sites = [*((site.name, site.steps[0].line) for site in route.sites), *((leaf, "") for leaf in elsewhere)]
         self.floats = [*(site.first_operand for site in route.sites), *beyond]
@@ -345,13 +347,14 @@ class Place:
             makers: list[Maker] = [LiveMaker(self._quantizers), FrugalMaker(self._quantizers, parameters, kept), MarkMaker()]
             for nodes, make in zip(self.fallen, makers, strict=True):
                 if around.operation in formats:
-                    found = fallen_site(actions, around, formats, make)
+                    found = fallen_site(actions, around, formats, make, renamed=at in self._renaming)
                 else:
                     found = site_beside(nodes[at].operands, nodes[at].outputs, around, formats, make)
                 format = formats.get(around.operation, "float32")
                 half = None if format == "float32" or nodes is self.fallen.with_marks else Half(self._ops[at], format, narrow=False)
                 gated = isinstance(nodes[at].written_out, Gated) and around.operation in formats
                 nodes[at] = Node(*found, link=nodes[at].link, written_out=half or (None if gated else nodes[at].written_out))
+        rename(self.fallen, self._renaming)
         self._be_another()
 
     def _gated(self, at: int, make: Maker) -> Gated | None:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from qsim.graph.record.routes import Route, Site
-from qsim.graph.record.tape import InputSlot, Slot
+from qsim.graph.record.tape import InputSlot, Slot, Step
 from qsim.numbers.spec import TensorSpec
 from qsim.operations.half import Half
 
@@ -267,6 +267,13 @@ class QuantizationPlan:
     def hidden(self) -> frozenset[Site]:
         """What Dynamo hides, of that after which a tensor is quantized where it is read. What hooks compute nobody looks for."""
         return frozenset(site for found in self.through.values() for site in found if not any(step.hook for step in site.steps))
+
+    @cached_property
+    def renamed(self) -> frozenset[Step]:
+        """The steps that change a tensor in place which something reads by its older name: what they return was told from that by it."""
+        steps = (step for route in self.routes.values() for site in route.sites for step in site.steps)
+        read = (origin for step in steps for found in step.operands.values() for origin in found)
+        return frozenset(origin.source for origin in read if origin.kind == "stale" and isinstance(origin.source, Step))
 
     @cached_property
     def weights(self) -> dict[str, str]:

@@ -10,6 +10,7 @@ from .compiled import compiled_is_eager
 from .compiled_parts import compiled_parts_are_eager
 from .copies import copies_are_equal
 from .exported import files_are_the_simulation
+from .fallback import fallback_is_near
 from .half import half_precision_loses_the_same
 from .hand_written import as_written_by_hand
 from .hooks import hooks_change_nothing
@@ -29,6 +30,7 @@ ORACLES: dict[str, tuple[Oracle, float]] = {
     "hand-written": (as_written_by_hand, 1.0),
     "savings": (savings_change_nothing, 0.35),
     "16 bits": (sixteen_bits_are_near, 0.5),
+    "fallback": (fallback_is_near, 0.2),
     "half": (half_precision_loses_the_same, 0.15),
     "hooks": (hooks_change_nothing, 1.0),
     "checkpoints": (without_checkpoints, 1.0),

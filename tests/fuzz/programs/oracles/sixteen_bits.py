@@ -85,6 +85,11 @@ def _add_noise(t: Tensor, span: float) -> None:
 
 
 def sixteen_bits_are_near(case: Case) -> Failure | None:
+    return near_float(case, "16 bits", lambda sim: None, _WANTED)
+
+
+def near_float(case: Case, oracle: str, change: Callable[[qsim.QuantSim], None], bar: float) -> Failure | None:
+    """Whether a simulation at 16 bits, calibrated and then changed, is within `bar` dB of float."""
     statements = list(all_statements(case.program))
     if any(isinstance(s, Apply) and TABLE[s.operation].rough for s in statements):
         raise Undecided("a program that jumps")
@@ -92,6 +97,7 @@ def sixteen_bits_are_near(case: Case) -> Failure | None:
     calls = [call for call in case.calls if call.recorded][:2]
     sequence = calls * 2 if has_state else calls
     sim = case.simulation(qsim.int16(), data=sequence)
+    change(sim)
     with same_state(sim.model):
         found = _steps(case, sim, sequence)
     expected, spans = _steps(case, case.float_model(), sequence), dict[Any, float]()
@@ -105,13 +111,13 @@ def sixteen_bits_are_near(case: Case) -> Failure | None:
             break
         for i, (a, b, c) in enumerate(zip(theirs, ours, rough, strict=True)):
             if a.shape != b.shape:
-                return Failure("16 bits", "shapes", f"step {step}: {tuple(b.shape)}, expected {tuple(a.shape)}")
+                return Failure(oracle, "shapes", f"step {step}: {tuple(b.shape)}, expected {tuple(a.shape)}")
             conditioned = sqnr(c, a)
             lost = lost or (has_state and conditioned <= _HARDLY)
-            wanted = _WANTED if conditioned > _WANTED + _MARGIN else min(_WANTED, conditioned) - _FAR
+            wanted = bar if conditioned > _WANTED + _MARGIN else min(bar, conditioned) - _FAR
             if sqnr(b, a) < wanted and conditioned > _HARDLY:
                 numbers = f"result {i} of step {step} has {sqnr(b, a):.1f} dB; {conditioned:.1f} with noise of 16 bits"
-                return Failure("16 bits", "state" if has_state else "no state", numbers)
+                return Failure(oracle, "state" if has_state else "no state", numbers)
     return None
 
 

@@ -1,0 +1,46 @@
+"""What falls back computes in its format, and hands that on by whatever name it is known: the rest is near float as before."""
+
+from __future__ import annotations
+
+import random
+
+import qsim
+
+from ..case import Case, Failure, kept_batch_norms
+from ..results import near
+from ..running import Outcome
+from .sixteen_bits import near_float
+
+_BAR = 50.0  # half precision keeps 11 bits of every number
+_TOLERANCE = 1e-5  # other kernels may compute it
+
+
+def fallback_is_near(case: Case) -> Failure | None:
+    if failure := _all_of_it(case):
+        return failure
+    return near_float(case, "fallback", lambda sim: _some_of_it(case, sim), _BAR)
+
+
+def _all_of_it(case: Case) -> Failure | None:
+    """With everything in float32 nothing is quantized."""
+    sim = case.simulation(kept_batch_norms(qsim.int8()))
+    if not sim.decisions.operations:
+        return None
+    sim.fallback("*", to="float32")
+    for call in (call for call in case.calls if call.recorded):
+        for mode in case.modes(call):
+            expected, found = case.float_outcome(call, mode), case.run(sim, call, mode)
+            assert isinstance(expected, Outcome)
+            names = list(expected.gradients)
+            if problem := near(found.results, expected.results, _TOLERANCE):
+                return Failure("fallback", f"all of it, {mode}", f"{call.name}: {problem}")
+            if problem := near([found.gradients[n] for n in names], [expected.gradients[n] for n in names], _TOLERANCE):
+                return Failure("fallback", f"all of it, gradients, {mode}", f"{call.name}: {problem}, of {names}")
+    return None
+
+
+def _some_of_it(case: Case, sim: qsim.QuantSim) -> None:
+    rng = random.Random(f"fallback {case.program.seed}")
+    chosen = [name for name in sim.decisions.operations if rng.random() < 0.5]
+    if chosen:
+        sim.fallback(chosen, to="fp16")
