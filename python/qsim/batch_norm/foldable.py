@@ -144,11 +144,19 @@ class _Graph:
             _check_padding(name, layer.name, self._check_layer(layer, len(_input(layer.shapes)), name))
             if not _is_result(_input(layer.operands)):
                 raise NotFoldable(f"'{layer.name}' reads '{name}' through a reshape, dropout or the like{mode(step)}")
+            if any(map(self._is_written, _input(step.operands))):
+                raise NotFoldable(
+                    f"what '{name}' reads is written to in place, and '{layer.name}' may only see what it held before{mode(step)}"
+                )
         consumers = [self._consumer(step) for step in steps]
         layer_path = _agreed(name, consumers)
         if any(owner(step) == layer_path and step not in consumers for step in self.products):
             raise NotFoldable(f"'{layer_path}' also runs without '{name}' before it")
         return layer_path
+
+    def _is_written(self, origin: Origin) -> bool:
+        """Whether something writes into a tensor from there. An Identity would hand that on, where a BatchNorm made a tensor of its own."""
+        return origin.kind == "other" or (origin.source, origin.output) in self.tape.rewritten or origin.source in self.tape.written
 
     def _check_layer(self, step: Step, dims: int, batch_norm: str) -> Layer:
         name, func = owner(step), name_of(step.func)

@@ -227,3 +227,48 @@ def test_branch_of_training_alone():
 
     kept = reasons(trained(Forward(auxiliary, conv=conv(), bn=bn())), data(2))
     assert kept == {"bn": "the output of 'conv' goes to 'bn' and is also read by 'add' in training mode"}
+
+
+class WrittenAfter(nn.Module):
+    """What BatchNorm reads is written to before the layer behind it reads its result: an Identity would hand that on."""
+
+    def __init__(self, way):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.bn, self.conv, self.way = nn.Conv2d(4, 8, 1), nn.BatchNorm2d(8), nn.Conv2d(8, 8, 1), way
+        self.bn.running_mean.normal_()
+        self.bn.running_var.uniform_(0.5, 2)
+
+    def forward(self, x):
+        if self.way != "an argument":
+            x = self.first(x)
+        y = self.bn(x)
+        if self.way == "a part":
+            x[:, :2] = 1.0
+        elif self.way == "a view":
+            x.flatten(1).mul_(-1)
+        elif self.way != "nothing":
+            x.relu_()
+        return self.conv(y) + x.mean()
+
+
+@pytest.mark.parametrize("way", ["an argument", "a result", "a part", "a view"])
+def test_what_is_read_by_one_that_is_folded_ahead_is_not_written_to(way):
+    model, x = WrittenAfter(way).eval(), torch.randn(2, 8 if way == "an argument" else 4, 5, 5)
+    with torch.no_grad():
+        expected = model(x.clone())
+        folded = copy.deepcopy(model)
+        assert qsim.fold_batch_norms(folded, x.clone()).folded == {}
+        torch.testing.assert_close(folded(x.clone()), expected)
+        sim = qsim.QuantSim(model, (x.clone(),), qsim.int16())
+        sim.calibrate([x.clone()], progress=False)
+        assert (sim(x.clone()) - expected).abs().max() < 1e-3 * expected.abs().max()
+
+
+def test_the_reason_is_told():
+    model = WrittenAfter("an argument").eval()
+    assert "what 'bn' reads is written to in place" in qsim.fold_batch_norms(model, torch.randn(2, 8, 5, 5)).kept["bn"]
+
+
+def test_one_is_folded_ahead_where_nothing_is_written():
+    assert qsim.fold_batch_norms(WrittenAfter("nothing").eval(), torch.randn(2, 4, 5, 5)).folded == {"bn": "conv"}

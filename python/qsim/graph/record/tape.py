@@ -183,8 +183,8 @@ class Tape:
         What was read out as a Python number, a mask or indices, or kept in a module's attribute: no operand shows who uses it.
     handed_back : set of Origin
         What was in the model's arguments afterwards: a cache that it filled.
-    rewritten : set of (Step, int)
-        Results that were written to afterwards, by any name or view of theirs.
+    rewritten : set of (Step or InputSlot, int)
+        Results and arguments of the model that were written to afterwards, by any name or view of theirs.
     written : dict of str to frozenset of Origin
         Parameters and buffers that the model's forward writes, other than the statistics of a normalization, and what ends up in them.
     unusual : dict of str to None
@@ -213,7 +213,7 @@ class Tape:
         self.results: set[Origin] = set()
         self.reads: set[Origin] = set()
         self.handed_back: set[Origin] = set()
-        self.rewritten: set[tuple[Step, int]] = set()
+        self.rewritten: set[tuple[Step | InputSlot, int]] = set()
         self._returned: dict[int, set[tuple[Step, int]]] = defaultdict(set)  # by steps in place and views, by memory
         self.written: dict[str, frozenset[Origin]] = {}
         self.unusual: dict[str, None] = {}
@@ -263,7 +263,7 @@ class Tape:
         """Something writes into `t`, which came from there: copies of what a step returned are nothing of its own."""
         memory = memory_of(t)
         made = {o.source for o in self._known_of(memory) if o.direct} if memory is not None else {o.source for o in origins}
-        self.rewritten |= {(o.source, o.output) for o in origins if o.source in made and isinstance(o.source, Step)}
+        self.rewritten |= {(o.source, o.output) for o in origins if o.source in made and o.kind in ("step", "stale", "input")}
         self.rewritten |= set() if memory is None else self._returned[memory]
 
     def note_returned(self, t: Tensor, step: Step, output: int = 0) -> None:
@@ -294,7 +294,7 @@ class Tape:
             call.steps = [step for step in call.steps if step in wanted]
         self.results, self.reads, self.handed_back = (set(known(found)) for found in (self.results, self.reads, self.handed_back))
         self.written = {name: frozenset(known(origins)) for name, origins in self.written.items()}
-        self.rewritten = {(step, output) for step, output in self.rewritten if step in wanted}
+        self.rewritten = {(step, output) for step, output in self.rewritten if not isinstance(step, Step) or step in wanted}
 
     def forget_tensors(self) -> None:
         """Between two passes: parameters and buffers are constants again."""
