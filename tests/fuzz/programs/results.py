@@ -50,17 +50,18 @@ def distance(a: Tensor, b: Tensor) -> float:
 
 
 def near(ours: Sequence[Tensor | None], theirs: Sequence[Tensor | None], tolerance: float) -> str:
-    """Where two lists of tensors differ by more than `tolerance` of the largest number in a tensor; "" if they do not."""
+    """Where two lists of tensors differ by more than `tolerance` of the largest number in a tensor; "" if they do not. NaN is NaN."""
     if len(ours) != len(theirs):
         return f"{len(ours)} tensors, expected {len(theirs)}"
     for i, (a, b) in enumerate(zip(ours, theirs, strict=True)):
         a_, b_ = (torch.zeros(()) if t is None else t.detach() for t in (a, b))
         if a is not None and b is not None and a.shape != b.shape:
             return f"tensor {i} has shape {tuple(a.shape)}, expected {tuple(b.shape)}"
-        largest = max(1e-3, float(b_.abs().max()) if b_.numel() else 0.0)
-        difference = torch.where(a_ == b_, 0.0, (a_.double() - b_.double()).abs())  # equal infinities too
+        largest = max(1e-3, float(b_.nan_to_num(0.0).abs().max()) if b_.numel() else 0.0)
+        same = (a_ == b_) | (a_.isnan() & b_.isnan())  # equal infinities too
+        difference = torch.where(same, 0.0, (a_.double() - b_.double()).abs())
         worst = float(difference.max()) if difference.numel() else 0.0
-        if not worst <= tolerance * largest:  # NaN too
+        if not worst <= tolerance * largest:  # NaN in one of them too
             share = float((difference > tolerance * largest).double().mean())
             return f"tensor {i}: off by {worst:.3g} where the largest is {largest:.3g}, in {share:.0%} of the elements"
     return ""

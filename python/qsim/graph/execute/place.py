@@ -123,7 +123,8 @@ class Place:
         for at, site in enumerate(route.sites):
             for nodes in running if site.moves else ():
                 nodes[at] = nodes[at]._replace(operands=tuple((slot, Apart(quantize)) for slot, quantize in nodes[at].operands))
-        self._renaming = {at for at, site in enumerate(route.sites) if not plan.renamed.isdisjoint(site.steps)}
+        going_on = {at for at, link in links.items() if link.goes_on or link.name}  # what reads these is known by what they return
+        self._renaming = {at for at, site in enumerate(route.sites) if not plan.renamed.isdisjoint(site.steps)} - going_on
         self.planned = Nodes(running[0], running[1], traced)
         rename(self.planned, self._renaming)
         self.fallen = self.planned

@@ -46,7 +46,8 @@ _HIDING = {f.__code__ for f in (F.tanh, F.sigmoid, F.hardsigmoid, F.hardswish, F
 _HIDING_FILES = tuple(os.path.join(TORCH, *path) for path in (("masked", "_ops.py"), ("nn", "grad.py")))  # all that is in them
 _HIDING |= {F.lp_pool3d.__code__}  # this one it goes through, where eager modes get the whole
 
-_APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
+# None from torch 2.14 on, where `apply` is written in C and leaves no frame.
+_APPLY: CodeType | None = getattr(getattr(torch.autograd.Function.apply, "__func__", None), "__code__", None)
 
 LEAF = "_qsim_leaf"  # in a leaf's __dict__, where copies keep it (torch.export makes some): its path in the model
 
@@ -159,6 +160,7 @@ def _read(levels: Iterator[_Level]) -> CallSite:
     for level in levels:
         kind = kind_of_code(level.code)
         site.hook = site.hook or level.backward
+        site.applied = site.applied or (_APPLY is None and kind != "checkpoint" and _is_applied(level.code))
         if kind == "kept":
             spots.append(level.spot)
             site.asks = site.asks or any("compiling" in name for name in (*level.code.co_names, *level.code.co_freevars))
@@ -304,6 +306,27 @@ def kind_of_code(code: CodeType) -> Kind:
     if known is None:
         known = _known[id(code)] = code, _kind(code)
     return known[1]
+
+
+_applied: dict[int, bool] = {}  # by id, of codes in `_known`
+
+
+def _is_applied(code: CodeType) -> bool:
+    """Whether it is the forward of an `autograd.Function`: for a torch whose `apply` leaves no frame."""
+    known = _applied.get(id(code))
+    if known is None:
+        left, known = torch.autograd.Function.__subclasses__(), False
+        while left and not known:
+            function = left.pop()
+            known = getattr(inspect.unwrap(function.forward), "__code__", None) is code
+            left += function.__subclasses__()
+        _applied[id(code)] = known
+    return known
+
+
+def called_by_apply(frame: FrameType, method: str) -> bool:
+    """Whether `autograd.Function.apply` calls a method of tensors, and not the program, that `frame` is on top of."""
+    return method not in frame.f_code.co_names if _APPLY is None else frame.f_code is _APPLY
 
 
 def _kind(code: CodeType) -> Kind:

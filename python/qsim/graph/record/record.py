@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
-from qsim.graph.record.call_sites import LEAF, CallSite, call_site, kind_of_code
+from qsim.graph.record.call_sites import LEAF, CallSite, call_site, called_by_apply
 from qsim.graph.record.containers import Swapped, containers, full_name, leaf_paths, subclass
 from qsim.graph.record.handing_on import Given, handed_on, is_mask, numbers_among
 from qsim.graph.record.own_arguments import own_arguments
@@ -186,7 +186,7 @@ class Recorder(TorchFunctionMode):
                 self.tape.mark(_settled(out, name), Origin("random") if name in RANDOM else Origin("const"))
             return out
         with torch._C.DisableTorchFunction():
-            if func is Tensor.view_as and kind_of_code(sys._getframe(1).f_code) == "apply":  # an input that it returns, without gradients
+            if func is Tensor.view_as and called_by_apply(sys._getframe(1), "view_as"):  # an input that it returns, without gradients
                 out = func(*args, **kwargs)
                 self.tape.mark(out, *(o if o.is_unreplaced else replace(o, direct=False) for o in self.tape.origins(args[0])))
                 return out
