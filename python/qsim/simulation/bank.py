@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from qsim.close_names import close_names
+from qsim.graph.execute.moved import moved_on, tied_names, untied
 from qsim.graph.plan.actions import Decisions
 from qsim.options import check_patterns
 from qsim.quantizers.observer import encoding_of_range
@@ -61,6 +62,7 @@ class QuantizerBank(nn.Module):
         self._keys, self._operations = list(planned), list(decisions.operations)
         self._paths = {key: decided.parameter for key, decided in planned.items() if decided.parameter is not None}
         self._shapes = {key: attrgetter(parameter)(model).shape for key, parameter in self._paths.items()}
+        self._tied = tied_names(model, self._paths.values())
         self._gates = [key for key, decided in planned.items() if decided.role == "gate"]
         on = next(chain((t.device for t in chain(model.parameters(), model.buffers())), devices.values()), torch.device("cpu"))
         for key, decided in planned.items():
@@ -119,6 +121,8 @@ class QuantizerBank(nn.Module):
                 raise self._changed(f"the model has no {path!r} any more") from None
             if weight.shape != self._shapes[key]:
                 raise self._changed(f"{path!r} has the shape {tuple(weight.shape)} now, and had {tuple(self._shapes[key])}")
+            if moved := moved_on(model, path) or untied(model, path, self._tied.get(path, ())):
+                raise self._changed(moved)
         return found
 
     def _changed(self, what: str) -> ValueError:

@@ -114,6 +114,7 @@ def calibrate(
     """`QuantSim.calibrate` documents it."""
     stops = _blocks(sim, blocks, folder)
     quantizers = sim.quantizers()
+    sim.weights()  # an error where the model was changed, before anything is observed
     memory = MemoryWatch(quantizer.scale.device for quantizer in quantizers.values())
     watched = [key for key, planned in sim.decisions.quantizers.items() if planned.parameter is None]
     if forward is not None:

@@ -85,7 +85,10 @@ class LayerKind(NamedTuple):
 
 
 def layer_kind(m: nn.Module) -> LayerKind:
+    """Which layer a module is; one of complex numbers, which no grid holds, is none that has a weight: a `Module`."""
     cls: type[nn.Module] = next(c for c in type(m).__mro__ if c.__module__.startswith("torch.nn.modules"))
+    if any(p.is_complex() for p in m.parameters(recurse=False)):
+        return LayerKind("Module", is_leaf(m), False)
     own = isinstance(m, torch.jit.ScriptModule) or type(m).forward is not cls.forward or "forward" in vars(m)
     plain = not own and all(map(_computes_parameter, m._forward_pre_hooks.values()))
     return LayerKind(cls.__name__, is_leaf(m), plain)
