@@ -273,7 +273,8 @@ class QuantizationPlan:
         """The steps that change a tensor in place which something reads by its older name: what they return was told from that by it."""
         steps = (step for route in self.routes.values() for site in route.sites for step in site.steps)
         read = (origin for step in steps for found in step.operands.values() for origin in found)
-        return frozenset(origin.source for origin in read if origin.kind == "stale" and isinstance(origin.source, Step))
+        sources = (origin.source for origin in read if origin.kind == "stale" and isinstance(origin.source, Step))
+        return frozenset(step for step in sources if step.changed and step.replaceable)  # others return no name of their own
 
     @cached_property
     def weights(self) -> dict[str, str]:
