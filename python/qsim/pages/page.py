@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import cache
 from html import escape
-from importlib import metadata
 from os import PathLike
 from pathlib import Path
 from string import Template
+
+import torch
 
 from qsim.atomic import write_atomically
 from qsim.pages.chart import Chart
@@ -83,7 +84,7 @@ def _text(name: str) -> str:
 
 def _made() -> str:
     """When a page was made, by what, beside what."""
-    return f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC by qsim {VERSION}, torch {metadata.version('torch')}"
+    return f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC by qsim {VERSION}, torch {torch.__version__}"
 
 
 def _digest(text: str) -> str:

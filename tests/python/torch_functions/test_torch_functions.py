@@ -101,12 +101,19 @@ class Examination:
             self.failures.append(f"{calls[0].function}: {calls[0].text}\n    {found}")
 
 
+# Python's own pow(), not `**`: Dynamo shows it to no function mode from torch 2.14 on. The simulation says so (planned, and not reached).
+_UNSEEN = {"pow(x, 2)", "pow(2, x)"} if torch.__version__ >= (2, 14) else set()
+
+
 @functools.cache
 def every_call() -> tuple[list[list[Call]], Counter[str]]:
     """The calls of each function, and why others are none."""
     missed: Counter[str] = Counter()
     calls: dict[str, list[Call]] = {}
     for call in (*from_list(missed), *from_text()):
+        if call.function in _UNSEEN:
+            missed["a function that Dynamo hides, which is told"] += 1
+            continue
         calls.setdefault(call.function, []).append(call)
     return list(calls.values()), missed
 
