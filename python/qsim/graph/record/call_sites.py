@@ -46,12 +46,9 @@ _HIDING = {f.__code__ for f in (F.tanh, F.sigmoid, F.hardsigmoid, F.hardswish, F
 _HIDING_FILES = tuple(os.path.join(TORCH, *path) for path in (("masked", "_ops.py"), ("nn", "grad.py")))  # all that is in them
 _HIDING |= {F.lp_pool3d.__code__}  # this one it goes through, where eager modes get the whole
 
-# None from torch 2.14 on, where `apply` is written in C and leaves no frame.
-_APPLY: CodeType | None = getattr(getattr(torch.autograd.Function.apply, "__func__", None), "__code__", None)
-
 LEAF = "_qsim_leaf"  # in a leaf's __dict__, where copies keep it (torch.export makes some): its path in the model
 
-Kind = Literal["kept", "dropped", "base", "module call", "hiding", "checkpoint", "compiled", "apply"]
+Kind = Literal["kept", "dropped", "base", "module call", "hiding", "checkpoint", "compiled"]
 
 
 class Spot(NamedTuple):
@@ -160,7 +157,7 @@ def _read(levels: Iterator[_Level]) -> CallSite:
     for level in levels:
         kind = kind_of_code(level.code)
         site.hook = site.hook or level.backward
-        site.applied = site.applied or (_APPLY is None and kind != "checkpoint" and _is_applied(level.code))
+        site.applied = site.applied or (kind != "checkpoint" and _is_applied(level.code))
         if kind == "kept":
             spots.append(level.spot)
             site.asks = site.asks or any("compiling" in name for name in (*level.code.co_names, *level.code.co_freevars))
@@ -177,8 +174,6 @@ def _read(levels: Iterator[_Level]) -> CallSite:
                 site.checkpoints.append((level.frame, len(spots)))
         elif kind == "compiled":
             site.compiled = True
-        elif kind == "apply":
-            site.applied = site.applied or (inner is not None and kind_of_code(inner.code) != "checkpoint")
         elif kind == "base":
             site.container = level.owner
             break
@@ -312,21 +307,22 @@ _applied: dict[int, bool] = {}  # by id, of codes in `_known`
 
 
 def _is_applied(code: CodeType) -> bool:
-    """Whether it is the forward of an `autograd.Function`: for a torch whose `apply` leaves no frame."""
+    """Whether it is what an `autograd.Function` computes: `apply` itself leaves no frame from torch 2.14 on."""
     known = _applied.get(id(code))
     if known is None:
         left, known = torch.autograd.Function.__subclasses__(), False
         while left and not known:
             function = left.pop()
-            known = getattr(inspect.unwrap(function.forward), "__code__", None) is code
+            computing = inspect.unwrap(function.forward), inspect.unwrap(function.setup_context)
+            known = any(getattr(each, "__code__", None) is code for each in computing)
             left += function.__subclasses__()
         _applied[id(code)] = known
     return known
 
 
 def called_by_apply(frame: FrameType, method: str) -> bool:
-    """Whether `autograd.Function.apply` calls a method of tensors, and not the program, that `frame` is on top of."""
-    return method not in frame.f_code.co_names if _APPLY is None else frame.f_code is _APPLY
+    """Whether `autograd.Function.apply` calls a method of tensors, and not the function that `frame` runs, which never names it."""
+    return method not in frame.f_code.co_names
 
 
 def _kind(code: CodeType) -> Kind:
@@ -345,8 +341,6 @@ def _kind(code: CodeType) -> Kind:
         return "compiled"
     if code in _HIDING or file in _HIDING_FILES:
         return "hiding"
-    if code is _APPLY:
-        return "apply"
     if "handle_torch_function" in code.co_names and not code.co_name.endswith(OPENED):
         return "dropped"  # asks the mode itself in eager mode; Dynamo asks without running it
     return "kept" if file.startswith(_MODULES) or file == _FUNCTIONAL else "dropped"
