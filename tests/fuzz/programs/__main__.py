@@ -14,6 +14,7 @@ from multiprocessing import get_context
 from .case import Failure
 from .examine import Found, examine, look
 from .generate import generate
+from .loaded import use_device
 from .oracles import ORACLES
 from .shrink import shrink
 from .source import source
@@ -27,11 +28,11 @@ def _looked(options: argparse.Namespace) -> Iterator[Found]:
     if options.jobs == 1:
         yield from map(look, jobs)
         return
-    with ProcessPoolExecutor(options.jobs, get_context("spawn")) as pool:
+    with ProcessPoolExecutor(options.jobs, get_context("spawn"), use_device, (options.device,)) as pool:
         yield from pool.map(look, jobs, chunksize=8)
 
 
-def report(seed: int, failure: Failure, *, small: bool) -> str:
+def report(seed: int, failure: Failure, *, small: bool, device: str = "cpu") -> str:
     """A failure with its numbers and a program that has it; a `small` one takes a while to find."""
     program = shrink(generate(seed), failure.oracle) if small else generate(seed)
     lines = [f"seed {seed}, oracle {failure.oracle!r}: {failure.call}", f"  {failure.detail}"]
@@ -39,6 +40,8 @@ def report(seed: int, failure: Failure, *, small: bool) -> str:
         again = examine(program, [failure.oracle]).failures
         lines += [f"  small: {found.detail}" for found in again]
     replay = f"replay: PYTHONPATH=python python -m tests.fuzz.programs --seed {seed} --count 1 --oracle {failure.oracle!r}"
+    if device != "cpu":
+        replay += f" --device {device}"
     return "\n".join([*lines, source(program), replay])
 
 
@@ -62,9 +65,11 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=None, help="of the first program; a random one by default, which is printed")
     parser.add_argument("--oracle", action="append", choices=list(ORACLES), help="ask this one only; may be repeated")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--device", default="cpu", help="where models run: cpu or cuda")
     parser.add_argument("--show", action="store_true", help="print the program itself, failing or not")
     parser.add_argument("--as-it-is", action="store_true", help="do not look for smaller programs")
     options = parser.parse_args()
+    use_device(options.device)
     options.seed = secrets.randbelow(2**31) if options.seed is None else options.seed
     print(f"programs {options.seed} to {options.seed + options.count - 1}", flush=True)
     if options.show:
@@ -75,7 +80,7 @@ def main() -> int:
         for failure in failures:
             titles[failure.title] += 1
             if titles[failure.title] <= _SHOWN:
-                print(f"\n{report(seed, failure, small=not options.as_it_is)}", flush=True)
+                print(f"\n{report(seed, failure, small=not options.as_it_is, device=options.device)}", flush=True)
             else:
                 print(f"\nseed {seed}, oracle {failure.oracle!r}: {failure.call}: {failure.detail}", flush=True)
     seconds = time.monotonic() - began

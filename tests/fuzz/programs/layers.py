@@ -38,7 +38,7 @@ class Layer:
 
 
 _CROSSED = "{m}({0}.transpose(1, 2)).transpose(1, 2)"
-_PADDED = "{m}({0}, src_key_padding_mask=torch.arange({0}.shape[1]).expand({0}.shape[:2]) > 3)"
+_PADDED = "{m}({0}, src_key_padding_mask=torch.arange({0}.shape[1], device={0}.device).expand({0}.shape[:2]) > 3)"
 _STEPS = "{m}({0}.flatten(0, 1)).view_as({0})"
 _FLAT = ("rows", "seq")
 

@@ -28,6 +28,25 @@ _BIG_BATCH = {"rows": 2600, "seq": 440, "img": 110}  # more than 20,000 elements
 _serial = itertools.count()
 
 
+class _Where:
+    """The device on which models run in this process."""
+
+    device = torch.device("cpu")
+
+
+def device() -> torch.device:
+    """Where models run in this process."""
+    return _Where.device
+
+
+def use_device(name: str) -> None:
+    """Run models on a device from here on. On a GPU with what float32 says: no TF32, and the same sums each time."""
+    _Where.device = torch.device(name)
+    if _Where.device.type == "cuda":
+        torch.backends.cudnn.allow_tf32 = False
+        torch.backends.cudnn.deterministic = True
+
+
 @dataclass(frozen=True)
 class Call:
     """Arguments of the model. `recorded`: it takes the path of the example, as far as flags and data decide."""
@@ -60,7 +79,7 @@ class Loaded:
                     tensor.data.copy_(draw(tensor.shape) * 0.5 + (0.0 if draw is torch.randn else 0.6))
                 m.num_batches_tracked.fill_(10)
         self.module.hook_model(made)
-        return made.to(dtype).eval()
+        return made.to(_Where.device, dtype).eval()
 
     def hook(self, model: nn.Module) -> None:
         """Put the hooks on that come after the simulation was made."""
@@ -121,7 +140,8 @@ class Loaded:
         if self.program.returns.endswith(" with loss"):
             rows = shape[0] * shape[1] if self.program.form == "seq" else shape[0]
             labels = torch.randint(0, 8, (rows,), generator=generator)
-        return {"x": x + 0.3, "z": z, "labels": labels}
+        given = {"x": x + 0.3, "z": z, "labels": labels}
+        return {name: None if t is None else t.to(_Where.device) for name, t in given.items()}
 
 
 def _kept(t: Tensor) -> Tensor:

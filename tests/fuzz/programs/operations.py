@@ -151,11 +151,13 @@ def _scores(m: Machine, x: Name, y: Name) -> Name:
 
 
 def _literal(m: Machine, x: Name) -> Name:
-    return m.compute(Kind("Add"), torch.add, x, m.unknown("literal", torch.tensor(NUMBERS, dtype=x.value.tensor.dtype)))
+    return m.compute(
+        Kind("Add"), torch.add, x, m.unknown("literal", torch.tensor(NUMBERS, dtype=x.value.tensor.dtype, device=x.value.tensor.device))
+    )
 
 
 def _from_numpy(m: Machine, x: Name) -> Name:
-    numbers = torch.as_tensor(np.linspace(0.5, 1.5, 8), dtype=x.value.tensor.dtype)
+    numbers = torch.as_tensor(np.linspace(0.5, 1.5, 8), dtype=x.value.tensor.dtype, device=x.value.tensor.device)
     return m.compute(Kind("Mul"), torch.mul, x, m.unknown("numpy", numbers))
 
 
@@ -270,10 +272,21 @@ TABLE: dict[str, Operation] = {
         Operation("doubled", "{0} * 2.0", unary(_MUL, lambda t: t * 2.0), weight=0),
         Operation("twice", "{0} + {0}", lambda m, x: m.compute(_ADD, torch.add, x, x), weight=0),
         # Tensors that are made of numbers.
-        Operation("plus literal", "{0} + torch.tensor({numbers}, dtype={0}.dtype)", _literal, forms=FLAT, weight=1),
-        Operation("through a list", "torch.tensor({0}.detach().tolist(), dtype={0}.dtype)", _through_python, weight=1),
-        Operation("through numpy", "torch.from_numpy({0}.detach().numpy() * 2)", lambda m, x: _through_python(m, x, 2.0), weight=1),
-        Operation("times numpy", "{0} * torch.as_tensor(np.linspace(0.5, 1.5, 8), dtype={0}.dtype)", _from_numpy, forms=FLAT, weight=1),
+        Operation("plus literal", "{0} + torch.tensor({numbers}, dtype={0}.dtype, device={0}.device)", _literal, forms=FLAT, weight=1),
+        Operation("through a list", "torch.tensor({0}.detach().tolist(), dtype={0}.dtype, device={0}.device)", _through_python, weight=1),
+        Operation(
+            "through numpy",
+            "torch.from_numpy({0}.detach().cpu().numpy() * 2).to({0}.device)",
+            lambda m, x: _through_python(m, x, 2.0),
+            weight=1,
+        ),
+        Operation(
+            "times numpy",
+            "{0} * torch.as_tensor(np.linspace(0.5, 1.5, 8), dtype={0}.dtype, device={0}.device)",
+            _from_numpy,
+            forms=FLAT,
+            weight=1,
+        ),
         *RARER,
     )
 }

@@ -34,7 +34,9 @@ class Reversed(torch.autograd.Function):
 """
 _SEQ, _IMG, _ROWS = ("seq",), ("img",), ("rows",)
 _SCORES = "(({0} @ {1}.mT) * 0.35{more}).softmax(-1) @ {1}"
-_TURNED = "torch.tensor([7, 6, 5, 4, 3, 2, 1, 0])"
+_ONES = "torch.ones(6, 6, device={0}.device)"
+_ATTENTION = "F.scaled_dot_product_attention({0}, {1}, {1}, attn_mask="
+_TURNED = "torch.tensor([7, 6, 5, 4, 3, 2, 1, 0], device={0}.device)"
 
 # name: sources, by the number of operands and the forms of their tensors
 _SOURCES: dict[tuple[int, tuple[str, ...]], dict[str, str]] = {
@@ -80,7 +82,7 @@ _SOURCES: dict[tuple[int, tuple[str, ...]], dict[str, str]] = {
         "nothing in front": "torch.cat([{0}[:0], {0}])",
         "nothing behind": "torch.cat([{0}, F.relu({0}[..., :0])], -1)",
         "plus the sum of nothing": "{0} + {0}[:0].tanh().sum()",
-        "nothing chosen": "{0}.index_add(0, torch.zeros(0, dtype=torch.long), {0}[:0].tanh())",
+        "nothing chosen": "{0}.index_add(0, torch.zeros(0, dtype=torch.long, device={0}.device), {0}[:0].tanh())",
         # Moved values.
         "expanded": "{0}[..., :1].expand({0}.shape)",
         "padded": "F.pad({0}, (1, 0))[..., :-1]",
@@ -114,14 +116,14 @@ _SOURCES: dict[tuple[int, tuple[str, ...]], dict[str, str]] = {
     },
     (1, FLAT): {
         "rms_norm": "F.rms_norm({0}, (8,))",
-        "plus positions": "{0} + torch.arange(8) * 0.1",
-        "sines of positions": "{0} + torch.sin(torch.arange(8) * 0.7).to({0}.dtype)",
-        "take_along_dim": f"torch.take_along_dim({{0}}, {_TURNED}.expand({{0}}.shape), -1)",
-        "index_select": f"{{0}}.index_select(-1, {_TURNED})",
+        "plus positions": "{0} + torch.arange(8, device={0}.device) * 0.1",
+        "sines of positions": "{0} + torch.sin(torch.arange(8, device={0}.device) * 0.7).to({0}.dtype)",
+        "take_along_dim": "torch.take_along_dim({0}, " + _TURNED + ".expand({0}.shape), -1)",
+        "index_select": "{0}.index_select(-1, " + _TURNED + ")",
         "a list of indices": "{0}[..., [7, 6, 5, 4, 3, 2, 1, 0]]",
-        "scatter": f"torch.zeros_like({{0}}).scatter(-1, {_TURNED}.expand({{0}}.shape), {{0}})",
-        "scatter_add": f"torch.zeros_like({{0}}).scatter_add(-1, ({_TURNED} // 2).expand({{0}}.shape), {{0}})",
-        "index_add": "{0}.index_add(-1, torch.tensor([0, 0, 3]), {0}[..., :3].tanh())",
+        "scatter": "torch.zeros_like({0}).scatter(-1, " + _TURNED + ".expand({0}.shape), {0})",
+        "scatter_add": "torch.zeros_like({0}).scatter_add(-1, (" + _TURNED + " // 2).expand({0}.shape), {0})",
+        "index_add": "{0}.index_add(-1, torch.tensor([0, 0, 3], device={0}.device), {0}[..., :3].tanh())",
         "repeated": "{0}[..., :4].repeat_interleave(2, -1)",
         "sum of halves": "torch.add(*{0}.chunk(2, -1)).repeat_interleave(2, -1)",
     },
@@ -129,12 +131,12 @@ _SOURCES: dict[tuple[int, tuple[str, ...]], dict[str, str]] = {
         "causal attention": "F.scaled_dot_product_attention({0}, {0}, {0}, is_causal=True)",
     },
     (2, _SEQ): {
-        "scores, infinite": _SCORES.replace("{more}", ' + torch.full((6, 6), float("-inf")).triu(1)'),
-        "scores, filled": "(({0} @ {1}.mT) * 0.35).masked_fill(torch.ones(6, 6).triu(1) > 0, float('-inf')).softmax(-1) @ {1}",
-        "scores, lowest": _SCORES.replace("{more}", " + torch.full((6, 6), torch.finfo(torch.float32).min).triu(1)"),
-        "scores, of flags": _SCORES.replace("{more}", " + (1 - (torch.arange(6) < 4).to({0}.dtype)) * -10000.0"),
-        "attention, flags": "F.scaled_dot_product_attention({0}, {1}, {1}, attn_mask=torch.ones(6, 6).tril() > 0)",
-        "attention, added": "F.scaled_dot_product_attention({0}, {1}, {1}, attn_mask=torch.zeros(6, 6, dtype={0}.dtype).triu(1) - 0.5)",
+        "scores, infinite": _SCORES.replace("{more}", ' + torch.full((6, 6), float("-inf"), device={0}.device).triu(1)'),
+        "scores, filled": "(({0} @ {1}.mT) * 0.35).masked_fill(" + _ONES + ".triu(1) > 0, float('-inf')).softmax(-1) @ {1}",
+        "scores, lowest": _SCORES.replace("{more}", " + torch.full((6, 6), torch.finfo(torch.float32).min, device={0}.device).triu(1)"),
+        "scores, of flags": _SCORES.replace("{more}", " + (1 - (torch.arange(6, device={0}.device) < 4).to({0}.dtype)) * -10000.0"),
+        "attention, flags": _ATTENTION + _ONES + ".tril() > 0)",
+        "attention, added": _ATTENTION + _ONES + ".triu(1).to({0}.dtype) - 0.5)",
         "bmm": "torch.bmm(torch.bmm({0}, {1}.mT) * 0.1, {1})",
         "baddbmm": "torch.baddbmm({0}, {0} @ {1}.mT, {1}, alpha=0.1)",
         "einsum": "torch.einsum('bqd,bkd->bqk', {0}, {1}).softmax(-1) @ {1}",
@@ -161,7 +163,7 @@ _ROUGH = {
     "sign": ("{0} * torch.sign({1})", 2, ALL),
     "rounded": ("{0} + torch.round({0}) * 0.1", 1, ALL),
     "one hot": ("{0} * F.one_hot({0}.argmax(-1), {0}.shape[-1]).to({0}.dtype)", 1, ALL),
-    "buckets": ("{0} + torch.bucketize({0}, torch.linspace(-1, 1, 5, dtype={0}.dtype)).to({0}.dtype)", 1, ALL),
+    "buckets": ("{0} + torch.bucketize({0}, torch.linspace(-1, 1, 5, dtype={0}.dtype, device={0}.device)).to({0}.dtype)", 1, ALL),
     "chosen rows": ("{0}.index_put(({0}[:, 0] > 0.2,), torch.tanh({0}[{0}[:, 0] > 0.2]))", 1, _ROWS),
     "scores, of data": (
         "(({0} @ {1}.mT) * 0.35).masked_fill(({1}[..., 0] > 0.5)[:, None], torch.finfo({0}.dtype).min).softmax(-1) @ {1}",
@@ -172,7 +174,7 @@ _ROUGH = {
 _IN_PLACE = {
     "limited by a mask": ("{0}[{0} > 0.5] = 0.5", 1, ALL),
     "first column": ("{0}[:, 0] = 0.0", 1, ALL),
-    "index_fill_": ("{0}.index_fill_(-1, torch.tensor([1]), 0.3)", 1, ALL),
+    "index_fill_": ("{0}.index_fill_(-1, torch.tensor([1], device={0}.device), 0.3)", 1, ALL),
     "half of another added": ("{0}[..., :4] += {1}[..., 4:]", 2, FLAT),
     "copy_": ("{0}.copy_({1})", 2, ALL),
     "zero_": ("{0}.zero_()", 1, ALL),

@@ -54,7 +54,7 @@ def near(ours: Sequence[Tensor | None], theirs: Sequence[Tensor | None], toleran
     if len(ours) != len(theirs):
         return f"{len(ours)} tensors, expected {len(theirs)}"
     for i, (a, b) in enumerate(zip(ours, theirs, strict=True)):
-        a_, b_ = (torch.zeros(()) if t is None else t.detach() for t in (a, b))
+        a_, b_ = (torch.zeros(()) if t is None else t.detach().cpu() for t in (a, b))
         if a is not None and b is not None and a.shape != b.shape:
             return f"tensor {i} has shape {tuple(a.shape)}, expected {tuple(b.shape)}"
         largest = max(1e-3, float(b_.nan_to_num(0.0).abs().max()) if b_.numel() else 0.0)

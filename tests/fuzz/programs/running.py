@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from .loaded import Call, Loaded
+from .loaded import Call, Loaded, device
 from .results import tensors_of
 
 MODES = ("no_grad", "grad", "train")
@@ -41,6 +41,8 @@ def run(model: nn.Module, loaded: Loaded, call: Call, mode: str, dtype: torch.dt
         if any(m.training != training for m in each.modules()):  # a call of its own, which may have effects
             each.train(training)
     torch.default_generator.manual_seed(loaded.program.seed)  # torch.manual_seed looks for devices, a seventh of all the time
+    if device().type == "cuda":
+        torch.cuda.manual_seed(loaded.program.seed)
     given = {name: t.to(dtype).clone() if t is not None and t.is_floating_point() else t for name, t in call.tensors.items()}
     leaves = {name: t for name, t in given.items() if t is not None and t.is_floating_point()}
     packed = loaded.module.arguments(**given)
@@ -64,7 +66,7 @@ def run(model: nn.Module, loaded: Loaded, call: Call, mode: str, dtype: torch.dt
 
 def weighted(t: Tensor) -> Tensor:
     """A number whose gradient is another for every element of `t`."""
-    return (t * torch.linspace(-1, 1, t.numel(), dtype=t.dtype).reshape(t.shape)).sum()
+    return (t * torch.linspace(-1, 1, t.numel(), dtype=t.dtype, device=t.device).reshape(t.shape)).sum()
 
 
 @contextlib.contextmanager

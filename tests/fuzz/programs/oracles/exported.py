@@ -70,6 +70,6 @@ def _from_the_file(case: Case, sim: qsim.QuantSim, call: Call) -> tuple[list[Ten
             names = [value.name for value in opened.get_inputs()]
             if len(names) != len(given):
                 raise Undecided(f"{len(given)} tensors for {len(names)} inputs of the file")
-            results = opened.run(None, {name: t.numpy() for name, t in zip(names, given, strict=True)})
+            results = opened.run(None, {name: t.cpu().numpy() for name, t in zip(names, given, strict=True)})
             found.append([torch.from_numpy(value) for value in results if value.size])
     return found[0], found[1]

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 import qsim
 
 from ..case import Case, Failure, Raised, kept_batch_norms
+from ..loaded import device
 from ..results import same_bits, tensors_of
 from ..running import quietly
 
@@ -23,9 +24,9 @@ def making_changes_nothing(case: Case) -> Failure | None:
             sim = qsim.QuantSim(model, given, kept_batch_norms(qsim.int8()))
         except Exception as error:
             raise Raised("QuantSim", error) from error
-    drawn = torch.rand(1)
+    drawn = torch.rand(1), torch.rand(1, device=device())
     torch.manual_seed(7)
-    if not torch.equal(drawn, torch.rand(1)):
+    if drawn != (torch.rand(1), torch.rand(1, device=device())):
         return Failure("left alone", "random numbers", "QuantSim drew some")
     if problem := same_bits(_of(model), before):
         return Failure("left alone", "the model", problem)

@@ -81,7 +81,7 @@ def _place(frame: FrameType | None) -> tuple[Any, ...]:
 
 def _add_noise(t: Tensor, span: float) -> None:
     with torch.no_grad():
-        t.data += span * 2.0**-16 * (torch.rand(t.shape, dtype=t.dtype) * 2 - 1)
+        t.data += span * 2.0**-16 * (torch.rand(t.shape, dtype=t.dtype, device=t.device) * 2 - 1)
 
 
 def sixteen_bits_are_near(case: Case) -> Failure | None:
