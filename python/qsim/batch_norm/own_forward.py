@@ -11,6 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from qsim.batch_norm.absorb import NotFoldable, absorb
 from qsim.operations.layers import Layer
+from qsim.runs.random_numbers import random_numbers_unchanged, seed_random_numbers
 
 
 def is_torchs_own(module: nn.Module, method: str) -> bool:
@@ -26,13 +27,13 @@ def is_followed_by_children(bn: _BatchNorm, dims: int) -> bool:
     if dims < 2 or any(t.is_meta for t in bn.state_dict().values()) or bn.running_mean is None:
         return False
     device, dtype = bn.running_mean.device, bn.running_mean.dtype
-    with torch.no_grad(), torch.random.fork_rng([] if device.type == "cpu" else [device], device_type=device.type):
+    with torch.no_grad(), random_numbers_unchanged():
         for training in (False, True):
             x = torch.randn(4, bn.num_features, *[8] * (dims - 2), device=device, dtype=dtype)
             try:
-                torch.manual_seed(0)
+                seed_random_numbers(0)
                 found = copy.deepcopy(bn).train(training)(x.clone())
-                torch.manual_seed(0)
+                seed_random_numbers(0)
                 expected = _normalized(copy.deepcopy(bn).train(training), x)
             except Exception:
                 return False
@@ -47,7 +48,7 @@ def is_a_product(layer: Layer, *, before: bool) -> bool:
     kernel = [] if isinstance(layer, nn.Linear) else [d * (k - 1) + 1 for d, k in zip(layer.dilation, layer.kernel_size, strict=True)]
     inputs, outputs = (layer.in_features, layer.out_features) if isinstance(layer, nn.Linear) else (layer.in_channels, layer.out_channels)
     bn = getattr(nn, f"BatchNorm{max(len(kernel), 1)}d")(inputs if before else outputs)
-    with torch.no_grad(), torch.random.fork_rng([]):
+    with torch.no_grad(), random_numbers_unchanged():
         for t in (bn.weight, bn.bias, bn.running_mean, bn.running_var):
             t.uniform_(0.5, 2.0)
         x = torch.randn(2, inputs, *(2 * size + 3 for size in kernel), dtype=torch.float64)

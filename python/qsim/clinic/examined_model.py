@@ -26,6 +26,7 @@ from qsim.operations.functions import Function
 from qsim.runs.arguments import example_calls
 from qsim.runs.batches import Forward, arguments_of, to_device
 from qsim.runs.offloaded import own_copy
+from qsim.runs.random_numbers import random_numbers_unchanged
 
 
 class Visitor(Protocol):
@@ -101,7 +102,7 @@ class ExaminedModel:
             return self.call(self.model, tree_map_only(Tensor, torch.clone, batch), forward)
 
     def _run_visited(self, visitor: Visitor, arguments: Any) -> None:
-        with self.visited(visitor), torch.random.fork_rng(), self._eager():
+        with self.visited(visitor), random_numbers_unchanged(), self._eager():
             args, kwargs = tree_map_only(Tensor, torch.clone, arguments)
             self.model(*args, **kwargs)
 

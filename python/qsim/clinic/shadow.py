@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-import random
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +20,7 @@ from qsim.clinic.trace import LostConstant, Sampling, Traced, TraceRow
 from qsim.graph.record.tape import tensors_in
 from qsim.quantizers.format_counts import FormatCounts
 from qsim.runs.batches import Forward
+from qsim.runs.random_numbers import random_numbers_unchanged, seed_random_numbers
 
 
 @dataclass(frozen=True)
@@ -103,7 +102,6 @@ class Shadow:
             self._homes[next((step.devices[None] for step in site.steps if None in step.devices), torch.device("cpu"))].append(name)
         self._weights: Weights = {}
         self._narrow = target.accumulator == "float16"
-        self._random = random.getstate()
         counts = self._counts()
         self._outputs: list[list[Tensor]] = []
         self._nonfinite = [dict.fromkeys(counts, 0)]  # by operation, in float32, after so many batches
@@ -154,21 +152,10 @@ class Shadow:
         return Outcome(not error and not nonfinite and sqnr >= self.sqnr, sqnr, nonfinite, first, error), usual
 
     def _run(self, batch: Any, visitor: Any) -> list[Tensor]:
-        with self._same_random_numbers(), self.subject.visited(visitor):
+        with random_numbers_unchanged(), self.subject.visited(visitor):
+            seed_random_numbers(0)  # every execution draws what the first one drew
             out = self.subject.run(batch, self._forward)
         return list(tensors_in(out))
-
-    @contextmanager
-    def _same_random_numbers(self) -> Iterator[None]:
-        """Every execution draws the numbers that the first one drew, on all devices."""
-        before = random.getstate()
-        with torch.random.fork_rng():
-            torch.manual_seed(0)
-            random.setstate(self._random)
-            try:
-                yield
-            finally:
-                random.setstate(before)
 
     def _counts(self) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}

@@ -17,6 +17,7 @@ from qsim.graph.record.own_arguments import own_arguments
 from qsim.graph.record.tape import tensors_in
 from qsim.numbers.encoding import Encoding
 from qsim.quantizers.quantizer import Quantizer
+from qsim.runs.random_numbers import seed_random_numbers
 from qsim.runs.sharding import is_sharded
 from qsim.runs.snapshot import unchanged
 from qsim.simulation.simulation import Simulation
@@ -138,7 +139,7 @@ def _check(sim: Simulation, baked: nn.Module, weights: list[BakedWeight]) -> Non
         for args, kwargs in sim.calls:
             results = []
             for model in (sim.model, baked):
-                torch.manual_seed(0)
+                seed_random_numbers(0)
                 (given, named), _ = own_arguments(model, (args, kwargs))  # a cache among them is written to
                 out = model(*given, **named)
                 results.append([*tensors_in(list(out) if isinstance(out, Iterator) else out)])

@@ -21,6 +21,7 @@ from qsim.operations.layers import LAYERS, TRANSPOSED, Layer, by_channel, channe
 from qsim.operations.moves import JOINING
 from qsim.options import check_number
 from qsim.runs.arguments import Arguments
+from qsim.runs.random_numbers import seed_random_numbers
 from qsim.runs.snapshot import unchanged
 
 _RECTIFIERS = frozenset({"relu", "leaky_relu", "prelu"})
@@ -119,10 +120,10 @@ def _not_arriving(model: nn.Module, edges: Sequence[Edge], calls: Sequence[Argum
     for training in (False, True) if edges else ():
         with unchanged(model), torch.no_grad():
             model.train(training)
-            torch.manual_seed(0)
+            seed_random_numbers(0)
             probe = Probe(model, [edge.producer for edge in edges], [path for edge in edges for path in edge.readers], calls)
             for edge in edges:
-                torch.manual_seed(0)
+                seed_random_numbers(0)
                 if edge.producer not in found and (wrong := _wrong_reader(model, edge, probe)) is not None:
                     when = " in training mode" if training else ""
                     found[edge.producer] = f"a constant that is taken from '{edge.producer}' does not arrive at '{wrong}' as it is{when}"

@@ -15,6 +15,7 @@ from qsim.equalization.channels import rows
 from qsim.graph.record.tape import tensors_in
 from qsim.operations.layers import LAYERS, channel_axis
 from qsim.runs.arguments import Arguments
+from qsim.runs.random_numbers import seed_random_numbers
 from qsim.runs.snapshot import unchanged
 from qsim.runs.unfit import unfit_told
 
@@ -72,7 +73,7 @@ def results(model: nn.Module, calls: Sequence[Arguments], examples: Sequence[Arg
     found = []
     with unchanged(model), torch.no_grad():
         model.eval()
-        torch.manual_seed(0)
+        seed_random_numbers(0)
         for args, kwargs in calls:
             args, kwargs = tree_map_only(Tensor, torch.clone, (args, kwargs))
             with unfit_told((args, kwargs), lambda: examples, model) if examples else nullcontext():

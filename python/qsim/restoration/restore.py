@@ -30,6 +30,7 @@ from qsim.restoration.weight_by_weight import Layers, Pass, uses_of
 from qsim.runs.arguments import Arguments
 from qsim.runs.batches import Forward, arguments_of, iterate, to_device
 from qsim.runs.memory import MemoryWatch
+from qsim.runs.random_numbers import RandomNumbers
 from qsim.runs.report_subject import subject_of
 from qsim.runs.sharding import sharded_modules
 from qsim.runs.snapshot import buffers_unchanged, unchanged
@@ -257,16 +258,16 @@ def _that_fit(calls: list[Callable[[], Any]], measures: list[bool], widest: int,
 
 def _level(sim: Simulation, calls: list[Callable[[], Any]], found: Pass, group: Group) -> float:
     """SQNR in dB of the simulation's results, as it is, to those in float."""
-    level, random = Deviation(), torch.get_rng_state()
+    level, random = Deviation(), RandomNumbers()
     was, sim.savings = sim.savings, False  # no weight is kept quantized that is there for now only
     try:
         for batch, reference in found.results.items():
-            torch.set_rng_state(random)  # what the run in float drew
+            random.put_back()  # what the run in float drew
             for wanted, got in zip(*map(float_tensors, (reference, calls[batch]())), strict=True):
                 level.add(wanted, got)
     finally:
         sim.savings = was
-        torch.set_rng_state(random)
+        random.put_back()
     return level.sqnr if group is None else sqnr(*total([level.signal, level.noise], group, torch.device("cpu")))
 
 

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from qsim.runs.random_numbers import RandomNumbers
+
 _MOST_WORKERS = 512  # threads of all pools together
 
 
@@ -50,14 +52,14 @@ class PausedRun:
         self._go, self._stopped = threading.Semaphore(0), threading.Semaphore(0)
         self._context = _context_of_this_thread()
         self._thread: threading.Thread | None = None
-        self.random = torch.get_rng_state()
+        self.random = RandomNumbers()
 
     def resume(self) -> None:
         """Run until the next `pause`, or to the end."""
         if self.is_over:
             return
-        outside = torch.get_rng_state()
-        torch.set_rng_state(self.random)  # it draws the numbers that it would draw alone
+        outside = RandomNumbers()
+        self.random.put_back()  # it draws the numbers that it would draw alone
         try:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
@@ -66,8 +68,8 @@ class PausedRun:
                 self._go.release()
             self._stopped.acquire()
         finally:
-            self.random = torch.get_rng_state()
-            torch.set_rng_state(outside)
+            self.random = RandomNumbers()
+            outside.put_back()
 
     def pause(self) -> None:
         """Called in the run's own thread: stop until somebody calls `resume`."""

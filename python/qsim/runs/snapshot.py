@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import copy
-import random
-import sys
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
 from qsim.runs.mapped import MappedParameter
+from qsim.runs.random_numbers import random_numbers_unchanged
 
 # Of every module: parameters, buffers, children, and hooks, which a forward may install when it first runs (Hugging Face's do).
 _REGISTRIES = tuple(name for name, held in vars(nn.Module()).items() if isinstance(held, (dict, set)))
@@ -48,7 +47,6 @@ class Snapshot:
         self._mapped = [(p, p.contents()) for p in model.parameters() if isinstance(p, MappedParameter)]  # files are copies already
         apart = {id(parameter) for parameter in (*watched.values(), *(parameter for parameter, _ in self._mapped))}
         tensors = [*model.parameters(), *model.buffers()]
-        self.devices = {t.device for t in tensors}
         self.tensors = [(t, t.detach().clone()) for t in tensors if id(t) not in apart]
 
     def restore(self) -> None:
@@ -109,17 +107,10 @@ def unchanged(model: nn.Module, *, whole: bool = True) -> Iterator[None]:
     first call), hooks. `whole`: as there.
     """
     before = Snapshot(model, whole=whole)
-    state, numpy = random.getstate(), sys.modules.get("numpy")
-    numpy_state = numpy.random.get_state() if numpy else None
-    with ExitStack() as stack:
-        for kind, indices in _accelerators(before.devices).items():
-            stack.enter_context(torch.random.fork_rng(devices=sorted(indices), device_type=kind))
+    with random_numbers_unchanged():
         try:
             yield
         finally:
-            random.setstate(state)
-            if numpy:
-                numpy.random.set_state(numpy_state)
             before.restore()
 
 
@@ -147,12 +138,3 @@ def buffers_unchanged(model: nn.Module) -> Iterator[None]:
                 setattr(module, name, buffer)
             else:  # what a graph wrote to stays in it
                 setattr(module, name, contents)
-
-
-def _accelerators(devices: Iterable[torch.device]) -> dict[str, set[int]]:
-    """Indices of the model's devices by type. `cuda` is always there: forking it for no device forks the CPU's generator alone."""
-    found: dict[str, set[int]] = {"cuda": set()}
-    for device in devices:
-        if device.index is not None and device.type not in ("cpu", "meta"):
-            found.setdefault(device.type, set()).add(device.index)
-    return found

@@ -88,7 +88,7 @@ def _resumed(run: PausedRun, model: nn.Module, states: tuple[Any, ...]) -> None:
     run.resume()
     if run.error is not None:
         raise run.error
-    if not torch.equal(before, run.random):
+    if not run.random.is_same(before):
         raise CalibrationError(
             "QuantSim.calibrate: the model draws random numbers in eval mode, which would be others block by block; calibrate without "
             "blocks="

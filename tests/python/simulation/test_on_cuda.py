@@ -311,6 +311,16 @@ def test_a_model_without_parameters(preset):
     torch.testing.assert_close(found["cuda"], found["cpu"], rtol=1e-2, atol=0.05)
 
 
+def test_random_numbers_are_left_alone():
+    """Those of the device too, of which a model without parameters says nothing."""
+    torch.manual_seed(7)
+    expected = torch.rand(3, device="cuda")
+    torch.manual_seed(7)
+    sim = qsim.QuantSim(Calls(lambda x: F.dropout(x.softmax(-1)) ** 2), torch.randn(4, 8, device="cuda", generator=torch.Generator("cuda")))
+    torch.testing.assert_close(torch.rand(3, device="cuda"), expected, rtol=0, atol=0)
+    assert sim.quantizers()
+
+
 class Split(nn.Module):
     """The first half on the CPU, the second wherever it is put: as `device_map` spreads a model over devices."""
 
