@@ -16,10 +16,10 @@ from torch import nn
 
 import qsim
 
-from .ir import Apply, Program, all_statements
+from .ir import Apply, Program, Test, all_statements
 from .loaded import Call, Loaded
 from .results import tensors_of
-from .running import MODES, Outcome, quietly, run, same_state
+from .running import MODES, Outcome, lines_run, quietly, run, same_state
 
 
 class Undecided(Exception):
@@ -81,8 +81,14 @@ class Case:
 
     @cached_property
     def calls(self) -> list[Call]:
-        """Those that the float model can run."""
-        return [call for call in self.loaded.calls() if isinstance(self.float_outcome(call, "no_grad"), Outcome)]
+        """Those that the float model can run. Recorded are those that take the example's path, if data decide for it."""
+        found = [call for call in self.loaded.calls() if isinstance(self.float_outcome(call, "no_grad"), Outcome)]
+        if not any(test.kind == "data" for s in all_statements(self.program) if isinstance(test := getattr(s, "test", None), Test)):
+            return found
+        way = lines_run(self.float_model(), self.loaded, found[0])
+        return [
+            dataclasses.replace(call, recorded=call.recorded and lines_run(self.float_model(), self.loaded, call) == way) for call in found
+        ]
 
     def float_model(self, dtype: torch.dtype = torch.float32) -> nn.Module:
         """The model with all its hooks."""

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import FrameType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -62,6 +65,26 @@ def run(model: nn.Module, loaded: Loaded, call: Call, mode: str, dtype: torch.dt
     gradients = {name: None if p.grad is None else p.grad.detach().clone() for name, p in owner.named_parameters()}
     gradients |= {f"input {name}": None if t.grad is None else t.grad.detach().clone() for name, t in leaves.items()}
     return Outcome(results, gradients, [*live, *leaves.values()])
+
+
+def lines_run(model: nn.Module, loaded: Loaded, call: Call) -> set[int]:
+    """The lines of the program that a call in evaluation runs."""
+    file, found = loaded.module.__file__, set[int]()
+
+    def trace(frame: FrameType, event: str, argument: object) -> Any:
+        if frame.f_code.co_filename != file:
+            return None
+        found.add(frame.f_lineno)
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        with quietly():
+            run(model, loaded, call, "no_grad", torch.float32)
+    finally:
+        sys.settrace(before)
+    return found
 
 
 def weighted(t: Tensor) -> Tensor:

@@ -41,11 +41,19 @@ class ChainEnds(TorchFunctionMode):
         raise NotImplementedError
 
     def standing(self, node: int, operands: Operands, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Operands:
-        """Those of the operands of a node that were made, in this call, by what makes them in the examples."""
+        """Those of the operands of a node that were made, in this call, by what makes them in the examples, or are what others read before
+        it with the same quantizer."""
         after, memory, standing = self.place.after.get(node, {}), self.place.memory.get(node, {}), []
+        again = self.place.again.get(node, {})
+        for slot, name in self.place.first_read.get(node, ()):
+            self.remember(name, operand(slot, args, kwargs))
         for slot, quantize in operands:
             stands = (slot not in after or any(map(self.was_made, after[slot]))) and not self.strayed((node, slot))
-            if stands and (slot not in memory or self.is_of(memory[slot], operand(slot, args, kwargs), (node, slot))):
+            if stands and slot in memory:
+                stands = self.is_of(memory[slot], operand(slot, args, kwargs), (node, slot))
+            if stands and slot in again:
+                stands = self.is_read_again(again[slot], operand(slot, args, kwargs), (node, slot))
+            if stands:
                 standing.append((slot, quantize))
             else:
                 self.broken(node, slot)
@@ -81,6 +89,11 @@ class ChainEnds(TorchFunctionMode):
             abroad.broken.add(at)
             self.checkpointed_above()
         return known
+
+    def is_read_again(self, name: str, t: Any, where: tuple[int, Slot]) -> bool:
+        """Whether what an operand is, in this call, lies in the memory of what is read first. Where that was not, it is the first."""
+        abroad = self.abroad
+        return abroad is None or (not abroad.trusts and name not in abroad.memory) or self.is_of((name,), t, where)
 
     def was_made(self, call: NodeCall | str) -> bool:
         """Whether a call that makes what is quantized where it is read was made; "name": in another container.

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from qsim.graph.execute.lowered import LiveMaker, Lowered, Quantize
@@ -122,6 +123,14 @@ def _quantized_entry(value: Any, index: int | None, quantize: Quantize) -> Any:
     return type(value)([*value[:index], quantized(value[index], quantize), *value[index + 1 :]])
 
 
+def as_it_is(x: Tensor) -> Tensor:
+    """In place of a quantizer: another tensor of the same memory, no more. It leaves no operation in files, as `view_as` would, and is no
+    view where no gradient asks for one: what a reentrant checkpoint hands out as a view cannot be written to."""
+    if not x.requires_grad and not torch.compiler.is_compiling():
+        return x.detach()
+    return torch.ops.aten.alias.default(x)  # type: ignore[no-any-return]
+
+
 def with_outputs(out: Any, outputs: tuple[tuple[int, Quantize], ...], given: tuple[Any, ...] = ()) -> Any:
     """What a call returned, with the planned results quantized.
 
@@ -130,7 +139,7 @@ def with_outputs(out: Any, outputs: tuple[tuple[int, Quantize], ...], given: tup
     """
     if isinstance(out, Tensor):
         found = quantized(out, outputs[0][1])
-        return found.view_as(found) if found is out and any(found is t for t in given) else found
+        return as_it_is(found) if found is out and any(found is t for t in given) else found
     for index, quantize in outputs:
         out = _quantized_entry(out, index, quantize)
     return out

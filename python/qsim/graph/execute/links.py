@@ -91,6 +91,21 @@ def memory_read(route: Route, plan: QuantizationPlan) -> dict[int, dict[Slot, tu
     return found
 
 
+def reads_again(route: Route, plan: QuantizationPlan) -> tuple[dict[int, list[tuple[Slot, str]]], dict[int, dict[Slot, str]]]:
+    """Operands of nodes that others read too, with a name for each such tensor: where it is read first, and where it is read again."""
+    first: dict[int, list[tuple[Slot, str]]] = {}
+    again: dict[int, dict[Slot, str]] = {}
+    names = {where: f"{where[0].name}.input[{where[1]}]" for where in plan.again.values()}
+    for at, own in enumerate(route.sites):
+        for (site, slot), name in names.items():
+            if site is own:
+                first.setdefault(at, []).append((slot, name))
+        for (site, slot), where in plan.again.items():
+            if site is own:
+                again.setdefault(at, {})[slot] = names[where]
+    return first, again
+
+
 def passed_link(site: Site, plan: QuantizationPlan) -> Link | None:
     """The link of what no mode meets, where that ends a chain: what is before it by name."""
     if (first := plan.runs_as_one.get(site)) is None:

@@ -150,7 +150,7 @@ def fallen_site(
     outputs: dict[int, Quantize | None] = {}
     for i in range(around.outputs):
         post, joined = around.results.get(i), around.joined.get(i)
-        in_place = renamed and post is None  # and its readers quantize it
+        in_place = (renamed or around.changed_through) and post is None  # and its readers quantize it
         rounded = make.rounded(own, enters=False, in_place=in_place)
         if post is not None and not post.is_integer(formats):
             outputs[i] = make.lowered(post.key, True, own, enters=False)

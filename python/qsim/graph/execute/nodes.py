@@ -6,9 +6,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
+from qsim.graph.execute.inputs import as_it_is
 from qsim.graph.execute.links import Link
 from qsim.graph.execute.lowered import LiveMaker, Quantize, planned_site
 from qsim.graph.execute.shortcuts import DirectOperand, InPlace, Kept, Rectifier
@@ -45,12 +45,7 @@ class Apart:
 
     def __call__(self, x: Tensor) -> Tensor:
         found = self.quantize(x)
-        return found.view_as(found) if found is x else found
-
-
-def as_it_is(x: Tensor) -> Tensor:
-    """In place of a quantizer: another tensor of the same memory, no more. It leaves no operation in files, as `view_as` would."""
-    return torch.ops.aten.alias.default(x)  # type: ignore[no-any-return]
+        return as_it_is(found) if found is x else found
 
 
 class Nodes(NamedTuple):

@@ -15,7 +15,7 @@ from torch.overrides import _get_current_function_mode
 
 from qsim.graph.execute.homes import homes_of
 from qsim.graph.execute.known import known_calls
-from qsim.graph.execute.links import calls_before, ends_between, links_of, memory_read, passed_link
+from qsim.graph.execute.links import calls_before, ends_between, links_of, memory_read, passed_link, reads_again
 from qsim.graph.execute.lowered import LiveMaker, Maker, MarkMaker, Quantize, fallen_site, planned_site, site_beside
 from qsim.graph.execute.marks import BiasMark, Mark
 from qsim.graph.execute.nodes import Apart, Node, Nodes, WrittenOut, own_weight, own_weights, rename, saving_node, weights_read
@@ -138,7 +138,9 @@ class Place:
         self.own_weights = own_weights(path, plan, quantizers)
         self.parameters, self.rounded = plan.weights, plan.rounded
         self.after, self.memory, self.through = calls_before(route, plan), memory_read(route, plan), ends_between(route, plan)
-        self.conditional = {*self.after, *self.memory, *(node for node, _ in self.through)}  # nodes with operands that ask what made them
+        self.first_read, self.again = reads_again(route, plan)
+        asking = {*self.after, *self.memory, *(node for node, _ in self.through)}
+        self.conditional = {*asking, *self.first_read, *self.again}  # nodes with operands that ask what made them, or who else reads them
         self.frames: dict[str, Place] = {}  # by path, all there are in the model
         self._expected = {training: _always(list(route.nodes), calls) for training, calls in route.calls.items()}
         self._expected_passed = {training: _always(passed, calls) for training, calls in route.calls.items()}

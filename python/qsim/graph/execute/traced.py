@@ -92,6 +92,10 @@ class TracedMode(LocalMode):
         # Dynamo knows no memory: only whether they ran
         return self.abroad is None or self.abroad.trusts or any(name in self.abroad.memory for name in names)
 
+    def is_read_again(self, name: str, t: Any, where: tuple[int, Slot]) -> bool:
+        known = [] if self.abroad is None or self.abroad.trusts else self.abroad.memory.get(name, [])
+        return not known or any(t is other for other in known)
+
     def strayed(self, where: tuple[int, Slot]) -> bool:
         if self.abroad is not None and not self.abroad.trusts:
             for link, operation in self.place.through.get(where, ()):

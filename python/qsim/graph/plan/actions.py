@@ -154,7 +154,8 @@ class Operation:
 class Neighbours:
     """What a fallback has to know of a site: its floating-point operands, those that it writes into, its number of results; where
     quantizers of operands and results stand; the operations whose results are quantized only where this one reads them; the quantizers
-    whose grids hold results that have none of their own; and that of its gate."""
+    whose grids hold results that have none of their own; that of its gate; and whether what it changes in place is written to again, and
+    not read by what it returns alone."""
 
     operation: str
     operands: tuple[Slot, ...]
@@ -166,6 +167,7 @@ class Neighbours:
     joined: dict[int, Post]
     gate: Post | None = None
     stacks: tuple[Post, ...] = ()
+    changed_through: bool = False
 
     def is_concerned(self, formats: Container[str]) -> bool:
         """Whether something else stands here than the plan says while the operations in `formats` fall back."""
@@ -244,7 +246,8 @@ class QuantizationPlan:
     the operation behind each of a chain that runs as one, but for the last, what runs in half precision, after which operations a
     tensor is quantized where it is read, the weights that are in float because it hides what reads them,
     what of the config must be mistyped, whose memory is read where a tensor is quantized that was changed in place, which activations do
-    the same in the passes of a loop or the members of a list, and what Dynamo hides of what makes such tensors."""
+    the same in the passes of a loop or the members of a list, what Dynamo hides of what makes such tensors, and which operands are the
+    same tensor as another one before them, with which they share a quantizer for that alone."""
 
     routes: dict[str, Route]
     actions: dict[Site, Actions]
@@ -262,6 +265,7 @@ class QuantizationPlan:
     memory: dict[tuple[Site, Slot], frozenset[Site]] = field(default_factory=dict)
     alike: list[tuple[str, ...]] = field(default_factory=list)
     through: dict[tuple[Site, Slot], frozenset[Site]] = field(default_factory=dict)
+    again: dict[tuple[Site, Slot], tuple[Site, Slot]] = field(default_factory=dict)
 
     @cached_property
     def hidden(self) -> frozenset[Site]:

@@ -63,11 +63,12 @@ class _Planner:
         self.caches, self.stacks = Caches(self.specs, config.kv_cache, self.ledger), Stacks(self.specs, self.ledger)
         self.pieces = Pieces(self.specs, self.ledger)
         self.read: dict[object, str] = {}  # keys of tensors that are quantized where they are read
-        self.observed: set[object] = set()
+        self.observed: dict[object, tuple[Site, Slot]] = {}  # where tensors are read first
         self.whole: dict[str, set[object]] = defaultdict(set)  # tensors that quantizers observe where they are read, all of them
         self.after: dict[tuple[Site, Slot], frozenset[Site]] = {}  # which operations make what is quantized where it is read
         self.memory: dict[tuple[Site, Slot], frozenset[Site]] = {}  # those whose very memory is read
         self.through: dict[tuple[Site, Slot], frozenset[Site]] = {}  # those of them that Dynamo hides
+        self.again: dict[tuple[Site, Slot], tuple[Site, Slot]] = {}
 
     def plan(self) -> QuantizationPlan:
         for site in self.flow.sites:
@@ -123,6 +124,7 @@ class _Planner:
             self.memory,
             find_alike(self.actions, self.quantizers, self.tape.modules),
             self.through,
+            self.again,
         )
 
     # Operands.
@@ -167,10 +169,8 @@ class _Planner:
                 self.ledger.unseen.update(dict.fromkeys(origin.source or name for origin in origins))
         elif kinds == {"const"}:
             self._constant(site, slot, origins)
-        elif asked:
-            self._read(site, slot, origins)
         else:
-            self._where_read(site, slot, origins)
+            (self._read if asked else self._where_read)(site, slot, origins)
 
     def _is_quantized(self, origin: Origin) -> bool:
         return self.placement.is_quantized(origin) or (origin.kind == "step" and made(self.flow, origin) in self.grids)
@@ -278,13 +278,13 @@ class _Planner:
             span = self.placement.known_range(maker) if isinstance(maker, Site) else None
             self.ledger.add_activation(key, spec, site.name, site, site.op, known=span)
         self.actions[site].operands[slot] = self._use(key, site, slot)
+        if tensor and (first := self.observed[key, tensor]) != (site, slot):
+            self.again[site, slot] = first
 
     def _use(self, key: str, site: Site, slot: Slot) -> Use:
         """A quantizer at an operand: it observes each tensor where it is read first, and again once it was written to."""
-        tensor = site.tensors(slot)
-        observes = tensor is None or (key, tensor) not in self.observed
-        self.observed.add((key, tensor))
-        return Use(key, observes)
+        first = self.observed.setdefault((key, tensor), (site, slot)) if (tensor := site.tensors(slot)) else (site, slot)
+        return Use(key, observes=first == (site, slot))
 
     def _where_read(self, site: Site, slot: Slot, origins: list[Origin]) -> None:
         """Quantize what could not be quantized where it was made, by its producer's name if it has a single one."""

@@ -121,6 +121,7 @@ class _Finder:
             {i: Post(key, name, reading, (name, *readers[i])) for i, key in joined.items() if (reading := self._quantized(readers[i]))},
             None if actions.gate is None else Post(actions.gate, name, (name,), (name,)),
             tuple(Post(key, name, (name,), (name,)) for key in actions.stacks.values()),
+            self.flow.is_changed_through(site, ()),
         )
 
     def unplanned(self, site: Site, inputs: Container[InputSlot]) -> list[Unplanned]:

@@ -31,18 +31,18 @@ _HIDDEN = 8.0  # operations in one of these, whose quantizers all calls of a lay
 
 
 class _Rounding(TorchFunctionMode):
-    """Adds to every result what rounding to 16 bits would: how well the program is conditioned.
+    """Does to every result what 16 bits may: how well the program is conditioned.
 
     Parameters
     ----------
     spans : dict
         The largest value that each operation ever returned, by where it stands: all its calls share a quantizer.
-    adds : bool
-        False: only find these.
+    disturb : callable, optional
+        Changes a tensor that has such a largest value. None: only find these.
     """
 
-    def __init__(self, spans: dict[Any, float], *, adds: bool) -> None:
-        self.spans, self.adds = spans, adds
+    def __init__(self, spans: dict[Any, float], disturb: Callable[[Tensor, float], None] | None = None) -> None:
+        self.spans, self.disturb = spans, disturb
 
     def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with torch._C.DisableTorchFunction():
@@ -52,15 +52,15 @@ class _Rounding(TorchFunctionMode):
                 known = isinstance(t, nn.Parameter) or (t._base is not None and func not in _INSIDES)  # by another name
                 if not (known or torch._C._functorch.is_functorch_wrapped_tensor(t)) and t.is_floating_point() and t.numel() > 1:
                     span, _ = self._span((*at, i), t)
-                    if self.adds:
-                        _add_noise(t, span * _HIDDEN if hides else span)
+                    if self.disturb is not None:
+                        self.disturb(t, span * _HIDDEN if hides else span)
             return out
 
     def _span(self, at: Any, t: Tensor) -> tuple[float, float]:
         """The largest value that was ever there, and how much larger it is than those of this tensor."""
         largest = float(t.detach().abs().max()) if t.numel() else 0.0
         span = max(largest, self.spans.get(at, 0.0))
-        if not self.adds:
+        if self.disturb is None:
             self.spans[at] = span
         return span, span / largest if largest else 1.0
 
@@ -84,12 +84,20 @@ def _add_noise(t: Tensor, span: float) -> None:
         t.data += span * 2.0**-16 * (torch.rand(t.shape, dtype=t.dtype, device=t.device) * 2 - 1)
 
 
+def _put_on_a_grid(t: Tensor, span: float) -> None:
+    """What is nearer to 0 than half a step is 0, which no noise does."""
+    step = span * 2.0**-15
+    if step > 0:
+        with torch.no_grad():
+            t.data.copy_((t / step).round() * step)
+
+
 def sixteen_bits_are_near(case: Case) -> Failure | None:
     return near_float(case, "16 bits", lambda sim: None, _WANTED)
 
 
-def near_float(case: Case, oracle: str, change: Callable[[qsim.QuantSim], None], bar: float) -> Failure | None:
-    """Whether a simulation at 16 bits, calibrated and then changed, is within `bar` dB of float."""
+def near_float(case: Case, oracle: str, change: Callable[[qsim.QuantSim], None], bar: float, *, less: float = 0.0) -> Failure | None:
+    """Whether a simulation at 16 bits, calibrated and then changed, is within `bar` dB of float, or by `less` than noise of 16 bits is."""
     statements = list(all_statements(case.program))
     if any(isinstance(s, Apply) and TABLE[s.operation].rough for s in statements):
         raise Undecided("a program that jumps")
@@ -103,18 +111,22 @@ def near_float(case: Case, oracle: str, change: Callable[[qsim.QuantSim], None],
     expected, spans = _steps(case, case.float_model(), sequence), dict[Any, float]()
     model = _perturbed(case)
     with same_state(model):
-        _steps(case, model, sequence, _Rounding(spans, adds=False))
-    noisy = _steps(case, model, sequence, _Rounding(spans, adds=True))
+        _steps(case, model, sequence, _Rounding(spans))
+    noisy = _steps(case, model, sequence, _Rounding(spans, _add_noise))
+    on_grids = _steps(case, case.float_model(), sequence, _Rounding(spans, _put_on_a_grid))
     lost = False  # what noise hides in one step, state hands on to the next
-    for step, (theirs, ours, rough) in enumerate(zip(expected, found, noisy, strict=True)):
+    for step, (theirs, ours, *both) in enumerate(zip(expected, found, noisy, on_grids, strict=True)):
         if lost:
             break
-        for i, (a, b, c) in enumerate(zip(theirs, ours, rough, strict=True)):
+        for i, (a, b, *rough) in enumerate(zip(theirs, ours, *both, strict=True)):
             if a.shape != b.shape:
                 return Failure(oracle, "shapes", f"step {step}: {tuple(b.shape)}, expected {tuple(a.shape)}")
-            conditioned = sqnr(c, a)
+            conditioned = min(sqnr(c, a) for c in rough)
             lost = lost or (has_state and conditioned <= _HARDLY)
+            if not bool(a.any()):  # what cancels altogether in float
+                continue
             wanted = bar if conditioned > _WANTED + _MARGIN else min(bar, conditioned) - _FAR
+            wanted = min(wanted, conditioned - less)
             if sqnr(b, a) < wanted and conditioned > _HARDLY:
                 numbers = f"result {i} of step {step} has {sqnr(b, a):.1f} dB; {conditioned:.1f} with noise of 16 bits"
                 return Failure(oracle, "state" if has_state else "no state", numbers)
