@@ -172,7 +172,7 @@ class Simulation(NamedAsTheModel, AsTheModel):
         self.derived.clear()
         if formats != self.followed:  # what was compiled for the same formats stays good
             fall_back(self.model, formats, self.quantizers())
-            self.followed = dict(formats)
+            self.switch.released, self.followed = self.released(), dict(formats)
 
     def needed(self) -> set[str]:
         """The quantizers that quantize at some place: all but those that only operations which fall back have a use for."""

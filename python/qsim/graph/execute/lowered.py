@@ -113,6 +113,12 @@ class MarkMaker:
 Maker = LiveMaker | MarkMaker
 
 
+def marked(parameter: Tensor, key: str, format: str | None) -> Tensor:
+    """A parameter in a traced graph, at a call that has no site: for its quantizer, or for the format that all its readers fall back to."""
+    mark = Mark(key) if format is None else MarkMaker().rounded(format, enters=True)
+    return parameter if mark is None else mark(parameter)
+
+
 def planned_site(actions: Actions, make: Maker) -> tuple[Operands, Outputs]:
     """What stands at the operands and the results of a site that does as planned."""
     found = actions.operands.items()

@@ -182,7 +182,8 @@ class LocalMode(ChainEnds):
 
     def reached(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
         """The arguments of a composite function: with quantized weights if the examples never called it, since it reads parts of them."""
-        return (args, kwargs) if self.place.keys else self.with_weights(args, kwargs) or (args, kwargs)
+        called = self.place.keys or full_name(self.leaf or self.place.path, "cell") in self.place.frames
+        return (args, kwargs) if called else self.with_weights(args, kwargs) or (args, kwargs)
 
     def with_weights(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
         """See `Place.with_weights`."""

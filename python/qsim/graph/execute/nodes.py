@@ -79,11 +79,12 @@ def weights_read(plan: QuantizationPlan, actions: Sequence[Actions]) -> list[tup
     return [tuple((slot, use.key) for slot, use in found.operands.items() if use.key in weights) for found in actions]
 
 
-def own_weights(path: str, plan: QuantizationPlan, quantizers: Mapping[str, Quantizer]) -> list[tuple[ParameterOf, Quantize, bool]]:
-    """How to get the weights inside a container from it, and what is rounded with them; what quantizes each; and whether it is a weight."""
+def own_weights(path: str, plan: QuantizationPlan, quantizers: Mapping[str, Quantizer]) -> list[tuple[ParameterOf, str, Quantizer, bool]]:
+    """How to get the weights inside a container from it, and what is rounded with them; what quantizes each, with its key; and whether it
+    is a weight."""
     prefix = f"{path}." if path else ""
     own = {name: key for name, key in {**plan.weights, **plan.rounded}.items() if name.startswith(prefix)}
-    return [(ParameterOf(name.removeprefix(prefix)), quantizers[key].quantize, name in plan.weights) for name, key in own.items()]
+    return [(ParameterOf(name.removeprefix(prefix)), key, quantizers[key], name in plan.weights) for name, key in own.items()]
 
 
 def saving_node(actions: Actions, saving: Saving, quantizers: Mapping[str, Quantizer], kept: dict[tuple[str, ...], Kept]) -> Node:

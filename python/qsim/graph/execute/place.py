@@ -16,7 +16,7 @@ from torch.overrides import _get_current_function_mode
 from qsim.graph.execute.homes import homes_of
 from qsim.graph.execute.known import known_calls
 from qsim.graph.execute.links import calls_before, ends_between, links_of, memory_read, passed_link, reads_again
-from qsim.graph.execute.lowered import LiveMaker, Maker, MarkMaker, Quantize, fallen_site, planned_site, site_beside
+from qsim.graph.execute.lowered import LiveMaker, Maker, MarkMaker, Quantize, fallen_site, marked, planned_site, site_beside
 from qsim.graph.execute.marks import BiasMark, Mark
 from qsim.graph.execute.nodes import Apart, Node, Nodes, WrittenOut, own_weight, own_weights, rename, saving_node, weights_read
 from qsim.graph.execute.shortcuts import FrugalMaker, Kept
@@ -267,7 +267,8 @@ class Place:
         key = self.parameters.get(name) or self.rounded.get(name)
         if key is None:
             return value
-        return Mark(key)(value) if self.switch.marks else self._quantizers[key].quantize(value)
+        format = self.switch.format_of(key)
+        return marked(value, key, format) if self.switch.marks else self._quantizers[key].quantize(value, fallback=format)
 
     # What ran.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from torch import nn
@@ -34,6 +34,8 @@ class Switch:
     noticed : dict of str to (str, str)
         What ran otherwise than the example inputs showed: sentences, with the path of the container and the function whose result is
         in float for that ("": none is).
+    released : mapping of str to str
+        Keys of quantizers in whose place all that use them compute in a float format, with that format.
     refused : set of str
         Keys of quantizers that did not quantize what they stand at, because that was not what the example inputs showed there.
     """
@@ -49,6 +51,7 @@ class Switch:
         self.model: nn.Module | None = None
         self._parameters: dict[int, str] = {}
         self.noticed: dict[str, tuple[str, str]] = {}
+        self.released: Mapping[str, str] = {}
         self.refused: set[str] = set()
         self.unsaid: dict[str, str] = {}  # sentences, with what to do
         self._told_of_break = False
@@ -63,6 +66,10 @@ class Switch:
             yield
         finally:
             self.on, self.marks, self.falls_back = was
+
+    def format_of(self, key: str) -> str | None:
+        """The format in place of a quantizer's grid; None where it quantizes."""
+        return self.released.get(key) if self.falls_back else None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_parameters": {}}  # by ids, which are not those of copies

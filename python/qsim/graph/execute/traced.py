@@ -117,12 +117,13 @@ class TracedMode(LocalMode):
             if within.outer is None:
                 return None
             within = within.outer
-        for parameter_of, quantize, is_weight in within.place.own_weights:  # no others can be told while Dynamo traces
+        for parameter_of, key, quantizer, is_weight in within.place.own_weights:  # no others can be told while Dynamo traces
             parameter = parameter_of(within.container)
             if parameter is None:  # the layer was replaced
                 continue
             known = known or (is_weight and any(value is parameter for value in given))
-            given = [quantize(value) if value is parameter else value for value in given]
+            format = within.place.switch.format_of(key)
+            given = [quantizer.quantize(value, fallback=format) if value is parameter else value for value in given]
         return (tuple(given[: len(args)]), dict(zip(kwargs, given[len(args) :], strict=True))) if known else None
 
     def passed(self, name: str, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
