@@ -12,6 +12,7 @@ from qsim.batch_norm.absorb import NotFoldable
 from qsim.batch_norm.fold import fold_state
 from qsim.batch_norm.foldable import Fold
 from qsim.graph.execute.simulated import WITHOUT_RANGES
+from qsim.graph.execute.switch import Switch
 from qsim.quantizers.quantizer import Quantizer
 from qsim.warning import warn
 
@@ -29,6 +30,7 @@ class NamedAsTheModel(nn.Module):
     model: nn.Module
     quantization: nn.Module
     folds: tuple[tuple[Fold, _BatchNorm], ...]
+    switch: Switch
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,7 +48,8 @@ class NamedAsTheModel(nn.Module):
             error_messages: list[str] = args[-1]
             error_messages.append(f"qsim: {error}")
         state_dict.update({f"{prefix}{_MODEL}{name}": t for name, t in named.items()})
-        if not any(key.startswith(own) for key in state_dict):  # a float checkpoint: strict is about the model
+        self.switch.observed_others = not any(key.startswith(own) for key in state_dict)
+        if self.switch.observed_others:  # a float checkpoint: strict is about the model
             state_dict.update({f"{prefix}quantization.{key}": t for key, t in self.quantization.state_dict().items()})
         super()._load_from_state_dict(state_dict, prefix, *args)
 

@@ -80,10 +80,36 @@ def test_a_float_checkpoint_loads(build):
     expected = simulated(other, x)  # BatchNorms folded
     for name, p in expected.model.named_parameters():
         assert torch.equal(sim.model.get_parameter(name), p)
-    for quantizer in sim.quantizers().values():
-        quantizer.reset()
-    sim.calibrate([x], progress=False)
+    sim.calibrate([x], progress=False)  # what was observed with other parameters is forgotten
+    assert sim.encodings() == expected.encodings()
     assert torch.equal(sim(x), expected(x))
+
+
+@pytest.mark.filterwarnings("ignore:QuantSim. a state without ranges")
+def test_calibrating_forgets_what_other_parameters_showed():
+    kind = type(trained(ConvNet()))
+    model = seeded(kind)
+    with torch.no_grad():
+        model.stem[0].weight.mul_(100)  # what it computes has ranges that no other has
+    sim, other = simulated(seeded(kind), IMAGES, dataclasses.replace(qsim.int8(), batch_norm="keep")), trained(ConvNet())
+    expected = simulated(other, IMAGES, dataclasses.replace(qsim.int8(), batch_norm="keep")).encodings()
+    part = {name.removeprefix("stem."): t for name, t in other.state_dict().items() if name.startswith("stem.")}
+    for load in (lambda: sim.load_state_dict(other.state_dict()), lambda: sim.model.load_state_dict(other.state_dict())):
+        sim.load_state_dict(model.state_dict())
+        sim.calibrate([IMAGES], progress=False)
+        assert sim.encodings() != expected
+        load()
+        sim.calibrate([IMAGES], progress=False)
+        assert sim.encodings() == expected
+        sim.load_state_dict(sim.state_dict())  # with ranges
+        sim.calibrate([IMAGES], progress=False)  # adds up
+        assert sim.quantizers()["input"].observer.counts.elements == 2 * IMAGES.numel()
+    sim.load_state_dict(model.state_dict())
+    sim.calibrate([IMAGES], progress=False)
+    sim.model.load_state_dict({name: t for name, t in other.state_dict().items() if not name.startswith("stem.")}, strict=False)
+    sim.model.stem.load_state_dict(part)
+    sim.calibrate([IMAGES], progress=False)
+    assert sim.encodings() == expected
 
 
 def test_a_float_checkpoint_loads_after_batch_norm_was_trained_and_folded():
