@@ -175,3 +175,25 @@ def test_a_state_that_is_loaded_beside_the_simulation_is_told():
         sim.model.load_state_dict(model.state_dict())
     with pytest.warns(UserWarning, match="without ranges"):
         sim.model[1].load_state_dict(model[1].state_dict())
+
+
+def test_a_state_with_ranges_of_weights_that_are_folded_here_is_an_error():
+    kept = dataclasses.replace(qsim.int8(), batch_norm="keep")
+    sim, other = simulated(trained(ConvNet()), IMAGES), simulated(trained(ConvNet()), IMAGES, kept)
+    before = other.state_dict()
+    with pytest.raises(RuntimeError, match="BatchNorms are not folded, as they are here"):
+        sim.load_state_dict(before)
+    other.fold_batch_norms()
+    with pytest.raises(RuntimeError, match=r"before sim\.fold_batch_norms"):
+        other.load_state_dict(before, strict=False)
+
+
+def test_a_layer_without_the_batch_norm_that_is_folded_into_it_is_an_error():
+    sim, other = simulated(seeded(ConvNet), IMAGES), trained(ConvNet())
+    layers = {name: t for name, t in other.state_dict().items() if t.dim() == 4}
+    with pytest.raises(RuntimeError, match=r"'stem\.0' as it was before 'stem\.1' was folded"):
+        sim.load_state_dict(layers, strict=False)
+    head = {name: t for name, t in other.state_dict().items() if name.startswith("fc")}
+    assert head
+    with pytest.warns(UserWarning, match="without ranges"):
+        sim.load_state_dict(head, strict=False)
