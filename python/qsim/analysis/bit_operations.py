@@ -75,7 +75,7 @@ def products_of(sim: Simulation) -> list[Product]:
     CaptureError
         The model cannot be traced into one graph.
     UncountedError
-        It holds an operation whose multiplications are not counted here: the message names it.
+        It holds an operation whose multiplications are not counted here, or depend on values: the message names it.
     """
     program = capture(sim, *sim.calls[0])
     mark_behind_moves(program.exported.graph)
@@ -123,4 +123,7 @@ def _product(name: str, multiplications: int, left: Node | None, right: Node | N
 
 def _sizes(node: Node) -> tuple[int, ...]:
     """Of a tensor, with the sizes of the example inputs where they may vary."""
-    return tuple(int(size.node.hint) if isinstance(size, SymInt) else int(size) for size in shape(node))
+    sizes = [size.node.hint if isinstance(size, SymInt) else size for size in shape(node)]
+    if None in sizes:
+        raise UncountedError(f"how large the operand '{node.name}' is depends on values, as what a mask selects does")
+    return tuple(map(int, sizes))

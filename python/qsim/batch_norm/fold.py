@@ -122,7 +122,7 @@ def _set_apart(model: nn.Module, path: str, dims: int) -> Fold:
     return fold
 
 
-def fold_state(model: nn.Module, folds: Iterable[tuple[Fold, _BatchNorm]], state: dict[str, Any]) -> None:
+def fold_state(model: nn.Module, folds: Collection[tuple[Fold, _BatchNorm]], state: dict[str, Any]) -> bool:
     """Fold the BatchNorms in a state dict of the model as it was, so that it fits the model as it is.
 
     Parameters
@@ -132,6 +132,11 @@ def fold_state(model: nn.Module, folds: Iterable[tuple[Fold, _BatchNorm]], state
     state : dict of str to Tensor
         Changed in place. One without entries of BatchNorms that are gone stays as it is.
 
+    Returns
+    -------
+    bool
+        Whether it had such entries.
+
     Raises
     ------
     NotFoldable
@@ -140,7 +145,12 @@ def fold_state(model: nn.Module, folds: Iterable[tuple[Fold, _BatchNorm]], state
     layers: dict[str, nn.Module] = {}
     own = [f"{fold.batch_norm}.{name}" for fold, bn in folds for name in bn.state_dict() if "." not in name]
     if not any(key in state for key in own):
-        return
+        for fold, _ in folds:
+            if f"{fold.layer}.weight" in state and f"{fold.layer}.bias" not in state and not fold.alone:
+                raise NotFoldable(
+                    f"the state has '{fold.layer}' as it was before '{fold.batch_norm}' was folded into it, without that BatchNorm"
+                )
+        return False
     for fold, bn in folds:
         if fold.layer not in layers:
             layer = model.get_submodule(fold.layer)
@@ -148,6 +158,7 @@ def fold_state(model: nn.Module, folds: Iterable[tuple[Fold, _BatchNorm]], state
         norm = cast(_BatchNorm, _loaded(fold.batch_norm, bn, state))
         absorb(cast(Layer, layers[fold.layer]), norm, before=fold.before, names=(fold.layer, fold.batch_norm))
     state.update({f"{path}.{name}": t for path, layer in layers.items() for name, t in layer.state_dict().items()})
+    return True
 
 
 def _loaded(path: str, module: nn.Module, state: dict[str, Any]) -> nn.Module:

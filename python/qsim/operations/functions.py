@@ -18,6 +18,7 @@ from torch._functorch import predispatch
 from torch.overrides import get_overridable_functions, is_tensor_method_or_property
 from torch.utils._device import _device_constructors
 
+from qsim.operations.control_flow import CONTROL_FLOW
 from qsim.operations.moves import MOVING
 from qsim.operations.recurrent import RECURRENT
 
@@ -152,7 +153,7 @@ def _opened(func: Any) -> Function:
 
 
 # Functions that would arrive whole although operations worth seeing are inside.
-COMPOSITE: dict[str, Function] = {"multi_head_attention_forward": _opened(F.multi_head_attention_forward), **RECURRENT}
+COMPOSITE: dict[str, Function] = {"multi_head_attention_forward": _opened(F.multi_head_attention_forward), **RECURRENT, **CONTROL_FLOW}
 
 
 SOMETIMES_SUMS = _table("index_put index_put_ fold scatter scatter_")

@@ -45,7 +45,7 @@ class AsTheModel(nn.Module):
             return super().__getattr__(name)
         except AttributeError as error:
             model = _model_of(self)
-            if model is None or name.startswith("_") or not hasattr(model, name):
+            if model is None or not _shows(model, name):
                 error.name, error.obj = name, self  # Python then says what is close to it
                 raise
         found = getattr(model, name)
@@ -150,6 +150,12 @@ def _model_of(module: nn.Module) -> nn.Module | None:
     """The model of a simulation; None while it has none yet."""
     model: nn.Module | None = vars(module).get("_modules", {}).get("model")
     return model
+
+
+def _shows(model: nn.Module, name: str) -> bool:
+    """Whether a simulation hands on what its model has by this name. Of private names what its class says, as transformers asks for
+    ``_is_stateful``; not what others leave on the instance, such as hooks and marks of what wraps it."""
+    return hasattr(type(model) if name.startswith("_") else model, name) and not name.startswith("__")
 
 
 def _is_own(module: nn.Module, name: str) -> bool:

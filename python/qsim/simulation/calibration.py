@@ -115,6 +115,10 @@ def calibrate(
     stops = _blocks(sim, blocks, folder)
     quantizers = sim.quantizers()
     sim.weights()  # an error where the model was changed, before anything is observed
+    if sim.switch.observed_others:
+        sim.switch.observed_others = False
+        for quantizer in quantizers.values():
+            quantizer.reset()
     memory = MemoryWatch(quantizer.scale.device for quantizer in quantizers.values())
     watched = [key for key, planned in sim.decisions.quantizers.items() if planned.parameter is None]
     if forward is not None:

@@ -12,10 +12,15 @@ from qsim.batch_norm.absorb import NotFoldable
 from qsim.batch_norm.fold import fold_state
 from qsim.batch_norm.foldable import Fold
 from qsim.graph.execute.simulated import WITHOUT_RANGES
+from qsim.graph.execute.switch import Switch
 from qsim.quantizers.quantizer import Quantizer
 from qsim.warning import warn
 
 _MODEL, _BANK = "model.", "quantization."
+_OTHER_WEIGHTS = (
+    "qsim: the state is of a simulation whose BatchNorms are not folded, as they are here, and its ranges are those of other weights. Load "
+    "it into a simulation of the same config, before sim.fold_batch_norms()"
+)
 
 
 class NamedAsTheModel(nn.Module):
@@ -29,6 +34,7 @@ class NamedAsTheModel(nn.Module):
     model: nn.Module
     quantization: nn.Module
     folds: tuple[tuple[Fold, _BatchNorm], ...]
+    switch: Switch
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,13 +46,15 @@ class NamedAsTheModel(nn.Module):
         own = (f"{bank}operation_formats", *(f"{bank}{name}." for name, _ in self.quantization.named_children()))
         models = [key for key in state_dict if key.startswith(prefix) and not key.startswith(own)]
         named = {key.removeprefix(prefix): state_dict.pop(key) for key in models}
+        error_messages: list[str] = args[-1]
         try:
-            fold_state(self.model, self.folds, named)
+            if fold_state(self.model, self.folds, named) and any(key.startswith(own) for key in state_dict):
+                error_messages.append(_OTHER_WEIGHTS)
         except NotFoldable as error:
-            error_messages: list[str] = args[-1]
             error_messages.append(f"qsim: {error}")
         state_dict.update({f"{prefix}{_MODEL}{name}": t for name, t in named.items()})
-        if not any(key.startswith(own) for key in state_dict):  # a float checkpoint: strict is about the model
+        self.switch.observed_others = not any(key.startswith(own) for key in state_dict)
+        if self.switch.observed_others:  # a float checkpoint: strict is about the model
             state_dict.update({f"{prefix}quantization.{key}": t for key, t in self.quantization.state_dict().items()})
         super()._load_from_state_dict(state_dict, prefix, *args)
 
@@ -72,7 +80,8 @@ class NamedAsTheModel(nn.Module):
             own = self.state_dict().keys()
             unknown, missing = ([key for key in mine if key not in other] for mine, other in ((state_dict, own), (own, state_dict)))
             absent = [] if bare and not unknown else missing
-            raise RuntimeError(_unfit_state(unknown if strict else [], absent if strict else [], error)) from error
+            names_tell = strict and _OTHER_WEIGHTS not in str(error)
+            raise RuntimeError(_unfit_state(unknown if names_tell else [], absent if names_tell else [], error)) from error
         if bare and any(not quantizer.lacks_encoding for quantizer in self.quantization.children() if isinstance(quantizer, Quantizer)):
             warn(WITHOUT_RANGES)
         return found

@@ -207,6 +207,27 @@ def test_what_no_config_says_is_refused():
         qsim.QuantSim(seeded(Perceptron), ROWS[0]).search_bits(ROWS, budget=budget)
 
 
+def test_sizes_that_depend_on_values_leave_bit_operations_unknown():
+    class Selecting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 4)
+
+        def forward(self, x):
+            chosen = x[:, 0] > 0
+            return self.last(self.first(x)[chosen])
+
+    rows = torch.randn(16, 8, generator=torch.Generator().manual_seed(0))
+    rows[:, 0] = rows[:, 0].sign()  # no value that rounds to 0
+    sim = qsim.QuantSim(Selecting(), rows)
+    sim.calibrate([rows], progress=False)
+    search = sim.search_bits([rows], budget=qsim.Budget(size=0.5), progress=False)
+    assert search.best.costs.bit_operations is None
+    assert "depends on values" in str(search)
+    with pytest.raises(ValueError, match=r"bit operations of the model are not known: .*depends on values"):
+        sim.search_bits([rows], budget=qsim.Budget(bit_operations=0.1), progress=False)
+
+
 def test_a_model_that_cannot_be_traced_has_no_bit_operations():
     def forward(self, x):
         return self.fc2(self.fc1(x) if x.sum() > 1e9 else F.relu(self.fc1(x)))

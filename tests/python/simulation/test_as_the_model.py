@@ -113,6 +113,24 @@ def test_what_the_model_has_is_read_and_written_through(sim):
         _ = sim.nothing
 
 
+def test_of_private_names_those_of_the_models_class_are_shown():
+    class Library(nn.Linear):
+        _supports = True
+
+        def __call_me__(self):
+            raise NotImplementedError
+
+        def _asked(self):
+            return self.out_features
+
+    sim = qsim.QuantSim(Library(2, 3), torch.zeros(1, 2))
+    sim.model._hook_of_another = 1
+    assert sim._supports
+    assert sim._asked() == 3
+    assert not hasattr(sim, "_hook_of_another")
+    assert not hasattr(sim, "__call_me__")
+
+
 def test_own_names_are_never_the_models():
     class Odd(nn.Module):
         def __init__(self) -> None:

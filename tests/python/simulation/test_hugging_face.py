@@ -71,6 +71,13 @@ def generated(model, way, count=64, **options):
     return model.generate(IDS, attention_mask=MASK, output_logits=True, return_dict_in_generate=True, **length, **WAYS[way], **options)
 
 
+def test_a_simulation_drafts_for_another_model():
+    sim, large = simulated(llama, qsim.int4()), llama().eval()
+    options = {"max_new_tokens": 8, "min_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+    expected = large.generate(IDS[:1], **options)
+    assert torch.equal(large.generate(IDS[:1], assistant_model=sim, **options), expected)
+
+
 @pytest.mark.filterwarnings("ignore:QuantSim")
 @pytest.mark.parametrize("make", [llama, qwen2, gpt2, t5])
 def test_weights_are_quantized_on_every_path(make):

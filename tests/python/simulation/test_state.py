@@ -80,10 +80,36 @@ def test_a_float_checkpoint_loads(build):
     expected = simulated(other, x)  # BatchNorms folded
     for name, p in expected.model.named_parameters():
         assert torch.equal(sim.model.get_parameter(name), p)
-    for quantizer in sim.quantizers().values():
-        quantizer.reset()
-    sim.calibrate([x], progress=False)
+    sim.calibrate([x], progress=False)  # what was observed with other parameters is forgotten
+    assert sim.encodings() == expected.encodings()
     assert torch.equal(sim(x), expected(x))
+
+
+@pytest.mark.filterwarnings("ignore:QuantSim. a state without ranges")
+def test_calibrating_forgets_what_other_parameters_showed():
+    kind = type(trained(ConvNet()))
+    model = seeded(kind)
+    with torch.no_grad():
+        model.stem[0].weight.mul_(100)  # what it computes has ranges that no other has
+    sim, other = simulated(seeded(kind), IMAGES, dataclasses.replace(qsim.int8(), batch_norm="keep")), trained(ConvNet())
+    expected = simulated(other, IMAGES, dataclasses.replace(qsim.int8(), batch_norm="keep")).encodings()
+    part = {name.removeprefix("stem."): t for name, t in other.state_dict().items() if name.startswith("stem.")}
+    for load in (lambda: sim.load_state_dict(other.state_dict()), lambda: sim.model.load_state_dict(other.state_dict())):
+        sim.load_state_dict(model.state_dict())
+        sim.calibrate([IMAGES], progress=False)
+        assert sim.encodings() != expected
+        load()
+        sim.calibrate([IMAGES], progress=False)
+        assert sim.encodings() == expected
+        sim.load_state_dict(sim.state_dict())  # with ranges
+        sim.calibrate([IMAGES], progress=False)  # adds up
+        assert sim.quantizers()["input"].observer.counts.elements == 2 * IMAGES.numel()
+    sim.load_state_dict(model.state_dict())
+    sim.calibrate([IMAGES], progress=False)
+    sim.model.load_state_dict({name: t for name, t in other.state_dict().items() if not name.startswith("stem.")}, strict=False)
+    sim.model.stem.load_state_dict(part)
+    sim.calibrate([IMAGES], progress=False)
+    assert sim.encodings() == expected
 
 
 def test_a_float_checkpoint_loads_after_batch_norm_was_trained_and_folded():
@@ -149,3 +175,25 @@ def test_a_state_that_is_loaded_beside_the_simulation_is_told():
         sim.model.load_state_dict(model.state_dict())
     with pytest.warns(UserWarning, match="without ranges"):
         sim.model[1].load_state_dict(model[1].state_dict())
+
+
+def test_a_state_with_ranges_of_weights_that_are_folded_here_is_an_error():
+    kept = dataclasses.replace(qsim.int8(), batch_norm="keep")
+    sim, other = simulated(trained(ConvNet()), IMAGES), simulated(trained(ConvNet()), IMAGES, kept)
+    before = other.state_dict()
+    with pytest.raises(RuntimeError, match="BatchNorms are not folded, as they are here"):
+        sim.load_state_dict(before)
+    other.fold_batch_norms()
+    with pytest.raises(RuntimeError, match=r"before sim\.fold_batch_norms"):
+        other.load_state_dict(before, strict=False)
+
+
+def test_a_layer_without_the_batch_norm_that_is_folded_into_it_is_an_error():
+    sim, other = simulated(seeded(ConvNet), IMAGES), trained(ConvNet())
+    layers = {name: t for name, t in other.state_dict().items() if t.dim() == 4}
+    with pytest.raises(RuntimeError, match=r"'stem\.0' as it was before 'stem\.1' was folded"):
+        sim.load_state_dict(layers, strict=False)
+    head = {name: t for name, t in other.state_dict().items() if name.startswith("fc")}
+    assert head
+    with pytest.warns(UserWarning, match="without ranges"):
+        sim.load_state_dict(head, strict=False)

@@ -34,7 +34,7 @@ class ChainEnds(TorchFunctionMode):
         self.begun: dict[int, bool] = {}  # nodes that end a chain, and whether it began
         self.abroad = Abroad(container) if place.path == "" and container is not None else None
         self.taken: dict[int | str, int] = {}  # how often a chain went on with what was handed on
-        self.trusted: tuple[int, ...] = ()  # nodes of which that is taken for granted: Dynamo traces what is under a checkpoint apart
+        self.trusted: list[int] = []  # nodes of which that is taken for granted: Dynamo traces what is under a checkpoint apart
 
     def checkpointed_above(self) -> None:
         """Have the checkpoints around this container run once more under the modes of those that they stand in."""

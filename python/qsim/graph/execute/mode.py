@@ -25,6 +25,7 @@ from qsim.graph.execute.uncompiled import Uncompiled
 from qsim.graph.record.call_sites import CallSite, Spot, call_site, sites_above
 from qsim.graph.record.containers import full_name
 from qsim.graph.record.resume import keep_unchanged, recompute_under
+from qsim.operations.control_flow import CONTROL_FLOW, follows_values
 from qsim.operations.functions import (
     ALIAS,
     COMPOSITE,
@@ -166,7 +167,7 @@ class LocalMode(ChainEnds):
 
     def opened(self, name: str, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> Any:
         """A function that is left to the modes outside, or whose inside is the model's."""
-        if name not in COMPOSITE:
+        if name not in COMPOSITE or (name in CONTROL_FLOW and (self.place.switch.marks or not follows_values())):
             return func(*args, **kwargs)
         site = call_site(frame)
         self.checkpointed(site)

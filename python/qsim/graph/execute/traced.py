@@ -27,6 +27,10 @@ from qsim.graph.record.tape import Slot
 from qsim.operations.functions import ARRAY, COMPOSITE, CONSTRUCTORS, DROPOUTS, MAC, ON_ARRAYS, READ_QUANTIZED, SAME, Function
 from qsim.runs.arguments import Arguments
 
+# What Dynamo traces apart: where the functions stand that are.
+_APART: dict[str, tuple[int | str, ...]] = {"tag_activation_checkpoint": (0,), "cond": (1, 2, "true_fn", "false_fn")}
+_UNTOLD = 1 << 30  # how often something was called in a branch that may not have been taken: more often than examples did
+
 
 class TracedMode(LocalMode):
     """What a container runs under while Dynamo traces it: the place of a call is asked for at that time, and is a constant then."""
@@ -65,7 +69,7 @@ class TracedMode(LocalMode):
 
         def run(*args: Any, **kwargs: Any) -> Any:
             mode = TracedMode(self.place, self.training, self.container, list(self.counts), self.switch)
-            mode.trusted, mode.begun, mode.abroad = (*self.trusted, *self.handed), dict(self.begun), None
+            mode.trusted, mode.begun, mode.abroad = [*self.trusted, *self.handed], dict(self.begun), None
             with mode:
                 out = function(*args, **kwargs)
             traced_leave(tuple(mode.counts), tuple(mode.handed))
@@ -134,19 +138,25 @@ class TracedMode(LocalMode):
     def __torch_function__(self, func: Function, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs, place = kwargs or {}, self.place
         name = getattr(func, "__name__", "")
-        if name == "tag_activation_checkpoint" and self.container is not None:
-            out = func(self.inside(args[0]), *args[1:], **kwargs)
-            counts, handed = traced_left()
-            self.counts, self.trusted = list(counts), (*self.trusted, *handed)
+        if self.container is not None and name in _APART:
+            parts = _APART[name]
             if self.abroad is not None:
                 self.abroad.trusts = True
+            args = tuple([self.inside(each) if at in parts else each for at, each in enumerate(args)])
+            kwargs = {key: self.inside(each) if key in parts else each for key, each in kwargs.items()}
+            out = func(*args, **kwargs)
+            counts, handed = traced_left(name == "cond")
+            self.counts[:] = counts  # in place: Dynamo loses attributes that are set behind a branch
+            self.trusted.extend(handed)
             return out
-        if isinstance(func, HigherOrderOperator) or name in CONSTRUCTORS:
+        if (isinstance(func, HigherOrderOperator) and name not in COMPOSITE) or name in CONSTRUCTORS:
             return func(*args, **kwargs)
         if args and isinstance(args[0], ARRAY):  # outside the model's graph, as in eager
             return ON_ARRAYS.get(name, func)(*args, **kwargs)
         if name in COMPOSITE:
             self.leaf = traced_leaf()
+            if name == "while_loop":
+                traced_loop(place.token)
             args, kwargs = self.reached(args, kwargs)
             with self:
                 return COMPOSITE[name](*args, **kwargs)
@@ -253,8 +263,14 @@ def traced_leave(counts: tuple[int, ...], handed: tuple[int, ...]) -> None:
     _left.append((counts, handed))
 
 
-def traced_left() -> tuple[tuple[int, ...], tuple[int, ...]]:
-    return _left.pop()
+def traced_left(either: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """`either`: of the last two functions one runs. Where both hand something on, what they lead to goes on with it."""
+    counts, handed = _left.pop()
+    if either:
+        others, other = _left.pop()
+        counts = tuple(count if count == another else _UNTOLD for count, another in zip(counts, others, strict=True))
+        handed = (*handed, *other) if handed and other else ()
+    return counts, handed
 
 
 _asking: dict[int, str] = {}  # calls that the examples do not show, in functions that ask whether they are compiled; by their place
@@ -271,6 +287,14 @@ def traced_more(token: int, key: int) -> None:
     place = place_of(token)
     if place.beyond[key] != STRANGE:
         place.note_more(key)
+
+
+def traced_loop(token: int) -> None:
+    where = f"({traced_call_site().line}) in '{place_of(token).path or 'the model'}'"
+    raise RuntimeError(
+        f"QuantSim: the steps of while_loop {where} have quantizers of their own, and a compiled graph holds one step for all. Run this "
+        "simulation without torch.compile, or write a loop of Python's."
+    )
 
 
 def traced_takes(operation: str) -> bool:
@@ -316,6 +340,7 @@ _asked = (
     traced_left,
     traced_strange,
     traced_more,
+    traced_loop,
     traced_takes,
     traced_broken,
     traced_end,

@@ -37,6 +37,7 @@ from qsim.graph.record.tape import (
 )
 from qsim.graph.record.telling import Telling, blind_spots
 from qsim.graph.record.written_state import Held
+from qsim.operations.control_flow import CONTROL_FLOW, follows_values
 from qsim.operations.functions import (
     COMPOSITE,
     CONSTRUCTORS,
@@ -176,7 +177,7 @@ class Recorder(TorchFunctionMode):
 
     def __torch_function__(self, func: Function, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs, name = kwargs or {}, name_of(func)
-        if name in COMPOSITE:
+        if name in COMPOSITE and (name not in CONTROL_FLOW or follows_values()):
             self.leaf = self._key(call_site(sys._getframe(1)), func)[1]
             with self:
                 return COMPOSITE[name](*args, **kwargs)
