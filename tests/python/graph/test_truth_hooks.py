@@ -298,3 +298,22 @@ def test_a_hook_begins_no_chain_that_went_on_elsewhere(savings):
             sim.model.block.register_forward_pre_hook(lambda m, i: None)
         found.append(sim.model(x, twice=True))
     assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("register", ["register_forward_hook", "register_forward_pre_hook"])
+def test_a_hook_that_looks_begins_no_chain_with_what_no_example_showed(register, compiled):
+    """The chain of the example ends with the rectifier; here another sum reaches that."""
+
+    def forward(m, x, times=2):
+        y = x
+        for _ in range(times):
+            y = x + y
+        return m.act(y)
+
+    sim = simulated(Forward(forward, act=nn.ReLU()).eval(), X)
+    run = torch.compile(sim, backend="eager") if compiled else sim
+    with pytest.warns(UserWarning, match="more often|did not show"):
+        expected = run(X, times=3)
+    getattr(sim.model.act, register)(lambda *given: None)
+    torch.testing.assert_close(run(X, times=3), expected, rtol=0, atol=0)

@@ -160,6 +160,8 @@ class LocalMode(ChainEnds):
                 return self.met(node, func, args, kwargs)
             weighted = self.with_weights(args, kwargs) if node == STRANGE and name in MAC else None
             out = self.passed(name, func, *(weighted or (args, kwargs)))
+            if node == STRANGE:
+                self.note_stranger(out)
             is_new = is_new if node == key else node == STRANGE  # called more often than recorded, or with another weight
             if (is_new or name not in place.names) and node != HOOK and not is_quiet(func, args, kwargs) and computes(out):
                 self.look(name, _frame_at(1), weighted is not None)
