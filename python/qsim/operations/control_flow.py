@@ -36,7 +36,7 @@ def _scan(combine_fn: Callable[..., Any], init: Sequence[Tensor], xs: Sequence[T
     return carried, _stacked(outputs)
 
 
-def _map(f: Callable[..., Any], xs: Sequence[Tensor], pos_args: Sequence[Any]) -> Any:
+def _map(f: Callable[..., Any], xs: Sequence[Tensor], pos_args: Sequence[Any], **_: Any) -> Any:  # torch 2.14 tells more, for its tracers
     return _stacked([f(*step, *pos_args) for step in zip(*xs, strict=True)])
 
 

@@ -142,3 +142,23 @@ def test_a_branch_in_a_loop_is_told_where_compiled_code_cannot_count_its_calls()
     torch._dynamo.reset()
     with pytest.warns(UserWarning, match=r"'a' .*ran more often than the example inputs show"), torch.no_grad():
         torch.compile(sim, backend="eager")(ROWS)
+
+
+class CellBehindABranch(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b, self.cell = nn.Linear(8, 8), nn.Linear(8, 8), nn.LSTMCell(8, 8)
+
+    def forward(self, x):
+        x = torch.cond(x.mean() > -100.0, lambda t: self.a(t).relu(), lambda t: self.b(t).tanh(), (x,))
+        return self.cell(x)[0]
+
+
+def test_a_recurrent_cell_behind_a_branch_has_its_quantizers_compiled_too():
+    x = torch.randn(16, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    sim = qsim.QuantSim(CellBehindABranch().double().eval(), x, qsim.int8())
+    sim.calibrate([x], progress=False)
+    torch._dynamo.reset()
+    with torch.no_grad():
+        torch.testing.assert_close(torch.compile(sim, backend="eager")(x), sim(x), rtol=0, atol=1e-9)

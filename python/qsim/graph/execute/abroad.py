@@ -21,7 +21,7 @@ class Abroad:
         self.memory: dict[str, list[StorageWeakRef | Tensor]] = {}  # while Dynamo traces, the results themselves
         self.broken: set[tuple[str, Any]] = set()  # ends of chains that did not begin, by container and what is before them
         self.strayed: set[str] = set()  # what no mode meets under Dynamo, and took something else than what comes before it in its chain
-        self.stranger: Any = None  # what stands for the last result of a call that the examples did not show
+        self.stranger: list[Any] = []  # what stands for the last result of a call that the examples did not show
         self.trusts = False  # that all others began: Dynamo traces checkpoints apart, and what runs again takes other tensors
 
     def again(self) -> Abroad:

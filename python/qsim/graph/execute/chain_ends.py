@@ -121,7 +121,7 @@ class ChainEnds(TorchFunctionMode):
     def note_stranger(self, out: Any) -> None:
         """Note what a call returned that the examples did not show: no hook made it of what was handed on."""
         if self.abroad is not None and isinstance(out, Tensor):
-            self.abroad.stranger = self.refer(out)
+            self.abroad.stranger[:] = [self.refer(out)]  # in place: Dynamo loses attributes that are set behind a branch
 
     def is_same(self, reference: Any, t: Any) -> bool:
         """Whether a reference is to `t`, whether it was made here or in what is compiled apart from this."""
@@ -151,7 +151,7 @@ class ChainEnds(TorchFunctionMode):
         begins = [node for node, results in found.items() if any(self.is_same(handed, given) for handed in results)]
         if not begins and any(node in self.trusted for node in before):
             return True
-        is_strange = self.abroad is not None and given is not None and self.is_same(self.abroad.stranger, given)
+        is_strange = self.abroad is not None and any(self.is_same(stranger, given) for stranger in self.abroad.stranger)
         # A hook may have made another of what nothing has taken yet.
         if not begins and not is_strange and link.between and self.has_hooks(link.between):
             begins = [node for node, results in found.items() if self.taken_of(node).get(node, 0) < len(results)]

@@ -71,7 +71,7 @@ class LocalMode(ChainEnds):
         self.at = -1  # the node of the last call
         self.hints = place.no_hints if beyond else place.hints  # they know no more of the stack than there is
         self.passed_by = 0  # the calls that lead nowhere and came by, a bit for each
-        self.leaf = ""  # of the composite function that runs
+        self.leaf = [""]  # of the composite function that runs; a list: Dynamo loses attributes that are set behind a branch
         self.outer: LocalMode | None = None
         self.uncompiled = Uncompiled(functions_too=place.switch.calls_compiled)
         self.kept: list[Any] = []  # watches of what a checkpoint saves, while it runs again
@@ -106,7 +106,7 @@ class LocalMode(ChainEnds):
     def frame(self, name: str) -> LocalMode:
         """Follows part of a composite function along a route of its own."""
         frames = self.place.frames
-        return type(self)(frames.get(full_name(self.leaf or self.place.path, name)) or frames[UNKNOWN_PATH], self.training).within(self)
+        return type(self)(frames.get(full_name(self.leaf[0] or self.place.path, name)) or frames[UNKNOWN_PATH], self.training).within(self)
 
     def end(self) -> None:
         """The call of the container is over."""
@@ -173,8 +173,8 @@ class LocalMode(ChainEnds):
             return func(*args, **kwargs)
         site = call_site(frame)
         self.checkpointed(site)
-        self.leaf = site.leaf_path
-        if self.place.switch.marks and (marks := self.place.marks_inside(self.leaf or self.place.path)) is not None:
+        self.leaf[0] = site.leaf_path
+        if self.place.switch.marks and (marks := self.place.marks_inside(self.leaf[0] or self.place.path)) is not None:
             with torch._C.DisableTorchFunction():
                 if (whole := as_one(name, args, marks, self.place.switch.parameter_name)) is not None:
                     return whole
@@ -185,7 +185,7 @@ class LocalMode(ChainEnds):
 
     def reached(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
         """The arguments of a composite function: with quantized weights if the examples never called it, since it reads parts of them."""
-        called = self.place.keys or full_name(self.leaf or self.place.path, "cell") in self.place.frames
+        called = self.place.keys or full_name(self.leaf[0] or self.place.path, "cell") in self.place.frames
         return (args, kwargs) if called else self.with_weights(args, kwargs) or (args, kwargs)
 
     def with_weights(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:

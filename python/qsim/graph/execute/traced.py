@@ -44,7 +44,7 @@ class TracedMode(LocalMode):
         switch: Switch | None = None,
     ) -> None:
         ChainEnds.__init__(self, place, container, [0] * place.width if counts is None else counts)
-        self.training, self.leaf, self.outer, self.passed_by = training, "", None, 0
+        self.training, self.leaf, self.outer, self.passed_by = training, [""], None, 0
         self.switch = place.switch if switch is None else switch
         self.nodes = TracedNodes(place, self.switch)  # type: ignore[assignment]
         leave_to_python()
@@ -154,7 +154,7 @@ class TracedMode(LocalMode):
         if args and isinstance(args[0], ARRAY):  # outside the model's graph, as in eager
             return ON_ARRAYS.get(name, func)(*args, **kwargs)
         if name in COMPOSITE:
-            self.leaf = traced_leaf()
+            self.leaf[0] = traced_leaf()
             if name == "while_loop":
                 traced_loop(place.token)
             args, kwargs = self.reached(args, kwargs)
@@ -171,6 +171,8 @@ class TracedMode(LocalMode):
             if node == STRANGE and name in MAC and (weighted := self.with_weights(args, kwargs)) is not None:
                 args, kwargs = weighted
             out = self.passed(name, func, args, kwargs)
+            if node == STRANGE:
+                self.note_stranger(out)
             if node == STRANGE and name not in READ_QUANTIZED and computes(out):
                 traced_strange(place.token, name, weighted is not None)
             return out
