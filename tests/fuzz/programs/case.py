@@ -85,10 +85,8 @@ class Case:
         found = [call for call in self.loaded.calls() if isinstance(self.float_outcome(call, "no_grad"), Outcome)]
         if not any(test.kind == "data" for s in all_statements(self.program) if isinstance(test := getattr(s, "test", None), Test)):
             return found
-        way = lines_run(self.float_model(), self.loaded, found[0])
-        return [
-            dataclasses.replace(call, recorded=call.recorded and lines_run(self.float_model(), self.loaded, call) == way) for call in found
-        ]
+        ways = [lines_run(self.float_model(), self.loaded, call) for call in found]
+        return [dataclasses.replace(call, recorded=call.recorded and way == ways[0]) for call, way in zip(found, ways, strict=True)]
 
     def float_model(self, dtype: torch.dtype = torch.float32) -> nn.Module:
         """The model with all its hooks."""

@@ -45,7 +45,7 @@ class ChainEnds(TorchFunctionMode):
         it with the same quantizer."""
         after, memory, standing = self.place.after.get(node, {}), self.place.memory.get(node, {}), []
         again = self.place.again.get(node, {})
-        for slot, name in self.place.first_read.get(node, ()):
+        for slot, name in self.place.first_read.get(node, {}).items():
             self.remember(name, operand(slot, args, kwargs))
         for slot, quantize in operands:
             stands = (slot not in after or any(map(self.was_made, after[slot]))) and not self.strayed((node, slot))
@@ -123,6 +123,10 @@ class ChainEnds(TorchFunctionMode):
         if self.abroad is not None and isinstance(out, Tensor):
             self.abroad.stranger[:] = [self.refer(out)]  # in place: Dynamo loses attributes that are set behind a branch
 
+    def is_stranger(self, t: Any) -> bool:
+        """Whether it is the last that was noted."""
+        return self.abroad is not None and any(self.is_same(stranger, t) for stranger in self.abroad.stranger)
+
     def is_same(self, reference: Any, t: Any) -> bool:
         """Whether a reference is to `t`, whether it was made here or in what is compiled apart from this."""
         return (reference() if isinstance(reference, weakref.ref) else reference) is t
@@ -151,9 +155,8 @@ class ChainEnds(TorchFunctionMode):
         begins = [node for node, results in found.items() if any(self.is_same(handed, given) for handed in results)]
         if not begins and any(node in self.trusted for node in before):
             return True
-        is_strange = self.abroad is not None and any(self.is_same(stranger, given) for stranger in self.abroad.stranger)
         # A hook may have made another of what nothing has taken yet.
-        if not begins and not is_strange and link.between and self.has_hooks(link.between):
+        if not begins and link.between and not self.is_stranger(given) and self.has_hooks(link.between):
             begins = [node for node, results in found.items() if self.taken_of(node).get(node, 0) < len(results)]
         for node in begins[:1]:
             taken = self.taken_of(node)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple, TypeVar
 
 from qsim.graph.plan.actions import QuantizationPlan
 from qsim.graph.record.routes import Route, Site
 from qsim.graph.record.tape import Slot
+
+T = TypeVar("T")
 
 
 class Link(NamedTuple):
@@ -83,27 +86,21 @@ def calls_before(route: Route, plan: QuantizationPlan) -> dict[int, dict[Slot, l
 
 def memory_read(route: Route, plan: QuantizationPlan) -> dict[int, dict[Slot, tuple[str, ...]]]:
     """Operands of nodes that are quantized where they are read, with the names of those whose memory that is."""
-    found: dict[int, dict[Slot, tuple[str, ...]]] = {}
-    for (site, slot), makers in plan.memory.items():
-        for at, own in enumerate(route.sites):
-            if own is site:
-                found.setdefault(at, {})[slot] = tuple(maker.name for maker in makers)
-    return found
+    return _at_nodes(route, {where: tuple(maker.name for maker in makers) for where, makers in plan.memory.items()})
 
 
-def reads_again(route: Route, plan: QuantizationPlan) -> tuple[dict[int, list[tuple[Slot, str]]], dict[int, dict[Slot, str]]]:
+def reads_again(route: Route, plan: QuantizationPlan) -> tuple[dict[int, dict[Slot, str]], dict[int, dict[Slot, str]]]:
     """Operands of nodes that others read too, with a name for each such tensor: where it is read first, and where it is read again."""
-    first: dict[int, list[tuple[Slot, str]]] = {}
-    again: dict[int, dict[Slot, str]] = {}
     names = {where: f"{where[0].name}.input[{where[1]}]" for where in plan.again.values()}
-    for at, own in enumerate(route.sites):
-        for (site, slot), name in names.items():
-            if site is own:
-                first.setdefault(at, []).append((slot, name))
-        for (site, slot), where in plan.again.items():
-            if site is own:
-                again.setdefault(at, {})[slot] = names[where]
-    return first, again
+    return _at_nodes(route, names), _at_nodes(route, {where: names[first] for where, first in plan.again.items()})
+
+
+def _at_nodes(route: Route, found: Mapping[tuple[Site, Slot], T]) -> dict[int, dict[Slot, T]]:
+    """What is known of operands of sites, by node."""
+    of_sites: dict[Site, dict[Slot, T]] = {}
+    for (site, slot), known in found.items():
+        of_sites.setdefault(site, {})[slot] = known
+    return {at: of_sites[site] for at, site in enumerate(route.sites) if site in of_sites}
 
 
 def passed_link(site: Site, plan: QuantizationPlan) -> Link | None:
