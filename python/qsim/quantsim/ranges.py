@@ -29,7 +29,8 @@ class RangeChoice(Simulation):
         blocks: str | Sequence[str] | None = None,
         folder: str | os.PathLike[str] | None = None,
     ) -> CalibrationReport:
-        """Observe data and choose all encodings. Repeated calls add up, but for what was observed before other parameters were loaded.
+        """Observe data and choose all encodings. Repeated calls add up; what was observed with other parameters (another
+        checkpoint, before training) is forgotten.
 
         The model computes in float, in eval mode and without gradients; its parameters, buffers (BatchNorm statistics among them),
         training flags and the random number generators are afterwards as they were. NaN and Inf never reach a range: they are

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from qsim.runs.fingerprint import fingerprint
 from qsim.runs.mapped import MappedParameter
 from qsim.runs.random_numbers import random_numbers_unchanged
 
@@ -90,13 +91,8 @@ def _watched(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _fingerprint(parameter: Tensor) -> tuple[int, ...]:
-    """Equal as long as nobody writes to it: sums of all of its words, and of some, beside the version, which `.data` does not count."""
-    if parameter.is_meta:
-        return (parameter._version,)
-    data = parameter.detach().reshape(-1).view(torch.uint8)
-    whole = data.numel() // 8 * 8 if data.storage_offset() % 8 == 0 else 0  # a file's tensors may lie anywhere
-    words, rest = data[:whole].view(torch.int64), data[whole:]
-    return parameter._version, int(words.sum()), int(words[::3].sum()), int(rest.sum()), int(rest[::3].sum())
+    """Equal as long as nobody writes to it: beside its contents the version, which `.data` does not count."""
+    return parameter._version, *fingerprint(parameter)
 
 
 @contextmanager

@@ -115,17 +115,14 @@ def calibrate(
     stops = _blocks(sim, blocks, folder)
     quantizers = sim.quantizers()
     sim.weights()  # an error where the model was changed, before anything is observed
-    if sim.switch.observed_others:
-        sim.switch.observed_others = False
-        for quantizer in quantizers.values():
-            quantizer.reset()
     memory = MemoryWatch(quantizer.scale.device for quantizer in quantizers.values())
     watched = [key for key, planned in sim.decisions.quantizers.items() if planned.parameter is None]
     if forward is not None:
         check_function("QuantSim.calibrate", "forward", forward, "forward(model, batch)")
     run = sim.forward_batch if forward is None else forward
     called, read = sim.called(), set[str]()
-    with sim.switch.turned(True, falls_back=False), sharded_around(sim), _reading(sim, read):
+    observed_anew = sim.observed_with.anew(sim, {key: quantizers[key] for key in watched})
+    with sim.switch.turned(True, falls_back=False), sharded_around(sim), _reading(sim, read), observed_anew:
         noted = observe(
             sim.model,
             quantizers,
@@ -145,6 +142,11 @@ def calibrate(
     problems += _single_numbers(sim.decisions.quantizers, quantizers)
     problems += [
         f"'{key}' was read by no batch: what is computed with it was not seen. Calibrate with data that reach it" for key in sim.unread()
+    ]
+    problems += [
+        f"'{key}' was reached by no batch since the parameters changed, and keeps its range. Calibrate with data that reach it"
+        for key in watched
+        if key in sim.observed_with.outdated and quantizers[key].enabled
     ]
     return report_of(noted, quantizers, problems, memory.peaks(), sim.summary)
 

@@ -12,8 +12,8 @@ from qsim.batch_norm.absorb import NotFoldable
 from qsim.batch_norm.fold import fold_state
 from qsim.batch_norm.foldable import Fold
 from qsim.graph.execute.simulated import WITHOUT_RANGES
-from qsim.graph.execute.switch import Switch
 from qsim.quantizers.quantizer import Quantizer
+from qsim.simulation.observed_with import ObservedWith
 from qsim.warning import warn
 
 _MODEL, _BANK = "model.", "quantization."
@@ -34,12 +34,13 @@ class NamedAsTheModel(nn.Module):
     model: nn.Module
     quantization: nn.Module
     folds: tuple[tuple[Fold, _BatchNorm], ...]
-    switch: Switch
 
     def __init__(self) -> None:
         super().__init__()
+        self.observed_with = ObservedWith()
         self.register_state_dict_post_hook(_leave_out)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_post_hook(_leave_out_of_report)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_post_hook(_follow_own)  # type: ignore[no-untyped-call]
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         bank = f"{prefix}quantization."
@@ -53,9 +54,10 @@ class NamedAsTheModel(nn.Module):
         except NotFoldable as error:
             error_messages.append(f"qsim: {error}")
         state_dict.update({f"{prefix}{_MODEL}{name}": t for name, t in named.items()})
-        self.switch.observed_others = not any(key.startswith(own) for key in state_dict)
-        if self.switch.observed_others:  # a float checkpoint: strict is about the model
+        if not any(key.startswith(own) for key in state_dict):  # a float checkpoint: strict is about the model
             state_dict.update({f"{prefix}quantization.{key}": t for key, t in self.quantization.state_dict().items()})
+        else:
+            self.observed_with.parameters = None
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
@@ -111,6 +113,11 @@ def _leave_out(module: nn.Module, state_dict: dict[str, Any], prefix: str, local
     for key in list(state_dict):  # all of them, so that their order stays
         name = key.removeprefix(prefix + _MODEL)
         state_dict[key if name == key else prefix + name] = state_dict.pop(key)
+
+
+def _follow_own(sim: NamedAsTheModel, report: Any) -> None:
+    if sim.observed_with.parameters is None:
+        sim.observed_with.follow_state(sim)
 
 
 def _leave_out_of_report(module: nn.Module, report: Any) -> None:

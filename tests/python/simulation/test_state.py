@@ -112,6 +112,55 @@ def test_calibrating_forgets_what_other_parameters_showed():
     assert sim.encodings() == expected
 
 
+@pytest.mark.parametrize("way", ["a layer's state", "data", "a new parameter", "an optimizer", "statistics"])
+def test_calibrating_forgets_what_other_parameters_showed_however_they_changed(way):
+    def change(model):
+        layer = model.stem[0]
+        if way == "a layer's state":
+            layer.load_state_dict({name: t * 0.01 for name, t in layer.state_dict().items()})
+        elif way == "data":
+            layer.weight.data.mul_(0.01)
+        elif way == "a new parameter":
+            layer.weight = torch.nn.Parameter(layer.weight.detach() * 0.01)
+        elif way == "an optimizer":
+            layer.weight.grad = layer.weight.detach() * 0.99
+            torch.optim.SGD([layer.weight], 1.0).step()
+        else:
+            model.stem[1].running_var.fill_(1e4)
+
+    config = dataclasses.replace(qsim.int8(), batch_norm="keep")
+    sim = simulated(seeded(ConvNet), IMAGES, config)
+    change(sim.model)
+    again = copy.deepcopy(sim)
+    model = seeded(ConvNet)
+    change(model)
+    expected = simulated(model, IMAGES, config).encodings()
+    for each in (sim, again):
+        each.calibrate([IMAGES], progress=False)
+        assert each.encodings() == expected
+        each.calibrate([IMAGES], progress=False)  # adds up
+        assert each.quantizers()["input"].observer.counts.elements == 2 * IMAGES.numel()
+
+
+def test_what_no_batch_reaches_after_other_parameters_keeps_what_it_has():
+    def either(model, x, second=False):
+        return model.b(x) if second else model.a(x)
+
+    sim = qsim.QuantSim(Forward(either, a=nn.Linear(6, 6), b=nn.Linear(6, 6)), [(ROWS, False), (ROWS, True)])
+    sim.calibrate([(ROWS, False), (ROWS, True)], progress=False)
+    before, held = sim.encodings(), sim.quantizers()["b.output"].counts
+    with torch.no_grad():
+        sim.model.a.weight.mul_(0.1)
+    message = "'b.output' was reached by no batch since the parameters changed, and keeps its range. Calibrate with data that reach it"
+    assert message in sim.calibrate([(ROWS, False)], progress=False).problems
+    assert sim.quantizers()["b.output"].counts == held
+    assert [key for key, found in sim.encodings().items() if found != before[key]] == ["a.weight", "a.output"]
+    with pytest.raises(ValueError, match="batch 1"):
+        sim.calibrate([(ROWS, True), (ROWS[:, :2], True)], progress=False)
+    assert sim.quantizers()["b.output"].counts == held  # of this call alone
+    assert sim.calibrate([(ROWS, False)], progress=False).problems == []
+
+
 def test_a_float_checkpoint_loads_after_batch_norm_was_trained_and_folded():
     sim, other = simulated(seeded(ConvNet), IMAGES, dataclasses.replace(qsim.int8(), batch_norm="keep")), trained(ConvNet())
     assert sim.load_state_dict(other.state_dict()) == ([], [])  # nothing is folded yet

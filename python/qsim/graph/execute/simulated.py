@@ -87,9 +87,7 @@ class Simulated(Swapped):
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """As of every module, with a warning where ranges were chosen for other parameters. Not where a simulation loads its own state."""
         found = super().load_state_dict(*args, **kwargs)
-        place = vars(self)[PLACE][0]
-        place.switch.observed_others = True
-        if place.has_ranges():
+        if vars(self)[PLACE][0].has_ranges():
             warn(WITHOUT_RANGES)
         return found
 

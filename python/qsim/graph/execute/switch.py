@@ -31,8 +31,6 @@ class Switch:
     calls_compiled : bool
         Whether the model calls functions that it has compiled itself.
     model : nn.Module or None
-    observed_others : bool
-        Whether parameters were loaded without ranges since the last calibration: what was observed is of those before.
     noticed : dict of str to (str, str)
         What ran otherwise than the example inputs showed: sentences, with the path of the container and the function whose result is
         in float for that ("": none is).
@@ -51,7 +49,6 @@ class Switch:
         self.mode, self.traced_mode = mode, traced_mode
         self.standing = Standing()
         self.model: nn.Module | None = None
-        self.observed_others = False
         self._parameters: dict[int, str] = {}
         self.noticed: dict[str, tuple[str, str]] = {}
         self.released: Mapping[str, str] = {}

@@ -1,0 +1,61 @@
+"""With which parameters of a simulation its quantizers observed what they hold: what others showed is forgotten."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+
+from torch import Tensor, nn
+
+from qsim.quantizers.quantizer import Quantizer
+from qsim.runs.fingerprint import fingerprints
+from qsim.runs.sharding import sharded_around
+
+
+class ObservedWith:
+    """Part of a simulation's state.
+
+    Attributes
+    ----------
+    parameters : dict of str to tuple, or None
+        Fingerprints of the parameters of the last calibration; None before the first.
+    outdated : set of str
+        Keys of quantizers that nothing has reached since the parameters became others: what they hold was observed before.
+    """
+
+    def __init__(self) -> None:
+        self.parameters: dict[str, tuple[int | str, ...]] | None = None
+        self.outdated: set[str] = set()
+
+    def follow_state(self, sim: nn.Module) -> None:
+        """What was observed was loaded together with the parameters."""
+        self.parameters, self.outdated = _found(sim), set()
+
+    @contextlib.contextmanager
+    def anew(self, sim: nn.Module, quantizers: Mapping[str, Quantizer]) -> Iterator[None]:
+        """Around a calibration: what was observed with other parameters is forgotten, however they changed, by every quantizer that
+        something reaches. The others go on with what they have."""
+        before, self.parameters = self.parameters, _found(sim)
+        if before is not None and before != self.parameters:
+            self.outdated = set(quantizers)
+        held = {key: (quantizer.merged, _observations(quantizer)) for key, quantizer in quantizers.items() if key in self.outdated}
+        for key in held:
+            quantizers[key].reset()
+        try:
+            yield
+        finally:
+            reached = {key for key in held if quantizers[key].counts.elements}
+            self.outdated -= reached
+            for key in held.keys() - reached:
+                quantizers[key].merged, observations = held[key]
+                for name, buffer in observations.items():
+                    quantizers[key].get_buffer(name).copy_(buffer)
+
+
+def _found(sim: nn.Module) -> dict[str, tuple[int | str, ...]]:
+    with sharded_around(sim):
+        return fingerprints(sim.get_submodule("model"))
+
+
+def _observations(quantizer: Quantizer) -> dict[str, Tensor]:
+    return {name: buffer.clone() for name, buffer in quantizer.named_buffers() if "." in name}  # of its observer and counter
