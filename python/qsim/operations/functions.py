@@ -82,6 +82,8 @@ LEFT_OUTSIDE = CONSTRUCTORS | {
 }
 # Transparent functions that hand values out of the graph as Python numbers.
 READS = _table("__bool__ __contains__ __index__ __int__ __float__ __array__ item tolist numpy is_nonzero equal allclose")
+# Of these, what code that computes with them outside torch asks.
+LENDS = _table("__array__ __float__ item tolist numpy")
 
 MAC = _table(
     """

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -162,3 +163,53 @@ def test_noise_in_training_leaves_a_bias_on_its_grid_in_evaluation():
     sim = simulated(Forward(noisy, a=nn.Linear(8, 8), b=nn.Linear(8, 4)), torch.randn(4, 8), config=qsim.int8())
     assert [bias.parameter for bias in sim.decisions.biases] == ["a.bias", "b.bias"]
     assert "b.bias" not in {left.name for left in sim.summary().left}
+
+
+# What other code computes with, and gives back, is no metric.
+
+HANDED_OUT = {
+    "numpy": lambda y: torch.from_numpy(y.detach().numpy() * 2),
+    "an array": lambda y: torch.as_tensor(np.multiply(y.detach(), 2)),
+    "a list": lambda y: torch.tensor([[2 * v for v in row] for row in y.tolist()], dtype=y.dtype),
+    "numbers": lambda y: torch.tensor([[2 * float(v) for v in row] for row in y], dtype=y.dtype),
+}
+
+
+@pytest.mark.parametrize("way", HANDED_OUT)
+@pytest.mark.parametrize("then", ["returned", "read"])
+def test_what_other_code_computes_with_is_quantized(way, then):
+    def forward(model, x):
+        y = F.relu(model.a(x))
+        z = HANDED_OUT[way](y * y)
+        return model.b(z) if then == "read" else z
+
+    torch.manual_seed(0)
+    model = Forward(forward, a=nn.Linear(8, 8), b=nn.Linear(8, 4)).double().eval()
+    sim = simulated(model, X)
+    sim.disable("b.*")
+    y = F.relu(linear(model.a, on_grid(X)))
+    whole = F.relu(model.a(X))
+    squares = on_grid(on_grid(y, whole) ** 2, whole**2)
+    expected = model.b(2 * squares) if then == "read" else 2 * squares
+    torch.testing.assert_close(sim(X), expected, rtol=1e-9, atol=1e-9)
+
+
+def test_what_a_log_is_given_stays_in_float():
+    log = []
+
+    def forward(model, x):
+        y = model.a(x)
+        log.append((y * y).detach().numpy())
+        return y
+
+    sim = simulated(Forward(forward, a=nn.Linear(8, 8)).double().eval(), X)
+    assert list(sim.quantizers()) == ["input", "a.weight", "a.output"]
+
+
+def test_the_operations_before_other_code_overflow_in_half_precision():
+    def forward(_, x):
+        return torch.from_numpy((x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 0.1)).numpy() * 2)
+
+    sim = qsim.QuantSim(Forward(forward), X.float(), qsim.fp16())
+    assert not sim(X.float() * 400).any()  # squares of Inf: float16 has the mean at Inf
+    assert torch.equal(sim(X.float() * 400).half(), Forward(forward)(X.half() * 400))

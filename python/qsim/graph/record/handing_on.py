@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -110,3 +111,9 @@ def is_mask(t: Tensor, *, added: bool = False) -> bool:
         return bool((t <= end).any()) and not bool((t >= -end).any())
     hides = added and lowest <= HIDDEN and bool(((t == 0) | (t <= HIDDEN)).all()) and bool((t == 0).any())
     return (lowest <= end and float(t.amax()) < -end) or hides
+
+
+def lost_sight(tape: Tape, returned: Iterable[Origin]) -> bool:
+    """Whether the model returned, or a step read, what came from nowhere: code outside torch computes with what it is given."""
+    read = itertools.chain.from_iterable((*step.side, *itertools.chain(*step.operands.values())) for step in tape.steps)
+    return any(origin.kind == "other" and origin.source is None for origin in itertools.chain(returned, read))

@@ -6,7 +6,7 @@ import sys
 import types
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from qsim.graph.record.call_sites import LEAF, CallSite, call_site, called_by_apply
 from qsim.graph.record.containers import Swapped, containers, full_name, leaf_paths, subclass
-from qsim.graph.record.handing_on import Given, handed_on, is_mask, numbers_among
+from qsim.graph.record.handing_on import Given, handed_on, is_mask, lost_sight, numbers_among
 from qsim.graph.record.own_arguments import own_arguments
 from qsim.graph.record.resume import driven
 from qsim.graph.record.routes import call_key
@@ -42,6 +42,7 @@ from qsim.operations.functions import (
     COMPOSITE,
     CONSTRUCTORS,
     CONVERSIONS,
+    LENDS,
     MATRIX_PRODUCTS,
     RANDOM,
     READS,
@@ -108,7 +109,8 @@ def _run(model: nn.Module, current: _Pass, args: tuple[Any, ...], kwargs: dict[s
         out = model.train(current.run == 1)(*args, **kwargs)
         if current.run == 0:
             tape.answers.add(type(out))
-        tape.results |= {o for t in tensors_in(list(out) if isinstance(out, types.GeneratorType) else out) for o in tape.origins(t)}
+        returned = {o for t in tensors_in(list(out) if isinstance(out, types.GeneratorType) else out) for o in tape.origins(t)}
+        tape.results |= returned | (current.handed_out if lost_sight(tape, returned) else set())
         tape.handed_back |= {o for t in tensors_in((args, kwargs)) for o in tape.origins(t) if isinstance(o.source, Step)}
         kept = [value for m in model.modules() for name, value in vars(m).items() if not name.startswith("_")]
         tape.reads |= {o for t in tensors_in(kept) for o in tape.origins(t) if isinstance(o.source, Step)}
@@ -146,6 +148,7 @@ class _Pass:
     example: int
     parameters: dict[str, nn.Parameter]
     began: bool = False  # the root has been called
+    handed_out: set[Origin] = field(default_factory=set)  # what other code was given as a whole
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Pass:
         """What a forward makes a copy of records here too: a copy of a tape's references to storages would free them twice."""
@@ -259,7 +262,8 @@ class Recorder(TorchFunctionMode):
                     self.tape.note_returned(t, step)
         masks = any(not (t.is_floating_point() or t.is_complex()) for t in results)
         if name in READS or (masks and any(t.is_floating_point() for t in given.values())):
-            self.tape.reads |= {o for o in handed.taken if isinstance(o.source, Step)}
+            self.tape.reads |= (taken := {o for o in handed.taken if isinstance(o.source, Step)})
+            self.current.handed_out |= taken if name in LENDS else set()
         return out
 
     def _step(self, made: _Made, call: Given, out: Any, *, moves: bool = False) -> Step:
