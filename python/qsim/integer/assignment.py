@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from torch.fx import Graph, Node
 
 from qsim.graph.execute.marks import BIAS, QUANTIZED, ROUNDED
+from qsim.integer.averages import is_computed, is_whole, operation_of
 from qsim.integer.kernels.pairs import INT16_MAX
 from qsim.numbers.encoding import Encoding
 from qsim.numbers.float_format import FLOAT_FORMATS
@@ -351,27 +352,15 @@ def _concat(node: Node, encodings: Encodings) -> tuple[str, _End]:
     return INTEGER_KERNELS["Concat"].name, _end(node, encodings, grids[0])
 
 
-def _average_pool(node: Node, encodings: Encodings) -> tuple[str, _End]:
-    if arguments(node).get("divisor_override") is not None:
-        raise _Float("ONNX has no divisor_override")
-    return _unary("AveragePool")(node, encodings)
-
-
-def _adaptive_pool(node: Node, encodings: Encodings) -> tuple[str, _End]:
-    given = arguments(node)
-    sizes, results = shape(given["self"])[-len(given["output_size"]) :], given["output_size"]
-    if any(not isinstance(n, int) or n % r for n, r in zip(sizes, results, strict=True)):
-        raise _Float(f"windows of {tuple(results)} results over {tuple(sizes)} elements differ in size")
-    return _unary("GlobalAveragePool" if set(results) == {1} else "AveragePool")(node, encodings)
-
-
-def _mean(node: Node, encodings: Encodings) -> tuple[str, _End]:
-    given = arguments(node)
-    dims = len(shape(given["self"]))
-    axes = sorted(axis % dims for axis in given.get("dim") or range(dims))
-    if axes != list(range(2, dims)):
-        raise _Float("ONNX Runtime has an integer kernel for means over all axes behind the second alone")
-    return _unary("GlobalAveragePool")(node, encodings)
+def _average(node: Node, encodings: Encodings) -> tuple[str, _End]:
+    op, refused = operation_of(node)
+    if refused:
+        raise _Float(refused)
+    kernel, end = _unary(op)(node, encodings)
+    x, y = _activation(arguments(node)["self"], encodings), encodings[str(end.key)]
+    if is_whole(node, op) and not is_computed(float(x.scale), float(y.scale), shape(arguments(node)["self"])[2:]):
+        raise _Float(f"the grid of '{end.key}' is too fine or too coarse beside that of what it averages: means that are all nearly zero")
+    return kernel, end
 
 
 def _where(node: Node, encodings: Encodings) -> tuple[str, _End]:
@@ -384,15 +373,14 @@ def _where(node: Node, encodings: Encodings) -> tuple[str, _End]:
 
 _RULES: dict[str, _Rule] = {
     **{f"conv{n}d": _conv for n in (1, 2, 3)},
-    **{f"avg_pool{n}d": _average_pool for n in (1, 2, 3)},
-    **{f"adaptive_avg_pool{n}d": _adaptive_pool for n in (1, 2, 3)},
+    **{f"{name}{n}d": _average for name in ("avg_pool", "adaptive_avg_pool") for n in (1, 2, 3)},
     **dict.fromkeys(("matmul", "mm", "bmm"), _matmul),
     **dict.fromkeys(("cat", "concat", "concatenate"), _concat),
     "linear": _linear,
     "addmm": _addmm,
     "add": _binary("Add"),
     "mul": _binary("Mul"),
-    "mean": _mean,
+    "mean": _average,
     "sigmoid": _unary("Sigmoid"),
     "leaky_relu": _unary("LeakyRelu"),
     "softmax": _unary("Softmax"),

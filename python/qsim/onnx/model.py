@@ -19,6 +19,7 @@ from qsim.onnx.block_kernels import use_block_kernels
 from qsim.onnx.channel_blocks import fill_channel_blocks
 from qsim.onnx.export_options import Options
 from qsim.onnx.float_biases import hold_biases
+from qsim.onnx.float_means import hold_means_in_float
 from qsim.onnx.half_regions import FallbackRegions
 from qsim.onnx.lint import narrow_softmaxes
 from qsim.onnx.look_ups import look_up_integers
@@ -88,6 +89,7 @@ def build(program: Program, mark_uses: MarkUses, quantizers: Mapping[str, Quanti
     if target.name == "onnxruntime":
         look_up_integers(model)
         batches = hold_batches_in_float(model)
+        hold_means_in_float(model)
     tidy.clean(model)
     wider = _for_fast_convolutions(model) if target.channel_blocks else 0
     tidy.pass_on_ends(model)

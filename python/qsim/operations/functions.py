@@ -178,6 +178,19 @@ def adds_up(name: str, options: Mapping[int | str, Any]) -> bool:
     return name in ("scatter", "scatter_") and options.get("reduce") is not None
 
 
+def adds_nothing(name: str, options: Mapping[int | str, Any]) -> bool:
+    """Whether a function adds a zero, by its options, as Python's ``sum([a, b])`` does, which is ``0 + a + b``: the result is on the
+    operand's grid.
+
+    Examples
+    --------
+    >>> adds_nothing("add", {1: 0}), adds_nothing("add", {"other": 0.0}), adds_nothing("add", {}), adds_nothing("mul", {1: 0})
+    (True, True, False, False)
+    """
+    number = options.get(1, options.get("other"))
+    return name == "add" and isinstance(number, (int, float)) and number == 0
+
+
 # Where the numbers stand that functions put into a tensor, after it; by keyword `value`, `other` or `fill_value`.
 _PUT_IN: dict[str, tuple[int | str, ...]] = {
     **dict.fromkeys(("masked_fill", "masked_fill_"), (2, "value")),

@@ -13,11 +13,10 @@ import types
 from typing import Any, NoReturn
 
 from torch import nn
-from torch.onnx import is_in_onnx_export
 
 from qsim.call_fit import tells_arguments
 from qsim.config.config import Config
-from qsim.errors import ExportError
+from qsim.graph.execute.other_exporters import refuse_script
 from qsim.runs.sharding import refuse_replicas
 
 _FACE = "qsim.quantsim."  # the package of classes by topic
@@ -91,26 +90,10 @@ class AsTheModel(nn.Module):
         self.show_signature()
 
     def __prepare_scriptable__(self) -> NoReturn:  # what torch.jit.script asks for
-        raise TypeError(
-            "QuantSim: torch.jit.script cannot compile a simulation; sim.export(path) writes ONNX with its integers, and sim.bake() is a "
-            "plain module with its weights on their grids"
-        )
+        refuse_script()
 
     def _replicate_for_data_parallel(self) -> NoReturn:
         refuse_replicas()
-
-
-def refuse_exporter(simulates: bool) -> None:
-    """Raise an ExportError while torch.onnx.export runs: it has no operators for what a simulation computes, and says so in words of its
-    own once it has traced everything."""
-    if simulates and is_in_onnx_export():
-        raise ExportError(
-            "QuantSim: torch.onnx.export cannot write a simulation; sim.export('model.onnx', target='onnxruntime') writes it with "
-            "QuantizeLinear and DequantizeLinear. The float model: torch.onnx.export within `with sim.in_float():`"
-        )
-
-
-refuse_exporter._dynamo_marked_constant = True  # type: ignore[attr-defined]  # under Dynamo `is_in_onnx_export` would always be False
 
 
 class _BesideModelConfig(Config):

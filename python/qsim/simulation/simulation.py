@@ -26,6 +26,7 @@ from qsim.graph.execute.attach import attach, fall_back, places
 from qsim.graph.execute.liveness import is_entered
 from qsim.graph.execute.methods import caller
 from qsim.graph.execute.mode import LocalMode
+from qsim.graph.execute.other_exporters import refuse_exporter
 from qsim.graph.execute.switch import Switch
 from qsim.graph.execute.traced import TracedMode
 from qsim.graph.plan.actions import Decisions
@@ -46,7 +47,7 @@ from qsim.runs.runnable import check_module
 from qsim.runs.sharding import refuse_wrapped, sharded_modules
 from qsim.runs.unfit import unfit_told
 from qsim.simulation import warned_of
-from qsim.simulation.as_the_model import AsTheModel, refuse_exporter
+from qsim.simulation.as_the_model import AsTheModel
 from qsim.simulation.bank import ByKey, QuantizerBank
 from qsim.simulation.eval_mode import EvalMode
 from qsim.simulation.state_names import NamedAsTheModel

@@ -6,7 +6,8 @@ import dataclasses
 import pytest
 import torch
 import torch.utils.checkpoint
-from models import ConvNet, Perceptron, ResidualBlock, seeded
+from models import ConvNet, Forward, Perceptron, ResidualBlock, seeded
+from torch import nn
 
 import qsim
 
@@ -173,3 +174,26 @@ def test_checkpointing():
     assert torch.equal(found, expected)
     for ours, theirs in zip(compiled_gradients, gradients, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "branches",
+    [
+        lambda m, x: [2 * y for y in (layer(x) for layer in m.layers)],
+        lambda m, x: [a + b for a, b in zip((layer(x) for layer in m.layers), (layer(-x) for layer in m.layers), strict=True)],
+        lambda m, x: list({i: y.relu() for i, y in enumerate(layer(x) for layer in m.layers)}.values()),
+        lambda m, x: [sum(y * z for z in parts) for y, parts in ((layer(x), [x, -x]) for layer in m.layers)],
+    ],
+    ids=["list", "zip", "dict", "sum"],
+)
+@pytest.mark.filterwarnings("error:QuantSim")
+def test_generator_expressions_that_others_go_through(branches):
+    """In eager mode what asks for an element stands on the stack, and Dynamo takes the expression for a call of its function."""
+    torch.manual_seed(0)
+    model, x = (
+        Forward(lambda m, x: m.last(sum(branches(m, x))), layers=nn.ModuleList(nn.Linear(6, 6) for _ in range(3)), last=nn.Linear(6, 4)),
+        torch.randn(8, 6),
+    )
+    sim = qsim.QuantSim(model, x, qsim.int8(target="tensorrt"))
+    sim.calibrate([x], progress=False)
+    torch.testing.assert_close(torch.compile(sim, fullgraph=True, backend="eager")(x), sim(x), rtol=0, atol=0)

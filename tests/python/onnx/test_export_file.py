@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 import qsim
+from qsim.graph.execute.marks import Mark
 
 CONFIG = qsim.int8(target="onnxruntime")
 
@@ -96,6 +97,23 @@ def test_a_single_number_that_forward_makes_is_traced(tmp_path):
     sim.calibrate([x], progress=False)
     sim.export(tmp_path / "model.onnx")
     assert np.array_equal(computed(tmp_path / "model.onnx", x), expected(sim, x))
+
+
+@pytest.mark.parametrize("target", ["onnxruntime", "tensorrt", "openvino", "coreml"])
+def test_tensors_that_are_plain_attributes_are_quantized_and_written(tmp_path, target):
+    """Means and deviations, anchors and strides of a detector: neither parameters nor buffers."""
+    x = torch.randn(4, 3, 6, 6)
+    model = Forward(lambda m, x: m.conv((x - m.mean) / m.deviation) * m.strides, conv=nn.Conv2d(3, 5, 3))
+    model.mean, model.deviation, model.strides = torch.randn(3, 1, 1), torch.rand(3, 1, 1) + 0.5, torch.arange(1.0, 6.0).view(5, 1, 1)
+    sim = qsim.QuantSim(model, x, qsim.int8(target=target))
+    sim.calibrate([x], progress=False)
+    sim.export(tmp_path / "model.onnx")
+    np.testing.assert_allclose(computed(tmp_path / "model.onnx", x)[0], expected(sim, x)[0], atol=1e-5)
+
+
+def test_a_mark_is_not_computed_by_who_runs_a_graph():
+    with pytest.raises(NotImplementedError, match="a mark is no operator"):
+        Mark("key")(torch.rand(3))
 
 
 def test_every_quantizer_maps_to_a_tensor_and_its_encoding_comes_along():

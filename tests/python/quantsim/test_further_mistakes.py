@@ -173,17 +173,21 @@ def test_a_batch_in_place_of_batches():
     assert sim.calibrate((IMAGES, IMAGES), progress=False).batches == 2
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
-def test_other_exporters(tmp_path):
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated", "ignore:You are using the legacy TorchScript")
+@pytest.mark.parametrize(
+    "part", [lambda sim: sim, lambda sim: sim.model, lambda sim: nn.Sequential(sim.model)], ids=["sim", "model", "within"]
+)
+def test_other_exporters(tmp_path, part):
     sim = calibrated()
     says = r"QuantSim: torch.onnx.export cannot write a simulation; sim.export\('model.onnx'"
-    with pytest.raises(Exception, match=says):  # PyTorch's error has ours in it
-        torch.onnx.export(sim, (IMAGES,), tmp_path / "model.onnx", verbose=False)
+    for dynamo in (True, False):
+        with pytest.raises(Exception, match=says):  # PyTorch's error has ours in it
+            torch.onnx.export(part(sim), (IMAGES,), tmp_path / "model.onnx", verbose=False, dynamo=dynamo)
     with sim.in_float():
-        torch.onnx.export(sim, (IMAGES,), tmp_path / "float.onnx", verbose=False)
+        torch.onnx.export(part(sim), (IMAGES,), tmp_path / "float.onnx", verbose=False)
     assert (tmp_path / "float.onnx").exists()
     with pytest.raises(TypeError, match=r"torch.jit.script cannot compile a simulation; sim.export\(path\)"):
-        torch.jit.script(sim)
+        torch.jit.script(part(sim))
 
 
 @pytest.mark.parametrize("name", ["model.pt", "model.engine", "model.xml"])

@@ -19,9 +19,12 @@ _SCHEMAS = {
 }
 
 
-def _single(x: Tensor, *_: str | bool) -> Tensor:
-    """While it traces, torch computes with single numbers that forward made (``torch.tensor(0.1)``), to know what `item` would give."""
-    if x.numel() != 1:
+def _of_constants(x: Tensor, *_: str | bool) -> Tensor:
+    """While it traces or decomposes, torch computes with constants, to know what `item` would give: numbers that forward made
+    (``torch.tensor(0.1)``), tensors that a module holds as plain attributes. These of several elements without the dispatch to Python,
+    which is on for whoever runs a graph.
+    """
+    if x.numel() != 1 and not torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.Python):
         raise NotImplementedError("qsim_graph: a mark is no operator; an evaluator or an exporter puts arithmetic in its place")
     return x.clone()
 
@@ -36,7 +39,7 @@ def _mapped(info: Any, in_dims: tuple[int | None, ...], x: Tensor, *rest: str | 
 for _name, _schema in _SCHEMAS.items():
     torch.library.define(f"qsim_graph::{_name}", _schema)
     torch.library.register_fake(f"qsim_graph::{_name}", lambda x, *_: torch.empty_like(x))
-    torch.library.impl(f"qsim_graph::{_name}", ("cpu", "cuda"), _single)
+    torch.library.impl(f"qsim_graph::{_name}", ("cpu", "cuda"), _of_constants)
     torch.library.register_vmap(f"qsim_graph::{_name}", partial(_mapped, mark=getattr(torch.ops.qsim_graph, _name).default))
 
 QUANTIZED = torch.ops.qsim_graph.quantized.default

@@ -20,6 +20,7 @@ from torch.overrides import _get_current_function_mode, _get_current_function_mo
 
 from qsim.graph.execute.methods import PLACE, methods
 from qsim.graph.execute.mode import LocalMode
+from qsim.graph.execute.other_exporters import refuse_exporter, refuse_script
 from qsim.graph.execute.place import Place
 from qsim.graph.execute.traced import switch_of
 from qsim.graph.record.containers import Swapped, subclass
@@ -56,6 +57,7 @@ class Simulated(Swapped):
         switch = switch_of(place, outer) if is_traced else place.switch
         if not switch.on:
             return super().forward(*args, **kwargs)
+        refuse_exporter(not switch.marks)
         if inputs is not None:
             args, kwargs = inputs.quantize(args, kwargs, marks=switch.marks, falls_back=switch.falls_back)
         mode: Any = switch.traced_mode(place, self.training, self, None, switch) if is_traced else switch.mode(place, self.training, self)
@@ -90,6 +92,9 @@ class Simulated(Swapped):
         if vars(self)[PLACE][0].has_ranges():
             warn(WITHOUT_RANGES)
         return found
+
+    def __prepare_scriptable__(self) -> NoReturn:  # what torch.jit.script asks for
+        refuse_script()
 
     def _replicate_for_data_parallel(self) -> NoReturn:
         refuse_replicas()

@@ -23,6 +23,7 @@ import torch.utils.checkpoint
 from torch import nn
 
 from qsim.folders import QSIM, TORCH
+from qsim.graph.record.consumers import without_consumers
 from qsim.graph.record.containers import is_leaf
 from qsim.operations import recurrent
 from qsim.operations.functions import OPENED
@@ -152,7 +153,7 @@ def traced_call_site() -> CallSite:
 
 
 def _read(levels: Iterator[_Level]) -> CallSite:
-    site, spots = CallSite(), []
+    site, spots, codes = CallSite(), [], []
     inner: _Level | None = None
     for level in levels:
         kind = kind_of_code(level.code)
@@ -160,6 +161,7 @@ def _read(levels: Iterator[_Level]) -> CallSite:
         site.applied = site.applied or (kind != "checkpoint" and _is_applied(level.code))
         if kind == "kept":
             spots.append(level.spot)
+            codes.append(level.code)
             site.asks = site.asks or any("compiling" in name for name in (*level.code.co_names, *level.code.co_freevars))
             if site.leaf is None and level.code.co_filename.startswith(_MODULES) and _is_leaf(level.owner):
                 site.leaf = level.owner
@@ -178,7 +180,7 @@ def _read(levels: Iterator[_Level]) -> CallSite:
             site.container = level.owner
             break
         inner = level
-    site.spots = tuple(spots)
+    site.spots = tuple(spots) if site.checkpoints else without_consumers(spots, codes)
     return site
 
 

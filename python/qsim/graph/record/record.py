@@ -48,6 +48,7 @@ from qsim.operations.functions import (
     READS,
     TRANSPARENT,
     Function,
+    adds_nothing,
     adds_up,
     kind_of,
     name_of,
@@ -209,7 +210,8 @@ class Recorder(TorchFunctionMode):
                     self.tape.mark(t, Origin("random"))
                 return out
             chosen = dict(options(args, kwargs))
-            if (name in TRANSPARENT and not adds_up(name, chosen)) or not any(t.is_floating_point() for t in _results(out)):
+            moves = (name in TRANSPARENT and not adds_up(name, chosen)) or (adds_nothing(name, chosen) and not changed)
+            if moves or not any(t.is_floating_point() for t in _results(out)):
                 out = self._flow(made, call, chosen, out)
             else:
                 step = self._step(made, call, out)
@@ -242,7 +244,7 @@ class Recorder(TorchFunctionMode):
             slot for slot, found in origins.items() if results and slot not in changed and any(origin.is_unreplaced for origin in found)
         }
         step = None
-        if (unmet and name not in READS) or has_inexact_numbers(func, chosen):
+        if (unmet and name not in READS) or has_inexact_numbers(func, chosen) or adds_nothing(name, chosen):
             step = self._step(made, call, results, moves=True)
             origins = {slot: frozenset(map(_read_here, found)) if slot in unmet else found for slot, found in origins.items()}
             if any(out is given[slot] for slot in unmet):  # `dropout` in evaluation: what it returns is quantized, what it was given is not
