@@ -29,6 +29,9 @@ def evaluation(sim: Simulation, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     others = [(t.dtype, t.device, t.dim()) if isinstance(t, Tensor) else t for t in leaves]
     key = (str(structure), repr(shapes), repr(others), repr(sim.followed))
     whole = (*key, repr([t.shape[:1] for t in leaves if isinstance(t, Tensor)]))
+    for name in (key, whole):
+        if name in programs and not programs[name].is_of_now():
+            del programs[name]
     found = programs.get(key) or programs.get(whole)
     if found is None:
         _check_scales(sim)
