@@ -24,6 +24,7 @@ from qsim.integer.kernels.exact import AccumulatorOverflow
 from qsim.integer.kernels.products import Bias
 from qsim.integer.kernels.quantized import QuantizedTensor, quantize
 from qsim.integer.prepared import Prepared, stored_inputs
+from qsim.integer.traced_state import address, traced_state
 from qsim.numbers.float_format import FLOAT_FORMATS
 from qsim.quantizers.quantizer import Quantizer
 from qsim.trace.capture import Program
@@ -55,7 +56,13 @@ class Evaluation:
         mark_behind_moves(program.exported.graph, per_channel(quantizers))
         self.program, self.quantizers, self.model = program, quantizers, model
         self._paths = [path for _, path in stored_inputs(program)]
+        self._constants = {address(t) for t in program.exported.constants.values() if isinstance(t, Tensor)}
+        self._state = traced_state(model, self._constants)
         self._kept: tuple[Stamp, list[Any], Prepared] | None = None  # replaced as a whole: threads share it
+
+    def is_of_now(self) -> bool:
+        """Whether the model is the one that was traced: the same modules, hooks and attributes."""
+        return self._state == traced_state(self.model, self._constants)
 
     @property
     def prepared(self) -> Prepared:

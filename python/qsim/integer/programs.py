@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,7 +15,7 @@ from qsim.integer.evaluate import Evaluation
 from qsim.options import check_flag
 from qsim.runs.batches import Forward
 from qsim.runs.sharding import sharded_modules
-from qsim.simulation.simulation import Simulation
+from qsim.simulation.simulation import Evaluator, Simulation
 from qsim.trace.capture import capture
 from qsim.trace.token_scales import has_scale_behind
 
@@ -29,6 +30,9 @@ def evaluation(sim: Simulation, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     others = [(t.dtype, t.device, t.dim()) if isinstance(t, Tensor) else t for t in leaves]
     key = (str(structure), repr(shapes), repr(others), repr(sim.followed))
     whole = (*key, repr([t.shape[:1] for t in leaves if isinstance(t, Tensor)]))
+    for name in (key, whole):
+        if name in programs and not programs[name].is_of_now():
+            del programs[name]
     found = programs.get(key) or programs.get(whole)
     if found is None:
         _check_scales(sim)
@@ -57,13 +61,30 @@ def run(sim: Simulation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return evaluation(sim, args, kwargs).run(args, kwargs)
 
 
+class _Interpreter:
+    """`run`, which a compiled simulation leaves to Python."""
+
+    def __init__(self) -> None:
+        reason = "within sim.integer() a simulation is interpreted, not compiled: call sim(...) itself, or compile without fullgraph=True"
+        self._run: Evaluator = torch.compiler.disable(run, reason=reason)  # type: ignore[no-untyped-call]
+
+    def __call__(self, sim: Simulation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return self._run(sim, args, kwargs)
+
+    def __reduce__(self) -> tuple[type[_Interpreter], tuple[()]]:
+        return _Interpreter, ()
+
+
+_interpreter = functools.cache(_Interpreter)  # torch.compiler.disable imports Dynamo, which takes time
+
+
 @contextlib.contextmanager
 def on_integers(sim: Simulation) -> Iterator[None]:
     """Within the context calls of the simulation are computed on integers. `QuantSim.integer` documents the rest."""
     if sharded_modules(sim):
         raise ValueError("QuantSim.integer: fully_shard holds the weights; load the state into a simulation that is not sharded")
     with sim.calibrated():
-        was, sim.evaluator = sim.evaluator, run
+        was, sim.evaluator = sim.evaluator, _interpreter()
         try:
             yield
         finally:

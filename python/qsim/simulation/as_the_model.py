@@ -18,6 +18,7 @@ from qsim.call_fit import tells_arguments
 from qsim.config.config import Config
 from qsim.graph.execute.other_exporters import refuse_script
 from qsim.runs.sharding import refuse_replicas
+from qsim.simulation.parameter_names import named_deeper
 
 _FACE = "qsim.quantsim."  # the package of classes by topic
 
@@ -48,7 +49,8 @@ class AsTheModel(nn.Module):
                 error.name, error.obj = name, self  # Python then says what is close to it
                 raise
         found = getattr(model, name)
-        return self.model_method(found) if isinstance(found, types.MethodType) and found.__self__ is model else found
+        bound = isinstance(found, types.MethodType) and found.__self__ is model
+        return named_deeper(name, self.model_method(found)) if bound else found
 
     def __setattr__(self, name: str, value: Any) -> None:
         model = _model_of(self)

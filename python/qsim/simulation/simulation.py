@@ -133,9 +133,7 @@ class Simulation(NamedAsTheModel, AsTheModel):
         self.folds = folding.folds
         unfolded = {name: reason for name, reason in folding.kept.items() if policies.get(name, "fold") == "fold"}
         self.simulate(example_calls(example_inputs), dataclasses.replace(folding, kept=unfolded), {})
-        warned_of.useless_statistics(self.model)
-        warned_of.parts_in_float(self.notes)
-        warned_of.little_quantized(self.decisions, self.model, self.weights().values())
+        warned_of.made(self.model, self.notes, self.decisions, self.weights().values())
         self.eval()  # as the model is
         self.show_signature()
         self.register_load_state_dict_post_hook(_follow_state)  # type: ignore[no-untyped-call]
@@ -331,6 +329,8 @@ class Simulation(NamedAsTheModel, AsTheModel):
         """As of every module; frozen BatchNorms stay in eval mode."""
         super().train(mode)
         self.eval_mode.begin()
+        if mode:
+            warned_of.zero_weights(self.model, self.decisions.quantizers, self.quantizers())
         for name in self.frozen:
             self.model.get_submodule(name).eval()
         return self

@@ -273,3 +273,28 @@ def test_what_float_formats_round_is_computed_in_float(preset, target):
     with sim.integer():
         found = sim(x)
     assert decibels(found, sim(x)) > 50
+
+
+def test_a_compiled_simulation_is_interpreted_as_the_plain_one():
+    x = torch.randn(4, 3, 8, 8)
+    sim = calibrated(lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3)), x)
+    expected, simulated = sim.evaluate(x, integer=True), sim.evaluate(x)
+    torch._dynamo.reset()
+    compiled = torch.compile(sim, backend="eager")
+    with torch.no_grad(), sim.integer():
+        assert torch.equal(compiled(x), expected)
+    assert torch.equal(compiled(x), simulated)
+    torch._dynamo.reset()
+    whole = torch.compile(sim, backend="eager", fullgraph=True)
+    with (
+        sim.integer(),
+        pytest.raises(torch._dynamo.exc.Unsupported, match=r"within sim\.integer\(\) a simulation is interpreted, not compiled"),
+    ):
+        whole(x)
+
+
+def test_a_simulation_is_pickled_as_what_it_is_within_the_context(sim):
+    x = torch.randn(16, 6)
+    with sim.integer():
+        other = pickle.loads(pickle.dumps(sim))
+        assert torch.equal(other(x), sim(x))

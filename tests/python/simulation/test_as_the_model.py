@@ -173,3 +173,58 @@ def test_weights_that_no_mode_meets_are_told_of():
 
     with pytest.warns(UserWarning, match="weights stay in float.*'up'"):
         qsim.QuantSim(Experts(), torch.randn(4, 16))
+
+
+class Named(nn.Module):
+    """A model that tells its optimizer about parameters by name, as timm's do."""
+
+    def __init__(self, matcher):
+        super().__init__()
+        self.matcher = matcher
+        self.pos_embed = nn.Parameter(torch.randn(1, 4, 8))
+        self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+        self.norm, self.head = nn.LayerNorm(8), nn.Linear(8, 2)
+
+    def no_weight_decay(self):
+        return {"pos_embed"}
+
+    def group_matcher(self, coarse=False):
+        return self.matcher
+
+    def forward(self, x):
+        x = x + self.pos_embed
+        for block in self.blocks:
+            x = block(x).relu()
+        return self.head(self.norm(x).mean(1))
+
+
+def _by_function(name):
+    return int(name.split(".")[1]) if name.startswith("blocks.") else 99
+
+
+MATCHERS = [
+    {"stem": "^cls_token|pos_embed", "blocks": [(r"^blocks\.(\d+)", None), ("^norm", (99999,))]},
+    {"stem": "pos_embed", "none": None, "blocks": r"^blocks\.(\d+)"},
+    _by_function,
+]
+
+
+@pytest.mark.parametrize("matcher", MATCHERS)
+def test_what_the_model_says_of_its_parameters_by_name_is_true_of_the_simulations(matcher):
+    timm = pytest.importorskip("timm.optim")
+    torch.manual_seed(0)
+    model = Named(matcher).eval()
+    sim = qsim.QuantSim(model, torch.randn(2, 4, 8))
+
+    def groups(module):
+        optimizer = timm.create_optimizer_v2(module, "adamw", lr=1e-3, weight_decay=0.05, layer_decay=0.5)
+        plain = timm.create_optimizer_v2(module, "adamw", lr=1e-3, weight_decay=0.05)
+        names = {id(p): name.removeprefix("model.") for name, p in module.named_parameters()}
+        found = [{names[id(p)]: (g["lr_scale"], g["weight_decay"]) for g in optimizer.param_groups for p in g["params"]}]
+        return [*found, {names[id(p)]: g["weight_decay"] for g in plain.param_groups for p in g["params"]}]
+
+    expected = groups(model)
+    assert len(set(expected[0].values())) > 4
+    assert expected[1]["pos_embed"] == 0
+    assert groups(sim) == expected
+    assert groups(sim.model) == expected

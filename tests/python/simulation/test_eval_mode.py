@@ -84,3 +84,14 @@ def test_nothing_is_said_where_nobody_trains_there(sim, quiet):
             step(sim)
             sim.eval()
             sim(torch.randn(8, 4))
+
+
+def test_only_batch_norms_in_training_mode_are_named():
+    model = nn.Sequential(nn.Conv1d(4, 8, 1), nn.BatchNorm1d(8), nn.Conv1d(8, 8, 1), nn.BatchNorm1d(8), nn.Linear(4, 2)).eval()
+    model[4].train()  # a new head
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        qsim.QuantSim(model, torch.randn(2, 4, 4))
+    model[3].train()
+    with pytest.warns(UserWarning, match=r"running statistics of BatchNorm \(3\)"):
+        qsim.QuantSim(model, torch.randn(2, 4, 4))
