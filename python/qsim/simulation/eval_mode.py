@@ -26,8 +26,8 @@ class EvalMode:
         self._told = False
 
     def look(self, sim: nn.Module) -> None:
-        """Warn, once, if a parameter was written to between two calls that record gradients."""
-        if torch.compiler.is_compiling() or self._told or not torch.is_grad_enabled():
+        """Warn, once, if a parameter was written to between two calls in eval mode that record gradients."""
+        if sim.training or torch.compiler.is_compiling() or self._told or not torch.is_grad_enabled():
             return
         parameter = next((p for p in sim.parameters() if p.requires_grad), None)
         if type(parameter) is not nn.Parameter or parameter.is_inference():  # shards and the like have versions of their own

@@ -208,8 +208,7 @@ class Simulation(NamedAsTheModel, AsTheModel):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's forward, simulated. Raises NoEncodingError before calibration."""
         refuse_exporter(self.switch.on)
-        if not self.training:
-            self.eval_mode.look(self)
+        self.eval_mode.look(self)
         if self.evaluator is not None and self.switch.on:
             return self.evaluator(self, args, kwargs)
         try:

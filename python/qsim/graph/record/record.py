@@ -108,8 +108,7 @@ def _run(model: nn.Module, current: _Pass, args: tuple[Any, ...], kwargs: dict[s
         (args, kwargs), shared = own_arguments(model, (args, kwargs))
         report += [f"an argument of type {name} cannot be copied: what the model writes into it stays there" for name in shared]
         out = model.train(current.run == 1)(*args, **kwargs)
-        if current.run == 0:
-            tape.answers.add(type(out))
+        tape.answers |= {type(out)} if current.run == 0 else set()
         returned = {o for t in tensors_in(list(out) if isinstance(out, types.GeneratorType) else out) for o in tape.origins(t)}
         tape.results |= returned | (current.handed_out if lost_sight(tape, returned) else set())
         tape.handed_back |= {o for t in tensors_in((args, kwargs)) for o in tape.origins(t) if isinstance(o.source, Step)}
