@@ -121,6 +121,17 @@ def _convert(node: Node) -> Any:
     return x if x.meta["val"].dtype is dtype else (_aten._to_copy.default, (x,), {"dtype": dtype})
 
 
+def _divided(node: Node) -> Any:
+    """Average pooling by a divisor of its own, which the exporter leaves out without a word: a mean, and a product."""
+    x, kernel, *options = node.args
+    if len(options) < 5 or options[4] is None or options[2]:
+        return None
+    with node.graph.inserting_before(node):
+        mean = node.graph.call_function(node.target, (x, kernel, *options[:3], True))  # type: ignore[arg-type]
+    mean.meta = dict(node.meta)
+    return _aten.mul.Tensor, (mean, math.prod(kernel) / options[4]), {}  # type: ignore[arg-type, operator]
+
+
 def _rsub(node: Node) -> Any:
     """A number less integers, which the exporter finds no type for: less what they are in the type of the result."""
     x: Any = node.args[0]
@@ -194,6 +205,7 @@ _REPLACED = {
     **dict.fromkeys(DROPOUTS, _dropout),
     _aten.chunk.default: _chunk,
     _aten.rsub.Scalar: _rsub,
+    **{getattr(_aten, f"avg_pool{n}d").default: _divided for n in (2, 3)},
     _aten.square.default: lambda node: (_aten.pow.Tensor_Scalar, (node.args[0], 2), {}),
     _aten.scaled_dot_product_attention.default: _attention,
     **dict.fromkeys(CASTS, _convert),

@@ -22,6 +22,7 @@ from qsim.graph.execute.marks import BIAS, QUANTIZED, ROUNDED
 from qsim.graph.execute.recurrent_layers import RECURRENT
 from qsim.onnx.decomposition import Decomposition
 from qsim.onnx.recurrent_nodes import recurrent
+from qsim.onnx.resize import resizes
 from qsim.onnx.scatter import scatter_reduce
 from qsim.trace.capture import Program
 from qsim.trace.integer_forms import NUMBER, SCALED
@@ -275,6 +276,7 @@ def _translations(opset: int, movable: Collection[str]) -> dict[Any, Callable[..
         _aten.embedding_bag.padding_idx: embedding_bags,
         _aten.embedding_bag.default: embedding_bags,
         _aten.scatter_reduce.two: scatter_reduce(op),
+        **{getattr(_aten, name).default: resized for name, resized in resizes(op).items()},
         **pools,
         RECURRENT: recurrent(op),
         **views,
