@@ -65,7 +65,7 @@ def _simplify(exported: ExportedProgram) -> None:
     """Write what PyTorch takes apart by sizes, or by flags, as the one operation that it becomes."""
     named = {getattr(spec.arg, "name", None) for spec in exported.graph_signature.output_specs}
     for node in list(exported.graph.nodes):
-        simpler = _REPLACED.get(node.target)
+        simpler = _REPLACED.get(node.target) or _REPLACED.get(str(node.target))
         found = simpler(node) if simpler is not None else None
         if isinstance(found, Node) and node.name in named:
             found = _aten.clone.default, (found,), {}
@@ -157,11 +157,7 @@ def _attention(node: Node) -> Any:
     if rank > 4 and (not alike or reshape_sizes(_shape(node)) is None):
         return None
 
-    def made(target: Any, *arguments: Any) -> Node:
-        with node.graph.inserting_before(node):
-            new = node.graph.call_function(target, arguments)
-        new.meta["val"] = target(*(each.meta["val"] if isinstance(each, Node) else each for each in arguments))
-        return new
+    made = functools.partial(_made, node)
 
     def of_four(x: Any) -> Node:
         for _ in range(len(_shape(x)), 4):
@@ -181,6 +177,27 @@ def _attention(node: Node) -> Any:
     if rank > 4:
         return _aten.reshape.default, (attended, reshape_sizes(_shape(node))), {}
     return _aten.squeeze.dim, (attended if rank == 3 else made(_aten.squeeze.dim, attended, -3), -3), {}
+
+
+def _grouped_product(node: Node) -> Any:
+    """A product of rows that are sorted by experts, of each with the matrix that is gathered for it. Arguments: rows, matrices, and where
+    the rows of each expert end."""
+    x, matrices, ends = node.args[:3]
+    if len(_shape(x)) != 2 or len(_shape(matrices)) != 3 or any(option is not None for option in node.args[3:]):
+        return None
+    made = functools.partial(_made, node)
+    ones = made(_aten.ones_like.default, made(_aten.select.int, x, 1, 0), dtype=torch.int64)
+    behind = made(_aten.gt.Tensor, made(_aten.unsqueeze.default, made(_aten.cumsum.default, ones, 0), 1), ends)
+    chosen = made(_aten.index_select.default, matrices, 0, made(_aten.sum.dim_IntList, behind, [1]))
+    return _aten.squeeze.dim, (made(_aten.matmul.default, made(_aten.unsqueeze.default, x, 1), chosen), 1), {}
+
+
+def _made(beside: Node, target: Any, *arguments: Any, **options: Any) -> Node:
+    """A new node before another."""
+    with beside.graph.inserting_before(beside):
+        new = beside.graph.call_function(target, arguments, options)
+    new.meta["val"] = target(*(each.meta["val"] if isinstance(each, Node) else each for each in arguments), **options)
+    return new
 
 
 def _shape(node: Any) -> list[Any]:
@@ -208,6 +225,7 @@ _REPLACED = {
     **{getattr(_aten, f"avg_pool{n}d").default: _divided for n in (2, 3)},
     _aten.square.default: lambda node: (_aten.pow.Tensor_Scalar, (node.args[0], 2), {}),
     _aten.scaled_dot_product_attention.default: _attention,
+    **dict.fromkeys((_aten._grouped_mm.default, "transformers.grouped_mm_fallback.default"), _grouped_product),
     **dict.fromkeys(CASTS, _convert),
     **{getattr(_aten, f"upsample_{kind}").vec: _resize for kind in ("nearest1d", "nearest2d", "nearest3d", "bilinear2d", "bicubic2d")},
 }

@@ -32,7 +32,6 @@ MARK_DOMAIN = "qsim"
 _CURE = "Write it with operations that ONNX has, or take it out of what is simulated and exported"
 _COMPLEX = "The model computes with complex numbers; ONNX has few: write them as pairs of real ones (rotary embeddings: cos and sin)"
 _CURES = {  # by what torch's message holds
-    "grouped_mm": "Experts: call model.set_experts_implementation('batched_mm') before the model is simulated",
     "only 4D query": "Give query, key and value of attention the same dimensions before their last two (expand them)",
 }
 _aten = torch.ops.aten

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from models import Forward
 from torch import nn
+from transformers.integrations import moe
 
 import qsim
 from qsim.onnx.decomposition import Decomposition
@@ -145,6 +146,33 @@ def test_experts_that_are_gathered(tmp_path):
     found = report.verification.differences["on integers", "optimised"].values()
     assert all(difference.step is None and difference.largest < 1e-5 for difference in found)  # in float: rows have scales of their own
     assert "experts" in report.names
+
+
+class SortedExperts(Experts):
+    """The same experts, rows sorted by them: transformers' "grouped_mm", what it is when nothing else is asked for."""
+
+    def forward(self, x, choice):
+        order = torch.argsort(choice)
+        ends = torch.stack([(choice <= expert).sum() for expert in range(len(self.experts))]).int()
+        rows = moe._grouped_mm(torch.relu(self.router(x))[order], self.experts, ends)
+        return torch.zeros_like(rows).index_copy(0, order, rows)
+
+
+@pytest.mark.parametrize("of", [4, 3])
+def test_experts_whose_rows_are_sorted(of, tmp_path):
+    """`of` 3: no row is the last expert's."""
+    torch.manual_seed(0)
+    model = SortedExperts()
+    model.router, model.experts = nn.Linear(16, 8), nn.Parameter(torch.randn(4, 8, 16))
+    x, choice = torch.randn(64, 16), torch.arange(64) * 7 % of
+    sim = qsim.QuantSim(model, (x, choice))
+    sim.calibrate([(x, choice)], progress=False)
+    report = sim.export(tmp_path / "experts.onnx", verify=[(x, choice)])
+    found = report.verification.differences["on integers", "optimised"].values()
+    assert all(difference.largest < 1e-5 for difference in found)
+    assert "experts" in report.names
+    y = ort.InferenceSession(tmp_path / "experts.onnx").run(None, {"x": x[:5].numpy(), "choice": choice[:5].numpy()})
+    torch.testing.assert_close(torch.from_numpy(y[0]), sim(x[:5], choice[:5]), rtol=1e-4, atol=1e-4)
 
 
 def test_rows_that_a_mask_chooses(tmp_path):
