@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Sequence
 from functools import partial
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from qsim.runs.report_subject import subject_of
 from qsim.simulation.simulation import Simulation
 from qsim.stages import Stages
 from qsim.trace.runtimes import Runtime, target_of
+from qsim.warning import warn
 
 # Endings of files that are written here, or by other tools from those.
 _ENDINGS = (".onnx", ".pte", ".pt", ".pth", ".pt2", ".engine", ".plan", ".trt", ".xml", ".mlmodel", ".mlpackage", ".tflite")
@@ -119,6 +121,14 @@ def _written(
         with seconds.stage("verify"):
             write_float = partial(times.write_float, traced.plain, traced.mark_uses, quantizers, target, options)
             verification = verify_simulation(sim, file, verify, built.model, write_float, forward)
+    elif not large and find_spec("onnxruntime") is not None:
+        from qsim.deploy.verify import tried
+
+        with seconds.stage("run"):
+            said = tried(sim, file, built.model)
+        if said:
+            warn(f"QuantSim.export: {said}. See what differs with verify=True, and leave the operation in float or out of the file")
+            notes.append(said)
     sizes = {written: written.stat().st_size for written in files}
     session_options, more = dict[str, str](), list[str]()
     if target.name == "onnxruntime":

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 import onnxruntime
@@ -33,8 +34,11 @@ from qsim.onnx.sessions import session
 from qsim.operations.moves import MOVING_TYPES
 from qsim.operations.onnxruntime import INTEGER_KERNELS
 from qsim.runs.batches import Forward, arguments_of, as_batch, calls_made
+from qsim.runs.snapshot import unchanged
 from qsim.simulation.simulation import Simulation
+from qsim.table import decibel
 
+_EXACT, _FURTHER = 40.0, 4.0  # dB, and how many times the noise of quantization, that `tried` takes for last bits
 # As its optimiser leaves them; where an operation runs on integers it has another name.
 _IN_FLOAT = {"ConvTranspose", *INTEGER_KERNELS, *(kernel.fused for kernel in INTEGER_KERNELS.values() if kernel.fused)}
 
@@ -164,6 +168,50 @@ def verify_simulation(
         kernels = evaluation(sim, *sim.calls[0]).prepared.kernels
         found.float_types.update(Counter(kernel.op for kernel in kernels if kernel.kernel is None))
     return found
+
+
+def tried(sim: Simulation, path: Path, model: ir.Model) -> str:
+    """What ONNX Runtime's plain kernels compute from a file otherwise than the simulation does, on the example inputs: a sentence, "" where
+    that is nothing, or cannot be told.
+
+    Translations of PyTorch's exporter may be wrong. Last bits, which decide at the edges of a grid, move a number by a step: no result is
+    further from the simulation's for that than the simulation's is from the float model's.
+    """
+    args, kwargs = sim.calls[0]
+    tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+    inputs, outputs = ([str(value.name) for value in values] for values in (model.graph.inputs, model.graph.outputs))
+    if len(tensors) != len(inputs) or any(t.dtype is torch.bfloat16 for t in tensors) or any(_is_random(node) for node in model.graph):
+        return ""
+    runs = []
+    for on in (True, False):
+        with unchanged(sim.model, whole=False), sim.switch.turned(on):
+            computed = evaluate(sim, _copied((args, kwargs)), lambda m, call: m(*call[0], **call[1]), integer=False)
+        runs.append([t.detach().cpu() for t in tree_leaves(computed) if isinstance(t, Tensor)])
+    try:
+        got = session(path, optimised=False, model=model).run(None, dict(zip(inputs, map(_array, tensors), strict=True)))
+    except Exception as error:
+        if not type(error).__module__.startswith("onnxruntime"):
+            raise
+        return f"ONNX Runtime {onnxruntime.__version__} does not run the file: {error}" if is_for_onnxruntime(model) else ""
+    said = []
+    for name, mine, plain, other in zip(outputs, *runs, got, strict=True):
+        if mine.is_floating_point() and mine.dtype is not torch.bfloat16 and bool(mine.any()):
+            file, quantization = _finite_difference(mine, other), _finite_difference(mine, _array(plain))
+            if file.sqnr < _EXACT and file.noise > _FURTHER * quantization.noise:
+                between = f"{name!r} has {decibel(file.sqnr)} dB between them on the example inputs"
+                said.append(f"{between}, and {decibel(quantization.sqnr)} between the simulation and the float model")
+    return f"the file computes something else than the simulation: {said[0]}" if said else ""
+
+
+def _finite_difference(mine: Tensor, other: Array) -> Difference:
+    """Of a result, where the first is finite."""
+    finite, difference = mine.isfinite(), Difference(None)
+    difference.add(_array(mine.where(finite, 0)), np.where(_array(finite), other, 0) if tuple(mine.shape) == other.shape else other)
+    return difference
+
+
+def _is_random(node: ir.Node) -> bool:
+    return node.op_type.startswith("Random") or node.op_type in ("Bernoulli", "Multinomial")
 
 
 def is_for_onnxruntime(model: ir.Model) -> bool:
