@@ -26,6 +26,7 @@ from qsim.deploy.times import Session, measured
 from qsim.deploy.verification import IN_FLOAT, ON_INTEGERS, OPENVINO, OPTIMISED, UNOPTIMISED, Difference, Verification
 from qsim.errors import ExportError
 from qsim.integer.programs import evaluate, evaluation
+from qsim.integer.ties import FirstOfEquals
 from qsim.onnx import file, openvino_sessions
 from qsim.onnx.lint import is_surrounded, lint, maker_of
 from qsim.onnx.model import size_of
@@ -184,7 +185,7 @@ def tried(sim: Simulation, path: Path, model: ir.Model) -> str:
         return ""
     runs = []
     for on in (True, False):
-        with unchanged(sim.model, whole=False), sim.switch.turned(on):
+        with unchanged(sim.model, whole=False), sim.switch.turned(on), FirstOfEquals():  # type: ignore[no-untyped-call]
             computed = evaluate(sim, _copied((args, kwargs)), lambda m, call: m(*call[0], **call[1]), integer=False)
         runs.append([t.detach().cpu() for t in tree_leaves(computed) if isinstance(t, Tensor)])
     try:

@@ -24,6 +24,7 @@ from qsim.integer.kernels.exact import AccumulatorOverflow
 from qsim.integer.kernels.products import Bias
 from qsim.integer.kernels.quantized import QuantizedTensor, quantize
 from qsim.integer.prepared import Prepared, stored_inputs
+from qsim.integer.ties import FIRST_OF_EQUALS
 from qsim.integer.traced_state import address, traced_state
 from qsim.numbers.float_format import FLOAT_FORMATS
 from qsim.quantizers.quantizer import Quantizer
@@ -159,7 +160,7 @@ class _Run(Interpreter):
         args, kwargs = tree_map_only((QuantizedTensor, Bias), lambda value: value.dequantized(), (args, kwargs))
         if target is ROUNDED:
             return ops.round_to_format(*args[:2])
-        return super().call_function(target, args, kwargs)
+        return super().call_function(FIRST_OF_EQUALS.get(target, target), args, kwargs)
 
     def _marked(self, x: Any, key: str) -> Any:
         encoding = self._of.encodings[key]

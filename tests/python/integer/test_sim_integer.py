@@ -1,6 +1,7 @@
 """`sim.integer()` and `sim.evaluate`: what they take, what they keep, what they refuse. (What they compute: test_integer_networks.py.)"""
 
 import copy
+import dataclasses
 import pickle
 
 import numpy as np
@@ -298,3 +299,27 @@ def test_a_simulation_is_pickled_as_what_it_is_within_the_context(sim):
     with sim.integer():
         other = pickle.loads(pickle.dumps(sim))
         assert torch.equal(other(x), sim(x))
+
+
+@pytest.mark.parametrize("largest", [True, False])
+def test_of_equal_elements_the_first_is_chosen_as_in_onnx_runtime(largest, tmp_path):
+    """On a grid of 16 steps many are: routers of mixtures, scores of detectors."""
+
+    def forward(m, x):
+        values, chosen = m.a(x).topk(3, -1, largest=largest)
+        return chosen, values, m.a(x).flatten(1).argsort(1, descending=largest), m.a(x).argmax(-1)
+
+    x = torch.randn(256, 8, generator=torch.Generator().manual_seed(0))
+    config = qsim.int8()
+    config = dataclasses.replace(config, activation=dataclasses.replace(config.activation, bits=4))
+    torch.manual_seed(0)
+    sim = qsim.QuantSim(Forward(forward, a=nn.Linear(8, 16)), x, config)
+    sim.calibrate([x], progress=False)
+    report = sim.export(tmp_path / "model.onnx", target="onnxruntime")
+    assert not any("something else" in note for note in report.notes)
+    got = session(tmp_path / "model.onnx").run(None, {"args_0": x.numpy()})
+    with sim.integer():
+        expected = sim(x)
+    for mine, other in zip(expected, got, strict=True):
+        assert torch.equal(mine, torch.from_numpy(other))
+    assert not torch.equal(sim(x)[0], expected[0])  # torch takes any of them
