@@ -5,6 +5,7 @@ import dataclasses
 
 import pytest
 import torch
+import torch.nn.functional as F
 import torch.utils.checkpoint
 from models import ConvNet, Forward, Perceptron, ResidualBlock, seeded
 from torch import nn
@@ -197,3 +198,29 @@ def test_generator_expressions_that_others_go_through(branches):
     sim = qsim.QuantSim(model, x, qsim.int8(target="tensorrt"))
     sim.calibrate([x], progress=False)
     torch.testing.assert_close(torch.compile(sim, fullgraph=True, backend="eager")(x), sim(x), rtol=0, atol=0)
+
+
+class Doubles(nn.Module):
+    def forward(self, x):
+        return x + x
+
+
+@pytest.mark.parametrize("shifted", [False, True])
+def test_a_part_that_is_compiled_reads_what_the_eager_rest_computed(shifted):
+    """Behind a function that Dynamo hides, in a chain that began outside of it: it raised "WeakRefVariable()"."""
+
+    def forward(model, x, shift=False):
+        y = F.linear(x, model.weight)
+        return model.part(model.act(y + 1 if shift else y))
+
+    torch.manual_seed(0)
+    model = Forward(forward, act=nn.Hardswish(), part=Doubles())
+    model.weight = nn.Parameter(torch.randn(8, 8))
+    x = torch.randn(16, 8)
+    sim = qsim.QuantSim(model.eval(), x)
+    sim.calibrate([x], progress=False)
+    with torch.no_grad():
+        expected = sim(x), sim(x, shifted)
+        sim.model.part.compile(backend="eager")
+        for mine, other in zip((sim(x), sim(x, shifted)), expected, strict=True):
+            assert torch.equal(mine, other)

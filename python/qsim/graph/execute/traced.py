@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -98,13 +99,18 @@ class TracedMode(LocalMode):
 
     def is_read_again(self, name: str, t: Any, where: tuple[int, Slot]) -> bool:
         known = [] if self.abroad is None or self.abroad.trusts else self.abroad.memory.get(name, [])
-        return not known or any(t is other for other in known)
+        return not known or any(
+            t is other or not isinstance(other, Tensor) for other in known
+        )  # of what is not compiled with this: no memory
 
     def strayed(self, where: tuple[int, Slot]) -> bool:
         if self.abroad is not None and not self.abroad.trusts:
             for link, operation in self.place.through.get(where, ()):
                 handed = [t for name in link.before or () for t in self.abroad.handed.get(str(name), ())]
-                if handed and not traced_takes(operation):
+                if any(isinstance(t, weakref.ref) for t in handed):  # of a container that is not compiled with this one
+                    if link.name in self.abroad.strayed:
+                        return True
+                elif handed and not traced_takes(operation):
                     return True
         return False
 
