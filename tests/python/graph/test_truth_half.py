@@ -200,3 +200,16 @@ def test_a_layer_that_is_called_at_another_place(config, compiled):
         with pytest.warns(UserWarning, match="'layer'"):
             found = called(x, other=True)
         assert torch.equal(found, recorded[0]), layer
+
+
+def test_what_is_compared_is_rounded_as_the_target_computes_it():
+    """And where another path returns it, it overflows there as it does on the target."""
+
+    def forward(_, x):
+        y = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 0.1)
+        return y if y.abs().amax() < 60.0 and x.abs().amax() > 60.0 else x
+
+    model, x = Forward(forward), torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
+    sim = qsim.QuantSim(model, x, qsim.fp16())
+    assert torch.equal(sim(x * 400), model((x * 400).half()).float())
+    assert not sim(x * 400).any()

@@ -74,9 +74,9 @@ class Dataflow:
         self._weighted = self._weighted_steps()
         self._constant, self.state = self._constant_steps()
         self.returned = {self.site_of[origin.source] for origin in tape.results if origin.kind in ("step", "stale")}
-        self.metrics = self._metrics()
         self.infos = self._infos()
         self._apart, self._is_half = apart, is_half
+        self.metrics = self._metrics()
         self.counted = self._counted_sites()
         self._made_masks = self._masks()
         self._call_of = {step: number for number, call in enumerate(tape.calls) for step in call.steps}
@@ -123,9 +123,9 @@ class Dataflow:
             state |= data
 
     def _metrics(self) -> set[Site]:
-        """Losses, by name; single numbers that nothing but these reads, or that leave the model; what is compared, or turned into integers,
-        and read by nothing else; and what only these read, up to the layers, activations and additions that the network ends with.
-        State that the rest of the network reads in a later call is none."""
+        """Losses, by name; single numbers that nothing but these reads, or that leave the model; on integer grids what is compared, or
+        turned into integers, and read by nothing else; what only these read, up to the layers, activations and additions that the
+        network ends with. State that the rest of the network reads in a later call is none."""
         carried: set[Origin] = set()
         while True:
             found = self._metrics_beside(self.tape.results | carried)
@@ -146,7 +146,8 @@ class Dataflow:
             data = results.union(*(reader.step.spectra for reader in readers if reader.step))
             is_asked = bool(readers) and all(reader.slot is None and reader.origin not in data for reader in readers)
             is_part = alone and None not in reading and bool(reading) and self._is_beside(site)
-            if site.op in METRICS or is_number or is_part or (is_asked and site.kind != "mac"):
+            is_asked = is_asked and site.kind != "mac" and not self._is_half(self.infos[site])  # who compares there has rounded
+            if site.op in METRICS or is_number or is_part or is_asked:
                 found.add(site)
         return found
 
