@@ -34,7 +34,7 @@ class ExportReport(Report):
         Every file that was written, and its bytes.
     seconds : dict of str to float
         Time by stage: "trace", "translate", "quantize", "write", and "verify" where that was asked for, or else "run", on
-        the example inputs; "lower" for ExecuTorch.
+        the example inputs; for ExecuTorch "lower" and, in any case, "run".
     names : dict of str to str
         For each quantizer the tensor of the model that holds its integers (or its numbers of a float format). Also in the model's
         metadata, as ``qsim.names``.

@@ -126,9 +126,7 @@ def _divided(node: Node) -> Any:
     x, kernel, *options = node.args
     if len(options) < 5 or options[4] is None or options[2]:
         return None
-    with node.graph.inserting_before(node):
-        mean = node.graph.call_function(node.target, (x, kernel, *options[:3], True))  # type: ignore[arg-type]
-    mean.meta = dict(node.meta)
+    mean = _made(node, node.target, x, kernel, *options[:3], True)
     return _aten.mul.Tensor, (mean, math.prod(kernel) / options[4]), {}  # type: ignore[arg-type, operator]
 
 
@@ -138,10 +136,7 @@ def _rsub(node: Node) -> Any:
     dtype = node.meta["val"].dtype
     if x.meta["val"].dtype is dtype:
         return None
-    with node.graph.inserting_before(node):
-        cast = node.graph.call_function(_aten._to_copy.default, (x,), {"dtype": dtype})
-    cast.meta = {"val": x.meta["val"].to(dtype)}
-    return node.target, (cast, *node.args[1:]), node.kwargs
+    return node.target, (_made(node, _aten._to_copy.default, x, dtype=dtype), *node.args[1:]), node.kwargs
 
 
 def _attention(node: Node) -> Any:
@@ -193,10 +188,11 @@ def _grouped_product(node: Node) -> Any:
 
 
 def _made(beside: Node, target: Any, *arguments: Any, **options: Any) -> Node:
-    """A new node before another."""
+    """A new node before another, of the same module."""
     with beside.graph.inserting_before(beside):
         new = beside.graph.call_function(target, arguments, options)
-    new.meta["val"] = target(*(each.meta["val"] if isinstance(each, Node) else each for each in arguments), **options)
+    value = target(*(each.meta["val"] if isinstance(each, Node) else each for each in arguments), **options)
+    new.meta = {**beside.meta, "val": value}
     return new
 
 

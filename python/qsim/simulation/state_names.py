@@ -47,17 +47,18 @@ class NamedAsTheModel(nn.Module):
         own = (f"{bank}operation_formats", *(f"{bank}{name}." for name, _ in self.quantization.named_children()))
         models = [key for key in state_dict if key.startswith(prefix) and not key.startswith(own)]
         named = {key.removeprefix(prefix): state_dict.pop(key) for key in models}
+        has_ranges = any(key.startswith(own) for key in state_dict)
         error_messages: list[str] = args[-1]
         try:
-            if fold_state(self.model, self.folds, named) and any(key.startswith(own) for key in state_dict):
+            if fold_state(self.model, self.folds, named) and has_ranges:
                 error_messages.append(_OTHER_WEIGHTS)
         except NotFoldable as error:
             error_messages.append(f"qsim: {error}")
         state_dict.update({f"{prefix}{_MODEL}{name}": t for name, t in named.items()})
-        if not any(key.startswith(own) for key in state_dict):  # a float checkpoint: strict is about the model
-            state_dict.update({f"{prefix}quantization.{key}": t for key, t in self.quantization.state_dict().items()})
-        else:
+        if has_ranges:
             self.observed_with.parameters = None
+        else:  # a float checkpoint: strict is about the model
+            state_dict.update({f"{prefix}quantization.{key}": t for key, t in self.quantization.state_dict().items()})
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:

@@ -99,9 +99,8 @@ class TracedMode(LocalMode):
 
     def is_read_again(self, name: str, t: Any, where: tuple[int, Slot]) -> bool:
         known = [] if self.abroad is None or self.abroad.trusts else self.abroad.memory.get(name, [])
-        return not known or any(
-            t is other or not isinstance(other, Tensor) for other in known
-        )  # of what is not compiled with this: no memory
+        # What is no tensor is the memory of one that is not compiled with this, which Dynamo does not know.
+        return not known or any(t is other or not isinstance(other, Tensor) for other in known)
 
     def strayed(self, where: tuple[int, Slot]) -> bool:
         if self.abroad is not None and not self.abroad.trusts:
