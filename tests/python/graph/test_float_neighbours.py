@@ -12,6 +12,7 @@ from torch import nn
 
 import qsim
 from qsim.config.profile import ONNXRUNTIME
+from qsim.graph.plan.dataflow import Dataflow
 
 X = torch.randn(32, 8, generator=torch.Generator().manual_seed(1))
 
@@ -141,3 +142,20 @@ def test_a_constant_that_is_added_to_what_the_model_returns_is_exact():
 def test_a_bias_in_float_leaves_no_result_in_float():
     sim = simulated(lambda m, x: m.n(m.a(x)), dataclasses.replace(qsim.int8(target="onnxruntime"), bias=False))
     assert "a.output" in sim.quantizers()
+
+
+def test_whether_a_result_needs_a_grid_is_asked_once_however_many_read_it(monkeypatch):
+    """A row at a time, of thousands: each row reads the one result, and wrapping took ten minutes."""
+
+    def row_by_row(m, x):
+        return m.b(torch.stack([torch.sigmoid(row) for row in m.a(x)]))
+
+    looked = []
+    readers = Dataflow.readers
+    monkeypatch.setattr(Dataflow, "readers", lambda flow, site: looked.append(site) or readers(flow, site))
+    counts = []
+    for rows in (50, 200):
+        looked.clear()
+        qsim.QuantSim(model(row_by_row), torch.randn(rows, 8), qsim.int8(target="onnxruntime"))
+        counts.append(len(looked))
+    assert counts[1] < 5 * counts[0]

@@ -37,6 +37,7 @@ class Placement:
         self._following = set(filter(follows, flow.sites))
         self._follow_integers: set[Site] = set()
         self._find_followers()
+        self._in_float_anyway: dict[Site, bool] = {}  # what was asked of `needs_no_grid`: thousands may read one result, and each asks
         self._residual: set[tuple[Site, Slot]] = set()
         self._handed_over: set[Site] = set()
         for site in flow.sites:
@@ -54,6 +55,11 @@ class Placement:
 
     def needs_no_grid(self, site: Site) -> bool:
         """Whether all that reads the results of `site`, the end of a chain, runs in float, and no kernel of the chain asks for integers."""
+        if site not in self._in_float_anyway:
+            self._in_float_anyway[site] = self._is_in_float_anyway(site)
+        return self._in_float_anyway[site]
+
+    def _is_in_float_anyway(self, site: Site) -> bool:
         chain, readers = self.flow.chain_of(site), self.flow.readers(site)
         reading = [self.flow.site_of[reader.step] for reader in readers if reader.step is not None]
         ends = any(reader.step is None for reader in readers) or any(reader.type == "ConvTranspose" for reader in reading)
@@ -96,7 +102,7 @@ class Placement:
         while known < len(self._follow_integers):  # again where a result comes back in another call
             known = len(self._follow_integers)
             for site in following:
-                if not self.needs_no_grid(self.flow.end_of(site)):
+                if not self._is_in_float_anyway(self.flow.end_of(site)):
                     self._follow_integers.add(site)
 
     def _is_fed_in_float(self, site: Site) -> bool:
