@@ -15,13 +15,15 @@ from qsim.batch_norm.fold_report import FoldReport
 from qsim.batch_norm.foldable import Fold, NoLayerBeside, find_folds
 from qsim.batch_norm.frozen import as_batch_norms
 from qsim.batch_norm.lone_norms import NAME, before_children, has_layer, reset, unit_layer
-from qsim.batch_norm.recorded import recorded
+from qsim.batch_norm.recorded import Recording, recorded
 from qsim.call_fit import tells_arguments
 from qsim.close_names import close_names
 from qsim.graph.execute.simulated import refuse_simulated
+from qsim.graph.record.record import record
 from qsim.graph.record.tape import Tape
 from qsim.operations.layers import Layer
 from qsim.options import shown
+from qsim.runs.arguments import example_calls
 from qsim.runs.offloaded import settle_offloaded
 from qsim.runs.report_subject import subject_of
 from qsim.runs.runnable import check_module
@@ -110,6 +112,15 @@ def fold_recorded(
                 kept[path] = str(obstacle)
     warnings = (*problems, *_warnings(norms, {*folded, *apart}))
     return FoldReport(folded, kept, warnings, tuple(done), apart, subject=subject_of(model))
+
+
+def fold_and_record(
+    model: nn.Module, example_inputs: Any, caller: str, keep: Collection[str] = (), *, alone: Collection[str] = (), empty: bool = False
+) -> tuple[FoldReport, Recording]:
+    """As `fold_recorded`, with the recording of the model as it is then: made anew only where something folded."""
+    recording = recorded(model, example_inputs, caller, empty=empty)
+    report = fold_recorded(model, *recording, keep, alone=alone)
+    return report, record(model, example_calls(example_inputs)) if report.folds else recording
 
 
 def _set_apart(model: nn.Module, path: str, dims: int) -> Fold:

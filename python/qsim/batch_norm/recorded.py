@@ -13,8 +13,10 @@ from qsim.graph.record.tape import Tape
 from qsim.runs.arguments import Arguments, example_calls, is_dense
 from qsim.runs.runnable import call_text, cannot_run, check_module, refuse_packed
 
+Recording = tuple[Tape, list[str]]  # and what could not be seen, as sentences
 
-def recorded(model: nn.Module, example_inputs: Any, caller: str, *, empty: bool = False) -> tuple[Tape, list[str]]:
+
+def recorded(model: nn.Module, example_inputs: Any, caller: str, *, empty: bool = False) -> Recording:
     """The recording of a model on its example inputs, and what could not be seen. `empty`: inputs without elements will do.
 
     Raises

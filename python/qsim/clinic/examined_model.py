@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from qsim.batch_norm.fold import fold_recorded
+from qsim.batch_norm.fold import fold_and_record
 from qsim.batch_norm.fold_report import FoldReport
-from qsim.batch_norm.recorded import recorded
 from qsim.clinic.folding import candidates, unmoved
 from qsim.graph.execute.attach import attach
 from qsim.graph.execute.mode import LocalMode
@@ -85,9 +84,10 @@ class ExaminedModel:
     def __init__(self, model: nn.Module, example_inputs: Any, *, fold: bool = True) -> None:
         self.original, self.model = model, own_copy(model).eval()
         calls = example_calls(example_inputs)
-        self.folding = fold_recorded(self.model, *recorded(self.model, example_inputs, "doctor", empty=True)) if fold else FoldReport()
         self.tape: Tape
-        self.tape, self.notes = record(self.model, calls)
+        self.folding, (self.tape, self.notes) = (
+            fold_and_record(self.model, example_inputs, "doctor", empty=True) if fold else (FoldReport(), record(self.model, calls))
+        )
         routes, site_of = build_routes(self.tape, lambda step: not (step.hook or step.moves))
         self.sites: dict[str, Site] = {site.name: site for site in site_of.values() if not site.moves}
         self._examples = tree_map_only(Tensor, lambda _: None, calls)

@@ -13,6 +13,7 @@ from qsim.batch_norm.statistics import batch_norms, reestimate
 from qsim.batch_norm.trained_fold import fold_trained
 from qsim.close_names import close_names
 from qsim.graph.execute.attach import detach
+from qsim.graph.record.record import record
 from qsim.options import check_flag, check_function, check_patterns
 from qsim.runs.batches import Forward, iterate
 from qsim.runs.report_subject import subject_of
@@ -70,7 +71,7 @@ def fold_batch_norms(sim: Simulation) -> FoldReport:
     norms = batch_norms(sim.model)
     report = fold_trained(sim.model, examples, of_parameter)
     sim.folds += tuple((Fold(path, layer, before=False), norms[path]) for path, layer in report.folded.items())
-    sim.simulate(examples, report, quantizers)
+    sim.simulate(examples, record(sim.model, examples), report, quantizers)
     sim.frozen &= set(batch_norms(sim.model))
     made = [bias for bias in sim.decisions.biases if bias.parameter.rpartition(".")[0] in report.folded.values()]
     return dataclasses.replace(report, warnings=(*report.warnings, *fit_biases(sim, made)), biases=tuple(bias.parameter for bias in made))

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from qsim.batch_norm.fold import fold_recorded
+from qsim.batch_norm.fold import fold_and_record
 from qsim.batch_norm.fold_report import FoldReport
 from qsim.batch_norm.frozen import as_batch_norms
-from qsim.batch_norm.recorded import recorded
+from qsim.batch_norm.recorded import Recording
 from qsim.batch_norm.statistics import batch_norms
 from qsim.config.config import Config
 from qsim.config.named import config_of
@@ -33,7 +33,6 @@ from qsim.graph.plan.actions import Decisions
 from qsim.graph.plan.plan import plan
 from qsim.graph.plan.savings import find_savings
 from qsim.graph.record.containers import settle_forwards
-from qsim.graph.record.record import record
 from qsim.numbers.encoding import Encoding
 from qsim.options import check_flag, check_function
 from qsim.quantizers.quantizer import Quantizer
@@ -127,21 +126,21 @@ class Simulation(NamedAsTheModel, AsTheModel):
         warned_of.idle_policies(self.config.batch_norm, policies)
         kept = [name for name, policy in policies.items() if policy != "fold"]
         alone = set(policies).difference(kept) if self.config.has_lone_norms else set()
-        folding = fold_recorded(self.model, *recorded(self.model, example_inputs, "QuantSim"), kept, alone=alone)
+        folding, recording = fold_and_record(self.model, example_inputs, "QuantSim", kept, alone=alone)
         self.switch = Switch(LocalMode, TracedMode)
         self.frozen = {name for name, policy in policies.items() if policy == "freeze"}
         self.folds = folding.folds
         unfolded = {name: reason for name, reason in folding.kept.items() if policies.get(name, "fold") == "fold"}
-        self.simulate(example_calls(example_inputs), dataclasses.replace(folding, kept=unfolded), {})
+        self.simulate(example_calls(example_inputs), recording, dataclasses.replace(folding, kept=unfolded), {})
         warned_of.made(self.model, self.notes, self.decisions, self.weights().values())
         self.eval()  # as the model is
         self.show_signature()
         self.register_load_state_dict_post_hook(_follow_state)  # type: ignore[no-untyped-call]
 
-    def simulate(self, examples: Sequence[Arguments], folding: FoldReport, known: Mapping[str, Quantizer]) -> None:
-        """Record, plan, attach. `known` are quantizers to go on with."""
+    def simulate(self, examples: Sequence[Arguments], recording: Recording, folding: FoldReport, known: Mapping[str, Quantizer]) -> None:
+        """Plan, attach. `recording` is the model's as it is; `known` are quantizers to go on with."""
         self.derived, self.eval_mode = Derived(), EvalMode()
-        tape, notes = record(self.model, examples)
+        tape, notes = recording
         decided = plan(tape, self.config)
         if decided.mistyped and not known:
             raise ValueError(f"QuantSim: {'; '.join(decided.mistyped)}")
@@ -152,7 +151,7 @@ class Simulation(NamedAsTheModel, AsTheModel):
         self.quantization = QuantizerBank(self.model, self.decisions, known)
         # its broadcast of buffers before every forward would cost a sketch per activation, and overwrite what ranks observed
         self._ddp_params_and_buffers_to_ignore = [f"quantization.{name}" for name in rank_local(dict(self.quantization.items()))]
-        notes += attach(self.model, decided, find_savings(decided), self.quantization.by_key(), self.switch)
+        notes = notes + attach(self.model, decided, find_savings(decided), self.quantization.by_key(), self.switch)
         self.followed = {}
         self.fall_back({name: format for name, format in formats.items() if name in self.decisions.operations})
         kept = [f"BatchNorm '{name}' is not folded: {reason}" for name, reason in folding.kept.items()]

@@ -318,10 +318,11 @@ class Dataflow:
         for site in reversed(self.sites):
             if self.is_constant(site) or site.training_only or site in self.absorbed or self._is_half(self.infos[site]):
                 continue
-            reader, readers = self.sole_reader(site), self.readers(site)
-            divides = [r.step is not None and r.slot is not None and self.divides(self.site_of[r.step], r.slot) for r in readers]
+            reader, readers, visible = self.sole_reader(site), self.readers(site), site.visible
+            reading = {(self.site_of[r.step], r.slot) if r.step is not None and r.slot is not None else None for r in readers}
+            divides = [at is not None and self.divides(*at) for at in reading]
             masked = (site in self._made_masks and site.type != ATTENTION) or any(step.masked_outputs for step in site.steps)
-            stale = [r.origin.kind == "stale" and not (r.origin.is_unreplaced and site.visible) for r in readers]
+            stale = [r.origin.kind == "stale" and not (r.origin.is_unreplaced and visible) for r in readers]
             grows = readers and all(stale) and all(r.step is not None and r.slot in r.step.changed for r in readers)
             if reader is not None and not reader.training_only and (masked or grows or (divides and all(divides))):
                 self.absorbed[site] = reader

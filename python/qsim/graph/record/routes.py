@@ -194,11 +194,12 @@ def _counted(call: Call, route: Route) -> Counter[CallKey]:
 def _aligned(recorded: list[Step], sites: list[Site], steps: list[Step]) -> dict[int, Site]:
     """Sites of an eval call for those of a training call's steps that are the same operations: the longest common runs of calls by name,
     without what either made at a place of its own that the other has too."""
-    at = {(step.key, step.ordinal) for step in recorded}
+    at, taken = ({(step.key, step.ordinal) for step in call} for call in (recorded, steps))
+    if taken <= at or at <= taken:
+        return {}
     theirs, ours = ([(route_name(step.func), step.leaf, _constants(step)) for step in call] for call in (recorded, steps))
     matches = SequenceMatcher(None, theirs, ours, autojunk=False).get_matching_blocks()
     pairs = [(i + k, j + k) for i, j, length in matches for k in range(length)]
-    taken = {(step.key, step.ordinal) for step in steps}
     return {
         j: sites[i] for i, j in pairs if (steps[j].key, steps[j].ordinal) not in at and (recorded[i].key, recorded[i].ordinal) not in taken
     }

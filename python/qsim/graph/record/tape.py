@@ -150,7 +150,7 @@ def options(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[int
 
 
 def indirect(origins: Iterable[Origin]) -> frozenset[Origin]:
-    return frozenset(replace(o, direct=False) for o in origins)
+    return frozenset(replace(o, direct=False) if o.direct else o for o in origins)
 
 
 class _Mark(NamedTuple):
