@@ -239,12 +239,14 @@ class Place:
     def with_weights(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
         """The arguments of a call that the examples did not show, with the model's weights quantized: they are wherever they are read,
         and in half precision biases beside them. None where no weight is among them."""
-        parameters = [value for value in (*args, *kwargs.values()) if isinstance(value, nn.Parameter)]
-        if not any(self.switch.parameter_name(parameter) in self.parameters for parameter in parameters):
+        given = [*args, *kwargs.values()]
+        names = [self.switch.parameter_name(value) if isinstance(value, nn.Parameter) else "" for value in given]
+        if self.parameters.keys().isdisjoint(names):
             return None
-        changed = tuple(map(self._with_parameter, args)), {slot: self._with_parameter(value) for slot, value in kwargs.items()}
-        same = all(new is old for new, old in zip((*changed[0], *changed[1].values()), (*args, *kwargs.values()), strict=True))
-        return None if same else changed
+        changed = [self._quantized(value, self.parameters.get(n) or self.rounded.get(n)) for value, n in zip(given, names, strict=True)]
+        if all(new is old for new, old in zip(changed, given, strict=True)):
+            return None
+        return tuple(changed[: len(args)]), dict(zip(kwargs, changed[len(args) :], strict=True))
 
     def marks_inside(self, layer: str) -> Mapping[str, Mark | BiasMark] | None:
         """What stands at the parameters of a recurrent layer, by name; None where something else in it is quantized, or falls back."""
@@ -262,9 +264,7 @@ class Place:
                 marks[actions.bias.parameter] = BiasMark(actions.bias.input, actions.bias.weight)
         return marks
 
-    def _with_parameter(self, value: Any) -> Any:
-        name = self.switch.parameter_name(value) if isinstance(value, nn.Parameter) else ""
-        key = self.parameters.get(name) or self.rounded.get(name)
+    def _quantized(self, value: Any, key: str | None) -> Any:
         if key is None:
             return value
         format = self.switch.format_of(key)
