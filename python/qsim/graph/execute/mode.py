@@ -33,7 +33,7 @@ from qsim.operations.functions import (
     MAC,
     Function,
 )
-from qsim.operations.recurrent import owned
+from qsim.operations.recurrent import CELL, owned
 from qsim.runs.arguments import Arguments
 
 _frame_at = sys._getframe
@@ -182,7 +182,7 @@ class LocalMode(ChainEnds):
 
     def reached(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
         """The arguments of a composite function: with quantized weights if the examples never called it, since it reads parts of them."""
-        called = self.place.keys or full_name(self.leaf[0] or self.place.path, "cell") in self.place.frames
+        called = self.place.keys or full_name(self.leaf[0] or self.place.path, CELL) in self.place.frames
         return (args, kwargs) if called else self.with_weights(args, kwargs) or (args, kwargs)
 
     def with_weights(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
