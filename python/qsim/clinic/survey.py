@@ -16,13 +16,13 @@ from qsim.clinic.examined_model import ExaminedModel, Visitor
 from qsim.clinic.source import SourceLine, calling_line
 from qsim.clinic.targets import Target
 from qsim.clinic.trace import floats
-from qsim.graph.record.tape import tensors_in
 from qsim.numbers.sqnr import sqnr
 from qsim.operations.functions import ALIAS, INSERTION, TRANSPARENT, Function, name_of, route_name
 from qsim.operations.internals import STORED, inside, partial_sums
 from qsim.ops.observe import observe_range_
 from qsim.ops.round_to_format import count_format_
 from qsim.quantizers.format_counts import FormatCounts
+from qsim.runs.arguments import tensors_in
 from qsim.runs.batches import Forward
 
 _INSERTS = INSERTION | {"where"}
