@@ -105,8 +105,8 @@ class LocalMode(ChainEnds):
 
     def frame(self, name: str) -> LocalMode:
         """Follows part of a composite function along a route of its own."""
-        frames = self.place.frames
-        return type(self)(frames.get(full_name(self.leaf[0] or self.place.path, name)) or frames[UNKNOWN_PATH], self.training).within(self)
+        places = self.place.places
+        return type(self)(places.get(full_name(self.leaf[0] or self.place.path, name)) or places[UNKNOWN_PATH], self.training).within(self)
 
     def end(self) -> None:
         """The call of the container is over."""
@@ -182,7 +182,7 @@ class LocalMode(ChainEnds):
 
     def reached(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
         """The arguments of a composite function: with quantized weights if the examples never called it, since it reads parts of them."""
-        called = self.place.keys or full_name(self.leaf[0] or self.place.path, CELL) in self.place.frames
+        called = self.place.keys or full_name(self.leaf[0] or self.place.path, CELL) in self.place.places
         return (args, kwargs) if called else self.with_weights(args, kwargs) or (args, kwargs)
 
     def with_weights(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
