@@ -226,7 +226,7 @@ class _Looking:
 
     def operation(self, name: str, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._note_parameters(args, kwargs)
-        written = any(key == "inplace" and value for key, value in kwargs.items()) or route_name(func).endswith("_")
+        written = kwargs.get("inplace") or route_name(func).endswith("_")
         before = _described(args, kwargs) if written else None
         if self._target.accumulator == "float16" or name_of(func) in STORED:
             self._look_inside(name, func, args, kwargs)
