@@ -10,8 +10,8 @@ from typing import Any
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from qsim.graph.record.tape import tensors_in
 from qsim.numbers.sqnr import sqnr
+from qsim.runs.arguments import tensors_in
 
 ZEROS = "the float model returns zeros alone (a last layer that was never trained?)"  # beside which nothing can be measured
 

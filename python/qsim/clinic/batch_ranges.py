@@ -13,9 +13,9 @@ from torch import Tensor
 from qsim.clinic.examined_model import ExaminedModel, Visitor
 from qsim.clinic.peaks import Peaks, note_peaks
 from qsim.clinic.trace import floats
-from qsim.graph.record.tape import tensors_in
 from qsim.operations.functions import ALIAS, BIAS_POSITION, WEIGHT, Function, name_of, route_name
 from qsim.ops.observe import observe_range_
+from qsim.runs.arguments import tensors_in
 from qsim.runs.batches import Forward
 
 _JOINS = frozenset({"cat", "concat", "concatenate", "stack", "hstack", "vstack", "dstack"})

@@ -10,8 +10,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from qsim.graph.record.routes import Site
-from qsim.graph.record.tape import Origin, Step, Tape, tensors_in
+from qsim.graph.record.tape import Origin, Step, Tape
 from qsim.operations.functions import ALIAS, Function, route_name
+from qsim.runs.arguments import tensors_in
 
 
 def candidates(tape: Tape, sites: dict[str, Site]) -> frozenset[str]:

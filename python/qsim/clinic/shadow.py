@@ -17,8 +17,8 @@ from qsim.clinic.examined_model import ExaminedModel
 from qsim.clinic.half_run import HalfPrecision, Weights
 from qsim.clinic.targets import Target
 from qsim.clinic.trace import LostConstant, Sampling, Traced, TraceRow
-from qsim.graph.record.tape import tensors_in
 from qsim.quantizers.format_counts import FormatCounts
+from qsim.runs.arguments import tensors_in
 from qsim.runs.batches import Forward
 from qsim.runs.random_numbers import random_numbers_unchanged, seed_random_numbers
 

@@ -16,13 +16,13 @@ from qsim.clinic.examined_model import ExaminedModel, Visitor
 from qsim.clinic.source import SourceLine, calling_line
 from qsim.clinic.targets import Target
 from qsim.clinic.trace import floats
-from qsim.graph.record.tape import tensors_in
 from qsim.numbers.sqnr import sqnr
 from qsim.operations.functions import ALIAS, INSERTION, TRANSPARENT, Function, name_of, route_name
 from qsim.operations.internals import STORED, inside, partial_sums
 from qsim.ops.observe import observe_range_
 from qsim.ops.round_to_format import count_format_
 from qsim.quantizers.format_counts import FormatCounts
+from qsim.runs.arguments import tensors_in
 from qsim.runs.batches import Forward
 
 _INSERTS = INSERTION | {"where"}
@@ -226,7 +226,7 @@ class _Looking:
 
     def operation(self, name: str, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._note_parameters(args, kwargs)
-        written = any(key == "inplace" and value for key, value in kwargs.items()) or route_name(func).endswith("_")
+        written = kwargs.get("inplace") or route_name(func).endswith("_")
         before = _described(args, kwargs) if written else None
         if self._target.accumulator == "float16" or name_of(func) in STORED:
             self._look_inside(name, func, args, kwargs)

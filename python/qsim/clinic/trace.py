@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from qsim.analysis.deviation import Deviation
 from qsim.clinic.half_run import HalfPrecision, Weights, habits_of, is_raw
 from qsim.clinic.source import SourceLine, calling_line
-from qsim.graph.record.tape import is_wrapper, tensors_in
+from qsim.graph.record.tape import is_wrapper
 from qsim.operations.functions import ALIAS, Function, name_of, route_name
 from qsim.ops.round_to_format import count_format_
 from qsim.quantizers.format_counts import FormatCounts
+from qsim.runs.arguments import tensors_in
 
 _SAMPLED = 4096  # elements of a result that are compared; NaN and Inf are counted in all of them
 _FAR = 2.0**-20  # from zero: a float16 has four bits there

@@ -14,9 +14,9 @@ from qsim import ops
 from qsim.graph.execute.attach import detach
 from qsim.graph.execute.methods import PLACE
 from qsim.graph.record.own_arguments import own_arguments
-from qsim.graph.record.tape import tensors_in
 from qsim.numbers.encoding import Encoding
 from qsim.quantizers.quantizer import Quantizer
+from qsim.runs.arguments import tensors_in
 from qsim.runs.random_numbers import seed_random_numbers
 from qsim.runs.sharding import is_sharded
 from qsim.runs.snapshot import unchanged

@@ -155,7 +155,7 @@ def verify_simulation(
         try:
             found = verify(path, computed(), model=model, beside=beside)
         except Exception as error:
-            if not type(error).__module__.startswith("onnxruntime"):
+            if not _is_of_onnxruntime(error):
                 raise
             raise ExportError(
                 f"QuantSim.export: ONNX Runtime {onnxruntime.__version__} does not run {path}, which is written: {error}. Leave the "
@@ -191,7 +191,7 @@ def tried(sim: Simulation, path: Path, model: ir.Model) -> str:
     try:
         got = session(path, optimised=False, model=model).run(None, dict(zip(inputs, map(_array, tensors), strict=True)))
     except Exception as error:
-        if not type(error).__module__.startswith("onnxruntime"):
+        if not _is_of_onnxruntime(error):
             raise
         return f"ONNX Runtime {onnxruntime.__version__} does not run the file: {error}" if is_for_onnxruntime(model) else ""
     said = []
@@ -209,6 +209,11 @@ def _finite_difference(mine: Tensor, other: Array) -> Difference:
     finite, difference = mine.isfinite(), Difference(None)
     difference.add(_array(mine.where(finite, 0)), np.where(_array(finite), other, 0) if tuple(mine.shape) == other.shape else other)
     return difference
+
+
+def _is_of_onnxruntime(error: Exception) -> bool:
+    """Its exceptions have no class in common but Exception."""
+    return type(error).__module__.startswith("onnxruntime")
 
 
 def _is_random(node: ir.Node) -> bool:

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from qsim.equalization.channels import rows
-from qsim.graph.record.tape import tensors_in
 from qsim.operations.layers import LAYERS, channel_axis
-from qsim.runs.arguments import Arguments
+from qsim.runs.arguments import Arguments, tensors_in
 from qsim.runs.random_numbers import seed_random_numbers
 from qsim.runs.snapshot import unchanged
 from qsim.runs.unfit import unfit_told

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from qsim.graph.record.tape import tensors_in
-from qsim.runs.arguments import Arguments
+from qsim.runs.arguments import Arguments, tensors_in
 
 Transform = Callable[[Tensor], Tensor]
 # Of a producer and its call: whether its result is to be replaced.

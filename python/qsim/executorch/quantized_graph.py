@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from qsim import ops
+from qsim.errors import ExportError
 from qsim.executorch.fused_forms import use_fused_forms
 from qsim.executorch.kernels import INT8, as_int8, end_of_product, is_product, refused_weight
 from qsim.graph.execute.marks import BIAS, QUANTIZED
@@ -72,6 +73,7 @@ class _Lowering:
         for node in list(self.graph.nodes):
             if node.op == "call_function" and node.target is QUANTIZED and node.args[1] not in self.quantizers:
                 self._replace(node, _args(node)[0])
+        self._refuse_other_floats()
         use_fused_forms(self.module)
         reasons = {
             node: self._refused(node) for node in self.graph.nodes if is_product(node) and self._grid(arguments(node)["weight"]) is not None
@@ -86,6 +88,15 @@ class _Lowering:
         self.module.recompile()
         in_float = {module(node) or node.name: reason for node, reason in reasons.items() if reason is not None}
         return QuantizedGraph(self.module, self.names, in_float)
+
+    def _refuse_other_floats(self) -> None:
+        marked = {_args(node)[1]: node.meta["val"].dtype for node in self.graph.nodes if node.target is QUANTIZED}
+        if others := {key: dtype for key, dtype in marked.items() if dtype is not torch.float32}:
+            key, dtype = next(iter(others.items()))
+            raise ExportError(
+                f"QuantSim.export: {key!r} is {str(dtype).removeprefix('torch.')}, which PyTorch's quantized operators give back as "
+                "float32. Simulate the model in float32: model.float()."
+            )
 
     # What XNNPACK computes on integers.
 

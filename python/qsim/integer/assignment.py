@@ -363,14 +363,6 @@ def _average(node: Node, encodings: Encodings) -> tuple[str, _End]:
     return kernel, end
 
 
-def _where(node: Node, encodings: Encodings) -> tuple[str, _End]:
-    given = arguments(node)
-    a, b = (_activation(given[name], encodings, f"{which} operand") for name, which in (("self", "first"), ("other", "second")))
-    if (a.quant_min < 0) != (b.quant_min < 0):
-        raise _Float("its operands are not both signed or both unsigned")
-    return INTEGER_KERNELS["Where"].name, _end(node, encodings, a)
-
-
 _RULES: dict[str, _Rule] = {
     **{f"conv{n}d": _conv for n in (1, 2, 3)},
     **{f"{name}{n}d": _average for name in ("avg_pool", "adaptive_avg_pool") for n in (1, 2, 3)},
@@ -384,5 +376,5 @@ _RULES: dict[str, _Rule] = {
     "sigmoid": _unary("Sigmoid"),
     "leaky_relu": _unary("LeakyRelu"),
     "softmax": _unary("Softmax"),
-    "where": _where,
+    "where": _binary("Where"),
 }

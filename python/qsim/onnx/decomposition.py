@@ -22,7 +22,7 @@ from torch.fx import Node
 
 from qsim.trace.fx_nodes import reshape_sizes
 from qsim.trace.idle_nodes import CASTS
-from qsim.trace.in_place import DROPOUTS, writes
+from qsim.trace.in_place import DROPOUT_OPERATORS, writes
 
 
 class Decomposition:
@@ -215,7 +215,7 @@ _REPLACED = {
     _aten.__or__.Tensor: _called(_aten.bitwise_or.Tensor),
     _aten.flatten.using_ints: _reshaped,
     _aten.expand_as.default: _expand_as,
-    **dict.fromkeys(DROPOUTS, _dropout),
+    **dict.fromkeys(DROPOUT_OPERATORS, _dropout),
     _aten.chunk.default: _chunk,
     _aten.rsub.Scalar: _rsub,
     **{getattr(_aten, f"avg_pool{n}d").default: _divided for n in (2, 3)},

@@ -245,7 +245,7 @@ def _wanted(config: Config, graph: ir.Graph) -> Callable[[str, str], bool]:
     """Whether a node, by its name and type, is quantized: an override may leave it in float, and nothing else."""
     for override in config.overrides:
         if not any(override.matches(SiteInfo(str(node.name), node.op_type)) for node in graph):
-            close = close_names(override.pattern, map(_node_name, graph)) if isinstance(override.pattern, str) else []
+            close = close_names(override.pattern, [str(node.name) for node in graph]) if isinstance(override.pattern, str) else []
             near = f"; close to it: {', '.join(map(repr, close))}" if close else f", such as {graph[0].name!r}"
             raise ValueError(f"{_CALLER}: the override {override} matches no node of the model{near}")
 
@@ -257,10 +257,6 @@ def _wanted(config: Config, graph: ir.Graph) -> Callable[[str, str], bool]:
         return None not in specs.values()
 
     return wanted
-
-
-def _node_name(node: ir.Node) -> str:
-    return str(node.name)
 
 
 def _name_nodes(graph: ir.Graph) -> None:

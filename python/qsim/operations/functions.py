@@ -55,7 +55,9 @@ INSERTION = _table(
 CREATION = _table("empty_like zeros_like ones_like full_like new_empty new_zeros new_ones new_full new_tensor")
 _CASTS = _table("to type type_as float half double bfloat16 int long short char byte bool cpu cuda")
 # What returns its operand itself where nothing is dropped.
-DROPOUTS = _table("dropout dropout_ feature_dropout alpha_dropout feature_alpha_dropout")
+DROPOUTS = _table(
+    "dropout dropout_ feature_dropout feature_dropout_ alpha_dropout alpha_dropout_ feature_alpha_dropout feature_alpha_dropout_"
+)
 _REGULARIZATION = _table("dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout")
 _QUESTIONS = _table(
     """

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.overrides import _get_current_function_mode
 
 State = tuple[Tensor, ...]  # what a cell hands to the next step in time; its first entry is the output
+CELL = "cell"  # the frame of a step in time
 RECURRENT_LAYERS = ("LSTM", "GRU", "RNN", "LSTMCell", "GRUCell", "RNNCell")  # of torch.nn
 Cell = Callable[[Tensor, State, Tensor, Tensor | None], State]  # input's part of the gates, state, weight and bias of the state's part
 
@@ -77,7 +78,7 @@ def _through_time(cell: Cell, gates: Sequence[Tensor], whole: State, weights: Se
             state = tuple(s[:size] for s in state)
         elif size > before:
             state = tuple(torch.cat([s, first[before:size]]) for s, first in zip(state, whole, strict=True))
-        with _frame("cell"):
+        with _frame(CELL):
             state = cell(step, state, weight, bias)
             if has_projection:
                 state = (F.linear(state[0], weights[-1]), *state[1:])
@@ -129,7 +130,7 @@ def _single(cell: Cell, states: int) -> Callable[..., Any]:
     """A function with the signature of `torch.lstm_cell` and its like."""
 
     def run(x: Tensor, given: Any, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None) -> Any:
-        with _frame("cell"):
+        with _frame(CELL):
             state = cell(F.linear(x, w_ih, b_ih), (given,) if states == 1 else tuple(given), w_hh, b_hh)
         return state[0] if states == 1 else state
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Mapping
+import types
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -80,6 +81,48 @@ def is_array(value: Any) -> bool:
 def is_dense(t: Tensor) -> bool:
     """Whether a tensor is one block of numbers: neither sparse, nor nested, nor of another layout."""
     return t.layout is torch.strided and not t.is_nested
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """The tensors of a value: in tuples, lists and dicts, and in the attributes of objects such as dataclasses and distributions."""
+    return (t for _, t in paths_in(value))
+
+
+def paths_in(value: Any) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
+    """The tensors of a value, each with the keys, indices and names of attributes that lead to it. Not those in modules."""
+    seen: dict[int, Any] = {}  # holds what it names: properties make objects anew
+    left: list[tuple[tuple[Any, ...], Any]] = [((), value)]
+    while left:
+        path, value = left.pop()
+        if isinstance(value, Tensor):
+            yield path, value
+        elif id(value) not in seen and len(path) < _DEEPEST and not isinstance(value, _OPAQUE):
+            seen[id(value)] = value
+            left += [((*path, key), inner) for key, inner in reversed(_entries(value))]
+
+
+_DEEPEST = 8
+_OPAQUE = (nn.Module, type, str, bytes, int, float, types.ModuleType, types.FunctionType, types.MethodType, types.BuiltinFunctionType)
+
+
+def _entries(value: Any) -> list[tuple[Any, Any]]:
+    if isinstance(value, Mapping):
+        entries: list[tuple[Any, Any]] = list(value.items())
+    elif names := _fields(value):
+        return list(zip(names, value, strict=True))
+    elif isinstance(value, (tuple, list, set, frozenset, deque)):
+        return list(enumerate(value))
+    else:
+        entries = []
+    held = {id(inner) for _, inner in entries}  # dicts that have their entries as attributes too, as Hugging Face's outputs
+    named = {name: inner for name, inner in vars(value).items() if id(inner) not in held} if hasattr(value, "__dict__") else {}
+    slots = [name for cls in type(value).__mro__ for name in _slots(cls) if name not in named and hasattr(value, name)]
+    return [*entries, *named.items(), *((name, getattr(value, name)) for name in slots)]
+
+
+def _slots(cls: type) -> tuple[str, ...]:
+    names = vars(cls).get("__slots__", ())
+    return (names,) if isinstance(names, str) else tuple(names)
 
 
 def is_replaceable(tree: Any, path: tuple[Any, ...]) -> bool:

@@ -28,7 +28,7 @@ from qsim.runs.batches import Forward, iterate
 from qsim.runs.hooks import hooked
 from qsim.runs.memory import MemoryWatch, PeakMemory
 from qsim.runs.sharding import sharded_around, sharded_modules
-from qsim.runs.snapshot import unchanged
+from qsim.runs.snapshot import Snapshot, unchanged
 from qsim.runs.unfit import UnfitBatchError, signature
 from qsim.simulation.block_by_block import block_by_block, blocks_named
 from qsim.simulation.range_choice import choose_encodings
@@ -269,17 +269,12 @@ def observe(
 @contextlib.contextmanager
 def _whole_or_not_at_all(quantizers: Sequence[Quantizer]) -> Iterator[None]:
     """What they observe within the context is forgotten if it ends with an error: half a batch would be in the ranges."""
-    before = {quantizer: {name: buffer.clone() for name, buffer in quantizer.named_buffers()} for quantizer in quantizers}
+    before = [Snapshot(quantizer) for quantizer in quantizers]
     try:
         yield
     except Exception:
-        for quantizer, buffers in before.items():
-            now = dict(quantizer.named_buffers())
-            if all(name in now and now[name].shape == buffer.shape for name, buffer in buffers.items()):
-                for name, buffer in buffers.items():
-                    now[name].copy_(buffer)
-            else:
-                quantizer.reset()  # its first batch gave it the shape
+        for held in before:
+            held.restore()
         raise
 
 

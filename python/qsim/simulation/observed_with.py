@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 
-from torch import Tensor, nn
+from torch import nn
 
 from qsim.quantizers.quantizer import Quantizer
 from qsim.runs.fingerprint import fingerprints
 from qsim.runs.sharding import sharded_around
+from qsim.runs.snapshot import Snapshot
 
 
 class ObservedWith:
@@ -38,7 +39,7 @@ class ObservedWith:
         before, self.parameters = self.parameters, _found(sim)
         if before is not None and before != self.parameters:
             self.outdated = set(quantizers)
-        held = {key: (quantizer.merged, _observations(quantizer)) for key, quantizer in quantizers.items() if key in self.outdated}
+        held = {key: Snapshot(quantizer) for key, quantizer in quantizers.items() if key in self.outdated}
         for key in held:
             quantizers[key].reset()
         try:
@@ -47,15 +48,9 @@ class ObservedWith:
             reached = {key for key in held if quantizers[key].counts.elements}
             self.outdated -= reached
             for key in held.keys() - reached:
-                quantizers[key].merged, observations = held[key]
-                for name, buffer in observations.items():
-                    quantizers[key].get_buffer(name).copy_(buffer)
+                held[key].restore()
 
 
 def _found(sim: nn.Module) -> dict[str, tuple[int | str, ...]]:
     with sharded_around(sim):
         return fingerprints(sim.get_submodule("model"))
-
-
-def _observations(quantizer: Quantizer) -> dict[str, Tensor]:
-    return {name: buffer.clone() for name, buffer in quantizer.named_buffers() if "." in name}  # of its observer and counter

@@ -201,8 +201,8 @@ class Simulation(NamedAsTheModel, AsTheModel):
         """The weights that no batch of a calibration read: what is computed with them has not been seen. Empty before the first."""
         if self.read is None:
             return []
-        released, quantizers = {post.key for post in self.decisions.posts} - self.needed(), self.quantizers()
-        return [key for key in self.decisions.weight_keys if quantizers[key].enabled and key not in self.read | released]
+        known, quantizers = self.read | self.released().keys(), self.quantizers()
+        return [key for key in self.decisions.weight_keys if quantizers[key].enabled and key not in known]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's forward, simulated. Raises NoEncodingError before calibration."""

@@ -20,13 +20,12 @@ from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
 from qsim.graph.execute.marks import QUANTIZED
+from qsim.operations.functions import DROPOUTS
 from qsim.trace.fx_nodes import ancestors, arguments, reshape_sizes
 from qsim.trace.idle_nodes import CASTS
 
 _aten = torch.ops.aten
-DROPOUTS = tuple(
-    getattr(_aten, f"{kind}dropout{ending}").default for kind in ("", "feature_", "alpha_", "feature_alpha_") for ending in ("", "_")
-)
+DROPOUT_OPERATORS = tuple(getattr(_aten, name).default for name in DROPOUTS)
 
 
 def without_in_place(exported: ExportedProgram) -> ExportedProgram:
@@ -219,7 +218,7 @@ def _memory(graph: Graph) -> dict[Node, int]:
         first = value[0] if isinstance(value, list | tuple) and value else value
         if isinstance(first, Tensor) and first.layout is torch.strided:
             storage = first.untyped_storage()._cdata
-            if node.target in DROPOUTS and node.args[-1] is False and node.args[0] in found:
+            if node.target in DROPOUT_OPERATORS and node.args[-1] is False and node.args[0] in found:
                 same[storage] = found[node.args[0]]
             found[node] = same.get(storage, storage)
     return found
@@ -267,7 +266,7 @@ def _moved_back(view: Node, parent: Node, value: Node) -> Any:
     return view.target, (value, *view.args[1:])
 
 
-_AS_IT_IS = (*CASTS, _aten.contiguous.default, *DROPOUTS)  # what shares memory with its operand then is the operand
+_AS_IT_IS = (*CASTS, _aten.contiguous.default, *DROPOUT_OPERATORS)  # what shares memory with its operand then is the operand
 _WRITTEN_THROUGH: dict[Any, Callable[[Node, Node, Node], tuple[Any, tuple[Any, ...]]]] = {
     _aten.slice.Tensor: _scattered(_aten.slice_scatter.default),
     _aten.select.int: _scattered(_aten.select_scatter.default),

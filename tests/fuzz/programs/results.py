@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,6 +27,13 @@ def _tensors(value: Any) -> Iterator[Tensor]:
             yield from _tensors(entry)
     elif dataclasses.is_dataclass(value):
         yield from _tensors(list(vars(value).values()))
+
+
+def by_name(
+    ours: Mapping[str, Tensor | None], theirs: Mapping[str, Tensor | None]
+) -> tuple[Sequence[Tensor | None], Sequence[Tensor | None]]:
+    """Gradients as two lists, in the order of theirs; None stands for one that ours do not have."""
+    return [ours.get(name) for name in theirs], list(theirs.values())
 
 
 def same_bits(ours: Sequence[Tensor | None], theirs: Sequence[Tensor | None]) -> str:

@@ -137,3 +137,10 @@ def test_what_xnnpack_cannot_express_is_refused_by_name(config, said):
     sim = simulated(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), torch.randn(2, 4), config=config)
     with pytest.raises(ExportError, match=said):
         sim.quantized_program()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_other_floats_are_refused(dtype):
+    sim = simulated(nn.Linear(4, 4).to(dtype), torch.randn(2, 4, dtype=dtype))
+    with pytest.raises(ExportError, match=rf"{str(dtype)[6:]}.*model.float\(\)"):
+        sim.quantized_program()

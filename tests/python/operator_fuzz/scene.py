@@ -20,13 +20,13 @@ GRIDS = ((-8, 7), (0, 15), (-128, 127), (0, 255), (-127, 127), (-2, 1), (0, 1), 
 SPECIALS = (math.nan, math.inf, -math.inf, -0.0, 0.0, 1e-40, -1e-45, 3e38, -6e-8, 65504.0, 0.5, -1.5)
 
 
-def operators() -> list[torch._ops.OpOverload]:
-    """Every operator of the library that takes tensors."""
-    names = sorted(name for name in torch._C._dispatch_get_all_op_names() if name.startswith("qsim::"))
+def operators(namespace: str = "qsim") -> list[torch._ops.OpOverload]:
+    """Every operator of the library that takes tensors, of one of its namespaces."""
+    names = sorted(name for name in torch._C._dispatch_get_all_op_names() if name.startswith(f"{namespace}::"))
     found = []
     for name in names:
-        packet, _, overload = name.removeprefix("qsim::").partition(".")
-        operator = getattr(getattr(torch.ops.qsim, packet), overload or "default")
+        packet, _, overload = name.removeprefix(f"{namespace}::").partition(".")
+        operator = getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
         if any("Tensor" in str(argument.type) for argument in operator._schema.arguments):
             found.append(operator)
     return found

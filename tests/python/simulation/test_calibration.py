@@ -1,6 +1,7 @@
 """Calibration: what it reads, what it must not touch, and data that are not finite."""
 
 import copy
+import dataclasses
 import random
 import sys
 import time
@@ -303,6 +304,15 @@ def test_a_batch_that_raises_leaves_the_model_and_what_was_observed():
     assert sim.quantizers()["fc2.output"].counts.elements == 32 * 3
     sim.set_method("minmax")
     sim(ROWS)
+
+
+def test_a_first_batch_that_raises_leaves_no_shape_behind():
+    config = dataclasses.replace(qsim.int8(), activation=qsim.TensorSpec(axis=-1, method="minmax"))
+    sim = simulated(config=config)
+    with pytest.raises(ValueError, match="batch 0"):
+        sim.calibrate([torch.randn(3, 5)], progress=False)
+    sim.calibrate([ROWS], progress=False)
+    assert sim.quantizers()["input"].encoding.scale.shape == ROWS.shape[-1:]
 
 
 def test_weights_that_are_computed_are_calibrated_from_what_was_seen():

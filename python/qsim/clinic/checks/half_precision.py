@@ -54,12 +54,18 @@ def _guards_small_values(exam: Examination, constant: LostConstant) -> bool:
 
 def lost_nearby(exam: Examination, trace: Trace, name: str, *, broken: bool) -> list[LostConstant]:
     """Lost constants that explain why a result is broken (NaN or Inf) or wrong: it reads them, or what was computed with them."""
-    near = {name}
-    for _ in range(_HOPS):
-        near |= {producer for link in near for producer in exam.flow.producers.get(link, ())}
+    near = _leading_to(exam, name)
     found = [c for c in trace.constants if c.op == name or not near.isdisjoint({c.op, *c.readers})]
     harmful = [c for c in found if not is_data(exam, c) and (broken or math.isinf(c.becomes) or c.op == name)]
     return sorted(harmful, key=lambda c: (math.isfinite(c.becomes), c.op != name))
+
+
+def _leading_to(exam: Examination, name: str) -> set[str]:
+    """An operation, and those from which it can be reached in a few hops."""
+    near = {name}
+    for _ in range(_HOPS):
+        near |= {producer for link in near for producer in exam.flow.producers.get(link, ())}
+    return near
 
 
 def lost_here(exam: Examination, constant: LostConstant, severity: Severity, shows: str = "") -> Finding:
@@ -96,9 +102,7 @@ def _between(exam: Examination, constant: LostConstant, shows: str) -> list[str]
     """What must stay in float32 for the constant to keep its value: from where it is read to where the result is in range again."""
     flow = exam.flow
     after = set(flow.downstream(constant.op, lambda _: True)) if constant.op in flow.order else constant.readers
-    before = {shows}
-    for _ in range(_HOPS):
-        before |= {producer for link in before for producer in flow.producers.get(link, ())}
+    before = _leading_to(exam, shows)
     if constant.op not in flow.order:  # what only moves values takes its precision from what it reads: keep what made that
         return sorted(before & {shows, *flow.producers.get(shows, ())}, key=flow.order.__getitem__)
     links = (before & after) | {shows} - {constant.op}

@@ -37,7 +37,7 @@ def attach(
         made[path] = Place(path, plan, savings, quantizers, kept, switch, inside)
     computing = parametrizing(model)
     for path, place in made.items():
-        place.frames, place.quiet = made, f"{path}.".startswith(computing)
+        place.places, place.quiet = made, f"{path}.".startswith(computing)
     for path, module in found.items():
         original = type(module)
         try:
@@ -87,4 +87,4 @@ def detach(model: nn.Module) -> None:
 def places(model: nn.Module) -> list[Place]:
     """The places of all containers that follow a plan, and of the frames in them."""
     found = [vars(module)[PLACE][0] for module in model.modules() if PLACE in vars(module)]
-    return list(dict.fromkeys(place for one in found[:1] for place in one.frames.values()))
+    return list(dict.fromkeys(place for one in found[:1] for place in one.places.values()))

@@ -1,6 +1,6 @@
-"""What stands at the sites of operations that fall back to a float format (`QuantSim.fallback`).
+"""What stands at a site: as planned, or where operations fall back to a float format (`QuantSim.fallback`).
 
-Their operands and results are rounded to the format. Quantizers there quantize only what an operation in integers makes or reads.
+Operands and results of those are rounded to the format. Quantizers there quantize only what an operation in integers makes or reads.
 """
 
 from __future__ import annotations
@@ -192,8 +192,8 @@ def _in_turn(first: Quantize | None, second: Quantize | None) -> Quantize | None
     return second if first is None else first if second is None else InTurn(first, second)
 
 
-Place = TypeVar("Place")
+At = TypeVar("At")
 
 
-def _without_none(found: Mapping[Place, Quantize | None]) -> tuple[tuple[Place, Quantize], ...]:
+def _without_none(found: Mapping[At, Quantize | None]) -> tuple[tuple[At, Quantize], ...]:
     return tuple((at, quantize) for at, quantize in found.items() if quantize is not None)

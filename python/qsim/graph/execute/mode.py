@@ -33,7 +33,7 @@ from qsim.operations.functions import (
     MAC,
     Function,
 )
-from qsim.operations.recurrent import owned
+from qsim.operations.recurrent import CELL, owned
 from qsim.runs.arguments import Arguments
 
 _frame_at = sys._getframe
@@ -105,8 +105,8 @@ class LocalMode(ChainEnds):
 
     def frame(self, name: str) -> LocalMode:
         """Follows part of a composite function along a route of its own."""
-        frames = self.place.frames
-        return type(self)(frames.get(full_name(self.leaf[0] or self.place.path, name)) or frames[UNKNOWN_PATH], self.training).within(self)
+        places = self.place.places
+        return type(self)(places.get(full_name(self.leaf[0] or self.place.path, name)) or places[UNKNOWN_PATH], self.training).within(self)
 
     def end(self) -> None:
         """The call of the container is over."""
@@ -158,13 +158,10 @@ class LocalMode(ChainEnds):
             if node >= 0:
                 self.at = node
                 return self.met(node, func, args, kwargs)
-            weighted = self.with_weights(args, kwargs) if node == STRANGE and name in MAC else None
-            out = self.passed(name, func, *(weighted or (args, kwargs)))
-            if node == STRANGE:
-                self.note_stranger(out)
+            out, weighted = self.unplanned(node, name, func, args, kwargs)
             is_new = is_new if node == key else node == STRANGE  # called more often than recorded, or with another weight
             if (is_new or name not in place.names) and node != HOOK and not is_quiet(func, args, kwargs) and computes(out):
-                self.look(name, _frame_at(1), weighted is not None)
+                self.look(name, _frame_at(1), weighted)
             return out
 
     def opened(self, name: str, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> Any:
@@ -185,7 +182,7 @@ class LocalMode(ChainEnds):
 
     def reached(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
         """The arguments of a composite function: with quantized weights if the examples never called it, since it reads parts of them."""
-        called = self.place.keys or full_name(self.leaf[0] or self.place.path, "cell") in self.place.frames
+        called = self.place.keys or full_name(self.leaf[0] or self.place.path, CELL) in self.place.places
         return (args, kwargs) if called else self.with_weights(args, kwargs) or (args, kwargs)
 
     def with_weights(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
@@ -281,6 +278,14 @@ class LocalMode(ChainEnds):
             if link.name and self.abroad is not None:
                 self.abroad.handed.setdefault(link.name, []).append(self.refer(out))
         return out
+
+    def unplanned(self, node: int, name: str, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, bool]:
+        """What a call returns that leads to no node, and whether weights were quantized for it."""
+        weighted = self.with_weights(args, kwargs) if node == STRANGE and name in MAC else None
+        out = self.passed(name, func, *(weighted or (args, kwargs)))
+        if node == STRANGE:
+            self.note_stranger(out)
+        return out, weighted is not None
 
     def passed(self, name: str, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Any other call: one that only moves values, or that the examples did not show."""

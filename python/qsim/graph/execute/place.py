@@ -136,12 +136,12 @@ class Place:
         self.weights = [*own, *beyond]
         self.weights_read = weights_read(plan, self._actions)
         self.own_weights = own_weights(path, plan, quantizers)
-        self.parameters, self.rounded = plan.weights, plan.rounded
+        self.weight_keys, self.rounded = plan.weights, plan.rounded
         self.after, self.memory, self.through = calls_before(route, plan), memory_read(route, plan), ends_between(route, plan)
         self.first_read, self.again = reads_again(route, plan)
         asking = {*self.after, *self.memory, *(node for node, _ in self.through)}
         self.conditional = {*asking, *self.first_read, *self.again}  # nodes with operands that ask what made them, or who else reads them
-        self.frames: dict[str, Place] = {}  # by path, all there are in the model
+        self.places: dict[str, Place] = {}  # of all containers of the model, and of the frames in them, by path
         self._expected = {training: _always(list(route.nodes), calls) for training, calls in route.calls.items()}
         self._expected_passed = {training: _always(passed, calls) for training, calls in route.calls.items()}
         self._passed = [(route.unmet[key].name, route.unmet[key].steps[0].line) for key in passed]
@@ -239,19 +239,21 @@ class Place:
     def with_weights(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
         """The arguments of a call that the examples did not show, with the model's weights quantized: they are wherever they are read,
         and in half precision biases beside them. None where no weight is among them."""
-        parameters = [value for value in (*args, *kwargs.values()) if isinstance(value, nn.Parameter)]
-        if not any(self.switch.parameter_name(parameter) in self.parameters for parameter in parameters):
+        given = [*args, *kwargs.values()]
+        names = [self.switch.parameter_name(value) if isinstance(value, nn.Parameter) else "" for value in given]
+        if self.weight_keys.keys().isdisjoint(names):
             return None
-        changed = tuple(map(self._with_parameter, args)), {slot: self._with_parameter(value) for slot, value in kwargs.items()}
-        same = all(new is old for new, old in zip((*changed[0], *changed[1].values()), (*args, *kwargs.values()), strict=True))
-        return None if same else changed
+        changed = [self._quantized(value, self.weight_keys.get(n) or self.rounded.get(n)) for value, n in zip(given, names, strict=True)]
+        if all(new is old for new, old in zip(changed, given, strict=True)):
+            return None
+        return tuple(changed[: len(args)]), dict(zip(kwargs, changed[len(args) :], strict=True))
 
     def marks_inside(self, layer: str) -> Mapping[str, Mark | BiasMark] | None:
         """What stands at the parameters of a recurrent layer, by name; None where something else in it is quantized, or falls back."""
-        frames = [frame for path, frame in self.frames.items() if path.startswith(f"{layer}.")]
+        frames = [frame for path, frame in self.places.items() if path.startswith(f"{layer}.")]
         if not frames or any(frame.fallen is not frame.planned for frame in frames):
             return None
-        names = {key: name for name, key in self.parameters.items()}
+        names = {key: name for name, key in self.weight_keys.items()}
         marks: dict[str, Mark | BiasMark] = {}
         for actions in (found for frame in frames for found in frame._actions):
             keys = [use.key for use in actions.operands.values()]
@@ -262,9 +264,7 @@ class Place:
                 marks[actions.bias.parameter] = BiasMark(actions.bias.input, actions.bias.weight)
         return marks
 
-    def _with_parameter(self, value: Any) -> Any:
-        name = self.switch.parameter_name(value) if isinstance(value, nn.Parameter) else ""
-        key = self.parameters.get(name) or self.rounded.get(name)
+    def _quantized(self, value: Any, key: str | None) -> Any:
         if key is None:
             return value
         format = self.switch.format_of(key)

@@ -73,7 +73,7 @@ class Kept(Shortcut):
         return self._anew(value, self.quantizer) if kept is None else kept
 
     def unobserved(self, value: Tensor) -> Tensor:
-        """For a second reader of the same parameter: see `qsim.graph.plan.plan.Use`."""
+        """For a second reader of the same parameter: see `qsim.graph.plan.actions.Use`."""
         assert not isinstance(self.quantizer, BiasQuantizer)
         kept = self.direct(value)
         return self._anew(value, self.quantizer.quantize) if kept is None else kept

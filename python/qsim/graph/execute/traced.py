@@ -25,7 +25,7 @@ from qsim.graph.execute.switch import Switch
 from qsim.graph.record.call_sites import traced_call_site, traced_caller, variable_of_asker
 from qsim.graph.record.containers import full_name
 from qsim.graph.record.tape import Slot
-from qsim.operations.functions import ARRAY, COMPOSITE, CONSTRUCTORS, DROPOUTS, MAC, ON_ARRAYS, READ_QUANTIZED, SAME, Function
+from qsim.operations.functions import ARRAY, COMPOSITE, CONSTRUCTORS, DROPOUTS, ON_ARRAYS, READ_QUANTIZED, SAME, Function
 from qsim.runs.arguments import Arguments
 
 # What Dynamo traces apart: where the functions stand that are.
@@ -172,14 +172,9 @@ class TracedMode(LocalMode):
             node = QUIET if key == QUIET else self.node(key, args, kwargs)
             if node >= 0:
                 return self.met(node, func, args, kwargs)
-            weighted = None
-            if node == STRANGE and name in MAC and (weighted := self.with_weights(args, kwargs)) is not None:
-                args, kwargs = weighted
-            out = self.passed(name, func, args, kwargs)
-            if node == STRANGE:
-                self.note_stranger(out)
+            out, weighted = self.unplanned(node, name, func, args, kwargs)
             if node == STRANGE and name not in READ_QUANTIZED and computes(out):
-                traced_strange(place.token, name, weighted is not None)
+                traced_strange(place.token, name, weighted)
             return out
 
 

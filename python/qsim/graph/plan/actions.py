@@ -241,13 +241,41 @@ class Decisions:
 
 @dataclass
 class QuantizationPlan:
-    """Routes of all containers by path, what happens at each site, quantizers by key, keys of quantized inputs, what stays in float,
-    what is odd about the config, what runs as one, what leaves do where no example called them, by path,
-    the operation behind each of a chain that runs as one, but for the last, what runs in half precision, after which operations a
-    tensor is quantized where it is read, the weights that are in float because it hides what reads them,
-    what of the config must be mistyped, whose memory is read where a tensor is quantized that was changed in place, which activations do
-    the same in the passes of a loop or the members of a list, what Dynamo hides of what makes such tensors, and which operands are the
-    same tensor as another one before them, with which they share a quantizer for that alone."""
+    """What `plan` decides.
+
+    Attributes
+    ----------
+    routes : dict of str to Route
+        Of all containers, by path.
+    actions : dict of Site to Actions
+    quantizers : dict of str to PlannedQuantizer
+    inputs : dict of InputSlot to str
+        Keys of the quantizers of the model's inputs.
+    left : list of LeftFloat
+    notes : list of str
+        What is odd about the config or the model.
+    regions : Regions
+    elsewhere : dict of str to Elsewhere
+        What leaves do where no example called them, by path.
+    fused : dict of Site to Site
+        The operation behind each of a chain that runs as one, but for the last.
+    halves : dict of Site to Half
+        What runs in half precision.
+    after : dict of (Site, Slot) to frozenset of Site
+        Where a tensor is quantized where it is read: the operations that make it.
+    memory : dict of (Site, Slot) to frozenset of Site
+        Of these places those that read the very memory which such operations returned.
+    through : dict of (Site, Slot) to frozenset of Site
+        What Dynamo hides of what makes such tensors.
+    again : dict of (Site, Slot) to (Site, Slot)
+        Operands that are the same tensor as another one before them, with which they share a quantizer for that alone.
+    unseen : list of str
+        The weights that are in float because Dynamo hides what reads them.
+    mistyped : list of str
+        What of the config must be mistyped.
+    alike : list of tuple of str
+        Activations that do the same in the passes of a loop or the members of a list.
+    """
 
     routes: dict[str, Route]
     actions: dict[Site, Actions]
@@ -260,12 +288,12 @@ class QuantizationPlan:
     fused: dict[Site, Site] = field(default_factory=dict)
     halves: dict[Site, Half] = field(default_factory=dict)
     after: dict[tuple[Site, Slot], frozenset[Site]] = field(default_factory=dict)
-    unseen: list[str] = field(default_factory=list)
-    mistyped: list[str] = field(default_factory=list)
     memory: dict[tuple[Site, Slot], frozenset[Site]] = field(default_factory=dict)
-    alike: list[tuple[str, ...]] = field(default_factory=list)
     through: dict[tuple[Site, Slot], frozenset[Site]] = field(default_factory=dict)
     again: dict[tuple[Site, Slot], tuple[Site, Slot]] = field(default_factory=dict)
+    unseen: list[str] = field(default_factory=list)
+    mistyped: list[str] = field(default_factory=list)
+    alike: list[tuple[str, ...]] = field(default_factory=list)
 
     @cached_property
     def hidden(self) -> frozenset[Site]:

@@ -144,8 +144,8 @@ class Dataflow:
             alone = all(other in found for other in reading if other is not None)
             is_number = alone and all(step.scalar for step in site.steps)
             data = results.union(*(reader.step.spectra for reader in readers if reader.step))
-            is_asked = bool(readers) and all(reader.slot is None and reader.origin not in data for reader in readers)
             is_part = alone and None not in reading and bool(reading) and self._is_beside(site)
+            is_asked = bool(readers) and all(reader.slot is None and reader.origin not in data for reader in readers)
             is_asked = is_asked and site.kind != "mac" and not self._is_half(self.infos[site])  # who compares there has rounded
             if site.op in METRICS or is_number or is_part or is_asked:
                 found.add(site)

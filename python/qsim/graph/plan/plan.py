@@ -108,23 +108,23 @@ class _Planner:
         elsewhere.update(plan_unreached(self.tape, self.ledger, self.config, self.placement))
         infos = [*self.flow.infos.values(), *(self.specs.input_info(slot) for slot in self.tape.inputs)]
         return QuantizationPlan(
-            self.flow.routes,
-            dict(self.actions),
-            self.quantizers,
-            self.ledger.inputs,
-            list(self.ledger.left),
-            list(dict.fromkeys([*self.ledger.notes, *notes_of(self.config, infos, self.quantizers, self.ledger.left)])),
-            find_regions(self.flow, self.placement, self.actions, self.quantizers, self.grids, self.ledger.inputs),
-            elsewhere,
-            self.flow.fused,
-            find_halves(self.specs, self.config.profile.half_accumulator),
-            self.after,
-            list(self.ledger.unseen),
-            mistyped(self.config, infos, self.tape.modules),
-            self.memory,
-            find_alike(self.actions, self.quantizers, self.tape.modules),
-            self.through,
-            self.again,
+            routes=self.flow.routes,
+            actions=dict(self.actions),
+            quantizers=self.quantizers,
+            inputs=self.ledger.inputs,
+            left=list(self.ledger.left),
+            notes=list(dict.fromkeys([*self.ledger.notes, *notes_of(self.config, infos, self.quantizers, self.ledger.left)])),
+            regions=find_regions(self.flow, self.placement, self.actions, self.quantizers, self.grids, self.ledger.inputs),
+            elsewhere=elsewhere,
+            fused=self.flow.fused,
+            halves=find_halves(self.specs, self.config.profile.half_accumulator),
+            after=self.after,
+            memory=self.memory,
+            through=self.through,
+            again=self.again,
+            unseen=list(self.ledger.unseen),
+            mistyped=mistyped(self.config, infos, self.tape.modules),
+            alike=find_alike(self.actions, self.quantizers, self.tape.modules),
         )
 
     # Operands.
@@ -133,7 +133,7 @@ class _Planner:
         name = f"{site.name}.input[{slot}]"
         kinds = {"stale" if self._is_made_elsewhere(origin) else self.flow.kind(origin) for origin in origins}
         if (mask := self.flow.mask_reason(site, slot)) and not self._is_half(site):
-            if kinds <= {"const", "input"} or all(map(self._is_unreplaced, origins)):
+            if kinds <= {"const", "input"} or all(map(self._is_left_alone, origins)):
                 self.ledger.leave(name, site.op, mask)
             return
         if all(self.flow.kind(origin) == "other" for origin in origins):
@@ -143,7 +143,7 @@ class _Planner:
             self.ledger.note_unseen(name, origins)
         if self.config.profile.model_input and self.placement.on_integers(site):
             for origin in origins:
-                if origin.kind == "input" and origin.source not in self.specs.uncast and not self._is_unreplaced(origin):
+                if origin.kind == "input" and origin.source not in self.specs.uncast and not self._is_left_alone(origin):
                     self._input(origin.source)
         asked = self.placement.reads(site, slot) and not self.flow.adds_mask(site) and not any(map(self._is_quantized, origins))
         asked = (asked or self.specs.is_cast(site, origins)) and "random" not in kinds
@@ -177,7 +177,7 @@ class _Planner:
 
     def _is_made(self, origin: Origin) -> bool:
         """Whether a tensor that no mode can change where it is made would be quantized there."""
-        if self._is_unreplaced(origin):
+        if self._is_left_alone(origin):
             return self.config.profile.model_input
         if not (origin.kind == "stale" or self._is_made_elsewhere(origin)):
             return False
@@ -198,17 +198,16 @@ class _Planner:
         """Whether all that a site takes and returns is rounded to half precision."""
         return self.specs.is_half(self.flow.infos[site])
 
-    def _is_unreplaced(self, origin: Origin) -> bool:
+    def _is_left_alone(self, origin: Origin) -> bool:
+        """Whether a tensor that no operation of the model made is nothing that the simulation replaces before it is read."""
         return self.flow.kind(origin) == "other" or (origin.kind == "input" and origin.source in self.tape.unreplaced)
 
     def _is_made_elsewhere(self, origin: Origin) -> bool:
         """Whether a tensor is quantized where it is read though a mode could do so where it is made."""
-        return self._is_unreplaced(origin) or (origin.kind == "step" and self.flow.site_of[origin.source] in self.flow.loose)
+        return self._is_left_alone(origin) or (origin.kind == "step" and self.flow.site_of[origin.source] in self.flow.loose)
 
     def _input(self, slot: InputSlot) -> None:
-        key = self.specs.input_key(slot)
-        shared = self._shared(("input", slot))
-        spec = self.specs.of_input(slot)
+        key, spec, shared = self.specs.input_key(slot), self.specs.of_input(slot), self._shared(("input", slot))
         if spec is None:
             self.ledger.leave(key, "input", reasons.BY_CONFIG)
         elif shared is not None:

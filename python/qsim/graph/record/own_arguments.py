@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from qsim.graph.record.tape import tensors_in
-from qsim.runs.arguments import Arguments
+from qsim.runs.arguments import Arguments, tensors_in
 
 
 def own_arguments(model: nn.Module, given: Arguments) -> tuple[Arguments, list[str]]:

@@ -30,9 +30,7 @@ from qsim.graph.record.tape import (
     Tape,
     memory_of,
     options,
-    paths_in,
     tensors,
-    tensors_in,
     version_of,
 )
 from qsim.graph.record.telling import Telling, blind_spots
@@ -56,7 +54,7 @@ from qsim.operations.functions import (
     visible,
 )
 from qsim.operations.half import has_inexact_numbers
-from qsim.runs.arguments import Arguments, is_dense, is_replaceable
+from qsim.runs.arguments import Arguments, is_dense, is_replaceable, paths_in, tensors_in
 from qsim.runs.snapshot import ContentsLostError, unchanged
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import types
 import weakref
-from collections import Counter, defaultdict, deque
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import count
@@ -18,6 +17,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from qsim.graph.record.call_sites import Spot
 from qsim.graph.record.containers import layer_kind, parametrizing
 from qsim.operations.functions import Function, kind_of, name_of
+from qsim.runs.arguments import tensors_in
 
 # An operand's place in a call: position, keyword, or (position or keyword, index) inside a list.
 Slot = int | str | tuple[int | str, int]
@@ -330,48 +330,6 @@ def _constants(model: nn.Module) -> dict[int, tuple[Tensor, str | None]]:
     found: dict[int, tuple[Tensor, str | None]] = {id(t): (t, None) for t in tensors_in(held)}
     found.update({id(t): (t, name) for name, t in (*model.named_buffers(), *model.named_parameters())})
     return found
-
-
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    """The tensors of a value: in tuples, lists and dicts, and in the attributes of objects such as dataclasses and distributions."""
-    return (t for _, t in paths_in(value))
-
-
-def paths_in(value: Any) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
-    """The tensors of a value, each with the keys, indices and names of attributes that lead to it. Not those in modules."""
-    seen: dict[int, Any] = {}  # holds what it names: properties make objects anew
-    left: list[tuple[tuple[Any, ...], Any]] = [((), value)]
-    while left:
-        path, value = left.pop()
-        if isinstance(value, Tensor):
-            yield path, value
-        elif id(value) not in seen and len(path) < _DEEPEST and not isinstance(value, _OPAQUE):
-            seen[id(value)] = value
-            left += [((*path, key), inner) for key, inner in reversed(_entries(value))]
-
-
-_DEEPEST = 8
-_OPAQUE = (nn.Module, type, str, bytes, int, float, types.ModuleType, types.FunctionType, types.MethodType, types.BuiltinFunctionType)
-
-
-def _entries(value: Any) -> list[tuple[Any, Any]]:
-    if isinstance(value, Mapping):
-        entries: list[tuple[Any, Any]] = list(value.items())
-    elif isinstance(value, tuple) and hasattr(value, "_fields"):
-        return list(zip(value._fields, value, strict=True))
-    elif isinstance(value, (tuple, list, set, frozenset, deque)):
-        return list(enumerate(value))
-    else:
-        entries = []
-    held = {id(inner) for _, inner in entries}  # dicts that have their entries as attributes too, as Hugging Face's outputs
-    named = {name: inner for name, inner in vars(value).items() if id(inner) not in held} if hasattr(value, "__dict__") else {}
-    slots = [name for cls in type(value).__mro__ for name in _slots(cls) if name not in named and hasattr(value, name)]
-    return [*entries, *named.items(), *((name, getattr(value, name)) for name in slots)]
-
-
-def _slots(cls: type) -> tuple[str, ...]:
-    names = vars(cls).get("__slots__", ())
-    return (names,) if isinstance(names, str) else tuple(names)
 
 
 def unwrapped(t: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ import qsim
 from ..case import Case, Failure, Undecided
 from ..ir import Block, Branch, Program, Remember, Repeat, all_statements, map_blocks
 from ..loaded import Call, loaded
-from ..results import near, same_bits
+from ..results import by_name, near, same_bits
 from ..running import Outcome
 
 _TOLERANCE = 1e-5
@@ -59,7 +59,7 @@ def _nearly(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> str:
 
 
 def _of_gradients(found: Outcome, expected: Outcome) -> str:
-    return near([found.gradients.get(name) for name in expected.gradients], list(expected.gradients.values()), _TOLERANCE)
+    return near(*by_name(found.gradients, expected.gradients), _TOLERANCE)
 
 
 def _in_double(case: Case, plain_case: Case, call: Call, mode: str) -> list[Outcome]:

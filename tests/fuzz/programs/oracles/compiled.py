@@ -14,7 +14,7 @@ import qsim
 from ..case import Case, Failure, Raised, Undecided
 from ..ir import all_statements
 from ..loaded import Call
-from ..results import near
+from ..results import by_name, near
 from ..running import Outcome, quietly, run, same_state
 from .hand_written import config_of, widths_of
 
@@ -66,9 +66,8 @@ def _problem(case: Case, sim: qsim.QuantSim, jobs: list[tuple[Call, str]], backe
             return Failure("compiled", f"raises, {path}", f"{call.name}, {mode}, {backend}, fullgraph={fullgraph}: {raised}")
         if difference := near(found.results, expected.results, 1e-9):
             return Failure("compiled", f"{path}, {mode}", f"{call.name}, {backend}, fullgraph={fullgraph}: {difference}")
-        names = list(expected.gradients)
-        if difference := near([found.gradients.get(n) for n in names], [expected.gradients[n] for n in names], 1e-6):
-            return Failure("compiled", f"gradients, {path}, {mode}", f"{call.name}, {backend}: {difference}, of {names}")
+        if difference := near(*by_name(found.gradients, expected.gradients), 1e-6):
+            return Failure("compiled", f"gradients, {path}, {mode}", f"{call.name}, {backend}: {difference}, of {list(expected.gradients)}")
     return None
 
 
@@ -96,7 +95,6 @@ def _float_compiles(case: Case, jobs: list[tuple[Call, str]], backend: str, *, f
             return False
         if near(found.results, expected.results, 1e-9):
             return False
-        names = list(expected.gradients)
-        if near([found.gradients.get(n) for n in names], [expected.gradients[n] for n in names], 1e-6):
+        if near(*by_name(found.gradients, expected.gradients), 1e-6):
             return False
     return True

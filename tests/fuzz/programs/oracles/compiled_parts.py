@@ -9,7 +9,7 @@ import qsim
 
 from ..case import Case, Failure, Raised, Undecided
 from ..loaded import Call
-from ..results import near
+from ..results import by_name, near
 from ..running import Outcome, quietly, run, same_state
 from .compiled import asks_whether_compiled, is_random
 from .hand_written import config_of, widths_of
@@ -48,9 +48,8 @@ def _problem(case: Case, sim: qsim.QuantSim, parts: list[str], call: Call, expec
             return Failure("compiled parts", "raises", f"{mode}: {raised}")
         if difference := near(found.results, outcome.results, 1e-9):
             return Failure("compiled parts", mode, f"{parts}: {difference}")
-        names = list(outcome.gradients)
-        if difference := near([found.gradients.get(n) for n in names], [outcome.gradients[n] for n in names], 1e-6):
-            return Failure("compiled parts", f"gradients, {mode}", f"{parts}: {difference}, of {names}")
+        if difference := near(*by_name(found.gradients, outcome.gradients), 1e-6):
+            return Failure("compiled parts", f"gradients, {mode}", f"{parts}: {difference}, of {list(outcome.gradients)}")
     return None
 
 
@@ -66,7 +65,6 @@ def _float_compiles(case: Case, parts: list[str], call: Call, modes: list[str]) 
             return False
         if not isinstance(expected, Outcome) or near(found.results, expected.results, 1e-9):
             return False
-        names = list(expected.gradients)
-        if near([found.gradients.get(n) for n in names], [expected.gradients[n] for n in names], 1e-6):
+        if near(*by_name(found.gradients, expected.gradients), 1e-6):
             return False
     return True

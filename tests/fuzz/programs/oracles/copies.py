@@ -8,7 +8,7 @@ import pickle
 import qsim
 
 from ..case import Case, Failure, Raised
-from ..results import same_bits
+from ..results import by_name, same_bits
 from .savings import any_config
 
 
@@ -29,7 +29,7 @@ def copies_are_equal(case: Case) -> Failure | None:
                 found = case.run(other, call, mode)
                 if problem := same_bits(found.results, expected.results):
                     return Failure("copies", f"{name}, {mode}", f"{call.name}: {problem}")
-                if problem := same_bits(list(found.gradients.values()), list(expected.gradients.values())):
+                if problem := same_bits(*by_name(found.gradients, expected.gradients)):
                     return Failure("copies", f"gradients, {name}, {mode}", f"{call.name}: {problem}")
     return None
 

@@ -9,7 +9,7 @@ import torch
 import qsim
 
 from ..case import Case, Failure, kept_batch_norms
-from ..results import near
+from ..results import by_name, near
 from ..running import Outcome
 from .sixteen_bits import near_float
 
@@ -39,11 +39,10 @@ def _difference(case: Case, dtype: torch.dtype) -> Failure | None:
         for mode in case.modes(call):
             expected, found = case.float_outcome(call, mode, dtype), case.run(sim, call, mode, dtype)
             assert isinstance(expected, Outcome)
-            names = list(expected.gradients)
             if problem := near(found.results, expected.results, _TOLERANCE):
                 return Failure("fallback", f"all of it, {mode}", f"{call.name}: {problem}")
-            if problem := near([found.gradients[n] for n in names], [expected.gradients[n] for n in names], _TOLERANCE):
-                return Failure("fallback", f"all of it, gradients, {mode}", f"{call.name}: {problem}, of {names}")
+            if problem := near(*by_name(found.gradients, expected.gradients), _TOLERANCE):
+                return Failure("fallback", f"all of it, gradients, {mode}", f"{call.name}: {problem}, of {list(expected.gradients)}")
     return None
 
 

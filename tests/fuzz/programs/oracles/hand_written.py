@@ -19,7 +19,7 @@ from ..interpret import Interpreter
 from ..ir import all_statements
 from ..loaded import Call
 from ..machine import Machine
-from ..results import near
+from ..results import by_name, near
 from ..running import quietly, same_state, weighted
 
 _TOLERANCE = 1e-7
@@ -77,10 +77,8 @@ def as_written_by_hand(case: Case) -> Failure | None:
             path = "the example's path" if call.recorded else "another path"
             if problem := near(found.results, results, _TOLERANCE):
                 return Failure("hand-written", f"{path}, {mode}", f"{call.name}: {problem}")
-            names = list(gradients)
-            problem = near([found.gradients.get(n) for n in names], [gradients[n] for n in names], _GRADIENTS)
-            if problem:
-                return Failure("hand-written", f"gradients, {path}, {mode}", f"{call.name}: {problem}, of {names}")
+            if problem := near(*by_name(found.gradients, gradients), _GRADIENTS):
+                return Failure("hand-written", f"gradients, {path}, {mode}", f"{call.name}: {problem}, of {list(gradients)}")
     if not understood:
         raise Undecided("no call is understood")
     return None

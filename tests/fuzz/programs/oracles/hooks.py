@@ -8,7 +8,7 @@ import qsim
 
 from ..case import Case, Failure, Undecided
 from ..loaded import loaded
-from ..results import near, same_bits
+from ..results import by_name, near, same_bits
 
 
 def hooks_change_nothing(case: Case) -> Failure | None:
@@ -28,7 +28,6 @@ def hooks_change_nothing(case: Case) -> Failure | None:
                 late = "early" if early else "late"
                 if problem := same_bits(found.results, expected.results):
                     return Failure("hooks", late, f"{call.name}, {mode}: {problem}")
-                names = list(expected.gradients)
-                if problem := near([found.gradients.get(n) for n in names], [expected.gradients[n] for n in names], 1e-5):
-                    return Failure("hooks", f"gradients, {late}", f"{call.name}, {mode}: {problem}, of {names}")
+                if problem := near(*by_name(found.gradients, expected.gradients), 1e-5):
+                    return Failure("hooks", f"gradients, {late}", f"{call.name}, {mode}: {problem}, of {list(expected.gradients)}")
     return None

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import qsim
 
 from ..case import Case, Failure, Undecided
-from ..results import same_bits
+from ..results import by_name, same_bits
 
 _CONFIGS = {
     "int8": qsim.int8(),
@@ -45,10 +45,10 @@ def savings_change_nothing(case: Case) -> Failure | None:
                 path = "the example's path" if call.recorded else "another path"
                 if problem := same_bits(found.results, expected.results):
                     return Failure("savings", f"{path}, {mode}", f"{call.name}, {attempt} time: {problem}")
-                names = list(expected.gradients)
-                problem = same_bits([found.gradients.get(n) for n in names], [expected.gradients[n] for n in names])
-                if problem:
-                    return Failure("savings", f"gradients, {path}, {mode}", f"{call.name}, {attempt} time: {problem}, of {names}")
+                if problem := same_bits(*by_name(found.gradients, expected.gradients)):
+                    return Failure(
+                        "savings", f"gradients, {path}, {mode}", f"{call.name}, {attempt} time: {problem}, of {list(expected.gradients)}"
+                    )
                 held += [(f"{call.name}, {mode}", t, t.detach().clone()) for t in found.live]
                 changed = [where for where, t, before in held if not torch.equal(t.detach().nan_to_num(1e30), before.nan_to_num(1e30))]
                 changed += [call.name for t, before in zip(found.live, found.results, strict=False) if same_bits([t], [before])]

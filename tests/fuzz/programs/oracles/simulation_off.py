@@ -5,7 +5,7 @@ from __future__ import annotations
 import qsim
 
 from ..case import Case, Failure, in_float, kept_batch_norms
-from ..results import same_bits
+from ..results import by_name, same_bits
 from ..running import Outcome
 
 
@@ -19,7 +19,6 @@ def off_is_float(case: Case) -> Failure | None:
                 found = case.run(sim, call, mode)
             if problem := same_bits(found.results, expected.results):
                 return Failure("off", f"{mode}", f"{call.name}: {problem}")
-            names = list(expected.gradients)
-            if problem := same_bits([found.gradients[n] for n in names], [expected.gradients[n] for n in names]):
-                return Failure("off", f"gradients, {mode}", f"{call.name}: {problem}, of {names}")
+            if problem := same_bits(*by_name(found.gradients, expected.gradients)):
+                return Failure("off", f"gradients, {mode}", f"{call.name}: {problem}, of {list(expected.gradients)}")
     return None
