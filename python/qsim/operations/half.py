@@ -14,7 +14,7 @@ from torch import Tensor
 from qsim import ops
 from qsim.numbers.float_format import FLOAT_FORMATS
 from qsim.operations.functions import Function, name_of
-from qsim.operations.internals import STORED, WRITTEN_OUT
+from qsim.operations.internals import STORED, inside_of
 
 
 def _table(names: str) -> frozenset[str]:
@@ -79,15 +79,14 @@ class Half:
         self.op, self.format = op, format
         self.numbers = op in NUMBERS_ARE_OPERANDS
         self.where = 1 if op in INDEXES else -1  # position of an index
-        self.written_out = WRITTEN_OUT.get(op) if narrow or op in STORED else None
+        self.opened = narrow or op in STORED
 
     def __call__(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.numbers:
             args = tuple(value if i == self.where else self._number(value) for i, value in enumerate(args))
             kwargs = {slot: self._number(value) for slot, value in kwargs.items()}
-        if self.written_out is None:
-            return func(*args, **kwargs)
-        return self.written_out(self._total, *args, **{slot: value for slot, value in kwargs.items() if value is not None})
+        written_out = inside_of(self.op, args, kwargs) if self.opened else None
+        return func(*args, **kwargs) if written_out is None else written_out(self._total)
 
     def _number(self, value: Any) -> Any:
         if type(value) not in (int, float):

@@ -6,7 +6,6 @@ float16 accumulators returns; one that looks gives the largest sum. With the ide
 
 from __future__ import annotations
 
-import functools
 import inspect
 import math
 from collections.abc import Callable, Sequence
@@ -26,26 +25,49 @@ Inside = Callable[..., Any]
 
 def inside(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[Total], Any] | None:
     """A call written out, to be given a `total`; None if it has no sums of its own, or gives arguments that are not known here."""
-    written_out = WRITTEN_OUT.get(name_of(func))
+    return inside_of(name_of(func), args, kwargs)
+
+
+def inside_of(op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[Total], Any] | None:
+    """The same by the operation's name, as `name_of` gives it. Dynamo traces this."""
+    written_out = WRITTEN_OUT.get(op)
     if written_out is None:
         return None
-    given = {key: value for key, value in kwargs.items() if value is not None}  # torch itself passes out=None on
-    try:
-        _signature(written_out).bind(None, *args, **given)
-    except TypeError:
+    given = {_AS_NUMPY.get(key, key): value for key, value in kwargs.items() if value is not None}  # torch itself passes out=None on
+    if not _is_known(op, args, given):
         return None
     return lambda total: written_out(total, *args, **given)
 
 
-@functools.cache
-def _signature(written_out: Inside) -> inspect.Signature:
-    return inspect.signature(written_out)
+_AS_NUMPY = {"axis": "dim", "keepdims": "keepdim", "ord": "p"}  # names that torch takes as well
+
+
+def _is_known(op: str, args: tuple[Any, ...], given: dict[str, Any]) -> bool:
+    """Whether it says how a call with these arguments is written out: of numbers that are no integers, over known arguments."""
+    names = _PARAMETERS[op]
+    x = args[0] if args else given.get("input")
+    if not isinstance(x, Tensor) or not x.is_floating_point():  # how many of a mask are true, for one
+        return False
+    if names is not None and (len(args) > len(names) or any(key not in names for key in given)):
+        return False
+    return "p" not in (names or ()) or _is_known_norm(op, x, args, given)
+
+
+def _is_known_norm(op: str, x: Tensor, args: tuple[Any, ...], given: dict[str, Any]) -> bool:
+    """Whether a norm is a root of a sum of powers: not of singular values, of rows, or a count."""
+    at = {name: args[i] for i, name in enumerate(_PARAMETERS[op] or ()) if i < len(args)} | given
+    p, dim = at.get("p"), at.get("dim")
+    if p in (None, "fro"):
+        return True
+    axes = x.dim() if dim is None else 1 if isinstance(dim, int) else len(dim)
+    is_of_matrices = op == "linalg_norm" and axes == 2
+    return isinstance(p, (int, float)) and p != 0 and not is_of_matrices
 
 
 def _sum(total: Total, x: Tensor, dim: Axes, keepdim: bool = True) -> tuple[Tensor, float]:
     """The sum over some axes (None or none: over all), and how many numbers it adds."""
     axes = tuple(range(x.dim())) if dim is None or dim == () else (dim,) if isinstance(dim, int) else tuple(dim)
-    count = float(math.prod(x.shape[a] for a in axes))
+    count = float(math.prod([x.shape[a] for a in axes]))
     added = x.sum(axes, keepdim=keepdim) if x.dim() else x
     return total(added, lambda: x.abs().mean(axes, keepdim=keepdim) if x.dim() else x.abs(), count), count
 
@@ -231,8 +253,55 @@ def _adaptive_pool(dims: int) -> Inside:
     return written_out
 
 
+def _stored(total: Total, x: Tensor) -> Tensor:
+    """What an engine stores between two operations."""
+    return total(x, x.abs, 1.0)
+
+
+def _response_norm(total: Total, input: Tensor, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0) -> Tensor:
+    squares = _stored(total, input.square()).flatten(2)
+    beside = F.pad(squares, (0, 0, size // 2, (size - 1) // 2)).unsqueeze(1)
+    means = _stored(total, F.avg_pool2d(beside, (size, 1), stride=1)).reshape(input.shape)
+    return input / _stored(total, _stored(total, _stored(total, means * alpha) + k).pow(beta))
+
+
+def _power_pool(dims: int) -> Inside:
+    mean: Callable[..., Tensor] = (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)[dims - 1]
+    largest: Callable[..., Tensor] = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[dims - 1]
+
+    def written_out(
+        total: Total, input: Tensor, norm_type: float, kernel_size: int | Sequence[int], stride: Any = None, ceil_mode: bool = False
+    ) -> Tensor:
+        if math.isinf(norm_type):
+            sign = math.copysign(1.0, norm_type)
+            return sign * largest(sign * input.abs(), kernel_size, stride, ceil_mode=ceil_mode)
+        area = kernel_size**dims if isinstance(kernel_size, int) else math.prod(kernel_size)
+        means = _stored(total, mean(_stored(total, input.pow(norm_type)), kernel_size, stride, ceil_mode=ceil_mode))
+        means = means.sign() * F.relu(means.abs())  # its gradient at zero is zero
+        return _stored(total, means * area).pow(1 / norm_type)
+
+    return written_out
+
+
+def _covariance(total: Total, input: Tensor, *, correction: float = 1) -> Tensor:
+    rows = input.reshape(1, -1) if input.dim() < 2 else input
+    apart = _stored(total, rows - _mean(total, rows, 1, True))
+    terms = float(rows.shape[1])
+    products = total(apart @ apart.T, lambda: apart.abs() @ apart.abs().T / terms, terms)
+    return (products / max(terms - correction, 0)).reshape(() if input.dim() < 2 else products.shape)
+
+
+def _correlation(total: Total, input: Tensor) -> Tensor:
+    together = _stored(total, _covariance(total, input))
+    if not together.dim():
+        return together / together
+    deviations = _stored(total, together.diagonal().sqrt())
+    return (_stored(total, together / deviations[:, None]) / deviations).clamp(-1, 1)
+
+
 # Operations of which engines store what is inside as a tensor, unless a kernel of theirs fits: whatever the accumulators are.
-STORED = frozenset({"scaled_dot_product_attention"})
+# But for attention they are several operations in every exported model.
+STORED = frozenset(["scaled_dot_product_attention", "local_response_norm", "lp_pool1d", "lp_pool2d", "lp_pool3d", "cov", "corrcoef"])
 
 WRITTEN_OUT: dict[str, Inside] = {
     "scaled_dot_product_attention": _attention,
@@ -251,8 +320,18 @@ WRITTEN_OUT: dict[str, Inside] = {
     "vector_norm": _norm,
     "normalize": _normalize,
     "logsumexp": _logsumexp,
+    "local_response_norm": _response_norm,
+    "cov": _covariance,
+    "corrcoef": _correlation,
+    **{f"lp_pool{dims}d": _power_pool(dims) for dims in (1, 2, 3)},
     **{f"avg_pool{dims}d": _pool(dims) for dims in (1, 2, 3)},
     **{f"adaptive_avg_pool{dims}d": _adaptive_pool(dims) for dims in (1, 2, 3)},
+}
+
+# Their parameters behind `total`, by name and in order; None where any are taken.
+_PARAMETERS: dict[str, tuple[str, ...] | None] = {
+    op: None if written_out.__code__.co_flags & inspect.CO_VARKEYWORDS else tuple(inspect.signature(written_out).parameters)[1:]
+    for op, written_out in WRITTEN_OUT.items()
 }
 
 

@@ -24,7 +24,7 @@ from qsim.runs.snapshot import unchanged
 from qsim.trace.apart_blocks import inline_regions
 from qsim.trace.fx_nodes import function, module
 from qsim.trace.in_place import mapped_marks, without_in_place, writes
-from qsim.trace.open_sizes import doubled, names_of_sizes, open_axes
+from qsim.trace.open_sizes import doubled, names_of_sizes, open_axes, settle_sizes
 from qsim.trace.refusals import trace_refusal
 
 if TYPE_CHECKING:
@@ -159,6 +159,7 @@ def _with_sizes(model: nn.Module, call: Arguments, dynamic_shapes: Any) -> Progr
     try:
         with _quiet():
             exported = torch.export.export(model, *call, dynamic_shapes=dynamic_shapes, strict=False)
+        settle_sizes(exported)
     except Exception as error:
         said = f"cannot trace {type(model).__name__} with these dynamic_shapes: {_first_words(error)}"
         raise CaptureError(f"QuantSim: torch.export {said}") from error
@@ -185,7 +186,9 @@ def _export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], ope
     arguments = inspect.signature(model.forward).bind(*args, **kwargs).arguments
     shapes = torch.utils._pytree.tree_map(shape, dict(arguments)) if open_batch else None
     with _quiet():
-        return torch.export.export(model, args, kwargs, dynamic_shapes=shapes, strict=False)
+        exported = torch.export.export(model, args, kwargs, dynamic_shapes=shapes, strict=False)
+    settle_sizes(exported)
+    return exported
 
 
 @contextlib.contextmanager

@@ -8,7 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import Dim, ExportedProgram
+from torch.fx import GraphModule
 from torch.utils._pytree import tree_leaves, tree_map
 
 from qsim.runs.arguments import Arguments
@@ -48,6 +50,29 @@ def doubled(call: Arguments, axes: list[dict[int, Any]]) -> Arguments:
 
     made: Arguments = tree_map(longer, call)
     return made
+
+
+def settle_sizes(exported: ExportedProgram) -> None:
+    """Make numbers of sizes that were open when they were traced and that forward has fixed since, as `for part in x` and `x.unbind()` do:
+    they are symbols that equal a number, of which PyTorch's ONNX exporter makes the name of an open axis."""
+
+    def known(size: Any) -> Any:
+        fixed = size.node.maybe_as_int() if isinstance(size, torch.SymInt) else None
+        return size if fixed is None else fixed
+
+    def settled(value: Any) -> Any:
+        if not isinstance(value, FakeTensor) or value.layout is not torch.strided:
+            return known(value)
+        if all(known(size) is size for size in (*value.shape, *value.stride())):
+            return value
+        sizes, strides = ([known(size) for size in of] for of in (value.shape, value.stride()))
+        with value.fake_mode:
+            return torch.empty_strided(sizes, strides, dtype=value.dtype, device=value.device, requires_grad=value.requires_grad)
+
+    for module in exported.graph_module.modules():
+        for node in module.graph.nodes if isinstance(module, GraphModule) else ():
+            if "val" in node.meta:
+                node.meta["val"] = tree_map(settled, node.meta["val"])
 
 
 def names_of_sizes(exported: ExportedProgram, axes: list[dict[int, Any]]) -> tuple[dict[str, str], tuple[str, ...]]:

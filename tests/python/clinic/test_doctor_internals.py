@@ -14,6 +14,7 @@ CALLS = [
     (torch.mean, (), {}),
     (torch.mean, (1,), {"keepdim": True}),
     (Tensor.mean, ((-1, -2),), {}),
+    (torch.mean, (), {"axis": 1, "keepdims": True}),
     (torch.sum, (-1,), {}),
     (Tensor.sum, (), {"dim": 1}),
     (Tensor.cumsum, (-1,), {}),
@@ -33,12 +34,18 @@ CALLS = [
     (torch.norm, (), {}),
     (torch.norm, (), {"p": 3, "dim": 1}),
     (torch.linalg.vector_norm, (2, (1, 2)), {"keepdim": True}),
+    (torch.linalg.vector_norm, (), {"ord": 3, "dim": 1}),
+    (torch.linalg.norm, (), {"ord": "fro", "dim": (1, 2)}),
     (F.normalize, (), {}),
     (F.normalize, (1.0, -1), {}),
     (F.avg_pool2d, (2,), {}),
     (F.avg_pool2d, ((3, 2), 2, 1), {"count_include_pad": False}),
     (F.adaptive_avg_pool2d, (1,), {}),
     (F.adaptive_avg_pool2d, ((2, 3),), {}),
+    (F.local_response_norm, (3,), {}),
+    (F.local_response_norm, (4, 0.1), {"beta": 0.5, "k": 2.0}),
+    (F.lp_pool2d, (4, 2), {}),
+    (F.lp_pool2d, (2.0, (3, 2)), {"stride": 1, "ceil_mode": True}),
 ]
 
 WITHOUT_SUMS = [
@@ -50,6 +57,8 @@ WITHOUT_SUMS = [
     (F.scaled_dot_product_attention, (torch.ones(4, 2, 3, 7), torch.rand(4, 2, 3, 2)), {"enable_gqa": True}),
     (F.instance_norm, (B, W, W, B, False), {}),
     (Tensor.norm, (float("inf"), -1), {}),
+    (F.lp_pool2d, (float("inf"), 2), {}),
+    (F.lp_pool2d, (float("-inf"), (2, 3)), {"stride": 1}),
 ]
 
 
@@ -80,9 +89,21 @@ def test_shows_its_sums(func, args, kwargs):
     assert not torch.equal(out, func(x, *args, **kwargs))
 
 
+@pytest.mark.parametrize("func", [torch.cov, torch.corrcoef])
+@pytest.mark.parametrize("shape", [(3, 16), (16,)])
+def test_moments_are_what_torch_computes(func, shape):
+    x = torch.randn(*shape, generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(inside(func, (x,), {})(kept), func(x))
+    torch.testing.assert_close(inside(torch.cov, (x,), {"correction": 0})(kept), torch.cov(x, correction=0))
+
+
 def test_knows_no_other_operations():
     assert inside(torch.relu, (torch.ones(2),), {}) is None
-    assert inside(torch.mean, (torch.ones(2),), {"axis": 0}) is None
+    assert inside(torch.mean, (torch.ones(2),), {"of": 0}) is None
+    assert inside(torch.sum, (torch.ones(2) > 0,), {}) is None
+    assert inside(torch.cov, (torch.ones(2, 3),), {"fweights": torch.ones(3)}) is None
+    for p in ("nuc", 1, 2, 0):
+        assert inside(torch.linalg.norm, (torch.ones(2, 3), p), {}) is None
     assert partial_sums(torch.relu, (torch.ones(2),), {}) is None
 
 

@@ -24,6 +24,11 @@ EXPRESSIONS = {
     "a logarithm of exponentials": (lambda x: x.exp().sum(-1, keepdim=True).log(), 12.0),
     "a squared norm": (lambda x: x / x.square().sum(-1, keepdim=True).sqrt(), 300.0),
     "a product of products": (lambda x: (x * x) * (1.0 / (x * x)), 400.0),
+    "a local response norm": (lambda x: F.local_response_norm(x[:, :, None], 5, alpha=1.0)[..., 0], 400.0),
+    "a pool of powers": (lambda x: F.lp_pool1d(x[None].abs(), 2, 4)[0], 400.0),
+    "a pool of cubes": (lambda x: F.lp_pool2d(x[None].abs(), 3, 2)[0], 60.0),
+    "a covariance": (lambda x: torch.cov(x * torch.linspace(-1, 1, 8).to(x)), 400.0),
+    "a correlation": (lambda x: torch.corrcoef(x * torch.linspace(-1, 1, 8).to(x)), 400.0),
     "a small square": (lambda x: x / (x * x + 0.0).sqrt(), 1e-4),
 }
 
@@ -37,6 +42,44 @@ def test_fails_where_the_model_fails_in_half_precision(name):
     sim.calibrate([x], progress=False)
     found = sim(x)
     torch.testing.assert_close(found, expected, rtol=2e-2, atol=1e-3, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", EXPRESSIONS)
+def test_compiled_as_well(name):
+    expression, _ = EXPRESSIONS[name]
+    x = torch.randn(4, 8, generator=torch.Generator().manual_seed(3)) * 2
+    sim = qsim.QuantSim(Calls(expression), x, qsim.fp16())
+    torch._dynamo.reset()
+    torch.testing.assert_close(torch.compile(sim, backend="eager", fullgraph=True)(x), sim(x), rtol=0, atol=0, equal_nan=True)
+
+
+# As others write them: by NumPy's names, by the names that torch.linalg has, over masks, norms of every kind.
+CALLS = {
+    "axis": lambda x: x.mean(axis=1),
+    "axis, keepdims": lambda x: torch.sum(x, axis=(1, 2), keepdims=True),
+    "std of an axis": lambda x: x.std(axis=1),
+    "running sum": lambda x: x.cumsum(axis=1),
+    "ord": lambda x: torch.linalg.vector_norm(x, ord=3, dim=1),
+    "Frobenius": lambda x: torch.linalg.norm(x, ord="fro", dim=(1, 2)),
+    "nuclear": lambda x: torch.linalg.norm(x, "nuc", dim=(1, 2)),
+    "nuclear, by torch.norm": lambda x: torch.norm(x, p="nuc", dim=(1, 2)),
+    "columns of a matrix": lambda x: torch.linalg.norm(x, 1, dim=(1, 2)),
+    "singular": lambda x: torch.linalg.norm(x, 2, dim=(1, 2)),
+    "a count": lambda x: x.norm(p=0, dim=1),
+    "the least": lambda x: x.norm(p=-torch.inf, dim=1),
+    "a mask": lambda x: (x * (x > 0)).sum(1) / (x > 0).sum(1).clamp(min=1),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("target", ["default", "coreml"])
+def test_sums_with_narrow_accumulators_are_those_that_the_call_asks_for(name, target):
+    x = torch.randn(4, 6, 8, generator=torch.Generator().manual_seed(3))
+    sim = qsim.QuantSim(Calls(CALLS[name]), x, qsim.fp16(target=target))
+    torch.testing.assert_close(sim(x), CALLS[name](x), rtol=5e-3, atol=1e-2)
+    torch._dynamo.reset()
+    torch.testing.assert_close(torch.compile(sim, backend="eager", fullgraph=True)(x), sim(x), rtol=0, atol=0)
+    assert qsim.doctor(Calls(CALLS[name]), [x], "coreml-fp16", progress=False).healthy
 
 
 @pytest.mark.parametrize("name", ["rms", "variance", "a squared norm"])

@@ -158,6 +158,25 @@ def test_a_fixed_batch_is_told(tmp_path):
         sim.export(tmp_path / "model.onnx", verify=[torch.randn(5, 4)])
 
 
+IN_PARTS = {
+    "for": lambda self, x: torch.stack([self.fc(part) for part in x]),
+    "names": lambda self, x: (lambda query, key, value: query * key + value)(*self.fc(x)),
+    "unbind": lambda self, x: x.unbind()[0] * self.fc(x.unbind(0)[2]),
+    "view": lambda self, x: torch.cat([self.fc(part).view(part.shape[0], -1) for part in x], 1).view(len(x), -1),
+}
+
+
+@pytest.mark.parametrize("in_parts", IN_PARTS)
+@pytest.mark.parametrize("dynamic_batch", [True, False])
+def test_a_first_axis_that_is_taken_apart_is_fixed(tmp_path, in_parts, dynamic_batch):
+    x = torch.randn(3, 4, 4, generator=torch.Generator().manual_seed(0))
+    sim, path = calibrated(Forward(IN_PARTS[in_parts], fc=nn.Linear(4, 4)), x), tmp_path / "model.onnx"
+    sim.export(path, dynamic_batch=dynamic_batch)
+    assert [d.dim_value for d in onnx.load(path).graph.input[0].type.tensor_type.shape.dim] == [3, 4, 4]
+    with sim.integer():
+        np.testing.assert_allclose(computed(path, x)[0], expected(sim, x)[0], rtol=1e-5, atol=1e-6)
+
+
 def test_external_data(tmp_path):
     sim, path = named(), tmp_path / "model.onnx"
     report = sim.export(path, external_data=True)
