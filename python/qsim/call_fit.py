@@ -47,7 +47,8 @@ def tells_arguments(name: str = "", advice: str = "") -> Callable[[_Function], _
                     raise
                 raise found from None
 
-        at_home = types.FunctionType(told.__code__, function.__globals__, closure=told.__closure__)  # type: ignore[attr-defined]
+        code = told.__code__.replace()  # one of its own: Dynamo keeps what it compiled with it, and gives up at the ninth
+        at_home = types.FunctionType(code, function.__globals__, closure=told.__closure__)  # type: ignore[attr-defined]
         return cast(_Function, functools.update_wrapper(at_home, function))  # where doctest and Sphinx look for it
 
     return decorated

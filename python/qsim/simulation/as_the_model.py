@@ -144,7 +144,7 @@ def _shows(model: nn.Module, name: str) -> bool:
 
 
 def _is_own(module: nn.Module, name: str) -> bool:
-    declared = _declared(type(module))  # type: ignore[arg-type]  # Module's __hash__
+    declared = _declared(_plain(type(module)))  # type: ignore[arg-type]  # Module's __hash__
     return name in vars(module) or name in vars(module)["_modules"] or hasattr(type(module), name) or name in declared
 
 
@@ -159,9 +159,9 @@ def _plain(cls: type) -> type:
     return made
 
 
-@functools.cache
 def _with_signature(cls: type, model: type[nn.Module]) -> type:
-    """`cls`, whose forward shows the signature of that of `model`; `cls` itself where that has none."""
+    """`cls`, whose forward shows the signature of that of `model`; `cls` itself where that has none. Each simulation has a class of its
+    own, with a code of its own: Dynamo gives up at the ninth that is compiled with one code."""
     try:
         signature = inspect.signature(model.forward)
     except (TypeError, ValueError):

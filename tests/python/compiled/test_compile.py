@@ -224,3 +224,31 @@ def test_a_part_that_is_compiled_reads_what_the_eager_rest_computed(shifted):
         sim.model.part.compile(backend="eager")
         for mine, other in zip((sim(x), sim(x, shifted)), expected, strict=True):
             assert torch.equal(mine, other)
+
+
+def test_more_simulations_than_dynamo_compiles_of_one_code():
+    """It gives up at the ninth with one code, and runs that eager with a line in its own log."""
+    x = torch.randn(4, 6)
+    for width in range(10):
+        sim = qsim.QuantSim(nn.Sequential(nn.Linear(6, 3 + width)), x)
+        sim.calibrate([x], progress=False)
+        assert torch.equal(torch.compile(sim, fullgraph=True, backend="eager")(x), sim(x))
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_more_blocks_of_one_class_than_dynamo_compiles_of_one_code(copied):
+    """Compiled one by one, as long language models are."""
+    blocks, x = nn.ModuleList(ResidualBlock(4) for _ in range(10)), torch.randn(2, 4, 6, 6)
+
+    def in_order(m, x):
+        for block in m.blocks:
+            x = block(x)
+        return x
+
+    sim = qsim.QuantSim(Forward(in_order, blocks=blocks).eval(), x)
+    sim.calibrate([x], progress=False)
+    expected = sim(x)
+    sim = copy.deepcopy(sim) if copied else sim
+    for block in sim.model.blocks:
+        block.compile(backend="eager", fullgraph=True)
+    assert torch.equal(sim(x), expected)

@@ -317,3 +317,19 @@ def test_a_hook_that_looks_begins_no_chain_with_what_no_example_showed(register,
         expected = run(X, times=3)
     getattr(sim.model.act, register)(lambda *given: None)
     torch.testing.assert_close(run(X, times=3), expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_hook_behind_the_end_of_a_chain_hands_nothing_on_to_it(compiled):
+    """The activation is not given what the layer returned, and a hook on what it returns itself is not why."""
+
+    def forward(m, x, skips=False):
+        y = m.layer(x)
+        return m.act(x if skips else y)
+
+    sim = simulated(Forward(forward, layer=nn.Linear(8, 8).double(), act=nn.Tanh()).eval(), X)
+    run = torch.compile(sim, backend="eager") if compiled else sim
+    sim.model.act.register_forward_hook(square_of_result)
+    with pytest.warns(UserWarning, match="'act' .* did not show"):
+        found = run(X, skips=True)
+    torch.testing.assert_close(found, torch.tanh(sim.quantizers()["input"](X)))

@@ -2,9 +2,11 @@
 
 import copy
 import dataclasses
+import gc
 import inspect
 import io
 import pickle
+import weakref
 
 import pytest
 import torch
@@ -228,3 +230,15 @@ def test_what_the_model_says_of_its_parameters_by_name_is_true_of_the_simulation
     assert expected[1]["pos_embed"] == 0
     assert groups(sim) == expected
     assert groups(sim.model) == expected
+
+
+def test_a_simulation_that_is_gone_leaves_no_class_behind():
+    """Each has a class of its own, and what Dynamo compiled with it."""
+    x = torch.randn(2, 3)
+    sim = qsim.QuantSim(torch.nn.Linear(3, 2).eval(), x)
+    sim.calibrate([x], progress=False)
+    sim.note = 1  # asks whether the name is the model's
+    left = weakref.ref(type(sim))
+    del sim
+    gc.collect()
+    assert left() is None

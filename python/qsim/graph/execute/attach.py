@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 
 from torch import nn
@@ -38,13 +39,15 @@ def attach(
     computing = parametrizing(model)
     for path, place in made.items():
         place.places, place.quiet = made, f"{path}.".startswith(computing)
+    met: Counter[type] = Counter()
     for path, module in found.items():
         original = type(module)
         try:
-            module.__class__ = simulated(original, tuple(made[path].homes))  # type: ignore[arg-type]  # Module's __hash__
+            module.__class__ = simulated(original, tuple(made[path].homes), met[original])  # type: ignore[arg-type]  # Module's __hash__
         except TypeError as error:
             notes.append(Telling(f"'{path}' is not simulated: its class {original.__name__} takes no subclass here ({error})"))
             continue
+        met[original] += 1
         inputs = Inputs(original, plan, quantizers) if path == "" and plan.inputs else None
         vars(module)[PLACE] = (made[path], inputs)
     return [*notes, *_with_dense_gradients(model, plan)]

@@ -10,10 +10,10 @@ from torch.overrides import TorchFunctionMode
 
 from qsim.graph.execute.abroad import Abroad
 from qsim.graph.execute.inputs import operand
-from qsim.graph.execute.links import Link, NodeCall
+from qsim.graph.execute.links import Link, NodeCall, Passage
 from qsim.graph.execute.lowered import Operands
 from qsim.graph.execute.place import Place
-from qsim.graph.execute.shortcuts import is_watched
+from qsim.graph.execute.shortcuts import hands_to_hooks
 from qsim.graph.record.tape import Slot
 
 
@@ -167,7 +167,12 @@ class ChainEnds(TorchFunctionMode):
         """How often chains went on, of this container's nodes or of other containers'."""
         return self.taken if isinstance(node, int) or self.abroad is None else self.abroad.taken
 
-    def has_hooks(self, paths: frozenset[str]) -> bool:
-        """Whether hooks look at one of these modules."""
+    def has_hooks(self, between: frozenset[Passage]) -> bool:
+        """Whether hooks look at what one of these modules takes where it is entered, or returns where it is left."""
         root, above = (self.container, self.place.path) if self.abroad is None else (self.abroad.model, "")
-        return root is not None and any(is_watched(m) for path, m in root.named_modules(prefix=above) if path in paths)
+        return root is not None and any(
+            hands_to_hooks(m, entered)
+            for path, m in root.named_modules(prefix=above)
+            for entered in (False, True)
+            if (path, entered) in between
+        )

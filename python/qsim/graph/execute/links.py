@@ -12,6 +12,9 @@ from qsim.graph.record.tape import Slot
 T = TypeVar("T")
 
 
+Passage = tuple[str, bool]  # a module by its path, and whether it is entered there: left otherwise
+
+
 class Link(NamedTuple):
     """A node's place in a chain, whose result is quantized at its end.
 
@@ -23,8 +26,9 @@ class Link(NamedTuple):
         Whether one of the same container comes next.
     name : str
         By which another container knows it, if one there comes next.
-    between : frozenset of str
-        Paths of the modules in which it is and what was before it is not, or the other way round: their hooks come between the two.
+    between : frozenset of (str, bool)
+        Paths of the modules that are left between what was before it and it (False), and that are entered (True): hooks on what those
+        return and on what these take come between the two.
     remembered : str
         By which those know it that read the memory of its result, and quantize it there; "": there are none.
     """
@@ -32,7 +36,7 @@ class Link(NamedTuple):
     before: tuple[int | str, ...] | None
     goes_on: bool
     name: str
-    between: frozenset[str] = frozenset()
+    between: frozenset[Passage] = frozenset()
     remembered: str = ""
 
 
@@ -50,7 +54,7 @@ def links_of(route: Route, plan: QuantizationPlan) -> dict[int, Link]:
     for at, site in enumerate(route.sites):
         nodes.setdefault(site, []).append(at)
     before: dict[int, list[int | str]] = {}
-    between: dict[int, frozenset[str]] = {}
+    between: dict[int, frozenset[Passage]] = {}
     names: dict[int, str] = {}
     for following, first in plan.runs_as_one.items():
         if not any(site in nodes for site in (following, *first)):
@@ -58,7 +62,7 @@ def links_of(route: Route, plan: QuantizationPlan) -> dict[int, Link]:
         for site in first:
             for at in nodes.get(following, ()):
                 before.setdefault(at, []).extend(nodes.get(site, [site.name]))
-                between[at] = between.get(at, frozenset()) | (_modules_around(site) ^ _modules_around(following))
+                between[at] = between.get(at, frozenset()) | _passed(site, following)
             names.update({} if following in nodes else dict.fromkeys(nodes.get(site, ()), site.name))
     goes_on = {at for found in before.values() for at in found}
     remembered = {at: site.name for site in frozenset().union(*plan.memory.values()) for at in nodes.get(site, ())}
@@ -107,7 +111,7 @@ def passed_link(site: Site, plan: QuantizationPlan) -> Link | None:
     """The link of what no mode meets, where that ends a chain: what is before it by name."""
     if (first := plan.runs_as_one.get(site)) is None:
         return None
-    between = frozenset[str]().union(*(_modules_around(other) ^ _modules_around(site) for other in first))
+    between = frozenset[Passage]().union(*(_passed(other, site) for other in first))
     return Link(tuple(other.name for other in first), False, site.name, between)
 
 
@@ -119,6 +123,11 @@ def ends_between(route: Route, plan: QuantizationPlan) -> dict[tuple[int, Slot],
         at.setdefault(site, []).append(node)
     ends = {key: [(link, site.op) for site in found if (link := passed_link(site, plan))] for key, found in plan.through.items()}
     return {(node, slot): links for (site, slot), links in ends.items() if links for node in at.get(site, ())}
+
+
+def _passed(first: Site, then: Site) -> frozenset[Passage]:
+    left, entered = _modules_around(first), _modules_around(then)
+    return frozenset({*((path, False) for path in left - entered), *((path, True) for path in entered - left)})
 
 
 def _modules_around(site: Site) -> frozenset[str]:

@@ -44,6 +44,12 @@ def is_watched(module: nn.Module) -> bool:
     return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks)
 
 
+def hands_to_hooks(module: nn.Module, entered: bool) -> bool:
+    """Whether hooks may make another tensor of what the module takes, where it is entered, or returns, where it is left."""
+    forward = module._forward_pre_hooks if entered else module._forward_hooks
+    return bool(forward or module._backward_hooks or module._backward_pre_hooks)
+
+
 class Shortcut:
     """What stands where work is saved. `direct`: what may quantize without Python, and is asked first."""
 

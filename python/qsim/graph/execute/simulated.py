@@ -43,7 +43,7 @@ def refuse_simulated(model: nn.Module, caller: str, instead: str) -> None:
 class Simulated(Swapped):
     """Mixin of a container's class: forward under the container's mode."""
 
-    _homes: tuple[str, ...] = ()
+    _made_as: tuple[tuple[str, ...], int] = ((), 0)  # what `simulated` takes besides the class
 
     @classmethod
     def made_of(cls) -> None:
@@ -101,7 +101,7 @@ class Simulated(Swapped):
 
     def __reduce_ex__(self, protocol: Any) -> Any:  # the class has no importable name
         state = self.__getstate__() if hasattr(self, "__getstate__") else self.__dict__  # type: ignore[no-untyped-call]
-        return _rebuild, (type(self)._original, type(self)._homes), state  # type: ignore[attr-defined]
+        return _rebuild, (type(self)._original, *type(self)._made_as), state  # type: ignore[attr-defined]
 
 
 def _to_its_end(generator: GeneratorType[Any, Any, Any], mode: LocalMode) -> Generator[Any, Any, Any]:
@@ -188,49 +188,50 @@ class SimulatedCopier(Simulated):
         with self._plain():
             copied: nn.Module = copy.deepcopy(self, memo)
         vars(copied)[PLACE] = copy.deepcopy(vars(self)[PLACE], memo)
-        return simulate(copied, type(self)._homes)
+        return simulate(copied, *type(self)._made_as)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         with self._plain() as original:
             made = original.__reduce_ex__(self, protocol)  # type: ignore[misc]
-        return _unpickled, (vars(self)[PLACE], type(self)._homes, *made)
+        return _unpickled, (vars(self)[PLACE], type(self)._made_as, *made)
 
 
-def _unpickled(place: Any, homes: tuple[str, ...], make: Callable[..., nn.Module], args: tuple[Any, ...], state: Any = None) -> nn.Module:
+def _unpickled(place: Any, made_as: tuple[Any, ...], make: Callable[..., nn.Module], args: tuple[Any, ...], state: Any = None) -> nn.Module:
     module = make(*args)
     if state is not None:
         module.__setstate__(state)  # type: ignore[no-untyped-call]
     vars(module)[PLACE] = place
-    return simulate(module, homes)  # the place itself may not be filled yet
+    return simulate(module, *made_as)  # the place itself may not be filled yet
 
 
-def simulate(module: nn.Module, homes: tuple[str, ...]) -> nn.Module:
-    """Have a module simulate, which has its place. `homes` as in `simulated`."""
-    module.__class__ = simulated(type(module), homes)  # type: ignore[arg-type]  # Module's __hash__
+def simulate(module: nn.Module, homes: tuple[str, ...], number: int) -> nn.Module:
+    """Have a module simulate, which has its place. `homes` and `number` as in `simulated`."""
+    module.__class__ = simulated(type(module), homes, number)  # type: ignore[arg-type]  # Module's __hash__
     return module
 
 
 @functools.cache
-def simulated(cls: type[nn.Module], homes: tuple[str, ...] = ()) -> type[nn.Module]:
+def simulated(cls: type[nn.Module], homes: tuple[str, ...] = (), number: int = 0) -> type[nn.Module]:
     """The subclass of a container's class that simulates; `homes`: the stacks of weights that it has. Cached, so that equal models have
-    equal classes."""
+    equal classes. Each of the containers of one class has a `number`: Dynamo gives up at the ninth that is compiled with one code."""
     special = (nn.TransformerEncoderLayer, SimulatedEncoderLayer), (nn.TransformerEncoder, SimulatedEncoder)
     mixin = next((mixin for known, mixin in special if issubclass(cls, known)), Simulated)
-    made = subclass(SimulatedCopier if hasattr(cls, "__deepcopy__") else mixin, cls)  # type: ignore[arg-type]  # Module's __hash__
+    made = subclass(SimulatedCopier if hasattr(cls, "__deepcopy__") else mixin, cls, number)  # type: ignore[arg-type]  # Module's __hash__
     for name, method in methods(cls).items():
         setattr(made, name, method)
-    return _with_homes(made, homes)
+    made._made_as = (), number  # type: ignore[attr-defined]
+    return _with_homes(made, homes, number)
 
 
-def _with_homes(cls: type[nn.Module], homes: tuple[str, ...]) -> type[nn.Module]:
+def _with_homes(cls: type[nn.Module], homes: tuple[str, ...], number: int) -> type[nn.Module]:
     if not homes:
         return cls
-    names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "_homes": homes}
+    names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "_made_as": (homes, number)}
     return type(cls.__name__, (cls,), {**names, **{name: home_property(name) for name in homes}})
 
 
-def _rebuild(cls: type[nn.Module], homes: tuple[str, ...] = ()) -> nn.Module:
-    made = simulated(cls, homes)  # type: ignore[arg-type]  # Module's __hash__
+def _rebuild(cls: type[nn.Module], homes: tuple[str, ...] = (), number: int = 0) -> nn.Module:
+    made = simulated(cls, homes, number)  # type: ignore[arg-type]  # Module's __hash__
     return cls.__new__(made)
 
 

@@ -132,9 +132,9 @@ def _copied(cls: Any, *args: Any) -> nn.Module:
 
 
 @functools.cache
-def subclass(mixin: type[Swapped], cls: type[nn.Module]) -> type[nn.Module]:
-    """`cls` with the forward of `mixin` before its own; `_original` is `cls`. Cached, so that equal models have equal classes. What is
-    made of it, as ``layers[:2]`` makes one, is one of `cls`."""
+def subclass(mixin: type[Swapped], cls: type[nn.Module], number: int = 0) -> type[nn.Module]:
+    """`cls` with the forward of `mixin` before its own; `_original` is `cls`. Cached, so that equal models have equal classes; there are as
+    many as there are numbers. What is made of it, as ``layers[:2]`` makes one, is one of `cls`."""
 
     def __new__(made: type[Swapped], *args: Any, **kwargs: Any) -> nn.Module:
         made.made_of()
