@@ -111,6 +111,13 @@ def unchanged(model: nn.Module, *, whole: bool = True) -> Iterator[None]:
 
 
 @contextmanager
+def plain_eager() -> Iterator[None]:
+    """No gradients, in-place changes counted (inference tensors count none), and compiled parts run as the Python they were made from."""
+    with torch.inference_mode(False), torch.no_grad(), torch.compiler.set_stance("force_eager"):
+        yield
+
+
+@contextmanager
 def buffers_unchanged(model: nn.Module) -> Iterator[None]:
     """Undo on leaving, also by an exception, what the body wrote to buffers of `model`, and take them out of graphs. For a body that runs
     the model and goes back through it; its parameters may change.

@@ -21,6 +21,7 @@ from qsim.graph.record.own_arguments import own_arguments
 from qsim.graph.record.resume import driven
 from qsim.graph.record.routes import call_key
 from qsim.graph.record.stacked_weights import stacks_read
+from qsim.graph.record.subclasses import as_dispatched, computes_itself, has_own_functions, lost_functions
 from qsim.graph.record.tape import (
     Call,
     CallKey,
@@ -55,7 +56,7 @@ from qsim.operations.functions import (
 )
 from qsim.operations.half import has_inexact_numbers
 from qsim.runs.arguments import Arguments, is_dense, is_replaceable, paths_in, tensors_in
-from qsim.runs.snapshot import ContentsLostError, unchanged
+from qsim.runs.snapshot import ContentsLostError, plain_eager, unchanged
 
 
 def record(model: nn.Module, examples: Sequence[Arguments]) -> tuple[Tape, list[str]]:
@@ -95,13 +96,14 @@ def record(model: nn.Module, examples: Sequence[Arguments]) -> tuple[Tape, list[
                 report.append(f"the model could not be recorded in {mode} mode{which}: {type(e).__name__}: {e}")
             tape.forget_tensors()
     _forget_onlookers(tape)
+    report += lost_functions(model, examples, tape.subclasses)
     report += [Telling(f"the result of '{name}' is not dense (sparse, or of another layout): it stays in float") for name in tape.unusual]
     return tape, list(dict.fromkeys(report))
 
 
 def _run(model: nn.Module, current: _Pass, args: tuple[Any, ...], kwargs: dict[str, Any], report: list[str]) -> None:
     tape = current.tape
-    with _plain_eager(), unchanged(model, whole=False), _recording(model, current, report):
+    with plain_eager(), unchanged(model, whole=False), _recording(model, current, report):
         held = Held(model)
         (args, kwargs), shared = own_arguments(model, (args, kwargs))
         report += [f"an argument of type {name} cannot be copied: what the model writes into it stays there" for name in shared]
@@ -128,13 +130,6 @@ def _forget_onlookers(tape: Tape) -> None:
             wanted.add(step)
             left += [o.source for o in {*step.side, *(o for found in step.operands.values() for o in found)} if isinstance(o.source, Step)]
     tape.keep(wanted)
-
-
-@contextmanager
-def _plain_eager() -> Iterator[None]:
-    """No gradients, in-place changes counted (inference tensors count none), and compiled parts run as the Python they were made from."""
-    with torch.inference_mode(False), torch.no_grad(), torch.compiler.set_stance("force_eager"):
-        yield
 
 
 @dataclass
@@ -197,7 +192,8 @@ class Recorder(TorchFunctionMode):
             origins = {slot: self.tape.origins(t) for slot, t in given.items()}
             numbers = numbers_among(name, given, origins, self.tape.parameters)
             versions = {slot: version_of(t) for slot, t in given.items()}
-            out = func(*args, **kwargs)
+            self.tape.subclasses |= dict.fromkeys(types if has_own_functions(types) else ())
+            out = (as_dispatched(func) if computes_itself(types) else func)(*args, **kwargs)
             changed = frozenset(slot for slot, t in given.items() if version_of(t) != versions[slot])
             for slot in changed:
                 self.tape.rewrite(given[slot], origins[slot])

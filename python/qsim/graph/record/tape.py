@@ -189,6 +189,8 @@ class Tape:
         Parameters and buffers that the model's forward writes, other than the statistics of a normalization, and what ends up in them.
     unusual : dict of str to None
         Names of the steps with a result that is not dense, in order.
+    subclasses : dict of type to None
+        Classes with a `__torch_function__` of their own of which tensors were met.
     calls_compiled : bool
         Whether a forward calls functions that `torch.compile` made.
     shapes, parameters : dict of str to tuple of int, set of str
@@ -217,6 +219,7 @@ class Tape:
         self._returned: dict[int, set[tuple[Step, int]]] = defaultdict(set)  # by steps in place and views, by memory
         self.written: dict[str, frozenset[Origin]] = {}
         self.unusual: dict[str, None] = {}
+        self.subclasses: dict[type, None] = {}
         self.calls_compiled = False
         self.shapes = {name: tuple(t.shape) for name, t in (*model.named_buffers(), *model.named_parameters())}
         self.parameters = {name for name, _ in model.named_parameters()}

@@ -1,0 +1,101 @@
+"""Tensors of subclasses with a `__torch_function__` of their own, which torch calls in place of its functions.
+
+A simulation takes a tensor for its numbers, whatever its class: names of axes, units and other notes that such classes carry change none.
+Those that are no block of numbers, as nested ones, compute what they do in their `__torch_function__` alone: it runs. What another one
+computes there, and torch's functions do not, is told.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode, _pop_mode_temporarily
+
+from qsim.graph.record.own_arguments import own_arguments
+from qsim.graph.record.telling import Telling
+from qsim.operations.functions import Function
+from qsim.runs.arguments import Arguments, tensors_in
+from qsim.runs.snapshot import plain_eager, unchanged
+
+_ORDINARY = (Tensor.__torch_function__.__func__, torch._C._disabled_torch_function_impl)  # type: ignore[attr-defined]
+
+
+@functools.cache
+def has_own_functions(types: tuple[type, ...]) -> bool:
+    """Whether one of the classes has a `__torch_function__` of its own."""
+    found = (getattr(cls.__torch_function__, "__func__", cls.__torch_function__) for cls in types)  # type: ignore[attr-defined]
+    return any(function not in _ORDINARY for function in found)
+
+
+@functools.cache
+def computes_itself(types: tuple[type, ...]) -> bool:
+    """Whether one of them, besides, holds no numbers itself: torch asks its `__torch_dispatch__` for them."""
+    return any(
+        has_own_functions((cls,)) and cls.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl  # type: ignore[attr-defined]
+        for cls in types
+    )
+
+
+@functools.cache
+def as_dispatched(func: Function) -> Function:
+    """A function that is called as where no mode is entered: torch asks the classes of its arguments. One and the same for each."""
+
+    @functools.wraps(func)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        with contextlib.ExitStack() as modes:
+            for _ in range(torch._C._len_torch_function_stack()):
+                modes.enter_context(_pop_mode_temporarily())  # type: ignore[no-untyped-call]
+            with torch._C._EnableTorchFunction():  # type: ignore[attr-defined]
+                return func(*args, **kwargs)
+
+    return called
+
+
+class _AsSimulated(TorchFunctionMode):
+    """Has torch's functions take tensors as a simulation does."""
+
+    def __torch_function__(self, func: Function, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        with torch._C.DisableTorchFunction():
+            return (as_dispatched(func) if computes_itself(types) else func)(*args, **kwargs or {})
+
+
+def lost_functions(model: nn.Module, examples: Sequence[Arguments], classes: Iterable[type]) -> list[str]:
+    """A sentence if the model computes something else without the functions of these classes. It runs twice for each example."""
+    names = ", ".join(sorted({f"'{cls.__name__}'" for cls in classes}))
+    if not names or all(_is_equal(*(_results(model, example, mode) for mode in _WAYS)) for example in examples):
+        return []
+    return [
+        Telling(
+            f"tensors of the class {names} have a __torch_function__ that computes more than torch's functions, and a simulation runs "
+            "these alone: the rest is missing. Give plain tensors, x.as_subclass(torch.Tensor), or call it as a function"
+        )
+    ]
+
+
+_WAYS: tuple[Callable[[], contextlib.AbstractContextManager[Any]], ...] = (contextlib.nullcontext, _AsSimulated)
+
+
+def _results(model: nn.Module, example: Arguments, mode: Callable[[], contextlib.AbstractContextManager[Any]]) -> list[Tensor]:
+    with plain_eager(), unchanged(model, whole=False):
+        (args, kwargs), _ = own_arguments(model, example)
+        with mode():
+            found = model.eval()(*args, **kwargs)
+        return list(_plain(found))
+
+
+def _plain(found: Any) -> Iterator[Tensor]:
+    with torch._C.DisableTorchFunction():
+        for t in tensors_in(found):
+            yield from (part.detach() for part in (t.unbind() if t.is_nested else [t.as_subclass(Tensor)]))
+
+
+def _is_equal(ours: list[Tensor], theirs: list[Tensor]) -> bool:
+    return len(ours) == len(theirs) and all(
+        a.shape == b.shape and torch.allclose(a.double(), b.double(), rtol=1e-3, atol=1e-6, equal_nan=True)
+        for a, b in zip(ours, theirs, strict=True)
+    )
