@@ -101,6 +101,17 @@ def _chunk(node: Node) -> Any:
     return (_aten.split.Tensor, (x, -(-length // chunks), dim), {}) if fits else None  # type: ignore[operator]
 
 
+def _squeezed(node: Node) -> Any:
+    """Without the axes that torch leaves as they are, since they are longer than 1: ONNX refuses those."""
+    x, dims = node.args
+    shape = x.meta["val"].shape  # type: ignore[union-attr]
+    given = list(dims) if isinstance(dims, (list, tuple)) else [dims]
+    wanted = [dim for dim in given if not shape or not isinstance(shape[dim], int) or shape[dim] == 1]  # type: ignore[index]
+    if len(wanted) == len(given):
+        return None
+    return (_aten.squeeze.dims, (x, wanted), {}) if wanted else x
+
+
 def _resize(node: Node) -> Any:
     """With sizes and factors as arguments of their own, as the exporter knows it."""
     x, _, *options, factors = node.args
@@ -217,6 +228,7 @@ _REPLACED = {
     _aten.expand_as.default: _expand_as,
     **dict.fromkeys(DROPOUT_OPERATORS, _dropout),
     _aten.chunk.default: _chunk,
+    **dict.fromkeys((_aten.squeeze.dim, _aten.squeeze.dims), _squeezed),
     _aten.rsub.Scalar: _rsub,
     **{getattr(_aten, f"avg_pool{n}d").default: _divided for n in (2, 3)},
     _aten.square.default: lambda node: (_aten.pow.Tensor_Scalar, (node.args[0], 2), {}),

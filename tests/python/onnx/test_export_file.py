@@ -289,3 +289,20 @@ except ImportError as error:
 """
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert "pip install qsim[onnx]" in ran.stdout, ran.stderr
+
+
+@pytest.mark.parametrize(
+    "squeezed",
+    [lambda y: y.squeeze(1), lambda y: y.squeeze((1, 2)).unsqueeze(-1), lambda y: y.squeeze(-1)],
+    ids=["none", "one of two", "one"],
+)
+@pytest.mark.parametrize("target", ["onnxruntime", "openvino"])
+def test_axes_that_are_longer_than_one_are_squeezed_as_torch_does(squeezed, target, tmp_path):
+    """It leaves them, as PixArt has it; ONNX refuses."""
+    model, x = Forward(lambda m, x: squeezed(m.a(x)), a=nn.Linear(4, 1)).eval(), torch.randn(2, 1, 5, 4).repeat(1, 3, 1, 1)[:, :, :1]
+    sim = qsim.QuantSim(model, x, qsim.w4a16(target=target) if target == "openvino" else qsim.int8(target=target))
+    sim.calibrate([x], progress=False)
+    sim.export(tmp_path / "model.onnx")
+    found = computed(tmp_path / "model.onnx", x)[0]
+    assert found.shape == sim(x).shape
+    np.testing.assert_allclose(found, sim(x).detach().numpy(), atol=1e-3)
