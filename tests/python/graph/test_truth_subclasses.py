@@ -87,3 +87,8 @@ def test_attention_of_nested_tensors_in_jagged_layout():
         with sim.in_float():
             assert torch.equal(sim(*given), model(*given))
         assert decibels(sim(*given), model(*given)) > 60
+
+
+def test_a_model_that_does_not_run_is_told_as_any_other():
+    with pytest.raises(ValueError, match="the model does not run on example_inputs"):
+        simulated(torch.randn(2, 7).as_subclass(Doubling))

@@ -96,7 +96,7 @@ def record(model: nn.Module, examples: Sequence[Arguments]) -> tuple[Tape, list[
                 report.append(f"the model could not be recorded in {mode} mode{which}: {type(e).__name__}: {e}")
             tape.forget_tensors()
     _forget_onlookers(tape)
-    report += lost_functions(model, examples, tape.subclasses)
+    report += [] if tape.raised else lost_functions(model, examples, tape.subclasses)
     report += [Telling(f"the result of '{name}' is not dense (sparse, or of another layout): it stays in float") for name in tape.unusual]
     return tape, list(dict.fromkeys(report))
 
