@@ -6,6 +6,7 @@ Trainers and generation loops ask a model for more than a call: ``inspect.signat
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import inspect
@@ -89,7 +90,18 @@ class AsTheModel(nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self.show_signature()
+        if type(self) is _plain(type(self)):  # unpickled; a copy has the class already
+            self.show_signature()
+
+    def __copy__(self) -> AsTheModel:
+        made = type(self).__new__(type(self))
+        made.__setstate__(self.__dict__)
+        return made
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> AsTheModel:
+        made = memo[id(self)] = type(self).__new__(type(self))
+        made.__setstate__(copy.deepcopy(self.__dict__, memo))
+        return made
 
     def __prepare_scriptable__(self) -> NoReturn:  # what torch.jit.script asks for
         refuse_script()

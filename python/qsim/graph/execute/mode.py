@@ -25,7 +25,7 @@ from qsim.graph.execute.uncompiled import Uncompiled
 from qsim.graph.record.call_sites import CallSite, Spot, call_site, sites_above
 from qsim.graph.record.containers import full_name
 from qsim.graph.record.resume import keep_unchanged, recompute_under
-from qsim.graph.record.subclasses import as_dispatched, computes_itself
+from qsim.graph.record.subclasses import as_dispatched
 from qsim.operations.control_flow import CONTROL_FLOW, follows_values
 from qsim.operations.functions import (
     ALIAS,
@@ -143,8 +143,8 @@ class LocalMode(ChainEnds):
 
     def __torch_function__(self, func: Function, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs, place = kwargs or {}, self.place
-        if types and computes_itself(types):
-            func = as_dispatched(func)
+        if types:
+            func = as_dispatched(func, types)
         if self.follows:
             out = place.known(self, self.hints[self.at], self.counts, self.nodes, func, args, kwargs)
             if out is not LEFT_TO_PYTHON:

@@ -21,7 +21,7 @@ from qsim.graph.record.own_arguments import own_arguments
 from qsim.graph.record.resume import driven
 from qsim.graph.record.routes import call_key
 from qsim.graph.record.stacked_weights import stacks_read
-from qsim.graph.record.subclasses import as_dispatched, computes_itself, has_own_functions, lost_functions
+from qsim.graph.record.subclasses import as_dispatched, lost_functions, own_functions
 from qsim.graph.record.tape import (
     Call,
     CallKey,
@@ -192,8 +192,8 @@ class Recorder(TorchFunctionMode):
             origins = {slot: self.tape.origins(t) for slot, t in given.items()}
             numbers = numbers_among(name, given, origins, self.tape.parameters)
             versions = {slot: version_of(t) for slot, t in given.items()}
-            self.tape.subclasses |= dict.fromkeys(types if has_own_functions(types) else ())
-            out = (as_dispatched(func) if computes_itself(types) else func)(*args, **kwargs)
+            self.tape.subclasses.update(dict.fromkeys(own_functions(types)))
+            out = as_dispatched(func, types)(*args, **kwargs)
             changed = frozenset(slot for slot, t in given.items() if version_of(t) != versions[slot])
             for slot in changed:
                 self.tape.rewrite(given[slot], origins[slot])

@@ -26,24 +26,25 @@ _ORDINARY = (Tensor.__torch_function__.__func__, torch._C._disabled_torch_functi
 
 
 @functools.cache
-def has_own_functions(types: tuple[type, ...]) -> bool:
-    """Whether one of the classes has a `__torch_function__` of its own."""
-    found = (getattr(cls.__torch_function__, "__func__", cls.__torch_function__) for cls in types)  # type: ignore[attr-defined]
-    return any(function not in _ORDINARY for function in found)
+def own_functions(types: tuple[type, ...]) -> tuple[type, ...]:
+    """Those of the classes that have a `__torch_function__` of their own."""
+    return tuple(cls for cls in types if getattr(cls.__torch_function__, "__func__", cls.__torch_function__) not in _ORDINARY)  # type: ignore[attr-defined]
 
 
 @functools.cache
 def computes_itself(types: tuple[type, ...]) -> bool:
     """Whether one of them, besides, holds no numbers itself: torch asks its `__torch_dispatch__` for them."""
-    return any(
-        has_own_functions((cls,)) and cls.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl  # type: ignore[attr-defined]
-        for cls in types
-    )
+    return any(cls.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl for cls in own_functions(types))  # type: ignore[attr-defined]
+
+
+def as_dispatched(func: Function, types: tuple[type, ...]) -> Function:
+    """What to call for a function of tensors of these classes: where one of them computes itself, what torch does where no mode is
+    entered."""
+    return _without_modes(func) if computes_itself(types) else func
 
 
 @functools.cache
-def as_dispatched(func: Function) -> Function:
-    """A function that is called as where no mode is entered: torch asks the classes of its arguments. One and the same for each."""
+def _without_modes(func: Function) -> Function:
 
     @functools.wraps(func)
     def called(*args: Any, **kwargs: Any) -> Any:
@@ -61,7 +62,7 @@ class _AsSimulated(TorchFunctionMode):
 
     def __torch_function__(self, func: Function, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         with torch._C.DisableTorchFunction():
-            return (as_dispatched(func) if computes_itself(types) else func)(*args, **kwargs or {})
+            return as_dispatched(func, types)(*args, **kwargs or {})
 
 
 def lost_functions(model: nn.Module, examples: Sequence[Arguments], classes: Iterable[type]) -> list[str]:
