@@ -12,6 +12,7 @@ PYTHON ?= python3
 QSIM_TORCH ?= torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
+PIP := $(BIN)/pip install --quiet --no-compile# of 25,000 modules a few thousand are imported, which Python compiles then
 SOURCES := $(shell git ls-files pyproject.toml CMakeLists.txt cmake csrc kernels python tools 2>/dev/null)
 NVCC := $(shell command -v nvcc || ls /usr/local/cuda*/bin/nvcc 2>/dev/null | tail -n 1)
 # Two workers: more only compete for the memory bandwidth that the kernels use. One thread each: more spin while they wait for a core.
@@ -28,21 +29,21 @@ test:
 	$(MAKE) --jobs $(or $(shell nproc),2) --output-sync=target lint test-cpp audit compile-cuda sanitize docs
 	$(PYTEST)
 
-lint: build  # the type checker wants the generated _build_info.py
+lint: build $(VENV)/tools  # the type checker wants the generated _build_info.py
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	PYTHONPATH=python $(BIN)/lint-imports --no-cache --no-logo
 	git ls-files '*.h' '*.cpp' '*.cu' '*.cuh' | xargs $(BIN)/clang-format --dry-run -Werror
 
-build: $(VENV)/tools
+build: $(VENV)/compiling
 	scripts/require_catch2.sh
 	$(NINJA_ALONE) PATH="$(CURDIR)/$(BIN):$$PATH" scripts/develop.sh -DQSIM_CUDA=$(if $(NVCC),CHECK,OFF) $(if $(NVCC),-DCMAKE_CUDA_COMPILER=$(NVCC))
 
 test-cpp: build
 	$(BIN)/ctest --test-dir build/dev --output-on-failure -j 2
 
-audit: build
+audit: build $(VENV)/tools
 	scripts/audit_levels.sh build/dev
 	scripts/audit_exports.sh build/dev/csrc/libqsim_ops*.so build/dev/csrc/_C.*.so
 	$(if $(NVCC),scripts/audit_cuda_symbols.sh build/dev/csrc/libqsim_ops_cuda.so,@echo "skipped: no nvcc, CUDA sources not compiled")
@@ -55,7 +56,7 @@ compile-cuda:
 sanitize: build
 	$(NINJA_ALONE) PATH="$(CURDIR)/$(BIN):$$PATH" scripts/sanitize.sh
 
-fuzz: build
+fuzz: build $(VENV)/tools
 	scripts/require_clang.sh
 	OMP_NUM_THREADS=1 PYTHONPATH=python:. $(BIN)/python -m tests.fuzz.programs --as-it-is --jobs 2 --count $(or $(FUZZ_PROGRAMS),20000)
 	OMP_NUM_THREADS=1 PYTHONPATH=python:. $(BIN)/python -m tests.fuzz.programs.without
@@ -63,20 +64,20 @@ fuzz: build
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/fuzz.sh $(or $(FUZZ_INPUTS),1000000)
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/fuzz_operators.sh $(or $(FUZZ_INPUTS),1000000)
 
-ptx: $(VENV)/tools
+ptx: $(VENV)/compiling
 	scripts/require_catch2.sh
 	PATH="$(CURDIR)/$(BIN):$$PATH" NVCC=$(NVCC) scripts/ptx.sh
 
-aarch64: $(VENV)/tools
+aarch64: $(VENV)/compiling
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/aarch64.sh
 
 test-cuda-torch:
 	PYTHON=$(PYTHON) scripts/test_torch.sh torch==2.14.1
 
-test-python: build
+test-python: build $(VENV)/tools
 	$(PYTEST)
 
-docs: build  # a warning is an error, and so is a dead link
+docs: build $(VENV)/tools  # a warning is an error, and so is a dead link
 	rm -rf docs/api/names build/site
 	OMP_NUM_THREADS=1 PYTHONPATH=python $(BIN)/python docs/site/gallery.py docs/pictures
 	PYTHONPATH=python $(BIN)/sphinx-build -q -E -W --keep-going -c docs/site -d build/site-trees . build/site
@@ -98,14 +99,19 @@ clean:
 # ---- environments: torch first, then everything else under a constraint, so that nothing pulls another torch in
 $(VENV)/torch:
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --upgrade "pip>=25.1"
-	$(BIN)/pip install --quiet "$(QSIM_TORCH)"
+	$(PIP) --upgrade "pip>=25.1"
+	$(PIP) "$(QSIM_TORCH)"
 	$(BIN)/pip freeze | grep '^torch==' | sed 's/+.*//' > $@
 
 $(VENV)/installed: $(VENV)/torch $(SOURCES)
-	$(BIN)/pip install --quiet --constraint $(VENV)/torch ".[examples]"
+	$(PIP) --constraint $(VENV)/torch ".[examples]"
 	touch $@
 
-$(VENV)/tools: $(VENV)/torch pyproject.toml
-	$(BIN)/pip install --quiet --constraint $(VENV)/torch --group dev --group docs
+# What compiles comes first: the rest is unpacked on one core while the other one does.
+$(VENV)/compiling: $(VENV)/torch pyproject.toml
+	$(PIP) --constraint $(VENV)/torch --group build
+	touch $@
+
+$(VENV)/tools: $(VENV)/compiling
+	$(PIP) --constraint $(VENV)/torch --group dev --group docs
 	touch $@
