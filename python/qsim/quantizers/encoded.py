@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,10 +26,15 @@ def positive(learned: Tensor) -> Tensor:
     return learned.abs().clamp_min(_SMALLEST_SCALE)
 
 
-def fixed_constants(fixed: str) -> tuple[Any, ...]:
-    """Ends of the grid, axis, block size and rounding, of what `Encoded._note_fixed` noted; constants while Dynamo traces."""
+@functools.cache
+def _read(fixed: str) -> tuple[Any, ...]:
     found: tuple[Any, ...] = ast.literal_eval(fixed)
     return found
+
+
+def fixed_constants(fixed: str) -> tuple[Any, ...]:
+    """Ends of the grid, axis, block size and rounding, of what `Encoded._note_fixed` noted; constants while Dynamo traces."""
+    return _read(fixed)
 
 
 fixed_constants._dynamo_marked_constant = True  # type: ignore[attr-defined]  # see `qsim.graph.execute.traced`

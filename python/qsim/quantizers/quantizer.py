@@ -125,7 +125,7 @@ class Quantizer(Encoded):
             instead, until a batch has a finite value.
         """
         if is_dynamo_compiling() and self._fixed:  # which neither observes nor follows a range
-            return self.quantize(x, in_place=in_place, fallback=fallback)
+            return self._traced(x) if fallback is None and not in_place else self.quantize(x, in_place=in_place, fallback=fallback)
         if self._running:
             if self.training:
                 y = self._follow(x)

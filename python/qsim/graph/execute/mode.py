@@ -17,6 +17,7 @@ from qsim._library import LEFT_TO_PYTHON
 from qsim.graph.execute.chain_ends import ChainEnds
 from qsim.graph.execute.inputs import computes, is_float, with_operands, with_outputs
 from qsim.graph.execute.known import FUNCTION_NAMES, is_quiet, note_function
+from qsim.graph.execute.nodes import Node
 from qsim.graph.execute.ownership import dies
 from qsim.graph.execute.place import HOOK, PASSED, QUIET, STRANGE, UNKNOWN_PATH, Place
 from qsim.graph.execute.recurrent_layers import as_one
@@ -38,6 +39,7 @@ from qsim.operations.recurrent import CELL, owned
 from qsim.runs.arguments import Arguments
 
 _frame_at = sys._getframe
+_LINK = Node._fields.index("link")  # Dynamo is given plain tuples
 
 
 class LocalMode(ChainEnds):
@@ -247,7 +249,7 @@ class LocalMode(ChainEnds):
 
     def forget(self, key: int) -> None:
         """What other containers read behind what no mode meets is from here on not what the calls of the examples handed on."""
-        links = [self.nodes[node].link for node in self.place.nodes_of[key] if node is not None] if self.abroad is not None else []
+        links = [self.nodes[node][_LINK] for node in self.place.nodes_of[key] if node is not None] if self.abroad is not None else []
         for link in links:
             self.abroad.handed.pop(link.name if link is not None else "", None)  # type: ignore[union-attr]
 

@@ -33,13 +33,17 @@ class Standing:
             return "method", self._name_of(quantize.__self__), quantize.__name__
         return "itself", self._name_of(quantize), ""
 
-    def find(self, told: Told) -> Quantize:
-        """What was told, while Dynamo traces."""
-        kind, name, other = told
-        if kind == "bias":
-            return functools.partial(of_products, getattr(self, name), getattr(self, other))
-        found = getattr(self, name)
-        return getattr(found, other) if kind == "method" else found  # type: ignore[no-any-return]
+    def find(self, there: tuple[tuple[Any, Told], ...]) -> tuple[tuple[Any, Quantize], ...]:
+        """What was told, with where each stands, while Dynamo traces: in a plain loop, since a comprehension is a function to it."""
+        found: tuple[tuple[Any, Quantize], ...] = ()
+        for at, (kind, name, other) in there:
+            quantize = getattr(self, name)
+            if kind == "bias":
+                quantize = functools.partial(of_products, quantize, getattr(self, other))
+            elif kind == "method":
+                quantize = getattr(quantize, other)
+            found = (*found, (at, quantize))
+        return found
 
     def _name_of(self, what: Any) -> str:
         name = self._names.setdefault(id(what), f"n{len(self._names)}")

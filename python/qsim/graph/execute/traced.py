@@ -16,16 +16,13 @@ from qsim.graph.execute.forms import GONE_THROUGH, Form, form_of, in_form
 from qsim.graph.execute.inputs import computes, is_float
 from qsim.graph.execute.known import QUIET_NAMES
 from qsim.graph.execute.links import Link
-from qsim.graph.execute.lowered import Quantize
 from qsim.graph.execute.mode import LocalMode
-from qsim.graph.execute.nodes import Node
 from qsim.graph.execute.place import QUIET, STRANGE, Place, place_of
-from qsim.graph.execute.standing import Told
 from qsim.graph.execute.switch import Switch
 from qsim.graph.record.call_sites import traced_call_site, traced_caller, variable_of_asker
 from qsim.graph.record.containers import full_name
 from qsim.graph.record.tape import Slot
-from qsim.operations.functions import ARRAY, COMPOSITE, CONSTRUCTORS, DROPOUTS, ON_ARRAYS, READ_QUANTIZED, SAME, Function
+from qsim.operations.functions import ALIAS, ARRAY, COMPOSITE, CONSTRUCTORS, DROPOUTS, ON_ARRAYS, READ_QUANTIZED, SAME, Function
 from qsim.runs.arguments import Arguments
 
 # What Dynamo traces apart: where the functions stand that are.
@@ -143,7 +140,8 @@ class TracedMode(LocalMode):
     def __torch_function__(self, func: Function, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs, place = kwargs or {}, self.place
         name = getattr(func, "__name__", "")
-        if self.container is not None and name in _APART:
+        way = traced_way(name, self.container is None)  # most calls go none of these, and Dynamo takes its time for each question
+        if way == "apart":
             parts = _APART[name]
             if self.abroad is not None:
                 self.abroad.trusts = True
@@ -154,11 +152,11 @@ class TracedMode(LocalMode):
             self.counts[:] = counts  # in place: Dynamo loses attributes that are set behind a branch
             self.trusted.extend(handed)
             return out
-        if (isinstance(func, HigherOrderOperator) and name not in COMPOSITE) or name in CONSTRUCTORS:
+        if way == "outside" or (way != "inside" and isinstance(func, HigherOrderOperator)):
             return func(*args, **kwargs)
         if args and isinstance(args[0], ARRAY):  # outside the model's graph, as in eager
             return ON_ARRAYS.get(name, func)(*args, **kwargs)
-        if name in COMPOSITE:
+        if way == "inside":
             self.leaf[0] = traced_leaf()
             if name == "while_loop":
                 traced_loop(place.token)
@@ -169,7 +167,9 @@ class TracedMode(LocalMode):
         if key != QUIET and (form := traced_form(func)) is not None and len(args) <= len(form[0]):
             args, kwargs = in_form(form, args, kwargs)
         with torch._C.DisableTorchFunction():
-            node = QUIET if key == QUIET else self.node(key, args, kwargs)
+            if key == QUIET:
+                return func(*args, **kwargs) if way == "" else self.passed(name, func, args, kwargs)
+            node = self.node(key, args, kwargs)
             if node >= 0:
                 return self.met(node, func, args, kwargs)
             out, weighted = self.unplanned(node, name, func, args, kwargs)
@@ -189,17 +189,15 @@ class TracedNodes:
     def __init__(self, place: Place, switch: Switch) -> None:
         self.place, self.switch = place, switch
 
-    def __getitem__(self, node: int) -> Node:
+    def __getitem__(self, node: int) -> tuple[Any, ...]:  # the fields of a `Node`: to make one takes Dynamo longer than all the rest here
         place, switch = self.place, self.switch
         operands, outputs, link, is_written_out = traced_node(place.token, node, switch.falls_back, switch.marks)
         written_out = None
         if is_written_out:
             nodes = place.fallen if switch.falls_back else place.planned
             written_out = (nodes.with_marks if switch.marks else nodes.plain)[node].written_out
-        return Node(self._found(operands), self._found(outputs), None, None if link is None else Link(*link), written_out)
-
-    def _found(self, there: tuple[tuple[Any, Told], ...]) -> tuple[tuple[Any, Quantize], ...]:
-        return tuple([(at, self.switch.standing.find(told)) for at, told in there]) if there else ()
+        operands, outputs = switch.standing.find(operands), switch.standing.find(outputs)
+        return operands, outputs, None, None if link is None else Link(*link), written_out, False
 
 
 def switch_of(place: Place, outer: Any) -> Switch:
@@ -210,6 +208,18 @@ def switch_of(place: Place, outer: Any) -> Switch:
 
 
 # What Dynamo runs while it traces, with constant arguments, and takes the result for a constant.
+
+
+def traced_way(name: str, framed: bool) -> str:
+    """Which calls are more than a node, or none: of what Dynamo traces apart, of what stays outside, of what is the model's inside, and of
+    what is replaced where nothing is planned; "" for all others."""
+    if name in _APART and not framed:
+        return "apart"
+    if name in CONSTRUCTORS:
+        return "outside"
+    if name in COMPOSITE:
+        return "inside"
+    return "replaced" if name in DROPOUTS or name in ALIAS else ""
 
 
 def traced_key(token: int, name: str, framed: bool) -> int:
@@ -332,6 +342,7 @@ def leave_to_python() -> None:
 
 
 _asked = (
+    traced_way,
     traced_key,
     traced_call,
     traced_node,
