@@ -2,10 +2,11 @@ import functools
 import gc
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -58,20 +59,44 @@ def _as_many_threads_whatever_ran_before() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _translations_are_read_once() -> None:
+def _what_exporters_read_is_read_once() -> None:
     """torch's exporter has onnxscript parse its 500 translations anew in every export, and infers the signature of each, which takes longer
-    than all else in most tests."""
+    than all else in most tests. Each of the four tables of decompositions in an export is made from a walk over all operators there are."""
+    if len(sys.modules) == _modules[0]:
+        return
+    _modules[0] = len(sys.modules)
     for name, module in [*sys.modules.items()]:
         if name.startswith("onnxscript._framework_apis.torch_"):
             _cached(module, "get_torchlib_ops")
         elif name == "torch.onnx._internal.exporter._schemas":
             _cached(module, "op_signature_from_function")
+        elif name in ("torch._export.utils", "torch.export.decomp_utils", "torch.export.exported_program"):
+            _cached(module, "_collect_all_valid_cia_ops", _composite_operators)
 
 
-def _cached(module: ModuleType, name: str) -> None:
+_modules = [0]  # how many there were
+
+
+def _composite_operators() -> tuple[str, ...]:
+    """Those that tables of decompositions are made of; tests register others."""
+    return tuple(torch._C._dispatch_get_registrations_for_dispatch_key("CompositeImplicitAutograd"))
+
+
+def _cached(module: ModuleType, name: str, state: Callable[[], Hashable] = lambda: None) -> None:
+    """Have a function of a module answer from memory, for as long as `state` is the same."""
     function = getattr(module, name, None)  # another torch may call it otherwise
-    if function is not None and not hasattr(function, "cache_info"):
-        setattr(module, name, functools.cache(function))
+    if function is None or hasattr(function, "__wrapped__"):
+        return
+
+    @functools.cache
+    def found(state: Hashable, *args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    @functools.wraps(function)
+    def from_memory(*args: Any, **kwargs: Any) -> Any:
+        return found(state(), *args, **kwargs)
+
+    setattr(module, name, from_memory)
 
 
 @pytest.fixture(scope="module")
