@@ -17,7 +17,8 @@ SOURCES := $(shell git ls-files pyproject.toml CMakeLists.txt cmake csrc kernels
 NVCC := $(shell command -v nvcc || ls /usr/local/cuda*/bin/nvcc 2>/dev/null | tail -n 1)
 # Two workers: more only compete for the memory bandwidth that the kernels use. One thread each: more spin while they wait for a core.
 NINJA_ALONE := MAKEFLAGS=  # or it asks for jobs of ours, of which it has none to take
-PYTEST := OMP_NUM_THREADS=1 PYTHONPATH=python $(BIN)/python -m pytest -n 2
+# A worker takes half of the tests, then from the other's: what modules prepare for their tests is prepared once.
+PYTEST := OMP_NUM_THREADS=1 PYTHONPATH=python $(BIN)/python -m pytest -n 2 --dist worksteal
 
 .PHONY: demo test lint build test-cpp test-python audit compile-cuda sanitize fuzz ptx aarch64 test-cuda-torch bench docs wheel format clean
 

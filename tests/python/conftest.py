@@ -18,6 +18,8 @@ from ranks import Ranks
 settings.register_profile("default", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "default")
+# That the compiler has the processor's instructions need not be found out by compiling a program for each: it compiled ours.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
 
 def torchvision_without_kernels() -> torch.library.Library | None:
@@ -36,6 +38,14 @@ def torchvision_without_kernels() -> torch.library.Library | None:
 
 
 TORCHVISION = torchvision_without_kernels()
+
+
+# What takes longest begins first, so that no worker is left alone with it.
+FIRST = ("program_fuzz", "torch_functions", "life_fuzz")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.parent.name not in FIRST)
 
 
 def pytest_collection_finish() -> None:

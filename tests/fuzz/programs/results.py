@@ -47,9 +47,14 @@ def same_bits(ours: Sequence[Tensor | None], theirs: Sequence[Tensor | None]) ->
             continue
         if a.shape != b.shape or a.dtype != b.dtype:
             return f"tensor {i} is {a.dtype} {tuple(a.shape)}, expected {b.dtype} {tuple(b.shape)}"
-        if not torch.equal(a.detach().nan_to_num(1e30), b.detach().nan_to_num(1e30)) or not torch.equal(a.isnan(), b.isnan()):
+        if not equal(a.detach(), b.detach()):
             return f"tensor {i} differs by {distance(a, b):.3g} of {b.detach().abs().max():.3g}"
     return ""
+
+
+def equal(a: Tensor, b: Tensor) -> bool:
+    """Whether tensors of one shape and type are equal, NaN where the other is NaN."""
+    return torch.equal(a, b) or (torch.equal(a.nan_to_num(1e30), b.nan_to_num(1e30)) and torch.equal(a.isnan(), b.isnan()))
 
 
 def distance(a: Tensor, b: Tensor) -> float:

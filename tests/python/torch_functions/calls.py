@@ -18,7 +18,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._pytree import tree_leaves
 
 from torch_functions.written import WRITTEN
@@ -183,6 +182,8 @@ PLACES = {"torch": torch, "F": F, "torch.linalg": torch.linalg, "torch.fft": tor
 
 def from_list(missed: Counter[str]) -> Iterator[Call]:
     """Each function of torch's list in each of its variants: function, method, operator, in place. `missed`: reasons, counted."""
+    from torch.testing._internal.common_methods_invocations import op_db  # as long as torch itself to import: not while collecting
+
     names = set()
     for op in op_db:
         if op.name in names and not EVERY:
