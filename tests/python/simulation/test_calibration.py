@@ -104,7 +104,7 @@ def test_calls_add_up_and_max_batches_stops():
     sim, expected = simulated(), simulated()
     for part in ROWS.split(8):
         assert sim.calibrate([part, ROWS * 100], max_batches=1, progress=False).batches == 1
-    expected.calibrate([ROWS], progress=False)
+    expected.calibrate(ROWS.split(8), progress=False)  # products of another number of rows may differ in a bit
     assert_same_ranges(sim, expected)
     assert sim.quantizers()["input"].counts == expected.quantizers()["input"].counts
     with pytest.raises(ValueError, match="max_batches=0"):
