@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from qsim.operations.layers import Layer, by_channel
+from qsim.runs.snapshot import rewriting
 
 # From here on the rounding of a float32 input, 2^-24 of it, grows to the size of the normalized signal: the result is noise.
 _LARGEST_FACTOR = 2.0**23
@@ -50,7 +51,7 @@ def absorb(layer: Layer, bn: _BatchNorm, *, before: bool, names: tuple[str, str]
     for name, t in new.items():
         if not bool(t.isfinite().all()):
             raise NotFoldable(f"the {name} of '{layer_name}' with '{bn_name}' folded into it would not be finite in {t.dtype}")
-    with torch.no_grad():
+    with rewriting():
         layer.weight.copy_(new["weight"])
         if layer.bias is None:
             layer.bias = nn.Parameter(new["bias"].to(layer.weight.device), requires_grad=layer.weight.requires_grad)

@@ -19,6 +19,7 @@ from qsim.quantizers.observer import Observer
 from qsim.quantizers.quantizer import Quantizer
 from qsim.runs.arguments import Arguments
 from qsim.runs.report_subject import subject_of
+from qsim.runs.snapshot import rewriting
 
 _STEPS = (2.0**-20, 2.0**-16, 2.0**-12, 2.0**-8, 2.0**-4, 1.0)  # from a few ulp of a float32 to all the way
 
@@ -112,5 +113,5 @@ def _settle(weight: Tensor, wanted: Tensor, encoding: Encoding, quantizer: Quant
         wrong = _stored(weight, encoding, quantizer) != wanted
         if not bool(wrong.any()):
             return
-        with torch.no_grad():
+        with rewriting():
             weight.copy_(torch.where(wrong, torch.lerp(weight.to(on_grid.dtype), on_grid, step), weight))

@@ -35,6 +35,7 @@ from qsim.files import Entry
 from qsim.files.fitting import fitted
 from qsim.numbers.encoding import Encoding
 from qsim.quantizers.quantizer import Quantizer
+from qsim.runs.snapshot import rewriting
 from qsim.simulation.simulation import Simulation
 
 _LAYOUTS = ((None, True), (0, True), (1, False), ((0, 1), False))  # axes of scales, and whether they are without blocks
@@ -157,7 +158,7 @@ def load_compressed(sim: Simulation, source: str | os.PathLike[str] | Checkpoint
     if problems := [*problems, *unfit, *alien]:
         listed = "\n  ".join(problems)
         raise ValueError(f"QuantSim.load_compressed: the checkpoint does not fit this simulation ({_CURE}):\n  {listed}")
-    with torch.no_grad():
+    with rewriting():
         for quantizer, encoding, parameter, values in chosen:
             parameter.copy_(values)
             quantizer.set_encoding(encoding)

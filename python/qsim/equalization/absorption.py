@@ -22,7 +22,7 @@ from qsim.operations.moves import JOINING
 from qsim.options import check_number
 from qsim.runs.arguments import Arguments
 from qsim.runs.random_numbers import seed_random_numbers
-from qsim.runs.snapshot import unchanged
+from qsim.runs.snapshot import rewriting, unchanged
 
 _RECTIFIERS = frozenset({"relu", "leaky_relu", "prelu"})
 # f(x - c) = f(x) - c where x and x - c are positive. Not products: a mask that is 1 in the examples is not 1 everywhere.
@@ -203,7 +203,7 @@ def _move(model: nn.Module, edge: Edge, constant: Tensor) -> None:
     """Take `constant`, float64 [channels], from what the producer returns, and have its readers' biases make up for it."""
     bias = bias_of(edge.source(model))
     assert bias is not None
-    with torch.no_grad():
+    with rewriting():
         before = bias.detach().cpu().double()
         taken = before - (before - constant).to(bias.dtype).double()  # as rounded
         bias.sub_(taken.to(bias))

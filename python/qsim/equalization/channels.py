@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import cast
 
-import torch
 from torch import Tensor, nn
 
 from qsim.operations.layers import LAYERS, Layer, by_channel
+from qsim.runs.snapshot import rewriting
 
 
 def bias_of(module: nn.Module) -> Tensor | None:
@@ -24,7 +24,7 @@ def scale_output(module: nn.Module, factors: Tensor, offset: float = 0.0) -> Non
         view *= factors.view(view.shape[0], -1, 1, 1)
     else:
         weight = (cast(Tensor, module.weight) + offset) * factors - offset
-    with torch.no_grad():
+    with rewriting():
         cast(Tensor, module.weight).copy_(weight)
         if (bias := bias_of(module)) is not None:
             bias.mul_(factors)
@@ -35,7 +35,7 @@ def scale_input(layer: Layer, factors: Tensor) -> None:
     weight = layer.weight.detach().contiguous()
     view = by_channel(weight, layer)
     view *= factors.to(weight).view(view.shape[0], 1, -1, 1)
-    with torch.no_grad():
+    with rewriting():
         layer.weight.copy_(weight)
 
 

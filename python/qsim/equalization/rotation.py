@@ -18,6 +18,7 @@ from qsim.equalization.stream import find_stream
 from qsim.graph.record.tape import Tape
 from qsim.graph.record.uses import Uses
 from qsim.runs.arguments import Arguments
+from qsim.runs.snapshot import rewriting
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ def rotate_heads(model: nn.Module, edge: Edge, size: int) -> None:
     source = edge.source(model)
     assert isinstance(source, nn.Linear)
     heads: set[int] = set()
-    with torch.no_grad():
+    with rewriting():
         for path, layer in edge.layers(model).items():
             weight = layer.weight.detach().to("cpu", torch.float64)
             for begin in range(0, weight.shape[1], size):

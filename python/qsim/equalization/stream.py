@@ -17,6 +17,7 @@ from qsim.equalization.trial import put_back
 from qsim.graph.record.tape import Origin, Reader, Step, Tape
 from qsim.graph.record.uses import Uses, owner
 from qsim.operations.functions import name_of
+from qsim.runs.snapshot import rewriting
 
 Writer = nn.Embedding | nn.Linear
 
@@ -43,7 +44,7 @@ class Stream:
 
     def rotate(self, model: nn.Module, matrix: Tensor) -> None:
         """R1: the stream x becomes ``matrix @ x``, float64 [width, width]; weights and biases of norms move into their readers."""
-        with torch.no_grad():
+        with rewriting():
             for path in self.writers:
                 writer = cast(Writer, model.get_submodule(path))
                 if isinstance(writer, nn.Embedding):

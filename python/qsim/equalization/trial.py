@@ -13,6 +13,7 @@ from qsim.batch_norm.own_forward import is_torchs_own
 from qsim.equalization.channels import along, input_range, scale_input, scale_output
 from qsim.equalization.probe import copied
 from qsim.operations.layers import LAYERS, Layer, channel_axis
+from qsim.runs.snapshot import rewriting
 
 
 def is_plain(layer: nn.Module) -> bool:
@@ -73,6 +74,6 @@ def put_back(module: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        with torch.no_grad():
+        with rewriting():
             for t, contents in saved:
                 t.copy_(contents)

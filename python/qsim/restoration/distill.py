@@ -21,7 +21,7 @@ from qsim.pages.report import Report
 from qsim.pages.subject import about
 from qsim.progress import progress
 from qsim.runs.report_subject import subject_of
-from qsim.runs.snapshot import buffers_unchanged
+from qsim.runs.snapshot import buffers_unchanged, rewriting
 from qsim.simulation.simulation import Simulation
 from qsim.table import decibel
 
@@ -168,7 +168,7 @@ def train(
                 levels[step] = _level(sim, calls, wanted, held)
                 if levels[step] > levels[kept]:
                     kept, best = step, [t.detach().clone() for t in tensors]
-        with torch.no_grad():
+        with rewriting():
             for t, value in zip(tensors, best, strict=True):
                 t.copy_(value)
     return Distilled(steps, kept, levels, losses, subject=subject_of(sim.model, sim.config))

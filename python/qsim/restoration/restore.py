@@ -33,7 +33,7 @@ from qsim.runs.memory import MemoryWatch
 from qsim.runs.random_numbers import RandomNumbers
 from qsim.runs.report_subject import subject_of
 from qsim.runs.sharding import sharded_modules
-from qsim.runs.snapshot import buffers_unchanged, unchanged
+from qsim.runs.snapshot import buffers_unchanged, rewriting, unchanged
 from qsim.runs.unfit import unfit_told
 from qsim.simulation.range_choice import fit_biases
 from qsim.simulation.simulation import Simulation
@@ -275,7 +275,7 @@ def apply(sim: Simulation, solved: dict[str, Solved], group: Group) -> list[str]
     """Give the simulation what was found. Returns what a person should know."""
     weights = sim.weights()
     quantizers = sim.quantizers()
-    with torch.no_grad():
+    with rewriting():
         for key, found in solved.items():
             quantizers[key].set_encoding(found.encoding)
             changed = [quantizers[key].grid_tensors[0]]

@@ -112,9 +112,36 @@ def unchanged(model: nn.Module, *, whole: bool = True) -> Iterator[None]:
 
 @contextmanager
 def plain_eager() -> Iterator[None]:
-    """No gradients, in-place changes counted (inference tensors count none), and compiled parts run as the Python they were made from."""
-    with torch.inference_mode(False), torch.no_grad(), torch.compiler.set_stance("force_eager"):
-        yield
+    """No gradients, in-place changes counted (inference tensors count none), compiled parts run as the Python they were made from, and
+    autocast keeps no parameter in another type."""
+    keeps = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        with torch.inference_mode(False), torch.no_grad(), torch.compiler.set_stance("force_eager"):
+            yield
+    finally:
+        torch.set_autocast_cache_enabled(keeps)
+
+
+@contextmanager
+def rewriting() -> Iterator[None]:
+    """No gradients, for a body that writes to parameters. What autocast keeps of them, until its block ends, is forgotten.
+
+    Examples
+    --------
+    >>> layer = nn.Linear(2, 2, bias=False)
+    >>> with torch.autocast("cpu", torch.bfloat16):
+    ...     _ = layer(torch.ones(1, 2))
+    ...     with rewriting():
+    ...         _ = layer.weight.zero_()
+    ...     layer(torch.ones(1, 2)).tolist()
+    [[0.0, 0.0]]
+    """
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        torch.clear_autocast_cache()
 
 
 @contextmanager

@@ -294,3 +294,18 @@ def test_a_simulation_is_told_that_it_folds_its_own():
     sim = qsim.QuantSim(model, torch.zeros(1, 1, 4, 4))
     with pytest.raises(ValueError, match=r"sim\.fold_batch_norms"):
         qsim.fold_batch_norms(sim, torch.zeros(1, 1, 4, 4))
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+def test_folding_within_autocast_forgets_what_it_cast(inplace):
+    model = nn.Sequential(nn.Conv1d(4, 4, 1), nn.BatchNorm1d(4)).eval()
+    model[1].running_mean.normal_()
+    model[1].running_var.fill_(16.0)
+    x = torch.randn(3, 4, 6)
+    with torch.autocast("cpu", torch.bfloat16):
+        wanted = model(x)  # the cast of the weight is kept until the block ends
+        sim = qsim.QuantSim(model, x, inplace=inplace)
+        sim.calibrate([x], progress=False)
+        with sim.in_float():
+            torch.testing.assert_close(sim(x), wanted, rtol=0.02, atol=0.02)
+    assert torch.is_autocast_cache_enabled()
