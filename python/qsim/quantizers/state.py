@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, device, nn
 
 from qsim.numbers.blocks import Axes
@@ -42,7 +43,12 @@ class RangeState(nn.Module):
     def adopt(self, shape: tuple[int, ...]) -> None:
         """Take `shape` as the state's shape; what the state held is dropped."""
         self.held_shape = None if shape == UNKNOWN_SHAPE else shape
-        self._allocate(shape, getattr(self, self._shape_key).device)
+        device = getattr(self, self._shape_key).device
+        if torch.compiler.is_compiling() or torch._C._functorch.maybe_current_level() is None:
+            self._allocate(shape, device)
+        else:  # inside `torch.func.grad` and `vmap` new tensors are wrappers, which mean nothing behind it
+            with torch._C._DisableFuncTorch():
+                self._allocate(shape, device)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         def move(tensor: Tensor) -> Tensor:

@@ -1,0 +1,64 @@
+"""Notices hooks that were put between a layer and the BatchNorm that was folded into it: what they see is normalized already."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from qsim.batch_norm.foldable import Fold
+from qsim.folders import QSIM, TORCH
+from qsim.warning import warn
+
+_LEFT = "_forward_hooks", "_backward_hooks", "_backward_pre_hooks"  # of the module that comes first: they see what it returns
+_ENTERED = "_forward_pre_hooks", "_backward_hooks"  # of the one behind it: they see what it takes
+
+
+class FoldedHooks:
+    """Looks, in each call of a simulation, at the modules whose results are other than the float model's.
+
+    Parameters
+    ----------
+    model : nn.Module
+        After the folds.
+    folds : iterable of (Fold, BatchNorm)
+    """
+
+    def __init__(self, model: nn.Module, folds: Iterable[tuple[Fold, _BatchNorm]]) -> None:
+        self._hooked: list[tuple[dict[int, Any], str, Fold]] = []  # hooks of modules, with the path of the module
+        for fold, _ in folds:
+            if not fold.alone:
+                first, then = (fold.batch_norm, fold.layer) if fold.before else (fold.layer, fold.batch_norm)
+                for path, names in ((first, _LEFT), (then, _ENTERED)):
+                    self._hooked += [(getattr(model.get_submodule(path), name), path, fold) for name in names]
+        self._told: set[str] = set()
+
+    def look(self) -> None:
+        """Warn, once for each module, of hooks of the user's."""
+        if torch.compiler.is_compiling():
+            return
+        for hooks, path, fold in self._hooked:
+            if hooks and path not in self._told and any(map(_is_anothers, hooks.values())):
+                self._told.add(path)
+                self._warn(path, fold)
+
+    def _warn(self, path: str, fold: Fold) -> None:
+        what = (
+            f"has the normalization of '{fold.batch_norm}' still to come"
+            if fold.before
+            else f"is what '{fold.layer}' computes with '{fold.batch_norm}' folded into it, normalized already"
+        )
+        warn(
+            f"QuantSim: a hook on '{path}' sees other tensors than in the float model: what it gets {what}, and what it returns is used as "
+            "that. Put it on the model before it is simulated, or use Config(batch_norm='keep')"
+        )
+
+
+def _is_anothers(hook: Any) -> bool:
+    """Whether it is neither the library's own nor torch's, as those of sharded modules are."""
+    called = hook if hasattr(hook, "__code__") else type(hook).__call__
+    code = getattr(called, "__code__", None)
+    return code is None or not code.co_filename.startswith((QSIM, TORCH))
