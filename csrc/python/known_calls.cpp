@@ -16,7 +16,7 @@ struct Attributes {
            *f_locals = PyUnicode_InternFromString("f_locals"), *self = PyUnicode_InternFromString("self"),
            *container = PyUnicode_InternFromString("container"), *at = PyUnicode_InternFromString("at"),
            *met = PyUnicode_InternFromString("met"), *direct = PyUnicode_InternFromString("direct"),
-           *view_as = PyUnicode_InternFromString("view_as");
+           *view_as = PyUnicode_InternFromString("view_as"), *left = PyUnicode_InternFromString("left");
 };
 
 const Attributes& attributes() {
@@ -89,13 +89,39 @@ bool has_quantizers_alone(PyObject* node, Py_ssize_t arguments) {
   for (Py_ssize_t i = 2; i < 5; ++i) {
     if (PyTuple_GET_ITEM(node, i) != Py_None) return false;
   }
-  if (PyTuple_GET_ITEM(node, 5) != Py_False) return false;
+  if (PyTuple_GET_ITEM(node, 5) != Py_False || PyTuple_GET_ITEM(node, 6) != Py_None) return false;
   PyObject* const operands = PyTuple_GET_ITEM(node, 0);
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(operands); ++i) {
     PyObject* const slot = PyTuple_GET_ITEM(PyTuple_GET_ITEM(operands, i), 0);
     if (!PyLong_CheckExact(slot) || number(slot) >= arguments) return false;
   }
   return true;
+}
+
+// Whether a tensor, or what it is a view of, is among the keys of a dictionary, which are ids.
+bool is_among(PyObject* known, PyObject* value) {
+  const auto has = [&](PyObject* object) {
+    return PyDict_Contains(known, owned(PyLong_FromVoidPtr(object)).ptr()) == 1;
+  };
+  if (!THPVariable_Check(value)) return false;
+  if (has(value)) return true;
+  const at::Tensor& tensor = THPVariable_Unpack(value);
+  return tensor.is_view() && has(owned(THPVariable_Wrap(tensor._base())).ptr());
+}
+
+// Whether a call takes what the plan leaves in float for those that read it in the examples, and that somebody still
+// knows (`qsim.graph.execute.left_to_readers`).
+bool takes_what_is_left(PyObject* mode, const py::tuple& args) {
+  const py::object left = owned(PyObject_GetAttr(mode, attributes().left));
+  if (left.is_none() || PyDict_Size(left.ptr()) == 0) return false;
+  for (const py::handle& arg : args) {
+    if (is_among(left.ptr(), arg.ptr())) return true;
+    if (!PyTuple_Check(arg.ptr()) && !PyList_Check(arg.ptr())) continue;
+    for (const py::handle& each : arg) {
+      if (is_among(left.ptr(), each.ptr())) return true;
+    }
+  }
+  return false;
 }
 
 }  // namespace
@@ -136,8 +162,11 @@ py::object KnownCalls::operator()(const ModeCall& call) const {
   const py::int_ at(found);
   if (PyObject_SetAttr(call.mode.ptr(), attributes().at, at.ptr()) != 0) throw py::error_already_set();
   PyObject* const node = PyList_GET_ITEM(call.nodes.ptr(), found);
-  if (!has_quantizers_alone(node, PyTuple_GET_SIZE(call.args.ptr())) ||
-      PySet_Contains(conditional_.ptr(), at.ptr()) != 0) {
+  const bool is_simple = has_quantizers_alone(node, PyTuple_GET_SIZE(call.args.ptr())) &&
+                         PySet_Contains(conditional_.ptr(), at.ptr()) == 0;
+  const bool quantizes =
+      PyTuple_GET_SIZE(PyTuple_GET_ITEM(node, 0)) != 0 || PyTuple_GET_SIZE(PyTuple_GET_ITEM(node, 1)) != 0;
+  if (!is_simple || (quantizes && takes_what_is_left(call.mode.ptr(), call.args))) {
     return owned(PyObject_CallMethodObjArgs(call.mode.ptr(), attributes().met, at.ptr(), call.function.ptr(),
                                             call.args.ptr(), call.kwargs.ptr(), nullptr));
   }

@@ -178,6 +178,21 @@ class Observer(RangeState):
             self.sketch.zero_()
             self.low_bits.zero_()
 
+    def spans(self, x: Tensor) -> bool:
+        """Whether all of `x` lies in the range that was observed; True where nothing was, and of nothing. Waits for the device.
+
+        Examples
+        --------
+        >>> observer = Observer()
+        >>> _ = observer(torch.tensor([-1.0, 3.0]))
+        >>> observer.spans(torch.tensor([0.0, 3.0])), observer.spans(torch.tensor([4.0]))
+        (True, False)
+        """
+        if x.numel() == 0 or self.lowest.numel() == 0 or self.counts.elements == 0:
+            return True
+        low, high = x.detach().aminmax()
+        return bool((low >= self.lowest.min()) & (high <= self.highest.max()))
+
     def merge(self, other: Observer) -> None:
         """Add what another observer saw, as if this one had seen it too: exact, in any order.
 

@@ -49,6 +49,7 @@ from qsim.simulation import warned_of
 from qsim.simulation.as_the_model import AsTheModel
 from qsim.simulation.bank import ByKey, QuantizerBank
 from qsim.simulation.eval_mode import EvalMode
+from qsim.simulation.folded_hooks import FoldedHooks
 from qsim.simulation.state_names import NamedAsTheModel
 from qsim.simulation.summarize import summarize
 from qsim.simulation.summary import Summary
@@ -139,20 +140,19 @@ class Simulation(NamedAsTheModel, AsTheModel):
 
     def simulate(self, examples: Sequence[Arguments], recording: Recording, folding: FoldReport, known: Mapping[str, Quantizer]) -> None:
         """Plan, attach. `recording` is the model's as it is; `known` are quantizers to go on with."""
-        self.derived, self.eval_mode = Derived(), EvalMode()
+        self.derived, self.followed, self.eval_mode, self.folded_hooks = Derived(), {}, EvalMode(), FoldedHooks(self.model, self.folds)
         tape, notes = recording
         decided = plan(tape, self.config)
         if decided.mistyped and not known:
             raise ValueError(f"QuantSim: {'; '.join(decided.mistyped)}")
         self.decisions = decided.decisions
         warned_of.unseen_weights(decided.unseen)
-        self.switch.calls_compiled = tape.calls_compiled
+        self.switch.note(tape)
         formats = self.quantization.formats if known else {}
         self.quantization = QuantizerBank(self.model, self.decisions, known)
         # its broadcast of buffers before every forward would cost a sketch per activation, and overwrite what ranks observed
         self._ddp_params_and_buffers_to_ignore = [f"quantization.{name}" for name in rank_local(dict(self.quantization.items()))]
         notes = notes + attach(self.model, decided, find_savings(decided), self.quantization.by_key(), self.switch)
-        self.followed = {}
         self.fall_back({name: format for name, format in formats.items() if name in self.decisions.operations})
         kept = [f"BatchNorm '{name}' is not folded: {reason}" for name, reason in folding.kept.items()]
         self.notes = list(dict.fromkeys([*kept, *folding.warnings, *decided.notes, *notes]))
@@ -208,6 +208,7 @@ class Simulation(NamedAsTheModel, AsTheModel):
         """The model's forward, simulated. Raises NoEncodingError before calibration."""
         refuse_exporter(self.switch.on)
         self.eval_mode.look(self)
+        self.folded_hooks.look()
         if self.evaluator is not None and self.switch.on:
             return self.evaluator(self, args, kwargs)
         try:
@@ -268,7 +269,7 @@ class Simulation(NamedAsTheModel, AsTheModel):
         return self if sharded_modules(self) else self.model
 
     def forward_batch(self, model: nn.Module, batch: Any) -> Any:
-        args, kwargs = to_device(arguments_of(batch, self.examples), model)
+        args, kwargs = self.switch.arguments(model, to_device(arguments_of(batch, self.examples), model))
         with unfit_told((args, kwargs), lambda: self.calls, self.model):
             return model(*args, **kwargs)
 

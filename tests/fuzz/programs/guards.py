@@ -21,7 +21,7 @@ from qsim.graph.execute.place import QUIET, Place
 from qsim.graph.execute.traced import TracedMode
 from qsim.graph.plan import plan
 from qsim.graph.plan.dataflow import Dataflow
-from qsim.graph.record import call_sites, record, tape
+from qsim.graph.record import call_sites, record, recorder, tape
 from qsim.graph.record.tape import Origin, Tape, indirect
 from qsim.graph.record.written_state import Held
 from qsim.simulation import simulation
@@ -148,7 +148,7 @@ _SHOWN = _put(  # what Dynamo hides is taken for shown
     (call_sites, "_HIDING_FILES", ()),
     (call_sites, "_known", {}),
     (call_sites.CallSite, "is_method_abs", True),
-    (record, "visible", lambda function: True),
+    (recorder, "visible", lambda function: True),
 )
 
 
@@ -176,7 +176,7 @@ GUARDS: dict[str, Guard] = {
     # Which call it is.
     "call sites": Guard(
         "a call is recognized by where it is written, not by its name",
-        _put((record, "call_key", _by_name), (place, "call_key", _by_name)),
+        _put((recorder, "call_key", _by_name), (place, "call_key", _by_name)),
         ("hand-written", "off"),
     ),
     "weights anywhere": Guard(
@@ -249,12 +249,12 @@ GUARDS: dict[str, Guard] = {
     ),
     "writes": Guard(
         "version counters tell what was written in place",
-        _put((record, "version_of", _always(0)), (tape, "version_of", _always(0))),
+        _put((recorder, "version_of", _always(0)), (tape, "version_of", _always(0))),
         ("hand-written", "off", "savings"),
     ),
     "one memory": Guard(
         "names of one memory are told by their storage",
-        _put((tape, "memory_of", _always(None)), (record, "memory_of", _always(None))),
+        _put((tape, "memory_of", _always(None)), (recorder, "memory_of", _always(None))),
         ("hand-written", "off"),
     ),
     "changed again": Guard(
@@ -318,7 +318,7 @@ GUARDS: dict[str, Guard] = {
     ),
     "generators": Guard(
         "the body of a generator runs under its container's mode",
-        _put((simulated, "driven", lambda generator, mode: generator), (record, "driven", lambda generator, mode: generator)),
+        _put((simulated, "driven", lambda generator, mode: generator), (recorder, "driven", lambda generator, mode: generator)),
         ("hand-written",),
         "returns='generator'",
     ),

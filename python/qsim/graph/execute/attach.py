@@ -48,7 +48,7 @@ def attach(
             notes.append(Telling(f"'{path}' is not simulated: its class {original.__name__} takes no subclass here ({error})"))
             continue
         met[original] += 1
-        inputs = Inputs(original, plan, quantizers) if path == "" and plan.inputs else None
+        inputs = Inputs(original, plan, quantizers, switch.written) if path == "" and plan.inputs else None
         vars(module)[PLACE] = (made[path], inputs)
     return [*notes, *_with_dense_gradients(model, plan)]
 

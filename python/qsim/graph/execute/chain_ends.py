@@ -10,11 +10,13 @@ from torch.overrides import TorchFunctionMode
 
 from qsim.graph.execute.abroad import Abroad
 from qsim.graph.execute.inputs import operand
+from qsim.graph.execute.left_to_readers import LeftToReaders
 from qsim.graph.execute.links import Link, NodeCall, Passage
 from qsim.graph.execute.lowered import Operands
 from qsim.graph.execute.place import Place
-from qsim.graph.execute.shortcuts import hands_to_hooks
+from qsim.graph.execute.shortcuts import hands_to_hooks, is_plain_eager
 from qsim.graph.record.tape import Slot
+from qsim.runs.arguments import is_dense
 
 
 class ChainEnds(TorchFunctionMode):
@@ -33,6 +35,7 @@ class ChainEnds(TorchFunctionMode):
         self.handed: dict[int, Any] = {}  # results of nodes whose chain goes on
         self.begun: dict[int, bool] = {}  # nodes that end a chain, and whether it began
         self.abroad = Abroad(container) if place.path == "" and container is not None else None
+        self.left: LeftToReaders | None = None  # Dynamo knows no such dictionary
         self.taken: dict[int | str, int] = {}  # how often a chain went on with what was handed on
         self.trusted: list[int] = []  # nodes of which that is taken for granted: Dynamo traces what is under a checkpoint apart
 
@@ -44,11 +47,13 @@ class ChainEnds(TorchFunctionMode):
         """Those of the operands of a node that were made, in this call, by what makes them in the examples, or are what others read before
         it with the same quantizer."""
         after, memory, standing = self.place.after.get(node, {}), self.place.memory.get(node, {}), []
-        again = self.place.again.get(node, {})
+        again, made = self.place.again.get(node, {}), self.place.made.get(node, {})
         for slot, name in self.place.first_read.get(node, {}).items():
             self.remember(name, operand(slot, args, kwargs))
         for slot, quantize in operands:
             stands = (slot not in after or any(map(self.was_made, after[slot]))) and not self.strayed((node, slot))
+            if stands and slot in made:
+                stands = self.is_constant(made[slot], operand(slot, args, kwargs))
             if stands and slot in memory:
                 stands = self.is_of(memory[slot], operand(slot, args, kwargs), (node, slot))
             if stands and slot in again:
@@ -64,6 +69,11 @@ class ChainEnds(TorchFunctionMode):
         link, abroad = self.place.passed_links[number], self.abroad
         if link is not None and abroad is not None and not abroad.trusts:
             (abroad.strayed.discard if self.is_handed_on(link, args, kwargs) else abroad.strayed.add)(link.name)
+
+    def is_constant(self, key: str, t: Any) -> bool:
+        """Whether an operand may be the constant that was calibrated, and no data: another path may put that there."""
+        is_data = isinstance(t, Tensor) and t.is_floating_point() and is_dense(t) and not t.is_meta
+        return not is_data or self.place.switch.marks or not is_plain_eager() or self.place.spans(key, t)
 
     def strayed(self, where: tuple[int, Slot]) -> bool:
         """Whether what a call that no mode meets has made for an operand is, in this call, of something else than in the examples."""

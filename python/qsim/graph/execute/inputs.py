@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,11 +13,31 @@ from torch import Tensor, nn
 from qsim.graph.execute.lowered import LiveMaker, Lowered, Quantize
 from qsim.graph.execute.marks import Mark
 from qsim.graph.plan.actions import QuantizationPlan
-from qsim.graph.record.tape import InputSlot, Slot
+from qsim.graph.record.tape import InputSlot, Slot, version_of
 from qsim.quantizers.quantizer import Quantizer
 from qsim.runs.arguments import Arguments, is_dense, replaced
 
 Paths = list[tuple[tuple[Any, ...], Quantize]]
+
+
+class Copy(NamedTuple):
+    """What the model gets in place of an argument: the argument, by its name and the path inside, what is passed instead, and that as it
+    is before the call: its version, and its numbers if the model writes into it in the examples."""
+
+    path: tuple[Any, ...]
+    given: Tensor
+    passed: Tensor
+    version: int
+    before: Tensor | None
+
+    def settle(self) -> bool:
+        """Write what the model wrote into the argument, which its caller has. False where no example showed that it would."""
+        if self.before is None:
+            return version_of(self.passed) == self.version
+        if self.passed.shape == self.given.shape:
+            now = torch.where(self.passed != self.before, self.passed, self.given)
+            (self.given.detach() if self.given.requires_grad and self.given.is_leaf else self.given).copy_(now)
+        return True
 
 
 class Inputs:
@@ -28,15 +49,20 @@ class Inputs:
         The model's class.
     plan : QuantizationPlan
     quantizers : mapping of str to Quantizer
+    written : collection of InputSlot
+        Those that the model writes into.
     """
 
-    def __init__(self, cls: type[nn.Module], plan: QuantizationPlan, quantizers: Mapping[str, Quantizer]) -> None:
+    def __init__(
+        self, cls: type[nn.Module], plan: QuantizationPlan, quantizers: Mapping[str, Quantizer], written: Collection[InputSlot] = ()
+    ) -> None:
         parameters = list(inspect.signature(cls.forward).parameters.values())[1:]  # without self
         self.positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
         paths = {slot if isinstance(slot, tuple) else (slot,): key for slot, key in plan.inputs.items()}
         make = LiveMaker(quantizers)
         self.paths: Paths = [(path, make.quantized(key, True, enters=True)) for path, key in paths.items()]
         self.marked: Paths = [(path, Mark(key)) for path, key in paths.items()]
+        self.written = [slot in written for slot in plan.inputs]
         self.posts = [plan.regions.inputs[slot] for slot in plan.inputs]
         self.planned = self.fallen = self.paths, self.marked
 
@@ -52,15 +78,23 @@ class Inputs:
         ]
         self.fallen = paths, [mark for mark, as_planned in zip(self.marked, integer, strict=True) if as_planned]
 
-    def quantize(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, marks: bool, falls_back: bool) -> Arguments:
-        """The arguments of a call with the planned ones quantized; `marks` and `falls_back` as in `Switch`."""
+    def quantize(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, marks: bool, falls_back: bool, copies: list[Copy] | None = None
+    ) -> Arguments:
+        """The arguments of a call with the planned ones quantized; `marks` and `falls_back` as in `Switch`. `copies`: gets what is put in
+        their place; while Dynamo traces, of what the examples show to be written."""
         paths, marked = self.fallen if falls_back else self.planned
-        for (slot, *path), quantizer in marked if marks else paths:
-            slot = self._as_passed(slot, args, kwargs)
-            if isinstance(slot, int):
-                args = (*args[:slot], _at(args[slot], path, quantizer), *args[slot + 1 :])
-            elif slot is not None:
-                kwargs = {**kwargs, slot: _at(kwargs[slot], path, quantizer)}
+        for ((slot, *path), quantizer), written in zip(marked if marks else paths, self.written, strict=False):
+            passed = self._as_passed(slot, args, kwargs)
+            name = self.positional[slot] if isinstance(slot, int) and slot < len(self.positional) else slot
+            noted = copies is not None and (written or not torch.compiler.is_dynamo_compiling())
+            change: Callable[[Any], Any] = functools.partial(quantized, quantize=quantizer)
+            if noted:
+                change = _copying(copies, (name, *path), quantizer, written)
+            if isinstance(passed, int):
+                args = (*args[:passed], replaced(args[passed], path, change), *args[passed + 1 :])
+            elif passed is not None:
+                kwargs = {**kwargs, passed: replaced(kwargs[passed], path, change)}
         return args, kwargs
 
     def _as_passed(self, slot: InputSlot, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | str | None:
@@ -73,8 +107,14 @@ class Inputs:
         return name if isinstance(name, str) and name in kwargs else None
 
 
-def _at(tree: Any, path: list[Any], quantizer: Quantize) -> Any:
-    return replaced(tree, path, lambda value: quantized(value, quantizer))
+def _copying(copies: Any, path: tuple[Any, ...], quantizer: Quantize, written: bool) -> Callable[[Any], Any]:
+    def change(value: Any) -> Any:
+        found = quantized(value, quantizer)
+        if found is not value:
+            copies.append(Copy(path, value, found, 0 if written else version_of(found), found.detach().clone() if written else None))
+        return found
+
+    return change
 
 
 def quantized(value: Any, quantize: Quantize) -> Any:
@@ -117,9 +157,11 @@ def with_operands(args: tuple[Any, ...], kwargs: dict[str, Any], operands: tuple
 
 
 def _quantized_entry(value: Any, index: int | None, quantize: Quantize) -> Any:
-    """`value`, or its entry at `index`, quantized."""
+    """`value`, or its entry at `index`, quantized. A list may be shorter than in the examples."""
     if index is None:
         return quantized(value, quantize)
+    if index >= len(value):
+        return value
     return type(value)([*value[:index], quantized(value[index], quantize), *value[index + 1 :]])
 
 

@@ -17,12 +17,14 @@ from qsim._library import LEFT_TO_PYTHON
 from qsim.graph.execute.chain_ends import ChainEnds
 from qsim.graph.execute.inputs import computes, is_float, with_operands, with_outputs
 from qsim.graph.execute.known import FUNCTION_NAMES, is_quiet, note_function
-from qsim.graph.execute.nodes import Node
+from qsim.graph.execute.left_to_readers import LeftToReaders
+from qsim.graph.execute.nodes import HOOK, PASSED, QUIET, STRANGE, Node
 from qsim.graph.execute.ownership import dies
-from qsim.graph.execute.place import HOOK, PASSED, QUIET, STRANGE, UNKNOWN_PATH, Place
+from qsim.graph.execute.place import UNKNOWN_PATH, Place, note_longer
 from qsim.graph.execute.recurrent_layers import as_one
 from qsim.graph.execute.shortcuts import is_plain_eager
 from qsim.graph.execute.uncompiled import Uncompiled
+from qsim.graph.plan.actions import Readers
 from qsim.graph.record.call_sites import CallSite, Spot, call_site, sites_above
 from qsim.graph.record.containers import full_name
 from qsim.graph.record.resume import keep_unchanged, recompute_under
@@ -70,6 +72,7 @@ class LocalMode(ChainEnds):
         beyond: tuple[Any, ...] = (),
     ) -> None:
         super().__init__(place, container, [0] * place.width if counts is None else counts)
+        self.left = None if self.abroad is None else LeftToReaders()
         self.training, self.beyond = training, beyond
         self.at = -1  # the node of the last call
         self.hints = place.no_hints if beyond else place.hints  # they know no more of the stack than there is
@@ -87,7 +90,7 @@ class LocalMode(ChainEnds):
     def within(self, outer: Any) -> LocalMode:
         """Called in a container whose mode, if it has one, is `outer`."""
         if isinstance(outer, LocalMode):
-            self.abroad, self.outer = outer.abroad, outer
+            self.abroad, self.left, self.outer = outer.abroad, outer.left, outer
         return self
 
     def __enter__(self) -> LocalMode:
@@ -111,9 +114,11 @@ class LocalMode(ChainEnds):
         places = self.place.places
         return type(self)(places.get(full_name(self.leaf[0] or self.place.path, name)) or places[UNKNOWN_PATH], self.training).within(self)
 
-    def end(self) -> None:
-        """The call of the container is over."""
+    def end(self, out: Any) -> None:
+        """The call of the container is over, and returns `out`."""
         self.place.note_end(self.training, self.counts, self.passed_by)
+        if self.left and self.outer is None:
+            self.left.note_returned(out)
         self.tell()
 
     def tell(self) -> None:
@@ -235,7 +240,7 @@ class LocalMode(ChainEnds):
         if own is not None and self.container is not None:
             slot, weight_of = own
             value = args[slot] if isinstance(slot, int) and slot < len(args) else kwargs.get(str(slot))
-            if isinstance(value, nn.Parameter) and value is not weight_of(self.container):  # another branch's
+            if isinstance(value, Tensor) and value is not weight_of(self.container):  # another branch's, or data
                 return STRANGE
         return node
 
@@ -255,18 +260,25 @@ class LocalMode(ChainEnds):
 
     def met(self, node: int, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call that leads to a node."""
-        operands, outputs, instead, link, written_out, overwrites = self.nodes[node]
+        operands, outputs, instead, link, written_out, overwrites, left = self.nodes[node]
+        if self.left and (operands or outputs):
+            self.left.note_read(self.place, node, args, kwargs)
         if link is not None and link.before and not self.has_begun(node, link, args, kwargs):
             outputs, instead = (), None
             self.broken(node, None)
         given_away = overwrites and dies(args, kwargs, func, _frame_at(2))
         if operands:
+            if isinstance(operands[-1][0], tuple):
+                lengths = [(at, len(given)) for at, given in enumerate(args) if isinstance(given, (tuple, list))]
+                note_longer(self.place.token, node, tuple(lengths))
             if node in self.place.conditional:
                 operands = self.standing(node, operands, args, kwargs)
             args, kwargs = with_operands(args, kwargs, operands)
         if instead is not None and (quantized := instead(args, kwargs, given_away)) is not None:
             if link is not None and link.remembered:
                 self.remember(link.remembered, quantized)
+            if self.left:
+                self.left.settle(quantized)
             return quantized
         if instead is not None and given_away:
             func, args, kwargs = instead.overwriting(func, args, kwargs)
@@ -277,12 +289,21 @@ class LocalMode(ChainEnds):
             outputs = self.plain[node].outputs
         if outputs:
             out = with_outputs(out, outputs, () if given_away else args)
+            if self.left:
+                self.left.settle(out)
         if link is not None and isinstance(out, Tensor):
             if link.goes_on:
                 self.handed[node] = self.refer(out)
             if link.name and self.abroad is not None:
                 self.abroad.handed.setdefault(link.name, []).append(self.refer(out))
+        if left is not None:
+            self.leave(out, left, node)
         return out
+
+    def leave(self, out: Any, readers: Readers, node: int) -> None:
+        """Look, from now on, who reads what a node returned."""
+        if self.left is not None:
+            self.left.add(out, readers, self.place, node)
 
     def unplanned(self, node: int, name: str, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, bool]:
         """What a call returns that leads to no node, and whether weights were quantized for it."""

@@ -12,7 +12,7 @@ from qsim.graph.execute.inputs import as_it_is
 from qsim.graph.execute.links import Link
 from qsim.graph.execute.lowered import LiveMaker, Quantize, planned_site
 from qsim.graph.execute.shortcuts import DirectOperand, InPlace, Kept, Rectifier
-from qsim.graph.plan.actions import Actions, QuantizationPlan
+from qsim.graph.plan.actions import Actions, QuantizationPlan, Readers
 from qsim.graph.plan.savings import Saving
 from qsim.graph.record.containers import ParameterOf
 from qsim.graph.record.tape import Slot
@@ -21,12 +21,17 @@ from qsim.operations.half import Half
 from qsim.quantizers.bias import BiasQuantizer
 from qsim.quantizers.quantizer import Quantizer
 
+# In place of the key of a node: a call that the examples did not show; one in a hook; one where nothing is to be done.
+STRANGE, HOOK, QUIET = -1, -2, -3
+PASSED = -4  # and below: calls that lead nowhere, and whose results are quantized where they are read
+
 WrittenOut = Half | Gated
 
 
 class Node(NamedTuple):
     """What happens at one call: what quantizes operands, by slot, and outputs, by index; what may take the call's place; where
-    it stands in a chain; how it is written out, in half precision or with a quantized gate; whether it may write into its first operand."""
+    it stands in a chain; how it is written out, in half precision or with a quantized gate; whether it may write into its first operand;
+    who alone reads its result, where that is in float for it."""
 
     operands: tuple[tuple[Slot, Quantize], ...] = ()
     outputs: tuple[tuple[int, Quantize], ...] = ()
@@ -34,6 +39,7 @@ class Node(NamedTuple):
     link: Link | None = None
     written_out: WrittenOut | None = None
     overwrites: bool = False
+    left: Readers | None = None
 
 
 @dataclass(frozen=True)
@@ -64,11 +70,11 @@ def rename(nodes: Nodes, renaming: Collection[int]) -> None:
 
 
 def own_weight(path: str, plan: QuantizationPlan, actions: Actions) -> tuple[Slot, ParameterOf] | None:
-    """Where a site takes a parameter of its container as a weight, and how to get that from the container."""
+    """Where a site takes a parameter or buffer of its container as a constant, and how to get that from the container."""
     prefix = f"{path}." if path else ""
     for slot, use in actions.operands.items():
         planned = plan.quantizers[use.key]
-        if planned.role == "weight" and planned.parameter is not None and planned.parameter.startswith(prefix):
+        if planned.role in ("weight", "constant") and planned.parameter is not None and planned.parameter.startswith(prefix):
             return slot, ParameterOf(planned.parameter.removeprefix(prefix))
     return None
 

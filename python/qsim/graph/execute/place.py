@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections import Counter
 from collections.abc import Collection, Mapping
 from itertools import count
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 from torch.overrides import _get_current_function_mode
 
 from qsim.graph.execute.homes import homes_of
@@ -18,25 +17,35 @@ from qsim.graph.execute.known import known_calls
 from qsim.graph.execute.links import calls_before, ends_between, links_of, memory_read, passed_link, reads_again
 from qsim.graph.execute.lowered import LiveMaker, Maker, MarkMaker, Quantize, fallen_site, marked, planned_site, site_beside
 from qsim.graph.execute.marks import BiasMark, Mark
-from qsim.graph.execute.nodes import Apart, Node, Nodes, WrittenOut, own_weight, own_weights, rename, saving_node, weights_read
+from qsim.graph.execute.nodes import (
+    HOOK,
+    PASSED,
+    QUIET,
+    STRANGE,
+    Apart,
+    Node,
+    Nodes,
+    WrittenOut,
+    own_weight,
+    own_weights,
+    rename,
+    saving_node,
+    weights_read,
+)
+from qsim.graph.execute.noticed import Noticing
 from qsim.graph.execute.shortcuts import FrugalMaker, Kept
 from qsim.graph.execute.switch import Switch
 from qsim.graph.plan.actions import Actions, QuantizationPlan
 from qsim.graph.plan.savings import Saving, kept_operands
 from qsim.graph.record.call_sites import LEAF, CallSite, Spot, kind_of_code, layer_in
-from qsim.graph.record.containers import full_name
 from qsim.graph.record.routes import Route, Site, call_key
-from qsim.graph.record.tape import CallKey, Slot
+from qsim.graph.record.tape import CallKey
 from qsim.operations.functions import MAC
 from qsim.operations.gates import Gated
 from qsim.operations.half import Half
+from qsim.quantizers.observer import Observer
 from qsim.quantizers.quantizer import Quantizer
 from qsim.runs.arguments import Arguments
-
-# In place of a key: a call that the examples did not show; one in a hook; one where nothing is to be done.
-STRANGE, HOOK, QUIET = -1, -2, -3
-PASSED = -4  # and below: calls that lead nowhere, and whose results are quantized where they are read
-
 
 UNKNOWN_PATH = "?"  # in place of the path of a frame that the examples did not show
 
@@ -57,7 +66,7 @@ class Hint(NamedTuple):
     key: int
 
 
-class Place:
+class Place(Noticing):
     """What one container does: the quantizers at each of its nodes, and the calls that lead there.
 
     Read-only while the model runs, but for what it learns: hints, and what ran that the examples did not show.
@@ -118,8 +127,11 @@ class Place:
         self._ops = [*(site.op for site in route.sites), *(found.function for found in elsewhere.values())]
         halves = [*(plan.halves.get(site) for site in route.sites), *beyond]
         live: list[WrittenOut | None] = [half or self._gated(at, LiveMaker(quantizers)) for at, half in enumerate(halves)]
-        running = [[n._replace(link=links.get(at), written_out=live[at]) for at, n in enumerate(nodes)] for nodes in (plain, saving)]
-        traced = [n._replace(link=links.get(at), written_out=self._gated(at, MarkMaker())) for at, n in enumerate(with_marks)]
+        left = [*map(plan.regions.left_to_readers.get, route.sites), *beyond]
+        for nodes in (plain, saving, with_marks):
+            nodes[:] = [n._replace(link=links.get(at), left=left[at]) for at, n in enumerate(nodes)]
+        running = [[n._replace(written_out=live[at]) for at, n in enumerate(nodes)] for nodes in (plain, saving)]
+        traced = [n._replace(written_out=self._gated(at, MarkMaker())) for at, n in enumerate(with_marks)]
         for at, site in enumerate(route.sites):
             for nodes in running if site.moves else ():
                 nodes[at] = nodes[at]._replace(operands=tuple((slot, Apart(quantize)) for slot, quantize in nodes[at].operands))
@@ -139,13 +151,13 @@ class Place:
         self.weight_keys, self.rounded = plan.weights, plan.rounded
         self.after, self.memory, self.through = calls_before(route, plan), memory_read(route, plan), ends_between(route, plan)
         self.first_read, self.again = reads_again(route, plan)
-        asking = {*self.after, *self.memory, *(node for node, _ in self.through)}
+        self.made = {at: plan.regions.made[site] for at, site in enumerate(route.sites) if site in plan.regions.made}
+        asking = {*self.made, *self.after, *self.memory, *(node for node, _ in self.through)}
         self.conditional = {*asking, *self.first_read, *self.again}  # nodes with operands that ask what made them, or who else reads them
         self.places: dict[str, Place] = {}  # of all containers of the model, and of the frames in them, by path
-        self._expected = {training: _always(list(route.nodes), calls) for training, calls in route.calls.items()}
-        self._expected_passed = {training: _always(passed, calls) for training, calls in route.calls.items()}
-        self._passed = [(route.unmet[key].name, route.unmet[key].steps[0].line) for key in passed]
-        self._ends: dict[tuple[bool, tuple[int, ...], int | None], list[str]] = {}  # what calls with these counts missed
+        self.changing = {at for at, site in enumerate(route.sites) if any(step.changed for step in site.steps)}
+        self.lists = [_lists(found) for found in self._actions]
+        self.expect(route, passed)
         self.homes = homes_of(path, plan, quantizers, kept)
         self._forget()
 
@@ -198,6 +210,11 @@ class Place:
     def has_ranges(self) -> bool:
         """Whether anything of the simulation was calibrated."""
         return any(not quantizer.lacks_encoding for quantizer in self._quantizers.values())
+
+    def spans(self, key: str, t: Tensor) -> bool:
+        """Whether a constant lies in the range that was observed of those before it, if that is known."""
+        observer = self._quantizers[key].observer
+        return self._quantizers[key].observing or not isinstance(observer, Observer) or observer.spans(t)
 
     # Which call it is.
 
@@ -270,73 +287,6 @@ class Place:
         format = self.switch.format_of(key)
         return marked(value, key, format) if self.switch.marks else self._quantizers[key].quantize(value, fallback=format)
 
-    # What ran.
-
-    def note_strange(self, site: CallSite, name: str, key: int = STRANGE, *, weighted: bool = False) -> None:
-        """Note a call that computes something, and that the examples did not show.
-
-        Parameters
-        ----------
-        site : CallSite
-        name : str
-        key : int
-            That of a leaf, if the call is one.
-        weighted : bool
-            Whether its weight was quantized.
-        """
-        if self.quiet or site.spots in self.strange:
-            return
-        self.strange[site.spots] = None
-        planned = self.planned.plain[self.nodes_of[key][0] or 0] if key >= self.width else Node()
-        done, quantized = _what_is_done(planned, weighted), bool(planned.outputs)
-        what = _named(site.leaf_path or full_name(self.path, name), site.line)
-        self.switch.notice(f"{what} ran where the example inputs did not show it{done}", self.path, "" if quantized else name)
-
-    def note_more(self, key: int) -> None:
-        """Note that a leaf is called more often than the examples did."""
-        name, line = self.sites[next(node for node in self.nodes_of[key] if node is not None)]
-        planned = self.planned.plain[self.beyond[key]]
-        text = f"{_named(name, line)} ran more often than the example inputs show{_what_is_done(planned)}"
-        self.switch.notice(text, self.path, "" if planned.outputs else name.rpartition(".")[2])
-
-    def note_broken(self, node: int, slot: Slot | None) -> None:
-        """Note that a chain ends that did not begin: its quantizer is for what an operation returned that did not run. `slot`: it stands
-        at this operand; None: at the result."""
-        (name, line), planned = self.sites[node], self._actions[node]
-        self.switch.refused |= set(planned.outputs.values()) if slot is None else {planned.operands[slot].key}
-        what = "result" if slot is None else f"operand {slot}"
-        text = f"{_named(name, line)} ran on what the example inputs did not show it: its {what} stays in float"
-        self.switch.notice(text, self.path, name.rpartition(".")[2])
-
-    def note_end(self, training: bool, counts: list[int], passed: int | None) -> list[str]:
-        """Note what is planned and every recorded call reaches, and this one has not; and return it.
-
-        Parameters
-        ----------
-        training : bool
-        counts : list of int
-        passed : int or None
-            The calls that lead nowhere and came by, a bit for each; None where none can be seen.
-        """
-        known = training, tuple(counts), passed
-        if known in self._ends:
-            return self._ends[known]
-        missed: list[str] = []
-        if len(self._ends) < _CALLS:
-            self._ends[known] = missed
-        for key in self._expected[training]:
-            node = next(at for at in self.nodes_of[key] if at is not None)
-            if counts[key] == 0 and passed is None and self._actions[node].gate is not None:
-                sentence = f"torch.compile hides {_named(*self.sites[node])}: compiled, its gate stays in float"
-                self.switch.notice(sentence, self.path, "", "Evaluate it without torch.compile, or take its type out of Profile.gates.")
-            elif counts[key] == 0 and (self._actions[node].operands or self._actions[node].outputs):
-                missed.append(_named(*self.sites[node]))
-        if passed is not None:
-            missed += [_named(*self._passed[number]) for number in self._expected_passed[training] if not passed >> number & 1]
-        for name in missed:
-            self.switch.notice(f"{name} is planned, and was not reached where the example inputs did", self.path, "")
-        return missed
-
     # Fallback.
 
     def fall_back(self, formats: Mapping[str, str], kept: dict[tuple[str, ...], Kept]) -> None:
@@ -357,7 +307,8 @@ class Place:
                 format = formats.get(around.operation, "float32")
                 half = None if format == "float32" or nodes is self.fallen.with_marks else Half(self._ops[at], format, narrow=False)
                 gated = isinstance(nodes[at].written_out, Gated) and around.operation in formats
-                nodes[at] = Node(*found, link=nodes[at].link, written_out=half or (None if gated else nodes[at].written_out))
+                written_out = half or (None if gated else nodes[at].written_out)
+                nodes[at] = Node(*found, link=nodes[at].link, written_out=written_out, left=nodes[at].left)
         rename(self.fallen, self._renaming)
         self._be_another()
 
@@ -367,19 +318,7 @@ class Place:
         return None if key is None else Gated(self._ops[at], make.quantized(key, True))
 
 
-def _named(name: str, line: str) -> str:
-    """An operation as a sentence names it: 'encoder.add' (model.py:12)."""
-    return f"'{name}' ({line})" if line else f"'{name}'"
-
-
-def _what_is_done(planned: Node, weighted: bool = False) -> str:
-    """What is said of a call that the examples did not show."""
-    weight = ", its weight is quantized" if weighted or planned.operands else ""
-    return weight + (", its result by its own quantizer" if planned.outputs else ", its result stays in float")
-
-
 _HINTS = 4  # so many different calls may follow one and be recognized at once
-_CALLS = 256  # so many ways through a container are remembered as complete
 _tokens = count()
 _places: weakref.WeakValueDictionary[int, Place] = weakref.WeakValueDictionary()
 
@@ -389,9 +328,18 @@ def place_of(token: int) -> Place:
     return _places[token]
 
 
-def _always(keys: list[CallKey], calls: list[Counter[CallKey]]) -> list[int]:
-    """Numbers of the keys that every recorded call has."""
-    return [number for number, key in enumerate(keys) if calls and all(call[key] for call in calls)]
+def note_longer(token: int, node: int, lengths: tuple[tuple[int, int], ...]) -> None:
+    """See `Noticing.note_longer`; what Dynamo takes for a constant."""
+    place_of(token).note_longer(node, lengths)
+
+
+def _lists(actions: Actions) -> dict[int | str, int]:
+    """The operands that are lists of which entries are quantized, with the number of the entry behind the last of these."""
+    found: dict[int | str, int] = {}
+    for slot in actions.operands:
+        if isinstance(slot, tuple):
+            found[slot[0]] = max(found.get(slot[0], 0), slot[1] + 1)
+    return found
 
 
 def _frame_at(frame: FrameType, distance: int) -> FrameType:

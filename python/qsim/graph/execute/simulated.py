@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import _get_current_function_mode, _get_current_function_mode_stack
 
+from qsim.graph.execute.inputs import Copy
 from qsim.graph.execute.methods import PLACE, methods
 from qsim.graph.execute.mode import LocalMode
 from qsim.graph.execute.other_exporters import refuse_exporter, refuse_script
@@ -55,17 +56,23 @@ class Simulated(Swapped):
         outer = _get_current_function_mode()  # type: ignore[no-untyped-call]
         is_traced = torch.compiler.is_dynamo_compiling()
         switch = switch_of(place, outer) if is_traced else place.switch
+        if not (is_traced or torch.is_grad_enabled()) and switch.needs_gradients and outer is None:
+            return _with_gradients(self, args, kwargs)
         if not switch.on:
             return super().forward(*args, **kwargs)
         refuse_exporter(not switch.marks)
+        copies: list[Copy] | None = None if switch.marks else []
         if inputs is not None:
-            args, kwargs = inputs.quantize(args, kwargs, marks=switch.marks, falls_back=switch.falls_back)
+            args, kwargs = inputs.quantize(args, kwargs, marks=switch.marks, falls_back=switch.falls_back, copies=copies)
         mode: Any = switch.traced_mode(place, self.training, self, None, switch) if is_traced else switch.mode(place, self.training, self)
         with mode.within(outer):
             out = super().forward(*args, **kwargs)
         if type(out) is GeneratorType:
             return _to_its_end(out, mode)
-        mode.end()
+        for each in copies or ():
+            if not each.settle():
+                place.note_written(each.path)
+        mode.end(out)
         return out
 
     def train(self, mode: bool = True) -> Simulated:
@@ -104,6 +111,11 @@ class Simulated(Swapped):
         return _rebuild, (type(self)._original, *type(self)._made_as), state  # type: ignore[attr-defined]
 
 
+def _with_gradients(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    with torch.enable_grad():
+        return module(*args, **kwargs)
+
+
 def _to_its_end(generator: GeneratorType[Any, Any, Any], mode: LocalMode) -> Generator[Any, Any, Any]:
     """What a forward that is a generator returns; its call is over when nothing more is asked of it."""
     try:
@@ -111,7 +123,7 @@ def _to_its_end(generator: GeneratorType[Any, Any, Any], mode: LocalMode) -> Gen
     except GeneratorExit:
         mode.tell()
         raise
-    mode.end()
+    mode.end(value)
     return value
 
 

@@ -11,6 +11,9 @@ from torch.overrides import TorchFunctionMode
 
 from qsim.graph.execute.standing import Standing
 from qsim.graph.record.containers import ParameterOf
+from qsim.graph.record.own_arguments import own_arguments
+from qsim.graph.record.tape import InputSlot, Tape
+from qsim.runs.arguments import Arguments
 from qsim.warning import warn
 
 _EXAMPLE = "Give the call as an example too: QuantSim(model, [example, other], ...)."
@@ -30,6 +33,10 @@ class Switch:
         What Dynamo reaches quantizers by.
     calls_compiled : bool
         Whether the model calls functions that it has compiled itself.
+    needs_gradients : bool
+        Whether the model asks for gradients in its forward.
+    written : frozenset of InputSlot
+        What the model writes into, of what its caller passes.
     model : nn.Module or None
     noticed : dict of str to (str, str)
         What ran otherwise than the example inputs showed: sentences, with the path of the container and the function whose result is
@@ -45,7 +52,8 @@ class Switch:
         self.saves = True
         self.marks = False
         self.falls_back = True
-        self.calls_compiled = False
+        self.calls_compiled = self.needs_gradients = False
+        self.written: frozenset[InputSlot] = frozenset()
         self.mode, self.traced_mode = mode, traced_mode
         self.standing = Standing()
         self.model: nn.Module | None = None
@@ -90,6 +98,15 @@ class Switch:
             self.noticed[sentence] = path, function
             if not self.marks:
                 self.unsaid[sentence] = advice
+
+    def note(self, tape: Tape) -> None:
+        """Note what is asked of the recording in each call."""
+        self.calls_compiled, self.needs_gradients = tape.calls_compiled, tape.needs_gradients
+        self.written = frozenset(tape.written_into)
+
+    def arguments(self, model: nn.Module, given: Arguments) -> Arguments:
+        """What a model gets of a batch: copies where it writes into them, so that another run gets the same."""
+        return own_arguments(model, given)[0] if self.written else given
 
     def tell_of_break(self, path: str) -> None:
         """Warn, once, that a container was to be compiled and is not."""

@@ -15,18 +15,23 @@ from qsim.graph.execute.chain_ends import ChainEnds
 from qsim.graph.execute.forms import GONE_THROUGH, Form, form_of, in_form
 from qsim.graph.execute.inputs import computes, is_float
 from qsim.graph.execute.known import QUIET_NAMES
+from qsim.graph.execute.left_to_readers import note_read_in_graph, note_returned_by_graph, traced_left_to_readers
 from qsim.graph.execute.links import Link
 from qsim.graph.execute.mode import LocalMode
-from qsim.graph.execute.place import QUIET, STRANGE, Place, place_of
+from qsim.graph.execute.nodes import QUIET, STRANGE
+from qsim.graph.execute.place import Place, note_longer, place_of
 from qsim.graph.execute.switch import Switch
-from qsim.graph.record.call_sites import traced_call_site, traced_caller, variable_of_asker
+from qsim.graph.plan.actions import Readers
+from qsim.graph.record.asker import function_of, nodes_of_asker, variable_of_asker
+from qsim.graph.record.call_sites import traced_call_site, traced_caller
 from qsim.graph.record.containers import full_name
 from qsim.graph.record.tape import Slot
-from qsim.operations.functions import ALIAS, ARRAY, COMPOSITE, CONSTRUCTORS, DROPOUTS, ON_ARRAYS, READ_QUANTIZED, SAME, Function
+from qsim.operations.functions import ALIAS, ARRAY, COMPOSITE, CONSTRUCTORS, CREATION, DROPOUTS, ON_ARRAYS, READ_QUANTIZED, SAME, Function
 from qsim.runs.arguments import Arguments
 
 # What Dynamo traces apart: where the functions stand that are.
 _APART: dict[str, tuple[int | str, ...]] = {"tag_activation_checkpoint": (0,), "cond": (1, 2, "true_fn", "false_fn")}
+_LEFT = Readers(frozenset(), False)  # in place of whoever reads a result
 _UNTOLD = 1 << 30  # how often something was called in a branch that may not have been taken: more often than examples did
 
 
@@ -99,6 +104,9 @@ class TracedMode(LocalMode):
         # What is no tensor is the memory of one that is not compiled with this, which Dynamo does not know.
         return not known or any(t is other or not isinstance(other, Tensor) for other in known)
 
+    def is_constant(self, key: str, t: Any) -> bool:
+        return traced_is_constant() if isinstance(t, Tensor) else True
+
     def strayed(self, where: tuple[int, Slot]) -> bool:
         if self.abroad is not None and not self.abroad.trusts:
             for link, operation in self.place.through.get(where, ()):
@@ -113,8 +121,11 @@ class TracedMode(LocalMode):
     def checkpointed_above(self) -> None:
         pass  # what Dynamo traced runs again as it was traced
 
-    def end(self) -> None:
-        traced_end(self.place.token, self.training, tuple(self.counts))
+    def leave(self, out: Any, readers: Any, node: int) -> None:
+        traced_left_to_readers(self.place.token, node)
+
+    def end(self, out: Any) -> None:
+        traced_end(self.place.token, self.training, tuple(self.counts), self.outer is None)
 
     def with_weights(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
         known, given = False, [*args, *kwargs.values()]
@@ -191,13 +202,14 @@ class TracedNodes:
 
     def __getitem__(self, node: int) -> tuple[Any, ...]:  # the fields of a `Node`: to make one takes Dynamo longer than all the rest here
         place, switch = self.place, self.switch
-        operands, outputs, link, is_written_out = traced_node(place.token, node, switch.falls_back, switch.marks)
+        operands, outputs, link, is_written_out, is_left = traced_node(place.token, node, switch.falls_back, switch.marks)
         written_out = None
         if is_written_out:
             nodes = place.fallen if switch.falls_back else place.planned
             written_out = (nodes.with_marks if switch.marks else nodes.plain)[node].written_out
+        made = None if link is None else Link(*link)
         operands, outputs = switch.standing.find(operands), switch.standing.find(outputs)
-        return operands, outputs, None, None if link is None else Link(*link), written_out, False
+        return operands, outputs, None, made, written_out, False, _LEFT if is_left else None
 
 
 def switch_of(place: Place, outer: Any) -> Switch:
@@ -236,21 +248,25 @@ def traced_key(token: int, name: str, framed: bool) -> int:
 
 
 def traced_call(token: int, key: int, count: int) -> tuple[int, Slot | None]:
-    """The node of a call that the examples show, and its first operand; `STRANGE` where more than that decides."""
+    """The node of a call that the examples show, and its first operand; `STRANGE` where more than that decides. Called for `args`, a
+    variable of the function that asks."""
     place = place_of(token)
     nodes = place.nodes_of[key]
     node = nodes[count] if count < len(nodes) else None
+    if node is not None:
+        note_read_in_graph(place, node)
     return (STRANGE, None) if node is None or place.weights[node] is not None else (node, place.floats[node])
 
 
 def traced_node(token: int, node: int, falls_back: bool, marks: bool) -> tuple[Any, ...]:
-    """Operands and results of a node with what stands there, its link, and whether it is written out."""
+    """Operands and results of a node with what stands there, its link, whether it is written out, and whether its result is in float for
+    those that read it."""
     place = place_of(token)
     nodes, tell = place.fallen if falls_back else place.planned, place.switch.standing.tell
     found = (nodes.with_marks if marks else nodes.plain)[node]
     told = [tuple((at, tell(quantize)) for at, quantize in there) for there in (found.operands, found.outputs)]
     link = None if found.link is None else tuple(tuple(each) if isinstance(each, frozenset) else each for each in found.link)
-    return *told, link, found.written_out is not None
+    return *told, link, found.written_out is not None, found.left is not None
 
 
 def traced_form(function: Function) -> Form | None:
@@ -313,15 +329,29 @@ def traced_takes(operation: str) -> bool:
     """Whether the graph has an operation of this name that takes any of `handed`, a variable of the function that asks."""
     handed = variable_of_asker("handed")
     users = [user for item in handed.items for user in item.as_proxy().node.users]
-    return any(getattr(user.target, "__name__", str(user.target)).strip("_") == operation for user in users)
+    return any(function_of(user) == operation for user in users)
 
 
 def traced_broken(token: int, node: int, slot: Slot | None) -> None:
     place_of(token).note_broken(node, slot)
 
 
-def traced_end(token: int, training: bool, counts: tuple[int, ...]) -> None:
+def traced_is_constant() -> bool:
+    """Whether nothing that the graph is given is in `t`, a variable of the function that asks: it was made there."""
+    left = [*nodes_of_asker("t")]
+    while left:
+        node = left.pop()
+        if node.op == "placeholder" and isinstance(node.meta.get("example_value"), Tensor):
+            return False
+        left += [] if node.op == "get_attr" or function_of(node) in CREATION else node.all_input_nodes
+    return True
+
+
+def traced_end(token: int, training: bool, counts: tuple[int, ...], is_root: bool) -> None:
+    """Called for `out`, a variable of the function that asks."""
     place, asking = place_of(token), _asking.pop(token, None)
+    if is_root:
+        note_returned_by_graph()
     missed = place.note_end(training, list(counts), None)
     if missed and asking is not None:
         raise RuntimeError(
@@ -356,6 +386,9 @@ _asked = (
     traced_loop,
     traced_takes,
     traced_broken,
+    traced_is_constant,
+    note_longer,
+    traced_left_to_readers,
     traced_end,
 )
 for _function in (*_asked, leave_to_python):

@@ -183,15 +183,25 @@ class Unplanned(NamedTuple):
     names: tuple[str, ...]
 
 
+class Readers(NamedTuple):
+    """Those that read a tensor in the examples, by name, and whether the model returns it there."""
+
+    names: frozenset[str]
+    returned: bool
+
+
 @dataclass(frozen=True)
 class Regions:
-    """What falls back, and what a fallback asks: operations by name, the neighbours of each site, the posts of inputs; and operands of
-    operations in integers that are in float."""
+    """What falls back, and what a fallback asks: operations by name, the neighbours of each site, the posts of inputs; operands of
+    operations in integers that are in float; the sites whose results are in float because of those that read them; and where constants
+    that a forward makes, of no parameter or buffer, are quantized, with the keys of the quantizers."""
 
     operations: dict[str, Operation] = field(default_factory=dict)
     neighbours: dict[Site, Neighbours] = field(default_factory=dict)
     inputs: dict[InputSlot, Post] = field(default_factory=dict)
     unplanned: list[Unplanned] = field(default_factory=list)
+    left_to_readers: dict[Site, Readers] = field(default_factory=dict)
+    made: dict[Site, dict[Slot, str]] = field(default_factory=dict)
 
     @property
     def posts(self) -> list[Post]:

@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import replace
 
+from qsim.graph.plan import reasons
 from qsim.graph.plan.actions import Actions, LeftFloat, PlannedQuantizer
 from qsim.graph.plan.dataflow import Dataflow
 from qsim.graph.plan.sharing import Made, made
@@ -41,7 +42,7 @@ class Ledger:
         self.inputs: dict[InputSlot, str] = {}
         self.grids: dict[Made, str] = {}
         self.members: dict[str, dict[str, None]] = defaultdict(dict)
-        self.left: dict[LeftFloat, None] = {}
+        self.left = {LeftFloat(name, op, reasons.COMPLEX): None for name, op in flow.tape.complex.items()}
         self.notes: dict[str, None] = {}
         self.unseen: dict[str, None] = {}
 

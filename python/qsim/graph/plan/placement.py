@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from qsim.config.profile import Profile, selects
 from qsim.graph.plan.actions import WEIGHTS_LEFT
+from qsim.graph.plan.computed_weights import ancestors
 from qsim.graph.plan.dataflow import Dataflow
-from qsim.graph.plan.rules import is_multiplied
+from qsim.graph.plan.rules import is_bias, is_multiplied, stays_float, weight_axes
 from qsim.graph.plan.sharing import shared_scales
 from qsim.graph.record.routes import Site
 from qsim.graph.record.tape import Origin, Slot
@@ -146,6 +147,13 @@ class Placement:
         if selects(profile.outputs, site.type) and self.on_integers(site):
             return None
         return f"target {profile.name!r} leaves constants of {site.type} in float"
+
+    def takes_constant(self, site: Site, slot: Slot, origins: Iterable[Origin]) -> bool:
+        """Whether some of these come of a parameter or buffer, and it is quantized where `site` takes nothing else."""
+        role = "constant" if weight_axes(site.op, slot) is None else "weight"
+        reason = stays_float(site.kind, site.dims(slot)) or self.constant_reason(site, role)
+        constants = [origin for origin in origins if self.flow.kind(origin) == "const"]
+        return reason is None and not is_bias(site.op, slot, site.dims(slot)) and bool(ancestors(constants))
 
     def bias_reason(self, site: Site, wanted: bool | None) -> str | None:
         """Why a bias stays in float; None if it is to be int32. `wanted` is what the config says."""

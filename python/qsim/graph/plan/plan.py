@@ -16,6 +16,7 @@ from qsim.graph.plan.actions import LeftFloat, QuantizationPlan, Use
 from qsim.graph.plan.alike import find_alike
 from qsim.graph.plan.biases import plan_bias
 from qsim.graph.plan.caches import Caches
+from qsim.graph.plan.computed_weights import for_any_size
 from qsim.graph.plan.elsewhere import elsewhere_of, plan_unreached
 from qsim.graph.plan.gate_quantizers import plan_gates
 from qsim.graph.plan.halves import find_halves
@@ -145,12 +146,12 @@ class _Planner:
             for origin in origins:
                 if origin.kind == "input" and origin.source not in self.specs.uncast and not self._is_left_alone(origin):
                     self._input(origin.source)
-        asked = self.placement.reads(site, slot) and not self.flow.adds_mask(site) and not any(map(self._is_quantized, origins))
+        asked = self.placement.reads(site, slot) and not self.flow.adds_mask(site) and not all(map(self._is_quantized, origins))
         asked = (asked or self.specs.is_cast(site, origins)) and "random" not in kinds
         asked = asked or self.pieces.lie_on_no_grid(site, slot)
         if kinds & {"step", "input", "random"} and not asked:
             changed = [any(o.kind == "stale" and self._is_made(o) for o in step.operands.get(slot, ())) for step in site.steps]
-            if any(changed) and not all(changed):
+            if (any(changed) and not all(changed)) or self.placement.takes_constant(site, slot, origins):
                 self.ledger.leave(name, site.op, "quantized where it was made in some of its calls, not so in others")
             if not all(changed):
                 return  # quantized where it was made; random draws (dropout, stochastic depth) are no data of the target
@@ -245,7 +246,7 @@ class _Planner:
         if axes is not None:
             spec = table_spec(weight_spec(spec, axes, dims), site, self.specs.of_chain(self.flow.chain_of(site)))
         if parameter is None:
-            spec = computed_spec(spec)
+            spec = computed_spec(for_any_size(spec, self.tape, site, slot, origins))
         known = self.quantizers.get(name)
         if known is not None and (known.spec, known.parameter) != (spec, parameter):  # one parameter read in two ways
             name = f"{site.name}.input[{slot}]"

@@ -17,6 +17,7 @@ MASK = "a mask: holds -Inf or the lowest finite number, or 0 and what hides scor
 COUNTED = "computed from integers or flags alone: quantized where data is computed with it"
 MADE_MASK = "a mask: made of flags or integers, and added to what a softmax reads"
 DIVISOR = "a divisor, or under a root or logarithm: a grid would round small values to zero"
+COMPLEX = "complex numbers: neither they nor what they are made of and multiplied with has a grid"
 # No reason, but what a quantizer at such a place does not do.
 UNCLIPPED = (
     "what {!r} computes is quantized inside of an autograd.Function, since it leaves the model or is changed in place: what is clipped "

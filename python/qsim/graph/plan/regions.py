@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping
 
-from qsim.graph.plan.actions import Actions, Neighbours, Operation, PlannedQuantizer, Post, Regions, Unplanned
+from qsim.config.profile import selects
+from qsim.graph.plan.actions import Actions, Neighbours, Operation, PlannedQuantizer, Post, Readers, Regions, Unplanned
+from qsim.graph.plan.computed_weights import ancestors
 from qsim.graph.plan.dataflow import Dataflow
 from qsim.graph.plan.placement import Placement
 from qsim.graph.plan.sharing import Made
 from qsim.graph.record.routes import Site
-from qsim.graph.record.tape import InputSlot, Origin
+from qsim.graph.record.tape import InputSlot, Origin, Slot
 
 
 def find_regions(
@@ -36,7 +38,10 @@ def find_regions(
     finder = _Finder(flow, placement, actions, quantizers, grids)
     neighbours = {site: finder.neighbours(site) for site in finder.name_of}
     unplanned = [found for site in finder.name_of for found in finder.unplanned(site, inputs)]
-    return Regions(finder.operations, neighbours, {slot: finder.input(slot, key) for slot, key in inputs.items()}, unplanned)
+    posts = {slot: finder.input(slot, key) for slot, key in inputs.items()}
+    left = {site: readers for site in finder.name_of if (readers := finder.left_to_readers(site)) is not None}
+    made = {site: slots for site in finder.name_of if (slots := finder.made(site))}
+    return Regions(finder.operations, neighbours, posts, unplanned, left, made)
 
 
 class _Finder:
@@ -49,6 +54,7 @@ class _Finder:
         grids: Mapping[Made, str],
     ) -> None:
         self.flow, self.placement, self.actions, self.quantizers, self.grids = flow, placement, actions, quantizers, grids
+        self._has_activations = any(map(self._is_data, quantizers))
         units: dict[Site, list[Site]] = {}
         for site in flow.sites:
             if not (flow.is_constant(site) or site.moves):
@@ -135,6 +141,31 @@ class _Finder:
             if data and slot not in planned and not inside and not any(self._has_grid(origin, inputs) for origin in data):
                 makers = [maker for origin in data for maker in self._names_of(origin)]
                 found.append(Unplanned(name, (f"{site.name}.input[{slot}]", *dict.fromkeys(makers))))
+        return found
+
+    def left_to_readers(self, site: Site) -> Readers | None:
+        """Those that read the results of a site, if these are in float because of them: inside of a chain, compared, or read by what the
+        target computes in float. None where the results would be in float whatever reads them, or modes cannot tell who does."""
+        readers = self.flow.readers(site)
+        reading = [self.flow.site_of[reader.step] for reader in readers if reader.step is not None]
+        ours = site.visible and not (site.moves or site.training_only or self._grids_of(site))
+        if not ours or not all(at.visible for at in reading) or any(reader.origin.kind == "stale" for reader in readers):
+            return None
+        inner = site in self.flow.absorbed and bool(self._at(self.flow.end_of(site)).outputs)
+        if not selects(self.placement.profile.outputs, site.type):
+            return None
+        if not (inner or (self._has_activations and (site in self.flow.metrics or not self.placement.makes(site)))):
+            return None
+        return Readers(frozenset(at.name for at in reading), any(reader.step is None for reader in readers))
+
+    def made(self, site: Site) -> dict[Slot, str]:
+        """The operands of a site that hold, on a grid of their own, what the forward makes of no parameter or buffer."""
+        origins, found = site.operands(), {}
+        for slot, use in self._at(site).operands.items():
+            planned = self.quantizers[use.key]
+            ours = planned.role in ("weight", "constant") and planned.parameter is None and planned.spec.has_scale
+            if ours and not planned.spec.is_dynamic and not ancestors(origins[slot]):
+                found[slot] = use.key
         return found
 
     def _is_inside(self, origin: Origin, name: str) -> bool:

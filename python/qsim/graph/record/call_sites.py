@@ -37,7 +37,7 @@ _CHECKPOINTING = "_checkpoint_impl" if hasattr(torch.utils.checkpoint, "_checkpo
 _WRITTEN_OUT = os.path.abspath(recurrent.__file__)  # operations of the model, in our words
 # What runs the forward of a container, or a part of it, under a mode.
 BASES = frozenset(
-    {("simulated.py", "forward"), ("record.py", "forward"), ("resume.py", "__call__"), ("resume.py", "driven"), ("methods.py", "_alone")}
+    {("simulated.py", "forward"), ("recorder.py", "forward"), ("resume.py", "__call__"), ("resume.py", "driven"), ("methods.py", "_alone")}
 )
 SIMULATED = os.path.join(QSIM, "graph", "execute", "simulated.py"), "forward"
 _CALLING = frozenset({"_wrapped_call_impl", "_call_impl", "inner", "_slow_forward"})
@@ -217,20 +217,15 @@ def _runs_container(above: FrameType | None) -> bool:
     return above is None or (kind_of_code(above.f_code) == "base" and above.f_code.co_name == "forward")
 
 
-def variable_of_asker(name: str) -> Any:
-    """Dynamo's variable of this name in the function that it traces. For functions that Dynamo runs while it traces."""
-    return _translator().symbolic_locals[name].realize()
-
-
 def traced_caller() -> CodeType | None:
     """The innermost function that Dynamo traces outside of this package. For functions that Dynamo runs while it traces."""
-    translator = _translator()
+    translator = translator_now()
     while translator is not None and translator.f_code.co_filename.startswith(QSIM):
         translator = getattr(translator, "parent", None)
     return None if translator is None else translator.f_code
 
 
-def _translator() -> Any:
+def translator_now() -> Any:
     """What traces the innermost function for Dynamo now; None outside of that."""
     from torch._dynamo.symbolic_convert import InstructionTranslatorBase
 
@@ -241,7 +236,7 @@ def _translator() -> Any:
 
 
 def _translators() -> Iterator[_Level]:
-    translator = _translator()
+    translator = translator_now()
     while translator is not None:
         code, instruction = translator.f_code, translator.current_instruction
         at = getattr(instruction, "positions", None)

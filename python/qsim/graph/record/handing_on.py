@@ -34,6 +34,7 @@ class Handed(NamedTuple):
 
 
 _MIXING = INSERTION | {"where", "max", "min"}
+_PLACING = INSERTION | {"where"}
 _LIKE_ANOTHER = frozenset({"view_as", "reshape_as", "expand_as", "type_as", "to", "type"})  # the first operand, in the form of a second
 _ONE_BY_ONE = frozenset({"broadcast_tensors", "meshgrid", "atleast_1d", "atleast_2d", "atleast_3d"})
 
@@ -62,11 +63,18 @@ def handed_on(tape: Tape, name: str, given: Given, options: Mapping[int | str, A
             flow = frozenset(o if o.kind == "const" else Origin("other") for o in flow)
         elif not floats:
             flow = frozenset(o if o.kind in ("const", "random") or o.source in tape.unreplaced else Origin("other", Flags) for o in flow)
+    if name in _PLACING and all(o.kind == "const" for o in flow) and _is_placed_by_data(given, floats):
+        flow = frozenset([*flow, Origin("other", Flags)])
     bases = {slot: indirect(given.origins[slot]) for slot in given.changed}
     state = {slot for slot in given.changed if any(o.source is not None for o in given.origins[slot])}
     if given.numbers - state or any(map(_is_number, numbers_put_in(name, options))):
         flow, bases = _mixed(flow), {slot: _mixed(found) for slot, found in bases.items()}
     return Handed(taken, [flow] * len(results), {slot: found | flow for slot, found in bases.items()})
+
+
+def _is_placed_by_data(given: Given, floats: Sequence[Slot]) -> bool:
+    """Whether flags or positions, which are none of the model's constants, say where constants are put: zeros where there is padding."""
+    return any(o.kind not in ("const", "random") for slot in given.tensors.keys() - set(floats) for o in given.origins[slot])
 
 
 def _mixed(origins: frozenset[Origin]) -> frozenset[Origin]:

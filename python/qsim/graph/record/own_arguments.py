@@ -1,4 +1,4 @@
-"""Arguments for one call alone: what the model writes into them is not its caller's."""
+"""Arguments for one call alone: what the model writes into them is not its caller's; and which of them it writes into."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from qsim.runs.arguments import Arguments, tensors_in
+from qsim.graph.record.tape import InputSlot, version_of
+from qsim.runs.arguments import Arguments, is_dense, tensors_in
 
 
 def own_arguments(model: nn.Module, given: Arguments) -> tuple[Arguments, list[str]]:
@@ -40,3 +41,28 @@ def own_arguments(model: nn.Module, given: Arguments) -> tuple[Arguments, list[s
     with torch.no_grad():
         args, kwargs = tree_map(own, given)
     return (args, kwargs), shared
+
+
+class Entered:
+    """A tensor as the model got it.
+
+    Parameters
+    ----------
+    slot : InputSlot
+    t : Tensor
+    """
+
+    def __init__(self, slot: InputSlot, t: Tensor) -> None:
+        self.slot = slot
+        self._tensor, self._before = t, version_of(t)
+        self._contents = _bytes(t).clone() if is_dense(t) and not (t.is_meta or t.is_conj() or t.is_neg()) else None
+
+    def is_written(self) -> bool:
+        """Whether it was written to since, also past its version, as through ``t.data``."""
+        if version_of(self._tensor) != self._before:
+            return True
+        return self._contents is not None and not torch.equal(_bytes(self._tensor), self._contents)
+
+
+def _bytes(t: Tensor) -> Tensor:
+    return t.detach().contiguous().reshape(-1).view(torch.uint8)

@@ -78,6 +78,7 @@ class Step:
     side: frozenset[Origin] = frozenset()  # of the other tensors: indices, masks, complex numbers
     spectra: frozenset[Origin] = frozenset()  # the same where complex numbers are among them: data that no grid holds
     shapes: dict[Slot, torch.Size] = field(default_factory=dict)  # of each operand
+    repeated: dict[Slot, frozenset[int]] = field(default_factory=dict)  # axes along which an operand was expanded
     same: dict[Slot, tuple[int, int] | None] = field(default_factory=dict)  # equal where two operands are one tensor, unchanged between
     made: frozenset[tuple[int, int]] = frozenset()  # what `same` says of the results, where the step moves values alone
     options: dict[int | str, Any] = field(default_factory=dict)  # numbers, strings and None among the arguments, alone or as a tuple
@@ -177,6 +178,8 @@ class Tape:
     unreplaced : set of InputSlot
         Those of them that the simulation leaves alone and quantizes where they are read: integers, which become quantities only where
         they are converted, and what objects hold.
+    written_into : set of InputSlot
+        Those of them that the model writes into.
     results : set of Origin
         What the model returned.
     reads : set of Origin
@@ -189,10 +192,14 @@ class Tape:
         Parameters and buffers that the model's forward writes, other than the statistics of a normalization, and what ends up in them.
     unusual : dict of str to None
         Names of the steps with a result that is not dense, in order.
+    complex : dict of str to str
+        Names and functions of the operations whose result is complex, in order.
     subclasses : dict of type to None
         Classes with a `__torch_function__` of their own of which tensors were met.
     calls_compiled : bool
         Whether a forward calls functions that `torch.compile` made.
+    differentiates, needs_gradients : bool
+        Whether a forward computes gradients itself; and raises where none are recorded.
     shapes, parameters : dict of str to tuple of int, set of str
         Of the model's parameters and buffers, and the names of the former.
     modules : dict of str to str
@@ -212,6 +219,7 @@ class Tape:
         self.steps: list[Step] = []
         self.inputs: dict[InputSlot, torch.dtype] = {}
         self.unreplaced: set[InputSlot] = set()
+        self.written_into: set[InputSlot] = set()
         self.results: set[Origin] = set()
         self.reads: set[Origin] = set()
         self.handed_back: set[Origin] = set()
@@ -219,8 +227,9 @@ class Tape:
         self._returned: dict[int, set[tuple[Step, int]]] = defaultdict(set)  # by steps in place and views, by memory
         self.written: dict[str, frozenset[Origin]] = {}
         self.unusual: dict[str, None] = {}
+        self.complex: dict[str, str] = {}
         self.subclasses: dict[type, None] = {}
-        self.calls_compiled = False
+        self.calls_compiled = self.differentiates = self.needs_gradients = False
         self.shapes = {name: tuple(t.shape) for name, t in (*model.named_buffers(), *model.named_parameters())}
         self.parameters = {name for name, _ in model.named_parameters()}
         self.modules = {name: type(module).__name__ for name, module in model.named_modules()}
