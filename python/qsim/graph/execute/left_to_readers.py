@@ -29,8 +29,10 @@ class LeftToReaders(dict[int, Left]):
 
     def add(self, t: Any, readers: Readers, place: Place, node: int) -> None:
         if type(t) is Tensor:
-            key = id(t)
-            self[key] = Left(weakref.ref(t, lambda _: self.pop(key, None)), readers, place, node)
+            self[id(t)] = Left(weakref.KeyedRef(t, self._forget, id(t)), readers, place, node)
+
+    def _forget(self, gone: weakref.KeyedRef[int, Tensor]) -> None:
+        self.pop(gone.key, None)
 
     def note_read(self, by: Place, node: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Have the container whose node is called note what of its operands the examples did not show there."""
