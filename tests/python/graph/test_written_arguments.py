@@ -133,6 +133,28 @@ def test_a_comparison_runs_both_on_the_same_data():
     assert report.output.sqnr > 60
 
 
+class Steps(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x):
+        for _ in range(2):
+            y = self.layer(x)
+            x.copy_(y)
+            yield y
+
+
+def test_what_a_generator_writes_reaches_the_caller():
+    x = torch.randn(3, 4)
+    sim = qsim.QuantSim(Steps().eval(), x, SIXTEEN)
+    sim.calibrate([x], forward=lambda model, x: list(model(x.clone())), progress=False)
+    in_float, simulated = x.clone(), x.clone()
+    wanted, got = list(Steps.forward(sim.model, in_float)), list(sim(simulated))
+    assert all(ratio(*each) > 60 for each in zip(got, wanted, strict=True))
+    assert ratio(simulated, in_float) > 60
+
+
 class Sometimes(nn.Module):
     def __init__(self):
         super().__init__()

@@ -24,6 +24,7 @@ from qsim.graph.execute.place import UNKNOWN_PATH, Place, note_longer
 from qsim.graph.execute.recurrent_layers import as_one
 from qsim.graph.execute.shortcuts import is_plain_eager
 from qsim.graph.execute.uncompiled import Uncompiled
+from qsim.graph.plan.actions import Readers
 from qsim.graph.record.call_sites import CallSite, Spot, call_site, sites_above
 from qsim.graph.record.containers import full_name
 from qsim.graph.record.resume import keep_unchanged, recompute_under
@@ -296,14 +297,14 @@ class LocalMode(ChainEnds):
                 self.handed[node] = self.refer(out)
             if link.name and self.abroad is not None:
                 self.abroad.handed.setdefault(link.name, []).append(self.refer(out))
-        if left is not None and self.left is not None:
-            self.left.add(out, left, self.place, node)
-        elif left is not None:
-            self.leave(node, out)
+        if left is not None:
+            self.leave(node, out, left)
         return out
 
-    def leave(self, node: int, out: Any) -> None:
-        """Note, while Dynamo traces, that what a node returned is left to its readers."""
+    def leave(self, node: int, out: Any, readers: Readers) -> None:
+        """Look, from now on, who reads what a node returned."""
+        if self.left is not None:
+            self.left.add(out, readers, self.place, node)
 
     def unplanned(self, node: int, name: str, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, bool]:
         """What a call returns that leads to no node, and whether weights were quantized for it."""

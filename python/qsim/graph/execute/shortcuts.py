@@ -27,14 +27,17 @@ _LARGE = 1 << 18  # of as many bytes, to quantize them again takes longer than t
 
 
 def is_plain_eager() -> bool:
-    """Whether the operations called now run at once, on tensors with memory of their own that no global hook looks at: they are not
-    traced, transformed or captured."""
+    """As `runs_at_once`, and no global hook looks at the tensors."""
+    return runs_at_once() and not _has_any_global_hook()  # type: ignore[no-untyped-call]
+
+
+def runs_at_once() -> bool:
+    """Whether the operations called now run at once, on tensors with memory of their own: they are not traced, transformed or captured."""
     return not (
         torch.compiler.is_compiling()
         or torch._C._len_torch_dispatch_stack()
         or torch._C._functorch.maybe_current_level() is not None
         or torch._C._get_tracing_state() is not None
-        or _has_any_global_hook()  # type: ignore[no-untyped-call]
         or (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())  # type: ignore[no-untyped-call]
     )
 

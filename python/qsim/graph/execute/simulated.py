@@ -61,17 +61,17 @@ class Simulated(Swapped):
         if not switch.on:
             return super().forward(*args, **kwargs)
         refuse_exporter(not switch.marks)
-        copies: list[Copy] | None = None if switch.marks else []
+        copies: list[Copy] = []
         if inputs is not None:
-            args, kwargs = inputs.quantize(args, kwargs, marks=switch.marks, falls_back=switch.falls_back, copies=copies)
+            noted = None if switch.marks else copies
+            args, kwargs = inputs.quantize(args, kwargs, marks=switch.marks, falls_back=switch.falls_back, copies=noted)
         mode: Any = switch.traced_mode(place, self.training, self, None, switch) if is_traced else switch.mode(place, self.training, self)
         with mode.within(outer):
             out = super().forward(*args, **kwargs)
         if type(out) is GeneratorType:
-            return _to_its_end(out, mode)
-        for each in copies or ():
-            if not each.settle():
-                place.note_written(each.path)
+            return _to_its_end(out, mode, copies)
+        if copies:
+            _settle(copies, place)
         mode.end(out)
         return out
 
@@ -116,13 +116,20 @@ def _with_gradients(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, 
         return module(*args, **kwargs)
 
 
-def _to_its_end(generator: GeneratorType[Any, Any, Any], mode: LocalMode) -> Generator[Any, Any, Any]:
+def _settle(copies: list[Copy], place: Place) -> None:
+    for each in copies:
+        if not each.settle():
+            place.note_written(each.path)
+
+
+def _to_its_end(generator: GeneratorType[Any, Any, Any], mode: LocalMode, copies: list[Copy]) -> Generator[Any, Any, Any]:
     """What a forward that is a generator returns; its call is over when nothing more is asked of it."""
     try:
         value = yield from driven(generator, mode)
     except GeneratorExit:
         mode.tell()
         raise
+    _settle(copies, mode.place)
     mode.end(value)
     return value
 

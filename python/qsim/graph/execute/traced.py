@@ -121,7 +121,7 @@ class TracedMode(LocalMode):
     def checkpointed_above(self) -> None:
         pass  # what Dynamo traced runs again as it was traced
 
-    def leave(self, node: int, out: Any) -> None:
+    def leave(self, node: int, out: Any, readers: Readers) -> None:
         traced_left_to_readers(self.place.token, node)
 
     def end(self, out: Any) -> None:

@@ -150,10 +150,10 @@ class Placement:
 
     def takes_constant(self, site: Site, slot: Slot, origins: Iterable[Origin]) -> bool:
         """Whether some of these come of a parameter or buffer, and it is quantized where `site` takes nothing else."""
-        role = "constant" if weight_axes(site.op, slot) is None else "weight"
-        reason = stays_float(site.kind, site.dims(slot)) or self.constant_reason(site, role)
-        constants = [origin for origin in origins if self.flow.kind(origin) == "const"]
-        return reason is None and not is_bias(site.op, slot, site.dims(slot)) and bool(ancestors(constants))
+        if not ancestors(origin for origin in origins if self.flow.kind(origin) == "const"):
+            return False
+        role, dims = "constant" if weight_axes(site.op, slot) is None else "weight", site.dims(slot)
+        return not (is_bias(site.op, slot, dims) or stays_float(site.kind, dims) or self.constant_reason(site, role))
 
     def bias_reason(self, site: Site, wanted: bool | None) -> str | None:
         """Why a bias stays in float; None if it is to be int32. `wanted` is what the config says."""

@@ -13,10 +13,7 @@ from qsim.graph.record.handing_on import lost_sight
 from qsim.graph.record.own_arguments import own_arguments
 from qsim.graph.record.recorder import RecordedRun, recording
 from qsim.graph.record.subclasses import lost_functions
-from qsim.graph.record.tape import (
-    Step,
-    Tape,
-)
+from qsim.graph.record.tape import Step, Tape
 from qsim.graph.record.telling import Telling, blind_spots
 from qsim.graph.record.written_state import Held
 from qsim.runs.arguments import Arguments, tensors_in
