@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from itertools import chain, islice
 from typing import Any
@@ -17,6 +18,7 @@ from qsim.runs.arguments import Arguments, are_numbers, is_array, refuse_numbers
 Forward = Callable[[nn.Module, Any], Any]
 
 _NESTS = (tuple, list, Mapping)
+_TARGETS = "label", "target", "start_positions", "end_positions"  # in the names of what Hugging Face's models compute losses with
 
 
 def iterate(data: Iterable[Any], max_batches: int | None, show: bool, caller: str) -> Iterator[Any]:
@@ -89,6 +91,16 @@ def _arguments_as(batch: Any, example: Arguments) -> Arguments:
     if len(values) < len(wanted):
         raise _unfit(f"{len(values)} values", f"{len(wanted)}")
     return (values[: len(args)], {}) if args else ((), dict(zip(kwargs, values, strict=False)))
+
+
+def left_out(batch: Any, kwargs: Mapping[str, Any], model: nn.Module) -> list[str]:
+    """Names in a batch that forward takes and no example gave, so that they are not among the arguments. Not what a loss alone reads."""
+    inputs = batch[0] if isinstance(batch, (tuple, list)) and batch else batch
+    if not isinstance(inputs, Mapping) or inputs.keys() <= kwargs.keys():
+        return []
+    taken = inspect.signature(model.forward).parameters
+    given = [name for name, value in inputs.items() if value is not None and name in taken and name not in kwargs]
+    return [name for name in given if not any(part in name for part in _TARGETS)]
 
 
 def _unfit(got: str, wanted: str) -> ValueError:

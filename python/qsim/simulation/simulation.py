@@ -37,7 +37,7 @@ from qsim.numbers.encoding import Encoding
 from qsim.options import check_flag, check_function
 from qsim.quantizers.quantizer import Quantizer
 from qsim.runs.arguments import Arguments, example_calls, refuse_numbers
-from qsim.runs.batches import Forward, arguments_of, to_device
+from qsim.runs.batches import Forward
 from qsim.runs.copies import Derived
 from qsim.runs.example_calls import ExampleCalls
 from qsim.runs.offloaded import own_copy, settle_offloaded
@@ -269,7 +269,7 @@ class Simulation(NamedAsTheModel, AsTheModel):
         return self if sharded_modules(self) else self.model
 
     def forward_batch(self, model: nn.Module, batch: Any) -> Any:
-        args, kwargs = self.switch.arguments(model, to_device(arguments_of(batch, self.examples), model))
+        args, kwargs = self.switch.arguments(model, batch, self.examples)
         with unfit_told((args, kwargs), lambda: self.calls, self.model):
             return model(*args, **kwargs)
 

@@ -81,6 +81,23 @@ def test_forward_takes_what_does_not_fit():
     assert_same_ranges(sim, expected)
 
 
+class Masked(nn.Linear):
+    def forward(self, x: Tensor, mask: Tensor | None = None, labels: Tensor | None = None) -> Tensor:
+        return super().forward(x if mask is None else x * mask)
+
+
+@pytest.mark.parametrize(("extra", "told"), [("mask", True), ("labels", False), ("number of the row", False)])
+def test_arguments_that_no_example_had_are_told(extra, told, recwarn):
+    sim = simulated(Masked(6, 4), example={"x": ROWS})
+    sim.calibrate([{"x": ROWS, extra: torch.zeros(6)}] * 2, progress=False)
+    left_out = [str(w.message) for w in recwarn if "'mask', which forward takes and no example input had: left out" in str(w.message)]
+    assert len(left_out) == told
+    assert any("'mask'" in note for note in sim.summary().notes) == told
+    both = simulated(Masked(6, 4), example={"x": ROWS, "mask": torch.ones(6)})
+    both.calibrate([{"x": ROWS, "mask": torch.zeros(6)}], progress=False)
+    assert not any("left out" in str(w.message) for w in recwarn.list[told:])
+
+
 @pytest.mark.parametrize(
     ("example", "batch", "message"),
     [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -14,6 +14,7 @@ from qsim.graph.record.containers import ParameterOf
 from qsim.graph.record.own_arguments import own_arguments
 from qsim.graph.record.tape import InputSlot, Tape
 from qsim.runs.arguments import Arguments
+from qsim.runs.batches import arguments_of, left_out, to_device
 from qsim.warning import warn
 
 _EXAMPLE = "Give the call as an example too: QuantSim(model, [example, other], ...)."
@@ -104,8 +105,12 @@ class Switch:
         self.calls_compiled, self.needs_gradients = tape.calls_compiled, tape.needs_gradients
         self.written = frozenset(tape.written_into)
 
-    def arguments(self, model: nn.Module, given: Arguments) -> Arguments:
+    def arguments(self, model: nn.Module, batch: Any, examples: Sequence[Arguments]) -> Arguments:
         """What a model gets of a batch: copies where it writes into them, so that another run gets the same."""
+        given = to_device(arguments_of(batch, examples), model)
+        if self.model is not None and (names := left_out(batch, given[1], self.model)):
+            what = f"batches hold {', '.join(map(repr, names))}, which forward takes and no example input had: left out"
+            self.notice(what, "", "", "Give example inputs that have them, or pass forward=lambda model, batch: model(**batch).")
         return own_arguments(model, given)[0] if self.written else given
 
     def tell_of_break(self, path: str) -> None:
