@@ -98,10 +98,12 @@ bool has_quantizers_alone(PyObject* node, Py_ssize_t arguments) {
   return true;
 }
 
-// Whether a tensor, or what it is a view of, is among the keys of a dictionary, which are ids.
+// Whether a tensor, or what it is a view of, is among those that a dictionary has references to, by their ids: another
+// may have the id of one that is gone.
 bool is_among(PyObject* known, PyObject* value) {
   const auto has = [&](PyObject* object) {
-    return PyDict_Contains(known, owned(PyLong_FromVoidPtr(object)).ptr()) == 1;
+    PyObject* const found = PyDict_GetItemWithError(known, owned(PyLong_FromVoidPtr(object)).ptr());
+    return found != nullptr && PyWeakref_GetObject(PyTuple_GET_ITEM(found, 0)) == object;
   };
   if (!THPVariable_Check(value)) return false;
   if (has(value)) return true;
@@ -109,11 +111,22 @@ bool is_among(PyObject* known, PyObject* value) {
   return tensor.is_view() && has(owned(THPVariable_Wrap(tensor._base())).ptr());
 }
 
+// As `LeftToReaders.is_idle`.
+bool is_idle(PyObject* left) {
+  Py_ssize_t at = 0;
+  PyObject *id = nullptr, *entry = nullptr;
+  if (PyDict_Size(left) == 1 && PyDict_Next(left, &at, &id, &entry) != 0 &&
+      PyWeakref_GetObject(PyTuple_GET_ITEM(entry, 0)) == Py_None) {
+    PyDict_Clear(left);
+  }
+  return PyDict_Size(left) == 0;
+}
+
 // Whether a call takes what the plan leaves in float for those that read it in the examples, and that somebody still
 // knows (`qsim.graph.execute.left_to_readers`).
 bool takes_what_is_left(PyObject* mode, const py::tuple& args) {
   const py::object left = owned(PyObject_GetAttr(mode, attributes().left));
-  if (left.is_none() || PyDict_Size(left.ptr()) == 0) return false;
+  if (left.is_none() || is_idle(left.ptr())) return false;
   for (const py::handle& arg : args) {
     if (is_among(left.ptr(), arg.ptr())) return true;
     if (!PyTuple_Check(arg.ptr()) && !PyList_Check(arg.ptr())) continue;

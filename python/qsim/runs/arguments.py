@@ -116,8 +116,16 @@ def _entries(value: Any) -> list[tuple[Any, Any]]:
         entries = []
     held = {id(inner) for _, inner in entries}  # dicts that have their entries as attributes too, as Hugging Face's outputs
     named = {name: inner for name, inner in vars(value).items() if id(inner) not in held} if hasattr(value, "__dict__") else {}
-    slots = [name for cls in type(value).__mro__ for name in _slots(cls) if name not in named and hasattr(value, name)]
+    slots = [name for name in slots_of(value) if name not in named]
     return [*entries, *named.items(), *((name, getattr(value, name)) for name in slots)]
+
+
+def slots_of(value: Any) -> dict[str, None]:
+    """The names of the slots of an object in which something lies, in their order."""
+    return {name: None for cls in type(value).__mro__ for name in _slots(cls) if name not in _NO_STATE and hasattr(value, name)}
+
+
+_NO_STATE = "__dict__", "__weakref__"
 
 
 def _slots(cls: type) -> tuple[str, ...]:
@@ -140,15 +148,26 @@ def _fields(tree: Any) -> tuple[str, ...]:
     return getattr(tree, "_fields", ()) if isinstance(tree, tuple) else ()
 
 
-def replaced(tree: Any, path: list[Any], change: Callable[[Any], Any]) -> Any:
-    """A copy of `tree` with what lies at `path` changed; `tree` where nothing lies there that could be exchanged."""
+def replaced(tree: Any, path: list[Any], change: Callable[[Any], Any], copied: Callable[[Any, Any, Any, Any], None] | None = None) -> Any:
+    """A copy of `tree` with what lies at `path` changed; `tree` where nothing lies there that could be exchanged.
+
+    `copied`: gets each list, dict and tuple that is copied, with its copy, and what was exchanged for what in it.
+    """
     if not path:
         return change(tree)
     key, *rest = path
-    if _fields(tree):
-        return tree._replace(**{key: replaced(getattr(tree, key), rest, change)}) if key in _fields(tree) else tree
-    if type(tree) in (dict, OrderedDict) and key in tree:
-        return type(tree)({**tree, key: replaced(tree[key], rest, change)})
-    if type(tree) in (tuple, list) and isinstance(key, int) and key < len(tree):
-        return type(tree)([*tree[:key], replaced(tree[key], rest, change), *tree[key + 1 :]])
-    return tree
+    is_dict, is_named = type(tree) in (dict, OrderedDict), bool(_fields(tree))
+    if is_named or is_dict:
+        if key not in (_fields(tree) if is_named else tree):
+            return tree
+    elif not (type(tree) in (tuple, list) and isinstance(key, int) and key < len(tree)):
+        return tree
+    entry = getattr(tree, key) if is_named else tree[key]
+    found = replaced(entry, rest, change, copied)
+    if is_named:
+        copy = tree._replace(**{key: found})
+    else:
+        copy = type(tree)({**tree, key: found} if is_dict else [*tree[:key], found, *tree[key + 1 :]])
+    if copied is not None:
+        copied(tree, copy, entry, found)
+    return copy

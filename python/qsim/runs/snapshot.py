@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
 from qsim.runs.fingerprint import fingerprint
+from qsim.runs.held import HeldValues
 from qsim.runs.mapped import MappedParameter
 from qsim.runs.random_numbers import random_numbers_unchanged
 
@@ -27,14 +28,14 @@ class ContentsLostError(RuntimeError):
 
 
 class Snapshot:
-    """What `model` is: the contents of its parameters and buffers, and every module's attributes, with its hooks.
+    """What `model` is: the contents of its parameters and buffers, and every module's attributes, with its hooks and what they hold.
 
     Parameters
     ----------
     model : nn.Module
     whole : bool
         Whether all contents are held: one copy of the model's tensors. Otherwise parameters of large models are not, of which no forward is
-        known to write to them, and `restore` raises where they were changed.
+        known to write to them, nor large tensors that are neither parameters nor buffers, and `restore` raises where they were changed.
     """
 
     def __init__(self, model: nn.Module, *, whole: bool = True) -> None:
@@ -43,15 +44,17 @@ class Snapshot:
             for m in model.modules()
             if not isinstance(m, torch.jit.ScriptModule)  # its attributes are not Python's
         ]
-        watched = {} if whole else _watched(model)
-        self._watched = [(name, parameter, _fingerprint(parameter)) for name, parameter in watched.items()]
-        self._mapped = [(p, p.contents()) for p in model.parameters() if isinstance(p, MappedParameter)]  # files are copies already
-        apart = {id(parameter) for parameter in (*watched.values(), *(parameter for parameter, _ in self._mapped))}
         tensors = [*model.parameters(), *model.buffers()]
-        self.tensors = [(t, t.detach().clone()) for t in tensors if id(t) not in apart]
+        attributes = [value for _, held, _ in self._modules for name, value in held.items() if name not in _REGISTRIES]
+        self._held = HeldValues(attributes, {id(t) for t in (*tensors, *(m for m, _, _ in self._modules))})
+        watched = [] if whole else [*_watched(model), *_large(self._held.tensors)]
+        self._watched = [(what, tensor, _fingerprint(tensor)) for what, tensor in watched]
+        self._mapped = [(p, p.contents()) for p in model.parameters() if isinstance(p, MappedParameter)]  # files are copies already
+        apart = {id(tensor) for tensor in (*(tensor for _, tensor in watched), *(parameter for parameter, _ in self._mapped))}
+        self.tensors = [(t, t.detach().clone()) for t in (*tensors, *self._held.tensors) if id(t) not in apart]
 
     def restore(self) -> None:
-        """Put everything back. What a forward appended to a list of its own stays.
+        """Put everything back.
 
         Raises
         ------
@@ -64,30 +67,37 @@ class Snapshot:
             for name, entries in registries.items():
                 vars(module)[name].clear()
                 vars(module)[name].update(entries)
+        self._held.restore()
         with torch.no_grad():
             for tensor, contents in self.tensors:
                 tensor.data.copy_(contents)  # .data: no version bump, so a graph the caller still holds stays usable
             for mapped, values in self._mapped:
                 mapped.put_back(values)
-        changed = [(name, parameter) for name, parameter, before in self._watched if _fingerprint(parameter) != before]
+        changed = [(what, tensor) for what, tensor, before in self._watched if _fingerprint(tensor) != before]
         if changed:
-            name, parameter = changed[0]
-            size = f"{parameter.nbytes >> 20} MiB"
+            what, tensor = changed[0]
             raise ContentsLostError(
-                f"qsim: running the model changed its parameter {name!r} ({size}), which cannot be put back: of models with more than "
-                f"{_COPIED >> 20} MiB of parameters no copy is made. Have what forward writes in a buffer (register_buffer), and load the "
+                f"qsim: running the model changed {what} ({tensor.nbytes >> 20} MiB), which cannot be put "
+                f"back: of more than {_COPIED >> 20} MiB no copy is made. Have what forward writes in a buffer (register_buffer), and load the "
                 "model again"
             )
 
 
-def _watched(model: nn.Module) -> dict[str, Tensor]:
-    """The parameters of a large model that are looked at in place of being copied."""
+def _watched(model: nn.Module) -> list[tuple[str, Tensor]]:
+    """The parameters of a large model that are looked at in place of being copied, with what to call them."""
     parameters = dict(model.named_parameters())
     if sum(parameter.nbytes for parameter in parameters.values()) <= _COPIED:
-        return {}
+        return []
     renormed = {id(m.weight) for m in model.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag)) and m.max_norm is not None}
     plain = {name: p for name, p in parameters.items() if type(p) is nn.Parameter and p.is_contiguous() and not p.is_inference()}
-    return {name: p for name, p in plain.items() if p.nbytes > _SMALL and id(p) not in renormed}
+    return [(f"its parameter {name!r}", p) for name, p in plain.items() if p.nbytes > _SMALL and id(p) not in renormed]
+
+
+def _large(tensors: Sequence[Tensor]) -> list[tuple[str, Tensor]]:
+    """Likewise, of tensors that a model holds without parameters and buffers."""
+    if sum(t.nbytes for t in tensors) <= _COPIED:
+        return []
+    return [("a tensor that is neither a parameter nor a buffer", t) for t in tensors if t.nbytes > _SMALL and t.is_contiguous()]
 
 
 def _fingerprint(parameter: Tensor) -> tuple[int, ...]:

@@ -1,11 +1,15 @@
 """What a model writes into its arguments reaches its caller, and nobody else's data."""
 
+import copy
 import warnings
+from collections import OrderedDict
+from typing import NamedTuple
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 import qsim
 
@@ -182,3 +186,114 @@ def test_writes_that_no_example_shows_are_told():
         warnings.simplefilter("error")
         shown(given := x.clone(), write=True)
     assert not torch.equal(given, x)
+
+
+class State(NamedTuple):
+    hidden: list
+
+
+def another_entry(m, x, s):
+    h = m.a(x) + s["h"]
+    s["h"], s["new"] = h, h * 2
+    return h
+
+
+def appended(m, x, s):
+    h = m.a(x) + s[0]
+    s[0] = h
+    s.append(x)
+    return h
+
+
+def a_tuple_for_another(m, x, s):
+    h = m.a(x) + s[0][0]
+    s[0] = (torch.cat([s[0][0], h]), s[0][1])
+    return h
+
+
+def taken_out(m, x, s):
+    return m.a(x) + s.pop("h")
+
+
+def within_another(m, x, s):
+    h = m.a(x) + s["k"][1]
+    s["k"][1] = h
+    s["k"].insert(0, s["z"])
+    return h
+
+
+def changed_for_one_another(m, x, s):
+    h = m.a(x) + s[0] + s[1]
+    s[0], s[1] = s[1], s[0]
+    return h
+
+
+def in_a_named_tuple(m, x, s):
+    h = m.a(x) + s.hidden[0]
+    s.hidden[0] = h
+    return h
+
+
+def left_alone(m, x, s):
+    return m.a(x) + s[0]
+
+
+class Stateful(nn.Module):
+    def __init__(self, step) -> None:
+        super().__init__()
+        self.a, self.step = nn.Linear(4, 4), step
+
+    def forward(self, x, state):
+        return self.step(self, x, state)
+
+
+def rows() -> torch.Tensor:
+    return torch.rand(2, 4) * 2 - 1
+
+
+STATES = {
+    another_entry: lambda: {"h": rows()},
+    appended: lambda: [rows()],
+    a_tuple_for_another: lambda: [(rows(), rows())],
+    taken_out: lambda: OrderedDict(h=rows(), z=rows()),
+    within_another: lambda: {"k": [rows(), rows()], "z": rows()},
+    changed_for_one_another: lambda: [rows(), rows()],
+    in_a_named_tuple: lambda: State([rows()]),
+    left_alone: lambda: [rows()],
+}
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("step", STATES)
+def test_what_the_model_puts_into_a_list_or_dict_reaches_its_caller(step, compiled):
+    torch.manual_seed(0)
+    model, make = Stateful(step).eval(), STATES[step]
+    given = [(rows(), make()) for _ in range(20)]
+    held = [copy.copy(state) for _, state in given]
+    sim = qsim.QuantSim(model, given[0], SIXTEEN)
+    sim.calibrate(given, progress=False)
+    sim.compare(given[0])
+    for (_, state), before in zip(given, held, strict=True):  # copies were given
+        assert all(a is b for a, b in zip(tree_leaves(state), tree_leaves(before), strict=True))
+    x, state = given[0]
+    theirs = copy.deepcopy(state)
+    names = {id(t): i for i, t in enumerate(tree_leaves(state))}, {id(t): i for i, t in enumerate(tree_leaves(theirs))}
+    kept = state, theirs, tree_leaves(state), tree_leaves(theirs)  # ids of what is gone are given to others
+    run = torch.compile(sim, backend="eager", fullgraph=True) if compiled else sim
+    with torch.no_grad():
+        torch.testing.assert_close(run(x, state), model(x, theirs), rtol=0, atol=1e-3)
+    torch.testing.assert_close(state, theirs, rtol=0, atol=1e-3)
+    assert [names[0].get(id(t)) for t in tree_leaves(state)] == [names[1].get(id(t)) for t in tree_leaves(theirs)]
+    assert len(kept[2]) == len(kept[3])
+
+
+def test_a_state_is_handed_on_step_by_step():
+    torch.manual_seed(0)
+    model = Stateful(another_entry).eval()
+    xs = [rows() for _ in range(6)]
+    sim = qsim.QuantSim(model, (xs[0], {"h": rows()}), SIXTEEN)
+    sim.calibrate([(x, {"h": 4 * rows()}) for x in xs], progress=False)
+    ours, theirs = {"h": torch.zeros(2, 4)}, {"h": torch.zeros(2, 4)}
+    with torch.no_grad():
+        for x in xs:
+            torch.testing.assert_close(sim(x, ours), model(x, theirs), rtol=0, atol=1e-3)

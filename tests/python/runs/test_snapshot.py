@@ -1,12 +1,18 @@
 """Recording a model that changes all it can reach leaves no trace in it."""
 
 import copy
+import logging
 import random
+import threading
+from collections import OrderedDict, deque
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
+import qsim
 from qsim.graph.record.record import record
 from qsim.runs.snapshot import ContentsLostError, Snapshot
 
@@ -62,6 +68,88 @@ def test_model_is_left_as_it_was(fails):
     assert versions[:2] == [p._version for p in model.conv.parameters()]  # a graph that the caller holds stays usable
     assert bool(tape.steps) != fails
     assert len(report) == 2 * fails
+
+
+class Memory:
+    def __init__(self) -> None:
+        self.steps, self.mean, self.seen = 0, torch.zeros(4), []
+
+
+class Slots:
+    __slots__ = ("count", "last")
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
+class Keeping(nn.Module):
+    """Keeps what it saw outside of parameters and buffers, as streaming models and memory banks do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.cache, self.queue, self.plain, self.seen = nn.Linear(4, 4), {}, deque(maxlen=2), torch.zeros(4), {1}
+        self.memory, self.slots, self.array, self.nest = Memory(), Slots(), np.zeros(2), ([], {"inner": [0, 0]})
+        self.ordered, self.hidden = OrderedDict(a=1, b=2), [nn.BatchNorm1d(4)]
+
+    def state(self) -> list[object]:
+        memory, norm = self.memory, self.hidden[0]
+        kept = [*self.cache.values(), *self.queue, self.plain, memory.mean, norm.running_mean, torch.from_numpy(self.array)]
+        counted = memory.steps, memory.seen, self.slots.count, getattr(self.slots, "last", None), self.nest, self.seen, norm.training
+        return copy.deepcopy([kept, counted, list(self.ordered.items()), len(self.hidden)])
+
+    def forward(self, x):
+        h = self.fc(x)
+        y = h + self.plain + self.memory.mean + self.cache.get("before", 0) + len(self.queue) + self.memory.steps
+        self.cache["before"] = h.detach()
+        self.queue.append(h.detach())
+        self.plain.add_(h.detach().mean(0))
+        self.memory.mean = self.memory.mean.mul_(0.9).add_(h.detach().mean(0))
+        self.memory.steps += 1
+        self.memory.seen.append(h)
+        self.slots.count += 1
+        self.slots.last = 3
+        self.array += 1
+        self.nest[0].append(1)
+        self.nest[1]["inner"][0] += 1
+        self.seen.add(2)
+        self.ordered.move_to_end("a")
+        self.hidden.append(None)
+        return self.hidden[0].train()(y)
+
+
+@pytest.mark.filterwarnings("ignore:QuantSim")  # of what its second call does, which the example did not
+def test_what_a_forward_writes_into_what_the_model_holds_is_put_back():
+    torch.manual_seed(0)
+    model, x = Keeping(), torch.randn(3, 4)
+    same = copy.deepcopy(model)
+    before, kept = model.state(), (model.cache, model.queue, model.memory, model.plain, model.nest[1]["inner"], model.ordered)
+    sim = qsim.QuantSim(model, x, qsim.int16(), inplace=True)
+    sim.calibrate([x, x], progress=False)
+    for found, then in zip(tree_leaves(sim.model.state()), tree_leaves(before), strict=True):
+        assert torch.equal(found, then) if isinstance(then, torch.Tensor) else found == then
+    now = sim.model.cache, sim.model.queue, sim.model.memory, sim.model.plain, sim.model.nest[1]["inner"], sim.model.ordered
+    assert all(a is b for a, b in zip(kept, now, strict=True))
+    with sim.in_float():
+        for _ in range(3):
+            assert torch.equal(sim(x), same(x))
+
+
+def test_a_large_tensor_that_is_no_buffer_is_looked_at(monkeypatch):
+    monkeypatch.setattr("qsim.runs.snapshot._COPIED", 0)
+    monkeypatch.setattr("qsim.runs.snapshot._SMALL", 0)
+    model = Keeping()
+    model.fc.weight.data, model.fc.bias.data = torch.zeros(4, 4), torch.zeros(4)
+    with pytest.raises(ContentsLostError, match="changed a tensor that is neither a parameter nor a buffer"):
+        record(model, [((torch.randn(3, 4),), {})])
+
+
+def test_objects_of_others_are_not_looked_into():
+    model, logger, lock = nn.Linear(4, 4), logging.getLogger("a logger"), threading.Lock()
+    model.logger, model.lock = logger, lock
+    before = Snapshot(model)
+    logger.marker = 1
+    before.restore()
+    assert logger.marker == 1
 
 
 class Codebook(nn.Module):

@@ -30,14 +30,56 @@ class Copy(NamedTuple):
     version: int
     before: Tensor | None
 
-    def settle(self) -> bool:
-        """Write what the model wrote into the argument, which its caller has. False where no example showed that it would."""
+    def settle(self) -> tuple[Any, ...]:
+        """Write what the model wrote into the argument, which its caller has. Returns its path where no example showed that it would."""
         if self.before is None:
-            return version_of(self.passed) == self.version
+            return () if version_of(self.passed) == self.version else self.path
         if self.passed.shape == self.given.shape:
             now = torch.where(self.passed != self.before, self.passed, self.given)
             (self.given.detach() if self.given.requires_grad and self.given.is_leaf else self.given).copy_(now)
-        return True
+        return ()
+
+
+class Refilled:
+    """The lists and dicts that the model gets in place of its caller's, since tensors in them are quantized."""
+
+    def __init__(self) -> None:
+        self._copied: list[tuple[Any, Any, Any]] = []  # the caller's, the model's, and what that held in the beginning
+        self._exchanged: list[tuple[Any, Any]] = []  # what is the caller's in what was made, and what is in its place
+
+    def note(self, given: Any, passed: Any, entry: Any, instead: Any) -> None:
+        """See `replaced`."""
+        self._exchanged.append((entry, instead))
+        if not isinstance(given, tuple):
+            self._copied.append((given, passed, passed.copy()))
+
+    def settle(self) -> tuple[Any, ...]:
+        """Have the caller's hold what the model put into them."""
+        for given, passed, before in reversed(self._copied):  # one may have been copied twice
+            if isinstance(given, dict):
+                if not (_are_same([*passed], [*before]) and _are_same([*passed.values()], [*before.values()])):
+                    given.clear()
+                    given.update({key: self._own(value) for key, value in passed.items()})
+            elif not _are_same(passed, before):
+                given[:] = [self._own(value) for value in passed]
+        return ()
+
+    def _own(self, value: Any) -> Any:
+        for entry, instead in self._exchanged:
+            if _is_same(value, instead):
+                return entry
+        return tuple([self._own(inner) for inner in value]) if type(value) is tuple else value
+
+
+def _are_same(one: Any, other: Any) -> bool:
+    return len(one) == len(other) and all([_is_same(a, b) for a, b in zip(one, other, strict=True)])
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Dynamo knows not which of two tuples it is, but of which things."""
+    if type(one) is tuple and type(other) is tuple:
+        return _are_same(one, other)
+    return one is other
 
 
 class Inputs:
@@ -62,6 +104,7 @@ class Inputs:
         make = LiveMaker(quantizers)
         self.paths: Paths = [(path, make.quantized(key, True, enters=True)) for path, key in paths.items()]
         self.marked: Paths = [(path, Mark(key)) for path, key in paths.items()]
+        self.nested = any(len(path) > 1 for path in paths)  # whether some lie in lists or dicts
         self.written = [slot in written for slot in plan.inputs]
         self.posts = [plan.regions.inputs[slot] for slot in plan.inputs]
         self.planned = self.fallen = self.paths, self.marked
@@ -79,11 +122,15 @@ class Inputs:
         self.fallen = paths, [mark for mark, as_planned in zip(self.marked, integer, strict=True) if as_planned]
 
     def quantize(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, marks: bool, falls_back: bool, copies: list[Copy] | None = None
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, marks: bool, falls_back: bool, copies: list[Copy | Refilled] | None = None
     ) -> Arguments:
         """The arguments of a call with the planned ones quantized; `marks` and `falls_back` as in `Switch`. `copies`: gets what is put in
         their place; while Dynamo traces, of what the examples show to be written."""
         paths, marked = self.fallen if falls_back else self.planned
+        refilled = None
+        if copies is not None and self.nested:
+            copies.append(refilled := Refilled())
+        note = None if refilled is None else refilled.note
         for ((slot, *path), quantizer), written in zip(marked if marks else paths, self.written, strict=False):
             passed = self._as_passed(slot, args, kwargs)
             name = self.positional[slot] if isinstance(slot, int) and slot < len(self.positional) else slot
@@ -92,9 +139,9 @@ class Inputs:
             if noted:
                 change = _copying(copies, (name, *path), quantizer, written)
             if isinstance(passed, int):
-                args = (*args[:passed], replaced(args[passed], path, change), *args[passed + 1 :])
+                args = (*args[:passed], replaced(args[passed], path, change, note), *args[passed + 1 :])
             elif passed is not None:
-                kwargs = {**kwargs, passed: replaced(kwargs[passed], path, change)}
+                kwargs = {**kwargs, passed: replaced(kwargs[passed], path, change, note)}
         return args, kwargs
 
     def _as_passed(self, slot: InputSlot, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 
@@ -15,27 +15,29 @@ from qsim.operations.moves import MOVING
 from qsim.runs.arguments import tensors_in
 
 
-class Left(NamedTuple):
-    """A result, those that read it in the examples, and the node of a container that made it."""
+class LeftToReaders(dict[int, tuple[weakref.ref[Tensor], Readers, Place, int]]):
+    """Those of one call of the model that somebody may still know, by the ids of tensors: those that read them in the examples, and the
+    node of a container that made them. A view of one is taken for it.
 
-    tensor: weakref.ref[Tensor]
-    readers: Readers
-    place: Place
-    node: int
-
-
-class LeftToReaders(dict[int, Left]):
-    """Those of one call of the model that somebody still knows, by the ids of tensors. A view of one is taken for it."""
+    Most are gone when the next comes, since what reads them in the examples took them: those are dropped then, and no earlier, for a
+    reference that calls back costs as much as a quantizer.
+    """
 
     def add(self, t: Any, readers: Readers, place: Place, node: int) -> None:
         if type(t) is Tensor:
-            self[id(t)] = Left(weakref.KeyedRef(t, self._forget, id(t)), readers, place, node)
+            self.is_idle()
+            self[id(t)] = weakref.ref(t), readers, place, node
 
-    def _forget(self, gone: weakref.KeyedRef[int, Tensor]) -> None:
-        self.pop(gone.key, None)
+    def is_idle(self) -> bool:
+        """Whether nobody knows any of them, as far as one look tells."""
+        if len(self) == 1 and next(iter(self.values()))[0]() is None:
+            self.clear()
+        return not self
 
     def note_read(self, by: Place, node: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Have the container whose node is called note what of its operands the examples did not show there."""
+        if self.is_idle():
+            return
         for value in (*args, *kwargs.values()) if kwargs else args:
             for t in value if isinstance(value, (list, tuple)) else (value,):
                 if isinstance(t, Tensor) and (key := self._key(t)):
@@ -68,10 +70,12 @@ class LeftToReaders(dict[int, Left]):
 
     def _key(self, t: Tensor) -> int:
         """The key of a tensor, or of what it is a view of; 0 where neither is here."""
-        if (left := self.get(id(t))) is not None and left.tensor() is t:
+        if (left := self.get(id(t))) is not None and left[0]() is t:
             return id(t)
+        if not t._is_view():
+            return 0
         base = t._base
-        return id(base) if base is not None and (left := self.get(id(base))) is not None and left.tensor() is base else 0
+        return id(base) if (left := self.get(id(base))) is not None and left[0]() is base else 0
 
 
 # The same while Dynamo traces, of the nodes of its graph.

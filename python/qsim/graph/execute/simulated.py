@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import _get_current_function_mode, _get_current_function_mode_stack
 
-from qsim.graph.execute.inputs import Copy
+from qsim.graph.execute.inputs import Copy, Refilled
 from qsim.graph.execute.methods import PLACE, methods
 from qsim.graph.execute.mode import LocalMode
 from qsim.graph.execute.other_exporters import refuse_exporter, refuse_script
@@ -61,7 +61,7 @@ class Simulated(Swapped):
         if not switch.on:
             return super().forward(*args, **kwargs)
         refuse_exporter(not switch.marks)
-        copies: list[Copy] = []
+        copies: list[Copy | Refilled] = []
         if inputs is not None:
             noted = None if switch.marks else copies
             args, kwargs = inputs.quantize(args, kwargs, marks=switch.marks, falls_back=switch.falls_back, copies=noted)
@@ -116,13 +116,13 @@ def _with_gradients(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, 
         return module(*args, **kwargs)
 
 
-def _settle(copies: list[Copy], place: Place) -> None:
+def _settle(copies: list[Copy | Refilled], place: Place) -> None:
     for each in copies:
-        if not each.settle():
-            place.note_written(each.path)
+        if path := each.settle():
+            place.note_written(path)
 
 
-def _to_its_end(generator: GeneratorType[Any, Any, Any], mode: LocalMode, copies: list[Copy]) -> Generator[Any, Any, Any]:
+def _to_its_end(generator: GeneratorType[Any, Any, Any], mode: LocalMode, copies: list[Copy | Refilled]) -> Generator[Any, Any, Any]:
     """What a forward that is a generator returns; its call is over when nothing more is asked of it."""
     try:
         value = yield from driven(generator, mode)

@@ -38,6 +38,8 @@ class Switch:
         Whether the model asks for gradients in its forward.
     written : frozenset of InputSlot
         What the model writes into, of what its caller passes.
+    refills : bool
+        Whether it puts something else into a list, dict or object of its caller's.
     model : nn.Module or None
     noticed : dict of str to (str, str)
         What ran otherwise than the example inputs showed: sentences, with the path of the container and the function whose result is
@@ -53,7 +55,7 @@ class Switch:
         self.saves = True
         self.marks = False
         self.falls_back = True
-        self.calls_compiled = self.needs_gradients = False
+        self.calls_compiled = self.needs_gradients = self.refills = False
         self.written: frozenset[InputSlot] = frozenset()
         self.mode, self.traced_mode = mode, traced_mode
         self.standing = Standing()
@@ -103,7 +105,7 @@ class Switch:
     def note(self, tape: Tape) -> None:
         """Note what is asked of the recording in each call."""
         self.calls_compiled, self.needs_gradients = tape.calls_compiled, tape.needs_gradients
-        self.written = frozenset(tape.written_into)
+        self.written, self.refills = frozenset(tape.written_into), tape.refills
 
     def arguments(self, model: nn.Module, batch: Any, examples: Sequence[Arguments]) -> Arguments:
         """What a model gets of a batch: copies where it writes into them, so that another run gets the same."""
@@ -111,7 +113,7 @@ class Switch:
         if self.model is not None and (names := left_out(batch, given[1], self.model)):
             what = f"batches hold {', '.join(map(repr, names))}, which forward takes and no example input had: left out"
             self.notice(what, "", "", "Give example inputs that have them, or pass forward=lambda model, batch: model(**batch).")
-        return own_arguments(model, given)[0] if self.written else given
+        return own_arguments(model, given)[0] if self.written or self.refills else given
 
     def tell_of_break(self, path: str) -> None:
         """Warn, once, that a container was to be compiled and is not."""

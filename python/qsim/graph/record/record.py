@@ -17,6 +17,7 @@ from qsim.graph.record.tape import Step, Tape
 from qsim.graph.record.telling import Telling, blind_spots
 from qsim.graph.record.written_state import Held
 from qsim.runs.arguments import Arguments, tensors_in
+from qsim.runs.held import HeldValues
 from qsim.runs.snapshot import ContentsLostError, plain_eager, unchanged
 
 
@@ -92,11 +93,13 @@ def _run(model: nn.Module, current: RecordedRun, given: Arguments, report: list[
         held = Held(model)
         (args, kwargs), shared = own_arguments(model, given)
         report += [f"an argument of type {name} cannot be copied: what the model writes into it stays there" for name in shared]
+        around = HeldValues((args, kwargs), {id(m) for m in model.modules()})
         out = model.train(current.run == 1)(*args, **kwargs)
         tape.answers |= {type(out)} if current.run == 0 else set()
         returned = {o for t in tensors_in(list(out) if isinstance(out, types.GeneratorType) else out) for o in tape.origins(t)}
         tape.results |= returned | (current.handed_out if lost_sight(tape, returned) else set())
         tape.handed_back |= {o for t in tensors_in((args, kwargs)) for o in tape.origins(t) if isinstance(o.source, Step)}
+        tape.refills |= around.is_changed()
         tape.written_into |= {entered.slot for entered in current.entered if entered.is_written()}
         kept = [value for m in model.modules() for name, value in vars(m).items() if not name.startswith("_")]
         tape.reads |= {o for t in tensors_in(kept) for o in tape.origins(t) if isinstance(o.source, Step)}

@@ -180,6 +180,8 @@ class Tape:
         they are converted, and what objects hold.
     written_into : set of InputSlot
         Those of them that the model writes into.
+    refills : bool
+        Whether the model puts something else into a list, dict or object that it is given.
     results : set of Origin
         What the model returned.
     reads : set of Origin
@@ -229,7 +231,7 @@ class Tape:
         self.unusual: dict[str, None] = {}
         self.complex: dict[str, str] = {}
         self.subclasses: dict[type, None] = {}
-        self.calls_compiled = self.differentiates = self.needs_gradients = False
+        self.calls_compiled = self.differentiates = self.needs_gradients = self.refills = False
         self.shapes = {name: tuple(t.shape) for name, t in (*model.named_buffers(), *model.named_parameters())}
         self.parameters = {name for name, _ in model.named_parameters()}
         self.modules = {name: type(module).__name__ for name, module in model.named_modules()}
