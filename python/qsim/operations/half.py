@@ -35,22 +35,29 @@ INDEXES = _table("__setitem__ setitem")  # their second argument says where, not
 
 
 def nearest(value: float, format: str) -> float:
-    """A number rounded to a format.
+    """A number rounded to a format, half to even. Written so that Dynamo traces it where the number is of a size that it holds open.
 
     Examples
     --------
-    >>> nearest(1e6, "float16"), nearest(1e-8, "float16"), nearest(0.5, "float16")
-    (inf, 0.0, 0.5)
+    >>> nearest(1e6, "float16"), nearest(1e-8, "float16"), nearest(0.5, "float16"), nearest(2049, "float16")
+    (inf, 0.0, 0.5, 2048)
     """
-    if not math.isfinite(value) or value == 0:
+    size = abs(value)
+    if not 0 < size < math.inf:
         return value
     numbers = FLOAT_FORMATS[format]
-    step = max(2.0 ** (math.frexp(value)[1] - 1), numbers.smallest_normal) * numbers.eps
-    rounded = round(value / step) * step  # half to even
-    return rounded if abs(rounded) <= numbers.largest else math.copysign(math.inf, value)
-
-
-nearest._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as `torch.compiler.assume_constant_result` does
+    if isinstance(value, int) and size <= 2 / numbers.eps:
+        return value  # a size that is held open stays so
+    step = numbers.eps  # from one number to the next, between 1 and 2
+    while size >= 2 * step / numbers.eps:
+        step *= 2
+    while size < step / numbers.eps and step > numbers.smallest_normal * numbers.eps:
+        step /= 2
+    whole = math.floor(size / step)
+    rest = size / step - whole
+    rounded = (whole + 1 if rest > 0.5 or (rest == 0.5 and whole % 2 == 1) else whole) * step
+    rounded = rounded if rounded <= numbers.largest else math.inf
+    return rounded if value > 0 else -rounded
 
 
 def has_inexact_numbers(func: Function, options: Mapping[int | str, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""What modules hold besides parameters, buffers and children: caches, memories, counters in lists, dictionaries and objects of their own."""
+"""What modules hold besides parameters, buffers and children: caches, memories, counters in lists, dicts and objects of their own."""
 
 from __future__ import annotations
 

@@ -77,9 +77,8 @@ class Snapshot:
         if changed:
             what, tensor = changed[0]
             raise ContentsLostError(
-                f"qsim: running the model changed {what} ({tensor.nbytes >> 20} MiB), which cannot be put "
-                f"back: of more than {_COPIED >> 20} MiB no copy is made. Have what forward writes in a buffer (register_buffer), and load the "
-                "model again"
+                f"qsim: running the model changed {what} ({tensor.nbytes >> 20} MiB), which cannot be put back: of more than "
+                f"{_COPIED >> 20} MiB no copy is made. Have what forward writes in a buffer (register_buffer), and load the model again"
             )
 
 

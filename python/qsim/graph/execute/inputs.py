@@ -72,7 +72,7 @@ class Refilled:
 
 
 def _are_same(one: Any, other: Any) -> bool:
-    return len(one) == len(other) and all([_is_same(a, b) for a, b in zip(one, other, strict=True)])
+    return len(one) == len(other) and all(_is_same(a, b) for a, b in zip(one, other, strict=True))
 
 
 def _is_same(one: Any, other: Any) -> bool:

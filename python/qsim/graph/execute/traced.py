@@ -341,9 +341,11 @@ def traced_is_constant() -> bool:
     left = [*nodes_of_asker("t")]
     while left:
         node = left.pop()
-        if node.op == "placeholder" and isinstance(node.meta.get("example_value"), Tensor):
+        value = node.meta.get("example_value")
+        if node.op == "placeholder" and isinstance(value, Tensor):
             return False
-        left += [] if node.op == "get_attr" or function_of(node) in CREATION else node.all_input_nodes
+        is_number = isinstance(value, (int, float, torch.SymInt, torch.SymFloat, torch.SymBool))  # a size, say
+        left += [] if node.op == "get_attr" or is_number or function_of(node) in CREATION else node.all_input_nodes
     return True
 
 
