@@ -238,6 +238,7 @@ def observe(
     with (
         unchanged(model, whole=False),
         torch.no_grad(),
+        torch.compiler.set_stance("force_eager"),  # clocks and counts are Python's: a part that is compiled is so from the next call on
         _observing(quantizers, watched),
         _clocked([quantizers[key] for key in watched], noted.seconds),
     ):

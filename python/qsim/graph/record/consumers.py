@@ -1,5 +1,5 @@
-"""Who asks a generator expression for its next element, which Dynamo does not tell: it takes the expression for a call of the function
-that it is written in."""
+"""Who asks a generator for its next element, which Dynamo does not tell: it takes a generator expression for a call of the function that it
+is written in, and what a generator function returns for a call where that was called."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from types import CodeType
 from typing import TypeVar
 
 T = TypeVar("T")
+_COMPREHENSIONS = "<listcomp>", "<setcomp>", "<dictcomp>"  # functions of their own, before Python 3.12
 
 
 def without_consumers(spots: Sequence[T], codes: Sequence[CodeType]) -> tuple[T, ...]:
     """The expressions on a stack, innermost first, without those that stand between a generator expression and the function that it is
-    written in, such as the list of ``[f(y) for y in (g(x) for g in gs)]``. `codes`: what each is in.
+    written in, such as the list of ``[f(y) for y in (g(x) for g in gs)]``, and without comprehensions over what generator functions return.
+    `codes`: what each is in.
 
     One whose function has returned, or does not stand there, keeps all.
     """
@@ -22,6 +24,11 @@ def without_consumers(spots: Sequence[T], codes: Sequence[CodeType]) -> tuple[T,
         kept.append(spots[at])
         at += 1
         code = codes[at - 1]
-        if code.co_flags & inspect.CO_GENERATOR and code.co_name == "<genexpr>":
+        if not code.co_flags & inspect.CO_GENERATOR:
+            continue
+        if code.co_name == "<genexpr>":
             at = next((above for above in range(at, len(codes)) if any(code is constant for constant in codes[above].co_consts)), at)
+        else:
+            while at < len(codes) and codes[at].co_name in _COMPREHENSIONS:
+                at += 1
     return tuple(kept)
