@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from qsim.batch_norm.foldable import Fold
@@ -28,6 +28,7 @@ class FoldedHooks:
     """
 
     def __init__(self, model: nn.Module, folds: Iterable[tuple[Fold, _BatchNorm]]) -> None:
+        self._model = model
         self._hooked: list[tuple[dict[int, Any], str, Fold]] = []  # hooks of modules, with the path of the module
         for fold, _ in folds:
             if not fold.alone:
@@ -44,6 +45,8 @@ class FoldedHooks:
             if hooks and path not in self._told and any(map(_is_anothers, hooks.values())):
                 self._told.add(path)
                 self._warn(path, fold)
+                if path == fold.layer and not fold.before:
+                    self._model.get_submodule(fold.batch_norm).register_forward_hook(_as_a_new_tensor)
 
     def _warn(self, path: str, fold: Fold) -> None:
         what = (
@@ -55,6 +58,12 @@ class FoldedHooks:
             f"QuantSim: a hook on '{path}' sees other tensors than in the float model: what it gets {what}, and what it returns is used as "
             "that. Put it on the model before it is simulated, or use Config(batch_norm='keep')"
         )
+
+
+def _as_a_new_tensor(_: nn.Module, args: Any, out: Tensor) -> Tensor | None:
+    """What a full backward hook hands on is a view that torch lets nobody write to, as rectifiers and additions behind a BatchNorm do: they
+    wrote into a tensor of its own."""
+    return out.clone() if out.requires_grad and out._is_view() else None
 
 
 def _is_anothers(hook: Any) -> bool:

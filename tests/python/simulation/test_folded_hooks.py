@@ -114,3 +114,32 @@ def test_what_was_folded_after_training_is_told():
     sim.model[0].register_forward_hook(look)
     with pytest.warns(UserWarning, match="a hook on '0'"):
         sim(x)
+
+
+@pytest.mark.parametrize("write", [torch.relu_, lambda y: y.add_(1)], ids=["rectified", "added to"])
+def test_what_a_full_backward_hook_hands_on_may_be_written_to(write):
+    """As Grad-CAM has it: behind a BatchNorm in float, which returns a tensor of its own."""
+
+    class Written(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm, self.head = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 2, 1)
+
+        def forward(self, x):
+            return self.head(write(self.norm(self.conv(x))))
+
+    x, seen = torch.randn(2, 3, 8, 8), []
+    sim = qsim.QuantSim(Written().eval(), x)
+    sim.calibrate([x], progress=False)
+    plain = sim(x)
+    plain.square().sum().backward()
+    wanted = {name: p.grad for name, p in sim.model.named_parameters()}
+    sim.model.zero_grad()
+    sim.model.conv.register_full_backward_hook(lambda module, grad_input, grad_output: seen.append(grad_output[0]))
+    with pytest.warns(UserWarning, match="a hook on 'conv'"):
+        hooked = sim(x)
+    hooked.square().sum().backward()
+    assert torch.equal(hooked, plain)
+    assert all(torch.equal(p.grad, wanted[name]) for name, p in sim.model.named_parameters())
+    assert seen[0].shape == (2, 4, 6, 6)
+    assert torch.equal(sim(x), plain)
