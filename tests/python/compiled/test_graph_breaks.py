@@ -8,6 +8,8 @@ import torch.nn.functional as F
 from by_hand import EXACT, simulated
 from torch import nn
 
+import qsim
+
 X = torch.linspace(-2, 2, 256, dtype=torch.float64).view(32, 8).sin()
 
 
@@ -101,3 +103,49 @@ def test_float_models_of_the_same_classes_are_still_compiled():
     other.model.compile(backend=lambda graph, _: graphs.append(graph) or graph.forward)
     other(X)
     assert graphs
+
+
+@pytest.mark.parametrize("calibrated_before", [False, True])
+@pytest.mark.parametrize("part", ["h.a", "h", "", "every module"])
+def test_what_is_compiled_by_itself_has_its_quantizers(part, calibrated_before):
+    graphs = []
+
+    def backend(graph, _):
+        graphs.append(graph)
+        return graph
+
+    model = Outer(BREAKS["none"], BREAKS["none"]).double().eval()
+    plain = simulated(model, X)
+    sim = simulated(model, X) if calibrated_before else qsim.QuantSim(model, X, EXACT)
+    for path, module in sim.model.named_modules():
+        if part in (path, "every module"):
+            module.compile(backend=backend)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        if not calibrated_before:
+            sim.calibrate([X], progress=False)
+        with torch.no_grad():
+            assert torch.equal(sim(X), plain(X))
+    assert bool(graphs) == (part in ("h", "", "every module"))  # a layer by itself runs in Python
+
+
+def test_a_generator_in_a_comprehension_is_compiled_as_it_runs():
+    class Parts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.a, self.b = nn.Linear(8, 8).double(), nn.Linear(8, 8).double()
+
+        def parts(self, h):
+            for _ in range(2):
+                yield self.b(h)
+                h = torch.tanh(h)
+
+        def forward(self, x):
+            first, second = [part * 2 for part in self.parts(self.a(x))]
+            by_number = {number: part * 2 for number, part in enumerate(self.parts(first))}
+            return second * by_number[1] + by_number[0]
+
+    sim = simulated(Parts().eval(), X)
+    with torch.no_grad():
+        assert torch.equal(torch.compile(sim, backend="eager", fullgraph=True)(X), sim(X))

@@ -90,7 +90,11 @@ class Masked(nn.Linear):
 def test_arguments_that_no_example_had_are_told(extra, told, recwarn):
     sim = simulated(Masked(6, 4), example={"x": ROWS})
     sim.calibrate([{"x": ROWS, extra: torch.zeros(6)}] * 2, progress=False)
-    left_out = [str(w.message) for w in recwarn if "'mask', which forward takes and no example input had: left out" in str(w.message)]
+    left_out = [
+        str(w.message)
+        for w in recwarn
+        if "'mask', which forward takes and no example with the rest of them had: left out" in str(w.message)
+    ]
     assert len(left_out) == told
     assert any("'mask'" in note for note in sim.summary().notes) == told
     both = simulated(Masked(6, 4), example={"x": ROWS, "mask": torch.ones(6)})

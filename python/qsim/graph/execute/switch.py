@@ -111,7 +111,7 @@ class Switch:
         """What a model gets of a batch: copies where it writes into them, so that another run gets the same."""
         given = to_device(arguments_of(batch, examples), model)
         if self.model is not None and (names := left_out(batch, given[1], self.model)):
-            what = f"batches hold {', '.join(map(repr, names))}, which forward takes and no example input had: left out"
+            what = f"batches hold {', '.join(map(repr, names))}, which forward takes and no example with the rest of them had: left out"
             self.notice(what, "", "", "Give example inputs that have them, or pass forward=lambda model, batch: model(**batch).")
         return own_arguments(model, given)[0] if self.written or self.refills else given
 

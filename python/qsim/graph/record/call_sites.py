@@ -285,9 +285,10 @@ def _is_backward(translator: Any) -> bool:
 def _forward_lines() -> frozenset[int]:
     """The lines on which `nn.Module.__call__` calls the forward, and no hook."""
     with open(_MODULE_CALL, encoding="utf-8") as source:
-        return frozenset(number for number, line in enumerate(source, 1) if "forward_call(" in line or "self.forward(" in line)
+        return frozenset(number for number, line in enumerate(source, 1) if any(f"{call}(" in line for call in _FORWARDS))
 
 
+_FORWARDS = "forward_call", "self.forward", "self._compiled_call_impl"
 _known: dict[int, tuple[CodeType, Kind]] = {}  # by id, which a code keeps while it is in here: its hash would be slow
 _spots: dict[tuple[int, int], Spot] = {}
 
