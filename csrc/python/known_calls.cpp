@@ -98,12 +98,24 @@ bool has_quantizers_alone(PyObject* node, Py_ssize_t arguments) {
   return true;
 }
 
+// What a weak reference is to, null if that is gone.
+py::object referent(PyObject* reference) {
+#if PY_VERSION_HEX >= 0x030D0000
+  PyObject* found = nullptr;
+  if (PyWeakref_GetRef(reference, &found) < 0) throw py::error_already_set();
+  return py::reinterpret_steal<py::object>(found);
+#else
+  PyObject* const found = PyWeakref_GetObject(reference);
+  return found == Py_None ? py::object() : py::reinterpret_borrow<py::object>(found);
+#endif
+}
+
 // Whether a tensor, or what it is a view of, is among those that a dictionary has references to, by their ids: another
 // may have the id of one that is gone.
 bool is_among(PyObject* known, PyObject* value) {
   const auto has = [&](PyObject* object) {
     PyObject* const found = PyDict_GetItemWithError(known, owned(PyLong_FromVoidPtr(object)).ptr());
-    return found != nullptr && PyWeakref_GetObject(PyTuple_GET_ITEM(found, 0)) == object;
+    return found != nullptr && referent(PyTuple_GET_ITEM(found, 0)).ptr() == object;
   };
   if (!THPVariable_Check(value)) return false;
   if (has(value)) return true;
@@ -115,8 +127,7 @@ bool is_among(PyObject* known, PyObject* value) {
 bool is_idle(PyObject* left) {
   Py_ssize_t at = 0;
   PyObject *id = nullptr, *entry = nullptr;
-  if (PyDict_Size(left) == 1 && PyDict_Next(left, &at, &id, &entry) != 0 &&
-      PyWeakref_GetObject(PyTuple_GET_ITEM(entry, 0)) == Py_None) {
+  if (PyDict_Size(left) == 1 && PyDict_Next(left, &at, &id, &entry) != 0 && !referent(PyTuple_GET_ITEM(entry, 0))) {
     PyDict_Clear(left);
   }
   return PyDict_Size(left) == 0;

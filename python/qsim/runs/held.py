@@ -47,7 +47,7 @@ class HeldValues:
     def _look(self, value: Any) -> Iterator[Any]:
         """Hold what a value contains, which is returned."""
         if isinstance(value, Tensor):
-            if type(value) in (Tensor, nn.Parameter) and is_dense(value) and not value.is_meta and not value.is_inference():
+            if _may_be_written_to(value):
                 self.tensors.append(value)
             return
         if isinstance(value, (tuple, frozenset)):
@@ -68,6 +68,12 @@ class HeldValues:
         for value, kind, contents in self._held:
             if not _are_same(kind.contents(value), contents):
                 kind.put_back(value, contents)
+
+
+def _may_be_written_to(t: Tensor) -> bool:
+    """Whether it is of torch's own kind, has contents, and no two of its elements are one, as those of ``t.expand(4)`` are."""
+    is_own = type(t) in (Tensor, nn.Parameter) and is_dense(t) and not t.is_meta and not t.is_inference()
+    return is_own and all(stride != 0 or size < 2 for stride, size in zip(t.stride(), t.shape, strict=True))
 
 
 def _are_same(one: Any, other: Any) -> bool:

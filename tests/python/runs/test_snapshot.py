@@ -144,8 +144,8 @@ def test_a_large_tensor_that_is_no_buffer_is_looked_at(monkeypatch):
 
 
 def test_objects_of_others_are_not_looked_into():
-    model, logger, lock = nn.Linear(4, 4), logging.getLogger("a logger"), threading.Lock()
-    model.logger, model.lock = logger, lock
+    model, logger = nn.Linear(4, 4), logging.getLogger("a logger")
+    model.logger, model.lock, model.wide, model.none = logger, threading.Lock(), torch.ones(1).expand(4), torch.empty(2, device="meta")
     before = Snapshot(model)
     logger.marker = 1
     before.restore()
