@@ -90,7 +90,8 @@ class LocalMode(ChainEnds):
     def within(self, outer: Any) -> LocalMode:
         """Called in a container whose mode, if it has one, is `outer`."""
         if isinstance(outer, LocalMode):
-            self.abroad, self.left, self.outer = outer.abroad, outer.left, outer
+            self.abroad, self.outer = outer.abroad, outer
+            self.left = None if torch.compiler.is_dynamo_compiling() else outer.left  # the traced mode looks at Dynamo's graph
         return self
 
     def __enter__(self) -> LocalMode:
