@@ -39,8 +39,8 @@ def nearest(value: float, format: str) -> float:
 
     Examples
     --------
-    >>> nearest(1e6, "float16"), nearest(1e-8, "float16"), nearest(0.5, "float16"), nearest(2049, "float16")
-    (inf, 0.0, 0.5, 2048)
+    >>> nearest(1e6, "float16"), nearest(1e-8, "float16"), nearest(0.5, "float16"), nearest(2049.0, "float16")
+    (inf, 0.0, 0.5, 2048.0)
     """
     size = abs(value)
     if not 0 < size < math.inf:

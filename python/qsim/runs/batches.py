@@ -96,7 +96,7 @@ def _arguments_as(batch: Any, example: Arguments) -> Arguments:
 def left_out(batch: Any, kwargs: Mapping[str, Any], model: nn.Module) -> list[str]:
     """Names in a batch that forward takes and no example gave, so that they are not among the arguments. Not what a loss alone reads."""
     inputs = batch[0] if isinstance(batch, (tuple, list)) and batch else batch
-    if not isinstance(inputs, Mapping) or inputs.keys() <= kwargs.keys():
+    if not isinstance(inputs, Mapping) or not kwargs or inputs.keys() <= kwargs.keys():
         return []
     taken = inspect.signature(model.forward).parameters
     given = [name for name, value in inputs.items() if value is not None and name in taken and name not in kwargs]

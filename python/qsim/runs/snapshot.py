@@ -45,7 +45,8 @@ class Snapshot:
             if not isinstance(m, torch.jit.ScriptModule)  # its attributes are not Python's
         ]
         tensors = [*model.parameters(), *model.buffers()]
-        attributes = [value for _, held, _ in self._modules for name, value in held.items() if name not in _REGISTRIES]
+        theirs = [held for m, held, _ in self._modules if not type(m).__module__.startswith("qsim.")]
+        attributes = [value for held in theirs for name, value in held.items() if name not in _REGISTRIES]
         self._held = HeldValues(attributes, {id(t) for t in (*tensors, *(m for m, _, _ in self._modules))})
         watched = [] if whole else [*_watched(model), *_large(self._held.tensors)]
         self._watched = [(what, tensor, _fingerprint(tensor)) for what, tensor in watched]
