@@ -171,3 +171,20 @@ def replaced(tree: Any, path: list[Any], change: Callable[[Any], Any], copied: C
     if copied is not None:
         copied(tree, copy, entry, found)
     return copy
+
+
+def are_same(one: Any, other: Any) -> bool:
+    """Whether two lists, or two dicts, hold the same objects in the same order. Which of two tuples an entry is Dynamo does not know, but
+    of which things it is.
+
+    Examples
+    --------
+    >>> held = [1.5, (2.5,)]
+    >>> are_same(held, list(held)), are_same({"a": held}, {"a": list(held)})
+    (True, False)
+    """
+    if isinstance(one, dict):
+        return are_same([*one, *one.values()], [*other, *other.values()])
+    if len(one) != len(other):
+        return False
+    return all(are_same(a, b) if type(a) is tuple and type(b) is tuple else a is b for a, b in zip(one, other, strict=True))

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from qsim.runs.arguments import is_array, is_dense, slots_of
+from qsim.runs.arguments import are_same, is_array, is_dense, slots_of
 
 # Loggers, locks, generators, hooks that bring weights: their state is not a model's.
 _FOREIGN = sys.stdlib_module_names | {"torch", "numpy", "qsim", "accelerate"}
@@ -61,12 +61,12 @@ class HeldValues:
 
     def is_changed(self) -> bool:
         """Whether anything was put in, taken out or replaced since, or written into an array; tensors are not looked at."""
-        return any(not _are_same(kind.contents(value), contents) for value, kind, contents in self._held)
+        return any(not _is_unchanged(kind.contents(value), contents) for value, kind, contents in self._held)
 
     def restore(self) -> None:
         """Put everything back but the contents of tensors."""
         for value, kind, contents in self._held:
-            if not _are_same(kind.contents(value), contents):
+            if not _is_unchanged(kind.contents(value), contents):
                 kind.put_back(value, contents)
 
 
@@ -76,17 +76,13 @@ def _may_be_written_to(t: Tensor) -> bool:
     return is_own and all(stride != 0 or size < 2 for stride, size in zip(t.stride(), t.shape, strict=True))
 
 
-def _are_same(one: Any, other: Any) -> bool:
-    """Whether they hold the same objects in the same order; arrays: the same bytes."""
-    if is_array(one):
-        return bool(one.tobytes() == other.tobytes())
-    if isinstance(one, set):
-        return bool(one == other)
-    if isinstance(one, dict):
-        return _are_same([*one, *one.values()], [*other, *other.values()])
-    if isinstance(one, tuple):
-        return all(map(_are_same, one, other))
-    return len(one) == len(other) and all(a is b for a, b in zip(one, other, strict=True))
+def _is_unchanged(contents: Any, before: Any) -> bool:
+    """Of arrays the bytes count, of anything else which objects it holds."""
+    if is_array(contents):
+        return bool(contents.tobytes() == before.tobytes())
+    if isinstance(contents, set):
+        return bool(contents == before)
+    return all(map(are_same, contents, before)) if isinstance(contents, tuple) else are_same(contents, before)
 
 
 class _Kind(NamedTuple):

@@ -15,7 +15,7 @@ from qsim.graph.execute.marks import Mark
 from qsim.graph.plan.actions import QuantizationPlan
 from qsim.graph.record.tape import InputSlot, Slot, version_of
 from qsim.quantizers.quantizer import Quantizer
-from qsim.runs.arguments import Arguments, is_dense, replaced
+from qsim.runs.arguments import Arguments, are_same, is_dense, replaced
 
 Paths = list[tuple[tuple[Any, ...], Quantize]]
 
@@ -56,30 +56,20 @@ class Refilled:
     def settle(self) -> tuple[Any, ...]:
         """Have the caller's hold what the model put into them."""
         for given, passed, before in reversed(self._copied):  # one may have been copied twice
+            if are_same(passed, before):
+                continue
             if isinstance(given, dict):
-                if not (_are_same([*passed], [*before]) and _are_same([*passed.values()], [*before.values()])):
-                    given.clear()
-                    given.update({key: self._own(value) for key, value in passed.items()})
-            elif not _are_same(passed, before):
+                given.clear()
+                given.update({key: self._own(value) for key, value in passed.items()})
+            else:
                 given[:] = [self._own(value) for value in passed]
         return ()
 
     def _own(self, value: Any) -> Any:
         for entry, instead in self._exchanged:
-            if _is_same(value, instead):
+            if are_same([value], [instead]):
                 return entry
         return tuple([self._own(inner) for inner in value]) if type(value) is tuple else value
-
-
-def _are_same(one: Any, other: Any) -> bool:
-    return len(one) == len(other) and all(_is_same(a, b) for a, b in zip(one, other, strict=True))
-
-
-def _is_same(one: Any, other: Any) -> bool:
-    """Dynamo knows not which of two tuples it is, but of which things."""
-    if type(one) is tuple and type(other) is tuple:
-        return _are_same(one, other)
-    return one is other
 
 
 class Inputs:
@@ -127,10 +117,10 @@ class Inputs:
         """The arguments of a call with the planned ones quantized; `marks` and `falls_back` as in `Switch`. `copies`: gets what is put in
         their place; while Dynamo traces, of what the examples show to be written."""
         paths, marked = self.fallen if falls_back else self.planned
-        refilled = None
+        note = None
         if copies is not None and self.nested:
             copies.append(refilled := Refilled())
-        note = None if refilled is None else refilled.note
+            note = refilled.note
         for ((slot, *path), quantizer), written in zip(marked if marks else paths, self.written, strict=False):
             passed = self._as_passed(slot, args, kwargs)
             name = self.positional[slot] if isinstance(slot, int) and slot < len(self.positional) else slot
