@@ -25,7 +25,7 @@ def attend(m: Machine, module: nn.MultiheadAttention, use: str, names: list[Name
         given = [query, key, value]
         if module.batch_first:
             moved: dict[int, Name] = {}
-            given = [moved.setdefault(id(name), m.move(lambda t: t.transpose(1, 0), name)) for name in given]
+            given = [moved.setdefault(id(name.value.tensor), m.move(lambda t: t.transpose(1, 0), name)) for name in given]
         out = _attention(m, module, *given, weighed="need_weights=False" not in use)
         return m.move(lambda t: t.transpose(1, 0), out) if module.batch_first else out
 
@@ -33,7 +33,7 @@ def attend(m: Machine, module: nn.MultiheadAttention, use: str, names: list[Name
 def _attention(m: Machine, module: nn.MultiheadAttention, query: Name, key: Name, value: Name, *, weighed: bool) -> Name:
     length, batch, width = query.value.tensor.shape
     heads, size = module.num_heads, width // module.num_heads
-    with m.at(0 if query is key is value else 1 if key is value else 2):  # torch has each of these written apart
+    with m.at(_way(query, key, value)):  # torch has each of these written apart
         q, k, v = _project(m, module, query, key, value)
 
     def split(t: Tensor) -> Tensor:
@@ -58,6 +58,12 @@ def _attention(m: Machine, module: nn.MultiheadAttention, query: Name, key: Name
     return m.move(lambda t: t.view(length, batch, width), out)
 
 
+def _way(query: Name, key: Name, value: Name) -> int:
+    """0 where all three are one tensor (in evaluation a dropout hands on what it is given), 1 where keys and values are, 2 otherwise."""
+    q, k, v = (name.value.tensor for name in (query, key, value))
+    return 0 if q is k is v else 1 if k is v else 2
+
+
 def _linear(m: Machine, x: Name, weight: Tensor, bias: Tensor | None) -> Name:
     w = m.constant(weight, weight=True)
     return m.compute(PROJECTION, F.linear, x, w) if bias is None else m.compute(PROJECTION, F.linear, x, w, m.constant(bias))
@@ -66,10 +72,11 @@ def _linear(m: Machine, x: Name, weight: Tensor, bias: Tensor | None) -> Name:
 def _project(m: Machine, module: nn.MultiheadAttention, query: Name, key: Name, value: Name) -> tuple[Name, Name, Name]:
     weight, bias = module.in_proj_weight, module.in_proj_bias
     width = query.value.tensor.shape[-1]
-    if query is key is value:  # one product for all three
+    way = _way(query, key, value)
+    if way == 0:  # one product for all three
         all_three = _linear(m, query, weight, bias)
         return tuple(m.move(lambda t, i=i: t[..., i * width : (i + 1) * width], all_three) for i in range(3))  # type: ignore[return-value]
-    parts = (1, 2) if key is value else (1, 1, 1)
+    parts = (1, 2) if way == 1 else (1, 1, 1)
     whole, whole_bias = m.constant(weight, weight=True), None if bias is None else m.constant(bias)
     found, begin = [], 0
     for x, count in zip((query, key, value), parts, strict=False):
