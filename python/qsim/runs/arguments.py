@@ -165,7 +165,7 @@ def replaced(tree: Any, path: list[Any], change: Callable[[Any], Any], copied: C
     entry = getattr(tree, key) if is_named else tree[key]
     found = replaced(entry, rest, change, copied)
     if is_named:
-        copy = tree._replace(**{key: found})
+        copy = type(tree)._make([found if name == key else inner for name, inner in zip(tree._fields, tree, strict=True)])
     else:
         copy = type(tree)({**tree, key: found} if is_dict else [*tree[:key], found, *tree[key + 1 :]])
     if copied is not None:

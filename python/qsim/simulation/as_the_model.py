@@ -60,6 +60,14 @@ class AsTheModel(nn.Module):
         else:
             setattr(model, name, value)
 
+    def _get_name(self) -> str:
+        """The model's: Hugging Face's Trainer shifts labels or does not by what models call themselves."""
+        model = _model_of(self)
+        return super()._get_name() if model is None else model._get_name()
+
+    def __repr__(self) -> str:
+        return type(self).__name__ + super().__repr__().removeprefix(self._get_name())
+
     @property
     def config(self) -> Config:
         """What is quantized and how; it was planned when the simulation was made. Whatever else it is asked for, or told, is the

@@ -1,6 +1,7 @@
 """Where Dynamo breaks a graph, and where a model compiles its own parts, every quantizer stands where it stands in eager mode."""
 
 import warnings
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -91,6 +92,32 @@ def test_compiled_as_eager(compile, breaks, inside):
     assert not any("did not show" in text for text in said)
     breaks_it = breaks in ("print", "asked for", "data", "number") and (inside or compile is not parts)
     assert len([text for text in said if "break its graph" in text]) == breaks_it
+
+
+class Pair(NamedTuple):
+    x: torch.Tensor
+    z: torch.Tensor
+
+
+def test_what_stands_around_a_broken_forward_runs_as_it_is():
+    """Inputs in a named tuple, which are exchanged before it; and behind it, a rectifier's operand that is left to its readers."""
+
+    class OfPair(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.a, self.b = nn.Linear(8, 8), nn.LeakyReLU(0.1)
+
+        def forward(self, pair):
+            torch._dynamo.graph_break()
+            y = self.b(self.a(pair.x) - pair.z)
+            return {"out": y + y, "pair": pair}
+
+    pair = Pair(X, X.flip(0))
+    sim = simulated(OfPair().double().eval(), pair, config=EXACT)
+    expected = sim(pair)["out"]
+    with pytest.warns(UserWarning, match="break its graph"):
+        torch.testing.assert_close(whole(sim)(pair)["out"], expected, rtol=1e-9, atol=1e-9)
 
 
 def test_float_models_of_the_same_classes_are_still_compiled():

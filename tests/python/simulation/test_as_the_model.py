@@ -232,6 +232,13 @@ def test_what_the_model_says_of_its_parameters_by_name_is_true_of_the_simulation
     assert groups(sim.model) == expected
 
 
+def test_it_goes_by_the_name_of_its_model_and_is_shown_as_a_simulation():
+    sim = qsim.QuantSim(torch.nn.Linear(3, 2).eval(), torch.randn(2, 3))
+    assert sim._get_name() == "Linear"
+    assert str(sim).startswith("QuantSim(\n  (model): Linear(in_features=3, out_features=2, bias=True)")
+    assert "(sim): QuantSim(" in str(torch.nn.ModuleDict({"sim": sim}))
+
+
 def test_a_simulation_that_is_gone_leaves_no_class_behind():
     """Each has a class of its own, and what Dynamo compiled with it."""
     x = torch.randn(2, 3)

@@ -188,6 +188,23 @@ def test_trainer_trains_a_simulation(tmp_path):
     assert trainer.evaluate()["eval_loss"] < logged[0]["loss"]
 
 
+def test_trainer_knows_a_simulation_for_what_its_model_is(tmp_path):
+    """It shifts the labels of causal models, which it tells by their name."""
+    pytest.importorskip("accelerate")
+    sim = simulated(llama, qsim.int8())
+    model = copy.deepcopy(llama())
+    model.load_state_dict(dict(zip(model.state_dict(), sim.model.state_dict().values(), strict=True)))
+    data = [{"input_ids": row, "labels": row} for row in torch.randint(3, 128, (8, 12))]
+    options = {"report_to": [], "use_cpu": True, "disable_tqdm": True, "save_strategy": "no", "label_smoothing_factor": 0.1}
+    arguments = transformers.TrainingArguments(str(tmp_path), **options)
+
+    def loss(module):
+        return transformers.Trainer(model=module, args=arguments, eval_dataset=data).evaluate()["eval_loss"]
+
+    with sim.in_float():
+        assert loss(sim) == loss(model)
+
+
 @pytest.mark.filterwarnings("ignore:QuantSim")
 def test_the_page_on_language_models(tmp_path, monkeypatch):
     pytest.importorskip("accelerate")
