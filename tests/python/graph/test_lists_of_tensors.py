@@ -43,3 +43,29 @@ def test_shorter_and_longer_lists(cls, config, compiled):
     with torch.no_grad(), pytest.warns(UserWarning, match="took more tensors than the example inputs show: those beyond the first"):
         longer = run(x)
     assert (longer - wanted).square().sum() < 1e-3 * wanted.square().sum()
+
+
+class WithToken(nn.Module):
+    """As in vision transformers: a parameter, quantized where it is read, before what is quantized where it is made."""
+
+    def __init__(self):
+        super().__init__()
+        self.token, self.layer, self.head = nn.Parameter(torch.randn(1, 1, 4)), nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x, more=False):
+        y = self.layer(x)
+        return self.head(torch.cat([self.token.expand(len(x), -1, -1), y, *([x] if more else [])], 1))
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_entries_that_are_quantized_where_they_are_made_are_known(compiled):
+    x = torch.randn(3, 5, 4)
+    sim = qsim.QuantSim(WithToken().eval(), x, qsim.int8())
+    torch._dynamo.reset()
+    run = torch.compile(sim, backend="eager") if compiled else sim
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sim.calibrate([x], progress=False)
+        run(x)
+    with pytest.warns(UserWarning, match="those beyond the first 2 stay in float"):
+        run(x, more=True)

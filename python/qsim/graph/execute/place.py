@@ -156,7 +156,8 @@ class Place(Noticing):
         self.conditional = {*asking, *self.first_read, *self.again}  # nodes with operands that ask what made them, or who else reads them
         self.places: dict[str, Place] = {}  # of all containers of the model, and of the frames in them, by path
         self.changing = {at for at, site in enumerate(route.sites) if any(step.changed for step in site.steps)}
-        self.lists = [_lists(found) for found in self._actions]
+        steps = [*(site.steps for site in route.sites), *([] for _ in elsewhere)]
+        self.lists = [_lists(*each) for each in zip(self._actions, steps, strict=True)]
         self.expect(route, passed)
         self.homes = homes_of(path, plan, quantizers, kept)
         self._forget()
@@ -333,12 +334,14 @@ def note_longer(token: int, node: int, lengths: tuple[tuple[int, int], ...]) -> 
     place_of(token).note_longer(node, lengths)
 
 
-def _lists(actions: Actions) -> dict[int | str, int]:
-    """The operands that are lists of which entries are quantized, with the number of the entry behind the last of these."""
-    found: dict[int | str, int] = {}
-    for slot in actions.operands:
-        if isinstance(slot, tuple):
-            found[slot[0]] = max(found.get(slot[0], 0), slot[1] + 1)
+def _lists(actions: Actions, steps: Sequence[Step]) -> dict[int | str, int]:
+    """The operands that are lists of which entries are quantized, with the number of entries that the examples showed."""
+    quantized = {slot[0] for slot in actions.operands if isinstance(slot, tuple)}
+    found = dict.fromkeys(quantized, 0)
+    for operands in (actions.operands, *(step.operands for step in steps)):
+        for slot in operands:
+            if isinstance(slot, tuple) and slot[0] in quantized:
+                found[slot[0]] = max(found[slot[0]], slot[1] + 1)
     return found
 
 
