@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from itertools import count
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
@@ -39,7 +39,7 @@ from qsim.graph.plan.actions import Actions, QuantizationPlan
 from qsim.graph.plan.savings import Saving, kept_operands
 from qsim.graph.record.call_sites import LEAF, CallSite, Spot, kind_of_code, layer_in
 from qsim.graph.record.routes import Route, Site, call_key
-from qsim.graph.record.tape import CallKey
+from qsim.graph.record.tape import CallKey, Step
 from qsim.operations.functions import MAC
 from qsim.operations.gates import Gated
 from qsim.operations.half import Half

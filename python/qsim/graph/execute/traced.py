@@ -367,8 +367,9 @@ def leave_to_python() -> None:
     """Keep Dynamo from compiling the modes by themselves: behind a graph break functions run in eager mode, under them."""
     from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 
-    for function in (LocalMode.__torch_function__, TracedMode.__torch_function__, LocalMode.end):
-        set_code_exec_strategy(function.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
+    alone = LocalMode.__torch_function__.__code__, TracedMode.__torch_function__.__code__, LocalMode.end.__code__
+    for code in alone:
+        set_code_exec_strategy(code, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
     for function in (TracedMode.__enter__, LocalMode.__enter__, LocalMode.__exit__):  # which turn it off and on
         set_code_exec_strategy(function.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.DEFAULT))
 
