@@ -63,7 +63,7 @@ class AsTheModel(nn.Module):
     def _get_name(self) -> str:
         """The model's: Hugging Face's Trainer shifts labels or does not by what models call themselves."""
         model = _model_of(self)
-        return super()._get_name() if model is None else model._get_name()
+        return type(self).__name__ if model is None else str(model._get_name())  # type: ignore[no-untyped-call]
 
     def __repr__(self) -> str:
         return type(self).__name__ + super().__repr__().removeprefix(self._get_name())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import weakref
 from collections.abc import Collection, Mapping, Sequence
-from itertools import count
+from itertools import chain, count
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
@@ -338,10 +338,9 @@ def _lists(actions: Actions, steps: Sequence[Step]) -> dict[int | str, int]:
     """The operands that are lists of which entries are quantized, with the number of entries that the examples showed."""
     quantized = {slot[0] for slot in actions.operands if isinstance(slot, tuple)}
     found = dict.fromkeys(quantized, 0)
-    for operands in (actions.operands, *(step.operands for step in steps)):
-        for slot in operands:
-            if isinstance(slot, tuple) and slot[0] in quantized:
-                found[slot[0]] = max(found[slot[0]], slot[1] + 1)
+    for slot in chain(actions.operands, *(step.operands for step in steps)):
+        if isinstance(slot, tuple) and slot[0] in quantized:
+            found[slot[0]] = max(found[slot[0]], slot[1] + 1)
     return found
 
 
