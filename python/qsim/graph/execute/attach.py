@@ -11,7 +11,7 @@ from qsim.graph.execute.inputs import Inputs
 from qsim.graph.execute.methods import PLACE
 from qsim.graph.execute.place import UNKNOWN_PATH, Place
 from qsim.graph.execute.shortcuts import Kept
-from qsim.graph.execute.simulated import simulated
+from qsim.graph.execute.simulated import simulated, written_as
 from qsim.graph.execute.switch import Switch
 from qsim.graph.plan.actions import QuantizationPlan
 from qsim.graph.plan.savings import Saving
@@ -84,7 +84,7 @@ def detach(model: nn.Module) -> None:
     for module in model.modules():
         vars(module).pop(LEAF, None)
         if vars(module).pop(PLACE, None) is not None:
-            module.__class__ = type(module)._original  # type: ignore[attr-defined]
+            module.__class__ = written_as(type(module))  # type: ignore[assignment]
 
 
 def places(model: nn.Module) -> list[Place]:

@@ -24,7 +24,7 @@ from qsim.graph.execute.mode import LocalMode
 from qsim.graph.execute.other_exporters import refuse_exporter, refuse_script
 from qsim.graph.execute.place import Place
 from qsim.graph.execute.traced import switch_of
-from qsim.graph.record.containers import Swapped, subclass
+from qsim.graph.record.containers import Swapped, is_parametrized, subclass
 from qsim.graph.record.resume import driven
 from qsim.runs.sharding import refuse_replicas
 from qsim.warning import warn
@@ -197,7 +197,7 @@ class SimulatedCopier(Simulated):
     @contextlib.contextmanager
     def _plain(self) -> Iterator[type[nn.Module]]:
         simulated = type(self)
-        self.__class__ = simulated._original  # type: ignore[attr-defined]
+        self.__class__ = written_as(simulated)  # type: ignore[assignment]
         try:
             yield type(self)
         finally:
@@ -229,10 +229,16 @@ def simulate(module: nn.Module, homes: tuple[str, ...], number: int) -> nn.Modul
     return module
 
 
-@functools.cache
 def simulated(cls: type[nn.Module], homes: tuple[str, ...] = (), number: int = 0) -> type[nn.Module]:
-    """The subclass of a container's class that simulates; `homes`: the stacks of weights that it has. Cached, so that equal models have
-    equal classes. Each of the containers of one class has a `number`: Dynamo gives up at the ninth that is compiled with one code."""
+    """The subclass of a container's class that simulates; `homes`: the stacks of weights that it has. Equal models have equal classes. Each
+    of the containers of one class has a `number`: Dynamo gives up at the ninth that is compiled with one code."""
+    if is_parametrized(cls):
+        return _with_parametrizations(simulated(cls.__base__, homes, number), cls)  # type: ignore[arg-type]
+    return _simulated(cls, homes, number)  # type: ignore[arg-type]  # Module's __hash__
+
+
+@functools.cache
+def _simulated(cls: type[nn.Module], homes: tuple[str, ...], number: int) -> type[nn.Module]:
     special = (nn.TransformerEncoderLayer, SimulatedEncoderLayer), (nn.TransformerEncoder, SimulatedEncoder)
     mixin = next((mixin for known, mixin in special if issubclass(cls, known)), Simulated)
     made = subclass(SimulatedCopier if hasattr(cls, "__deepcopy__") else mixin, cls, number)  # type: ignore[arg-type]  # Module's __hash__
@@ -240,6 +246,27 @@ def simulated(cls: type[nn.Module], homes: tuple[str, ...] = (), number: int = 0
         setattr(made, name, method)
     made._made_as = (), number  # type: ignore[attr-defined]
     return _with_homes(made, homes, number)
+
+
+def _with_parametrizations(base: type[nn.Module], cls: type[nn.Module]) -> type[nn.Module]:
+    """What simulates in place of a class that `torch.nn.utils.parametrize` made; `base`: in place of what it made that of. To take a
+    parametrization off torch deletes its property from the module's class, and after the last has the module be of the first base: so
+    each module has a class of its own, with the properties."""
+    names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "_original": cls}
+    return type(cls.__name__, (base, SimulatedCopier), {**_properties(cls), **names})
+
+
+def _properties(cls: type) -> dict[str, Any]:
+    return {name: value for name, value in vars(cls).items() if isinstance(value, property)}
+
+
+def written_as(cls: type[nn.Module]) -> type[nn.Module]:
+    """The class that one of `simulated` stands for, without the parametrizations that were taken off since."""
+    original: type[nn.Module] = cls._original  # type: ignore[attr-defined]
+    if not is_parametrized(original):
+        return original
+    rest = {name: value for name, value in vars(original).items() if name in ("__module__", "__getstate__", "__deepcopy__")}
+    return type(original.__name__, original.__bases__, {**rest, **_properties(cls)})
 
 
 def _with_homes(cls: type[nn.Module], homes: tuple[str, ...], number: int) -> type[nn.Module]:

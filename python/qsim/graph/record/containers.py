@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.nn.utils.parametrize import ParametrizationList
+from torch.nn.utils import parametrize
 
 
 def full_name(path: str, name: str) -> str:
@@ -108,7 +108,7 @@ def compute_parameters(m: nn.Module) -> None:
 
 def parametrizing(model: nn.Module) -> tuple[str, ...]:
     """Beginnings of the paths of what `torch.nn.utils.parametrize` has compute parameters."""
-    return tuple(f"{path}." for path, m in model.named_modules() if isinstance(m, ParametrizationList))
+    return tuple(f"{path}." for path, m in model.named_modules() if isinstance(m, parametrize.ParametrizationList))
 
 
 class Swapped(nn.Module):
@@ -146,6 +146,11 @@ def subclass(mixin: type[Swapped], cls: type[nn.Module], number: int = 0) -> typ
     forward.__signature__ = inspect.signature(cls.forward)  # type: ignore[attr-defined]  # trainers and torch.export ask for it
     names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
     return type(cls.__name__, (mixin, cls), {**names, "_original": cls, "forward": forward, "__new__": __new__})
+
+
+def is_parametrized(cls: type) -> bool:
+    """Whether `torch.nn.utils.parametrize` made the class, for one module: it has a property for each parameter that is computed."""
+    return getattr(vars(cls).get("__getstate__"), "__module__", "") == parametrize.__name__
 
 
 def leaf_paths(model: nn.Module) -> dict[nn.Module, str]:
