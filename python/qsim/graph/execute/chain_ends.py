@@ -45,15 +45,17 @@ class ChainEnds(TorchFunctionMode):
 
     def standing(self, node: int, operands: Operands, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Operands:
         """Those of the operands of a node that were made, in this call, by what makes them in the examples, or are what others read before
-        it with the same quantizer."""
+        it with the same quantizer, and are as long as their scales."""
         after, memory, standing = self.place.after.get(node, {}), self.place.memory.get(node, {}), []
-        again, made = self.place.again.get(node, {}), self.place.made.get(node, {})
+        again, made, parts = self.place.again.get(node, {}), self.place.made.get(node, {}), self.place.parts.get(node, {})
         for slot, name in self.place.first_read.get(node, {}).items():
             self.remember(name, operand(slot, args, kwargs))
         for slot, quantize in operands:
             stands = (slot not in after or any(map(self.was_made, after[slot]))) and not self.strayed((node, slot))
             if stands and slot in made:
                 stands = self.is_constant(made[slot], operand(slot, args, kwargs))
+            if stands and slot in parts:  # of as many channels as there are scales
+                stands = operand(slot, args, kwargs).shape[parts[slot][0]] == parts[slot][1]
             if stands and slot in memory:
                 stands = self.is_of(memory[slot], operand(slot, args, kwargs), (node, slot))
             if stands and slot in again:

@@ -39,7 +39,7 @@ from qsim.graph.plan.actions import Actions, QuantizationPlan
 from qsim.graph.plan.savings import Saving, kept_operands
 from qsim.graph.record.call_sites import LEAF, CallSite, Spot, kind_of_code, layer_in
 from qsim.graph.record.routes import Route, Site, call_key
-from qsim.graph.record.tape import CallKey, Step
+from qsim.graph.record.tape import CallKey, Slot, Step
 from qsim.operations.functions import MAC
 from qsim.operations.gates import Gated
 from qsim.operations.half import Half
@@ -152,7 +152,8 @@ class Place(Noticing):
         self.after, self.memory, self.through = calls_before(route, plan), memory_read(route, plan), ends_between(route, plan)
         self.first_read, self.again = reads_again(route, plan)
         self.made = {at: plan.regions.made[site] for at, site in enumerate(route.sites) if site in plan.regions.made}
-        asking = {*self.made, *self.after, *self.memory, *(node for node, _ in self.through)}
+        self.parts = {at: found for at, site in enumerate(route.sites) if (found := _parts(site, self._actions[at], plan))}
+        asking = {*self.made, *self.parts, *self.after, *self.memory, *(node for node, _ in self.through)}
         self.conditional = {*asking, *self.first_read, *self.again}  # nodes with operands that ask what made them, or who else reads them
         self.places: dict[str, Place] = {}  # of all containers of the model, and of the frames in them, by path
         self.changing = {at for at, site in enumerate(route.sites) if any(step.changed for step in site.steps)}
@@ -341,6 +342,16 @@ def _lists(actions: Actions, steps: Sequence[Step]) -> dict[int | str, int]:
     for slot in chain(actions.operands, *(step.operands for step in steps)):
         if isinstance(slot, tuple) and slot[0] in quantized:
             found[slot[0]] = max(found[slot[0]], slot[1] + 1)
+    return found
+
+
+def _parts(site: Site, actions: Actions, plan: QuantizationPlan) -> dict[Slot, tuple[int, int]]:
+    """The operands that are parts of parameters with a scale for each channel: the axis of these, and how many there are."""
+    found = {}
+    for slot, use in actions.operands.items():
+        axis, shape, origins = plan.quantizers[use.key].spec.axis, site.steps[0].shapes.get(slot), site.steps[0].operands.get(slot, ())
+        if isinstance(axis, int) and shape is not None and {(o.kind, o.direct) for o in origins} == {("const", False)}:
+            found[slot] = axis, shape[axis]
     return found
 
 

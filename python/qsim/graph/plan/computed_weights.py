@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -18,8 +20,8 @@ def for_any_size(spec: TensorSpec, tape: Tape, site: Site, slot: Slot, origins: 
 
 
 def _is_as_long_as_inputs(tape: Tape, site: Site, slot: Slot, axis: int, origins: Iterable[Origin]) -> bool:
-    """Whether the length of an axis may come from the input: nothing that the model holds has it, or it is repeated along it. An even part
-    of a parameter is a packed one's."""
+    """Whether the length of an axis may come from the input: nothing that the model holds has it, it is repeated along it, or it is that of
+    a part of a parameter, beside data as long, and nothing multiplies with the other parts. An even part is else a packed one's."""
     shapes = [step.shapes[slot] for step in site.steps if slot in step.shapes]
     lengths = {shape[axis] if axis < len(shape) else 0 for shape in shapes}
     if len(lengths) != 1 or any(axis in step.repeated.get(slot, ()) for step in site.steps):
@@ -29,7 +31,30 @@ def _is_as_long_as_inputs(tape: Tape, site: Site, slot: Slot, axis: int, origins
     sizes = {size for name in names for size in tape.shapes[name]}
     parts = {size for name in names & tape.parameters for size in tape.shapes[name]}
     is_one_of = length in sizes or any(size % length == 0 or length % size == 0 for size in parts - {0, 1})
-    return length <= 1 or not is_one_of
+    if length <= 1 or not is_one_of:
+        return True
+    is_part = len(names) == 1 and all(shape.numel() < math.prod(tape.shapes[name]) for name in names for shape in shapes)
+    return is_part and _is_beside(site, slot, axis, length) and not all(_is_read_whole(tape, name) for name in names)
+
+
+def _is_beside(site: Site, slot: Slot, axis: int, length: int) -> bool:
+    """Whether the data that a weight is multiplied with has an axis of this length, other than the one that is summed over."""
+    for step in site.steps:
+        summed = step.shapes[slot][axis - 1 if axis else 1]
+        for at, shape in step.shapes.items():
+            if at != slot and Counter(shape)[length] > (length == summed):
+                return True
+    return False
+
+
+def _is_read_whole(tape: Tape, name: str) -> bool:
+    """Whether the products of the examples read as many elements of a parameter as it has."""
+    read: dict[object, int] = {}
+    for step in tape.steps:
+        for slot, origins in step.operands.items() if step.kind == "mac" else ():
+            if slot in step.shapes and name in ancestors(origins):
+                read[step.key, slot] = step.shapes[slot].numel()
+    return sum(read.values()) >= math.prod(tape.shapes[name])
 
 
 def ancestors(origins: Iterable[Origin]) -> set[str]:
