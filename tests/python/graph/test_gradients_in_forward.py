@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import qsim
 
@@ -55,6 +56,55 @@ def test_forces_are_trained():
         (energy.sum() + forces.square().sum()).backward()
     wanted, got = (nn.utils.parameters_to_vector([p.grad for p in each.parameters()]) for each in (model, sim.model))
     assert (got - wanted).norm() < 5e-2 * wanted.norm()
+
+
+class Recomputed(Forces):
+    """Whose energy, or all of it, is computed again where a gradient asks for it: within the forward, and once more in the backward."""
+
+    def __init__(self, what):
+        super().__init__()
+        self.what = what
+
+    def forces(self, positions):
+        with torch.enable_grad():
+            positions = positions.detach().requires_grad_()
+            energy = self.run(self.energy, positions) if self.what == "a module" else self.run(lambda x: self.energy(x), positions)
+            return torch.autograd.grad(energy.sum(), positions, create_graph=self.training)[0]
+
+    def run(self, function, x):
+        return checkpoint(function, x, use_reentrant=False) if self.what in ("a module", "a function") else function(x)
+
+    def forward(self, positions):
+        return checkpoint(self.forces, positions, use_reentrant=False) if self.what == "all" else self.forces(positions)
+
+
+@pytest.mark.filterwarnings("ignore:QuantSim. the model computes gradients")
+@pytest.mark.parametrize("what", ["a module", "a function", "all"])
+def test_what_a_gradient_in_the_forward_computes_again_is_quantized(what):
+    torch.manual_seed(0)
+    x, found = torch.randn(16, 4), []
+    state = Recomputed("nothing").state_dict()
+    for each in ("nothing", what):
+        model = Recomputed(each)
+        model.load_state_dict(state)
+        sim = qsim.QuantSim(model.eval(), x, qsim.int8())
+        sim.calibrate([x], progress=False)
+        sim.train()
+        out = sim(x)
+        out.square().sum().backward()
+        found.append([out.detach(), *(p.grad for p in sim.model.parameters() if p.grad is not None)])
+    assert len(found[0]) > 2
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(*found, strict=True))
+
+
+def test_a_simulation_quantizes_where_torch_shows_modes_nothing():
+    x = torch.randn(3, 4)
+    sim = qsim.QuantSim(nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval(), x, qsim.int8())
+    sim.calibrate([x], progress=False)
+    expected = sim(x)
+    with torch._C.DisableTorchFunction():
+        assert torch.equal(sim(x), expected)
+        assert torch._C._is_torch_function_all_disabled()
 
 
 def test_other_errors_are_told_as_they_are():

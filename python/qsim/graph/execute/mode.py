@@ -80,7 +80,7 @@ class LocalMode(ChainEnds):
         self.leaf = [""]  # of the composite function that runs; a list: Dynamo loses attributes that are set behind a branch
         self.outer: LocalMode | None = None
         self.uncompiled = Uncompiled(functions_too=place.switch.calls_compiled)
-        self.kept: list[Any] = []  # watches of what a checkpoint saves, while it runs again
+        self.kept: list[Any] = []  # watches of what a checkpoint saves, while it runs again, and what has modes see calls
         nodes = place.fallen if place.switch.falls_back else place.planned
         saves = place.switch.saves and is_plain_eager()
         self.nodes = nodes.with_marks if place.switch.marks else nodes.saving if saves else nodes.plain
@@ -97,7 +97,7 @@ class LocalMode(ChainEnds):
     def __enter__(self) -> LocalMode:
         if not torch.compiler.is_dynamo_compiling():  # Dynamo gives up all of a container where it would break the graph under such a mode
             self.uncompiled.__enter__()
-            self.kept.append(keep_unchanged())
+            self.kept.append((keep_unchanged(), _seen()))
             if self.uncompiled.is_behind_a_break and self.container is not None:
                 self.place.switch.tell_of_break(self.place.path)
         super().__enter__()  # type: ignore[no-untyped-call]
@@ -107,8 +107,8 @@ class LocalMode(ChainEnds):
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         if not torch.compiler.is_dynamo_compiling():
             self.uncompiled.__exit__(*error)
-            if (kept := self.kept.pop()) is not None:
-                kept.__exit__(*error)
+            for each in filter(None, self.kept.pop()):
+                each.__exit__(*error)
 
     def frame(self, name: str) -> LocalMode:
         """Follows part of a composite function along a route of its own."""
@@ -327,3 +327,13 @@ class LocalMode(ChainEnds):
         if self.place.key_of(site, name, framed=self.container is None, beyond=self.beyond) >= STRANGE:
             self.place.note_strange(site, name, weighted=weighted)
         self.place.names.add(name)  # from now on its place is asked for, and known
+
+
+def _seen() -> Any:
+    """Enters what has modes see calls again, and returns it, where torch shows them none: inside of a function that another mode met, such
+    as `torch.autograd.grad`, for which a checkpoint may compute again what it did not keep. None elsewhere."""
+    if not torch._C._is_torch_function_all_disabled():
+        return None
+    seen = torch._C._EnableTorchFunction()
+    seen.__enter__()  # type: ignore[no-untyped-call]
+    return seen
