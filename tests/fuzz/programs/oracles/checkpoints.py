@@ -68,7 +68,7 @@ def _in_double(case: Case, plain_case: Case, call: Call, mode: str) -> list[Outc
 
 
 def _agree(outcome: Outcome | Exception, other: Outcome | Exception) -> bool:
-    """Whether two float models have the same results and gradients. Without gradients an encoder of torch's has zeros where it is padded."""
+    """Whether two float models have the same results and gradients. Without gradients torch's encoders have zeros where it is padded."""
     if not (isinstance(outcome, Outcome) and isinstance(other, Outcome)) or _nearly(outcome.results, other.results):
         return False
     return not near(list(outcome.gradients.values()), list(other.gradients.values()), _TOLERANCE)
