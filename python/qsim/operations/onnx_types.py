@@ -7,8 +7,8 @@ from qsim.operations.moves import MOVING_TYPES
 _FUNCTIONS = {
     "Conv": "conv1d conv2d conv3d",
     "ConvTranspose": "conv_transpose1d conv_transpose2d conv_transpose3d",
-    "Gemm": "linear addmm addmv addbmm baddbmm",
-    "MatMul": "matmul rmatmul mm bmm mv",
+    "Gemm": "linear addmm addmv",
+    "MatMul": "matmul rmatmul mm bmm mv baddbmm addbmm",
     "Einsum": "einsum",
     "Attention": "scaled_dot_product_attention",
     "Gather": "embedding",

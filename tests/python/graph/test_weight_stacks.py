@@ -237,3 +237,25 @@ def test_overrides_are_told_the_shape_of_the_parameter(how, turned):
     config = config.override(lambda site: site.weight_shape == model.up.shape, bits=2)
     sim = qsim.QuantSim(model, X, config)
     assert {key: quantizer.spec.bits for key, quantizer in sim.quantizers().items()} == {"router.weight": 4, "up": 2, "down": 4}
+
+
+class AddedScores(nn.Module):
+    """Attention whose scores are added to biases by the product itself, as Bloom's are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out, self.biases = nn.Linear(8, 24), nn.Linear(8, 8), nn.Parameter(torch.randn(1, 1, 5))
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).chunk(3, -1)
+        scores = torch.baddbmm(self.biases, q, k.mT, alpha=8**-0.5)
+        return self.out(torch.bmm(scores.softmax(-1), v))
+
+
+def test_batched_products_are_no_linear_layers_and_what_they_add_is_no_stack():
+    model, x = nn.Sequential(AddedScores(), nn.Linear(8, 4)).eval(), torch.randn(2, 5, 8)
+    sim = qsim.QuantSim(model, x, qsim.w8a8_dynamic())
+    assert [key for key in sim.quantizers() if key.startswith("0.") and not key.startswith(("0.qkv", "0.out"))] == []
+    assert {"0.qkv.weight", "0.out.weight"} <= set(sim.quantizers())
+    sim = qsim.QuantSim(model, x, qsim.int8())
+    assert [key for key in sim.quantizers() if "baddbmm" in key] == ["0.baddbmm.output"]

@@ -39,7 +39,6 @@ from qsim.operations.functions import (
     CONSTRUCTORS,
     CONVERSIONS,
     LENDS,
-    MATRIX_PRODUCTS,
     RANDOM,
     READS,
     TRANSPARENT,
@@ -217,7 +216,7 @@ class Recorder(TorchFunctionMode):
             repeated={slot: axes for slot, t in floats.items() if (axes := frozenset(i for i, n in enumerate(t.stride()) if not n))},
             same={slot: self.tape.identity(t) for slot, t in floats.items()},
             changed=changed,
-            stacks=dict(stacks_read(self.current.parameters, floats, origins)) if name_of(made.func) in MATRIX_PRODUCTS else {},
+            stacks=dict(stacks_read(name_of(made.func), self.current.parameters, floats, origins)),
             transformed=torch._C._functorch.maybe_current_level() is not None,
             masks=frozenset(slot for slot, t in floats.items() if is_mask(t, added=added)),
             replaceable=made.visible and not made.site.applied,  # an `autograd.Function` has a backward of its own: no quantizer's

@@ -8,13 +8,17 @@ import torch
 from torch import Tensor, nn
 
 from qsim.graph.record.tape import Origin, Slot, is_wrapper
+from qsim.operations.functions import BIAS_POSITION, MATRIX_PRODUCTS
 
 
 def stacks_read(
-    parameters: Mapping[str, nn.Parameter], given: Mapping[Slot, Tensor], origins: Mapping[Slot, frozenset[Origin]]
+    name: str, parameters: Mapping[str, nn.Parameter], given: Mapping[Slot, Tensor], origins: Mapping[Slot, frozenset[Origin]]
 ) -> Iterator[tuple[Slot, bool]]:
-    """The operands that are members of a stack, or all of one, and whether they are turned, by slot."""
-    for slot, t in given.items():
+    """The operands of a function that are members of a stack, or all of one, and whether they are turned, by slot: of a product of
+    matrices, those that it multiplies."""
+    for slot, t in given.items() if name in MATRIX_PRODUCTS else ():
+        if slot == BIAS_POSITION.get(name):
+            continue
         names = {o.source for o in origins[slot] if o.kind == "const"}
         parameter = parameters.get(next(iter(names))) if len(names) == len(origins[slot]) == 1 else None
         if parameter is not None and not is_wrapper(t) and (found := turned(parameter.detach(), t.detach())) is not None:
