@@ -1,9 +1,8 @@
-"""Folding of BatchNorms into the convolution or linear layer beside them, in a model and in its states. Which fold, and why the others
-do not: `find_folds`; the arithmetic: `absorb`."""
+"""Folding of BatchNorms into the convolution or linear layer beside them. Which fold, and why the others do not: `find_folds`; the
+arithmetic: `absorb`; states of the model as it was: `fold_state`."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Collection, Iterable
 from typing import Any, cast
 
@@ -13,8 +12,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from qsim.batch_norm.absorb import NotFoldable, absorb
 from qsim.batch_norm.fold_report import FoldReport
 from qsim.batch_norm.foldable import Fold, NoLayerBeside, find_folds
+from qsim.batch_norm.folded_states import fold_what_is_loaded
 from qsim.batch_norm.frozen import as_batch_norms
-from qsim.batch_norm.lone_norms import NAME, before_children, has_layer, reset, unit_layer
+from qsim.batch_norm.lone_norms import NAME, before_children, has_layer, unit_layer
 from qsim.batch_norm.recorded import Recording, recorded
 from qsim.call_fit import tells_arguments
 from qsim.close_names import close_names
@@ -117,9 +117,11 @@ def fold_recorded(
 def fold_and_record(
     model: nn.Module, example_inputs: Any, caller: str, keep: Collection[str] = (), *, alone: Collection[str] = (), empty: bool = False
 ) -> tuple[FoldReport, Recording]:
-    """As `fold_recorded`, with the recording of the model as it is then: made anew only where something folded."""
+    """As `fold_recorded`, with the recording of the model as it is then: made anew only where something folded. States of the model as it
+    was are folded from now on where they are loaded."""
     recording = recorded(model, example_inputs, caller, empty=empty)
     report = fold_recorded(model, *recording, keep, alone=alone)
+    fold_what_is_loaded(model, report.folds)
     return report, record(model, example_calls(example_inputs)) if report.folds else recording
 
 
@@ -131,61 +133,6 @@ def _set_apart(model: nn.Module, path: str, dims: int) -> Fold:
     absorb(layer, bn, before=False, names=(fold.layer, path))
     _replace(model, bn, layer)
     return fold
-
-
-def fold_state(model: nn.Module, folds: Collection[tuple[Fold, _BatchNorm]], state: dict[str, Any]) -> bool:
-    """Fold the BatchNorms in a state dict of the model as it was, so that it fits the model as it is.
-
-    Parameters
-    ----------
-    model : nn.Module
-        After `folds`; not changed.
-    state : dict of str to Tensor
-        Changed in place. One without entries of BatchNorms that are gone stays as it is.
-
-    Returns
-    -------
-    bool
-        Whether it had such entries.
-
-    Raises
-    ------
-    NotFoldable
-        The state has some of those BatchNorms and not the others or their layers, or statistics that mean nothing.
-    """
-    layers: dict[str, nn.Module] = {}
-    own = [f"{fold.batch_norm}.{name}" for fold, bn in folds for name in bn.state_dict() if "." not in name]
-    if not any(key in state for key in own):
-        for fold, _ in folds:
-            if f"{fold.layer}.weight" in state and f"{fold.layer}.bias" not in state and not fold.alone:
-                raise NotFoldable(
-                    f"the state has '{fold.layer}' as it was before '{fold.batch_norm}' was folded into it, without that BatchNorm"
-                )
-        return False
-    for fold, bn in folds:
-        if fold.layer not in layers:
-            layer = model.get_submodule(fold.layer)
-            layers[fold.layer] = reset(cast(Layer, copy.deepcopy(layer))) if fold.alone else _loaded(fold.layer, layer, state)
-        norm = cast(_BatchNorm, _loaded(fold.batch_norm, bn, state))
-        absorb(cast(Layer, layers[fold.layer]), norm, before=fold.before, names=(fold.layer, fold.batch_norm))
-    state.update({f"{path}.{name}": t for path, layer in layers.items() for name, t in layer.state_dict().items()})
-    return True
-
-
-def _loaded(path: str, module: nn.Module, state: dict[str, Any]) -> nn.Module:
-    """A copy of the module, without its children, that holds its entries of the state, which are taken out."""
-    names = [key.removeprefix(f"{path}.") for key in state if key.startswith(f"{path}.")]
-    own = {name: state.pop(f"{path}.{name}") for name in names if "." not in name}
-    module = copy.deepcopy(module)
-    for child, _ in list(module.named_children()):
-        delattr(module, child)
-    if "bias" not in own and not isinstance(module, _BatchNorm):  # a layer's came with the folding
-        module.register_parameter("bias", None)
-    try:
-        nn.Module.load_state_dict(module, own)  # a container that is simulated would tell of it
-    except RuntimeError as error:
-        raise NotFoldable(f"'{path}', which has part in folding BatchNorm, does not load ({error})") from error
-    return module
 
 
 def _warnings(norms: dict[str, _BatchNorm], folded: Collection[str]) -> list[str]:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from qsim import ops
+from qsim.batch_norm.folded_states import fold_what_is_loaded
 from qsim.graph.execute.attach import detach
 from qsim.graph.execute.methods import PLACE
 from qsim.graph.record.own_arguments import own_arguments
@@ -47,6 +48,7 @@ def bake(sim: Simulation) -> nn.Module:
             memo[id(weight.parameter)] = nn.Parameter(on_grid, requires_grad=weight.parameter.requires_grad)
     baked = copy.deepcopy(sim.model, memo)
     detach(baked)
+    fold_what_is_loaded(baked, ())
     _check(sim, baked, weights)
     left = [key for key in _others(sim, weights) if key in sim.needed()]
     if left:

@@ -15,6 +15,7 @@ from typing import TypeVar
 from torch import nn
 from torch.fx import Node
 
+from qsim.batch_norm.folded_states import fold_what_is_loaded
 from qsim.batch_norm.statistics import batch_norms
 from qsim.config.profile import PROFILES, Profile
 from qsim.errors import CalibrationError
@@ -76,6 +77,7 @@ def retarget(sim: Sim, target: str | Profile, calls: Sequence[Arguments] | None 
 def _go_on(made: Simulation, sim: Simulation) -> None:
     """What became of a simulation since it was made holds for the new one, too."""
     made.folds = sim.folds + made.folds
+    fold_what_is_loaded(made.model, made.folds)
     made.restored = sim.restored
     made.frozen |= sim.frozen & set(batch_norms(made.model))
     if sim.read is not None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from qsim.batch_norm.fold_report import FoldReport
 from qsim.batch_norm.foldable import Fold
+from qsim.batch_norm.folded_states import fold_what_is_loaded
 from qsim.batch_norm.statistics import batch_norms, reestimate
 from qsim.batch_norm.trained_fold import fold_trained
 from qsim.close_names import close_names
@@ -71,6 +72,7 @@ def fold_batch_norms(sim: Simulation) -> FoldReport:
     norms = batch_norms(sim.model)
     report = fold_trained(sim.model, examples, of_parameter)
     sim.folds += tuple((Fold(path, layer, before=False), norms[path]) for path, layer in report.folded.items())
+    fold_what_is_loaded(sim.model, sim.folds)
     sim.simulate(examples, record(sim.model, examples), report, quantizers)
     sim.frozen &= set(batch_norms(sim.model))
     made = [bias for bias in sim.decisions.biases if bias.parameter.rpartition(".")[0] in report.folded.values()]

@@ -9,8 +9,8 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from qsim.batch_norm.absorb import NotFoldable
-from qsim.batch_norm.fold import fold_state
 from qsim.batch_norm.foldable import Fold
+from qsim.batch_norm.folded_states import fold_state
 from qsim.graph.execute.simulated import WITHOUT_RANGES
 from qsim.quantizers.quantizer import Quantizer
 from qsim.simulation.observed_with import ObservedWith
