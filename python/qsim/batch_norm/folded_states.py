@@ -159,4 +159,4 @@ def _key(path: str, name: str) -> str:
 
 def _has(named: Mapping[str, Any], path: str, bn: _BatchNorm) -> bool:
     """Whether a state has entries of a BatchNorm."""
-    return any(_key(path, name) in named for name in bn.state_dict())
+    return any(_key(path, name) in named for name in bn.state_dict() if "." not in name)  # its own, not its children's
