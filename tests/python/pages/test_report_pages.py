@@ -87,7 +87,8 @@ def test_every_quantizer_has_its_row(documents):
 def test_saving_writes_the_page(documents, tmp_path):
     sim, report, found = documents
     report.save(tmp_path / "report.html")
-    assert (tmp_path / "report.html").read_text() == found["calibration"]
+    minute = r"\d\d:\d\d UTC"  # which may have passed
+    assert re.sub(minute, "", (tmp_path / "report.html").read_text()) == re.sub(minute, "", found["calibration"])
     for saved in (sim.summary(), sim.compare(X), sim.sensitivity([X], progress=False)):
         saved.save(str(tmp_path / "page.html"))
         assert (tmp_path / "page.html").read_text().startswith("<!doctype html>")
