@@ -77,8 +77,9 @@ def fold_what_is_loaded(model: nn.Module, folds: Iterable[tuple[Fold, _BatchNorm
     """From now on states of the model before `folds` may be loaded into any part of it. None: as any model's again."""
     folds = tuple(folds)
     concerned = {above for fold, _ in folds for path in (fold.batch_norm, fold.layer) for above in _above(path)}
-    for path, module in model.named_modules(remove_duplicate=False):
+    for module in model.modules():
         _take_as_it_is(module)
+    for path, module in model.named_modules(remove_duplicate=False):
         if path in concerned:
             module.register_load_state_dict_pre_hook(_Folding(path, folds))  # type: ignore[no-untyped-call]
 

@@ -54,8 +54,8 @@ class ChainEnds(TorchFunctionMode):
             stands = (slot not in after or any(map(self.was_made, after[slot]))) and not self.strayed((node, slot))
             if stands and slot in made:
                 stands = self.is_constant(made[slot], operand(slot, args, kwargs))
-            if stands and slot in parts:  # of as many channels as there are scales
-                stands = operand(slot, args, kwargs).shape[parts[slot][0]] == parts[slot][1]
+            if stands and slot in parts:
+                stands = _is_as_long(operand(slot, args, kwargs), *parts[slot])
             if stands and slot in memory:
                 stands = self.is_of(memory[slot], operand(slot, args, kwargs), (node, slot))
             if stands and slot in again:
@@ -188,3 +188,8 @@ class ChainEnds(TorchFunctionMode):
             for entered in (False, True)
             if (path, entered) in between
         )
+
+
+def _is_as_long(t: Any, axis: int, channels: int) -> bool:
+    """Whether an operand has as many channels as there are scales."""
+    return isinstance(t, Tensor) and t.dim() > axis and t.shape[axis] == channels

@@ -40,10 +40,10 @@ def _is_as_long_as_inputs(tape: Tape, site: Site, slot: Slot, axis: int, origins
 def _is_beside(site: Site, slot: Slot, axis: int, length: int) -> bool:
     """Whether the data that a weight is multiplied with has an axis of this length, other than the one that is summed over."""
     for step in site.steps:
-        summed = step.shapes[slot][axis - 1 if axis else 1]
-        for at, shape in step.shapes.items():
-            if at != slot and Counter(shape)[length] > (length == summed):
-                return True
+        own = step.shapes.get(slot, ())
+        summed = own[axis - 1 if axis else 1] if len(own) > 1 else 0
+        if any(Counter(shape)[length] > (length == summed) for at, shape in step.shapes.items() if at != slot):
+            return True
     return False
 
 
