@@ -107,6 +107,19 @@ def test_a_simulation_quantizes_where_torch_shows_modes_nothing():
         assert torch._C._is_torch_function_all_disabled()
 
 
+def test_empty_tensors_may_need_gradients():
+    class Filled(nn.Module):
+        def forward(self, x):
+            with torch.enable_grad():
+                t = torch.empty(4, requires_grad=True)
+                with torch.no_grad():
+                    t.fill_(2.0)
+                return x * torch.autograd.grad(t.square().sum(), t)[0]
+
+    x = torch.randn(3, 4)
+    assert close([qsim.QuantSim(Filled(), x, qsim.fp16())(x)], [4 * x], 50)
+
+
 def test_other_errors_are_told_as_they_are():
     class Raises(nn.Module):
         def forward(self, x):

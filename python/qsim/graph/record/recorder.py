@@ -277,7 +277,7 @@ def _settled(t: Tensor, name: str) -> Tensor:
     """A tensor that was made. Memory that holds what was there before is set to zero: a plan depends on no chance."""
     if name.startswith(("empty", "new_empty")) and is_dense(t):
         with torch._C.DisableTorchFunction():
-            t.zero_()
+            t.detach().zero_()  # one that needs gradients lets nobody write to it
     return t
 
 
