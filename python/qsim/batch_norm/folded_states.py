@@ -13,6 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from qsim.batch_norm.absorb import NotFoldable, absorb
 from qsim.batch_norm.foldable import Fold
 from qsim.batch_norm.lone_norms import reset
+from qsim.graph.record.containers import full_name
 from qsim.operations.layers import Layer
 from qsim.warning import warn
 
@@ -40,8 +41,7 @@ def fold_state(model: nn.Module, folds: Collection[tuple[Fold, _BatchNorm]], sta
         The state has some of those BatchNorms and not the others or their layers, or statistics that mean nothing.
     """
     layers: dict[str, nn.Module] = {}
-    own = [f"{fold.batch_norm}.{name}" for fold, bn in folds for name in bn.state_dict() if "." not in name]
-    if not any(key in state for key in own):
+    if not any(_has(state, fold.batch_norm, bn) for fold, bn in folds):
         for fold, _ in folds:
             if f"{fold.layer}.weight" in state and f"{fold.layer}.bias" not in state and not fold.alone:
                 raise NotFoldable(_without(fold))
@@ -120,12 +120,14 @@ class _Folding:
                 inside.append((dataclasses.replace(fold, batch_norm=norm, layer=layer), bn))
             elif norm is not None and _has(named, norm, bn):
                 raise NotFoldable(f"the state has '{fold.batch_norm}', which is folded into '{fold.layer}', without that layer")
-            elif layer is not None and _key(layer, "weight") in named:
-                self._take_layer(fold, has_bias=_key(layer, "bias") in named, alone=alone)
-        there = [each for each in inside if _has(named, each[0].batch_norm, each[1])]
-        changed = fold_state(module, there, named)
-        fold_state(module, [each for each in inside if each not in there], named)  # raises for layers as they were
-        return changed
+            elif layer is not None and full_name(layer, "weight") in named:
+                self._take_layer(fold, has_bias=full_name(layer, "bias") in named, alone=alone)
+        there = [(fold, bn) for fold, bn in inside if _has(named, fold.batch_norm, bn)]
+        others = [each for each in inside if each not in there]
+        for fold, _ in others if there else ():  # the state is of the model as it was, with its layers
+            if f"{fold.layer}.weight" in named and not fold.alone:
+                raise NotFoldable(_without(fold))
+        return fold_state(module, there, named) if there else fold_state(module, others, named)
 
     def _take_layer(self, fold: Fold, *, has_bias: bool, alone: bool) -> None:
         if not has_bias and not fold.alone:
@@ -148,16 +150,13 @@ def _above(path: str) -> list[str]:
 
 
 def _within(path: str, inner: str) -> str | None:
-    """What a path is called in the module at another, if it lies there."""
-    if path in ("", inner):
-        return inner if path == "" else ""
-    return inner.removeprefix(f"{path}.") if inner.startswith(f"{path}.") else None
-
-
-def _key(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name
+    """What a path is called in the module at another, if it lies there; "" if it is that module."""
+    if inner == path:
+        return ""
+    beginning = full_name(path, "")
+    return inner.removeprefix(beginning) if inner.startswith(beginning) else None
 
 
 def _has(named: Mapping[str, Any], path: str, bn: _BatchNorm) -> bool:
     """Whether a state has entries of a BatchNorm."""
-    return any(_key(path, name) in named for name in bn.state_dict() if "." not in name)  # its own, not its children's
+    return any(full_name(path, name) in named for name in bn.state_dict() if "." not in name)  # its own, not its children's

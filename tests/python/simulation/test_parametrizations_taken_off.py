@@ -5,6 +5,7 @@ import pickle
 
 import pytest
 import torch
+from by_hand import simulated
 from torch import nn
 from torch.nn.utils.parametrizations import orthogonal, spectral_norm, weight_norm
 from torch.nn.utils.parametrize import is_parametrized, register_parametrization, remove_parametrizations
@@ -46,12 +47,6 @@ def model():
     return Model().eval()
 
 
-def simulated(module, config):
-    sim = qsim.QuantSim(module, X, config)
-    sim.calibrate([X], progress=False)
-    return sim
-
-
 def take_off(module):
     for m in list(module.modules()):
         for name in list(m.parametrizations) if is_parametrized(m) else ():
@@ -64,7 +59,7 @@ CONFIGS = pytest.mark.parametrize("config", [qsim.int8(), qsim.w4a8(), qsim.fp16
 @CONFIGS
 @torch.no_grad()
 def test_it_computes_what_it_did(config):
-    sim, twin = simulated(model(), config), model()
+    sim, twin = simulated(model(), X, config=config), model()
     expected = sim(X)
     take_off(sim.model)
     take_off(twin)
@@ -78,7 +73,7 @@ def test_it_computes_what_it_did(config):
 
 
 def test_it_is_trained_on(tmp_path):
-    sim = simulated(model(), qsim.int8()).train()
+    sim = simulated(model(), X, config=qsim.int8()).train()
     take_off(sim.model)
     sim(X).square().sum().backward()
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in sim.model.parameters())
@@ -88,11 +83,11 @@ def test_it_is_trained_on(tmp_path):
 @torch.no_grad()
 def test_copies_and_the_float_model_keep_theirs():
     float_model = model()
-    sim = simulated(float_model, qsim.int8())
+    sim = simulated(float_model, X, config=qsim.int8())
     expected, in_float = sim(X), float_model(X)
     other = copy.deepcopy(sim)
     remove_parametrizations(sim.model.inner.layer, "bias")  # and the weight keeps its own
-    for each in (sim, other, copy.deepcopy(sim), simulated(float_model, qsim.int8())):
+    for each in (sim, other, copy.deepcopy(sim), simulated(float_model, X, config=qsim.int8())):
         assert torch.equal(each(X), expected)
     take_off(float_model)
     assert torch.equal(float_model(X), in_float)

@@ -80,6 +80,13 @@ def test_it_is_the_model_whose_state_it_is(way, made, bias):
     assert torch.equal(sim(IMAGES), fresh(IMAGES))
 
 
+def test_a_float_state_without_one_of_its_batch_norms_is_an_error():
+    """That the layer has a bias does not make it a folded one, beside others that are as they were."""
+    sim, state = qsim.QuantSim(trained(0), IMAGES), trained(1).state_dict()
+    with pytest.raises(RuntimeError, match=r"has 'head' as it was before 'norm' was folded into it, without that BatchNorm"):
+        sim.model.load_state_dict({name: t for name, t in state.items() if not name.startswith("norm")}, strict=False)
+
+
 def test_halves_of_a_fold_are_told():
     sim, state = qsim.QuantSim(trained(0, bias=False), IMAGES), trained(1, bias=False).state_dict()
     before = {name: t.clone() for name, t in sim.model.state_dict().items()}

@@ -48,13 +48,13 @@ def _is_beside(site: Site, slot: Slot, axis: int, length: int) -> bool:
 
 
 def _is_read_whole(tape: Tape, name: str) -> bool:
-    """Whether the products of the examples read as many elements of a parameter as it has."""
-    read: dict[object, int] = {}
+    """Whether the products of the first example read as many elements of a parameter, as they are in it, as it has."""
+    read = 0
     for step in tape.steps:
-        for slot, origins in step.operands.items() if step.kind == "mac" else ():
-            if slot in step.shapes and name in ancestors(origins):
-                read[step.key, slot] = step.shapes[slot].numel()
-    return sum(read.values()) >= math.prod(tape.shapes[name])
+        for slot, origins in step.operands.items() if step.kind == "mac" and (step.run, step.example) == (0, 0) else ():
+            if slot in step.shapes and any(origin.kind == "const" and origin.source == name for origin in origins):
+                read += step.shapes[slot].numel()
+    return read >= math.prod(tape.shapes[name])
 
 
 def ancestors(origins: Iterable[Origin]) -> set[str]:
