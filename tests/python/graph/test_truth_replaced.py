@@ -196,17 +196,23 @@ def test_slices_of_a_sequence_in_a_forward(how):
 
 
 def test_a_module_of_the_same_class_made_in_a_forward():
-    sim = simulated(Forward(anew, layers=nn.Sequential(nn.Linear(8, 8).double())).eval(), X)
-    layer = sim.model.layers[0]
+    model = Forward(anew, layers=nn.Sequential(nn.Linear(8, 8).double())).eval()
+    sim, layer = simulated(model, X), model.layers[0]
     y = on_grid(linear(layer, on_grid(X)), layer(X))
     close(sim(X), on_grid(y + y, 2 * layer(X)))
 
 
-def test_a_slice_that_is_called_by_itself_says_that_it_is_in_float():
-    sim = simulated(made("sequential"), X)
-    with pytest.warns(UserWarning, match="a Sequential was made of a simulated one, as a slice is: called by itself it computes in float"):
+def test_a_slice_that_is_called_by_itself_says_what_is_simulated():
+    model = made("sequential")
+    sim = simulated(model, X)
+    with pytest.warns(
+        UserWarning, match="a Sequential was made of a simulated one, as a slice is: what it computes between its layers is in"
+    ):
         part = sim.model[:2]
-    close(part(X), sim.model[1](sim.model[0](X)))
+    with pytest.warns(UserWarning, match="'0' was called by itself"):
+        found = part(X)
+    first = on_grid(linear(model[0], X), model[0](X))
+    close(found, on_grid(linear(model[1], first), model[:2](X)))
     assert type(part) is nn.Sequential
 
 

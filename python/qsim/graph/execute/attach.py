@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from torch import nn
 
 from qsim.graph.execute.inputs import Inputs
+from qsim.graph.execute.layers_alone import link_layers, release_layer, simulate_alone
 from qsim.graph.execute.methods import PLACE
 from qsim.graph.execute.place import UNKNOWN_PATH, Place
 from qsim.graph.execute.shortcuts import Kept
@@ -16,7 +17,7 @@ from qsim.graph.execute.switch import Switch
 from qsim.graph.plan.actions import QuantizationPlan
 from qsim.graph.plan.savings import Saving
 from qsim.graph.record.call_sites import LEAF
-from qsim.graph.record.containers import containers, leaf_paths, parametrizing
+from qsim.graph.record.containers import containers, leaf_paths, leaves, parametrizing
 from qsim.graph.record.routes import Site
 from qsim.graph.record.telling import Telling
 from qsim.quantizers.quantizer import Quantizer
@@ -39,6 +40,7 @@ def attach(
     computing = parametrizing(model)
     for path, place in made.items():
         place.places, place.quiet = made, f"{path}.".startswith(computing)
+    planned = {*plan.elsewhere, *(name.rpartition(".")[0] for name in plan.weights)}
     met: Counter[type] = Counter()
     for path, module in found.items():
         original = type(module)
@@ -50,6 +52,10 @@ def attach(
         met[original] += 1
         inputs = Inputs(original, plan, quantizers, switch.written) if path == "" and plan.inputs else None
         vars(module)[PLACE] = (made[path], inputs)
+        for layer in leaves(module):
+            if vars(layer)[LEAF] in planned:
+                simulate_alone(layer)
+        link_layers(module)
     return [*notes, *_with_dense_gradients(model, plan)]
 
 
@@ -82,6 +88,7 @@ def fall_back(model: nn.Module, formats: Mapping[str, str], quantizers: Mapping[
 def detach(model: nn.Module) -> None:
     """Undo `attach`: every container runs as it was written."""
     for module in model.modules():
+        release_layer(module)
         vars(module).pop(LEAF, None)
         if vars(module).pop(PLACE, None) is not None:
             module.__class__ = written_as(type(module))  # type: ignore[assignment]

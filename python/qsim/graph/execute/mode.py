@@ -210,7 +210,7 @@ class LocalMode(ChainEnds):
             place.note_strange(site, name, key)
         if site.checkpoints:
             self.checkpointed(site)
-        elif not self.beyond:
+        elif not (self.beyond or site.alone):
             place.learn(self.at, name, site, key, frame, framed=self.container is None)
         return key
 

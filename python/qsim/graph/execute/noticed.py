@@ -49,13 +49,20 @@ class Noticing:
         weighted : bool
             Whether its weight was quantized.
         """
-        if self.quiet or site.spots in self.strange:
+        if self.quiet or site.alone or site.spots in self.strange:
             return
         self.strange[site.spots] = None
         planned = self.planned.plain[self.nodes_of[key][0] or 0] if key >= self.width else Node()
         done, quantized = _what_is_done(planned, weighted), bool(planned.outputs)
         what = _named(site.leaf_path or full_name(self.path, name), site.line)
         self.switch.notice(f"{what} ran where the example inputs did not show it{done}", self.path, "" if quantized else name)
+
+    def note_alone(self, layer: str) -> None:
+        """Note that layers are called by themselves, of which this is the first."""
+        if not self.switch.calls_alone:
+            self.switch.calls_alone = True
+            text = f"'{layer}' was called by itself: its weight is quantized, and its result by its own quantizer, not what it is given"
+            self.switch.notice(text, self.path, "", "So are other layers that are. A module whose forward calls them is simulated whole.")
 
     def note_more(self, key: int) -> None:
         """Note that a leaf is called more often than the examples did."""

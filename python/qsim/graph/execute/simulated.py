@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.overrides import _get_current_function_mode, _get_current_function_mode_stack
 
 from qsim.graph.execute.inputs import Copy, Refilled
+from qsim.graph.execute.layers_alone import LayerAlone, in_float, link_layers
 from qsim.graph.execute.methods import PLACE, methods
 from qsim.graph.execute.mode import LocalMode
 from qsim.graph.execute.other_exporters import refuse_exporter, refuse_script
@@ -37,7 +38,7 @@ WITHOUT_RANGES = (
 
 def refuse_simulated(model: nn.Module, caller: str, instead: str) -> None:
     """Raise a ValueError where a model is simulated, or a part of it, for a function that takes the float model. `instead`: what to do."""
-    if any(isinstance(m, Simulated) for m in model.modules()):
+    if any(isinstance(m, Simulated | LayerAlone) for m in model.modules()):
         raise ValueError(f"{caller}: got a simulation{instead}")
 
 
@@ -49,7 +50,7 @@ class Simulated(Swapped):
     @classmethod
     def made_of(cls) -> None:
         if not torch.compiler.is_dynamo_compiling() and not isinstance(_get_current_function_mode(), LocalMode):  # type: ignore[no-untyped-call]
-            warn(f"QuantSim: a {cls.__name__} was made of a simulated one, as a slice is: called by itself it computes in float")
+            warn(f"QuantSim: a {cls.__name__} was made of a simulated one, as a slice is: what it computes between its layers is in float")
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         place, inputs = self.__dict__[PLACE]
@@ -99,6 +100,11 @@ class Simulated(Swapped):
         if vars(self)[PLACE][0].has_ranges():
             warn(WITHOUT_RANGES)
         return found
+
+    def __setstate__(self, state: Any) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        if PLACE in vars(self):
+            link_layers(self)
 
     def __prepare_scriptable__(self) -> NoReturn:  # what torch.jit.script asks for
         refuse_script()
@@ -169,7 +175,7 @@ class SimulatedEncoder(Simulated):
             if self.norm is None:
                 return out.masked_fill(padded, 0.0)
             norm: nn.Module = self.norm  # type: ignore[assignment]
-            there = norm(torch.zeros_like(out))
+            there = in_float(norm, torch.zeros_like(out))
             for _, quantize in place.outputs_of(norm):
                 there = quantize(there)
             return torch.where(padded, there, out)
@@ -226,6 +232,7 @@ def _unpickled(place: Any, made_as: tuple[Any, ...], make: Callable[..., nn.Modu
 def simulate(module: nn.Module, homes: tuple[str, ...], number: int) -> nn.Module:
     """Have a module simulate, which has its place. `homes` and `number` as in `simulated`."""
     module.__class__ = simulated(type(module), homes, number)  # type: ignore[arg-type]  # Module's __hash__
+    link_layers(module)
     return module
 
 

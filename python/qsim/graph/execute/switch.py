@@ -32,6 +32,8 @@ class Switch:
         What containers run under, eager and while Dynamo traces.
     standing : Standing
         What Dynamo reaches quantizers by.
+    calls_alone : bool
+        Whether layers were called by themselves.
     calls_compiled : bool
         Whether the model calls functions that it has compiled itself.
     needs_gradients : bool
@@ -55,7 +57,7 @@ class Switch:
         self.saves = True
         self.marks = False
         self.falls_back = True
-        self.calls_compiled = self.needs_gradients = self.refills = False
+        self.calls_alone = self.calls_compiled = self.needs_gradients = self.refills = False
         self.written: frozenset[InputSlot] = frozenset()
         self.mode, self.traced_mode = mode, traced_mode
         self.standing = Standing()

@@ -36,9 +36,10 @@ _CHECKPOINT = os.path.join(TORCH, "utils", "checkpoint.py")
 _CHECKPOINTING = "_checkpoint_impl" if hasattr(torch.utils.checkpoint, "_checkpoint_impl") else "checkpoint"
 _WRITTEN_OUT = os.path.abspath(recurrent.__file__)  # operations of the model, in our words
 # What runs the forward of a container, or a part of it, under a mode.
+_ALONE = "layers_alone.py", "run_alone"
 BASES = frozenset(
     {("simulated.py", "forward"), ("recorder.py", "forward"), ("resume.py", "__call__"), ("resume.py", "driven"), ("methods.py", "_alone")}
-)
+) | {_ALONE}
 SIMULATED = os.path.join(QSIM, "graph", "execute", "simulated.py"), "forward"
 _CALLING = frozenset({"_wrapped_call_impl", "_call_impl", "inner", "_slow_forward"})
 
@@ -88,6 +89,8 @@ class CallSite:
         The container whose forward it is, where it simulates.
     applied : bool
         Inside the forward of an `autograd.Function`, whose backward is its own. Checkpoints, which are such functions too, do not count.
+    alone : bool
+        In a leaf that was called by itself, outside of all that is simulated.
     """
 
     spots: tuple[Spot, ...] = ()
@@ -99,6 +102,7 @@ class CallSite:
     compiled: bool = False
     container: nn.Module | None = None
     applied: bool = False
+    alone: bool = False
 
     @property
     def leaf_path(self) -> str:
@@ -177,7 +181,7 @@ def _read(levels: Iterator[_Level]) -> CallSite:
         elif kind == "compiled":
             site.compiled = True
         elif kind == "base":
-            site.container = level.owner
+            site.container, site.alone = level.owner, _base(level.code) == _ALONE
             break
         inner = level
     site.spots = tuple(spots) if site.checkpoints else without_consumers(spots, codes)
@@ -326,7 +330,7 @@ def called_by_apply(frame: FrameType, method: str) -> bool:
 def _kind(code: CodeType) -> Kind:
     file, function = _source(code)
     if file.startswith(QSIM):
-        is_base = (os.path.basename(file), function) in BASES
+        is_base = _base(code) in BASES
         return "base" if is_base else "kept" if file == _WRITTEN_OUT else "dropped"
     if not file.startswith(TORCH):
         return "kept"
@@ -342,6 +346,11 @@ def _kind(code: CodeType) -> Kind:
     if "handle_torch_function" in code.co_names and not code.co_name.endswith(OPENED):
         return "dropped"  # asks the mode itself in eager mode; Dynamo asks without running it
     return "kept" if file.startswith(_MODULES) or file == _FUNCTIONAL else "dropped"
+
+
+def _base(code: CodeType) -> tuple[str, str]:
+    """What `BASES` name a function by."""
+    return os.path.basename(code.co_filename), code.co_name
 
 
 def spot_of(code: CodeType, instruction: int) -> Spot:

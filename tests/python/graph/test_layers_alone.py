@@ -1,0 +1,200 @@
+"""Layers of torch.nn that are called by themselves: eager and compiled, their weights and results are on their grids, and it is said."""
+
+import copy
+import pickle
+import threading
+import warnings
+
+import pytest
+import torch
+from by_hand import linear, on_grid, simulated
+from models import Forward
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint_sequential
+
+import qsim
+
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+
+X = torch.linspace(-2, 2, 256, dtype=torch.float64).view(32, 8).sin()
+ALONE = "'{}' was called by itself: its weight is quantized, and its result by its own quantizer, not what it is given"
+
+
+def made() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8, elementwise_affine=False), nn.Linear(8, 4)).double().eval()
+
+
+def by_hand(model: nn.Sequential, x: Tensor, on: Tensor = X) -> Tensor:
+    """One layer after the other, with a grid for each result from the float model's on what was seen."""
+    for layer in model:
+        seen = layer(on)
+        x, on = on_grid(linear(layer, x) if isinstance(layer, nn.Linear) else layer(x), seen), seen
+    return x
+
+
+def one_by_one(layers: nn.Module, x: Tensor) -> Tensor:
+    for layer in layers.children():
+        x = layer(x)
+    return x
+
+
+def close(found: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+
+
+WAYS = {
+    "a loop": one_by_one,
+    "a loop, compiled": lambda layers, x: torch.compile(lambda t: one_by_one(layers, t), backend="eager", fullgraph=True)(x),
+    "layers compiled": lambda layers, x: one_by_one(nn.Sequential(*[torch.compile(m, backend="eager", fullgraph=True) for m in layers]), x),
+    "checkpoints": lambda layers, x: checkpoint_sequential(layers, 2, x, use_reentrant=False),
+    "reentrant checkpoints": lambda layers, x: checkpoint_sequential(layers, 2, x, use_reentrant=True),
+    "another model": lambda layers, x: nn.Sequential(*layers)(x),
+    "without modes": lambda layers, x: _without_modes(one_by_one, layers, x),
+    "a device": lambda layers, x: _on_cpu(one_by_one, layers, x),
+}
+
+
+def _without_modes(function, layers, x):
+    with torch._C.DisableTorchFunction():
+        return function(layers, x)
+
+
+def _on_cpu(function, layers, x):
+    with torch.device("cpu"):  # a function mode of torch's
+        return function(layers, x)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_layers_that_are_called_by_themselves_are_on_their_grids(way):
+    model = made()
+    sim = simulated(model, X)
+    x, other = (X.clone().requires_grad_() for _ in range(2))
+    with pytest.warns(UserWarning, match=ALONE.format("0")):
+        y = WAYS[way](sim.model, x)
+    expected = by_hand(model, other)
+    close(y, expected)
+    y.square().sum().backward()
+    expected.square().sum().backward()
+    close(x.grad, other.grad)
+    for found, wanted in zip(sim.model.parameters(), model.parameters(), strict=True):
+        close(found.grad, wanted.grad)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # once is enough
+        one_by_one(sim.model, X)
+    assert ALONE.format("0") in "\n".join(sim.summary().notes)
+
+
+def test_the_model_is_simulated_as_before():
+    model = made()
+    sim, untouched = simulated(model, X), simulated(model, X)
+    with pytest.warns(UserWarning, match="was called by itself"):
+        one_by_one(sim.model, X)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(3):
+            assert torch.equal(sim(X), untouched(X))
+        assert torch.equal(torch.compile(sim.model, backend="eager", fullgraph=True)(X), untouched(X))
+    close(sim(X), by_hand(model, on_grid(X)))
+
+
+def test_in_float_they_are_in_float():
+    model = made()
+    sim = simulated(model, X)
+    with sim.in_float():
+        assert torch.equal(one_by_one(sim.model, X), model(X))
+    sim.disable("0")
+    sim.disable("0.weight")
+    with pytest.warns(UserWarning, match="was called by itself"):
+        assert torch.equal(sim.model[0](X), model[0](X))
+
+
+def test_copies_and_pickles():
+    model = made()
+    sim = simulated(model, X)
+    with pytest.warns(UserWarning, match="was called by itself"):
+        expected = one_by_one(sim.model, X)
+    for other in (copy.deepcopy(sim.model), pickle.loads(pickle.dumps(sim.model)), copy.deepcopy(sim).model):
+        assert torch.equal(one_by_one(other, X), expected)
+    assert torch.equal(copy.deepcopy(sim.model[0])(X), sim.model[0](X))
+    assert isinstance(sim.model[0], nn.Linear)
+    assert str(sim.model) == str(model)
+
+
+def test_what_a_copy_does_is_its_own():
+    sim = simulated(made(), X)
+    other = copy.deepcopy(sim)
+    sim.disable("*")
+    with pytest.warns(UserWarning, match="was called by itself"):
+        assert torch.equal(one_by_one(sim.model, X), made()(X))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        close(one_by_one(other.model, X), by_hand(made(), X))
+
+
+def test_a_layer_that_was_saved_alone_says_that_it_is_in_float():
+    sim = simulated(made(), X)
+    alone = pickle.loads(pickle.dumps(sim.model[0]))
+    assert len(pickle.dumps(sim.model[0])) < 2 * len(pickle.dumps(made()[0]))
+    with pytest.warns(UserWarning, match="'0' was saved without its simulation: it computes in float"):
+        assert torch.equal(alone(X), made()[0](X))
+
+
+def test_a_simulation_in_another_model_is_no_float_model():
+    sim = simulated(made(), X)
+    with pytest.raises(ValueError, match="got a simulation"):
+        qsim.fold_batch_norms(nn.Sequential(sim.model[0]), X)
+
+
+@pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_layers(layer):
+    torch.manual_seed(0)
+    model = Forward(lambda m, x: m.head(m.rnn(x)[0]), rnn=layer(8, 6), head=nn.Linear(6, 3)).eval()
+    x = torch.randn(5, 2, 8)
+    sim = qsim.QuantSim(model, x)
+    sim.calibrate([x], progress=False)
+    grid = sim.quantizers()["input"]
+    with pytest.warns(UserWarning, match=ALONE.format("rnn")):
+        found = sim.model.head(sim.model.rnn(grid(x))[0])
+    assert torch.equal(found, sim(x))
+
+
+def test_in_a_thread_of_the_forwards():
+    def forward(m, x):
+        if not m.threaded:
+            return m.layer(x)
+        out: list[Tensor] = []
+        thread = threading.Thread(target=lambda: out.append(m.layer(x)))
+        thread.start()
+        thread.join()
+        return out[0]
+
+    torch.manual_seed(0)
+    model = Forward(forward, layer=nn.Linear(8, 8).double())
+    model.threaded = False
+    sim = simulated(model, X)
+    expected = sim(X)
+    sim.model.threaded = True
+    with pytest.warns(UserWarning, match=ALONE.format("layer")), pytest.warns(UserWarning, match="was not reached"):
+        assert torch.equal(sim(X), expected)
+
+
+def test_calling_it_costs_no_calls_of_the_models_their_way():
+    """What a layer does alone is not learned as the way of a call in the model."""
+    torch.manual_seed(0)
+    model = Forward(lambda m, x: m.second(m.first(x)), first=nn.Linear(8, 8).double(), second=nn.Linear(8, 8).double())
+    sim, untouched = simulated(model, X), simulated(model, X)
+    with pytest.warns(UserWarning, match="was called by itself"):
+        sim.model.second(X)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert torch.equal(sim(X), untouched(X))
+
+
+def test_a_chain_that_runs_as_one_is_quantized_behind_its_last():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU()).double().eval()
+    sim = simulated(model, X)
+    with pytest.warns(UserWarning, match="was called by itself"):
+        found = one_by_one(sim.model, X)
+    close(found, on_grid(linear(model[0], X).relu(), model(X)))
