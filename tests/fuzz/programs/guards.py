@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qsim.graph.execute import mode, ownership, place, shortcuts, simulated, traced
+from qsim.graph.execute import attach, mode, ownership, place, shortcuts, simulated, traced
 from qsim.graph.execute.chain_ends import ChainEnds
 from qsim.graph.execute.inputs import Inputs
 from qsim.graph.execute.mode import LocalMode
@@ -379,6 +379,9 @@ GUARDS: dict[str, Guard] = {
         _put((LocalMode, "is_foreign", _always(False))),
         ("compiled parts",),
         "container='Block",
+    ),
+    "layers alone": Guard(
+        "a layer that is called by itself is simulated", _put((attach, "simulate_alone", _nothing())), ("layers alone",), "nn.Linear"
     ),
     "whole or not at all": Guard(
         "a container is compiled whole, or runs in Python",

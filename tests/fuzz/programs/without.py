@@ -37,6 +37,7 @@ RECORDED: dict[str, tuple[int, str]] = {
     "kept: values": (4, "savings"),
     "kept: versions": (5, "savings"),
     "kept: memory": (8, "savings"),
+    "layers alone": (4, "layers alone"),
     "whole or not at all": (9, "compiled"),
     "references": (13, "savings"),
     "storages": (13, "savings"),

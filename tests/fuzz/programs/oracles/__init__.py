@@ -14,6 +14,7 @@ from .fallback import fallback_is_near
 from .half import half_precision_loses_the_same
 from .hand_written import as_written_by_hand
 from .hooks import hooks_change_nothing
+from .layers_alone import layers_by_themselves
 from .left_alone import making_changes_nothing
 from .methods import methods_by_themselves
 from .savings import savings_change_nothing
@@ -40,6 +41,7 @@ ORACLES: dict[str, tuple[Oracle, float]] = {
     "compiled parts": (compiled_parts_are_eager, 0.05),
     "exported": (files_are_the_simulation, 0.05),
     "left alone": (making_changes_nothing, 0.2),
+    "layers alone": (layers_by_themselves, 0.2),
     "methods": (methods_by_themselves, 0.5),
     "warned": (other_ways_are_told, 0.3),
 }

@@ -11,7 +11,8 @@ from torch import Tensor
 import qsim
 
 from ..case import Case, Failure, Undecided
-from ..ir import Block, Branch, Program, Remember, Repeat, all_statements, map_blocks
+from ..ir import Block, Branch, Container, Program, Remember, Repeat, Run, all_statements, map_blocks, statements_in
+from ..layers import LAYERS
 from ..loaded import Call, loaded
 from ..results import by_name, near, same_bits
 from ..running import Outcome
@@ -25,6 +26,8 @@ def without_checkpoints(case: Case) -> Failure | None:
         raise Undecided("no checkpoint")
     if "segments" in ways:
         raise Undecided("checkpoint_sequential calls layers past the module that they are in, and past its hooks")
+    if any(_hands_on(container) for container in case.program.containers):
+        raise Undecided("a reentrant checkpoint of what hands on its argument: to torch a view of it with gradients, itself without")
     remembers = any(isinstance(s, Remember) for s in all_statements(case.program))  # what runs again reads what it wrote
     sim = case.simulation(qsim.int8())
     with loaded(_stripped(case.program)) as other:
@@ -52,6 +55,12 @@ def without_checkpoints(case: Case) -> Failure | None:
             if not remembers and (problem := _of_gradients(found, expected)) and _of_gradients(*_in_double(case, plain_case, call, mode)):
                 return Failure("checkpoints", f"gradients, {path}", f"{call.name}: {problem}, of {list(expected.gradients)}")
     return None
+
+
+def _hands_on(container: Container) -> bool:
+    """Whether it has a reentrant checkpoint of a layer that may return what it takes."""
+    handing_on = {f"self.{m.name}" for m in container.members for layer in LAYERS if layer.aliases and m.source == layer.source}
+    return any(isinstance(s, Run) and s.checkpoint == "reentrant" and s.module in handing_on for s in statements_in(container.block))
 
 
 def _nearly(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> str:

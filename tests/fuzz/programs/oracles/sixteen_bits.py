@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 from collections.abc import Callable
 from types import FrameType
@@ -96,8 +97,11 @@ def sixteen_bits_are_near(case: Case) -> Failure | None:
     return near_float(case, "16 bits", lambda sim: None, _WANTED)
 
 
-def near_float(case: Case, oracle: str, change: Callable[[qsim.QuantSim], None], bar: float, *, less: float = 0.0) -> Failure | None:
-    """Whether a simulation at 16 bits, calibrated and then changed, is within `bar` dB of float, or by `less` than noise of 16 bits is."""
+def near_float(
+    case: Case, oracle: str, change: Callable[[qsim.QuantSim], None], bar: float, *, less: float = 0.0, largest: float = math.inf
+) -> Failure | None:
+    """Whether a simulation at 16 bits, calibrated and then changed, is within `bar` dB of float, or by `less` than noise of 16 bits is.
+    `largest`: the number beyond which what it was changed to has none."""
     statements = list(all_statements(case.program))
     if any(isinstance(s, Apply) and TABLE[s.operation].rough for s in statements):
         raise Undecided("a program that jumps")
@@ -112,6 +116,8 @@ def near_float(case: Case, oracle: str, change: Callable[[qsim.QuantSim], None],
     model = _perturbed(case)
     with same_state(model):
         _steps(case, model, sequence, _Rounding(spans))
+    if max(spans.values(), default=0.0) > largest:
+        raise Undecided("numbers beyond the format")
     noisy = _steps(case, model, sequence, _Rounding(spans, _add_noise))
     on_grids = _steps(case, case.float_model(), sequence, _Rounding(spans, _put_on_a_grid))
     lost = False  # what noise hides in one step, state hands on to the next
