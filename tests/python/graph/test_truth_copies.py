@@ -53,16 +53,17 @@ def test_the_copy_computes_with_the_quantizers_of_the_original():
 
 
 def test_a_copy_outside_has_quantizers_of_its_own():
-    sim = simulated(model(called), X)
+    original = model(called)
+    sim, plain = simulated(original, X), original.block
     block = copy.deepcopy(sim.model.block)
     given = on_grid(X)
     before = block(given)
     sim.calibrate([X * 3], progress=False)
     assert torch.equal(block(given), before)
     assert not torch.equal(sim.model.block(given), before)
-    expected = linear(block.b, on_grid(F.relu(linear(block.a, given)), F.relu(block.a(X))))
+    expected = linear(plain.b, on_grid(F.relu(linear(plain.a, given)), F.relu(plain.a(X))))
     with torch.no_grad():
-        torch.testing.assert_close(before, on_grid(expected, block.b(F.relu(block.a(X)))), rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(before, on_grid(expected, plain.b(F.relu(plain.a(X)))), rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("way", [copy.deepcopy, copy.copy])

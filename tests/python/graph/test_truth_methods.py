@@ -25,11 +25,12 @@ class Encoder(nn.Module):
 
 
 def test_another_method_is_simulated_or_says_that_it_is_not():
-    sim = simulated(Encoder().double().eval(), X)
+    model = Encoder().double().eval()
+    sim = simulated(model, X)
     with warnings.catch_warnings(record=True) as noted:
         warnings.simplefilter("always")
         found = sim.model.encode(X)
-    by_hand = on_grid(torch.tanh(linear(sim.model.a, on_grid(X))), torch.tanh(sim.model.a(X)))
+    by_hand = on_grid(torch.tanh(linear(model.a, on_grid(X))), torch.tanh(model.a(X)))
     is_simulated = torch.allclose(found, by_hand, rtol=1e-9, atol=1e-9)
     assert is_simulated or any(issubclass(w.category, UserWarning) for w in noted)
 
@@ -46,11 +47,12 @@ def test_a_generator_is_simulated_or_says_that_it_is_not():
 
     with warnings.catch_warnings(record=True) as noted:
         warnings.simplefilter("always")
-        sim = qsim.QuantSim(Streaming().double().eval(), X, EXACT)
+        model = Streaming().double().eval()
+        sim = qsim.QuantSim(model, X, EXACT)
         sim.calibrate([X], forward=lambda m, x: list(m(x)), progress=False)
         found = torch.cat(list(sim(X)))
-    parts = [torch.tanh(linear(sim.model.a, part)) for part in on_grid(X).split(8)]  # each turn of the loop has a quantizer of its own
-    by_hand = torch.cat([on_grid(y, torch.tanh(sim.model.a(x))) for y, x in zip(parts, X.split(8), strict=True)])
+    parts = [torch.tanh(linear(model.a, part)) for part in on_grid(X).split(8)]  # each turn of the loop has a quantizer of its own
+    by_hand = torch.cat([on_grid(y, torch.tanh(model.a(x))) for y, x in zip(parts, X.split(8), strict=True)])
     is_simulated = torch.allclose(found, by_hand, rtol=1e-9, atol=1e-9)
     assert is_simulated or any(issubclass(w.category, UserWarning) for w in noted) or "generator" in str(sim.summary())
 

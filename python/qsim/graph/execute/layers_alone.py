@@ -15,7 +15,7 @@ from torch import nn
 from torch._C import _get_function_stack_at, _len_torch_function_stack
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
-from qsim.graph.execute.methods import PLACE, Outside
+from qsim.graph.execute.methods import PLACE
 from qsim.graph.execute.mode import LocalMode
 from qsim.graph.execute.other_exporters import refuse_exporter, refuse_script
 from qsim.graph.execute.place import Place, place_of
@@ -69,8 +69,9 @@ def _simulated_alone(cls: type[nn.Module]) -> type[nn.Module]:
 
 
 def _is_alone() -> bool:
-    """Whether no mode of a simulation looks on."""
-    return not any(isinstance(mode, (LocalMode, Outside)) for mode in _get_current_function_mode_stack())  # type: ignore[no-untyped-call]
+    """Whether no mode of this package looks on."""
+    modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+    return not any(type(mode).__module__.startswith("qsim.") for mode in modes)
 
 
 def _by_itself(layer: nn.Module, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -45,7 +45,7 @@ def _stand_in(method: FunctionType) -> Callable[..., Any]:
             return method(self, *args, **kwargs)
         above = _above(place, code)
         if above is None:
-            mode: TorchFunctionMode = Outside(place, method.__name__, "was called by itself")
+            mode: TorchFunctionMode = _Outside(place, method.__name__, "was called by itself")
         else:
             mode = place.switch.mode(place, self.training, self, None, above)
             name = full_name(place.path, method.__name__)
@@ -69,7 +69,7 @@ def caller(model: Any) -> Callable[..., Any]:
 
 def _run_own_forward(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
     place: Place = vars(model)[PLACE][0]
-    out = _alone(Outside(place, "forward", "was set on the model after it was simulated"), model, *args, **kwargs)
+    out = _alone(_Outside(place, "forward", "was set on the model after it was simulated"), model, *args, **kwargs)
     place.switch.say()
     return out
 
@@ -96,7 +96,7 @@ def _above(place: Place, code: CodeType) -> tuple[Spot, ...] | None:
     return found.pop() if len(found) == 1 else None
 
 
-class Outside(TorchFunctionMode):
+class _Outside(TorchFunctionMode):
     """Says which weights are read outside all that is simulated."""
 
     def __init__(self, place: Place, method: str, what: str) -> None:

@@ -71,8 +71,8 @@ def _leads(frame: FrameType) -> bool:
     """Whether a function only leads from what a program calls to the mode: `nn.Module.__call__`, the forward of a leaf, `F.relu` ..."""
     kind, above = kind_of_code(frame.f_code), frame.f_back
     if kind == "kept" and above is not None and frame.f_code is not nn.Sequential.forward.__code__:
-        return kind_of_code(above.f_code) == "module call"
-    return kind in ("dropped", "module call")
+        return kind_of_code(above.f_code) in ("module call", "layer")
+    return kind in ("dropped", "module call", "layer")
 
 
 def _references(call: Callable[..., Any], others: tuple[Any, ...] = ()) -> int:

@@ -36,7 +36,7 @@ _CHECKPOINT = os.path.join(TORCH, "utils", "checkpoint.py")
 _CHECKPOINTING = "_checkpoint_impl" if hasattr(torch.utils.checkpoint, "_checkpoint_impl") else "checkpoint"
 _WRITTEN_OUT = os.path.abspath(recurrent.__file__)  # operations of the model, in our words
 # What runs the forward of a container, or a part of it, under a mode.
-_ALONE = "layers_alone.py", "run_alone"
+_ALONE, _BEFORE_LAYER = ("layers_alone.py", "run_alone"), ("layers_alone.py", "forward")
 BASES = frozenset(
     {("simulated.py", "forward"), ("recorder.py", "forward"), ("resume.py", "__call__"), ("resume.py", "driven"), ("methods.py", "_alone")}
 ) | {_ALONE}
@@ -50,7 +50,7 @@ _HIDING |= {F.lp_pool3d.__code__}  # this one it goes through, where eager modes
 
 LEAF = "_qsim_leaf"  # in a leaf's __dict__, where copies keep it (torch.export makes some): its path in the model
 
-Kind = Literal["kept", "dropped", "base", "module call", "hiding", "checkpoint", "compiled"]
+Kind = Literal["kept", "dropped", "base", "module call", "layer", "hiding", "checkpoint", "compiled"]
 
 
 class Spot(NamedTuple):
@@ -181,7 +181,7 @@ def _read(levels: Iterator[_Level]) -> CallSite:
         elif kind == "compiled":
             site.compiled = True
         elif kind == "base":
-            site.container, site.alone = level.owner, _base(level.code) == _ALONE
+            site.container, site.alone = level.owner, level.code.co_name == _ALONE[1]
             break
         inner = level
     site.spots = tuple(spots) if site.checkpoints else without_consumers(spots, codes)
@@ -330,8 +330,8 @@ def called_by_apply(frame: FrameType, method: str) -> bool:
 def _kind(code: CodeType) -> Kind:
     file, function = _source(code)
     if file.startswith(QSIM):
-        is_base = _base(code) in BASES
-        return "base" if is_base else "kept" if file == _WRITTEN_OUT else "dropped"
+        name = os.path.basename(file), function
+        return "base" if name in BASES else "layer" if name == _BEFORE_LAYER else "kept" if file == _WRITTEN_OUT else "dropped"
     if not file.startswith(TORCH):
         return "kept"
     if file == _MODULE_CALL:
@@ -346,11 +346,6 @@ def _kind(code: CodeType) -> Kind:
     if "handle_torch_function" in code.co_names and not code.co_name.endswith(OPENED):
         return "dropped"  # asks the mode itself in eager mode; Dynamo asks without running it
     return "kept" if file.startswith(_MODULES) or file == _FUNCTIONAL else "dropped"
-
-
-def _base(code: CodeType) -> tuple[str, str]:
-    """What `BASES` name a function by."""
-    return os.path.basename(code.co_filename), code.co_name
 
 
 def spot_of(code: CodeType, instruction: int) -> Spot:
