@@ -117,7 +117,7 @@ def test_copies_and_pickles():
     for other in (copy.deepcopy(sim.model), pickle.loads(pickle.dumps(sim.model)), copy.deepcopy(sim).model):
         assert torch.equal(one_by_one(other, X), expected)
     assert torch.equal(copy.deepcopy(sim.model[0])(X), sim.model[0](X))
-    assert isinstance(sim.model[0], nn.Linear)
+    assert type(sim.model[0]) is nn.Linear  # programs ask
     assert str(sim.model) == str(model)
 
 
@@ -198,3 +198,19 @@ def test_a_chain_that_runs_as_one_is_quantized_behind_its_last():
     with pytest.warns(UserWarning, match="was called by itself"):
         found = one_by_one(sim.model, X)
     close(found, on_grid(linear(model[0], X).relu(), model(X)))
+
+
+@pytest.mark.parametrize("how", ["eager", "compiled"])
+def test_a_forward_that_asks_for_the_class_of_a_layer(how):
+    def forward(m, x):
+        for layer in m.layers:
+            x = layer(x.flip(-1) if type(layer) is nn.Linear else x)
+        return x
+
+    torch.manual_seed(0)
+    model = Forward(forward, layers=nn.ModuleList([nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)])).double().eval()
+    sim = simulated(model, X)
+    called = torch.compile(sim.model, backend="eager", fullgraph=True) if how == "compiled" else sim
+    first, _, last = model.layers
+    hidden = on_grid(linear(first, on_grid(X).flip(-1)).relu(), first(X.flip(-1)).relu())
+    close(called(X), on_grid(linear(last, hidden.flip(-1)), model(X)))

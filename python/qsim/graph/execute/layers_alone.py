@@ -2,22 +2,21 @@
 
 In a container's forward a layer is an operation of it, and runs as it was written. Outside of all that is simulated it does what it does on
 a path that no example took (`qsim.graph.plan.elsewhere`): its weight is on its grid, its result by its own quantizer, and that is said.
+Layers keep their class, which programs ask for (``type(layer) is nn.Linear``), and get a forward of their own.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
-import torch
 from torch import nn
-from torch._C import _get_function_stack_at, _len_torch_function_stack
+from torch.compiler import is_dynamo_compiling
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 from qsim.graph.execute.methods import PLACE
-from qsim.graph.execute.mode import LocalMode
-from qsim.graph.execute.other_exporters import refuse_exporter, refuse_script
+from qsim.graph.execute.mode import DEPTH
+from qsim.graph.execute.other_exporters import refuse_exporter
 from qsim.graph.execute.place import Place, place_of
 from qsim.graph.record.call_sites import LEAF
 from qsim.graph.record.containers import leaves
@@ -40,53 +39,68 @@ class _Shared:
         return _Shared, ()
 
 
-class LayerAlone(nn.Module):
-    """Mixin of a layer's class: outside of all that is simulated the forward runs under a mode of its own."""
-
-    _original: type[nn.Module]
-
-    def __reduce_ex__(self, protocol: Any) -> Any:  # the class has no importable name
-        state = self.__getstate__() if hasattr(self, "__getstate__") else self.__dict__  # type: ignore[no-untyped-call]
-        return _rebuild, (self._original,), state
-
-    def __prepare_scriptable__(self) -> NoReturn:  # what torch.jit.script asks for
-        refuse_script()
+def simulate_alone(layer: nn.Module) -> None:
+    """Have a layer simulate where it is called by itself. Its class is not told: a compiled forward, say, stays as it is."""
+    if "forward" not in vars(layer):
+        vars(layer)[_SHARED] = _Shared()
+        vars(layer)["forward"] = functools.partial(forward, layer)  # copies and pickles of the layer have one of their own
 
 
-@functools.cache
-def _simulated_alone(cls: type[nn.Module]) -> type[nn.Module]:
-    plain: Callable[..., Any] = cls.forward
-
-    @functools.wraps(plain)
-    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        modes = _len_torch_function_stack()
-        if modes and (isinstance(_get_function_stack_at(modes - 1), LocalMode) or not _is_alone()):
-            return plain(self, *args, **kwargs)
-        return _by_itself(self, plain, args, kwargs)
-
-    names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "_original": cls, "forward": forward}
-    return type(cls.__name__, (LayerAlone, cls), names)
+def link_layers(container: nn.Module) -> None:
+    """Give the layers that are operations of a container its place."""
+    shared = _Shared(vars(container)[PLACE][0])
+    for layer in leaves(container):
+        if _SHARED in vars(layer):
+            vars(layer)[_SHARED] = shared
 
 
-def _is_alone() -> bool:
-    """Whether no mode of this package looks on."""
+def release_layer(layer: nn.Module) -> None:
+    """Undo both."""
+    if vars(layer).pop(_SHARED, None) is not None:
+        del vars(layer)["forward"]
+
+
+def is_simulated_alone(layer: nn.Module) -> bool:
+    """Whether a layer belongs to a simulation."""
+    return _SHARED in vars(layer)
+
+
+def in_float(layer: nn.Module, *args: Any) -> Any:
+    """What a layer computes as it was written."""
+    return type(layer).forward(layer, *args)
+
+
+def forward(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    if (not is_dynamo_compiling() and DEPTH.modes) or _is_looked_on():
+        return type(layer).forward(layer, *args, **kwargs)
+    return _by_itself(layer, args, kwargs)
+
+
+def _is_looked_on() -> bool:
+    """Whether a mode of this package sees what is called."""
     modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
-    return not any(type(mode).__module__.startswith("qsim.") for mode in modes)
+    return any(type(mode).__module__.startswith("qsim.") for mode in modes)
 
 
-def _by_itself(layer: nn.Module, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _by_itself(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     place: Place | None = vars(layer)[_SHARED].place
     if place is None:
         warn(f"QuantSim: '{vars(layer)[LEAF]}' was saved without its simulation: it computes in float")
-        return plain(layer, *args, **kwargs)
+        return type(layer).forward(layer, *args, **kwargs)
     switch = place.switch
     if not switch.on:
-        return plain(layer, *args, **kwargs)
+        return type(layer).forward(layer, *args, **kwargs)
     refuse_exporter(not switch.marks)
-    is_traced = torch.compiler.is_dynamo_compiling()
+    is_traced = is_dynamo_compiling()
     mode: Any = switch.traced_mode(place, layer.training, layer, None, switch) if is_traced else switch.mode(place, layer.training, layer)
     _note(place.token, vars(layer)[LEAF])
-    return run_alone(mode, plain, layer, *args, **kwargs)
+    return run_alone(mode, layer, *args, **kwargs)
+
+
+def run_alone(mode: TorchFunctionMode, layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """Runs a layer under a mode: where what the mode follows begins."""
+    with mode:
+        return type(layer).forward(layer, *args, **kwargs)
 
 
 def _note(token: int, layer: str) -> None:
@@ -96,38 +110,3 @@ def _note(token: int, layer: str) -> None:
 
 
 _note._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as in qsim.graph.execute.traced
-
-
-def run_alone(mode: TorchFunctionMode, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Calls a function under a mode: where what the mode follows begins."""
-    with mode:
-        return function(*args, **kwargs)
-
-
-def in_float(layer: nn.Module, *args: Any) -> Any:
-    """What a layer computes as it was written."""
-    return getattr(type(layer), "_original", type(layer)).forward(layer, *args)
-
-
-def simulate_alone(layer: nn.Module) -> None:
-    """Have a layer simulate where it is called by itself."""
-    layer.__class__ = _simulated_alone(type(layer))  # type: ignore[assignment, arg-type]  # Module's __hash__
-
-
-def link_layers(container: nn.Module) -> None:
-    """Give the layers that are operations of a container its place."""
-    shared = _Shared(vars(container)[PLACE][0])
-    for layer in leaves(container):
-        if isinstance(layer, LayerAlone):
-            vars(layer)[_SHARED] = shared
-
-
-def release_layer(layer: nn.Module) -> None:
-    """Undo both."""
-    if isinstance(layer, LayerAlone):
-        del vars(layer)[_SHARED]
-        layer.__class__ = layer._original  # type: ignore[assignment]
-
-
-def _rebuild(cls: type[nn.Module]) -> nn.Module:
-    return cls.__new__(_simulated_alone(cls))  # type: ignore[arg-type]  # Module's __hash__

@@ -6,6 +6,7 @@ Fresh means no shared state: threads that share a model, and recomputation under
 from __future__ import annotations
 
 import sys
+import threading
 from types import FrameType
 from typing import Any
 
@@ -41,6 +42,15 @@ from qsim.operations.recurrent import CELL, owned
 from qsim.runs.arguments import Arguments
 
 _frame_at = sys._getframe
+
+
+class _Depth(threading.local):
+    modes = 0
+
+
+DEPTH = _Depth()  # how many modes of containers a thread is in; not of those that Dynamo traces
+
+
 _LINK = Node._fields.index("link")  # Dynamo is given plain tuples
 
 
@@ -96,6 +106,7 @@ class LocalMode(ChainEnds):
 
     def __enter__(self) -> LocalMode:
         if not torch.compiler.is_dynamo_compiling():  # Dynamo gives up all of a container where it would break the graph under such a mode
+            DEPTH.modes += 1
             self.uncompiled.__enter__()
             self.kept.append((keep_unchanged(), _seen()))
             if self.uncompiled.is_behind_a_break and self.container is not None:
@@ -106,6 +117,7 @@ class LocalMode(ChainEnds):
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         if not torch.compiler.is_dynamo_compiling():
+            DEPTH.modes -= 1
             self.uncompiled.__exit__(*error)
             for each in filter(None, self.kept.pop()):
                 each.__exit__(*error)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.overrides import _get_current_function_mode, _get_current_function_mode_stack
 
 from qsim.graph.execute.inputs import Copy, Refilled
-from qsim.graph.execute.layers_alone import LayerAlone, in_float, link_layers
+from qsim.graph.execute.layers_alone import in_float, is_simulated_alone, link_layers
 from qsim.graph.execute.methods import PLACE, methods
 from qsim.graph.execute.mode import LocalMode
 from qsim.graph.execute.other_exporters import refuse_exporter, refuse_script
@@ -38,7 +38,7 @@ WITHOUT_RANGES = (
 
 def refuse_simulated(model: nn.Module, caller: str, instead: str) -> None:
     """Raise a ValueError where a model is simulated, or a part of it, for a function that takes the float model. `instead`: what to do."""
-    if any(isinstance(m, Simulated | LayerAlone) for m in model.modules()):
+    if any(isinstance(m, Simulated) or is_simulated_alone(m) for m in model.modules()):
         raise ValueError(f"{caller}: got a simulation{instead}")
 
 
