@@ -53,7 +53,7 @@ INSERTION = _table(
 )
 # What makes a tensor as an operand is, and takes no value of it.
 CREATION = _table("empty_like zeros_like ones_like full_like new_empty new_zeros new_ones new_full new_tensor")
-_CASTS = _table("to type type_as float half double bfloat16 int long short char byte bool cpu cuda")
+CASTS = _table("to type type_as float half double bfloat16 int long short char byte bool cpu cuda")
 # What returns its operand itself where nothing is dropped.
 DROPOUTS = _table(
     "dropout dropout_ feature_dropout feature_dropout_ alpha_dropout alpha_dropout_ feature_alpha_dropout feature_alpha_dropout_"
@@ -72,7 +72,7 @@ _QUESTIONS = _table(
 )
 
 # The result lies on the grid of the operand, or is no quantity to be quantized.
-TRANSPARENT = MOVING | _LAYOUT | _SELECTION | INSERTION | CREATION | _CASTS | _REGULARIZATION | _QUESTIONS
+TRANSPARENT = MOVING | _LAYOUT | _SELECTION | INSERTION | CREATION | CASTS | _REGULARIZATION | _QUESTIONS
 RANDOM = _table("bernoulli bernoulli_ uniform_ normal normal_ rand randn randint rand_like randn_like randint_like multinomial randperm")
 # Constructors of tensors out of values that may be data: lists, arrays, memory of other libraries.
 CONVERSIONS = _table("tensor as_tensor asarray from_numpy frombuffer from_dlpack scalar_tensor new_tensor")

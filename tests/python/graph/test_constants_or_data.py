@@ -1,5 +1,6 @@
 """Data where the example had a constant, constants that flags place, and operands that come from two kinds of places."""
 
+import copy
 import warnings
 
 import pytest
@@ -242,3 +243,46 @@ def test_an_operand_that_is_a_parameter_in_some_calls_alone():
     left = {entry.name: entry.reason for entry in sim.summary().left}
     assert "in some of its calls" in left["part.layer.input[0]"]
     assert "part.layer.input[0]" in qsim.QuantSim(Shared().eval(), x, qsim.int8(target="tensorrt")).quantizers()
+
+
+HELD = {
+    "an attribute": lambda m: m.held["table"],
+    "cast": lambda m: m.held["table"].to(torch.float32),
+    "moved": lambda m: m.held["table"].t().contiguous().mT,
+    "in a list": lambda m: m.listed[0],
+}
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("read", HELD.values(), ids=HELD)
+def test_a_plain_tensor_that_a_module_has(read, compiled):
+    """Dynamo takes it for an input of the graph."""
+
+    class Projection(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, table = nn.Linear(8, 6), torch.rand(6, 5)
+            self.held, self.listed = {"table": table}, [table]
+
+        def forward(self, x):
+            return self.layer(x) @ read(self)
+
+    x = torch.randn(16, 8)
+    model = Projection().eval()
+    sim = qsim.QuantSim(model, x, qsim.int8())
+    sim.calibrate([x], progress=False)
+    with sim.in_float():
+        plain = sim(x)
+    expected = sim(x)
+    torch._dynamo.reset()
+    run = torch.compile(sim.model, backend="eager", fullgraph=True) if compiled else sim
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert torch.equal(run(x), expected)
+    assert ratio(expected, plain) < 60
+    other = copy.deepcopy(sim)
+    for each in (sim, other):
+        each.model.held["table"] = each.model.listed[0] = each.model.held["table"] * 5
+    with pytest.warns(UserWarning, match="ran on what the example inputs did not show it: its operand 1 stays in float"):
+        found = run(x)
+    assert torch.equal(found, other(x))

@@ -22,7 +22,7 @@ from qsim.graph.execute.nodes import QUIET, STRANGE
 from qsim.graph.execute.place import Place, note_longer, place_of
 from qsim.graph.execute.switch import Switch
 from qsim.graph.plan.actions import Readers
-from qsim.graph.record.asker import function_of, nodes_of_asker, variable_of_asker
+from qsim.graph.record.asker import function_of, held_by_modules, nodes_of_asker, variable_of_asker
 from qsim.graph.record.call_sites import traced_call_site, traced_caller
 from qsim.graph.record.containers import full_name
 from qsim.graph.record.tape import Slot
@@ -105,7 +105,7 @@ class TracedMode(LocalMode):
         return not known or any(t is other or not isinstance(other, Tensor) for other in known)
 
     def is_constant(self, key: str, t: Any) -> bool:
-        return traced_is_constant() if isinstance(t, Tensor) else True
+        return traced_is_constant(self.place.token, key) if isinstance(t, Tensor) else True
 
     def strayed(self, where: tuple[int, Slot]) -> bool:
         if self.abroad is not None and not self.abroad.trusts:
@@ -336,14 +336,16 @@ def traced_broken(token: int, node: int, slot: Slot | None) -> None:
     place_of(token).note_broken(node, slot)
 
 
-def traced_is_constant() -> bool:
-    """Whether nothing that the graph is given is in `t`, a variable of the function that asks: it was made there."""
-    left = [*nodes_of_asker("t")]
+def traced_is_constant(token: int, key: str) -> bool:
+    """Whether nothing that the graph is given is in `t`, a variable of the asking function: it was made there, or is what a module has."""
+    asked = [*nodes_of_asker("t")]
+    left = [*asked]
     while left:
         node = left.pop()
         value = node.meta.get("example_value")
         if node.op == "placeholder" and isinstance(value, Tensor):
-            return False
+            held = [held_by_modules(node) for node in asked]
+            return all(t is not None and place_of(token).spans(key, t) for t in held)
         is_number = isinstance(value, (int, float, torch.SymInt, torch.SymFloat, torch.SymBool))  # a size, say
         left += [] if node.op == "get_attr" or is_number or function_of(node) in CREATION else node.all_input_nodes
     return True

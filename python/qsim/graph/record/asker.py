@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from torch import Tensor
+
 from qsim.graph.record.call_sites import translator_now
+from qsim.operations.functions import CASTS
+from qsim.operations.moves import MOVING
+
+_KEEPING = MOVING | CASTS | {"getattr"}  # whose result has the values of what they take
 
 
 def variable_of_asker(name: str) -> Any:
@@ -31,6 +37,27 @@ def nodes_of_asker(name: str) -> Iterator[Any]:
             left += variable.items.values()
         elif isinstance(variable, BaseListVariable):
             left += variable.items
+
+
+def held_by_modules(node: Any) -> Tensor | None:
+    """What a node of the traced graph stands for, where it is a tensor that a module has as a plain attribute, or such a one moved or cast.
+    A guard has the graph traced again where the module has another. None for all else."""
+    from torch._dynamo.guards import GuardBuilder, install_guard
+
+    if node.op == "placeholder":
+        given = node.meta["grapharg"]
+        if "NN_MODULE" not in given.source.guard_source.name:
+            return None
+        install_guard(given.source.make_guard(GuardBuilder.ID_MATCH))
+        held: Tensor = given.example
+        return held
+    if function_of(node) not in _KEEPING or node.all_input_nodes != [*node.args[:1]]:
+        return None
+    if (first := held_by_modules(node.args[0])) is None:
+        return None
+    call = getattr(type(first), node.target) if node.op == "call_method" else node.target
+    moved = call(first.detach().clone(), *node.args[1:], **node.kwargs)  # a function in place must not reach the module's
+    return moved if isinstance(moved, Tensor) else None
 
 
 def left_in_graph() -> dict[Any, tuple[int, int]]:
