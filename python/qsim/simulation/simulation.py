@@ -22,7 +22,7 @@ from qsim.batch_norm.statistics import batch_norms
 from qsim.config.config import Config
 from qsim.config.named import config_of
 from qsim.errors import NoEncodingError
-from qsim.graph.execute.attach import attach, fall_back, places
+from qsim.graph.execute.attach import attach, detach, fall_back, places
 from qsim.graph.execute.liveness import is_entered
 from qsim.graph.execute.methods import caller
 from qsim.graph.execute.mode import LocalMode
@@ -118,7 +118,7 @@ class Simulation(NamedAsTheModel, AsTheModel):
         refuse_wrapped(model)
         vars(self)["config"] = config_of(config, "QuantSim")
         self.model = settle_offloaded(model) if inplace else own_copy(model)
-        settle_forwards(self.model)
+        settle_forwards(detach(self.model))
         if any(module.training for module in self.model.modules()):
             warned_of.training(self.model)
             self.model.eval()

@@ -140,8 +140,13 @@ def test_a_layer_that_was_saved_alone_says_that_it_is_in_float():
         assert torch.equal(alone(X), made()[0](X))
 
 
-def test_a_simulation_in_another_model_is_no_float_model():
+def test_layers_in_another_model_are_no_float_model():
     sim = simulated(made(), X)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        other = simulated(nn.Sequential(*sim.model.children()), X)
+        assert torch.equal(other(X), sim(X))
+        assert other.summary().notes == sim.summary().notes
     with pytest.raises(ValueError, match="got a simulation"):
         qsim.fold_batch_norms(nn.Sequential(sim.model[0]), X)
 

@@ -85,13 +85,14 @@ def fall_back(model: nn.Module, formats: Mapping[str, str], quantizers: Mapping[
             inputs.fall_back(formats, quantizers)
 
 
-def detach(model: nn.Module) -> None:
-    """Undo `attach`: every container runs as it was written."""
+def detach(model: nn.Module) -> nn.Module:
+    """Undo `attach`: every container runs as it was written, and so do layers that were taken out of a simulation."""
     for module in model.modules():
         release_layer(module)
         vars(module).pop(LEAF, None)
         if vars(module).pop(PLACE, None) is not None:
             module.__class__ = written_as(type(module))  # type: ignore[assignment]
+    return model
 
 
 def places(model: nn.Module) -> list[Place]:
