@@ -1,10 +1,13 @@
 """Which modules are containers, which are leaves, and which layer of torch.nn each is."""
 
+import warnings
+
 import pytest
 import torch
 from torch import nn
 from torch.nn.utils import parametrizations, prune
 
+import qsim
 from qsim.graph.record.containers import LayerKind, compute_parameters, containers, layer_kind, parametrizing
 from qsim.graph.record.record import record
 
@@ -74,3 +77,47 @@ def test_class_that_takes_no_subclass_is_reported():
     tape, report = record(nn.Sequential(Final()), [((torch.randn(3),), {})])
     assert report == ["'0' is counted as part of its caller: its class Final takes no subclass here (final)"]
     assert [step.name for step in tape.steps if step.run == 0] == ["sin"]
+
+
+class Turned(nn.Module):
+    """A block before which its model turns the features around, if it knows it."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.layer(x).relu()
+
+
+ASKED = {
+    "is": (lambda block: type(block) is Turned, True),
+    "==": (lambda block: block.__class__ == Turned, True),
+    "a name": (lambda block: type(block).__name__ == "Turned", False),
+    "isinstance": (lambda block: isinstance(block, Turned), False),
+}
+
+
+@pytest.mark.parametrize(("knows", "lost"), ASKED.values(), ids=ASKED)
+def test_a_model_that_asks_for_the_class_of_its_modules(knows, lost):
+    class Asking(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.blocks = nn.ModuleList([Turned(), nn.Linear(8, 8), Turned()])
+
+        def forward(self, x):
+            for block in self.blocks:
+                assert type(x) is not list
+                x = block(x.flip(-1) if knows(block) else x)
+            return x
+
+    torch.manual_seed(0)
+    model, x = Asking().eval(), torch.randn(16, 8)
+    with warnings.catch_warnings(record=True) as noted:
+        warnings.simplefilter("always")
+        sim = qsim.QuantSim(model, x)
+    told = [str(w.message) for w in noted if "asks for the exact class of a module" in str(w.message)]
+    with sim.in_float():
+        same = torch.allclose(sim(x), model(x), atol=1e-5)
+    assert (not same, len(told)) == (lost, lost)
+    assert all("forward in test_containers.py" in text for text in told)

@@ -83,6 +83,8 @@ class CallSite:
         The calls of `torch.utils.checkpoint` that the function runs in, innermost first, each with how many of the spots lie inside it.
     asks : bool
         Whether one of the functions asks if it is being compiled.
+    asking : set of str
+        The functions that ask for the class of something.
     compiled : bool
         In a function that `torch.compile` made, and that the container's forward calls.
     container : nn.Module or None
@@ -99,6 +101,7 @@ class CallSite:
     hook: bool = False
     checkpoints: list[tuple[FrameType, int]] = field(default_factory=list)
     asks: bool = False
+    asking: set[str] = field(default_factory=set)
     compiled: bool = False
     container: nn.Module | None = None
     applied: bool = False
@@ -124,6 +127,7 @@ class CallSite:
         return "" if spot is None else f"{os.path.basename(spot.file)}:{spot.line}"
 
 
+_CLASS = {"type", "__class__"}
 _Position = tuple[int, int | None, int | None, int | None]
 
 
@@ -166,6 +170,8 @@ def _read(levels: Iterator[_Level]) -> CallSite:
         if kind == "kept":
             spots.append(level.spot)
             codes.append(level.code)
+            if not _CLASS.isdisjoint(level.code.co_names) and not level.code.co_filename.startswith(TORCH):
+                site.asking.add(f"{level.code.co_name} in {os.path.basename(level.code.co_filename)}")
             site.asks = site.asks or any("compiling" in name for name in (*level.code.co_names, *level.code.co_freevars))
             if site.leaf is None and level.code.co_filename.startswith(_MODULES) and _is_leaf(level.owner):
                 site.leaf = level.owner

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from qsim.graph.record.asked_classes import lost_classes
 from qsim.graph.record.handing_on import lost_sight
 from qsim.graph.record.own_arguments import own_arguments
 from qsim.graph.record.recorder import RecordedRun, recording
@@ -56,7 +57,14 @@ def record(model: nn.Module, examples: Sequence[Arguments]) -> tuple[Tape, list[
                 report.append(f"the model could not be recorded in {mode} mode{which}: {type(error).__name__}: {error}")
             tape.forget_tensors()
     _forget_onlookers(tape)
-    report += [] if tape.raised else lost_functions(model, examples, tape.subclasses)
+    report += (
+        []
+        if tape.raised
+        else [
+            *lost_functions(model, examples, tape.subclasses),
+            *lost_classes(model, examples, tape.asking),
+        ]
+    )
     report += [Telling(f"the result of '{name}' is not dense (sparse, or of another layout): it stays in float") for name in tape.unusual]
     report += [_ESTIMATED] if tape.differentiates else []
     return tape, list(dict.fromkeys(report))

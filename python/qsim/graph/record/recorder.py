@@ -146,6 +146,7 @@ class Recorder(TorchFunctionMode):
         """Count a call, whatever it computes: where one that does not matter is followed by one that does, as in a loop, order tells."""
         key = self._key(site, func)
         self.tape.calls_compiled = self.tape.calls_compiled or site.compiled
+        self.tape.asking |= site.asking
         self.call.called[key] += 1
         hidden = site.hidden or (func is Tensor.abs and not site.is_method_abs)
         return _Made(func, key, self.call.called[key] - 1, site, visible(func) and not hidden and not site.hook)

@@ -68,7 +68,7 @@ class _AsSimulated(TorchFunctionMode):
 def lost_functions(model: nn.Module, examples: Sequence[Arguments], classes: Iterable[type]) -> list[str]:
     """A sentence if the model computes something else without the functions of these classes. It runs twice for each example."""
     names = ", ".join(sorted({f"'{cls.__name__}'" for cls in classes}))
-    if not names or all(_is_equal(*(_results(model, example, mode) for mode in _WAYS)) for example in examples):
+    if not names or all(is_equal(*(results(model, example, mode) for mode in _WAYS)) for example in examples):
         return []
     return [
         Telling(
@@ -81,7 +81,8 @@ def lost_functions(model: nn.Module, examples: Sequence[Arguments], classes: Ite
 _WAYS: tuple[Callable[[], contextlib.AbstractContextManager[Any]], ...] = (contextlib.nullcontext, _AsSimulated)
 
 
-def _results(model: nn.Module, example: Arguments, mode: Callable[[], contextlib.AbstractContextManager[Any]]) -> list[Tensor]:
+def results(model: nn.Module, example: Arguments, mode: Callable[[], contextlib.AbstractContextManager[Any]]) -> list[Tensor]:
+    """What a model returns in evaluation, under a mode: the dense tensors in it."""
     with plain_eager(), unchanged(model, whole=False):
         (args, kwargs), _ = own_arguments(model, example)
         with mode():
@@ -98,7 +99,8 @@ def _plain(found: Any) -> Iterator[Tensor]:
                 yield t.as_subclass(Tensor).detach()
 
 
-def _is_equal(ours: list[Tensor], theirs: list[Tensor]) -> bool:
+def is_equal(ours: list[Tensor], theirs: list[Tensor]) -> bool:
+    """Whether two results of a model are the same, but for rounding."""
     return len(ours) == len(theirs) and all(
         a.shape == b.shape and torch.allclose(a.double(), b.double(), rtol=1e-3, atol=1e-6, equal_nan=True)
         for a, b in zip(ours, theirs, strict=True)

@@ -196,6 +196,8 @@ class Tape:
         Names of the steps with a result that is not dense, in order.
     complex : dict of str to str
         Names and functions of the operations whose result is complex, in order.
+    asking : set of str
+        Functions of the model that ask for the class of something.
     subclasses : dict of type to None
         Classes with a `__torch_function__` of their own of which tensors were met.
     calls_compiled : bool
@@ -230,6 +232,7 @@ class Tape:
         self.written: dict[str, frozenset[Origin]] = {}
         self.unusual: dict[str, None] = {}
         self.complex: dict[str, str] = {}
+        self.asking: set[str] = set()
         self.subclasses: dict[type, None] = {}
         self.calls_compiled = self.differentiates = self.needs_gradients = self.refills = False
         self.shapes = {name: tuple(t.shape) for name, t in (*model.named_buffers(), *model.named_parameters())}

@@ -1,0 +1,42 @@
+"""Models that ask for the exact class of a module, as in ``type(block) is Block``: each container that is simulated has a class of its own,
+which derives from that one, and the answer is another. Layers of torch.nn keep theirs."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Collection, Iterator, Sequence
+
+from torch import nn
+
+from qsim.graph.record.containers import containers
+from qsim.graph.record.subclasses import is_equal, results
+from qsim.graph.record.telling import Telling
+from qsim.runs.arguments import Arguments
+
+
+def lost_classes(model: nn.Module, examples: Sequence[Arguments], asking: Collection[str]) -> list[str]:
+    """A sentence if the model computes something else with containers of derived classes. `asking`: functions that run in it and ask for
+    classes; if there are any, it runs twice for each example."""
+    ways = contextlib.nullcontext, functools.partial(_derived, model)
+    if not asking or all(is_equal(*(results(model, example, way) for way in ways)) for example in examples):
+        return []
+    return [
+        Telling(
+            f"the model asks for the exact class of a module ({', '.join(sorted(asking))}), and computes something else where that is a "
+            "derived one, as those of simulated modules are: the simulation is of another model. Ask with isinstance"
+        )
+    ]
+
+
+@contextlib.contextmanager
+def _derived(model: nn.Module) -> Iterator[None]:
+    before = [(m, type(m)) for _, m in containers(model)]
+    try:
+        for m, cls in before:
+            with contextlib.suppress(TypeError):  # a class that takes no subclass is not swapped either
+                m.__class__ = type(cls.__name__, (cls,), {"__module__": cls.__module__, "__qualname__": cls.__qualname__})
+        yield
+    finally:
+        for m, cls in before:
+            m.__class__ = cls  # type: ignore[assignment]  # Module's __hash__
