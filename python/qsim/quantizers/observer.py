@@ -179,7 +179,8 @@ class Observer(RangeState):
             self.low_bits.zero_()
 
     def spans(self, x: Tensor) -> bool:
-        """Whether all of `x` lies in the range that was observed; True where nothing was, and of nothing. Waits for the device.
+        """Whether all of `x` lies in the range that was observed, but for what rounding to its dtype may have changed; True where nothing
+        was observed, and of nothing. Waits for the device.
 
         Examples
         --------
@@ -190,8 +191,10 @@ class Observer(RangeState):
         """
         if x.numel() == 0 or self.lowest.numel() == 0 or self.counts.elements == 0:
             return True
-        low, high = x.detach().aminmax()
-        return bool((low >= self.lowest.min()) & (high <= self.highest.max()))
+        low, high = (t.float() for t in x.detach().aminmax())
+        lowest, highest = self.lowest.min(), self.highest.max()
+        slack = 4 * max(torch.finfo(x.dtype).eps, torch.finfo(torch.float32).eps) * torch.maximum(lowest.abs(), highest.abs())
+        return bool((low >= lowest - slack) & (high <= highest + slack))
 
     def merge(self, other: Observer) -> None:
         """Add what another observer saw, as if this one had seen it too: exact, in any order.

@@ -245,6 +245,28 @@ def test_an_operand_that_is_a_parameter_in_some_calls_alone():
     assert "part.layer.input[0]" in qsim.QuantSim(Shared().eval(), x, qsim.int8(target="tensorrt")).quantizers()
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_a_constant_of_another_dtype_is_the_same(dtype):
+    """A third is another number in each."""
+
+    class Weighted(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(8, 6)
+
+        def forward(self, x):
+            return self.layer(x) * torch.softmax(torch.zeros(x.shape[0], 6, dtype=x.dtype), -1) * 0.9
+
+    x = torch.randn(4, 8)
+    sim = qsim.QuantSim(Weighted().eval(), x, qsim.int8())
+    sim.calibrate([x], progress=False)
+    expected = sim(x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = sim.to(dtype)(x.to(dtype))
+    assert ratio(found.float(), expected) > 20
+
+
 HELD = {
     "an attribute": lambda m: m.held["table"],
     "cast": lambda m: m.held["table"].to(torch.float32),
