@@ -121,6 +121,55 @@ def test_copies_and_pickles():
     assert str(sim.model) == str(model)
 
 
+COPIES = {
+    "copy": copy.deepcopy,
+    "pickle": lambda m: pickle.loads(pickle.dumps(m)),
+    "in a list": lambda m: pickle.loads(pickle.dumps(nn.ModuleList([m, nn.Linear(2, 2)])))[0],
+}
+
+
+@pytest.mark.parametrize("way", COPIES.values(), ids=COPIES)
+def test_copies_of_a_part(way):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)), nn.Linear(8, 4)).double().eval()
+    sim = simulated(model, X)
+    part = way(sim.model[0])
+    close(part(X), sim.model[0](X))
+    with pytest.warns(UserWarning, match="was called by itself"):
+        expected = one_by_one(sim.model[0], X)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        close(one_by_one(part, X), expected)
+
+
+def test_a_layer_in_two_containers():
+    layer = nn.Linear(8, 8).double()
+    forward = lambda m, x: m.last(m.block(m.layers[1](m.layers[0](x))))  # noqa: E731
+    model = Forward(forward, layers=nn.ModuleList([layer, layer]), block=nn.Sequential(layer, nn.ReLU()), last=layer).eval()
+    sim = simulated(model, X)
+    with pytest.warns(UserWarning, match="was called by itself"):
+        close(sim.model.last(X), linear(layer, X))
+    assert torch.isfinite(sim(X)).all()
+
+
+def test_a_layer_made_of_the_class_of_one():
+    sim = simulated(made(), X)
+    other = type(sim.model[0])(8, 8).double()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert torch.equal(other(X), nn.functional.linear(X, other.weight, other.bias))
+
+
+def test_a_class_that_was_put_over_that_of_a_layer_stays():
+    class Mixin:
+        """As FSDP has one."""
+
+    sim = simulated(made(), X)
+    sim.model[0].__class__ = type("Mixed", (Mixin, nn.Linear), {})
+    for other in (copy.deepcopy(sim.model), sim.bake()):
+        assert isinstance(other[0], Mixin)
+
+
 def test_what_a_copy_does_is_its_own():
     sim = simulated(made(), X)
     other = copy.deepcopy(sim)

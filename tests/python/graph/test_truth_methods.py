@@ -83,3 +83,39 @@ def test_a_generator_warns_of_what_the_example_did_not_show(asked):
     ends = generator.close if asked == 1 else lambda: list(generator)  # a program may want no more
     with pytest.warns(UserWarning, match=r"'sigmoid' \(test_truth_methods.*its result stays in float"):
         ends()
+
+
+class Methods(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head, self.rnn = nn.Linear(8, 4), nn.GRU(8, 8)
+
+    def forward(self, x):
+        return self.head(self.rnn(x)[0])
+
+    def encode(self, x):
+        return self.rnn(x)[0]
+
+    def turned(self, x):
+        return x @ self.head.weight.t()
+
+    def cut(self, x):
+        return torch.nn.functional.linear(x, self.head.weight[:2])
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    {
+        "encode": "'rnn' was called by itself: its weight is quantized",
+        "turned": "'turned' was called by itself: 'head.weight' and what it computes are in float",
+        "cut": "'cut' was called by itself: 'head.weight' and what it computes are in float",
+    }.items(),
+)
+def test_a_method_that_no_example_reached(name, told):
+    torch.manual_seed(0)
+    model, x = Methods().eval(), torch.randn(5, 2, 8)
+    sim = qsim.QuantSim(model, x)
+    sim.calibrate([x], progress=False)
+    with pytest.warns(UserWarning, match=told):
+        found = getattr(sim.model, name)(x)
+    assert torch.equal(found, getattr(model, name)(x)) == ("in float" in told)

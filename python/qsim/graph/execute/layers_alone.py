@@ -14,7 +14,7 @@ from torch import nn
 from torch.compiler import is_dynamo_compiling
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
-from qsim.graph.execute.methods import PLACE
+from qsim.graph.execute.methods import PLACE, Outside
 from qsim.graph.execute.mode import DEPTH
 from qsim.graph.execute.other_exporters import refuse_exporter
 from qsim.graph.execute.place import Place, place_of
@@ -77,9 +77,9 @@ def forward(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 
 def _is_looked_on() -> bool:
-    """Whether a mode of this package sees what is called."""
+    """Whether a mode of this package sees what is called, and not to say that it is outside of all that is simulated."""
     modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
-    return any(type(mode).__module__.startswith("qsim.") for mode in modes)
+    return any(type(mode).__module__.startswith("qsim.") and not isinstance(mode, Outside) for mode in modes)
 
 
 def _by_itself(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

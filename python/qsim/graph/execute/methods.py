@@ -1,7 +1,7 @@
 """Methods of a simulated model that are called by themselves: ``sim.model.encode(x)`` beside ``sim(x)``.
 
-A method that the forward calls too, at one place, is simulated as it is there. Any other runs as it was written; where it multiplies with a
-weight of the model, outside all that is simulated, that is in float, and said.
+A method that the forward calls too, at one place, is simulated as it is there. Any other runs as it was written, and the layers that it
+calls as those that are called by themselves; where it multiplies with a weight of the model itself, that is in float, and said.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from types import CodeType, FunctionType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
 from qsim.graph.execute.mode import LocalMode
@@ -45,7 +45,7 @@ def _stand_in(method: FunctionType) -> Callable[..., Any]:
             return method(self, *args, **kwargs)
         above = _above(place, code)
         if above is None:
-            mode: TorchFunctionMode = _Outside(place, method.__name__, "was called by itself")
+            mode: TorchFunctionMode = Outside(place, method.__name__, "was called by itself")
         else:
             mode = place.switch.mode(place, self.training, self, None, above)
             name = full_name(place.path, method.__name__)
@@ -69,7 +69,7 @@ def caller(model: Any) -> Callable[..., Any]:
 
 def _run_own_forward(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
     place: Place = vars(model)[PLACE][0]
-    out = _alone(_Outside(place, "forward", "was set on the model after it was simulated"), model, *args, **kwargs)
+    out = _alone(Outside(place, "forward", "was set on the model after it was simulated"), model, *args, **kwargs)
     place.switch.say()
     return out
 
@@ -96,7 +96,13 @@ def _above(place: Place, code: CodeType) -> tuple[Spot, ...] | None:
     return found.pop() if len(found) == 1 else None
 
 
-class _Outside(TorchFunctionMode):
+def _parameter(value: Any) -> nn.Parameter | None:
+    """The parameter that a tensor is, or is a view of."""
+    base = value._base if isinstance(value, Tensor) and value._is_view() else value
+    return base if isinstance(base, nn.Parameter) else None
+
+
+class Outside(TorchFunctionMode):
     """Says which weights are read outside all that is simulated."""
 
     def __init__(self, place: Place, method: str, what: str) -> None:
@@ -106,8 +112,8 @@ class _Outside(TorchFunctionMode):
     def __torch_function__(self, func: Function, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
         if route_name(func).strip("_") in MAC:
-            weights = [value for value in (*args, *kwargs.values()) if isinstance(value, nn.Parameter)]
-            names = [name for name in map(self.place.switch.parameter_name, weights) if name]
+            weights = map(_parameter, (*args, *kwargs.values()))
+            names = [name for weight in weights if weight is not None and (name := self.place.switch.parameter_name(weight))]
             if names:
                 where = full_name(self.place.path, self.method)
                 self.place.switch.notice(f"'{where}' {self.what}: '{names[0]}' and what it computes are in float", where, "")
