@@ -25,7 +25,7 @@ class Link(NamedTuple):
     goes_on : bool
         Whether one of the same container comes next.
     name : str
-        By which another container knows it, if one there comes next.
+        By which another container knows it, if one there comes next, or another call of this one, which reads what is kept for it.
     between : frozenset of (str, bool)
         Paths of the modules that are left between what was before it and it (False), and that are entered (True): hooks on what those
         return and on what these take come between the two.
@@ -64,6 +64,8 @@ def links_of(route: Route, plan: QuantizationPlan) -> dict[int, Link]:
                 before.setdefault(at, []).extend(nodes.get(site, [site.name]))
                 between[at] = between.get(at, frozenset()) | _passed(site, following)
             names.update({} if following in nodes else dict.fromkeys(nodes.get(site, ()), site.name))
+    for maker in kept_for_others(route, plan):
+        names.update(dict.fromkeys(nodes[maker], maker.name))
     goes_on = {at for found in before.values() for at in found}
     remembered = {at: site.name for site in frozenset().union(*plan.memory.values()) for at in nodes.get(site, ())}
     at_all = [at for at in range(len(route.sites)) if at in before or at in goes_on or at in names or at in remembered]
@@ -73,19 +75,39 @@ def links_of(route: Route, plan: QuantizationPlan) -> dict[int, Link]:
 
 def calls_before(route: Route, plan: QuantizationPlan) -> dict[int, dict[Slot, list[NodeCall | str]]]:
     """Operands of nodes that are quantized where they are read, with what makes them: the calls of the same container; of others those by
-    name whose chain goes on with what no mode meets."""
+    name whose chain goes on with what no mode meets, and by name what another call of this one keeps."""
+    calls, kept = _calls(route), kept_for_others(route, plan)
+    named = {site for following, first in plan.runs_as_one.items() if not following.visible for site in first}
+    found: dict[int, dict[Slot, list[NodeCall | str]]] = {}
+    for (site, slot), makers in plan.after.items():
+        if all(maker in calls or maker in named for maker in makers):
+            by_maker = [[maker.name] if maker in kept or maker not in calls else calls[maker].values() for maker in makers]
+            for node in calls.get(site, ()):
+                found.setdefault(node, {})[slot] = [call for found_by in by_maker for call in found_by]
+    return found
+
+
+def kept_for_others(route: Route, plan: QuantizationPlan) -> set[Site]:
+    """What a container makes in one call and reads in another, as a normalization keeps what takes it back: no counts of a call tell it."""
+    calls, keys = _calls(route), list(route.nodes)
+    recorded = [call for found in route.calls.values() for call in found]
+    kept = set()
+    for (site, _), makers in plan.after.items():
+        for maker in makers & calls.keys() if site in calls else ():
+            both = [(keys[a.key], keys[b.key]) for a in calls[site].values() for b in calls[maker].values()]
+            if not any(call[a] and call[b] for call in recorded for a, b in both):
+                kept.add(maker)
+    return kept
+
+
+def _calls(route: Route) -> dict[Site, dict[int, NodeCall]]:
+    """The calls of each operation of a container, by node."""
     calls: dict[Site, dict[int, NodeCall]] = {}
     for key, nodes in enumerate(route.nodes.values()):
         for ordinal, node in enumerate(nodes):
             if node is not None:
                 calls.setdefault(route.sites[node], {})[node] = NodeCall(key, ordinal, node)
-    named = {site for following, first in plan.runs_as_one.items() if not following.visible for site in first}
-    found: dict[int, dict[Slot, list[NodeCall | str]]] = {}
-    for (site, slot), makers in plan.after.items():
-        if all(maker in calls or maker in named for maker in makers):
-            for node in calls.get(site, ()):
-                found.setdefault(node, {})[slot] = [call for maker in makers for call in calls.get(maker, {0: maker.name}).values()]
-    return found
+    return calls
 
 
 def memory_read(route: Route, plan: QuantizationPlan) -> dict[int, dict[Slot, tuple[str, ...]]]:

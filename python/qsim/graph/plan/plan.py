@@ -93,8 +93,8 @@ class _Planner:
                 self._joined(site)
                 if site in self.flow.chains:
                     self._output(site)
-        for origin in self.tape.results:
-            if origin.kind == "stale" and origin.source.replaceable and self._is_made(origin):
+        for origin in sorted((o for o in self.tape.results if o.kind == "stale"), key=lambda o: str(o.source.name)):
+            if origin.source.replaceable and self._is_made(origin):
                 chain = self.flow.chain_of(self.flow.site_of[origin.source])
                 self.ledger.leave(f"{chain[0].name}.output", chain[-1].op, reasons.RETURNED)
                 self.ledger.notes[Telling(f"what {chain[-1].name!r} computes leaves the model in float: it is {reasons.RETURNED}")] = None
