@@ -238,11 +238,15 @@ def test_a_forward_that_was_set_on_the_model():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         close(sim(X), expected)
-    sim.model.forward = lambda x: sim.model.layers[0](x)
+    first = sim.model.layers[0]
+    sim.model.forward = lambda x: nn.functional.linear(x, first.weight, first.bias)
     with pytest.warns(
         UserWarning, match="'forward' was set on the model after it was simulated: 'layers.0.weight' and what it computes are"
     ):
         close(sim(X), model.layers[0](X))
+    sim.model.forward = lambda x: sim.model.layers[0](x)
+    with pytest.warns(UserWarning, match="'layers.0' was called by itself"):
+        close(sim(X), on_grid(linear(model.layers[0], X), model.layers[0](X)))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with sim.in_float():
