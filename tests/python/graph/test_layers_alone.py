@@ -268,3 +268,28 @@ def test_a_forward_that_asks_for_the_class_of_a_layer(how):
     first, _, last = model.layers
     hidden = on_grid(linear(first, on_grid(X).flip(-1)).relu(), first(X.flip(-1)).relu())
     close(called(X), on_grid(linear(last, hidden.flip(-1)), model(X)))
+
+
+def shallow(module: nn.Module) -> nn.Module:
+    """A copy with parameters of its own, as libraries for meta-learning make one."""
+    made = object.__new__(type(module))
+    made.__dict__ = vars(module).copy()
+    made._parameters = {name: None if p is None else p * 0.5 for name, p in module._parameters.items()}
+    made._modules = {name: shallow(m) for name, m in module._modules.items()}
+    return made
+
+
+def test_shallow_copies_run_with_their_own_parameters():
+    model = made()
+    sim = simulated(model, X)
+    copied, plain = shallow(sim.model), shallow(model)
+    with sim.in_float():
+        assert torch.equal(copied(X), plain(X))
+    with pytest.warns(UserWarning, match="was called by itself"):
+        alone = copied[0](X)
+    quantizers = sim.quantizers()
+    weight = quantizers["0.weight"](plain[0].weight)
+    close(alone, quantizers["0.output"](nn.functional.linear(X, weight, plain[0].bias)))
+    assert not torch.equal(sim(X), copied(X))
+    with pytest.raises(RuntimeError, match="a shallow copy of a simulated module is compiled"):
+        torch.compile(shallow(sim.model), backend="eager", fullgraph=True)(X)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from torch import nn
 
 from qsim.graph.execute.inputs import Inputs
-from qsim.graph.execute.layers_alone import link_layers, release_layer, simulate_alone
+from qsim.graph.execute.layers_alone import OWN, link_layers, release_layer, simulate_alone
 from qsim.graph.execute.methods import PLACE
 from qsim.graph.execute.place import UNKNOWN_PATH, Place
 from qsim.graph.execute.shortcuts import Kept
@@ -90,6 +90,7 @@ def detach(model: nn.Module) -> nn.Module:
     for module in model.modules():
         release_layer(module)
         vars(module).pop(LEAF, None)
+        vars(module).pop(OWN, None)
         if vars(module).pop(PLACE, None) is not None:
             module.__class__ = written_as(type(module))  # type: ignore[assignment]
     return model

@@ -8,6 +8,8 @@ Layers keep their class, which programs ask for (``type(layer) is nn.Linear``), 
 from __future__ import annotations
 
 import functools
+import sys
+from types import FrameType
 from typing import Any
 
 from torch import nn
@@ -23,6 +25,7 @@ from qsim.graph.record.containers import leaves
 from qsim.warning import warn
 
 _SHARED = "_qsim_shared"  # in a layer's __dict__
+OWN = "_qsim_own"  # in a container's
 
 
 class _Shared:
@@ -39,8 +42,22 @@ class _Shared:
         return _Shared, ()
 
 
+class _Own:
+    """The container in whose __dict__ it is. In that of a shallow copy (``clone.__dict__ = module.__dict__.copy()``, as libraries for
+    meta-learning make them) it is still the original."""
+
+    def __init__(self, container: nn.Module | None = None) -> None:
+        self.container = container
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Own:
+        return _Own()
+
+    def __reduce__(self) -> tuple[type[_Own], tuple[()]]:
+        return _Own, ()
+
+
 def simulate_alone(layer: nn.Module) -> None:
-    """Have a layer simulate where it is called by itself. Its class is not told: a compiled forward, say, stays as it is."""
+    """Have a layer simulate where it is called by itself, if it has no forward of its own on the instance."""
     if "forward" not in vars(layer):
         vars(layer)[_SHARED] = _Shared()
         vars(layer)["forward"] = functools.partial(forward, layer)  # copies and pickles of the layer have one of their own
@@ -52,6 +69,17 @@ def link_layers(container: nn.Module) -> None:
     for layer in leaves(container):
         if _SHARED in vars(layer):
             vars(layer)[_SHARED] = shared
+    vars(container)[OWN] = _Own(container)
+
+
+def own_layers(container: nn.Module) -> None:
+    """Have the layers of a shallow copy run with what they have themselves, and not as those that they are copies of."""
+    if is_dynamo_compiling():
+        raise RuntimeError("QuantSim: a shallow copy of a simulated module is compiled; call it once before, or copy it with copy.deepcopy")
+    for layer in leaves(container):
+        if _SHARED in vars(layer) and vars(layer)["forward"].args[0] is not layer:
+            vars(layer)["forward"] = functools.partial(forward, layer)
+    vars(container)[OWN] = _Own(container)
 
 
 def release_layer(layer: nn.Module) -> None:
@@ -73,7 +101,14 @@ def in_float(layer: nn.Module, *args: Any) -> Any:
 def forward(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
     if (not is_dynamo_compiling() and DEPTH.modes) or _is_looked_on():
         return type(layer).forward(layer, *args, **kwargs)
-    return _by_itself(layer, args, kwargs)
+    return _by_itself(layer if is_dynamo_compiling() else _called(layer, sys._getframe(1)), args, kwargs)
+
+
+def _called(layer: nn.Module, frame: FrameType) -> nn.Module:
+    """The layer that is called, which may be a shallow copy of the one whose forward it has. `frame`: that of `nn.Module.__call__`."""
+    above = frame.f_locals.get("self")
+    is_copy = isinstance(above, nn.Module) and vars(above).get(_SHARED) is vars(layer)[_SHARED]
+    return above if is_copy else layer  # type: ignore[return-value]
 
 
 def _is_looked_on() -> bool:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.overrides import _get_current_function_mode, _get_current_function_mode_stack
 
 from qsim.graph.execute.inputs import Copy, Refilled
-from qsim.graph.execute.layers_alone import in_float, is_simulated_alone, link_layers
+from qsim.graph.execute.layers_alone import OWN, in_float, is_simulated_alone, link_layers, own_layers
 from qsim.graph.execute.methods import PLACE, methods
 from qsim.graph.execute.mode import LocalMode
 from qsim.graph.execute.other_exporters import refuse_exporter, refuse_script
@@ -54,6 +54,8 @@ class Simulated(Swapped):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         place, inputs = self.__dict__[PLACE]
+        if self.__dict__[OWN].container is not self:
+            own_layers(self)
         outer = _get_current_function_mode()  # type: ignore[no-untyped-call]
         is_traced = torch.compiler.is_dynamo_compiling()
         switch = switch_of(place, outer) if is_traced else place.switch
