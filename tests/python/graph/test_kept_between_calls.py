@@ -61,15 +61,13 @@ def test_it_is_quantized_where_it_is_read(keep, compiled):
     assert not torch.equal(found, quantizers["norm.add_2.output"](quantizers["norm.mul.output"](taken[-1] * norm.std) + norm.mean))
 
 
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
-def test_another_tensor_in_its_place_is_told(compiled):
+def test_another_tensor_in_its_place_is_told():
     torch.manual_seed(1)
     x = torch.randn(4, 14, 3) * 3 + 5
     sim = qsim.QuantSim(Series(KEEP["itself"]).eval(), x, qsim.int16())
     sim.calibrate([x], progress=False)
-    called = torch.compile(sim, backend="eager", fullgraph=True) if compiled else sim
     with pytest.warns(UserWarning, match=ELSE):
-        found = called(x, -torch.ones(4, 1, 3))
+        found = sim(x, -torch.ones(4, 1, 3))
     with sim.in_float():
         expected = sim(x, -torch.ones(4, 1, 3))
     noise = (found - expected).square().sum() / expected.square().sum()

@@ -22,7 +22,7 @@ from qsim.graph.execute.nodes import QUIET, STRANGE
 from qsim.graph.execute.place import Place, note_longer, place_of
 from qsim.graph.execute.switch import Switch
 from qsim.graph.plan.actions import Readers
-from qsim.graph.record.asker import function_of, held_by_modules, lies_in_known, nodes_of_asker, variable_of_asker
+from qsim.graph.record.asker import function_of, held_by_modules, nodes_of_asker, variable_of_asker
 from qsim.graph.record.call_sites import traced_call_site, traced_caller
 from qsim.graph.record.containers import full_name
 from qsim.graph.record.tape import Slot
@@ -96,10 +96,8 @@ class TracedMode(LocalMode):
             self.abroad.memory.setdefault(name, []).append(out)
 
     def is_of(self, names: tuple[str, ...], t: Any, where: tuple[int, Slot]) -> bool:
-        if self.abroad is None or self.abroad.trusts:
-            return True
-        known = [out for name in names for out in self.abroad.memory.get(name, [])]  # no tensor: as in `is_read_again`
-        return len(known) > 0 and (any(not isinstance(out, Tensor) for out in known) or lies_in_known())
+        # Dynamo knows no memory: only whether they ran
+        return self.abroad is None or self.abroad.trusts or any(name in self.abroad.memory for name in names)
 
     def is_read_again(self, name: str, t: Any, where: tuple[int, Slot]) -> bool:
         known = [] if self.abroad is None or self.abroad.trusts else self.abroad.memory.get(name, [])
@@ -340,7 +338,8 @@ def traced_broken(token: int, node: int, slot: Slot | None) -> None:
 
 def traced_is_constant(token: int, key: str) -> bool:
     """Whether nothing that the graph is given is in `t`, a variable of the asking function: it was made there, or is what a module has."""
-    left = [*(asked := [*nodes_of_asker("t")])]
+    asked = [*nodes_of_asker("t")]
+    left = [*asked]
     while left:
         node = left.pop()
         value = node.meta.get("example_value")
@@ -370,7 +369,8 @@ def leave_to_python() -> None:
     """Keep Dynamo from compiling the modes by themselves: behind a graph break functions run in eager mode, under them."""
     from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 
-    for code in (LocalMode.__torch_function__.__code__, TracedMode.__torch_function__.__code__, LocalMode.end.__code__):
+    alone = LocalMode.__torch_function__.__code__, TracedMode.__torch_function__.__code__, LocalMode.end.__code__
+    for code in alone:
         set_code_exec_strategy(code, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
     for function in (TracedMode.__enter__, LocalMode.__enter__, LocalMode.__exit__):  # which turn it off and on
         set_code_exec_strategy(function.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.DEFAULT))

@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor
-from torch._ops import HigherOrderOperator
-from torch.fx import Node
 
 from qsim.graph.record.call_sites import translator_now
 from qsim.operations.functions import CASTS
@@ -60,26 +58,6 @@ def held_by_modules(node: Any) -> Tensor | None:
     call = getattr(type(first), node.target) if node.op == "call_method" else node.target
     moved = call(first.detach().clone(), *node.args[1:], **node.kwargs)  # a function in place must not reach the module's
     return moved if isinstance(moved, Tensor) else None
-
-
-def lies_in_known() -> bool:
-    """Whether `t` may lie in memory of what is `known`, variables of the function that asks: not where the graph is given it, or computes
-    it anew."""
-    known, left = {*nodes_of_asker("known")}, [*nodes_of_asker("t")]
-    while left:
-        node = left.pop()
-        if node in known or isinstance(node.target, HigherOrderOperator):
-            continue
-        if node.op == "placeholder":
-            return False
-        if function_of(node) in _KEEPING or str(getattr(node.target, "__name__", node.target)).endswith("_"):
-            left += [arg for arg in node.args[:1] if isinstance(arg, Node)]
-        elif node.op == "call_method" or getattr(node.target, "__module__", "").startswith(("torch", "_operator")):
-            return False
-    return True
-
-
-lies_in_known._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as in qsim.graph.execute.traced
 
 
 def left_in_graph() -> dict[Any, tuple[int, int]]:
