@@ -267,6 +267,22 @@ def test_a_constant_of_another_dtype_is_the_same(dtype):
     assert ratio(found.float(), expected) > 20
 
 
+def test_integers_that_a_module_has_are_on_no_grid():
+    class Positions(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.positions = nn.Linear(8, 8), torch.arange(8)
+
+        def forward(self, x):
+            return self.layer(x) * self.positions
+
+    x = torch.randn(4, 8)
+    sim = qsim.QuantSim(Positions().eval(), x, qsim.int8())
+    sim.calibrate([x], progress=False)
+    torch._dynamo.reset()
+    assert torch.equal(torch.compile(sim, backend="eager", fullgraph=True)(x), sim(x))
+
+
 HELD = {
     "an attribute": lambda m: m.held["table"],
     "cast": lambda m: m.held["table"].to(torch.float32),

@@ -121,3 +121,19 @@ def test_a_model_that_asks_for_the_class_of_its_modules(knows, lost):
         same = torch.allclose(sim(x), model(x), atol=1e-5)
     assert (not same, len(told)) == (lost, lost)
     assert all("forward in test_containers.py" in text for text in told)
+
+
+def test_a_model_that_asks_for_a_class_and_computes_gradients():
+    class Force(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, x):
+            assert type(x) is torch.Tensor
+            y = self.layer(x)
+            return y + torch.autograd.grad(y.sum(), self.layer.weight)[0].sum()
+
+    with pytest.warns(UserWarning, match="computes gradients in its forward"):
+        sim = qsim.QuantSim(Force().eval(), torch.randn(4, 8))
+    assert not any("exact class" in note for note in sim.summary().notes)

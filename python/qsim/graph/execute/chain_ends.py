@@ -16,7 +16,6 @@ from qsim.graph.execute.lowered import Operands
 from qsim.graph.execute.place import Place
 from qsim.graph.execute.shortcuts import hands_to_hooks, runs_at_once
 from qsim.graph.record.tape import Slot
-from qsim.runs.arguments import is_dense
 
 
 class ChainEnds(TorchFunctionMode):
@@ -74,8 +73,7 @@ class ChainEnds(TorchFunctionMode):
 
     def is_constant(self, key: str, t: Any) -> bool:
         """Whether an operand may be the constant that was calibrated, and no data: another path may put that there."""
-        is_data = isinstance(t, Tensor) and t.is_floating_point() and is_dense(t) and not t.is_meta
-        return not is_data or self.place.switch.marks or not runs_at_once() or self.place.spans(key, t)
+        return not isinstance(t, Tensor) or self.place.switch.marks or not runs_at_once() or self.place.spans(key, t)
 
     def strayed(self, where: tuple[int, Slot]) -> bool:
         """Whether what a call that no mode meets has made for an operand is, in this call, of something else than in the examples."""

@@ -93,9 +93,9 @@ def is_simulated_alone(layer: nn.Module) -> bool:
     return _SHARED in vars(layer)
 
 
-def in_float(layer: nn.Module, *args: Any) -> Any:
+def in_float(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """What a layer computes as it was written."""
-    return type(layer).forward(layer, *args)
+    return type(layer).forward(layer, *args, **kwargs)
 
 
 def forward(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -121,10 +121,10 @@ def _by_itself(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     place: Place | None = vars(layer)[_SHARED].place
     if place is None:
         warn(f"QuantSim: '{vars(layer)[LEAF]}' was saved without its simulation: it computes in float")
-        return type(layer).forward(layer, *args, **kwargs)
+        return in_float(layer, *args, **kwargs)
     switch = place.switch
     if not switch.on:
-        return type(layer).forward(layer, *args, **kwargs)
+        return in_float(layer, *args, **kwargs)
     refuse_exporter(not switch.marks)
     is_traced = is_dynamo_compiling()
     mode: Any = switch.traced_mode(place, layer.training, layer, None, switch) if is_traced else switch.mode(place, layer.training, layer)

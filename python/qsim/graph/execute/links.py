@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple, TypeVar
 
 from qsim.graph.plan.actions import QuantizationPlan
@@ -48,8 +48,8 @@ class NodeCall(NamedTuple):
     node: int
 
 
-def links_of(route: Route, plan: QuantizationPlan) -> dict[int, Link]:
-    """The links of chains that run as one, by node. A chain may begin in more than one way."""
+def links_of(route: Route, plan: QuantizationPlan, kept: Collection[Site]) -> dict[int, Link]:
+    """The links of chains that run as one, by node. A chain may begin in more than one way. `kept`: see `kept_for_others`."""
     nodes: dict[Site, list[int]] = {}
     for at, site in enumerate(route.sites):
         nodes.setdefault(site, []).append(at)
@@ -64,7 +64,7 @@ def links_of(route: Route, plan: QuantizationPlan) -> dict[int, Link]:
                 before.setdefault(at, []).extend(nodes.get(site, [site.name]))
                 between[at] = between.get(at, frozenset()) | _passed(site, following)
             names.update({} if following in nodes else dict.fromkeys(nodes.get(site, ()), site.name))
-    for maker in kept_for_others(route, plan):
+    for maker in kept:
         names.update(dict.fromkeys(nodes[maker], maker.name))
     goes_on = {at for found in before.values() for at in found}
     remembered = {at: site.name for site in frozenset().union(*plan.memory.values()) for at in nodes.get(site, ())}
@@ -73,10 +73,10 @@ def links_of(route: Route, plan: QuantizationPlan) -> dict[int, Link]:
     return {at: Link(ends.get(at), at in goes_on, names.get(at, ""), between.get(at, frozenset()), remembered.get(at, "")) for at in at_all}
 
 
-def calls_before(route: Route, plan: QuantizationPlan) -> dict[int, dict[Slot, list[NodeCall | str]]]:
+def calls_before(route: Route, plan: QuantizationPlan, kept: Collection[Site]) -> dict[int, dict[Slot, list[NodeCall | str]]]:
     """Operands of nodes that are quantized where they are read, with what makes them: the calls of the same container; of others those by
-    name whose chain goes on with what no mode meets, and by name what another call of this one keeps."""
-    calls, kept = _calls(route), kept_for_others(route, plan)
+    name whose chain goes on with what no mode meets, and by name what another call of this one keeps (`kept`, of `kept_for_others`)."""
+    calls = _calls(route)
     named = {site for following, first in plan.runs_as_one.items() if not following.visible for site in first}
     found: dict[int, dict[Slot, list[NodeCall | str]]] = {}
     for (site, slot), makers in plan.after.items():

@@ -42,6 +42,7 @@ from qsim.operations.recurrent import CELL, owned
 from qsim.runs.arguments import Arguments
 
 _frame_at = sys._getframe
+_LINK = Node._fields.index("link")  # Dynamo is given plain tuples
 
 
 class _Depth(threading.local):
@@ -49,9 +50,6 @@ class _Depth(threading.local):
 
 
 DEPTH = _Depth()  # how many modes of containers a thread is in; not of those that Dynamo traces
-
-
-_LINK = Node._fields.index("link")  # Dynamo is given plain tuples
 
 
 class LocalMode(ChainEnds):

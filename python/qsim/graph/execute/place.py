@@ -14,7 +14,7 @@ from torch.overrides import _get_current_function_mode
 
 from qsim.graph.execute.homes import homes_of
 from qsim.graph.execute.known import known_calls
-from qsim.graph.execute.links import calls_before, ends_between, links_of, memory_read, passed_link, reads_again
+from qsim.graph.execute.links import calls_before, ends_between, kept_for_others, links_of, memory_read, passed_link, reads_again
 from qsim.graph.execute.lowered import LiveMaker, Maker, MarkMaker, Quantize, fallen_site, marked, planned_site, site_beside
 from qsim.graph.execute.marks import BiasMark, Mark
 from qsim.graph.execute.nodes import (
@@ -45,7 +45,7 @@ from qsim.operations.gates import Gated
 from qsim.operations.half import Half
 from qsim.quantizers.observer import Observer
 from qsim.quantizers.quantizer import Quantizer
-from qsim.runs.arguments import Arguments
+from qsim.runs.arguments import Arguments, is_dense
 
 UNKNOWN_PATH = "?"  # in place of the path of a frame that the examples did not show
 
@@ -123,7 +123,8 @@ class Place(Noticing):
         self._quantizers, self._kept = quantizers, kept
         saving = [saving_node(*each, quantizers, kept) for each in zip(self._actions, self._savings, strict=True)]
         plain, with_marks = ([Node(*planned_site(a, make)) for a in self._actions] for make in (LiveMaker(quantizers), MarkMaker()))
-        links, self.passed_links = links_of(route, plan), [passed_link(route.unmet[key], plan) for key in passed]
+        kept_between = kept_for_others(route, plan)
+        links, self.passed_links = links_of(route, plan, kept_between), [passed_link(route.unmet[key], plan) for key in passed]
         self._ops = [*(site.op for site in route.sites), *(found.function for found in elsewhere.values())]
         halves = [*(plan.halves.get(site) for site in route.sites), *beyond]
         live: list[WrittenOut | None] = [half or self._gated(at, LiveMaker(quantizers)) for at, half in enumerate(halves)]
@@ -149,7 +150,8 @@ class Place(Noticing):
         self.weights_read = weights_read(plan, self._actions)
         self.own_weights = own_weights(path, plan, quantizers)
         self.weight_keys, self.rounded = plan.weights, plan.rounded
-        self.after, self.memory, self.through = calls_before(route, plan), memory_read(route, plan), ends_between(route, plan)
+        self.after, self.memory = calls_before(route, plan, kept_between), memory_read(route, plan)
+        self.through = ends_between(route, plan)
         self.first_read, self.again = reads_again(route, plan)
         self.made = {at: plan.regions.made[site] for at, site in enumerate(route.sites) if site in plan.regions.made}
         self.parts = {at: found for at, site in enumerate(route.sites) if (found := _parts(site, self._actions[at], plan))}
@@ -214,7 +216,9 @@ class Place(Noticing):
         return any(not quantizer.lacks_encoding for quantizer in self._quantizers.values())
 
     def spans(self, key: str, t: Tensor) -> bool:
-        """Whether a constant lies in the range that was observed of those before it, if that is known."""
+        """Whether a constant lies in the range that was observed of those before it, if that is known; what is no number on a grid does."""
+        if not t.is_floating_point() or not is_dense(t) or t.is_meta:
+            return True
         observer = self._quantizers[key].observer
         return self._quantizers[key].observing or not isinstance(observer, Observer) or observer.spans(t)
 

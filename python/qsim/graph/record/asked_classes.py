@@ -5,25 +5,25 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from torch import nn
 
 from qsim.graph.record.containers import containers
-from qsim.graph.record.subclasses import is_equal, results
+from qsim.graph.record.subclasses import runs_alike
+from qsim.graph.record.tape import Tape
 from qsim.graph.record.telling import Telling
 from qsim.runs.arguments import Arguments
 
 
-def lost_classes(model: nn.Module, examples: Sequence[Arguments], asking: Collection[str]) -> list[str]:
-    """A sentence if the model computes something else with containers of derived classes. `asking`: functions that run in it and ask for
-    classes; if there are any, it runs twice for each example."""
-    ways = contextlib.nullcontext, functools.partial(_derived, model)
-    if not asking or all(is_equal(*(results(model, example, way) for way in ways)) for example in examples):
+def lost_classes(model: nn.Module, examples: Sequence[Arguments], tape: Tape) -> list[str]:
+    """A sentence if the model computes something else with containers of derived classes, where functions of it ask for classes."""
+    if not tape.asking or runs_alike(model, examples, tape, functools.partial(_derived, model)):
         return []
+    where = ", ".join(sorted(tape.asking))
     return [
         Telling(
-            f"the model asks for the exact class of a module ({', '.join(sorted(asking))}), and computes something else where that is a "
+            f"the model asks for the exact class of a module ({where}), and computes something else where that is a "
             "derived one, as those of simulated modules are: the simulation is of another model. Ask with isinstance"
         )
     ]

@@ -57,14 +57,8 @@ def record(model: nn.Module, examples: Sequence[Arguments]) -> tuple[Tape, list[
                 report.append(f"the model could not be recorded in {mode} mode{which}: {type(error).__name__}: {error}")
             tape.forget_tensors()
     _forget_onlookers(tape)
-    report += (
-        []
-        if tape.raised
-        else [
-            *lost_functions(model, examples, tape.subclasses),
-            *lost_classes(model, examples, tape.asking),
-        ]
-    )
+    if not tape.raised:
+        report += [*lost_functions(model, examples, tape), *lost_classes(model, examples, tape)]
     report += [Telling(f"the result of '{name}' is not dense (sparse, or of another layout): it stays in float") for name in tape.unusual]
     report += [_ESTIMATED] if tape.differentiates else []
     return tape, list(dict.fromkeys(report))

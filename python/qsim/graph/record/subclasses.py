@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from types import GeneratorType
 from typing import Any
 
 import torch
@@ -17,11 +18,13 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, _pop_mode_temporarily
 
 from qsim.graph.record.own_arguments import own_arguments
+from qsim.graph.record.tape import Tape
 from qsim.graph.record.telling import Telling
 from qsim.operations.functions import Function
 from qsim.runs.arguments import Arguments, tensors_in
 from qsim.runs.snapshot import plain_eager, unchanged
 
+_Way = Callable[[], contextlib.AbstractContextManager[Any]]
 _ORDINARY = (Tensor.__torch_function__.__func__, torch._C._disabled_torch_function_impl)  # type: ignore[attr-defined]
 
 
@@ -65,10 +68,10 @@ class _AsSimulated(TorchFunctionMode):
             return as_dispatched(func, types)(*args, **kwargs or {})
 
 
-def lost_functions(model: nn.Module, examples: Sequence[Arguments], classes: Iterable[type]) -> list[str]:
-    """A sentence if the model computes something else without the functions of these classes. It runs twice for each example."""
-    names = ", ".join(sorted({f"'{cls.__name__}'" for cls in classes}))
-    if not names or all(is_equal(*(results(model, example, mode) for mode in _WAYS)) for example in examples):
+def lost_functions(model: nn.Module, examples: Sequence[Arguments], tape: Tape) -> list[str]:
+    """A sentence if the model computes something else without the functions of the classes that were met."""
+    names = ", ".join(sorted({f"'{cls.__name__}'" for cls in tape.subclasses}))
+    if not names or runs_alike(model, examples, tape, _AsSimulated):
         return []
     return [
         Telling(
@@ -78,16 +81,17 @@ def lost_functions(model: nn.Module, examples: Sequence[Arguments], classes: Ite
     ]
 
 
-_WAYS: tuple[Callable[[], contextlib.AbstractContextManager[Any]], ...] = (contextlib.nullcontext, _AsSimulated)
+def runs_alike(model: nn.Module, examples: Sequence[Arguments], tape: Tape, way: _Way) -> bool:
+    """Whether a model returns the same, but for rounding, within a context. It runs twice for each example, in evaluation."""
+    return all(_is_equal(*(_results(model, example, tape, each) for each in (contextlib.nullcontext, way))) for example in examples)
 
 
-def results(model: nn.Module, example: Arguments, mode: Callable[[], contextlib.AbstractContextManager[Any]]) -> list[Tensor]:
-    """What a model returns in evaluation, under a mode: the dense tensors in it."""
-    with plain_eager(), unchanged(model, whole=False):
+def _results(model: nn.Module, example: Arguments, tape: Tape, way: _Way) -> list[Tensor]:
+    with plain_eager(), unchanged(model, whole=False), torch.set_grad_enabled(tape.needs_gradients):  # as it was recorded
         (args, kwargs), _ = own_arguments(model, example)
-        with mode():
+        with way():
             found = model.eval()(*args, **kwargs)
-        return list(_plain(found))
+            return list(_plain(list(found) if isinstance(found, GeneratorType) else found))
 
 
 def _plain(found: Any) -> Iterator[Tensor]:
@@ -99,8 +103,7 @@ def _plain(found: Any) -> Iterator[Tensor]:
                 yield t.as_subclass(Tensor).detach()
 
 
-def is_equal(ours: list[Tensor], theirs: list[Tensor]) -> bool:
-    """Whether two results of a model are the same, but for rounding."""
+def _is_equal(ours: list[Tensor], theirs: list[Tensor]) -> bool:
     return len(ours) == len(theirs) and all(
         a.shape == b.shape and torch.allclose(a.double(), b.double(), rtol=1e-3, atol=1e-6, equal_nan=True)
         for a, b in zip(ours, theirs, strict=True)
