@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from qsim.graph.execute.abroad import Abroad
-from qsim.graph.execute.inputs import operand
+from qsim.graph.execute.inputs import is_cast, operand
 from qsim.graph.execute.left_to_readers import LeftToReaders
 from qsim.graph.execute.links import Link, NodeCall, Passage
 from qsim.graph.execute.lowered import Operands
@@ -74,6 +74,10 @@ class ChainEnds(TorchFunctionMode):
     def is_constant(self, key: str, t: Any) -> bool:
         """Whether an operand may be the constant that was calibrated, and no data: another path may put that there."""
         return not isinstance(t, Tensor) or self.place.switch.marks or not runs_at_once() or self.place.spans(key, t)
+
+    def is_cast(self, value: Any, weight: Any) -> bool:
+        """See `qsim.graph.execute.inputs.is_cast`."""
+        return is_cast(value, weight)
 
     def strayed(self, where: tuple[int, Slot]) -> bool:
         """Whether what a call that no mode meets has made for an operand is, in this call, of something else than in the examples."""

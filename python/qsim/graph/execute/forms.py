@@ -67,3 +67,8 @@ def in_form(form: Form, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Argume
             break
         first.append(given.pop(name))
     return tuple(first), given
+
+
+def drops_nothing(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False, *, train: bool = True) -> bool:
+    """Whether a dropout, called with these arguments, returns its operand: torch.nn.functional says `training`, torch `train`."""
+    return p == 0 or not (training and train)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from qsim.graph.execute.lowered import LiveMaker, Lowered, Quantize
 from qsim.graph.execute.marks import Mark
+from qsim.graph.execute.shortcuts import runs_at_once
 from qsim.graph.plan.actions import QuantizationPlan
 from qsim.graph.record.tape import InputSlot, Slot, version_of
 from qsim.quantizers.quantizer import Quantizer
@@ -163,6 +164,17 @@ def is_float(slot: Slot | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     """Whether a call computes what was recorded under its name: the same function on integers (positions, lengths) is no operation."""
     value = operand(slot, args, kwargs)
     return not isinstance(value, Tensor) or value.is_floating_point()
+
+
+def is_cast(value: Any, weight: Any) -> bool:
+    """Whether a tensor is this parameter in another dtype or on another device, as ``weight.to(x.dtype)`` is under autocast. (Where `x` has
+    its dtype, that is the parameter itself.)"""
+    if type(value) is not Tensor or not isinstance(weight, Tensor) or value.shape != weight.shape:
+        return False
+    if (value.dtype, value.device) == (weight.dtype, weight.device) or not is_dense(value) or not runs_at_once():
+        return False
+    with torch.no_grad():
+        return torch.equal(value, weight.to(value))
 
 
 def computes(out: Any) -> bool:

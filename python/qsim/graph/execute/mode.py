@@ -208,7 +208,7 @@ class LocalMode(ChainEnds):
 
     def with_weights(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
         """See `Place.with_weights`."""
-        return self.place.with_weights(args, kwargs)
+        return self.place.with_weights(args, kwargs, self.container)
 
     def find(self, name: str, frame: FrameType) -> int:
         """The key of a call that no hint tells."""
@@ -251,7 +251,8 @@ class LocalMode(ChainEnds):
         if own is not None and self.container is not None:
             slot, weight_of = own
             value = args[slot] if isinstance(slot, int) and slot < len(args) else kwargs.get(str(slot))
-            if isinstance(value, Tensor) and value is not weight_of(self.container):  # another branch's, or data
+            weight = weight_of(self.container)
+            if isinstance(value, Tensor) and value is not weight and not self.is_cast(value, weight):  # another branch's, or data
                 return STRANGE
         return node
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.overrides import _get_current_function_mode
 
 from qsim.graph.execute.homes import homes_of
+from qsim.graph.execute.inputs import is_cast
 from qsim.graph.execute.known import known_calls
 from qsim.graph.execute.links import calls_before, ends_between, kept_for_others, links_of, memory_read, passed_link, reads_again
 from qsim.graph.execute.lowered import LiveMaker, Maker, MarkMaker, Quantize, fallen_site, marked, planned_site, site_beside
@@ -38,6 +39,7 @@ from qsim.graph.execute.switch import Switch
 from qsim.graph.plan.actions import Actions, QuantizationPlan
 from qsim.graph.plan.savings import Saving, kept_operands
 from qsim.graph.record.call_sites import LEAF, CallSite, Spot, kind_of_code, layer_in
+from qsim.graph.record.containers import full_name
 from qsim.graph.record.routes import Route, Site, call_key
 from qsim.graph.record.tape import CallKey, Slot, Step
 from qsim.operations.functions import MAC
@@ -259,17 +261,25 @@ class Place(Noticing):
         hint = Hint(name, *kept[0], *far, tuple(kept[2:]), leaf, key)  # type: ignore[call-arg]
         self.hints[at] = (hint, *self.hints[at][: _HINTS - 1])
 
-    def with_weights(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
+    def with_weights(self, args: tuple[Any, ...], kwargs: dict[str, Any], container: nn.Module | None = None) -> Arguments | None:
         """The arguments of a call that the examples did not show, with the model's weights quantized: they are wherever they are read,
-        and in half precision biases beside them. None where no weight is among them."""
+        and in half precision biases beside them; casts of those in the container too. None where no weight is among them."""
         given = [*args, *kwargs.values()]
-        names = [self.switch.parameter_name(value) if isinstance(value, nn.Parameter) else "" for value in given]
+        names = [self._name_of(value, container) for value in given]
         if self.weight_keys.keys().isdisjoint(names):
             return None
         changed = [self._quantized(value, self.weight_keys.get(n) or self.rounded.get(n)) for value, n in zip(given, names, strict=True)]
         if all(new is old for new, old in zip(changed, given, strict=True)):
             return None
         return tuple(changed[: len(args)]), dict(zip(kwargs, changed[len(args) :], strict=True))
+
+    def _name_of(self, value: Any, container: nn.Module | None) -> str:
+        """The name of the parameter that a value is, or is a cast of; "" for all else."""
+        if isinstance(value, nn.Parameter):
+            return self.switch.parameter_name(value)
+        if container is None or not isinstance(value, Tensor):
+            return ""
+        return next((full_name(self.path, ".".join(of.path)) for of, *_ in self.own_weights if is_cast(value, of(container))), "")
 
     def marks_inside(self, layer: str) -> Mapping[str, Mark | BiasMark] | None:
         """What stands at the parameters of a recurrent layer, by name; None where something else in it is quantized, or falls back."""

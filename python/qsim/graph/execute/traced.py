@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch._ops import HigherOrderOperator
 
 from qsim.graph.execute.chain_ends import ChainEnds
-from qsim.graph.execute.forms import GONE_THROUGH, Form, form_of, in_form
+from qsim.graph.execute.forms import GONE_THROUGH, Form, drops_nothing, form_of, in_form
 from qsim.graph.execute.inputs import computes, is_float
 from qsim.graph.execute.known import QUIET_NAMES
 from qsim.graph.execute.left_to_readers import note_read_in_graph, note_returned_by_graph, traced_left_to_readers
@@ -22,7 +22,7 @@ from qsim.graph.execute.nodes import QUIET, STRANGE
 from qsim.graph.execute.place import Place, note_longer, place_of
 from qsim.graph.execute.switch import Switch
 from qsim.graph.plan.actions import Readers
-from qsim.graph.record.asker import function_of, held_by_modules, nodes_of_asker, variable_of_asker
+from qsim.graph.record.asker import function_of, held_by_modules, nodes_of_asker, traced_is_cast, variable_of_asker
 from qsim.graph.record.call_sites import traced_call_site, traced_caller
 from qsim.graph.record.containers import full_name
 from qsim.graph.record.tape import Slot
@@ -107,6 +107,9 @@ class TracedMode(LocalMode):
     def is_constant(self, key: str, t: Any) -> bool:
         return traced_is_constant(self.place.token, key) if isinstance(t, Tensor) else True
 
+    def is_cast(self, value: Any, weight: Any) -> bool:
+        return traced_is_cast()
+
     def strayed(self, where: tuple[int, Slot]) -> bool:
         if self.abroad is not None and not self.abroad.trusts:
             for link, operation in self.place.through.get(where, ()):
@@ -138,9 +141,10 @@ class TracedMode(LocalMode):
             parameter = parameter_of(within.container)
             if parameter is None:  # the layer was replaced
                 continue
-            known = known or (is_weight and any(value is parameter for value in given))
+            read = [value is parameter or self.is_cast(value, parameter) for value in given]
+            known = known or (is_weight and any(read))
             format = within.place.switch.format_of(key)
-            given = [quantizer.quantize(value, fallback=format) if value is parameter else value for value in given]
+            given = [quantizer.quantize(value, fallback=format) if is_read else value for value, is_read in zip(given, read, strict=True)]
         return (tuple(given[: len(args)]), dict(zip(kwargs, given[len(args) :], strict=True))) if known else None
 
     def passed(self, name: str, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -187,11 +191,6 @@ class TracedMode(LocalMode):
             if node == STRANGE and name not in READ_QUANTIZED and computes(out):
                 traced_strange(place.token, name, weighted)
             return out
-
-
-def drops_nothing(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False, *, train: bool = True) -> bool:
-    """Whether a dropout, called with these arguments, returns its operand: torch.nn.functional says `training`, torch `train`."""
-    return p == 0 or not (training and train)
 
 
 class TracedNodes:
@@ -392,6 +391,7 @@ _asked = (
     traced_takes,
     traced_broken,
     traced_is_constant,
+    traced_is_cast,
     note_longer,
     traced_left_to_readers,
     traced_end,

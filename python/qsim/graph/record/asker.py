@@ -60,6 +60,18 @@ def held_by_modules(node: Any) -> Tensor | None:
     return moved if isinstance(moved, Tensor) else None
 
 
+def traced_is_cast() -> bool:
+    """Whether a tensor is a parameter in another dtype or on another device: `value` and `weight`, variables of the asking function."""
+    nodes, weights, cast = [*nodes_of_asker("value")], [*nodes_of_asker("weight")], False
+    values = [node.meta["example_value"] for node in (*nodes, *weights)]
+    if len(values) != 2 or (values[0].dtype, values[0].device) == (values[1].dtype, values[1].device):
+        return False
+    node = nodes[0]
+    while node not in weights and function_of(node) in CASTS:
+        node, cast = node.args[0], True
+    return cast and node in weights
+
+
 def left_in_graph() -> dict[Any, tuple[int, int]]:
     """Nodes of the traced graph whose tensors the plan leaves in float for those that read them: tokens of places, and nodes there."""
     found: dict[Any, tuple[int, int]] = vars(translator_now().output).setdefault("_qsim_left_to_readers", {})
