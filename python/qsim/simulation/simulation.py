@@ -202,7 +202,7 @@ class Simulation(NamedAsTheModel, AsTheModel):
         if self.read is None:
             return []
         known, quantizers = self.read | self.released().keys(), self.quantizers()
-        return [key for key in self.decisions.weight_keys if quantizers[key].enabled and key not in known]
+        return [key for key in self.decisions.awaited_weights if quantizers[key].enabled and key not in known]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's forward, simulated. Raises NoEncodingError before calibration."""

@@ -79,3 +79,19 @@ def test_a_layer_that_is_switched_off_is_not_named():
     sim.disable("b.weight")
     assert sim.calibrate([SMALL], progress=False).problems == []
     assert sim.borders().unread == []
+
+
+def test_a_table_that_is_read_without_a_call_of_its_layer_is_not_named():
+    """As the relative positions of DeBERTa are: a slice of the weight of an embedding, which linear layers read."""
+
+    class Table(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table, self.a = nn.Embedding(8, 4), nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.a(x) @ self.a(self.table.weight[:4]).T
+
+    sim = qsim.QuantSim(Table().eval(), SMALL, qsim.int8())
+    assert sim.calibrate([SMALL], progress=False).problems == []
+    assert sim.borders().unread == []

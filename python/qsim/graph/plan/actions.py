@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 
+from qsim.graph.plan.reasons import NOT_REACHED
 from qsim.graph.record.routes import Route, Site
 from qsim.graph.record.tape import InputSlot, Slot, Step
 from qsim.numbers.spec import TensorSpec
@@ -233,6 +234,14 @@ class Decisions:
     def weight_keys(self) -> list[str]:
         """The quantizers of parameters, and of weights that layers compute which no example reached."""
         return [key for key, planned in self.quantizers.items() if planned.parameter is not None or planned.attribute is not None]
+
+    @property
+    def awaited_weights(self) -> list[str]:
+        """Those of `weight_keys` that some call may be expected to read. No layer is expected to run that no example called, if something
+        else reads its weight as data, as a table of positions: that has a quantizer where it is read."""
+        awaited = {post.key for post in self.posts}
+        unreached = {name for name, _, reason in self.left if reason == NOT_REACHED}
+        return [key for key in self.weight_keys if key in awaited or f"{self.quantizers[key].reader}.output" in unreached]
 
     def needed(self, formats: Container[str]) -> set[str]:
         """The quantizers that quantize at some place while the operations in `formats` fall back."""
