@@ -142,6 +142,9 @@ def estimated(
                 for (key, x), gradient in zip(tensors, gradients, strict=True):
                     if gradient is not None:
                         add(key, x.detach(), gradient)
+                for result in results:
+                    if not result._is_view():
+                        result.detach_()  # it may be the model's own, which the next run writes to
     if not distance.weight:
         raise CalibrationError("QuantSim.search_bits: got no batch on which the model returns anything but zeros. Is the data set empty?")
     factor = distance.curvature / distance.weight

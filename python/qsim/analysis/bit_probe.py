@@ -12,7 +12,7 @@ import torch
 
 from qsim.analysis.bit_choices import Bits, Choice
 from qsim.analysis.bit_losses import Distance, Grids
-from qsim.analysis.deviation import float_tensors
+from qsim.analysis.deviation import float_tensors, kept_floats
 from qsim.analysis.metric import Metric, value_of
 from qsim.progress import progress
 from qsim.quantizers.observer import encoding_of_range
@@ -109,7 +109,7 @@ class BitProbe:
             distances = [Distance(self._classes) for _ in assignments]
             for batch in progress(data, total=None, title="search_bits", unit="batch", show=self._show):
                 with sim.in_float():
-                    expected = [result.clone() for result in float_tensors(self._run(batch))]
+                    expected = kept_floats(self._run(batch))
                 for assignment, distance in zip(assignments, distances, strict=True):
                     self._take(assignment)
                     distance.add(expected, float_tensors(self._run(batch)))
@@ -134,7 +134,7 @@ def measured(sim: Simulation, data: Any, metric: Metric | None, classes: int | N
         distance, run = Distance(classes), sim.runner(forward)
         for batch in data:
             with sim.in_float():
-                expected = float_tensors(run(batch))
+                expected = kept_floats(run(batch))
             distance.add(expected, float_tensors(run(batch)))
         return distance.value
 

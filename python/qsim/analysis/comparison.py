@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qsim.analysis.deviation import ZEROS, Deviation, float_tensors
+from qsim.analysis.deviation import ZEROS, Deviation, kept_floats
 from qsim.graph.plan.actions import PlannedQuantizer
 from qsim.loggers.figures import Figures
 from qsim.options import shown
@@ -189,21 +189,22 @@ class _Walk:
                     give_back()
             complete = False
             while not complete:
-                stored, complete, expected = self._float_pass(memory)
+                stored, complete, expected, returned = self._float_pass(memory)
                 self.seen |= dict.fromkeys(stored, False)
-                result = self._simulated_pass(stored)
+                found = self._simulated_pass(stored)
         output = Deviation()
-        for x, y in zip(float_tensors(expected), float_tensors(result), strict=False):
+        for x, y in zip(expected, found, strict=False):
             if x.shape == y.shape:
                 output.add(x, y)
         lost = dict.fromkeys(key for (key, _), met in self.seen.items() if not met)
         notes = [f"'{key}' could not be compared in all its calls: the simulation took another path, or other shapes" for key in lost]
-        notes += _about_output(output, expected)
+        notes += _about_output(output, returned)
         compared = self.weights.keys() | {key for key, _ in self.seen}
         return Comparison([row for key, row in self.rows.items() if key in compared], output, notes, subject=self.subject)
 
-    def _float_pass(self, memory: int) -> tuple[dict[_Call, Tensor], bool, Any]:
-        """Tensors of the float model that were not met before, as many as fit; whether these are all; what the model returns."""
+    def _float_pass(self, memory: int) -> tuple[dict[_Call, Tensor], bool, list[Tensor], str]:
+        """Tensors of the float model that were not met before, as many as fit; whether these are all; what the model returns, and of which
+        class that is."""
         stored: dict[_Call, Tensor] = {}
         room, full = memory, False
         enabled = {key for key, quantizer in self.quantizers.items() if quantizer.enabled}
@@ -229,10 +230,10 @@ class _Walk:
             self.sim.eval()
             for quantizer in self.quantizers.values():
                 quantizer.enabled = False
-            expected = self.run()
-        return stored, not full, expected
+            result = self.run()
+            return stored, not full, kept_floats(result), type(result).__name__
 
-    def _simulated_pass(self, stored: dict[_Call, Tensor]) -> Any:
+    def _simulated_pass(self, stored: dict[_Call, Tensor]) -> list[Tensor]:
         """Compare with what is stored, and drop it. Returns what the model returns."""
 
         number = _Numbered(self.quantizers)
@@ -246,7 +247,7 @@ class _Walk:
 
         with unchanged(self.sim), sharded_around(self.sim), hooked(self.activations, after=look):
             self.sim.eval()
-            return self.run()
+            return kept_floats(self.run())
 
 
 class _Numbered:
@@ -262,10 +263,9 @@ class _Numbered:
         return key, self._calls[key]
 
 
-def _about_output(output: Deviation, expected: Any) -> list[str]:
+def _about_output(output: Deviation, returned: str) -> list[str]:
     """What keeps the SQNR of the output from telling anything."""
     if not output.elements:
-        returned = type(expected).__name__
         return [f"nothing of what the model returns ({returned}) was compared: it has no floating-point tensors of the same shapes"]
     if output.nonfinite == output.elements:
         return ["nothing of what the model returns was compared: it is NaN or Inf throughout"]

@@ -75,6 +75,20 @@ def float_tensors(tree: Any) -> list[Tensor]:
     return found or [leaf for leaf in tensors_in(tree) if leaf.is_floating_point()]
 
 
+def kept_floats(tree: Any) -> list[Tensor]:
+    """Clones of them: a model may return its own tensors, or its own dict, and the next run writes there.
+
+    Examples
+    --------
+    >>> own = {"y": torch.zeros(2)}
+    >>> before = kept_floats(own)
+    >>> own["y"] += 1
+    >>> before
+    [tensor([0., 0.])]
+    """
+    return [t.clone() for t in float_tensors(tree)]
+
+
 def _leaves(tree: Any) -> Iterator[Any]:
     for leaf in tree_leaves(tree):
         if isinstance(leaf, Mapping):

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from qsim.analysis.deviation import ZEROS, Deviation, float_tensors
+from qsim.analysis.deviation import ZEROS, Deviation, float_tensors, kept_floats
 from qsim.errors import CalibrationError
 from qsim.options import shown
 from qsim.runs.batches import Forward
@@ -86,13 +86,13 @@ def output_sqnr(sim: Simulation, data: Iterable[Any], forward: Forward | None = 
     deviation, run = Deviation(), sim.runner(forward)
     for batch in data:
         with sim.in_float():
-            expected = run(batch)
-        found = run(batch)
-        pair = float_tensors(expected), float_tensors(found)
+            returned = run(batch)
+            expected = kept_floats(returned)
+        pair = expected, float_tensors(run(batch))
         if not pair[0] or [t.shape for t in pair[0]] != [t.shape for t in pair[1]]:
             shapes = " and ".join(str([tuple(t.shape) for t in tensors]) for tensors in pair)
             raise ValueError(
-                f"QuantSim: what the model returns ({type(expected).__name__}) cannot be compared: in float and simulated it has "
+                f"QuantSim: what the model returns ({type(returned).__name__}) cannot be compared: in float and simulated it has "
                 f"floating-point tensors of the shapes {shapes}; give a metric, or forward= that returns tensors"
             )
         for x, y in zip(*pair, strict=True):

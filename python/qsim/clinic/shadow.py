@@ -155,7 +155,7 @@ class Shadow:
         with random_numbers_unchanged(), self.subject.visited(visitor):
             seed_random_numbers(0)  # every execution draws what the first one drew
             out = self.subject.run(batch, self._forward)
-        return list(tensors_in(out))
+            return [t.clone() for t in tensors_in(out)]  # a model may return its own
 
     def _counts(self) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}

@@ -144,10 +144,10 @@ def verify_simulation(
                 )
             inputs = dict(zip(sizes, map(_array, tensors), strict=True))
             _refuse_other_sizes(path, sizes, inputs)
-            references = {name: evaluate(sim, _copied(batch), integer=way) for name, way in ways.items()}
+            references = {name: _arrays(evaluate(sim, _copied(batch), integer=way)) for name, way in ways.items()}
             with sim.in_float():
-                references[IN_FLOAT] = evaluate(sim, _copied(batch), integer=False)
-            yield inputs, {name: _arrays(outputs) for name, outputs in references.items()}
+                references[IN_FLOAT] = _arrays(evaluate(sim, _copied(batch), integer=False))
+            yield inputs, references
 
     with tempfile.TemporaryDirectory() as folder:
         runs = ON_INTEGERS in ways or (_is_for_openvino(model) and openvino_sessions.is_installed())
@@ -273,8 +273,8 @@ def _copied(batch: Any) -> Any:
 
 
 def _arrays(outputs: Any) -> list[Array]:
-    """The tensors among what a model returns."""
-    return [_array(t) for t in tree_leaves(outputs) if isinstance(t, Tensor)]
+    """The tensors among what a model returns, which may be its own."""
+    return [_array(t.clone()) for t in tree_leaves(outputs) if isinstance(t, Tensor)]
 
 
 def _array(t: Tensor) -> Array:

@@ -73,7 +73,7 @@ def inputs_of(sim: Simulation, batch: Any) -> dict[str, Array]:
 def results_of(sim: Simulation, batch: Any) -> list[Array]:
     """What the simulation returns for a batch, in order."""
     results = evaluate(sim, tree_map_only(Tensor, Tensor.clone, batch), integer=False)  # a model may write to its inputs
-    return [t.detach().cpu().numpy() for t in tree_leaves(results) if isinstance(t, Tensor)]
+    return [t.detach().clone().cpu().numpy() for t in tree_leaves(results) if isinstance(t, Tensor)]  # they may be the model's own
 
 
 def compared(mine: Array, other: Array, *, step: float | None = None) -> Difference:

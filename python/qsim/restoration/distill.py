@@ -211,7 +211,6 @@ def _level(sim: Simulation, calls: Sequence[Call], wanted: Sequence[Any], batche
     with torch.no_grad():
         for i in batches:
             with buffers_unchanged(sim.model):
-                results = calls[i]()
-            for got, reference in zip(float_tensors(results), float_tensors(wanted[i]), strict=True):
-                found.add(reference, got)
+                for got, reference in zip(float_tensors(calls[i]()), float_tensors(wanted[i]), strict=True):
+                    found.add(reference, got)
     return found.sqnr

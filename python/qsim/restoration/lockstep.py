@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from qsim.analysis.deviation import kept_floats
 from qsim.graph.execute.tapped import SharedWeights, WeightedCall, tapped_mode
 from qsim.quantizers.quantizer import Quantizer
 from qsim.runs.arguments import Arguments
@@ -27,7 +28,7 @@ class Run(PausedRun):
     Parameters
     ----------
     call : callable
-        Runs the model on a batch and returns its results.
+        Runs the model on a batch and returns its results, which no other run changes.
     batch : int
         Which batch, for messages and random numbers: the same batch draws the same in float and simulated.
     simulates : bool
@@ -102,7 +103,9 @@ def lockstep(sim: Simulation, calls: Sequence[Callable[[], Any]]) -> Iterator[li
     weights = SharedWeights()
 
     def made(call: Callable[[], Any], batch: int, simulates: bool) -> Run:
-        return Run(call, batch, simulates=simulates, workers=workers, silent=[] if simulates else inputs, weights=weights)
+        return Run(
+            lambda: kept_floats(call()), batch, simulates=simulates, workers=workers, silent=[] if simulates else inputs, weights=weights
+        )
 
     runs = [(made(call, i, False), made(call, i, True)) for i, call in enumerate(calls)]
     switch, was = sim.switch, (sim.switch.mode, sim.switch.saves)

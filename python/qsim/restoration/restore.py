@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 from collections import Counter
@@ -27,7 +28,7 @@ from qsim.restoration.kept_weights import KeptWeights
 from qsim.restoration.ranks import Group, agree, share, total
 from qsim.restoration.restore_report import RestoreReport
 from qsim.restoration.weight_by_weight import Layers, Pass, uses_of
-from qsim.runs.arguments import Arguments
+from qsim.runs.arguments import Arguments, tensors_in
 from qsim.runs.batches import Forward, arguments_of, iterate, to_device
 from qsim.runs.memory import MemoryWatch
 from qsim.runs.random_numbers import RandomNumbers
@@ -109,15 +110,15 @@ def restore_layers(
             ran, held = [calls[i] for i in there], [measures[i] for i in there]
             distilled = train(sim, ran, held, results, steps=distilling, loss=relative_error, seed=0, show=show)
         after, kept = distilled.levels[distilled.kept] if distilled.kept else after, kept or distilled.kept > 0
-    measured = sum(measures)
+    solved, measured = (sum(held is there for i, held in enumerate(measures) if i not in found.left_out) for there in (False, True))
     return RestoreReport(
         found.weights,
         skipped,
         before,
         after,
         kept,
-        found.left_out,
-        len(calls) - measured,
+        {used[i]: why for i, why in found.left_out.items()},
+        solved,
         measured,
         notes,
         distilled,
@@ -157,9 +158,10 @@ def distill(
 
 
 def _undone(sim: Simulation, call: Callable[[], Any]) -> Any:
-    """What a call returns, each from the state that the model is in."""
+    """What a call returns, each from the state that the model is in; a copy, since a model may return its own tensors."""
     with buffers_unchanged(sim.model):
-        return call()
+        results = call()
+        return copy.deepcopy(results, {id(t): t.clone() for t in tensors_in(results)})
 
 
 @contextmanager

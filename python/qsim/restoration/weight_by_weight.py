@@ -36,8 +36,8 @@ class Pass:
     weights: list[Restored] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
     left_out: dict[int, str] = field(default_factory=dict)
-    results: dict[int, Any] = field(default_factory=dict)  # by batch, of those that are measured on: in float
-    references: dict[int, Any] = field(default_factory=dict)  # by batch, of all: in float
+    results: dict[int, list[Tensor]] = field(default_factory=dict)  # by batch, of those that are measured on: in float
+    references: dict[int, list[Tensor]] = field(default_factory=dict)  # by batch, of all: in float
 
 
 @dataclass
