@@ -19,7 +19,7 @@ from qsim.quantizers.observer import encoding_of_range
 from qsim.quantizers.quantizer import Quantizer
 from qsim.quantizers.weights import search_encodings
 from qsim.runs.batches import Forward
-from qsim.runs.snapshot import unchanged
+from qsim.runs.snapshot import beginning_alike, unchanged
 from qsim.simulation.simulation import Simulation
 
 _CALLER = "QuantSim.search_bits"
@@ -108,11 +108,12 @@ class BitProbe:
                 return values
             distances = [Distance(self._classes) for _ in assignments]
             for batch in progress(data, total=None, title="search_bits", unit="batch", show=self._show):
-                with sim.in_float():
+                with beginning_alike(sim.model), sim.in_float():
                     expected = kept_floats(self._run(batch))
                 for assignment, distance in zip(assignments, distances, strict=True):
                     self._take(assignment)
-                    distance.add(expected, float_tensors(self._run(batch)))
+                    with beginning_alike(sim.model):
+                        distance.add(expected, float_tensors(self._run(batch)))
             return [distance.value for distance in distances]
 
     def _take(self, assignment: Assignment) -> None:
@@ -133,9 +134,10 @@ def measured(sim: Simulation, data: Any, metric: Metric | None, classes: int | N
             return value_of(metric, sim, data, _CALLER)
         distance, run = Distance(classes), sim.runner(forward)
         for batch in data:
-            with sim.in_float():
+            with beginning_alike(sim.model), sim.in_float():
                 expected = kept_floats(run(batch))
-            distance.add(expected, float_tensors(run(batch)))
+            with beginning_alike(sim.model):
+                distance.add(expected, float_tensors(run(batch)))
         return distance.value
 
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 
-from qsim.analysis.deviation import ZEROS, Deviation, float_tensors, kept_floats
+from qsim.analysis.deviation import ZEROS, Deviation, kept_floats
 from qsim.errors import CalibrationError
 from qsim.options import shown
 from qsim.runs.batches import Forward
+from qsim.runs.snapshot import beginning_alike
 from qsim.simulation.simulation import Simulation
 
 Metric = Callable[[Any, Any], float]
@@ -56,14 +58,16 @@ def _check_arguments(metric: Metric, caller: str) -> None:
 
 
 def value_of(metric: Metric, network: Any, data: Any, caller: str) -> float:
-    """The metric as a float. A TypeError, which names the metric, where it is no number.
+    """The metric as a float, of a network in the state that it is in, which it keeps. A TypeError, which names the metric, where it is no
+    number.
 
     Examples
     --------
     >>> value_of(lambda sim, data: torch.tensor(0.5), None, None, "QuantSim.sensitivity")
     0.5
     """
-    found = metric(network, data)
+    with beginning_alike(network.model) if isinstance(network, Simulation) else contextlib.nullcontext():
+        found = metric(network, data)
     if isinstance(found, torch.Tensor) and found.numel() == 1:
         return float(found)
     try:
@@ -80,15 +84,17 @@ def _kind(found: Any) -> str:
 
 
 def output_sqnr(sim: Simulation, data: Iterable[Any], forward: Forward | None = None) -> float:
-    """SQNR in dB of what the model returns beside what it returns in float, over all batches. Higher is better; +Inf in float."""
+    """SQNR in dB of what the model returns beside what it returns in float, over all batches. Higher is better; +Inf in float. In every run
+    it begins from the state that it is in, and draws the same random numbers."""
     if isinstance(data, (torch.Tensor, Mapping, str)) or not isinstance(data, Iterable):
         raise TypeError(f"QuantSim.sensitivity: got data of type {type(data).__name__}; expected an iterable of batches, or a metric")
     deviation, run = Deviation(), sim.runner(forward)
     for batch in data:
-        with sim.in_float():
+        with beginning_alike(sim.model), sim.in_float():
             returned = run(batch)
             expected = kept_floats(returned)
-        pair = expected, float_tensors(run(batch))
+        with beginning_alike(sim.model):
+            pair = expected, kept_floats(run(batch))
         if not pair[0] or [t.shape for t in pair[0]] != [t.shape for t in pair[1]]:
             shapes = " and ".join(str([tuple(t.shape) for t in tensors]) for tensors in pair)
             raise ValueError(

@@ -20,7 +20,8 @@ from qsim.clinic.trace import LostConstant, Sampling, Traced, TraceRow
 from qsim.quantizers.format_counts import FormatCounts
 from qsim.runs.arguments import tensors_in
 from qsim.runs.batches import Forward
-from qsim.runs.random_numbers import random_numbers_unchanged, seed_random_numbers
+from qsim.runs.random_numbers import seed_random_numbers
+from qsim.runs.snapshot import beginning_alike
 
 
 @dataclass(frozen=True)
@@ -152,7 +153,7 @@ class Shadow:
         return Outcome(not error and not nonfinite and sqnr >= self.sqnr, sqnr, nonfinite, first, error), usual
 
     def _run(self, batch: Any, visitor: Any) -> list[Tensor]:
-        with random_numbers_unchanged(), self.subject.visited(visitor):
+        with beginning_alike(self.subject.model), self.subject.visited(visitor):
             seed_random_numbers(0)  # every execution draws what the first one drew
             out = self.subject.run(batch, self._forward)
             return [t.clone() for t in tensors_in(out)]  # a model may return its own

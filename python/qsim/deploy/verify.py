@@ -35,7 +35,7 @@ from qsim.onnx.sessions import session
 from qsim.operations.moves import MOVING_TYPES
 from qsim.operations.onnxruntime import INTEGER_KERNELS
 from qsim.runs.batches import Forward, arguments_of, as_batch, calls_made
-from qsim.runs.snapshot import unchanged
+from qsim.runs.snapshot import beginning_alike, unchanged
 from qsim.simulation.simulation import Simulation
 from qsim.table import decibel
 
@@ -144,9 +144,9 @@ def verify_simulation(
                 )
             inputs = dict(zip(sizes, map(_array, tensors), strict=True))
             _refuse_other_sizes(path, sizes, inputs)
-            references = {name: _arrays(evaluate(sim, _copied(batch), integer=way)) for name, way in ways.items()}
+            references = {name: _returned(sim, batch, integer=way) for name, way in ways.items()}
             with sim.in_float():
-                references[IN_FLOAT] = _arrays(evaluate(sim, _copied(batch), integer=False))
+                references[IN_FLOAT] = _returned(sim, batch, integer=False)
             yield inputs, references
 
     with tempfile.TemporaryDirectory() as folder:
@@ -272,9 +272,11 @@ def _copied(batch: Any) -> Any:
     return tree_map_only(Tensor, Tensor.clone, batch)
 
 
-def _arrays(outputs: Any) -> list[Array]:
-    """The tensors among what a model returns, which may be its own."""
-    return [_array(t.clone()) for t in tree_leaves(outputs) if isinstance(t, Tensor)]
+def _returned(sim: Simulation, batch: Any, *, integer: bool) -> list[Array]:
+    """The tensors among what the model returns, which may be its own; each time it begins from the same state."""
+    with beginning_alike(sim.model):
+        outputs = evaluate(sim, _copied(batch), integer=integer)
+        return [_array(t.clone()) for t in tree_leaves(outputs) if isinstance(t, Tensor)]
 
 
 def _array(t: Tensor) -> Array:

@@ -19,6 +19,7 @@ from qsim.executorch.quantized_graph import DEQUANTIZE, QuantizedGraph
 from qsim.executorch.session import ExecutorchSession, version
 from qsim.integer.programs import evaluate
 from qsim.runs.batches import Forward, arguments_of, as_batch, calls_made
+from qsim.runs.snapshot import beginning_alike
 from qsim.simulation.simulation import Simulation
 
 
@@ -72,8 +73,9 @@ def inputs_of(sim: Simulation, batch: Any) -> dict[str, Array]:
 
 def results_of(sim: Simulation, batch: Any) -> list[Array]:
     """What the simulation returns for a batch, in order."""
-    results = evaluate(sim, tree_map_only(Tensor, Tensor.clone, batch), integer=False)  # a model may write to its inputs
-    return [t.detach().clone().cpu().numpy() for t in tree_leaves(results) if isinstance(t, Tensor)]  # they may be the model's own
+    with beginning_alike(sim.model):
+        results = evaluate(sim, tree_map_only(Tensor, Tensor.clone, batch), integer=False)  # a model may write to its inputs
+        return [t.detach().clone().cpu().numpy() for t in tree_leaves(results) if isinstance(t, Tensor)]  # they may be the model's own
 
 
 def compared(mine: Array, other: Array, *, step: float | None = None) -> Difference:

@@ -77,5 +77,5 @@ def results(model: nn.Module, calls: Sequence[Arguments], examples: Sequence[Arg
             args, kwargs = tree_map_only(Tensor, torch.clone, (args, kwargs))
             with unfit_told((args, kwargs), lambda: examples, model) if examples else nullcontext():
                 returned = model(*args, **kwargs)
-            found += [t.cpu() for t in tensors_in(returned)]
+            found += [t.clone().cpu() for t in tensors_in(returned)]  # a model may return its own
     return found

@@ -21,7 +21,7 @@ from qsim.pages.report import Report
 from qsim.pages.subject import about
 from qsim.progress import progress
 from qsim.runs.report_subject import subject_of
-from qsim.runs.snapshot import buffers_unchanged, rewriting
+from qsim.runs.snapshot import beginning_alike, rewriting
 from qsim.simulation.simulation import Simulation
 from qsim.table import decibel
 
@@ -145,7 +145,7 @@ def train(
             batch = order.pop()
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate * 2 * (1 - (step - 1) / steps) / max(steps, _FULL)
-            with buffers_unchanged(sim.model), torch.enable_grad():
+            with beginning_alike(sim.model), torch.enable_grad():
                 error = loss(calls[batch](), wanted[batch])
                 if not isinstance(error, Tensor) or error.numel() != 1:
                     got = f"a tensor of shape {tuple(error.shape)}" if isinstance(error, Tensor) else f"a {type(error).__name__}"
@@ -210,7 +210,7 @@ def _level(sim: Simulation, calls: Sequence[Call], wanted: Sequence[Any], batche
     found = Deviation()
     with torch.no_grad():
         for i in batches:
-            with buffers_unchanged(sim.model):
+            with beginning_alike(sim.model):
                 for got, reference in zip(float_tensors(calls[i]()), float_tensors(wanted[i]), strict=True):
                     found.add(reference, got)
     return found.sqnr

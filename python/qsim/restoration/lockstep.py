@@ -12,13 +12,14 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import nn
 
-from qsim.analysis.deviation import kept_floats
 from qsim.graph.execute.tapped import SharedWeights, WeightedCall, tapped_mode
 from qsim.quantizers.quantizer import Quantizer
 from qsim.runs.arguments import Arguments
 from qsim.runs.memory import large_ones_handed_back
 from qsim.runs.paused import PausedRun, current_run, workers_of
+from qsim.runs.snapshot import Snapshot
 from qsim.simulation.simulation import Simulation
 
 
@@ -28,13 +29,15 @@ class Run(PausedRun):
     Parameters
     ----------
     call : callable
-        Runs the model on a batch and returns its results, which no other run changes.
+        Runs the model on a batch and returns its results.
     batch : int
         Which batch, for messages and random numbers: the same batch draws the same in float and simulated.
     simulates : bool
         Whether the simulation is on.
     workers : int
         As of `PausedRun`.
+    model : nn.Module or None
+        Whose state each run has for itself, if a run changes it.
     silent : sequence of Quantizer
         Those that are off while it runs: of the model's inputs, which stand before any operation, in a run in float.
     weights : SharedWeights
@@ -53,11 +56,13 @@ class Run(PausedRun):
         *,
         simulates: bool,
         workers: int,
+        model: nn.Module | None,
         silent: Sequence[Quantizer],
         weights: SharedWeights,
     ) -> None:
         super().__init__(call, f"qsim batch {batch}", workers)
         self.batch, self.simulates, self.weights = batch, simulates, weights
+        self._model, self._state = model, None if model is None else Snapshot(model, parameters=False)
         self._silent = silent
         self.reached: WeightedCall | None = None
         self._answer: Arguments | None = None
@@ -69,12 +74,27 @@ class Run(PausedRun):
         for quantizer in on:
             quantizer.enabled = False
         try:
-            self.resume()
+            with self._own_state():
+                self.resume()
         finally:
             for quantizer in on:
                 quantizer.enabled = True
         if self.is_over:
             self.reached = None
+
+    @contextmanager
+    def _own_state(self) -> Iterator[None]:
+        """The model is in the state in which this run left it; afterwards in that in which it was."""
+        if self._model is None or self._state is None:
+            yield
+            return
+        outside = Snapshot(self._model, parameters=False)
+        self._state.restore()
+        try:
+            yield
+        finally:
+            self._state = Snapshot(self._model, parameters=False)
+            outside.restore()
 
     def abandon(self) -> None:
         super().abandon()
@@ -90,8 +110,9 @@ class Run(PausedRun):
 
 
 @contextmanager
-def lockstep(sim: Simulation, calls: Sequence[Callable[[], Any]]) -> Iterator[list[tuple[Run, Run]]]:
-    """For each of `calls`, which run the model on one batch, a run in float and one that is simulated, none of them begun.
+def lockstep(sim: Simulation, calls: Sequence[Callable[[], Any]], *, stateful: bool = True) -> Iterator[list[tuple[Run, Run]]]:
+    """For each of `calls`, which run the model on one batch, a run in float and one that is simulated, none of them begun. All begin in the
+    state in which the model is; if it is `stateful`, one that a run changes, each goes on in its own.
 
     Within the context `Run.advance` drives them; on leaving, whatever still runs is abandoned.
     """
@@ -103,9 +124,8 @@ def lockstep(sim: Simulation, calls: Sequence[Callable[[], Any]]) -> Iterator[li
     weights = SharedWeights()
 
     def made(call: Callable[[], Any], batch: int, simulates: bool) -> Run:
-        return Run(
-            lambda: kept_floats(call()), batch, simulates=simulates, workers=workers, silent=[] if simulates else inputs, weights=weights
-        )
+        home, silent = sim.model if stateful else None, [] if simulates else inputs
+        return Run(call, batch, simulates=simulates, workers=workers, model=home, silent=silent, weights=weights)
 
     runs = [(made(call, i, False), made(call, i, True)) for i, call in enumerate(calls)]
     switch, was = sim.switch, (sim.switch.mode, sim.switch.saves)

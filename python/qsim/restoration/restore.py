@@ -34,7 +34,7 @@ from qsim.runs.memory import MemoryWatch
 from qsim.runs.random_numbers import RandomNumbers
 from qsim.runs.report_subject import subject_of
 from qsim.runs.sharding import sharded_modules
-from qsim.runs.snapshot import buffers_unchanged, rewriting, unchanged
+from qsim.runs.snapshot import beginning_alike, rewriting, state_unchanged, unchanged
 from qsim.runs.unfit import unfit_told
 from qsim.simulation.range_choice import fit_biases
 from qsim.simulation.simulation import Simulation
@@ -76,14 +76,14 @@ def restore_layers(
     with unchanged(sim), sim.calibrated(), torch.no_grad():
         sim.eval()
         with seconds.stage("forward"):
-            uses, widest = uses_of(sim, calls[0])
+            uses, widest, stateful = uses_of(sim, calls[0])
         agree(dict(uses), "how often a run reads each weight", group)
         used = _that_fit(calls, measures, widest, MEMORY if memory is None else memory)
         if len(used) < len(calls):
             notes.append(f"{len(calls) - len(used)} of {len(calls)} batches were not used: what they keep in memory is more than memory=")
         calls, measures = [calls[i] for i in used], [measures[i] for i in used]
         keep = None if path is None else KeptWeights(path, sim, steps, group)
-        layers = Layers(sim, steps, wanted, uses, seconds, keeps_results=distilling > 0, group=group, kept=keep)
+        layers = Layers(sim, steps, wanted, uses, seconds, stateful=stateful, keeps_results=distilling > 0, group=group, kept=keep)
         taken = len(layers.found.weights) + len(layers.found.skipped)
         if taken:
             notes.append(f"{taken} weights were taken from path=, where they had been kept")
@@ -158,8 +158,8 @@ def distill(
 
 
 def _undone(sim: Simulation, call: Callable[[], Any]) -> Any:
-    """What a call returns, each from the state that the model is in; a copy, since a model may return its own tensors."""
-    with buffers_unchanged(sim.model):
+    """What a call returns, each from the state that the model is in, with the same random numbers; a copy: a model may return its own."""
+    with beginning_alike(sim.model):
         results = call()
         return copy.deepcopy(results, {id(t): t.clone() for t in tensors_in(results)})
 
@@ -265,8 +265,9 @@ def _level(sim: Simulation, calls: list[Callable[[], Any]], found: Pass, group: 
     try:
         for batch, reference in found.results.items():
             random.put_back()  # what the run in float drew
-            for wanted, got in zip(*map(float_tensors, (reference, calls[batch]())), strict=True):
-                level.add(wanted, got)
+            with state_unchanged(sim.model):
+                for wanted, got in zip(*map(float_tensors, (reference, calls[batch]())), strict=True):
+                    level.add(wanted, got)
     finally:
         sim.savings = was
         random.put_back()

@@ -6,11 +6,13 @@ import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from qsim.analysis.deviation import kept_floats
 from qsim.restoration.choice import Solved, Steps, WeightOutcome, choose
 from qsim.restoration.kept_weights import KeptWeights
 from qsim.restoration.lockstep import Run, lockstep
@@ -20,6 +22,7 @@ from qsim.restoration.ranks import Group, agree
 from qsim.restoration.restore_report import Restored
 from qsim.runs.arguments import Arguments
 from qsim.runs.memory import give_back
+from qsim.runs.snapshot import Snapshot
 from qsim.simulation.simulation import Simulation
 from qsim.stages import Stages
 
@@ -73,6 +76,8 @@ class Layers:
         Keys of the weights to look at.
     uses : mapping of str to int
         How often one run reads each.
+    stateful : bool
+        Whether a run changes the state of the model.
     seconds : Stages
         Where time is counted.
     keeps_results : bool
@@ -91,11 +96,12 @@ class Layers:
         uses: Counter[str],
         seconds: Stages,
         *,
+        stateful: bool,
         keeps_results: bool,
         group: Group,
         kept: KeptWeights | None,
     ) -> None:
-        self.group, self.kept = group, kept
+        self.group, self.kept, self.stateful = group, kept, stateful
         self.sim, self.steps, self.uses, self.seconds, self.keeps_results = sim, steps, uses, seconds, keeps_results
         self.found = Pass()
         self._wanted = {key for key in wanted if uses[key]}
@@ -109,7 +115,7 @@ class Layers:
 
     def run(self, calls: Sequence[Callable[[], Any]], measures: Sequence[bool]) -> Iterator[str]:
         """Go through the model with all `calls`; those that `measures` says are held back. Yields each key when it is done with."""
-        with lockstep(self.sim, calls) as runs:
+        with lockstep(self.sim, [partial(_results, call) for call in calls], stateful=self.stateful) as runs:
             pairs = [_Pair(i, *pair, held) for i, (pair, held) in enumerate(zip(runs, measures, strict=True))]
             self._runs = Counter(pair.measures for pair in pairs)
             for pair in pairs:
@@ -252,6 +258,11 @@ class Layers:
             self.found.solved[key] = outcome.solved
 
 
+def _results(call: Callable[[], Any]) -> list[Tensor]:
+    """What a call returns, which may be the model's own, as no other run changes it."""
+    return kept_floats(call())
+
+
 def _key(run: Run) -> str:
     assert run.reached is not None
     return run.reached.key
@@ -261,14 +272,16 @@ def _none(count: int, generator: torch.Generator) -> Tensor:
     raise AssertionError("a product that outlived its call")
 
 
-def uses_of(sim: Simulation, call: Callable[[], Any]) -> tuple[Counter[str], int]:
-    """How often a run in float reads each weight, and the bytes of the most that one of these operations reads and writes.
+def uses_of(sim: Simulation, call: Callable[[], Any]) -> tuple[Counter[str], int, bool]:
+    """How often a run in float reads each weight, the bytes of the most that one of these operations reads and writes, and whether the run
+    changes the state of the model, which is afterwards as it was.
 
     Raises what the model raises.
     """
     uses: Counter[str] = Counter()
     widest = 0
-    with lockstep(sim, [call]) as ((run, _),):
+    before = Snapshot(sim.model, parameters=False)
+    with lockstep(sim, [call], stateful=False) as ((run, _),):
         run.advance()
         while run.reached is not None:
             uses[run.reached.key] += 1
@@ -276,4 +289,6 @@ def uses_of(sim: Simulation, call: Callable[[], Any]) -> tuple[Counter[str], int
             run.advance()
         if run.error is not None:
             raise run.error
-    return uses, widest
+    stateful = before.is_changed()
+    before.restore()
+    return uses, widest, stateful

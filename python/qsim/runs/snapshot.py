@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from qsim.runs.arguments import are_same
 from qsim.runs.fingerprint import fingerprint
 from qsim.runs.held import HeldValues
 from qsim.runs.mapped import MappedParameter
@@ -16,6 +19,7 @@ from qsim.runs.random_numbers import random_numbers_unchanged
 
 # Of every module: parameters, buffers, children, and hooks, which a forward may install when it first runs (Hugging Face's do).
 _REGISTRIES = tuple(name for name, held in vars(nn.Module()).items() if isinstance(held, (dict, set)))
+_COPY: dict[type, Callable[[Any], Any]] = {dict: dict, OrderedDict: dict, set: set}
 
 
 # A copy of parameters beyond so many bytes is more than it is worth: next to no forward writes to them. They are looked at afterwards.
@@ -36,23 +40,36 @@ class Snapshot:
     whole : bool
         Whether all contents are held: one copy of the model's tensors. Otherwise parameters of large models are not, of which no forward is
         known to write to them, nor large tensors that are neither parameters nor buffers, and `restore` raises where they were changed.
+    parameters : bool
+        Whether parameters are put back too.
     """
 
-    def __init__(self, model: nn.Module, *, whole: bool = True) -> None:
+    def __init__(self, model: nn.Module, *, whole: bool = True, parameters: bool = True) -> None:
+        modules = [*model.modules()]
         self._modules = [
-            (m, dict(vars(m)), {name: copy.copy(vars(m)[name]) for name in _REGISTRIES if name in vars(m)})
-            for m in model.modules()
+            (m, held := dict(vars(m)), {name: _COPY.get(type(held[name]), copy.copy)(held[name]) for name in _REGISTRIES if name in held})
+            for m in modules
             if not isinstance(m, torch.jit.ScriptModule)  # its attributes are not Python's
         ]
-        tensors = [*model.parameters(), *model.buffers()]
+        own = {id(p): p for m in modules for p in m._parameters.values() if p is not None}
+        tensors = [*own.values(), *{id(b): b for m in modules for b in m._buffers.values() if b is not None}.values()]
         theirs = [held for m, held, _ in self._modules if not type(m).__module__.startswith("qsim.")]
         attributes = [value for held in theirs for name, value in held.items() if name not in _REGISTRIES]
         self._held = HeldValues(attributes, {id(t) for t in (*tensors, *(m for m, _, _ in self._modules))})
-        watched = [] if whole else [*_watched(model), *_large(self._held.tensors)]
+        watched = [] if whole or not parameters else [*_watched(model), *_large(self._held.tensors)]
         self._watched = [(what, tensor, _fingerprint(tensor)) for what, tensor in watched]
-        self._mapped = [(p, p.contents()) for p in model.parameters() if isinstance(p, MappedParameter)]  # files are copies already
-        apart = {id(tensor) for tensor in (*(tensor for _, tensor in watched), *(parameter for parameter, _ in self._mapped))}
+        mapped = [p for p in own.values() if isinstance(p, MappedParameter)] if parameters else []
+        self._mapped = [(p, p.contents()) for p in mapped]  # files are copies already
+        apart = {id(tensor) for tensor in (*(tensor for _, tensor in watched), *(mapped if parameters else own.values()))}
         self.tensors = [(t, t.detach().clone()) for t in (*tensors, *self._held.tensors) if id(t) not in apart]
+
+    def is_changed(self) -> bool:
+        """Whether anything of it is another thing now, or has other contents."""
+        for module, attributes, registries in self._modules:
+            now = vars(module)
+            if not are_same(now, attributes) or not all(_hold_the_same(now[name], entries) for name, entries in registries.items()):
+                return True
+        return self._held.is_changed() or not all(_are_equal(tensor, contents) for tensor, contents in self.tensors)
 
     def restore(self) -> None:
         """Put everything back.
@@ -81,6 +98,17 @@ class Snapshot:
                 f"qsim: running the model changed {what} ({tensor.nbytes >> 20} MiB), which cannot be put back: of more than "
                 f"{_COPIED >> 20} MiB no copy is made. Have what forward writes in a buffer (register_buffer), and load the model again"
             )
+
+
+def _hold_the_same(one: Any, other: Any) -> bool:
+    return one == other if isinstance(one, set) else are_same(one, other)
+
+
+def _are_equal(one: Tensor, other: Tensor) -> bool:
+    """To the bit: NaN is NaN."""
+    if one.shape != other.shape or one.dtype != other.dtype or one.device != other.device:
+        return False
+    return one.is_meta or bool(((one == other) | ((one != one) & (other != other))).all())
 
 
 def _watched(model: nn.Module) -> list[tuple[str, Tensor]]:
@@ -155,26 +183,41 @@ def rewriting() -> Iterator[None]:
 
 
 @contextmanager
-def buffers_unchanged(model: nn.Module) -> Iterator[None]:
-    """Undo on leaving, also by an exception, what the body wrote to buffers of `model`, and take them out of graphs. For a body that runs
-    the model and goes back through it; its parameters may change.
+def state_unchanged(model: nn.Module) -> Iterator[None]:
+    """Undo on leaving, also by an exception, what the body did to `model` but for the contents of its parameters, and take buffers out of
+    graphs. For a body that runs the model, and may go back through it.
 
     Examples
     --------
     >>> norm = nn.BatchNorm1d(2)
-    >>> with buffers_unchanged(norm):
+    >>> with state_unchanged(norm):
     ...     _ = norm(torch.ones(3, 2))
     >>> norm.num_batches_tracked.item()
     0
     """
-    held = [(m, name, b) for m in model.modules() for name, b in m.named_buffers(recurse=False)]
-    before = [(*each, each[2].requires_grad, each[2].detach().clone()) for each in held]
+    before = Snapshot(model, parameters=False)
+    buffers = [(m, name, b, b.requires_grad) for m in model.modules() for name, b in m.named_buffers(recurse=False)]
     try:
         yield
     finally:
-        for module, name, buffer, required, contents in before:
-            if buffer.requires_grad == required:
-                buffer.data.copy_(contents)
-                setattr(module, name, buffer)
-            else:  # what a graph wrote to stays in it
-                setattr(module, name, contents)
+        before.restore()
+        for module, name, buffer, required in buffers:
+            if buffer.requires_grad != required:  # what a graph wrote to stays in it
+                setattr(module, name, buffer.detach().clone())
+
+
+@contextmanager
+def beginning_alike(model: nn.Module) -> Iterator[None]:
+    """As `state_unchanged`; random numbers that the body drew come next again. What runs in several of these begins from the same each
+    time, as the model in float and simulated.
+
+    Examples
+    --------
+    >>> def run():
+    ...     with beginning_alike(nn.Identity()):
+    ...         return torch.rand(3)
+    >>> torch.equal(run(), run())
+    True
+    """
+    with state_unchanged(model), random_numbers_unchanged():
+        yield

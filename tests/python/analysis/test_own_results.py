@@ -1,4 +1,7 @@
-"""Models that return what they keep, and write there when they run again: every figure is that of the model that returns new tensors."""
+"""Models that return what they keep, have a state, or draw random numbers: a figure is what quantization does, and nothing else that is
+another in the next run."""
+
+import copy
 
 import pytest
 import torch
@@ -97,7 +100,61 @@ CASES += [(OwnBuffer, distilled), (OwnDict, distilled)]  # torch itself goes bac
 
 
 @pytest.mark.parametrize(("kind", "figures"), CASES)
-def test_its_figures_are_those_of_the_model_that_returns_new_tensors(kind, figures):
+def test_figures_are_those_of_the_model_that_returns_new_tensors(kind, figures):
     expected = figures(simulated(Network))
     assert figures(simulated(kind)) == expected
     assert expected != [float("inf")] * 2
+
+
+class Counting(Network):
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return super().forward(x) * (1 + self.calls % 3)
+
+
+class Remembering(Network):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(16))
+
+    def forward(self, x):
+        h = torch.relu(self.a(x))
+        self.seen.mul_(0.5).add_(h.mean(0))
+        return self.b(h + self.seen)
+
+
+class Replacing(Remembering):
+    """As an attribute, which each call replaces."""
+
+    def forward(self, x):
+        h = torch.relu(self.a(x))
+        self.seen = 0.5 * self.seen + h.detach().mean(0)
+        return self.b(h + self.seen)
+
+
+class Noisy(Network):
+    def forward(self, x):
+        return self.b(torch.relu(self.a(x)) + torch.randn(16))
+
+
+@pytest.mark.parametrize("kind", [Counting, Remembering, Replacing, Noisy])
+def test_sixteen_bits_are_all_but_float(kind):
+    spec = qsim.TensorSpec(bits=16, symmetric=True)
+    sim = qsim.QuantSim(made(kind), BATCHES[0], qsim.Config(weight=spec, activation=spec))
+    sim.calibrate(BATCHES, progress=False)
+    before = {name: t.clone() for name, t in sim.state_dict().items()}
+    assert sim.compare(BATCHES[0]).output.sqnr > 60
+    found = sim.sensitivity(BATCHES, progress=False)
+    assert (found.baseline, found.quantized > 60) == (float("inf"), True)
+    assert sim.progressive(BATCHES, progress=False).steps[-1].value == found.quantized
+    assert sim.float_plan(BATCHES, target=60.0, progress=False).keep == ()
+    assert sim.search_bits(BATCHES, budget=qsim.Budget(tensors=1.0), candidates=(15, 16), probes=5, progress=False).best.measured < 1e-6
+    assert qsim.doctor(made(kind), BATCHES, target="tensorrt-fp16", progress=False).sqnr > 40
+    for name, t in sim.state_dict().items():
+        assert torch.equal(t, before[name]), name
+    assert copy.deepcopy(sim).distill(BATCHES, 8, progress=False).levels[0] > 60
+    assert sim.restore(BATCHES, progress=False).before > 60
