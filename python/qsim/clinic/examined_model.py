@@ -18,6 +18,7 @@ from qsim.graph.execute.mode import LocalMode
 from qsim.graph.execute.switch import Switch
 from qsim.graph.execute.traced import TracedMode
 from qsim.graph.plan.actions import QuantizationPlan, Regions
+from qsim.graph.record.own_arguments import own_arguments
 from qsim.graph.record.record import record
 from qsim.graph.record.routes import Site, build_routes
 from qsim.graph.record.tape import Tape
@@ -99,11 +100,11 @@ class ExaminedModel:
     def run(self, batch: Any, forward: Forward | None = None) -> Any:
         """What the model returns for a batch, as `QuantSim.calibrate` takes batches. It gets a copy, which it may write into."""
         with self._eager():
-            return self.call(self.model, tree_map_only(Tensor, torch.clone, batch), forward)
+            return self.call(self.model, own_arguments(self.model, batch)[0], forward)
 
     def _run_visited(self, visitor: Visitor, arguments: Any) -> None:
         with self.visited(visitor), random_numbers_unchanged(), self._eager():
-            args, kwargs = tree_map_only(Tensor, torch.clone, arguments)
+            args, kwargs = own_arguments(self.model, arguments)[0]
             self.model(*args, **kwargs)
 
     @contextmanager

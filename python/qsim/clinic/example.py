@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
+from torch import nn
 
 from qsim.batch_norm.recorded import returned_none
+from qsim.graph.record.own_arguments import own_arguments
 from qsim.runs.arguments import Arguments, refuse_numbers
 from qsim.runs.batches import Forward, to_device
 from qsim.runs.runnable import refuse_packed
@@ -39,7 +39,7 @@ def example_of(model: nn.Module, batch: Any, forward: Forward | None = None) -> 
         given = to_device((args, kwargs), model)
         try:
             with unchanged(model), torch.no_grad():
-                copies = tree_map_only(Tensor, torch.clone, given)  # it may write into them
+                copies, _ = own_arguments(model, given)  # it may write into them
                 found = model.eval()(*copies[0], **copies[1])
         except Exception as e:
             errors.append(f"with {len(args)} arguments{' and ' + ', '.join(kwargs) if kwargs else ''}: {type(e).__name__}: {e}")
@@ -73,10 +73,10 @@ def _called_with(model: nn.Module, batch: Any, forward: Forward) -> Any:
     found: list[Arguments] = []
     with unchanged(model), torch.no_grad():
         hook = model.register_forward_pre_hook(
-            lambda _, args, kwargs: found.append(tree_map_only(Tensor, torch.clone, (args, kwargs))), with_kwargs=True
+            lambda _, args, kwargs: found.append(own_arguments(model, (args, kwargs))[0]), with_kwargs=True
         )
         try:
-            forward(model.eval(), tree_map_only(Tensor, torch.clone, batch))
+            forward(model.eval(), own_arguments(model, batch)[0])
         finally:
             hook.remove()
     if not found:

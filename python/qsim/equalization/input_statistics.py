@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
 
 from qsim.equalization.channels import rows
+from qsim.graph.record.own_arguments import own_arguments
 from qsim.operations.layers import LAYERS, channel_axis
 from qsim.runs.arguments import Arguments, tensors_in
 from qsim.runs.random_numbers import seed_random_numbers
@@ -74,7 +74,7 @@ def results(model: nn.Module, calls: Sequence[Arguments], examples: Sequence[Arg
         model.eval()
         seed_random_numbers(0)
         for args, kwargs in calls:
-            args, kwargs = tree_map_only(Tensor, torch.clone, (args, kwargs))
+            args, kwargs = own_arguments(model, (args, kwargs))[0]
             with unfit_told((args, kwargs), lambda: examples, model) if examples else nullcontext():
                 returned = model(*args, **kwargs)
             found += [t.clone().cpu() for t in tensors_in(returned)]  # a model may return its own

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from qsim.graph.record.own_arguments import own_arguments
 from qsim.runs.arguments import Arguments, tensors_in
 
 Transform = Callable[[Tensor], Tensor]
@@ -100,7 +101,8 @@ class Probe:
         results = []
         for number, (args, kwargs) in enumerate(self._calls):
             with self._hooks(number, produce, read):
-                out = self._model(*copied(args), **copied(kwargs))
+                args, kwargs = own_arguments(self._model, (args, kwargs))[0]
+                out = self._model(*args, **kwargs)
             results += [t.clone() for t in tensors_in(out)]
         return results
 

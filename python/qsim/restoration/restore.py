@@ -221,7 +221,7 @@ def _calls(
         raise CalibrationError(f"{caller}: got no batch. Is the iterator used up, or the data set empty?")
     called = sim.called()
     if forward is not None:
-        calls: list[Callable[[], Any]] = [partial(forward, called, batch) for batch in batches]
+        calls: list[Callable[[], Any]] = [partial(_forwarded, sim, forward, called, batch) for batch in batches]
     else:
         arguments = [arguments_of(batch, sim.examples) for batch in batches]
         if len(arguments) == 1:
@@ -235,7 +235,12 @@ def _calls(
 
 def _call(sim: Simulation, called: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     with unfit_told((args, kwargs), lambda: sim.calls, sim.model):
+        args, kwargs = sim.switch.own(sim.model, (args, kwargs))
         return called(*args, **kwargs)
+
+
+def _forwarded(sim: Simulation, forward: Forward, called: nn.Module, batch: Any) -> Any:
+    return forward(called, sim.switch.own(sim.model, batch))
 
 
 def _halves(arguments: Arguments) -> list[Arguments]:

@@ -278,7 +278,7 @@ class Simulation(NamedAsTheModel, AsTheModel):
         if forward is None:
             return lambda batch: self.forward_batch(self, batch)
         check_function("QuantSim", "forward", forward, "forward(model, batch)")
-        return lambda batch: forward(self.called() if self.evaluator is None else self, batch)
+        return lambda batch: forward(self.called() if self.evaluator is None else self, self.switch.own(self.model, batch))
 
     def quantizers(self) -> dict[str, Quantizer]:
         """All quantizers, in the order in which the model meets them.

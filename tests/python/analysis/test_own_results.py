@@ -158,3 +158,54 @@ def test_sixteen_bits_are_all_but_float(kind):
         assert torch.equal(t, before[name]), name
     assert copy.deepcopy(sim).distill(BATCHES, 8, progress=False).levels[0] > 60
     assert sim.restore(BATCHES, progress=False).before > 60
+
+
+class Writing(Network):
+    """Changes what it is given."""
+
+    def forward(self, x):
+        return super().forward(x.mul_(0.5).add_(1.0))
+
+
+class Cache:
+    """What a model puts into an object of its caller's."""
+
+    def __init__(self):
+        self.rows = torch.zeros(0, 16)
+
+
+class Caching(Network):
+    def forward(self, x, cache):
+        cache.rows = torch.cat([cache.rows, torch.relu(self.a(x))])
+        return self.b(cache.rows[-len(x) :] + cache.rows.sum(0))
+
+
+def given_to(kind):
+    return [(x.clone(), Cache()) for x in BATCHES] if kind is Caching else [x.clone() for x in BATCHES]
+
+
+def calls_of(kind):
+    yield "restore", lambda sim, data: sim.restore(data, progress=False).before
+    yield "its forward", lambda sim, data: sim.restore(data, forward=_forward, progress=False).before
+    yield "distill", lambda sim, data: sim.distill(data, 8, progress=False).levels[0]
+    yield "sensitivity", lambda sim, data: sim.sensitivity(data, progress=False).quantized
+    yield "sensitivity with a forward", lambda sim, data: sim.sensitivity(data, forward=_forward, progress=False).quantized
+    yield "compare", lambda sim, data: sim.compare(data[0]).output.sqnr
+    yield "doctor", lambda sim, data: qsim.doctor(made(kind), data, target="tensorrt-fp16", progress=False).sqnr + 20
+
+
+def _forward(model, batch):
+    return model(*batch) if isinstance(batch, tuple) else model(batch)
+
+
+@pytest.mark.parametrize(("kind", "call"), [(kind, call) for kind in (Writing, Caching) for call, _ in calls_of(kind)])
+def test_each_run_has_its_own_arguments(kind, call):
+    """And the caller's are as they were."""
+    spec, data, expected = qsim.TensorSpec(bits=16, symmetric=True), given_to(kind), given_to(kind)
+    sim = qsim.QuantSim(made(kind), data[0], qsim.Config(weight=spec, activation=spec))
+    sim.calibrate(data, progress=False)
+    assert dict(calls_of(kind))[call](sim, data) > 60
+    for batch, before in zip(data, expected, strict=True):
+        x, given = (batch, before) if kind is Writing else (batch[0], before[0])
+        assert torch.equal(x, given)
+        assert kind is Writing or len(batch[1].rows) == 0

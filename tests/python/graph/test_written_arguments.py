@@ -297,3 +297,14 @@ def test_a_state_is_handed_on_step_by_step():
     with torch.no_grad():
         for x in xs:
             torch.testing.assert_close(sim(x, ours), model(x, theirs), rtol=0, atol=1e-3)
+
+
+def test_scales_learn_where_the_model_writes_into_what_it_is_given():
+    learned = qsim.TensorSpec(bits=8, learnable=True)
+    x = torch.linspace(-1, 1, 32).reshape(8, 4)
+    sim = qsim.QuantSim(Writer(scaled), x.clone(), qsim.Config(weight=qsim.TensorSpec(bits=8, symmetric=True), activation=learned))
+    sim.calibrate([x.clone()], progress=False)
+    given = x.clone()
+    sim(given).square().sum().backward()
+    assert sim.quantizers()["input"].grid_tensors[0].grad.isfinite().all()
+    assert torch.equal(given, 2 * sim.quantizers()["input"](x))

@@ -147,7 +147,8 @@ class Inputs:
 
 def _copying(copies: Any, path: tuple[Any, ...], quantizer: Quantize, written: bool) -> Callable[[Any], Any]:
     def change(value: Any) -> Any:
-        found = quantized(value, quantizer)
+        kept_by_graph = written and torch.is_grad_enabled() and isinstance(value, Tensor)  # what a learned scale's gradient is made of
+        found = quantized(value.clone() if kept_by_graph else value, quantizer)
         if found is not value:
             copies.append(Copy(path, value, found, 0 if written else version_of(found), found.detach().clone() if written else None))
         return found

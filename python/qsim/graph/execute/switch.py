@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 from qsim.graph.execute.standing import Standing
 from qsim.graph.record.containers import ParameterOf
-from qsim.graph.record.own_arguments import own_arguments
+from qsim.graph.record.own_arguments import Given, own_arguments
 from qsim.graph.record.tape import InputSlot, Tape
 from qsim.runs.arguments import Arguments
 from qsim.runs.batches import arguments_of, left_out, to_device
@@ -115,6 +115,10 @@ class Switch:
         if self.model is not None and (names := left_out(batch, given[1], self.model)):
             what = f"batches hold {', '.join(map(repr, names))}, which forward takes and no example with the rest of them had: left out"
             self.notice(what, "", "", "Give example inputs that have them, or pass forward=lambda model, batch: model(**batch).")
+        return self.own(model, given)
+
+    def own(self, model: nn.Module, given: Given) -> Given:
+        """Arguments or a batch for one run alone: copies if the model writes into what it is given."""
         return own_arguments(model, given)[0] if self.written or self.refills else given
 
     def tell_of_break(self, path: str) -> None:

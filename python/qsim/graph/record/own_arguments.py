@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from qsim.graph.record.tape import InputSlot, version_of
-from qsim.runs.arguments import Arguments, is_dense, tensors_in
+from qsim.runs.arguments import is_dense, tensors_in
+
+Given = TypeVar("Given")
 
 
-def own_arguments(model: nn.Module, given: Arguments) -> tuple[Arguments, list[str]]:
-    """Copies of arguments, of tensors and of objects such as caches, without gradients; modules stay what they are.
+def own_arguments(model: nn.Module, given: Given) -> tuple[Given, list[str]]:
+    """Copies of arguments, or of a batch: of tensors and of objects such as caches, without gradients; modules stay what they are.
 
     Returns
     -------
-    arguments : Arguments
+    arguments : as `given`
     shared : list of str
         Types of the arguments that cannot be copied, and are used as they were given.
     """
@@ -39,8 +41,8 @@ def own_arguments(model: nn.Module, given: Arguments) -> tuple[Arguments, list[s
             return value
 
     with torch.no_grad():
-        args, kwargs = tree_map(own, given)
-    return (args, kwargs), shared
+        copied: Given = tree_map(own, given)
+    return copied, shared
 
 
 class Entered:
