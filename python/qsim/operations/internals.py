@@ -283,6 +283,10 @@ def _power_pool(dims: int) -> Inside:
     return written_out
 
 
+def _shrunk(total: Total, input: Tensor) -> Tensor:
+    return input - _stored(total, input.tanh())
+
+
 def _covariance(total: Total, input: Tensor, *, correction: float = 1) -> Tensor:
     rows = input.reshape(1, -1) if input.dim() < 2 else input
     apart = _stored(total, rows - _mean(total, rows, 1, True))
@@ -301,7 +305,9 @@ def _correlation(total: Total, input: Tensor) -> Tensor:
 
 # Operations of which engines store what is inside as a tensor, unless a kernel of theirs fits: whatever the accumulators are.
 # But for attention they are several operations in every exported model.
-STORED = frozenset(["scaled_dot_product_attention", "local_response_norm", "lp_pool1d", "lp_pool2d", "lp_pool3d", "cov", "corrcoef"])
+STORED = frozenset(
+    ["scaled_dot_product_attention", "local_response_norm", "lp_pool1d", "lp_pool2d", "lp_pool3d", "tanhshrink", "cov", "corrcoef"]
+)
 
 WRITTEN_OUT: dict[str, Inside] = {
     "scaled_dot_product_attention": _attention,
@@ -321,6 +327,7 @@ WRITTEN_OUT: dict[str, Inside] = {
     "normalize": _normalize,
     "logsumexp": _logsumexp,
     "local_response_norm": _response_norm,
+    "tanhshrink": _shrunk,
     "cov": _covariance,
     "corrcoef": _correlation,
     **{f"lp_pool{dims}d": _power_pool(dims) for dims in (1, 2, 3)},

@@ -44,6 +44,7 @@ CALLS = [
     (F.adaptive_avg_pool2d, ((2, 3),), {}),
     (F.local_response_norm, (3,), {}),
     (F.local_response_norm, (4, 0.1), {"beta": 0.5, "k": 2.0}),
+    (F.tanhshrink, (), {}),
     (F.lp_pool2d, (4, 2), {}),
     (F.lp_pool2d, (2.0, (3, 2)), {"stride": 1, "ceil_mode": True}),
 ]

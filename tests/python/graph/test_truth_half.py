@@ -25,6 +25,7 @@ EXPRESSIONS = {
     "a squared norm": (lambda x: x / x.square().sum(-1, keepdim=True).sqrt(), 300.0),
     "a product of products": (lambda x: (x * x) * (1.0 / (x * x)), 400.0),
     "a local response norm": (lambda x: F.local_response_norm(x[:, :, None], 5, alpha=1.0)[..., 0], 400.0),
+    "a hyperbolic shrink": (F.tanhshrink, 0.03),
     "a pool of powers": (lambda x: F.lp_pool1d(x[None].abs(), 2, 4)[0], 400.0),
     "a pool of cubes": (lambda x: F.lp_pool2d(x[None].abs(), 3, 2)[0], 60.0),
     "a covariance": (lambda x: torch.cov(x * torch.linspace(-1, 1, 8).to(x)), 400.0),
