@@ -166,7 +166,8 @@ def join(
                 sim.eval()
                 for key, quantizer in quantizers.items():
                     quantizer.enabled = key in on
-                file.add(name, value_of(metric, sim, data, "QuantSim.progressive"))
+                with sim.switch.turned(sim.switch.on and bool(on)):  # in float also what falls back
+                    file.add(name, value_of(metric, sim, data, "QuantSim.progressive"))
         return file.scores[name]
 
     baseline = score("(float)", set())

@@ -194,7 +194,8 @@ def measure(
         if name not in file.scores:
             for key, quantizer in quantizers.items():
                 quantizer.enabled = key in on
-            file.add(name, value_of(metric, sim, data, "QuantSim.sensitivity"))
+            with sim.switch.turned(sim.switch.on and bool(on)):  # in float also what falls back
+                file.add(name, value_of(metric, sim, data, "QuantSim.sensitivity"))
         return file.scores[name]
 
     with unchanged(sim), sharded_around(sim), torch.no_grad():

@@ -5,10 +5,12 @@ What an operation reads and returns is rounded by quantizers; this is what they 
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from qsim import ops
@@ -69,6 +71,10 @@ def has_inexact_numbers(func: Function, options: Mapping[int | str, Any]) -> boo
     return any(nearest(v, format) != v for v in numbers for format in ("float16", "bfloat16"))
 
 
+class Switchable(Protocol):
+    enabled: bool
+
+
 class Half:
     """Runs an operation in half precision.
 
@@ -80,15 +86,31 @@ class Half:
         "float16" or "bfloat16".
     narrow : bool
         Whether sums inside an operation are kept in the format too, not in float32.
+    keys : tuple of str
+        Of the quantizers that stand at the operation, or beside one that only moves values; none: of all.
     """
 
-    def __init__(self, op: str, format: str, *, narrow: bool) -> None:
-        self.op, self.format = op, format
+    def __init__(self, op: str, format: str, *, narrow: bool, keys: tuple[str, ...] = ()) -> None:
+        self.op, self.format, self.keys = op, format, keys
+        self.switches: tuple[Switchable, ...] = ()
         self.numbers = op in NUMBERS_ARE_OPERANDS
         self.where = 1 if op in INDEXES else -1  # position of an index
         self.opened = narrow or op in STORED
 
+    def beside(self, quantizers: Mapping[str, Switchable]) -> Half:
+        """The same, in half precision as long as any of its quantizers is on: an operation whose quantizers are off is in float32."""
+        found = copy.copy(self)
+        found.switches = tuple(quantizers[key] for key in self.keys or quantizers)
+        return found
+
+    @property
+    def is_on(self) -> bool:
+        """Whether it rounds."""
+        return not self.switches or any(each.enabled for each in self.switches)
+
     def __call__(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not torch.compiler.is_dynamo_compiling() and not self.is_on:  # Dynamo was told so in place of asking here
+            return func(*args, **kwargs)
         if self.numbers:
             args = tuple(value if i == self.where else self._number(value) for i, value in enumerate(args))
             kwargs = {slot: self._number(value) for slot, value in kwargs.items()}

@@ -28,6 +28,11 @@ PASSED = -4  # and below: calls that lead nowhere, and whose results are quantiz
 WrittenOut = Half | Gated
 
 
+def is_on(written_out: WrittenOut | None) -> bool:
+    """Whether an operation runs in another way than it was written."""
+    return written_out is not None and not (isinstance(written_out, Half) and not written_out.is_on)
+
+
 class Node(NamedTuple):
     """What happens at one call: what quantizes operands, by slot, and outputs, by index; what may take the call's place; where
     it stands in a chain; how it is written out, in half precision or with a quantized gate; whether it may write into its first operand;

@@ -128,7 +128,7 @@ class Place(Noticing):
         kept_between = kept_for_others(route, plan)
         links, self.passed_links = links_of(route, plan, kept_between), [passed_link(route.unmet[key], plan) for key in passed]
         self._ops = [*(site.op for site in route.sites), *(found.function for found in elsewhere.values())]
-        halves = [*(plan.halves.get(site) for site in route.sites), *beyond]
+        halves = [*(half and half.beside(quantizers) for half in map(plan.halves.get, route.sites)), *beyond]
         live: list[WrittenOut | None] = [half or self._gated(at, LiveMaker(quantizers)) for at, half in enumerate(halves)]
         left = [*map(plan.regions.left_to_readers.get, route.sites), *beyond]
         for nodes in (plain, saving, with_marks):
@@ -321,7 +321,9 @@ class Place(Noticing):
                 else:
                     found = site_beside(nodes[at].operands, nodes[at].outputs, around, formats, make)
                 format = formats.get(around.operation, "float32")
-                half = None if format == "float32" or nodes is self.fallen.with_marks else Half(self._ops[at], format, narrow=False)
+                half = None
+                if format != "float32" and nodes is not self.fallen.with_marks:
+                    half = Half(self._ops[at], format, narrow=False, keys=tuple(actions.standing())).beside(self._quantizers)
                 gated = isinstance(nodes[at].written_out, Gated) and around.operation in formats
                 written_out = half or (None if gated else nodes[at].written_out)
                 nodes[at] = Node(*found, link=nodes[at].link, written_out=written_out, left=nodes[at].left)

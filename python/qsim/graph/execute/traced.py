@@ -18,7 +18,7 @@ from qsim.graph.execute.known import QUIET_NAMES
 from qsim.graph.execute.left_to_readers import note_read_in_graph, note_returned_by_graph, traced_left_to_readers
 from qsim.graph.execute.links import Link
 from qsim.graph.execute.mode import LocalMode
-from qsim.graph.execute.nodes import QUIET, STRANGE
+from qsim.graph.execute.nodes import QUIET, STRANGE, is_on
 from qsim.graph.execute.place import Place, note_longer, place_of
 from qsim.graph.execute.switch import Switch
 from qsim.graph.plan.actions import Readers
@@ -265,7 +265,7 @@ def traced_node(token: int, node: int, falls_back: bool, marks: bool) -> tuple[A
     found = (nodes.with_marks if marks else nodes.plain)[node]
     told = [tuple((at, tell(quantize)) for at, quantize in there) for there in (found.operands, found.outputs)]
     link = None if found.link is None else tuple(tuple(each) if isinstance(each, frozenset) else each for each in found.link)
-    return *told, link, found.written_out is not None, found.left is not None
+    return *told, link, is_on(found.written_out), found.left is not None
 
 
 def traced_form(function: Function) -> Form | None:

@@ -100,6 +100,11 @@ class Actions:
     bias: PlannedBias | None = None
     stacks: dict[Slot, str] = field(default_factory=dict)
 
+    def standing(self) -> Iterator[str]:
+        """Keys of the quantizers of operands and results."""
+        yield from (use.key for use in self.operands.values())
+        yield from self.outputs.values()
+
 
 @dataclass(frozen=True)
 class Elsewhere:

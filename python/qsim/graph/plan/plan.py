@@ -118,7 +118,7 @@ class _Planner:
             regions=find_regions(self.flow, self.placement, self.actions, self.quantizers, self.grids, self.ledger.inputs),
             elsewhere=elsewhere,
             fused=self.flow.fused,
-            halves=find_halves(self.specs, self.config.profile.half_accumulator),
+            halves=find_halves(self.specs, self.config.profile.half_accumulator, self.actions),
             after=self.after,
             memory=self.memory,
             through=self.through,
