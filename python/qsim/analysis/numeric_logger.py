@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import weakref
+from collections import Counter
 from contextlib import ExitStack
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -80,7 +81,8 @@ class NumericLogger:
         self._tallies: dict[torch.device, _Tally] = {}
         self._depth = 0
         self._last: tuple[weakref.ref[Tensor], int, int] | None = None  # the latest result: tensor, version, row
-        self._same: dict[int, int] = {}  # rows of modules that returned what another one had made
+        self._same: dict[int, int] = {}  # rows of modules that returned what another one had made, and nothing else yet, as the other
+        self._calls: Counter[int] = Counter()  # of this step, by row
         self._undo = ExitStack()
 
     def __enter__(self) -> NumericLogger:
@@ -108,8 +110,15 @@ class NumericLogger:
             return
         with torch._C.DisableTorchFunction():  # the simulation follows the model's own calls
             if isinstance(out, Tensor) and self._last is not None and self._last[0]() is out and self._last[1] == version_of(out):
-                self._same[row] = self._last[2]
-                return
+                other = self._last[2]
+                if self._calls[row] == 0 and self._calls[other] == 1:  # what the other saw is this alone
+                    self._calls[row], self._same[row] = 1, other
+                    return
+            for waiting in [each for each, other in self._same.items() if row in (each, other)]:
+                other = self._same.pop(waiting)
+                for tally in self._tallies.values():
+                    tally.copy(other, waiting)
+            self._calls[row] += 1
             for t in float_tensors(out):
                 if t.layout is torch.strided and not t.is_meta:
                     if t.device not in self._tallies:
@@ -119,15 +128,36 @@ class NumericLogger:
                 self._last = weakref.ref(out), version_of(out), row
 
     def _write(self, training: bool) -> None:
-        rows: dict[int, list[float]] = {}
+        seen: dict[int, _Seen] = {}
         for tally in self._tallies.values():
-            rows.update(tally.taken())
+            for row, there in tally.taken().items():
+                seen[row] = seen[row].with_others(there) if row in seen else there
         for row, other in self._same.items():
-            if other in rows and row not in rows:
-                rows[row] = rows[other]
+            if other in seen:
+                seen[row] = seen[other]
         self._last, self._same = None, {}
-        self._file.add(self.steps, training, rows)
+        self._calls.clear()
+        self._file.add(self.steps, training, {row: there.numbers() for row, there in seen.items()})
         self.steps += 1
+
+
+class _Seen(NamedTuple):
+    """What was seen in a row: the sum of squares, and numbers of elements."""
+
+    low: float
+    high: float
+    squares: float
+    elements: float
+    nans: float
+    infinite: float
+
+    def with_others(self, other: _Seen) -> _Seen:
+        return _Seen(min(self.low, other.low), max(self.high, other.high), *(a + b for a, b in zip(self[2:], other[2:], strict=True)))
+
+    def numbers(self) -> list[float]:
+        """Lowest, highest, RMS, NaN and Inf."""
+        rms = math.sqrt(self.squares / self.elements) if self.elements else math.nan
+        return [self.low, self.high, rms, int(self.nans), int(self.infinite)]
 
 
 class _Tally:
@@ -152,8 +182,14 @@ class _Tally:
         kind = torch.float32 if t.dtype in (torch.float16, torch.bfloat16) else t.dtype
         self._norms.append((row, torch.linalg.vector_norm(t, dtype=kind)))
 
-    def taken(self) -> dict[int, list[float]]:
-        """Lowest, highest, RMS, NaN and Inf by row, of rows that saw something; waits for the device. Starts the next step."""
+    def copy(self, row: int, other: int) -> None:
+        """Have another row, which saw nothing, have seen what this one did."""
+        for views in self._views:
+            views[other].copy_(views[row])
+        self._norms += [(other, norm) for each, norm in self._norms if each == row]
+
+    def taken(self) -> dict[int, _Seen]:
+        """By row, of rows that saw something; waits for the device. Starts the next step."""
         if not self._norms:
             return {}
         norms = torch.stack([norm.double() for _, norm in self._norms])
@@ -165,7 +201,6 @@ class _Tally:
         found = {}
         for row in dict.fromkeys(row for row, _ in self._norms):
             elements, nans, positive, negative = numbers[2 * n + 4 * row : 2 * n + 4 * row + 4]
-            rms = math.sqrt(squares[row] / elements) if elements else math.nan
-            found[row] = [numbers[row], numbers[n + row], rms, int(nans), int(positive + negative)]
+            found[row] = _Seen(numbers[row], numbers[n + row], squares[row], elements, nans, positive + negative)
         self._clear()
         return found

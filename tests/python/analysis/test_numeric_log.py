@@ -186,3 +186,53 @@ def test_what_is_called_outside_of_the_model_is_no_step(net, tmp_path):
         net.fc1(torch.randn(2, 6))
     assert qsim.read_numeric_log(tmp_path / "log").steps == []
     assert str(qsim.read_numeric_log(tmp_path / "log")) == "no step"
+
+
+class Shared(nn.Module):
+    """Hands on what a layer returns that others call too."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+class Repeating(nn.Module):
+    """Calls things again whose results others hand on."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.same = nn.Linear(6, 6), nn.Dropout(0.5)
+        self.first, self.second = Shared(self.layer), Shared(self.layer)
+
+    def forward(self, x):
+        y = self.same(self.first(x))
+        y = self.same(self.second(y * 50) * 3)
+        for _ in range(2):
+            y = self.layer(y)
+        return y
+
+
+def test_what_modules_hand_on_is_theirs_alone_however_often_others_are_called(tmp_path):
+    torch.manual_seed(0)
+    model, seen = Repeating().eval(), {}
+    for name, module in model.named_modules():
+        module.register_forward_hook(lambda _m, _a, out, name=name: seen.setdefault(name, []).append(out.detach().clone().flatten()))
+    x = torch.randn(5, 6)
+    with qsim.numeric_log(model, tmp_path / "log"):
+        for scale in (1.0, math.nan, 3.0):
+            x[0, 0] = scale
+            model(x)
+    log = qsim.read_numeric_log(tmp_path / "log")
+    for name, results in seen.items():
+        calls = len(results) // 3
+        for step in range(3):
+            t = torch.cat(results[step * calls : (step + 1) * calls])
+            entry, finite = log[name], t[t.isfinite()]
+            assert entry.nonfinite[step] == len(t) - len(finite), (name, step)
+            if step != 1:
+                found = entry.min[step], entry.max[step], entry.rms[step]
+                expected = t.min().item(), t.max().item(), t.square().mean().sqrt().item()
+                assert found == pytest.approx(expected, rel=1e-5), (name, step)
