@@ -88,6 +88,7 @@ def _fields(result: Verification) -> dict[str, Any]:
             "compared": [mine, other],
             "output": name,
             "elements": d.elements,
+            "top1": d.top1,
             "mismatching": d.mismatching,
             "largest": _number(d.largest),
             "step": d.step,

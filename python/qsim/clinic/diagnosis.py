@@ -33,9 +33,10 @@ class Diagnosis(Report):
         Errors first, then warnings; each in the order of the model.
     target : str
     sqnr : float
-        dB of the output on the target beside float32, with nothing kept, where it is finite; NaN for targets without a float format.
+        dB of the output on the target beside float32, with nothing kept, where it is finite; NaN for targets without a float format. Of
+        the batches that ran in half precision: where those are not all, a note says so.
     batches : int
-        Batches that the model was examined on.
+        Batches that the model was examined on, in float32.
     probes : int
         Executions in half precision.
     seconds : mapping of str to float

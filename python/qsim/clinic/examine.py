@@ -131,6 +131,11 @@ def doctor(
                 found = survey(subject, chosen, ranges.batches(subject, given), forward, keep=_KEPT, within=ranges.within)
         exam = Examination(subject, chosen, list(found.kept.values()), forward, loss, found, Flow(subject), ends=ends, probes=probes)
         exam.ranges = ranges
+        if chosen.format is not None and len(found.kept) < found.batches:
+            exam.notes.append(
+                f"ran in half precision on {len(found.kept)} of {found.batches} batches, the first ones and those in which something "
+                "broke, or made numbers twice as large: what is said of the output is of these"
+            )
         if chosen.integers and evaluation is not None:
             with stages.stage("evaluation"):
                 exam.evaluation = ranges_of(subject, iterate(evaluation, max_batches, progress, "qsim.doctor"), forward)

@@ -157,8 +157,8 @@ def survey(
     """Run the model on every batch in float32 and look at every operation.
 
     Memory: `keep` batches, and some numbers for each operation. Half of what is kept are the first batches, the other half is for later
-    ones in which an operation overflows, or makes NaN or Inf, that did not before. `within` makes the visitor that looks too, and calls
-    the one it is given.
+    ones in which an operation overflows, or makes NaN or Inf, that did not before, or numbers twice as large. `within` makes the visitor
+    that looks too, and calls the one it is given.
     """
     found = Survey()
     looking = _Looking(found, target, subject)
@@ -218,6 +218,7 @@ class _Looking:
         self._names = {id(p): name for name, p in subject.model.named_parameters()}
         self._tallies: dict[str, _OperationTally] = {}
         self._broken = 0
+        self._largest: dict[str, float] = {}
         self._calls = Counter[str]()
 
     def begin(self) -> None:
@@ -308,13 +309,21 @@ class _Looking:
             self._found.births.append(Birth(name, self._found.batches, nans, infs, not given_infs, shown))
 
     def has_news(self) -> bool:
-        """Whether more operations overflow, or have made NaN or Inf, than when it was asked last."""
-        before = self._broken
+        """Whether more operations overflow, or have made NaN or Inf, than when it was asked last, or one made a number more than twice as
+        large as any then."""
+        before, largest = self._broken, self._largest
         counts: dict[torch.device, list[Tensor]] = defaultdict(list)
-        for tally in self._tallies.values():
-            counts[tally.counts.device].append(tally.counts[1:4].sum())
-        self._broken = sum(int(torch.stack(here).count_nonzero()) for here in counts.values())  # waits for each device once
-        return self._broken > before
+        names: dict[torch.device, list[str]] = defaultdict(list)
+        for name, tally in self._tallies.items():
+            ends = torch.stack(tally.range).abs().double()
+            broken = tally.counts[1:4].sum().double()
+            counts[broken.device].append(torch.stack([broken, ends.where(ends.isfinite(), 0.0).amax()]))
+            names[broken.device].append(name)
+        found = {
+            n: row for at, rows in counts.items() for n, row in zip(names[at], torch.stack(rows).tolist(), strict=True)
+        }  # one wait each
+        self._broken, self._largest = sum(broken > 0 for broken, _ in found.values()), {name: size for name, (_, size) in found.items()}
+        return self._broken > before or any(size > 2 * largest.get(name, 0.0) for name, size in self._largest.items())
 
     def conclude(self) -> None:
         """Put the numbers into the survey."""

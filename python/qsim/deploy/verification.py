@@ -177,7 +177,7 @@ class Verification:
                 f"{d.mismatching:,}",
                 f"{d.largest:g}{'' if d.step is None else ' steps'}",
                 decibel(d.sqnr),
-                percent(d.top1),
+                "" if d.top1 is None else percent(d.top1) or "0 %",
             )
             for (mine, other), outputs in self.differences.items()
             for name, d in outputs.items()

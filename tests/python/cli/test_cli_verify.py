@@ -60,7 +60,7 @@ def test_an_exported_model_is_fine(exported, capsys):
     assert "not optimised / optimised" in out
     found = json.loads(run(capsys, "verify", folder / "model.onnx", "--data", folder / "batch.npz", "--json")[1])
     (compared,) = found["differences"]
-    assert (compared["elements"], compared["mismatching"]) == (200, 0)
+    assert (compared["elements"], compared["mismatching"], compared["top1"]) == (200, 0, 1.0)
     assert found["in_float"] == {}
 
 

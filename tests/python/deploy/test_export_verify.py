@@ -15,6 +15,7 @@ from torch import nn
 
 import qsim
 from qsim.config.profile import PROFILES
+from qsim.deploy.verification import Difference, Verification
 from qsim.deploy.verify import verify
 
 CONFIG = qsim.int8(target="onnxruntime")
@@ -221,3 +222,16 @@ def test_a_file_in_half_precision_is_verified_without_integer_kernels(tmp_path):
     found = sim.export(tmp_path / "half.onnx", verify=[torch.randn(16, 8).half()]).verification.differences
     assert list(found) == [*WAYS[:3], ("float", "optimised")]
     assert all(difference.largest <= 1.001 for pair in WAYS[:3] for difference in found[pair].values())
+
+
+def test_a_top_1_of_nothing_is_a_number():
+    scores = Difference(None)
+    scores.add(np.array([[1.0, 2.0], [3.0, 1.0]]), np.array([[2.0, 1.0], [1.0, 3.0]]))
+    no_scores = Difference(None)
+    no_scores.add(np.ones((2, 1)), np.ones((2, 1)))
+    found = Verification(
+        version="1", differences={("simulation", "optimised"): {"scores": scores, "others": no_scores}}, in_float={}, float_types={}
+    )
+    lines = str(found).splitlines()
+    assert next(line for line in lines if "scores" in line).rstrip().endswith(" 0 %")
+    assert not next(line for line in lines if "others" in line).rstrip().endswith("%")

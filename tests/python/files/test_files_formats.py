@@ -13,6 +13,7 @@ from aimet_files import AIMET, CACHE, V0_6_1, V1_0_0, V2_0_0, V2_1_0
 
 import qsim
 from qsim.files import FORMATS, Entry
+from qsim.files.difference import difference
 from qsim.numbers.encoding import grid_of
 
 JSON_FORMATS = [name for name in FORMATS if name != "tensorrt-cache"]
@@ -339,3 +340,9 @@ def test_float64_survives_in_qsim(tmp_path):
     wide = qsim.Encoding(torch.tensor(math.pi, dtype=torch.float64), torch.tensor(0, dtype=torch.int32), -128, 127)
     qsim.save_encodings(qsim.EncodingFile({"a": Entry(wide)}), tmp_path / "file")
     assert qsim.load_encodings(tmp_path / "file").encodings["a"] == wide
+
+
+def test_grids_with_other_ends_differ():
+    found = [qsim.Encoding(torch.tensor(0.5), torch.tensor(0, dtype=torch.int32), *ends) for ends in ((-128, 127), (-64, 63), (-128, 127))]
+    assert difference(found[0], found[1]) == (math.inf, "-128 to 127, and -64 to 63")
+    assert difference(found[0], found[2]) == (0.0, "")

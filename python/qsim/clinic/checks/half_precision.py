@@ -304,7 +304,8 @@ def _finding(exam: Examination, trace: Trace, name: str) -> Finding:
     if row.excess > 0 or seen.counts.overflows:  # going by float32 it overflows, once what it reads is right
         if row.counts.overflows == seen.counts.overflows == 0 and (vanished := _vanished(exam, name)):
             return _underflow(exam, vanished, [name, *chain])
-        evidence |= {"overflowed": max(row.counts.overflows, seen.counts.overflows), "elements": row.counts.elements}
+        most = max(row.counts, seen.counts, key=lambda counts: counts.overflows)  # of the batches that ran in the format, or of all
+        evidence |= {"overflowed": most.overflows, "elements": most.elements}
         return exam.finding("QS010", "error", name, _with(evidence, chain), keep_fix(name, chain))
     if seen.counts.underflows and seen.sqnr < exam.half.sqnr:
         return _underflow(exam, name, chain)
