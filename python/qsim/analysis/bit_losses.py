@@ -120,7 +120,7 @@ def estimated(
 
     def run(batch: Any) -> Any:
         if forward is not None:
-            return sim.runner(forward)(tree_map_only(Tensor, _with_gradient, batch))
+            return forward(sim.called(), tree_map_only(Tensor, _with_gradient, batch))
         args, kwargs = tree_map_only(Tensor, _with_gradient, to_device(arguments_of(batch, sim.examples), sim.model))
         with unfit_told((args, kwargs), lambda: sim.calls, sim.model):
             return sim(*args, **kwargs)

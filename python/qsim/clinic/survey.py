@@ -312,17 +312,16 @@ class _Looking:
         """Whether more operations overflow, or have made NaN or Inf, than when it was asked last, or one made a number more than twice as
         large as any then."""
         before, largest = self._broken, self._largest
-        counts: dict[torch.device, list[Tensor]] = defaultdict(list)
-        names: dict[torch.device, list[str]] = defaultdict(list)
+        numbers: dict[torch.device, dict[str, Tensor]] = defaultdict(dict)
         for name, tally in self._tallies.items():
             ends = torch.stack(tally.range).abs().double()
-            broken = tally.counts[1:4].sum().double()
-            counts[broken.device].append(torch.stack([broken, ends.where(ends.isfinite(), 0.0).amax()]))
-            names[broken.device].append(name)
-        found = {
-            n: row for at, rows in counts.items() for n, row in zip(names[at], torch.stack(rows).tolist(), strict=True)
-        }  # one wait each
-        self._broken, self._largest = sum(broken > 0 for broken, _ in found.values()), {name: size for name, (_, size) in found.items()}
+            broken, size = tally.counts[1:4].sum().double(), ends.where(ends.isfinite(), 0.0).amax()
+            numbers[size.device][name] = torch.stack([broken, size])
+        self._broken, self._largest = 0, {}
+        for here in numbers.values():  # waits for each device once
+            for name, (broken, size) in zip(here, torch.stack([*here.values()]).tolist(), strict=True):
+                self._broken += broken > 0
+                self._largest[name] = size
         return self._broken > before or any(size > 2 * largest.get(name, 0.0) for name, size in self._largest.items())
 
     def conclude(self) -> None:

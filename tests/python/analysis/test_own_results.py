@@ -2,6 +2,7 @@
 another in the next run."""
 
 import copy
+import math
 
 import pytest
 import torch
@@ -190,8 +191,15 @@ def calls_of(kind):
     yield "distill", lambda sim, data: sim.distill(data, 8, progress=False).levels[0]
     yield "sensitivity", lambda sim, data: sim.sensitivity(data, progress=False).quantized
     yield "sensitivity with a forward", lambda sim, data: sim.sensitivity(data, forward=_forward, progress=False).quantized
+    if kind is Writing:
+        yield "search_bits with a forward", lambda sim, data: -10 * math.log10(_searched(sim, data))
     yield "compare", lambda sim, data: sim.compare(data[0]).output.sqnr
     yield "doctor", lambda sim, data: qsim.doctor(made(kind), data, target="tensorrt-fp16", progress=False).sqnr + 20
+
+
+def _searched(sim, data):
+    budget = qsim.Budget(tensors=1.0)
+    return sim.search_bits(data, budget=budget, candidates=(15, 16), forward=_forward, probes=5, progress=False).best.measured
 
 
 def _forward(model, batch):
