@@ -18,7 +18,7 @@ from .layers_alone import layers_by_themselves
 from .left_alone import making_changes_nothing
 from .methods import methods_by_themselves
 from .savings import savings_change_nothing
-from .simulation_off import off_is_float
+from .simulation_off import off_is_float, without_quantizers_is_float
 from .sixteen_bits import sixteen_bits_are_near
 from .threads import threads_do_not_meet
 from .warned import other_ways_are_told
@@ -44,4 +44,5 @@ ORACLES: dict[str, tuple[Oracle, float]] = {
     "layers alone": (layers_by_themselves, 0.2),
     "methods": (methods_by_themselves, 0.5),
     "warned": (other_ways_are_told, 0.3),
+    "quantizers off": (without_quantizers_is_float, 0.1),
 }
