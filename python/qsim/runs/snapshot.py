@@ -51,8 +51,8 @@ class Snapshot:
             for m in modules
             if not isinstance(m, torch.jit.ScriptModule)  # its attributes are not Python's
         ]
-        own = {id(p): p for m in modules for p in m._parameters.values() if p is not None}
-        tensors = [*own.values(), *{id(b): b for m in modules for b in m._buffers.values() if b is not None}.values()]
+        own = {id(p): p for m in modules for p in m.parameters(recurse=False)}
+        tensors = [*own.values(), *{id(b): b for m in modules for b in m.buffers(recurse=False)}.values()]
         theirs = [held for m, held, _ in self._modules if not type(m).__module__.startswith("qsim.")]
         attributes = [value for held in theirs for name, value in held.items() if name not in _REGISTRIES]
         self._held = HeldValues(attributes, {id(t) for t in (*tensors, *(m for m, _, _ in self._modules))})

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils._pytree import tree_map_only
 
 from qsim.clinic.examination import Examination
 from qsim.clinic.finding import Finding, Severity
-from qsim.graph.record.own_arguments import own_arguments
 from qsim.runs.copies import copied
 from qsim.runs.snapshot import unchanged
 from qsim.training.watch import NonFiniteError, Watch
@@ -146,7 +147,7 @@ def gradients(exam: Examination) -> list[Finding]:
     for i, batch in enumerate(exam.batches):
         try:
             with unchanged(model), torch.enable_grad(), Watch(model):
-                given, _ = own_arguments(model, batch)
+                given = tree_map_only(Tensor, torch.clone, batch)
                 loss(exam.subject.call(model, given, exam.forward), given).backward()
         except NonFiniteError as error:
             first = error.events[0]
