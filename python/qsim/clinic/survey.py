@@ -156,11 +156,12 @@ def survey(
 ) -> Survey:
     """Run the model on every batch in float32 and look at every operation.
 
-    Memory: `keep` batches, and some numbers for each operation. Half of what is kept are the first batches, the other half is for later
-    ones in which an operation overflows, or makes NaN or Inf, that did not before, or numbers twice as large. `within` makes the visitor
-    that looks too, and calls the one it is given.
+    Memory: `keep` batches, and some numbers for each operation. The first batches are kept, of which one half makes way for later ones in
+    which an operation overflows, or makes NaN or Inf, that did not before, or numbers twice as large. `within` makes the visitor that
+    looks too, and calls the one it is given.
     """
     found = Survey()
+    spare: list[int] = []  # of those that are kept
     looking = _Looking(found, target, subject)
     visitor = looking if within is None else within(looking)
     for batch in batches:
@@ -175,8 +176,12 @@ def survey(
             results = floats(subject.run(batch, forward))
         found.outputs += sum(_nonfinite(t) for t in results)
         found.output_nans += sum(int(t.isnan().sum()) for t in results)
-        if looking.has_news() or len(found.kept) < keep // 2:
-            found.kept |= {found.batches: batch} if len(found.kept) < keep else {}
+        has_news = looking.has_news() and found.batches >= keep // 2
+        if has_news and len(found.kept) == keep and spare:
+            del found.kept[spare.pop()]
+        if len(found.kept) < keep:
+            found.kept[found.batches] = batch
+            spare += [found.batches] if found.batches >= keep // 2 and not has_news else []
         found.batches += 1
     looking.conclude()
     return found
