@@ -16,7 +16,7 @@ from qsim.errors import CalibrationError
 from qsim.quantizers.quantizer import Quantizer
 from qsim.runs.batches import Forward, arguments_of, iterate, to_device
 from qsim.runs.hooks import hooked
-from qsim.runs.snapshot import unchanged
+from qsim.runs.snapshot import beginning_alike, unchanged
 from qsim.runs.unfit import unfit_told
 from qsim.simulation.simulation import Simulation
 
@@ -125,26 +125,30 @@ def estimated(
         with unfit_told((args, kwargs), lambda: sim.calls, sim.model):
             return sim(*args, **kwargs)
 
+    def look(number: int, batch: Any) -> None:
+        met.clear()
+        results = [result for result in float_tensors(run(batch)) if result.requires_grad]
+        if not results:
+            raise ValueError("QuantSim.search_bits: nothing that the model returns has a gradient; return logits, not classes")
+        if not all(bool(result.isfinite().all()) for result in results):
+            raise ValueError(f"QuantSim.search_bits: batch {number} gives NaN or Inf in float: leave it out, or ask qsim.doctor why")
+        tensors = [(key, x) for key, x in (*weights.items(), *met) if key in at]
+        cotangents = [distance.cotangent(result, generator) for result in results]
+        gradients = torch.autograd.grad(results, [x for _, x in tensors], cotangents, allow_unused=True)
+        with torch.no_grad():
+            distance.add(results, results)
+            for (key, x), gradient in zip(tensors, gradients, strict=True):
+                if gradient is not None:
+                    add(key, x.detach(), gradient)
+            for result in results:
+                if not result._is_view():
+                    result.detach_()  # it may be the model's own, which the next run writes to
+
     activations = [quantizer for key, quantizer in sim.quantizers().items() if key not in weights]
     with _differentiable(sim, weights.values()), hooked(activations, before=take):
         for number, batch in enumerate(iterate(data, None, show, "QuantSim.search_bits")):
-            met.clear()
-            results = [result for result in float_tensors(run(batch)) if result.requires_grad]
-            if not results:
-                raise ValueError("QuantSim.search_bits: nothing that the model returns has a gradient; return logits, not classes")
-            if not all(bool(result.isfinite().all()) for result in results):
-                raise ValueError(f"QuantSim.search_bits: batch {number} gives NaN or Inf in float: leave it out, or ask qsim.doctor why")
-            tensors = [(key, x) for key, x in (*weights.items(), *met) if key in at]
-            cotangents = [distance.cotangent(result, generator) for result in results]
-            gradients = torch.autograd.grad(results, [x for _, x in tensors], cotangents, allow_unused=True)
-            with torch.no_grad():
-                distance.add(results, results)
-                for (key, x), gradient in zip(tensors, gradients, strict=True):
-                    if gradient is not None:
-                        add(key, x.detach(), gradient)
-                for result in results:
-                    if not result._is_view():
-                        result.detach_()  # it may be the model's own, which the next run writes to
+            with beginning_alike(sim.model):
+                look(number, batch)
     if not distance.weight:
         raise CalibrationError("QuantSim.search_bits: got no batch on which the model returns anything but zeros. Is the data set empty?")
     factor = distance.curvature / distance.weight

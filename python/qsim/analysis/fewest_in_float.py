@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from qsim.analysis.evidence import Evidence
-from qsim.analysis.metric import Metric, value_of
+from qsim.analysis.metric import Metric
 from qsim.analysis.search import Effort, search
-from qsim.analysis.sensitivity import Sensitivity, members_of
+from qsim.analysis.sensitivity import Sensitivity, members_of, value_with
 from qsim.deploy.engine_plan import Plan
 from qsim.runs.sharding import sharded_around
 from qsim.runs.snapshot import unchanged
@@ -37,9 +37,9 @@ def float_plan(sim: Simulation, data: Any, metric: Metric, target: float, sensit
             "give a list or a DataLoader"
         )
     sign = 1 if sensitivity.higher_is_better else -1
-    quantizers = sim.quantizers()
+    quantizers = {key: quantizer for key, quantizer in sim.quantizers().items() if quantizer.enabled}
     members = {score.name: score.keys for score in sensitivity.scores}
-    operations = {key: sim.decisions.quantizers[key].operation for key, quantizer in quantizers.items() if quantizer.enabled}
+    operations = {key: sim.decisions.quantizers[key].operation for key in quantizers}
     if members != {name: tuple(keys) for name, keys in members_of(operations, "operation").items()}:
         raise ValueError(
             "QuantSim.float_plan: the sensitivity is not that of the operations whose quantizers are on; measure it anew, with "
@@ -47,10 +47,8 @@ def float_plan(sim: Simulation, data: Any, metric: Metric, target: float, sensit
         )
 
     def probe(keep: frozenset[str]) -> Reached:
-        for name, keys in members.items():
-            for key in keys:
-                quantizers[key].enabled = name not in keep
-        value = sign * value_of(metric, sim, data, "QuantSim.float_plan")
+        on = {key for name, keys in members.items() if name not in keep for key in keys}
+        value = sign * value_with(sim, quantizers, on, metric, data, "QuantSim.float_plan")
         return Reached(value >= sign * target, value)
 
     suspicion = {score.name: math.inf if math.isnan(score.value) else -sign * score.value for score in sensitivity.scores}

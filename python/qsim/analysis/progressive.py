@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from qsim.analysis.metric import Metric, value_of
+from qsim.analysis.metric import Metric
 from qsim.analysis.scores import ScoreFile
-from qsim.analysis.sensitivity import measure, members_of
+from qsim.analysis.sensitivity import measure, members_of, value_with
 from qsim.close_names import close_names
 from qsim.loggers.figures import Figures
 from qsim.options import check_flag, check_number, shown
@@ -164,10 +164,7 @@ def join(
         if name not in file.scores:
             with unchanged(sim), sharded_around(sim), torch.no_grad():
                 sim.eval()
-                for key, quantizer in quantizers.items():
-                    quantizer.enabled = key in on
-                with sim.switch.turned(sim.switch.on and bool(on)):  # in float also what falls back
-                    file.add(name, value_of(metric, sim, data, "QuantSim.progressive"))
+                file.add(name, value_with(sim, quantizers, on, metric, data, "QuantSim.progressive"))
         return file.scores[name]
 
     baseline = score("(float)", set())

@@ -22,6 +22,7 @@ from qsim.pages.page import Page
 from qsim.pages.report import Report
 from qsim.pages.subject import about
 from qsim.progress import progress
+from qsim.quantizers.quantizer import Quantizer
 from qsim.runs.report_subject import subject_of
 from qsim.runs.sharding import sharded_around, whole
 from qsim.runs.snapshot import unchanged
@@ -192,10 +193,7 @@ def measure(
 
     def score(name: str, on: Collection[str]) -> float:
         if name not in file.scores:
-            for key, quantizer in quantizers.items():
-                quantizer.enabled = key in on
-            with sim.switch.turned(sim.switch.on and bool(on)):  # in float also what falls back
-                file.add(name, value_of(metric, sim, data, "QuantSim.sensitivity"))
+            file.add(name, value_with(sim, quantizers, on, metric, data, "QuantSim.sensitivity"))
         return file.scores[name]
 
     with unchanged(sim), sharded_around(sim), torch.no_grad():
@@ -204,6 +202,14 @@ def measure(
         each = progress(members.items(), total=len(members), title="sensitivity", unit="group", show=show)
         scores = [Score(name, tuple(keys), glob.escape(operations[keys[0]]), score(name, keys)) for name, keys in each]
     return Sensitivity(scores, *whole, higher_is_better, unit, subject=subject_of(sim.model, sim.config))
+
+
+def value_with(sim: Simulation, quantizers: Mapping[str, Quantizer], on: Collection[str], metric: Metric, data: Any, caller: str) -> float:
+    """The metric with those of the `quantizers` on whose keys are in `on`, the others off. With none what falls back is in float too."""
+    for key, quantizer in quantizers.items():
+        quantizer.enabled = key in on
+    with sim.switch.turned(sim.switch.on and bool(on)):
+        return value_of(metric, sim, data, caller)
 
 
 def members_of(operations: Mapping[str, str], groups: str) -> dict[str, list[str]]:

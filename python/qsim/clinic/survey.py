@@ -176,12 +176,14 @@ def survey(
             results = floats(subject.run(batch, forward))
         found.outputs += sum(_nonfinite(t) for t in results)
         found.output_nans += sum(int(t.isnan().sum()) for t in results)
-        has_news = looking.has_news() and found.batches >= keep // 2
-        if has_news and len(found.kept) == keep and spare:
-            del found.kept[spare.pop()]
+        has_news = looking.has_news()
         if len(found.kept) < keep:
             found.kept[found.batches] = batch
-            spare += [found.batches] if found.batches >= keep // 2 and not has_news else []
+            if found.batches >= keep // 2 and not has_news:
+                spare.append(found.batches)
+        elif has_news and spare:
+            del found.kept[spare.pop()]
+            found.kept[found.batches] = batch
         found.batches += 1
     looking.conclude()
     return found

@@ -13,11 +13,12 @@ from torch.export import ExportedProgram
 from qsim.atomic import write_atomically
 from qsim.deploy.export_report import ExportReport
 from qsim.deploy.tracing import Tracing, traced_for
-from qsim.deploy.verify_program import compared, inputs_of, results_of, verify_program
+from qsim.deploy.verify_program import compared, inputs_of, verify_program
 from qsim.errors import ExportError
 from qsim.executorch.program_file import lower
 from qsim.executorch.quantized_graph import quantized_graph
 from qsim.executorch.session import ExecutorchSession, version
+from qsim.integer.programs import returned
 from qsim.onnx.export_options import Options
 from qsim.runs.batches import Forward
 from qsim.runs.report_subject import subject_of
@@ -88,7 +89,7 @@ def _tried(sim: Simulation, contents: bytes) -> Iterator[str]:
             f"QuantSim.export: ExecuTorch lowers the model and cannot run it: {error}. Nothing was written; what its kernels were given is "
             "on standard error"
         ) from error
-    worst = min((compared(*both).sqnr for both in zip(results_of(sim, batch), got, strict=True)), default=math.inf)
+    worst = min((compared(*both).sqnr for both in zip(returned(sim, batch, integer=False), got, strict=True)), default=math.inf)
     if worst < _WRONG:
         said = f"ExecuTorch {version()} computes something else than the simulation: {decibel(worst)} dB on the example inputs"
         warn(f"QuantSim.export: {said}. Find where with verify=True, and leave that in float")

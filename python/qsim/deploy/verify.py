@@ -25,7 +25,7 @@ from qsim.deploy.parts import Array, concatenated
 from qsim.deploy.times import Session, measured
 from qsim.deploy.verification import IN_FLOAT, ON_INTEGERS, OPENVINO, OPTIMISED, UNOPTIMISED, Difference, Verification
 from qsim.errors import ExportError
-from qsim.integer.programs import evaluate, evaluation
+from qsim.integer.programs import evaluate, evaluation, returned
 from qsim.integer.ties import FirstOfEquals
 from qsim.onnx import file, openvino_sessions
 from qsim.onnx.lint import is_surrounded, lint, maker_of
@@ -35,7 +35,7 @@ from qsim.onnx.sessions import session
 from qsim.operations.moves import MOVING_TYPES
 from qsim.operations.onnxruntime import INTEGER_KERNELS
 from qsim.runs.batches import Forward, arguments_of, as_batch, calls_made
-from qsim.runs.snapshot import beginning_alike, unchanged
+from qsim.runs.snapshot import unchanged
 from qsim.simulation.simulation import Simulation
 from qsim.table import decibel
 
@@ -144,9 +144,9 @@ def verify_simulation(
                 )
             inputs = dict(zip(sizes, map(_array, tensors), strict=True))
             _refuse_other_sizes(path, sizes, inputs)
-            references = {name: _returned(sim, batch, integer=way) for name, way in ways.items()}
+            references = {name: returned(sim, batch, integer=way) for name, way in ways.items()}
             with sim.in_float():
-                references[IN_FLOAT] = _returned(sim, batch, integer=False)
+                references[IN_FLOAT] = returned(sim, batch, integer=False)
             yield inputs, references
 
     with tempfile.TemporaryDirectory() as folder:
@@ -270,13 +270,6 @@ def _refuse_other_sizes(path: Path, sizes: Mapping[str, list[int]], inputs: Mapp
 def _copied(batch: Any) -> Any:
     """A batch for a model that may write to its inputs."""
     return tree_map_only(Tensor, Tensor.clone, batch)
-
-
-def _returned(sim: Simulation, batch: Any, *, integer: bool) -> list[Array]:
-    """The tensors among what the model returns, which may be its own; each time it begins from the same state."""
-    with beginning_alike(sim.model):
-        outputs = evaluate(sim, _copied(batch), integer=integer)
-        return [_array(t.clone()) for t in tree_leaves(outputs) if isinstance(t, Tensor)]
 
 
 def _array(t: Tensor) -> Array:

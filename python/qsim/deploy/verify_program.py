@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import Node
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves
 
 from qsim.deploy.parts import Array
 from qsim.deploy.times import measured
@@ -17,9 +17,8 @@ from qsim.errors import ExportError
 from qsim.executorch.kernel_by_kernel import integers_at_borders
 from qsim.executorch.quantized_graph import DEQUANTIZE, QuantizedGraph
 from qsim.executorch.session import ExecutorchSession, version
-from qsim.integer.programs import evaluate
+from qsim.integer.programs import returned
 from qsim.runs.batches import Forward, arguments_of, as_batch, calls_made
-from qsim.runs.snapshot import beginning_alike
 from qsim.simulation.simulation import Simulation
 
 
@@ -71,13 +70,6 @@ def inputs_of(sim: Simulation, batch: Any) -> dict[str, Array]:
     return {str(i): t.detach().cpu().numpy() for i, t in enumerate(tensors)}
 
 
-def results_of(sim: Simulation, batch: Any) -> list[Array]:
-    """What the simulation returns for a batch, in order."""
-    with beginning_alike(sim.model):
-        results = evaluate(sim, tree_map_only(Tensor, Tensor.clone, batch), integer=False)  # a model may write to its inputs
-        return [t.detach().clone().cpu().numpy() for t in tree_leaves(results) if isinstance(t, Tensor)]  # they may be the model's own
-
-
 def compared(mine: Array, other: Array, *, step: float | None = None) -> Difference:
     """How two results differ."""
     difference = Difference(step)
@@ -87,8 +79,8 @@ def compared(mine: Array, other: Array, *, step: float | None = None) -> Differe
 
 def _references(sim: Simulation, batch: Any) -> Mapping[str, list[Array]]:
     with sim.in_float():
-        floats = results_of(sim, batch)
-    return {"simulation": results_of(sim, batch), IN_FLOAT: floats}
+        floats = returned(sim, batch, integer=False)
+    return {"simulation": returned(sim, batch, integer=False), IN_FLOAT: floats}
 
 
 def _steps(graph: QuantizedGraph) -> list[float | None]:

@@ -9,12 +9,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_leaves
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only
 
 from qsim.integer.evaluate import Evaluation
 from qsim.options import check_flag
 from qsim.runs.batches import Forward
 from qsim.runs.sharding import sharded_modules
+from qsim.runs.snapshot import beginning_alike
 from qsim.simulation.simulation import Evaluator, Simulation
 from qsim.trace.capture import capture
 from qsim.trace.token_scales import has_scale_behind
@@ -103,3 +104,11 @@ def evaluate(sim: Simulation, batch: Any, forward: Forward | None = None, *, int
     finally:
         for module in training:
             module.training = True
+
+
+def returned(sim: Simulation, batch: Any, *, integer: bool) -> list[Any]:
+    """The tensors among what the model returns for a batch, as arrays of their own. It begins from the state that it is in, and may write
+    into what it is given."""
+    with beginning_alike(sim.model):
+        results = evaluate(sim, tree_map_only(Tensor, Tensor.clone, batch), integer=integer)
+        return [t.clone().cpu().numpy() for t in tree_leaves(results) if isinstance(t, Tensor)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import os
 from collections import Counter
@@ -19,6 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from qsim.analysis.deviation import Deviation, float_tensors
 from qsim.errors import CalibrationError
+from qsim.graph.record.own_arguments import own_arguments
 from qsim.numbers.sqnr import sqnr
 from qsim.options import check_function, check_whole, shown
 from qsim.progress import progress
@@ -28,13 +28,12 @@ from qsim.restoration.kept_weights import KeptWeights
 from qsim.restoration.ranks import Group, agree, share, total
 from qsim.restoration.restore_report import RestoreReport
 from qsim.restoration.weight_by_weight import Layers, Pass, uses_of
-from qsim.runs.arguments import Arguments, tensors_in
+from qsim.runs.arguments import Arguments
 from qsim.runs.batches import Forward, arguments_of, iterate, to_device
 from qsim.runs.memory import MemoryWatch
-from qsim.runs.random_numbers import RandomNumbers
 from qsim.runs.report_subject import subject_of
 from qsim.runs.sharding import sharded_modules
-from qsim.runs.snapshot import beginning_alike, rewriting, state_unchanged, unchanged
+from qsim.runs.snapshot import beginning_alike, rewriting, unchanged
 from qsim.runs.unfit import unfit_told
 from qsim.simulation.range_choice import fit_biases
 from qsim.simulation.simulation import Simulation
@@ -160,8 +159,7 @@ def distill(
 def _undone(sim: Simulation, call: Callable[[], Any]) -> Any:
     """What a call returns, each from the state that the model is in, with the same random numbers; a copy: a model may return its own."""
     with beginning_alike(sim.model):
-        results = call()
-        return copy.deepcopy(results, {id(t): t.clone() for t in tensors_in(results)})
+        return own_arguments(sim.model, call())[0]
 
 
 @contextmanager
@@ -219,14 +217,13 @@ def _calls(
     batches = list(iterate(data, max_batches, False, caller))
     if not batches:
         raise CalibrationError(f"{caller}: got no batch. Is the iterator used up, or the data set empty?")
-    called = sim.called()
     if forward is not None:
-        calls: list[Callable[[], Any]] = [partial(_forwarded, sim, forward, called, batch) for batch in batches]
+        calls: list[Callable[[], Any]] = [partial(sim.runner(forward), batch) for batch in batches]
     else:
         arguments = [arguments_of(batch, sim.examples) for batch in batches]
         if len(arguments) == 1:
             arguments = _halves(arguments[0])
-        calls = [partial(_call, sim, called, *to_device(each, sim.model)) for each in arguments]
+        calls = [partial(_call, sim, sim.called(), *to_device(each, sim.model)) for each in arguments]
     if len(calls) == 1:
         return calls, [False], ["nothing was held back: gains were measured on the one batch that there is"]
     last = len(calls) - 1
@@ -237,10 +234,6 @@ def _call(sim: Simulation, called: nn.Module, args: tuple[Any, ...], kwargs: dic
     with unfit_told((args, kwargs), lambda: sim.calls, sim.model):
         args, kwargs = sim.switch.own(sim.model, (args, kwargs))
         return called(*args, **kwargs)
-
-
-def _forwarded(sim: Simulation, forward: Forward, called: nn.Module, batch: Any) -> Any:
-    return forward(called, sim.switch.own(sim.model, batch))
 
 
 def _halves(arguments: Arguments) -> list[Arguments]:
@@ -265,17 +258,15 @@ def _that_fit(calls: list[Callable[[], Any]], measures: list[bool], widest: int,
 
 def _level(sim: Simulation, calls: list[Callable[[], Any]], found: Pass, group: Group) -> float:
     """SQNR in dB of the simulation's results, as it is, to those in float."""
-    level, random = Deviation(), RandomNumbers()
+    level = Deviation()
     was, sim.savings = sim.savings, False  # no weight is kept quantized that is there for now only
     try:
         for batch, reference in found.results.items():
-            random.put_back()  # what the run in float drew
-            with state_unchanged(sim.model):
+            with beginning_alike(sim.model):  # as the run in float did
                 for wanted, got in zip(*map(float_tensors, (reference, calls[batch]())), strict=True):
                     level.add(wanted, got)
     finally:
         sim.savings = was
-        random.put_back()
     return level.sqnr if group is None else sqnr(*total([level.signal, level.noise], group, torch.device("cpu")))
 
 

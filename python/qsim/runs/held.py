@@ -61,12 +61,12 @@ class HeldValues:
 
     def is_changed(self) -> bool:
         """Whether anything was put in, taken out or replaced since, or written into an array; tensors are not looked at."""
-        return any(not _is_unchanged(kind.contents(value), contents) for value, kind, contents in self._held)
+        return any(not is_unchanged(kind.contents(value), contents) for value, kind, contents in self._held)
 
     def restore(self) -> None:
         """Put everything back but the contents of tensors."""
         for value, kind, contents in self._held:
-            if not _is_unchanged(kind.contents(value), contents):
+            if not is_unchanged(kind.contents(value), contents):
                 kind.put_back(value, contents)
 
 
@@ -76,7 +76,7 @@ def _may_be_written_to(t: Tensor) -> bool:
     return is_own and all(stride != 0 or size < 2 for stride, size in zip(t.stride(), t.shape, strict=True))
 
 
-def _is_unchanged(contents: Any, before: Any) -> bool:
+def is_unchanged(contents: Any, before: Any) -> bool:
     """Of arrays the bytes count, of anything else which objects it holds."""
     if is_array(contents):
         return bool(contents.tobytes() == before.tobytes())

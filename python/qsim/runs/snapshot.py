@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from qsim.runs.arguments import are_same
 from qsim.runs.fingerprint import fingerprint
-from qsim.runs.held import HeldValues
+from qsim.runs.held import HeldValues, is_unchanged
 from qsim.runs.mapped import MappedParameter
 from qsim.runs.random_numbers import random_numbers_unchanged
 
@@ -67,7 +67,7 @@ class Snapshot:
         """Whether anything of it is another thing now, or has other contents."""
         for module, attributes, registries in self._modules:
             now = vars(module)
-            if not are_same(now, attributes) or not all(_hold_the_same(now[name], entries) for name, entries in registries.items()):
+            if not are_same(now, attributes) or not all(is_unchanged(now[name], entries) for name, entries in registries.items()):
                 return True
         return self._held.is_changed() or not all(_are_equal(tensor, contents) for tensor, contents in self.tensors)
 
@@ -98,10 +98,6 @@ class Snapshot:
                 f"qsim: running the model changed {what} ({tensor.nbytes >> 20} MiB), which cannot be put back: of more than "
                 f"{_COPIED >> 20} MiB no copy is made. Have what forward writes in a buffer (register_buffer), and load the model again"
             )
-
-
-def _hold_the_same(one: Any, other: Any) -> bool:
-    return one == other if isinstance(one, set) else are_same(one, other)
 
 
 def _are_equal(one: Tensor, other: Tensor) -> bool:
@@ -183,41 +179,27 @@ def rewriting() -> Iterator[None]:
 
 
 @contextmanager
-def state_unchanged(model: nn.Module) -> Iterator[None]:
-    """Undo on leaving, also by an exception, what the body did to `model` but for the contents of its parameters, and take buffers out of
-    graphs. For a body that runs the model, and may go back through it.
+def beginning_alike(model: nn.Module) -> Iterator[None]:
+    """Undo on leaving, also by an exception, what the body did to `model` but for the contents of its parameters, take buffers out of
+    graphs, and have the random numbers that it drew come next again. What runs in several of these, and may go back through the model,
+    begins from the same each time, as in float and simulated.
 
     Examples
     --------
     >>> norm = nn.BatchNorm1d(2)
-    >>> with state_unchanged(norm):
-    ...     _ = norm(torch.ones(3, 2))
-    >>> norm.num_batches_tracked.item()
-    0
+    >>> def run():
+    ...     with beginning_alike(norm):
+    ...         return norm(torch.randn(3, 2))
+    >>> torch.equal(run(), run()), norm.num_batches_tracked.item()
+    (True, 0)
     """
     before = Snapshot(model, parameters=False)
     buffers = [(m, name, b, b.requires_grad) for m in model.modules() for name, b in m.named_buffers(recurse=False)]
-    try:
-        yield
-    finally:
-        before.restore()
-        for module, name, buffer, required in buffers:
-            if buffer.requires_grad != required:  # what a graph wrote to stays in it
-                setattr(module, name, buffer.detach().clone())
-
-
-@contextmanager
-def beginning_alike(model: nn.Module) -> Iterator[None]:
-    """As `state_unchanged`; random numbers that the body drew come next again. What runs in several of these begins from the same each
-    time, as the model in float and simulated.
-
-    Examples
-    --------
-    >>> def run():
-    ...     with beginning_alike(nn.Identity()):
-    ...         return torch.rand(3)
-    >>> torch.equal(run(), run())
-    True
-    """
-    with state_unchanged(model), random_numbers_unchanged():
-        yield
+    with random_numbers_unchanged():
+        try:
+            yield
+        finally:
+            before.restore()
+            for module, name, buffer, required in buffers:
+                if buffer.requires_grad != required:  # what a graph wrote to stays in it
+                    setattr(module, name, buffer.detach().clone())
