@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
 
 from qsim.graph.record.own_arguments import own_arguments
 from qsim.runs.arguments import Arguments, tensors_in
@@ -125,8 +124,3 @@ class Probe:
 
 def _input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return args[0] if args else next(iter(kwargs.values()), None)
-
-
-def copied(arguments: Any) -> Any:
-    """Arguments of a call, of which a forward may overwrite what it likes."""
-    return tree_map_only(Tensor, torch.clone, arguments)

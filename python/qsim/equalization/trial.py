@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from qsim.batch_norm.own_forward import is_torchs_own
 from qsim.equalization.channels import along, input_range, scale_input, scale_output
-from qsim.equalization.probe import copied
+from qsim.graph.record.own_arguments import own_arguments
 from qsim.operations.layers import LAYERS, Layer, channel_axis
 from qsim.runs.snapshot import rewriting
 
@@ -38,7 +38,7 @@ def _is_scaled(module: nn.Module, args: Any, kwargs: Any, out: Tensor, axis: int
     factors = _powers(out.shape[axis])
     with put_back(module):
         scale_output(module, factors, offset)
-        found = module.forward(*copied(args), **copied(kwargs))
+        found = _forward(module, args, kwargs)
     return _agree(found, out * along(factors, out, axis))
 
 
@@ -49,12 +49,18 @@ def reads_scaled(layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     x, axis = (args[0], channel_axis(layer)) if args else (None, -1)
     if x is None or x.shape[axis] != len(input_range(layer)):
         return False
-    expected = layer.forward(*copied(args), **copied(kwargs))
+    expected = _forward(layer, args, kwargs)
     factors = _powers(x.shape[axis])
     with put_back(layer):
         scale_input(layer, 1 / factors)
-        found = layer.forward(x * along(factors, x, axis), *copied(args[1:]), **copied(kwargs))
+        found = _forward(layer, (x * along(factors, x, axis), *args[1:]), kwargs)
     return _agree(found, expected)
+
+
+def _forward(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What a module returns, which may overwrite what it likes of its arguments."""
+    args, kwargs = own_arguments(module, (args, kwargs))[0]
+    return module.forward(*args, **kwargs)
 
 
 def _powers(channels: int) -> Tensor:
