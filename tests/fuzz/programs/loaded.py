@@ -92,7 +92,8 @@ class Loaded:
         def keeping(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
             return checkpoint(lambda *given: tree_map_only(Tensor, _kept, function(*given)), *args, **options)
 
-        with patch.object(self.module, "checkpoint", keeping):
+        within = patch("torch.utils.checkpoint.checkpoint", keeping)  # of `checkpoint_sequential`
+        with patch.object(self.module, "checkpoint", keeping), within:
             yield
 
     @property
