@@ -112,6 +112,39 @@ def test_an_operand_that_another_makes_in_training():
     assert (sim(X) - (X + 0.1)).abs().max() < 0.1
 
 
+def other_sum(m, x, z):
+    z = x + x if m.training else torch.add(z, 0.5)
+    return m.l(x.amax(-1, keepdim=True) + z)
+
+
+def sum_with_a_number(m, x, z):
+    return m.l(z + (x if m.training else 0.5))
+
+
+def sum_with_what_modes_do_not_see(m, x, z):
+    h = F.hardswish(x)
+    return m.l(z + (h if m.training else 0.5)) + h
+
+
+def more_to_concatenate(m, x, z):
+    return m.l(torch.cat([z, x] if m.training else [z]))
+
+
+@pytest.mark.parametrize("forward", [other_sum, sum_with_a_number, sum_with_what_modes_do_not_see, more_to_concatenate])
+def test_what_training_alone_reads_has_no_range_to_wait_for(forward):
+    """Seed 1740786 of the fuzzer: no batch of the calibration reaches an operand that evaluation does not have."""
+
+    class Batch(dict):
+        """Not to every function that looks into dicts."""
+
+    model = Forward(lambda m, b: forward(m, b["x"], b["z"]), **layers("l")).eval()
+    batch = Batch(x=X, z=X.roll(3, 0) * 1.5)
+    sim = qsim.QuantSim(model, (batch,), WIDE)
+    sim.calibrate([batch, Batch(x=X * 2, z=X * 3)], forward=lambda m, b: m(b), progress=False)
+    for training in (False, True):
+        assert decibels(sim.train(training)(batch), model.train(training)(batch)) > 60
+
+
 @pytest.mark.parametrize("kind", [lambda x: F.relu(torch.randn_like(x)) * 0.1, lambda x: torch.randn_like(x) * 0.1, torch.zeros_like])
 def test_noise_in_training(kind):
     model = Forward(lambda m, x: x + (kind(x) if m.training else m.l(x)), **layers("l")).eval()

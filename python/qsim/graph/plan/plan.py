@@ -170,6 +170,8 @@ class _Planner:
                 self.ledger.unseen.update(dict.fromkeys(origin.source or name for origin in origins))
         elif kinds == {"const"}:
             self._constant(site, slot, origins)
+        elif site.takes_in_training_only(slot) and not self._is_half(site):
+            self.ledger.leave(name, site.op, reasons.TRAINING)
         else:
             (self._read if asked else self._where_read)(site, slot, origins)
 
@@ -211,10 +213,8 @@ class _Planner:
         key, spec, shared = self.specs.input_key(slot), self.specs.of_input(slot), self._shared(("input", slot))
         if spec is None:
             self.ledger.leave(key, "input", reasons.BY_CONFIG)
-        elif shared is not None:
-            self.ledger.inputs[slot] = self._join(shared, key, spec)
         else:
-            self.ledger.inputs[slot] = self._add_input(slot, spec)
+            self.ledger.inputs[slot] = self._add_input(slot, spec) if shared is None else self._join(shared, key, spec)
 
     def _add_input(self, slot: InputSlot, spec: TensorSpec) -> str:
         key = self.specs.input_key(slot)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 
@@ -86,6 +86,10 @@ class Site:
     def training_only(self) -> bool:
         return all(step.training for step in self.steps)
 
+    def takes_in_training_only(self, slot: Slot) -> bool:
+        """Whether no call in evaluation has a floating-point operand there: `x + (noise if self.training else 1.0)`."""
+        return all(step.training for step in self.steps if slot in step.operands)
+
     def operands(self) -> dict[Slot, list[Origin]]:
         """Every origin of every floating-point operand, over all calls."""
         found: dict[Slot, dict[Origin, None]] = defaultdict(dict)
@@ -158,7 +162,7 @@ def build_routes(tape: Tape, is_met: Callable[[Step], bool] = lambda step: step.
     Steps that are not met have no node: by default those that Dynamo does not show to a mode, and those of hooks.
 
     A call in training that no recorded call of eval made at that place, but one made at another, with the same function of the same
-    module in the same order, is the same site: a forward may have two branches that both begin with `self.conv(x)`.
+    module, of as many tensors, in the same order, is the same site: a forward may have two branches that both begin with `self.conv(x)`.
     """
     routes: dict[str, Route] = defaultdict(Route)
     unmet: dict[tuple[str, CallKey, int], Site] = {}
@@ -197,7 +201,7 @@ def _aligned(recorded: list[Step], sites: list[Site], steps: list[Step]) -> dict
     at, taken = ({(step.key, step.ordinal) for step in call} for call in (recorded, steps))
     if taken <= at or at <= taken:
         return {}
-    theirs, ours = ([(route_name(step.func), step.leaf, _constants(step)) for step in call] for call in (recorded, steps))
+    theirs, ours = ([_operation(step) for step in call] for call in (recorded, steps))
     matches = SequenceMatcher(None, theirs, ours, autojunk=False).get_matching_blocks()
     pairs = [(i + k, j + k) for i, j, length in matches for k in range(length)]
     return {
@@ -205,9 +209,11 @@ def _aligned(recorded: list[Step], sites: list[Site], steps: list[Step]) -> dict
     }
 
 
-def _constants(step: Step) -> frozenset[tuple[Slot, Origin]]:
-    """What a call reads of the model's parameters and buffers, all or parts of them: attention's own weight as its arguments ask."""
-    return frozenset((slot, origin) for slot, origins in step.operands.items() for origin in origins if origin.kind == "const")
+def _operation(step: Step) -> tuple[Hashable, ...]:
+    """What two calls of one operation have alike: the function, the module, where tensors are passed, and what the call reads of the
+    model's parameters and buffers, all or parts of them: attention's own weight as its arguments ask."""
+    constants = frozenset((slot, origin) for slot, origins in step.operands.items() for origin in origins if origin.kind == "const")
+    return route_name(step.func), step.leaf, frozenset(step.operands), constants
 
 
 class _Names:
