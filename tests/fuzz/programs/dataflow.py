@@ -41,10 +41,14 @@ class Origin:
 
 @dataclass(frozen=True)
 class Value:
-    """A tensor, and where it came from: several origins where a function that only moves values brought them together."""
+    """A tensor, and where it came from: several origins where a function that only moves values brought them together.
+
+    `made_of`: the one whose numbers Python made it of.
+    """
 
     tensor: Tensor
     origins: frozenset[Origin]
+    made_of: Value | None = None
 
     @property
     def kinds(self) -> set[str]:

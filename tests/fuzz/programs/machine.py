@@ -111,6 +111,15 @@ class Machine(Frames):
         """A result of the model."""
         value = self._read(name)
         self._note(None, -1, value)
+        return self._leaving(value)
+
+    def through_python(self, name: Name, factor: float) -> Name:
+        """A tensor that Python makes of the numbers of another one, which leaves the model if something reads this one."""
+        value = self._read(name)
+        self._note(None, ASKED, value)
+        return Name(Value(self._leaving(value).detach() * factor, frozenset([Origin("unknown", "python")]), made_of=value))
+
+    def _leaving(self, value: Value) -> Tensor:
         if any(o.kind == "site" and o.source.kind.hidden for o in value.origins):
             raise NotUnderstood("the model returns what no function mode meets")
         if any(o.stale for o in value.origins):
@@ -207,6 +216,8 @@ class Machine(Frames):
         """What a function reads."""
         value = name.read()
         self.read |= {o.call for o in value.origins}
+        if value.made_of is not None:
+            self._note(None, -1, value.made_of)
         return value
 
     # Recording and planning.

@@ -161,10 +161,6 @@ def _from_numpy(m: Machine, x: Name) -> Name:
     return m.compute(Kind("Mul"), torch.mul, x, m.unknown("numpy", numbers))
 
 
-def _through_python(m: Machine, x: Name, factor: float = 1.0) -> Name:
-    return m.unknown("python", m.output(x).detach() * factor)  # it leaves the network that runs on the target
-
-
 def _linear(m: Machine, x: Name, *parameters: Name) -> Name:
     return m.compute(GEMM, F.linear, x, *parameters)
 
@@ -272,11 +268,16 @@ TABLE: dict[str, Operation] = {
         Operation("twice", "{0} + {0}", lambda m, x: m.compute(_ADD, torch.add, x, x), weight=0),
         # Tensors that are made of numbers.
         Operation("plus literal", "{0} + torch.tensor({numbers}, dtype={0}.dtype, device={0}.device)", _literal, forms=FLAT, weight=1),
-        Operation("through a list", "torch.tensor({0}.detach().tolist(), dtype={0}.dtype, device={0}.device)", _through_python, weight=1),
+        Operation(
+            "through a list",
+            "torch.tensor({0}.detach().tolist(), dtype={0}.dtype, device={0}.device)",
+            lambda m, x: m.through_python(x, 1.0),
+            weight=1,
+        ),
         Operation(
             "through numpy",
             "torch.from_numpy({0}.detach().cpu().numpy() * 2).to({0}.device)",
-            lambda m, x: _through_python(m, x, 2.0),
+            lambda m, x: m.through_python(x, 2.0),
             weight=1,
         ),
         Operation(
