@@ -83,6 +83,11 @@ class Disabled {
 // As `quantized` in python/qsim/graph/execute/inputs.py.
 bool is_quantized(PyObject* value) { return THPVariable_Check(value) && is_dense_float(THPVariable_Unpack(value)); }
 
+// Of a result: whether an operation wrote to it under `torch.no_grad()`, and its gradient stays.
+bool has_gradient_where_they_are_off(const at::Tensor& out) {
+  return out.requires_grad() && !c10::GradMode::is_enabled();
+}
+
 // Whether a node (`qsim.graph.execute.nodes.Node`, whose fields these are) has no more than quantizers, at operands
 // that are given by position.
 bool has_quantizers_alone(PyObject* node, Py_ssize_t arguments) {
@@ -229,7 +234,7 @@ py::tuple KnownCalls::with_operands(const py::tuple& args, PyObject* operands) c
 
 py::object KnownCalls::with_outputs(py::object out, PyObject* outputs, const py::tuple& given) const {
   if (PyTuple_GET_SIZE(outputs) == 0) return out;
-  if (!THPVariable_Check(out.ptr())) {
+  if (!THPVariable_Check(out.ptr()) || has_gradient_where_they_are_off(THPVariable_Unpack(out.ptr()))) {
     return owned(PyObject_CallFunctionObjArgs(with_outputs_.ptr(), out.ptr(), outputs, given.ptr(), nullptr));
   }
   if (!is_quantized(out.ptr())) return out;

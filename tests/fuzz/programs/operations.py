@@ -243,6 +243,13 @@ TABLE: dict[str, Operation] = {
         Operation("add_", "{0}.add_(0.3)", _in_place(_ADD, lambda t: t + 0.3), in_place=True),
         Operation("tanh_", "{0}.tanh_()", _in_place(Kind("Tanh"), torch.tanh), in_place=True),
         Operation("clamp_", "{0}.clamp_(-1.0, 1.0)", _in_place(Kind("Clip"), lambda t: t.clamp(-1.0, 1.0)), in_place=True),
+        Operation(
+            "mul_ without a gradient",
+            "torch.no_grad()(torch.Tensor.mul_)({0}, 0.7)",
+            _in_place(_MUL, lambda t: t + (t * 0.7 - t).detach()),
+            in_place=True,
+            weight=1,
+        ),
         Operation("silu in place", "F.silu({0}, inplace=True)", _in_place(Kind("Swish"), F.silu), in_place=True, weight=1),
         Operation("add_ another", "{0}.add_({1})", _in_place(_ADD, torch.add), 2, in_place=True, weight=3),
         Operation("mul_ another", "{0}.mul_({1})", _in_place(_MUL, torch.mul), 2, in_place=True, weight=1),

@@ -216,9 +216,12 @@ def _quantized_entry(value: Any, index: int | None, quantize: Quantize) -> Any:
 
 
 def as_it_is(x: Tensor) -> Tensor:
-    """In place of a quantizer: another tensor of the same memory, no more. It leaves no operation in files, as `view_as` would, and is no
-    view where no gradient asks for one: what a reentrant checkpoint hands out as a view cannot be written to."""
-    if not x.requires_grad and not torch.compiler.is_compiling():
+    """In place of a quantizer: another tensor of the same memory, no more. It leaves no operation in files, as `view_as` would.
+
+    What is written to it may need a gradient later, which the other name then has too: a view, but where gradients are off, since what a
+    reentrant checkpoint hands out as a view cannot be written to.
+    """
+    if not (x.requires_grad or torch.is_grad_enabled() or torch.compiler.is_compiling()):
         return x.detach()
     return torch.ops.aten.alias.default(x)  # type: ignore[no-any-return]
 
@@ -227,9 +230,13 @@ def with_outputs(out: Any, outputs: tuple[tuple[int, Quantize], ...], given: tup
     """What a call returned, with the planned results quantized.
 
     Of those in `given` it returns none itself: what `x.relu_()` returns is another tensor than `x` once it is quantized, and is while its
-    quantizer only observes, or is switched off. Programs ask ``y is x``, torch's attention among them.
+    quantizer only observes, or is switched off. Programs ask ``y is x``, torch's attention among them. What has a gradient where gradients
+    are off was written to there, and keeps it: ``with torch.no_grad(): x *= 2``.
     """
     if isinstance(out, Tensor):
+        if out.requires_grad and not torch.is_grad_enabled():
+            with torch.enable_grad():
+                return with_outputs(out, outputs, given)
         found = quantized(out, outputs[0][1])
         return as_it_is(found) if found is out and any(found is t for t in given) else found
     for index, quantize in outputs:

@@ -250,7 +250,7 @@ class Rectifier:
             if q.grid_tensors[0].requires_grad:
                 return None
             if x.requires_grad:
-                return self._with_gradient(x) if dies else None
+                return self._with_gradient(x) if dies and torch.is_grad_enabled() else None
         return self._quantized(x, dies) if self._is_clamped(x, low, high) else None
 
     def overwriting(
