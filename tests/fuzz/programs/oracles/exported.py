@@ -62,6 +62,10 @@ def _from_the_file(case: Case, sim: qsim.QuantSim, call: Call) -> tuple[list[Ten
                 sim.export(path)
         except (qsim.ExportError, qsim.CaptureError) as refusal:
             raise Undecided(f"refused: {str(refusal).splitlines()[0]}") from refusal
+        except qsim.NoEncodingError as error:
+            if case.was_told(error, "something else than in the example inputs"):
+                raise Undecided("what a hook puts in its place is not on a grid, as the report of calibration says") from error
+            raise Raised("export", error) from error
         except Exception as error:
             raise Raised("export", error) from error
         found = []

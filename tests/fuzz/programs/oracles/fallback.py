@@ -21,7 +21,7 @@ _TOLERANCE = 1e-5  # other kernels may compute it
 def fallback_is_near(case: Case) -> Failure | None:
     if failure := _all_of_it(case):
         return failure
-    return near_float(case, "fallback", lambda sim: _some_of_it(case, sim), _BAR, less=_LESS, largest=torch.finfo(torch.float16).max)
+    return near_float(case, "fallback", lambda sim: _some_of_it(case, sim), _BAR, less=_LESS, format=torch.float16)
 
 
 def _all_of_it(case: Case) -> Failure | None:

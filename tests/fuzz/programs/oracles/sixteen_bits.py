@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import sys
 from collections.abc import Callable
 from types import FrameType
@@ -113,10 +112,10 @@ def _drawn(case: Case, sequence: list[Call], spans: dict[Any, float], seed: int)
 
 
 def near_float(
-    case: Case, oracle: str, change: Callable[[qsim.QuantSim], None], bar: float, *, less: float = 0.0, largest: float = math.inf
+    case: Case, oracle: str, change: Callable[[qsim.QuantSim], None], bar: float, *, less: float = 0.0, format: torch.dtype | None = None
 ) -> Failure | None:
     """Whether a simulation at 16 bits, calibrated and then changed, is within `bar` dB of float, or by `less` than noise of 16 bits is.
-    `largest`: the number beyond which what it was changed to has none."""
+    `format`: in which it computes some of it."""
     statements = list(all_statements(case.program))
     if any(isinstance(s, Apply) and TABLE[s.operation].rough for s in statements):
         raise Undecided("a program that jumps")
@@ -131,8 +130,10 @@ def near_float(
     model = _perturbed(case, 0)
     with same_state(model):
         _steps(case, model, sequence, _Rounding(spans))
-    if max(spans.values(), default=0.0) > largest:
-        raise Undecided("numbers beyond the format")
+    if format is not None and any(
+        span > torch.finfo(format).max or 0.0 < span < torch.finfo(format).smallest_normal for span in spans.values()
+    ):
+        raise Undecided("numbers beyond the format, or where it has fewer digits")
     noisy = _steps(case, model, sequence, _Rounding(spans, _noise(0)))
     on_grids = _steps(case, case.float_model(), sequence, _Rounding(spans, _put_on_a_grid))
     lost = False  # what noise hides in one step, state hands on to the next
