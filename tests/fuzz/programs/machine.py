@@ -129,8 +129,8 @@ class Machine(Frames):
         return value.tensor
 
     def ask(self, question: Callable[..., Any], *names: Name) -> bool:
-        """What Python reads out of tensors."""
-        values = [self._read(name) for name in names]
+        """What Python reads out of tensors: none of them is quantized for that."""
+        values = [name.read() for name in names]
         for value in values:
             self._note(None, ASKED, value)
         return bool(question(*(value.tensor for value in values)))
