@@ -12,7 +12,7 @@ CODES = {
     "QS006": "nothing was observed",
     # half precision
     "QS010": "the result leaves the range of the format",
-    "QS011": "a sum inside the operation leaves the range of the format",
+    "QS011": "a number inside the operation leaves the range of the format",
     "QS012": "a constant leaves the range of the format",
     "QS013": "a constant becomes zero in the format",
     "QS014": "small values become zero",

@@ -18,9 +18,11 @@ from torch.utils._pytree import tree_map_only
 
 from qsim.graph.record.tape import is_wrapper, version_of
 from qsim.numbers.float_format import FLOAT_FORMATS
-from qsim.operations.functions import ALIAS, TRANSPARENT, Function, name_of, route_name
+from qsim.operations.functions import ALIAS, TRANSPARENT, Function, name_of, route_name, writes_first
 from qsim.operations.half import INDEXES, NUMBERS_ARE_OPERANDS, nearest
-from qsim.operations.internals import STORED, Total, inside
+from qsim.operations.internals import inside
+from qsim.operations.stored import STORED
+from qsim.operations.totals import Total
 from qsim.ops.round_to_format import count_format_, round_to_format, round_to_format_, round_to_format_counted
 
 T = TypeVar("T")
@@ -46,7 +48,7 @@ class Habits(NamedTuple):
     transparent: bool
     numbers: bool  # whether numbers among its arguments are tensors for an engine
     exact: bool
-    stores: bool  # as `qsim.operations.internals.STORED`
+    stores: bool  # as `qsim.operations.stored.STORED`
     writes: bool  # into its first argument
     indexes: bool  # whether its second argument is an index
     alias: Function | None
@@ -61,7 +63,7 @@ def habits_of(func: Function) -> Habits:
         name in NUMBERS_ARE_OPERANDS,
         name in _EXACT,
         name in STORED,
-        indexes or (route.endswith("_") and not route.startswith("__")),
+        indexes or writes_first(func),
         indexes,
         ALIAS.get(route),
     )
@@ -110,6 +112,8 @@ class HalfPrecision:
         args, kwargs = self._read(habits, args, kwargs)
         written_out = inside(func, args, kwargs) if self.narrow or habits.stores else None
         out = func(*args, **kwargs) if written_out is None else written_out(self._total(name))
+        if written_out is not None and habits.writes:
+            out = args[0].copy_(out)
         if habits.exact:
             return _marked(out, _IN_FORMAT)
         counts = self.counts.get(name)
@@ -167,7 +171,9 @@ class HalfPrecision:
 
     def _total(self, name: str) -> Total:
         def total(added: Tensor, mean: Callable[[], Tensor], count: float) -> Tensor:
-            if self.narrow and count > self._stops:
+            if count > 1 and not self.narrow:  # in an accumulator
+                return added
+            if count > self._stops:
                 most = mean() * self._stops
                 added = torch.where(added.abs() > most, most.copysign(added), added)  # NaN stays, and Inf
             return round_to_format_counted(added, self.format, self.counts[name]) if name in self.counts else self._rounded(added)

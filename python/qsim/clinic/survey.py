@@ -18,7 +18,8 @@ from qsim.clinic.targets import Target
 from qsim.clinic.trace import floats
 from qsim.numbers.sqnr import sqnr
 from qsim.operations.functions import ALIAS, INSERTION, TRANSPARENT, Function, name_of, route_name
-from qsim.operations.internals import STORED, inside, partial_sums
+from qsim.operations.internals import inside, partial_sums
+from qsim.operations.stored import STORED
 from qsim.ops.observe import observe_range_
 from qsim.ops.round_to_format import count_format_
 from qsim.quantizers.format_counts import FormatCounts
@@ -289,10 +290,10 @@ class _Looking:
         return self._tallies[name]
 
     def _look_inside(self, name: str, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Note the sums inside an operation, for accumulators that are no wider than the format."""
+        """Note what an operation stores inside, and its sums where accumulators are no wider than the format."""
 
         def total(added: Tensor, mean: Callable[[], Tensor], count: float) -> Tensor:
-            if not added.numel():
+            if not added.numel() or (count > 1 and self._target.accumulator == "float32"):
                 return added
             tally, sums = self._tally(name, func, added.device), added.abs().double()
             found = torch.stack([sums.amax(), (sums / mean()).nan_to_num(0.0, 0.0).amax(), tally.sums[2]])

@@ -1,4 +1,4 @@
-"""Operations in half precision as an engine runs them: numbers among the arguments are tensors of the format, and so are some sums inside.
+"""Operations in half precision as an engine runs them: numbers among the arguments are tensors of the format, and so is some of the inside.
 
 What an operation reads and returns is rounded by quantizers; this is what they cannot reach.
 """
@@ -16,7 +16,8 @@ from torch import Tensor
 from qsim import ops
 from qsim.numbers.float_format import FLOAT_FORMATS
 from qsim.operations.functions import Function, name_of
-from qsim.operations.internals import STORED, inside_of
+from qsim.operations.internals import inside_of
+from qsim.operations.stored import STORED
 
 
 def _table(names: str) -> frozenset[str]:
@@ -86,12 +87,14 @@ class Half:
         "float16" or "bfloat16".
     narrow : bool
         Whether sums inside an operation are kept in the format too, not in float32.
+    writes : bool
+        Whether it writes its result into its first argument.
     keys : tuple of str
         Of the quantizers that stand at the operation, or beside one that only moves values; none: of all.
     """
 
-    def __init__(self, op: str, format: str, *, narrow: bool, keys: tuple[str, ...] = ()) -> None:
-        self.op, self.format, self.keys = op, format, keys
+    def __init__(self, op: str, format: str, *, narrow: bool, writes: bool = False, keys: tuple[str, ...] = ()) -> None:
+        self.op, self.format, self.narrow, self.writes, self.keys = op, format, narrow, writes, keys
         self.switches: tuple[Switchable, ...] = ()
         self.numbers = op in NUMBERS_ARE_OPERANDS
         self.where = 1 if op in INDEXES else -1  # position of an index
@@ -115,7 +118,10 @@ class Half:
             args = tuple(value if i == self.where else self._number(value) for i, value in enumerate(args))
             kwargs = {slot: self._number(value) for slot, value in kwargs.items()}
         written_out = inside_of(self.op, args, kwargs) if self.opened else None
-        return func(*args, **kwargs) if written_out is None else written_out(self._total)
+        if written_out is None:
+            return func(*args, **kwargs)
+        out = written_out(self._total)
+        return args[0].copy_(out) if self.writes else out
 
     def _number(self, value: Any) -> Any:
         if type(value) not in (int, float):
@@ -124,4 +130,6 @@ class Half:
         return value if near == value else near
 
     def _total(self, added: Tensor, mean: Callable[[], Tensor], count: float) -> Tensor:
+        if count > 1 and not self.narrow:  # in an accumulator
+            return added
         return ops.round_to_format(added, self.format)

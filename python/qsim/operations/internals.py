@@ -1,4 +1,4 @@
-"""What is inside operations that engines compute with an accumulator: means, pools, normalizations, written out with their sums shown.
+"""What is inside operations: the sums that engines keep in an accumulator (means, pools, normalizations), and what `stored.py` has.
 
 Each takes `total`, a function that every sum passes through before it is used. One that rounds to float16 gives what an engine with
 float16 accumulators returns; one that looks gives the largest sum. With the identity the result is that of torch, to a few ulp.
@@ -17,14 +17,15 @@ from torch import Tensor
 
 from qsim.numbers.blocks import Axes
 from qsim.operations.functions import Function, name_of
-
-# Takes sums, a function that returns the mean magnitude of the terms of each (it broadcasts to the sums), and how many there were.
-Total = Callable[[Tensor, Callable[[], Tensor], float], Tensor]
-Inside = Callable[..., Any]
+from qsim.operations.stored import STORED
+from qsim.operations.totals import Inside, Total, added_up, affine, averaged, last
 
 
 def inside(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[Total], Any] | None:
-    """A call written out, to be given a `total`; None if it has no sums of its own, or gives arguments that are not known here."""
+    """A call written out, to be given a `total`; None if it has nothing inside, or gives arguments that are not known here.
+
+    It writes into no argument, whether the call does so or not.
+    """
     return inside_of(name_of(func), args, kwargs)
 
 
@@ -64,21 +65,12 @@ def _is_known_norm(op: str, x: Tensor, args: tuple[Any, ...], given: dict[str, A
     return isinstance(p, (int, float)) and p != 0 and not is_of_matrices
 
 
-def _sum(total: Total, x: Tensor, dim: Axes, keepdim: bool = True) -> tuple[Tensor, float]:
-    """The sum over some axes (None or none: over all), and how many numbers it adds."""
-    axes = tuple(range(x.dim())) if dim is None or dim == () else (dim,) if isinstance(dim, int) else tuple(dim)
-    count = float(math.prod([x.shape[a] for a in axes]))
-    added = x.sum(axes, keepdim=keepdim) if x.dim() else x
-    return total(added, lambda: x.abs().mean(axes, keepdim=keepdim) if x.dim() else x.abs(), count), count
-
-
 def _mean(total: Total, input: Tensor, dim: Axes = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
-    added, count = _sum(total, input if dtype is None else input.to(dtype), dim, keepdim)
-    return added / count
+    return averaged(total, input if dtype is None else input.to(dtype), dim, keepdim)
 
 
 def _summed(total: Total, input: Tensor, dim: Axes = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
-    return _sum(total, input if dtype is None else input.to(dtype), dim, keepdim)[0]
+    return added_up(total, input if dtype is None else input.to(dtype), dim, keepdim)[0]
 
 
 def _running(total: Total, input: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
@@ -87,29 +79,13 @@ def _running(total: Total, input: Tensor, dim: int, *, dtype: torch.dtype | None
     return total(x.cumsum(dim), lambda: x.abs().cumsum(dim) / torch.ones_like(x).cumsum(dim), terms)
 
 
-def _moments(total: Total, x: Tensor, dim: Axes, correction: float = 0) -> tuple[Tensor, Tensor]:
-    added, count = _sum(total, x, dim)
-    mean = added / count
-    squares, _ = _sum(total, (x - mean).square(), dim)
-    return mean, squares / (count - correction)
-
-
 def _normalized(total: Total, x: Tensor, dim: Axes, eps: float) -> Tensor:
-    mean, variance = _moments(total, x, dim)
-    return (x - mean) * (variance + eps).rsqrt()
-
-
-def _affine(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    x = x if weight is None else x * weight
-    return x if bias is None else x + bias
+    apart = x - averaged(total, x, dim)
+    return apart * (averaged(total, apart.square(), dim) + eps).rsqrt()
 
 
 def _per_channel(x: Tensor, parameter: Tensor | None) -> Tensor | None:
     return None if parameter is None else parameter.reshape(-1, *(1,) * (x.dim() - 2))
-
-
-def _last(shape: Sequence[int]) -> tuple[int, ...]:
-    return tuple(range(-len(shape), 0))
 
 
 def _layer_norm(
@@ -121,13 +97,7 @@ def _layer_norm(
     eps: float = 1e-5,
     cudnn_enable: bool = True,
 ) -> Tensor:
-    return _affine(_normalized(total, input, _last(normalized_shape), eps), weight, bias)
-
-
-def _rms_norm(total: Total, input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: Any = None) -> Tensor:
-    squares, count = _sum(total, input.square(), _last(normalized_shape))
-    eps = torch.finfo(input.dtype).eps if eps is None else eps
-    return _affine(input * (squares / count + eps).rsqrt(), weight, None)
+    return affine(_normalized(total, input, last(normalized_shape), eps), weight, bias)
 
 
 def _group_norm(
@@ -140,7 +110,7 @@ def _group_norm(
     cudnn_enabled: bool = True,
 ) -> Tensor:
     groups = input.reshape(input.shape[0], num_groups, -1)
-    return _affine(_normalized(total, groups, -1, eps).reshape(input.shape), _per_channel(input, weight), _per_channel(input, bias))
+    return affine(_normalized(total, groups, -1, eps).reshape(input.shape), _per_channel(input, weight), _per_channel(input, bias))
 
 
 def _instance_norm(
@@ -158,77 +128,14 @@ def _instance_norm(
     weight, bias = _per_channel(input, weight), _per_channel(input, bias)
     if not use_input_stats and running_mean is not None and running_var is not None:
         shape = (-1, *(1,) * (input.dim() - 2))
-        return _affine((input - running_mean.reshape(shape)) * (running_var.reshape(shape) + eps).rsqrt(), weight, bias)
-    return _affine(_normalized(total, input, tuple(range(2, input.dim())), eps), weight, bias)
-
-
-def _variance(
-    total: Total,
-    input: Tensor,
-    dim: Axes | bool = None,
-    unbiased: bool = True,
-    keepdim: bool = False,
-    *,
-    correction: float | None = None,
-) -> Tensor:
-    axes: Axes = dim
-    if isinstance(dim, bool):  # var(x, unbiased)
-        axes, unbiased = None, dim
-    _, variance = _moments(total, input, axes, (1.0 if unbiased else 0.0) if correction is None else correction)
-    if keepdim:
-        return variance
-    return variance.reshape(()) if axes is None else variance.squeeze(axes if isinstance(axes, int) else tuple(axes))
-
-
-def _deviation(total: Total, *args: Any, **kwargs: Any) -> Tensor:
-    return _variance(total, *args, **kwargs).sqrt()
-
-
-def _norm(total: Total, input: Tensor, p: Any = 2, dim: Axes = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
-    x = input if dtype is None else input.to(dtype)
-    power = 2.0 if p in (None, "fro") else float(p)
-    if math.isinf(power):
-        largest: Tensor = torch.linalg.vector_norm(x, power, dim, keepdim)
-        return largest
-    powers, _ = _sum(total, x.abs().pow(power), dim, keepdim)
-    return powers.pow(1 / power)
-
-
-def _normalize(total: Total, input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> Tensor:
-    return input / _norm(total, input, p, dim, True).clamp_min(eps)
-
-
-def _attention(
-    total: Total,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Tensor:
-    if enable_gqa:
-        key, value = (t.repeat_interleave(query.shape[-3] // t.shape[-3], -3) for t in (key, value))
-    factor = math.sqrt(1 / math.sqrt(query.shape[-1]) if scale is None else scale)  # of both, as the ONNX exporter divides it up
-    width = float(query.shape[-1])
-    scores = total((query * factor) @ (key * factor).transpose(-1, -2), lambda: _magnitude(query, key, factor) / width, width)
-    if is_causal:
-        scores = scores.masked_fill(~torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril(), -math.inf)
-    if attn_mask is not None:
-        scores = scores.masked_fill(~attn_mask, -math.inf) if attn_mask.dtype == torch.bool else scores + attn_mask
-    weights = scores.softmax(-1).masked_fill((scores == -math.inf).all(-1, keepdim=True), 0.0)  # a row that is masked throughout is zero
-    return weights @ value
-
-
-def _magnitude(query: Tensor, key: Tensor, factor: float) -> Tensor:
-    """The sum of the magnitudes of what is added up for each score."""
-    return (query.abs() * factor) @ (key.abs() * factor).transpose(-1, -2)
+        return affine((input - running_mean.reshape(shape)) * (running_var.reshape(shape) + eps).rsqrt(), weight, bias)
+    return affine(_normalized(total, input, tuple(range(2, input.dim())), eps), weight, bias)
 
 
 def _logsumexp(total: Total, input: Tensor, dim: Axes, keepdim: bool = False) -> Tensor:
-    return _sum(total, input.exp(), dim, keepdim)[0].log()  # the Neural Engine does not subtract the largest first: apple/coremltools#2690
+    return added_up(total, input.exp(), dim, keepdim)[
+        0
+    ].log()  # the Neural Engine does not subtract the largest first: apple/coremltools#2690
 
 
 def _pool(dims: int) -> Inside:
@@ -253,84 +160,15 @@ def _adaptive_pool(dims: int) -> Inside:
     return written_out
 
 
-def _stored(total: Total, x: Tensor) -> Tensor:
-    """What an engine stores between two operations."""
-    return total(x, x.abs, 1.0)
-
-
-def _response_norm(total: Total, input: Tensor, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0) -> Tensor:
-    squares = _stored(total, input.square()).flatten(2)
-    beside = F.pad(squares, (0, 0, size // 2, (size - 1) // 2)).unsqueeze(1)
-    means = _stored(total, F.avg_pool2d(beside, (size, 1), stride=1)).reshape(input.shape)
-    return input / _stored(total, _stored(total, _stored(total, means * alpha) + k).pow(beta))
-
-
-def _power_pool(dims: int) -> Inside:
-    mean: Callable[..., Tensor] = (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)[dims - 1]
-    largest: Callable[..., Tensor] = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[dims - 1]
-
-    def written_out(
-        total: Total, input: Tensor, norm_type: float, kernel_size: int | Sequence[int], stride: Any = None, ceil_mode: bool = False
-    ) -> Tensor:
-        if math.isinf(norm_type):
-            sign = math.copysign(1.0, norm_type)
-            return sign * largest(sign * input.abs(), kernel_size, stride, ceil_mode=ceil_mode)
-        area = kernel_size**dims if isinstance(kernel_size, int) else math.prod(kernel_size)
-        means = _stored(total, mean(_stored(total, input.pow(norm_type)), kernel_size, stride, ceil_mode=ceil_mode))
-        means = means.sign() * F.relu(means.abs())  # its gradient at zero is zero
-        return _stored(total, means * area).pow(1 / norm_type)
-
-    return written_out
-
-
-def _shrunk(total: Total, input: Tensor) -> Tensor:
-    return input - _stored(total, input.tanh())
-
-
-def _covariance(total: Total, input: Tensor, *, correction: float = 1) -> Tensor:
-    rows = input.reshape(1, -1) if input.dim() < 2 else input
-    apart = _stored(total, rows - _mean(total, rows, 1, True))
-    terms = float(rows.shape[1])
-    products = total(apart @ apart.T, lambda: apart.abs() @ apart.abs().T / terms, terms)
-    return (products / max(terms - correction, 0)).reshape(() if input.dim() < 2 else products.shape)
-
-
-def _correlation(total: Total, input: Tensor) -> Tensor:
-    together = _stored(total, _covariance(total, input))
-    if not together.dim():
-        return together / together
-    deviations = _stored(total, together.diagonal().sqrt())
-    return (_stored(total, together / deviations[:, None]) / deviations).clamp(-1, 1)
-
-
-# Operations of which engines store what is inside as a tensor, unless a kernel of theirs fits: whatever the accumulators are.
-# But for attention they are several operations in every exported model.
-STORED = frozenset(
-    ["scaled_dot_product_attention", "local_response_norm", "lp_pool1d", "lp_pool2d", "lp_pool3d", "tanhshrink", "cov", "corrcoef"]
-)
-
 WRITTEN_OUT: dict[str, Inside] = {
-    "scaled_dot_product_attention": _attention,
+    **STORED,
     "mean": _mean,
     "sum": _summed,
     "cumsum": _running,
     "layer_norm": _layer_norm,
-    "rms_norm": _rms_norm,
     "group_norm": _group_norm,
     "instance_norm": _instance_norm,
-    "var": _variance,
-    "std": _deviation,
-    "norm": _norm,
-    "linalg_norm": _norm,
-    "linalg_vector_norm": _norm,
-    "vector_norm": _norm,
-    "normalize": _normalize,
     "logsumexp": _logsumexp,
-    "local_response_norm": _response_norm,
-    "tanhshrink": _shrunk,
-    "cov": _covariance,
-    "corrcoef": _correlation,
-    **{f"lp_pool{dims}d": _power_pool(dims) for dims in (1, 2, 3)},
     **{f"avg_pool{dims}d": _pool(dims) for dims in (1, 2, 3)},
     **{f"adaptive_avg_pool{dims}d": _adaptive_pool(dims) for dims in (1, 2, 3)},
 }

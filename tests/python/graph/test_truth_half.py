@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ import torch.nn.functional as F
 from by_hand import decibels
 from models import Calls, Forward
 from museum import EXHIBITS
-from torch import nn
+from torch import Tensor, nn
 
 import qsim
 from qsim.analysis.deviation import Deviation
@@ -52,6 +53,62 @@ def test_compiled_as_well(name):
     sim = qsim.QuantSim(Calls(expression), x, qsim.fp16())
     torch._dynamo.reset()
     torch.testing.assert_close(torch.compile(sim, backend="eager", fullgraph=True)(x), sim(x), rtol=0, atol=0, equal_nan=True)
+
+
+def one_by_one(func: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """As files have it: `func` gets a function that rounds what is stored, and is given float32."""
+    return lambda *given: func(lambda t: t.to(torch.float16).float(), *given)
+
+
+# What torch computes in one call, keeping in float32 what files in half precision store: what torch.onnx makes of it before opset 23.
+IN_FILES = {
+    "rms_norm": (lambda x: F.rms_norm(x, (8,), eps=1e-5), lambda r, x: x * r(1 / r(r(r(r(x * x).mean(-1, True)) + 1e-5).sqrt()))),
+    "var": (lambda x: x.var(-1), lambda r, x: r(r(r(r(x - r(x.mean(-1, True))).square()).mean(-1)) * 8) / 7),
+    "std": (lambda x: x.std(-1), lambda r, x: r(r(r(r(r(x - r(x.mean(-1, True))).square()).mean(-1)) * 8) / 7).sqrt()),
+    "std_mean": (lambda x: torch.std_mean(x, -1, correction=0)[0], lambda r, x: r(r(r(x - r(x.mean(-1, True))).square()).mean(-1)).sqrt()),
+    "logsigmoid": (F.logsigmoid, lambda r, x: r(x.sigmoid()).log()),
+    "logaddexp": (lambda x: torch.logaddexp(x, -x), lambda r, x: r(r(x.exp()) + r((-x).exp())).log()),
+    "expm1": (torch.expm1, lambda r, x: r(x.exp()) - 1),
+    "log1p": (lambda x: torch.log1p(x.abs()), lambda r, x: r(x.abs() + 1).log()),
+    "erfc": (torch.erfc, lambda r, x: 1 - r(x.erf())),
+    "logit": (
+        lambda x: torch.logit(x.abs() * 0.125, 1e-3),
+        lambda r, x: r(r(r(x.abs() * 0.125).clamp(1e-3, 0.999)) / r(1 - r(r(x.abs() * 0.125).clamp(1e-3, 0.999)))).log(),
+    ),
+    "third norm": (lambda x: x.norm(3, -1), lambda r, x: r(r(x.abs().pow(3)).sum(-1)).pow(1 / 3)),
+    "normalize": (lambda x: F.normalize(x, 3.0), lambda r, x: x / r(r(r(r(x.abs().pow(3)).sum(1, True)).pow(1 / 3)).clamp_min(1e-12))),
+    "addcmul": (lambda x: torch.addcmul(x, x, x, value=0.01), lambda r, x: x + r(r(x * r(torch.tensor(0.01))) * x)),
+    "addcdiv": (lambda x: torch.addcdiv(x, x, x.exp(), value=0.01), lambda r, x: x + r(r(x / r(x.exp())) * r(torch.tensor(0.01)))),
+    "in place": (lambda x: (x.abs() * 1.0).log1p_(), lambda r, x: r(x.abs() + 1).log()),
+}
+
+
+@pytest.mark.parametrize("scale", [0.003, 1.0, 12.0, 300.0])
+@pytest.mark.parametrize("name", IN_FILES)
+def test_stores_what_files_store(name, scale):
+    expression, written_out = IN_FILES[name]
+    x = (torch.randn(16, 8, generator=torch.Generator().manual_seed(3)) * scale).half().float()
+    sim = qsim.QuantSim(Calls(expression), x, qsim.fp16())
+    expected = one_by_one(written_out)(x).half().float()
+    torch.testing.assert_close(sim(x), expected, rtol=2e-3, atol=1e-7, equal_nan=True)  # a last bit here and there
+    torch._dynamo.reset()
+    torch.testing.assert_close(torch.compile(sim, backend="eager", fullgraph=True)(x), sim(x), rtol=0, atol=0, equal_nan=True)
+
+
+def test_a_scaled_product_is_stored_before_it_is_scaled():
+    """Attention of BLOOM: what `alpha` makes small again is Inf by then."""
+    a, b = torch.full((1, 4, 64), 40.0), torch.full((1, 64, 4), 40.0)
+    model = Calls(lambda a: torch.baddbmm(torch.zeros(1, 4, 4), a, b, alpha=0.125))
+    assert qsim.QuantSim(model, a, qsim.fp16())(a).isinf().all()
+    (finding,) = qsim.doctor(model, [a], "tensorrt-fp16", progress=False).findings
+    assert (finding.code, finding.op) == ("QS011", "baddbmm")
+
+
+@pytest.mark.parametrize(("name", "scale", "code"), [("rms_norm", 400.0, "QS011"), ("std", 400.0, "QS011"), ("logsigmoid", 30.0, "QS010")])
+def test_the_doctor_says_so(name, scale, code):
+    x = torch.randn(16, 8, generator=torch.Generator().manual_seed(3)) * scale
+    diagnosis = qsim.doctor(Calls(IN_FILES[name][0]), [x], "tensorrt-fp16", progress=False)
+    assert [(f.code, f.severity) for f in diagnosis.findings] == [(code, "error")]
 
 
 # As others write them: by NumPy's names, by the names that torch.linalg has, over masks, norms of every kind.

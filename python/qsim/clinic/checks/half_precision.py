@@ -155,7 +155,7 @@ def _pattern(exam: Examination, name: str) -> tuple[str, str] | None:
     if op == "exp" and after & {"sum", "div", "truediv"}:
         return "softmax without shift", "Subtract the largest score first, or call torch.softmax."
     if _is_square(exam, name) and after & {"mean", "sum"}:
-        return "squares of a norm", "Use F.layer_norm, F.rms_norm or F.normalize: engines compute these in float32."
+        return "squares of a norm", "Use F.layer_norm or F.normalize: one operation of files, which engines compute in float32."
     return None
 
 
@@ -297,7 +297,8 @@ def _finding(exam: Examination, trace: Trace, name: str) -> Finding:
     chain = chain_of(exam, name)
     evidence = {"largest": seen.largest, "limit": exam.limit}
     if sums:
-        evidence |= {"largest sum": seen.largest_sum, "accumulator": exam.target.accumulator}
+        stored = {"stored in": exam.half.format} if exam.target.accumulator == "float32" else {"accumulator": exam.target.accumulator}
+        evidence |= {"largest sum": seen.largest_sum, **stored}
         return exam.finding("QS011", "error", name, _with(evidence, chain), keep_fix(name, chain))
     if row.excess <= 0 and stagnates(exam, seen):
         return stagnating_sum(exam, name, "error", chain)

@@ -8,6 +8,7 @@ from qsim.graph.plan.actions import Actions
 from qsim.graph.plan.dataflow import Dataflow
 from qsim.graph.plan.specs import Specs, is_half
 from qsim.graph.record.routes import Site
+from qsim.operations.functions import writes_first
 from qsim.operations.half import Half
 
 
@@ -24,7 +25,12 @@ def find_halves(specs: Specs, accumulator: str, actions: Mapping[Site, Actions])
     flow = specs.flow
     found = {site: specs.of(site, "activation") for site in flow.sites if not flow.is_constant(site) or site.moves}
     return {
-        site: Half(site.op, spec.dtype, narrow=accumulator == spec.dtype, keys=_keys(site, flow, actions))
+        site: Half(
+            *(site.op, spec.dtype),
+            narrow=accumulator == spec.dtype,
+            writes=any(writes_first(step.func) for step in site.steps),
+            keys=_keys(site, flow, actions),
+        )
         for site, spec in found.items()
         if spec is not None and is_half(spec) and (not site.moves or all(is_half(found.get(other)) for other in _beside(site, flow)))
     }
