@@ -13,7 +13,7 @@ from torch import nn
 
 from qsim.call_fit import tells_arguments
 from qsim.clinic.batch_ranges import Ranges, ranges_of
-from qsim.clinic.checks import BATCH_NORM_CHECKS, FLOAT_CHECKS, HALF_CHECKS, INTEGER_CHECKS, SUM_CHECKS
+from qsim.clinic.checks import BATCH_NORM_CHECKS, FLOAT_CHECKS, HALF_CHECKS, INTEGER_CHECKS
 from qsim.clinic.cure import cure
 from qsim.clinic.diagnosis import Diagnosis, ordered
 from qsim.clinic.examination import Examination, Loss
@@ -190,7 +190,7 @@ def _run_checks(exam: Examination, sqnr: float | None) -> list[Finding]:
         if exam.survey.outputs:
             exam.notes.append("the output is not finite in float32: half precision is compared where it is")
         exam.shadow = Shadow(exam.subject, exam.target, exam.batches, exam.forward, sqnr=sqnr)
-        for check in (*HALF_CHECKS, *(SUM_CHECKS if exam.target.accumulator == exam.target.format else ())):
+        for check in HALF_CHECKS:
             findings += _not_explained(exam, check(exam), findings)
     return findings
 

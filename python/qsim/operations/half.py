@@ -17,7 +17,7 @@ from qsim import ops
 from qsim.numbers.float_format import FLOAT_FORMATS
 from qsim.operations.functions import Function, name_of
 from qsim.operations.internals import inside_of
-from qsim.operations.stored import STORED
+from qsim.operations.stored import STORED, WIDENED
 
 
 def _table(names: str) -> frozenset[str]:
@@ -87,23 +87,36 @@ class Half:
         "float16" or "bfloat16".
     narrow : bool
         Whether sums inside an operation are kept in the format too, not in float32.
+    given_half : bool
+        Whether files are made of the operation on tensors of the format, as where it falls back, and not made of it in float32 and
+        converted: torch then writes what it computes in float32 itself.
     writes : bool
         Whether it writes its result into its first argument.
     keys : tuple of str
         Of the quantizers that stand at the operation, or beside one that only moves values; none: of all.
     """
 
-    def __init__(self, op: str, format: str, *, narrow: bool, writes: bool = False, keys: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, op: str, format: str, *, narrow: bool, given_half: bool = False, writes: bool = False, keys: tuple[str, ...] = ()
+    ) -> None:
         self.op, self.format, self.narrow, self.writes, self.keys = op, format, narrow, writes, keys
         self.switches: tuple[Switchable, ...] = ()
         self.numbers = op in NUMBERS_ARE_OPERANDS
         self.where = 1 if op in INDEXES else -1  # position of an index
-        self.opened = narrow or op in STORED
+        self.opened = narrow or (op in STORED and not (given_half and op in WIDENED))
+        self.rounded: Callable[[Tensor], Tensor] | None = None  # what stands inside in place of rounding to the format
 
     def beside(self, quantizers: Mapping[str, Switchable]) -> Half:
         """The same, in half precision as long as any of its quantizers is on: an operation whose quantizers are off is in float32."""
         found = copy.copy(self)
         found.switches = tuple(quantizers[key] for key in self.keys or quantizers)
+        return found
+
+    def in_files(self, rounded: Callable[[Tensor], Tensor]) -> Half:
+        """The same for files, whose runtimes have accumulators of their own: `rounded` stands where something is stored inside."""
+        found = copy.copy(self)
+        found.narrow, found.rounded = False, rounded
+        found.opened = self.op in STORED and self.op != "scaled_dot_product_attention"  # files have that in parts
         return found
 
     @property
@@ -130,6 +143,6 @@ class Half:
         return value if near == value else near
 
     def _total(self, added: Tensor, mean: Callable[[], Tensor], count: float) -> Tensor:
-        if count > 1 and not self.narrow:  # in an accumulator
+        if not self.narrow and count > 1:  # in an accumulator
             return added
-        return ops.round_to_format(added, self.format)
+        return ops.round_to_format(added, self.format) if self.rounded is None else self.rounded(added)

@@ -132,10 +132,10 @@ def _moments(
         axes, unbiased = None, dim
     missing = (1.0 if unbiased else 0.0) if correction is None else float(correction)
     mean = stored(total, averaged(total, input, axes))
-    variance = averaged(total, stored(total, stored(total, input - mean).square()), axes)
+    added, count = added_up(total, stored(total, stored(total, input - mean).square()), axes)
+    variance = added / count
     if missing:
-        count = input.numel() / max(variance.numel(), 1)
-        variance = stored(total, stored(total, variance) * count) / max(count - missing, 0.0)
+        variance = stored(total, stored(total, variance) * count) / (count - missing)
     if keepdim:
         return variance, mean
     axis = axes if isinstance(axes, int) else tuple(axes or range(input.dim()))
@@ -237,3 +237,6 @@ STORED: dict[str, Inside] = {
     **_OF_ONE,
     **{f"special_{name}": written_out for name, written_out in _OF_ONE.items()},
 }
+
+# Those whose inside torch computes in float32 where it is given half precision, in files too.
+WIDENED = frozenset(["rms_norm"])

@@ -111,6 +111,15 @@ def test_the_doctor_says_so(name, scale, code):
     assert [(f.code, f.severity) for f in diagnosis.findings] == [(code, "error")]
 
 
+def test_the_doctor_warns_where_the_output_does_not_show_it():
+    """A residual of 400 beside a norm of it, which is zero in files."""
+    x = torch.randn(16, 8, generator=torch.Generator().manual_seed(3)) * 400
+    diagnosis = qsim.doctor(Calls(lambda x: x + F.rms_norm(x, (8,))), [x], "tensorrt-fp16", progress=False)
+    (finding,) = diagnosis.findings
+    assert (finding.code, finding.severity, finding.op, finding.evidence["stored in"]) == ("QS011", "warning", "rms_norm", "float16")
+    assert not qsim.doctor(Calls(lambda x: x + F.layer_norm(x, (8,))), [x], "tensorrt-fp16", progress=False).findings
+
+
 # As others write them: by NumPy's names, by the names that torch.linalg has, over masks, norms of every kind.
 CALLS = {
     "axis": lambda x: x.mean(axis=1),

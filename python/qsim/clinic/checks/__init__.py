@@ -17,8 +17,7 @@ Check = Callable[[Examination], list[Finding]]
 
 FLOAT_CHECKS: tuple[Check, ...] = (nonfinite_data, nonfinite_parameters, births, widths, unobserved, gradients, training_mode)
 # For targets with a float format. The first one runs the shadow; the others add what it has not found.
-HALF_CHECKS: tuple[Check, ...] = (culprits, constants, harmless_overflows, tiny_weights, patterns)
-SUM_CHECKS: tuple[Check, ...] = (overflowing_sums, stagnating_sums)  # for accumulators of that format
+HALF_CHECKS: tuple[Check, ...] = (culprits, constants, harmless_overflows, tiny_weights, patterns, overflowing_sums, stagnating_sums)
 BATCH_NORM_CHECKS: tuple[Check, ...] = (never_updated, tiny_variances, fold_gains, not_folded)
 INTEGER_CHECKS: tuple[Check, ...] = (
     wide_channels,

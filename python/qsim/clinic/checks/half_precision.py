@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from qsim.clinic.checks.sums import stagnates, stagnating_sum
+from qsim.clinic.checks.sums import kept_in, stagnates, stagnating_sum
 from qsim.clinic.examination import Examination
 from qsim.clinic.finding import Finding, Severity
 from qsim.clinic.shadow import Trace
@@ -297,8 +297,7 @@ def _finding(exam: Examination, trace: Trace, name: str) -> Finding:
     chain = chain_of(exam, name)
     evidence = {"largest": seen.largest, "limit": exam.limit}
     if sums:
-        stored = {"stored in": exam.half.format} if exam.target.accumulator == "float32" else {"accumulator": exam.target.accumulator}
-        evidence |= {"largest sum": seen.largest_sum, **stored}
+        evidence |= {"largest sum": seen.largest_sum, **kept_in(exam)}
         return exam.finding("QS011", "error", name, _with(evidence, chain), keep_fix(name, chain))
     if row.excess <= 0 and stagnates(exam, seen):
         return stagnating_sum(exam, name, "error", chain)

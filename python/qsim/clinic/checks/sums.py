@@ -1,4 +1,4 @@
-"""Accumulators as narrow as the format: sums inside operations that overflow on the way, or stop growing."""
+"""Inside operations: what files store there, and sums where accumulators are as narrow as the format, that overflow or stop growing."""
 
 from __future__ import annotations
 
@@ -11,16 +11,27 @@ from qsim.clinic.half_run import stops_at
 from qsim.clinic.survey import Seen
 
 _FIX = "Keep it in float32, or add up less at a time: pool in two steps, or divide before adding."
+_FIX_STORED = "Keep it in float32, or scale down what it reads."
+
+
+def is_narrow(exam: Examination) -> bool:
+    """Whether sums inside an operation are kept in the format."""
+    return exam.target.accumulator == exam.target.format
+
+
+def kept_in(exam: Examination) -> dict[str, Any]:
+    """In what the numbers inside an operation are kept, as evidence."""
+    return {"accumulator": exam.target.accumulator} if is_narrow(exam) else {"stored in": exam.target.format}
 
 
 def overflowing_sums(exam: Examination) -> list[Finding]:
-    """QS011: a sum that is larger than the format, in an operation whose result fits into it."""
+    """QS011: a number inside that is larger than the format, in an operation whose result fits into it."""
     findings = []
     for name, seen in exam.survey.operations.items():
         largest = max(seen.largest_sum, seen.largest_partial)
         if largest > exam.limit >= seen.largest:
             evidence: dict[str, Any] = {"largest sum": largest, "limit": exam.limit, "largest result": seen.largest}
-            findings.append(exam.finding("QS011", "warning", name, {**evidence, "accumulator": exam.target.accumulator}, _FIX))
+            findings.append(exam.finding("QS011", "warning", name, evidence | kept_in(exam), _FIX if is_narrow(exam) else _FIX_STORED))
     return findings
 
 
@@ -34,8 +45,7 @@ def stagnates(exam: Examination, seen: Seen) -> bool:
 
     The mean magnitude of the numbers added stands for each of them. A sum that leaves the format before is another finding.
     """
-    narrow = exam.target.accumulator == exam.target.format
-    return narrow and seen.largest_terms > stops_at(exam.half.format) and seen.largest_sum <= exam.limit
+    return is_narrow(exam) and seen.largest_terms > stops_at(exam.half.format) and seen.largest_sum <= exam.limit
 
 
 def stagnating_sum(exam: Examination, name: str, severity: Severity, chain: Sequence[str] = ()) -> Finding:

@@ -68,6 +68,11 @@ class InTurn:
         return self.second(self.first(x))
 
 
+def rounding_inside(format: str) -> Quantize:
+    """What marks a tensor that is stored in a format, inside of what files compute in float32."""
+    return InTurn(RoundingMark(format, True), RoundingMark(format, False))
+
+
 class LiveMaker:
     """Makes what computes. None: nothing has to stand there."""
 

@@ -16,7 +16,17 @@ from qsim.graph.execute.homes import homes_of
 from qsim.graph.execute.inputs import is_cast
 from qsim.graph.execute.known import known_calls
 from qsim.graph.execute.links import calls_before, ends_between, kept_for_others, links_of, memory_read, passed_link, reads_again
-from qsim.graph.execute.lowered import LiveMaker, Maker, MarkMaker, Quantize, fallen_site, marked, planned_site, site_beside
+from qsim.graph.execute.lowered import (
+    LiveMaker,
+    Maker,
+    MarkMaker,
+    Quantize,
+    fallen_site,
+    marked,
+    planned_site,
+    rounding_inside,
+    site_beside,
+)
 from qsim.graph.execute.marks import BiasMark, Mark
 from qsim.graph.execute.nodes import (
     HOOK,
@@ -134,7 +144,8 @@ class Place(Noticing):
         for nodes in (plain, saving, with_marks):
             nodes[:] = [n._replace(link=links.get(at), left=left[at]) for at, n in enumerate(nodes)]
         running = [[n._replace(written_out=live[at]) for at, n in enumerate(nodes)] for nodes in (plain, saving)]
-        traced = [n._replace(written_out=self._gated(at, MarkMaker())) for at, n in enumerate(with_marks)]
+        stored = [half and half.in_files(rounding_inside(half.format)) for half in halves]
+        traced = [n._replace(written_out=stored[at] or self._gated(at, MarkMaker())) for at, n in enumerate(with_marks)]
         for at, site in enumerate(route.sites):
             for nodes in running if site.moves else ():
                 nodes[at] = nodes[at]._replace(operands=tuple((slot, Apart(quantize)) for slot, quantize in nodes[at].operands))
@@ -323,9 +334,12 @@ class Place(Noticing):
                 format = formats.get(around.operation, "float32")
                 half = None
                 if format != "float32" and nodes is not self.fallen.with_marks:
-                    half = Half(self._ops[at], format, narrow=False, keys=tuple(actions.standing())).beside(self._quantizers)
-                gated = isinstance(nodes[at].written_out, Gated) and around.operation in formats
-                written_out = half or (None if gated else nodes[at].written_out)
+                    half = Half(
+                        self._ops[at], format, narrow=False, given_half=True, writes=0 in around.changed, keys=tuple(actions.standing())
+                    )
+                    half = half.beside(self._quantizers)
+                left_alone = nodes is self.fallen.with_marks or isinstance(nodes[at].written_out, Gated)
+                written_out = half or (None if left_alone and around.operation in formats else nodes[at].written_out)
                 nodes[at] = Node(*found, link=nodes[at].link, written_out=written_out, left=nodes[at].left)
         rename(self.fallen, self._renaming)
         self._be_another()
