@@ -171,7 +171,7 @@ class HalfPrecision:
 
     def _total(self, name: str) -> Total:
         def total(added: Tensor, mean: Callable[[], Tensor], count: float) -> Tensor:
-            if count > 1 and not self.narrow:  # in an accumulator
+            if not self.narrow and count > 1:  # in an accumulator
                 return added
             if count > self._stops:
                 most = mean() * self._stops
