@@ -50,6 +50,20 @@ def of_another(m, x):
     return h * h
 
 
+def of_a_part(m, x):
+    h = m.a(x)
+    with torch.no_grad():
+        h.chunk(2, -1)[0].mul_(2)
+    return m.b(h)
+
+
+def of_a_slice(m, x):
+    h = m.a(x)
+    with torch.no_grad():
+        h[:, 2:5].mul_(2)
+    return m.b(h)
+
+
 def under_a_checkpoint(m, x):
     return checkpoint(lambda x: by_the_same_name(m, x) + x, m.b(x).tanh(), use_reentrant=False)
 
@@ -79,7 +93,17 @@ def older_name_of_a_result(m, x):
 
 
 WAYS = [
-    *(returned, by_the_same_name, rectified, by_both_names, of_another, under_a_checkpoint, under_a_reentrant_checkpoint),
+    *(
+        returned,
+        by_the_same_name,
+        rectified,
+        by_both_names,
+        of_another,
+        of_a_part,
+        of_a_slice,
+        under_a_checkpoint,
+        under_a_reentrant_checkpoint,
+    ),
     *(older_name_of_the_input, older_name_of_a_result),
 ]
 

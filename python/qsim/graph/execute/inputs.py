@@ -226,15 +226,16 @@ def as_it_is(x: Tensor) -> Tensor:
     return torch.ops.aten.alias.default(x)  # type: ignore[no-any-return]
 
 
-def with_outputs(out: Any, outputs: tuple[tuple[int, Quantize], ...], given: tuple[Any, ...] = ()) -> Any:
+def with_outputs(out: Any, outputs: tuple[tuple[int, Quantize], ...], given: tuple[Any, ...] = (), *, part: bool = False) -> Any:
     """What a call returned, with the planned results quantized.
 
     Of those in `given` it returns none itself: what `x.relu_()` returns is another tensor than `x` once it is quantized, and is while its
     quantizer only observes, or is switched off. Programs ask ``y is x``, torch's attention among them. What has a gradient where gradients
-    are off was written to there, and keeps it: ``with torch.no_grad(): x *= 2``.
+    are off was written to there, and keeps it: ``with torch.no_grad(): x *= 2``. `part`: the examples wrote to a view there, which may have
+    none from then on.
     """
     if isinstance(out, Tensor):
-        if out.requires_grad and not torch.is_grad_enabled():
+        if out.requires_grad and not part and not torch.is_grad_enabled():
             with torch.enable_grad():
                 return with_outputs(out, outputs, given)
         found = quantized(out, outputs[0][1])

@@ -51,7 +51,7 @@ def _quiet_name(func: Function) -> str | None:
 
 
 def known_calls(
-    asked: set[str], nodes_of: list[list[int | None]], width: int, floats: list[Any], weights: list[Any], conditional: set[int]
+    asked: set[str], nodes_of: list[list[int | None]], width: int, floats: list[Any], weights: list[Any], looked_at: set[int]
 ) -> KnownCalls:
-    """Of a `Place` with these attributes: `names`, and the others by their names."""
-    return KnownCalls(FUNCTION_NAMES, asked, _quiet, nodes_of, width, floats, weights, conditional, with_outputs, Shortcut)
+    """Of a `Place`, whose attributes these are: `names`, and others by their names. `looked_at`: nodes that Python meets all the same."""
+    return KnownCalls(FUNCTION_NAMES, asked, _quiet, nodes_of, width, floats, weights, looked_at, with_outputs, Shortcut)

@@ -301,7 +301,7 @@ class LocalMode(ChainEnds):
         if outputs and overwrites and not given_away and out is args[0]:
             outputs = self.plain[node].outputs
         if outputs:
-            out = with_outputs(out, outputs, () if given_away else args)
+            out = with_outputs(out, outputs, () if given_away else args, part=node in self.place.into_views)
             if self.left:
                 self.left.settle(out)
         if link is not None and isinstance(out, Tensor):
