@@ -62,6 +62,7 @@ class Snapshot:
         self._mapped = [(p, p.contents()) for p in mapped]  # files are copies already
         apart = {id(tensor) for tensor in (*(tensor for _, tensor in watched), *(mapped if parameters else own.values()))}
         self.tensors = [(t, t.detach().clone()) for t in (*tensors, *self._held.tensors) if id(t) not in apart]
+        self._leaves = [t for t, _ in self.tensors if t.is_leaf and not t._is_view()]
 
     def is_changed(self) -> bool:
         """Whether anything of it is another thing now, or has other contents."""
@@ -91,6 +92,9 @@ class Snapshot:
                 tensor.data.copy_(contents)  # .data: no version bump, so a graph the caller still holds stays usable
             for mapped, values in self._mapped:
                 mapped.put_back(values)
+        for tensor in self._leaves:
+            if not tensor.is_leaf:  # what was written to it had a gradient
+                tensor.detach_()
         changed = [(what, tensor) for what, tensor, before in self._watched if _fingerprint(tensor) != before]
         if changed:
             what, tensor = changed[0]

@@ -134,6 +134,28 @@ def test_what_a_forward_writes_into_what_the_model_holds_is_put_back():
             assert torch.equal(sim(x), same(x))
 
 
+def test_a_buffer_that_was_given_a_gradient_has_none_afterwards():
+    """It could be neither copied nor trained with again."""
+
+    class Remembering(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+            self.register_buffer("seen", torch.ones(4))
+
+        def forward(self, x):
+            self.seen.mul_(0.5).add_(self.layer(x).mean(0))
+            return x + self.seen
+
+    model = Remembering()
+    with unchanged(model):
+        model(torch.ones(2, 4))
+        assert model.seen.requires_grad
+    assert model.seen.is_leaf
+    assert not model.seen.requires_grad
+    assert torch.equal(copy.deepcopy(model).seen, torch.ones(4))
+
+
 def test_a_large_tensor_that_is_no_buffer_is_looked_at(monkeypatch):
     monkeypatch.setattr("qsim.runs.snapshot._COPIED", 0)
     monkeypatch.setattr("qsim.runs.snapshot._SMALL", 0)
