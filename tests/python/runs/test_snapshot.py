@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 import qsim
 from qsim.graph.record.record import record
-from qsim.runs.snapshot import ContentsLostError, Snapshot
+from qsim.runs.snapshot import ContentsLostError, Snapshot, unchanged
 
 X = torch.randn(2, 4, 6, 6)
 
