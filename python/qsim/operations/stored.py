@@ -112,8 +112,8 @@ def _normalize(total: Total, input: Tensor, p: float = 2.0, dim: int = 1, eps: f
 def _rms_norm(total: Total, input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: Any = None) -> Tensor:
     means = stored(total, averaged(total, stored(total, input.square()), last(normalized_shape)))
     eps = torch.finfo(input.dtype).eps if eps is None else eps
-    root = stored(total, stored(total, means + eps).sqrt())
-    normalized = input * stored(total, root.reciprocal())
+    size = stored(total, stored(total, means + eps).sqrt())
+    normalized = input * stored(total, size.reciprocal())
     return normalized if weight is None else affine(stored(total, normalized), weight, None)
 
 
