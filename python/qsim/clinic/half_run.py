@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_map_only
 
 from qsim.graph.record.tape import is_wrapper, version_of
 from qsim.numbers.float_format import FLOAT_FORMATS
-from qsim.operations.functions import ALIAS, TRANSPARENT, Function, name_of, route_name, writes_first
+from qsim.operations.functions import ALIAS, TRANSPARENT, Function, name_of, route_name
 from qsim.operations.half import INDEXES, NUMBERS_ARE_OPERANDS, nearest
 from qsim.operations.internals import inside
 from qsim.operations.stored import STORED
@@ -63,7 +63,7 @@ def habits_of(func: Function) -> Habits:
         name in NUMBERS_ARE_OPERANDS,
         name in _EXACT,
         name in STORED,
-        indexes or writes_first(func),
+        indexes or (route.endswith("_") and not route.startswith("__")),
         indexes,
         ALIAS.get(route),
     )

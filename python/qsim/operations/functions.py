@@ -231,12 +231,6 @@ def name_of(func: Function) -> str:
     return name if name in TRANSPARENT or name in RANDOM else name.strip("_")
 
 
-def writes_first(func: Function) -> bool:
-    """Whether it is named as one that writes into its first argument, `add_`; in-place operators return what they may write to."""
-    name = route_name(func)
-    return name.endswith("_") and not name.startswith("__")
-
-
 def kind_of(func: Function) -> str:
     """`mac`, `batch_norm`, `norm`, `act`, `add`, or `op` for anything else."""
     name = name_of(func)

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from qsim.numbers.blocks import Axes
-from qsim.operations.totals import Inside, Total, added_up, affine, averaged, last, root, stored
+from qsim.operations.totals import Inside, Total, added_up, affine, averaged, last, multiplied, root, stored
 
 
 def _attention(
@@ -32,20 +32,13 @@ def _attention(
     if enable_gqa:
         key, value = (t.repeat_interleave(query.shape[-3] // t.shape[-3], -3) for t in (key, value))
     factor = math.sqrt(1 / math.sqrt(query.shape[-1]) if scale is None else scale)  # of both, as the ONNX exporter divides it up
-    width = float(query.shape[-1])
-    products = (query * factor) @ (key * factor).transpose(-1, -2)
-    scores = stored(total, total(products, lambda: _magnitude(query, key, factor) / width, width))
+    scores = multiplied(total, query * factor, (key * factor).transpose(-1, -2))
     if is_causal:
         scores = scores.masked_fill(~torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril(), -math.inf)
     if attn_mask is not None:
         scores = scores.masked_fill(~attn_mask, -math.inf) if attn_mask.dtype == torch.bool else scores + attn_mask
     weights = scores.softmax(-1).masked_fill((scores == -math.inf).all(-1, keepdim=True), 0.0)  # a row that is masked throughout is zero
     return weights @ value
-
-
-def _magnitude(query: Tensor, key: Tensor, factor: float) -> Tensor:
-    """The sum of the magnitudes of what is added up for each score."""
-    return (query.abs() * factor) @ (key.abs() * factor).transpose(-1, -2)
 
 
 def _response_norm(total: Total, input: Tensor, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0) -> Tensor:
@@ -80,9 +73,8 @@ def _shrunk(total: Total, input: Tensor) -> Tensor:
 def _covariance(total: Total, input: Tensor, *, correction: float = 1) -> Tensor:
     rows = input.reshape(1, -1) if input.dim() < 2 else input
     apart = stored(total, rows - stored(total, averaged(total, rows, 1)))
-    terms = float(rows.shape[1])
-    products = stored(total, total(apart @ apart.T, lambda: apart.abs() @ apart.abs().T / terms, terms))
-    return (products / max(terms - correction, 0)).reshape(() if input.dim() < 2 else products.shape)
+    products = multiplied(total, apart, apart.T)
+    return (products / max(float(rows.shape[1]) - correction, 0)).reshape(() if input.dim() < 2 else products.shape)
 
 
 def _correlation(total: Total, input: Tensor) -> Tensor:
@@ -189,9 +181,7 @@ def _sinc(total: Total, input: Tensor) -> Tensor:
 
 
 def _product_and_sum(total: Total, input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    terms = float(batch1.shape[-1])
-    product = stored(total, total(batch1 @ batch2, lambda: batch1.abs() @ batch2.abs() / terms, terms))
-    return _scaled(total, input, beta) + _scaled(total, product, alpha)
+    return _scaled(total, input, beta) + _scaled(total, multiplied(total, batch1, batch2), alpha)
 
 
 def _multiplied_and_added(total: Total, input: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: float = 1) -> Tensor:

@@ -36,6 +36,12 @@ def averaged(total: Total, x: Tensor, dim: Axes, keepdim: bool = True) -> Tensor
     return added / count
 
 
+def multiplied(total: Total, a: Tensor, b: Tensor) -> Tensor:
+    """A product of matrices, summed up and stored."""
+    terms = float(a.shape[-1])
+    return stored(total, total(a @ b, lambda: a.abs() @ b.abs() / terms, terms))
+
+
 def root(x: Tensor, power: float = 0.5) -> Tensor:
     """``x.pow(power)`` of what is not negative, whose gradient at zero is zero, as those of torch's norms and deviations are."""
     none = x == 0

@@ -193,9 +193,9 @@ class Case:
         return outcome
 
     def was_told(self, error: qsim.NoEncodingError, what: str) -> bool:
-        """Whether a report of calibration said something of one of the quantizers that an error names."""
+        """Whether a report of calibration said of one of the quantizers that an error names what a pattern says."""
         named = re.findall(r"'.*?'", str(error))
-        return any(what in told and name in told for told in self._told for name in named)
+        return any(re.match(f"(qsim: )?{re.escape(name)} {what}", told) for told in self._told for name in named)
 
 
 def _learns_scales(sim: nn.Module) -> bool:

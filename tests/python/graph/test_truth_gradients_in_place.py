@@ -93,18 +93,17 @@ def older_name_of_a_result(m, x):
 
 
 WAYS = [
-    *(
-        returned,
-        by_the_same_name,
-        rectified,
-        by_both_names,
-        of_another,
-        of_a_part,
-        of_a_slice,
-        under_a_checkpoint,
-        under_a_reentrant_checkpoint,
-    ),
-    *(older_name_of_the_input, older_name_of_a_result),
+    returned,
+    by_the_same_name,
+    rectified,
+    by_both_names,
+    of_another,
+    of_a_part,
+    of_a_slice,
+    under_a_checkpoint,
+    under_a_reentrant_checkpoint,
+    older_name_of_the_input,
+    older_name_of_a_result,
 ]
 
 

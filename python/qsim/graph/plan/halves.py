@@ -8,7 +8,6 @@ from qsim.graph.plan.actions import Actions
 from qsim.graph.plan.dataflow import Dataflow
 from qsim.graph.plan.specs import Specs, is_half
 from qsim.graph.record.routes import Site
-from qsim.operations.functions import writes_first
 from qsim.operations.half import Half
 
 
@@ -26,9 +25,10 @@ def find_halves(specs: Specs, accumulator: str, actions: Mapping[Site, Actions])
     found = {site: specs.of(site, "activation") for site in flow.sites if not flow.is_constant(site) or site.moves}
     return {
         site: Half(
-            *(site.op, spec.dtype),
+            site.op,
+            spec.dtype,
             narrow=accumulator == spec.dtype,
-            writes=any(writes_first(step.func) for step in site.steps),
+            writes=any(0 in step.changed for step in site.steps),
             keys=_keys(site, flow, actions),
         )
         for site, spec in found.items()
