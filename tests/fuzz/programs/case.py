@@ -16,6 +16,7 @@ from torch import nn
 
 import qsim
 
+from .decisions import decisions_of, going
 from .ir import Apply, Program, Test, all_statements
 from .loaded import Call, Loaded
 from .results import tensors_of
@@ -61,6 +62,27 @@ def _without_fast_path() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(enabled)
 
 
+def _float_model(loaded: Loaded, dtype: torch.dtype = torch.float32) -> nn.Module:
+    model = loaded.model(dtype)
+    loaded.hook(model)
+    return model
+
+
+def _outcome_in_float(
+    loaded: Loaded,
+    call: Call,
+    mode: str,
+    dtype: torch.dtype = torch.float32,
+    under: contextlib.AbstractContextManager[Any] | None = None,
+) -> Outcome | Exception:
+    model = _float_model(loaded, dtype)
+    try:
+        with quietly(), under or contextlib.nullcontext():
+            return run(model, loaded, call, mode, dtype)
+    except Exception as error:
+        return error
+
+
 def in_float(sim: qsim.QuantSim) -> contextlib.AbstractContextManager[None]:
     """Simulation off: `QuantSim.in_float`, which was called `float`."""
     off: Callable[[], contextlib.AbstractContextManager[None]] = getattr(sim, "in_float", None) or sim.float
@@ -90,38 +112,22 @@ class Case:
 
     def float_model(self, dtype: torch.dtype = torch.float32) -> nn.Module:
         """The model with all its hooks."""
-        model = self.loaded.model(dtype)
-        self.loaded.hook(model)
-        return model
+        return _float_model(self.loaded, dtype)
 
     def float_outcome(self, call: Call, mode: str, dtype: torch.dtype = torch.float32) -> Outcome | Exception:
         """What the float model gives, or raises."""
         key = (call.name, mode, dtype)
         if key not in self._outcomes:
-            self._outcomes[key] = self._outcome_in_float(call, mode, dtype)
+            self._outcomes[key] = _outcome_in_float(self.loaded, call, mode, dtype)
         return self._outcomes[key]
 
     def recomputed_outcome(self, call: Call, mode: str) -> Outcome | Exception:
         """What the float model gives, or raises, if each of its checkpoints keeps something to compute again, as quantizers there do."""
-        return self._outcome_in_float(call, mode, under=self.loaded.recomputing())
+        return _outcome_in_float(self.loaded, call, mode, under=self.loaded.recomputing())
 
     def opened_outcome(self, call: Call, mode: str) -> Outcome | Exception:
         """What the float model gives, or raises, without torch's fast path of attention: that is one operation, with none to quantize."""
-        return self._outcome_in_float(call, mode, under=_without_fast_path())
-
-    def _outcome_in_float(
-        self,
-        call: Call,
-        mode: str,
-        dtype: torch.dtype = torch.float32,
-        under: contextlib.AbstractContextManager[Any] | None = None,
-    ) -> Outcome | Exception:
-        model = self.float_model(dtype)
-        try:
-            with quietly(), under or contextlib.nullcontext():
-                return run(model, self.loaded, call, mode, dtype)
-        except Exception as error:
-            return error
+        return _outcome_in_float(self.loaded, call, mode, under=_without_fast_path())
 
     def modes(self, call: Call, *, train: bool = True) -> list[str]:
         """The modes in which the float model can run a call."""
@@ -171,13 +177,8 @@ class Case:
             try:
                 outcome = run(sim, self.loaded, call, mode, dtype, of=owner)
             except Exception as error:
-                # Quantized data may decide a branch in another way than float data, and go where the float model raises too.
-                # In training, scales that are learned make inputs need gradients.
-                others = [
-                    self.float_outcome(other, way) for other in self.loaded.calls() for way in (mode, *["train inputs"] * (mode == "train"))
-                ]
-                if any(type(other) is type(error) for other in others):
-                    raise Undecided(f"the float model raises {type(error).__name__} on another path") from error
+                if self._raises_on_the_way_of(of or sim, error, call, mode, dtype):
+                    raise Undecided(f"the float model raises {type(error).__name__} on the way that quantized data decide for") from error
                 if re.search("modified by an inplace operation|none of output has requires_grad", str(error)) and _learns_scales(of or sim):
                     raise Undecided("learned scales need gradients, where the float model needs none") from error
                 if "runs under a checkpoint changes a tensor in place" in str(error):
@@ -191,6 +192,19 @@ class Case:
                 raise Raised(f"{call.name}, {mode}", error) from error
         self.warned = [str(w.message) for w in noted if issubclass(w.category, UserWarning)]
         return outcome
+
+    def _raises_on_the_way_of(self, sim: nn.Module, error: Exception, call: Call, mode: str, dtype: torch.dtype) -> bool:
+        """Whether the float model raises as a simulation does where its branches go as the simulation's."""
+        owner = sim.model if isinstance(sim, qsim.QuantSim) else sim
+        with same_state(owner):
+            decisions = decisions_of(lambda: run(sim, self.loaded, call, mode, dtype, of=owner), self.loaded)
+        # In training, scales that are learned make inputs need gradients.
+        for way in (mode, *["train inputs"] * (mode == "train")):
+            with going(self.loaded, decisions) as program:
+                raised = _outcome_in_float(program, call, way, dtype)
+            if type(raised) is type(error) and re.split("[:0-9]", str(raised))[0] == re.split("[:0-9]", str(error))[0]:
+                return True
+        return False
 
     def was_told(self, error: qsim.NoEncodingError, what: str) -> bool:
         """Whether a report of calibration said of one of the quantizers that an error names what a pattern says."""

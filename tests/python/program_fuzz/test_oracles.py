@@ -8,7 +8,9 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from tests.fuzz.programs.examine import examine
-from tests.fuzz.programs.ir import Apply, Container, Helper, Invoke, Member, Program, Run
+from tests.fuzz.programs.ir import Apply, Branch, Container, Helper, Invoke, Member, Program, Run, Test
+
+import qsim
 
 
 def writing_after(checkpoint, operation):
@@ -49,3 +51,31 @@ SAME = {"checkpoints": "the float model raises the same without torch's fast pat
 def test_the_float_model_is_no_guide_where_only_a_fast_path_lets_it_write(options, unsaid):
     verdict = examine(attention_written_to(options), ["checkpoints"])
     assert (verdict.failures, verdict.undecided) == ((), unsaid)
+
+
+def writing_where_data_decide(twice):
+    """A program that writes where a sum is small, asked where an input is large: a grid's end decides in another way than float data."""
+    large = "{0}.abs().amax() > 60.0"
+    writes = [Apply(2, "y1", twice[0], ("y0",)), Apply(3, "y2", twice[1], ("y1",))]
+    inner = Branch(4, "y3", Test("data", "y0", large), (), "y0", tuple(writes), "y2")
+    block = (Apply(1, "y0", "add", ("x", "x")), Branch(5, "y4", Test("data", "z", large), (inner,), "y3", (), "y0"))
+    model = Container("Model", ("x", "z"), (), (), (), block, "y4")
+    return Program(1, "rows", False, (model,), (), "plain", "tuple", "", "", (), ())
+
+
+DECIDED = {"savings": "the float model raises RuntimeError on the way that quantized data decide for"}
+
+
+@pytest.mark.parametrize(("twice", "unsaid"), [(("relu_", "relu in place"), DECIDED), (("mul_", "mul_"), {})])
+def test_the_float_model_is_asked_on_the_way_that_quantized_data_decide_for(twice, unsaid):
+    verdict = examine(writing_where_data_decide(twice), ["savings"])
+    assert (verdict.failures, verdict.undecided) == ((), unsaid)
+
+
+def test_what_a_simulation_alone_raises_is_a_failure_on_any_way(monkeypatch):
+    def raising(*args, **kwargs):
+        raise RuntimeError("of the simulation alone")
+
+    monkeypatch.setattr(qsim.QuantSim, "forward", raising)
+    (failure,) = examine(writing_where_data_decide(("relu_", "relu in place")), ["savings"]).failures
+    assert "of the simulation alone" in failure.detail
