@@ -8,7 +8,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from tests.fuzz.programs.examine import examine
-from tests.fuzz.programs.ir import Apply, Branch, Container, Helper, Invoke, Member, Program, Run, Test
+from tests.fuzz.programs.ir import Apply, Branch, Container, Helper, Invoke, Member, Program, Run
+from tests.fuzz.programs.ir import Test as Question
 
 import qsim
 
@@ -57,8 +58,8 @@ def writing_where_data_decide(twice):
     """A program that writes where a sum is small, asked where an input is large: a grid's end decides in another way than float data."""
     large = "{0}.abs().amax() > 60.0"
     writes = [Apply(2, "y1", twice[0], ("y0",)), Apply(3, "y2", twice[1], ("y1",))]
-    inner = Branch(4, "y3", Test("data", "y0", large), (), "y0", tuple(writes), "y2")
-    block = (Apply(1, "y0", "add", ("x", "x")), Branch(5, "y4", Test("data", "z", large), (inner,), "y3", (), "y0"))
+    inner = Branch(4, "y3", Question("data", "y0", large), (), "y0", tuple(writes), "y2")
+    block = (Apply(1, "y0", "add", ("x", "x")), Branch(5, "y4", Question("data", "z", large), (inner,), "y3", (), "y0"))
     model = Container("Model", ("x", "z"), (), (), (), block, "y4")
     return Program(1, "rows", False, (model,), (), "plain", "tuple", "", "", (), ())
 
