@@ -29,7 +29,7 @@ def _table(names: str) -> frozenset[str]:
 NUMBERS_ARE_OPERANDS = _table(
     """
     add radd iadd sub rsub isub mul rmul imul multiply subtract div divide true_divide truediv rtruediv rdiv itruediv floor_divide
-    floordiv rfloordiv pow rpow ipow float_power remainder fmod mod clamp clamp_min clamp_max clip maximum minimum addcmul addcdiv
+    floordiv rfloordiv pow rpow ipow float_power remainder rmod fmod clamp clamp_min clamp_max clip maximum minimum addcmul addcdiv
     lerp where masked_fill masked_fill_ full_like new_full fill_ nan_to_num hardtanh threshold pad normalize cosine_similarity
     hypot atan2 __setitem__ setitem index_fill index_fill_
     """

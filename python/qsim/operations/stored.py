@@ -180,6 +180,51 @@ def _sinc(total: Total, input: Tensor) -> Tensor:
     return torch.where(angle == 0, 1.0, stored(total, angle.sin()) / angle.where(angle != 0, 1.0))
 
 
+def _remainder(total: Total, input: Any, other: Any) -> Any:
+    return input - stored(total, stored(total, input / other).floor() * other)
+
+
+def _remainder_by(total: Total, other: Tensor, input: Any) -> Any:
+    return _remainder(total, input, other)  # ``2.0 % t``
+
+
+def _cosine(total: Total, x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
+    directions = [stored(total, _normalize(total, x, 2.0, dim, eps)) for x in (x1, x2)]
+    return added_up(total, stored(total, directions[0] * directions[1]), dim, False)[0]
+
+
+def _cross(total: Total, input: Tensor, other: Tensor, dim: int | None = None) -> Tensor:
+    shape = torch.broadcast_shapes(input.shape, other.shape)  # type: ignore[no-untyped-call]
+    a, b = input.expand(shape), other.expand(shape)
+    axis = next(i for i, size in enumerate(a.shape) if size == 3) if dim is None else dim
+    ahead, behind = (stored(total, a.roll(-i, axis) * b.roll(i, axis)) for i in (1, -1))
+    return ahead - behind
+
+
+def _linalg_cross(total: Total, input: Tensor, other: Tensor, *, dim: int = -1) -> Tensor:
+    return _cross(total, input, other, dim)
+
+
+def _times_logarithm_of_one_more(total: Total, input: Tensor, other: Tensor) -> Tensor:
+    products = torch.where(input == 0, 0.0, input * stored(total, _logarithm_of_one_more(total, other)))
+    return products.where(~other.isnan(), math.nan)
+
+
+def _normal_distribution(total: Total, input: Tensor) -> Tensor:
+    return stored(total, 1 + stored(total, stored(total, input * math.sqrt(0.5)).erf())) / 2
+
+
+def _scaled_complementary_error(total: Total, input: Tensor) -> Tensor:
+    return stored(total, stored(total, input.square()).exp()) * stored(total, _complementary_error(total, input))
+
+
+def _log_of_normal_distribution(total: Total, input: Tensor) -> Tensor:
+    t = stored(total, input * math.sqrt(0.5))
+    small = stored(total, stored(total, stored(total, _scaled_complementary_error(total, -t)) / 2).log()) - stored(total, t.square())
+    others = _logarithm_of_one_more(total, stored(total, -stored(total, _complementary_error(total, t)) / 2))
+    return torch.where(input < 1, small, others)
+
+
 def _product_and_sum(total: Total, input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
     return _scaled(total, input, beta) + _scaled(total, multiplied(total, batch1, batch2), alpha)
 
@@ -221,6 +266,15 @@ STORED: dict[str, Inside] = {
     "logaddexp": _log_of_sum(torch.exp, torch.log),
     "logaddexp2": _log_of_sum(torch.exp2, torch.log2),
     "baddbmm": _product_and_sum,
+    "remainder": _remainder,
+    "rmod": _remainder_by,
+    "cosine_similarity": _cosine,
+    "cross": _cross,
+    "linalg_cross": _linalg_cross,
+    "special_xlog1py": _times_logarithm_of_one_more,
+    "special_ndtr": _normal_distribution,
+    "special_erfcx": _scaled_complementary_error,
+    "special_log_ndtr": _log_of_normal_distribution,
     "addcmul": _multiplied_and_added,
     "addcdiv": _divided_and_added,
     **{f"lp_pool{dims}d": _power_pool(dims) for dims in (1, 2, 3)},

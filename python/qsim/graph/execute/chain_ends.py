@@ -61,7 +61,7 @@ class ChainEnds(TorchFunctionMode):
                 stands = self.is_read_again(again[slot], operand(slot, args, kwargs), (node, slot))
             if stands:
                 standing.append((slot, quantize))
-            else:
+            elif node not in self.place.passing:
                 self.broken(node, slot)
         return tuple(standing)
 

@@ -1,18 +1,19 @@
-"""Results that the plan leaves in float because of what reads them in the examples: who else reads them, in one call of the model."""
+"""Results in float that others than in the examples may read, in one call of the model: those that the plan leaves in float because of what
+reads them, and what is changed in place, by the name that has no quantizer. The latter are quantized then, the former told."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import Tensor
 
 from qsim.graph.execute.place import Place, place_of
 from qsim.graph.plan.actions import Readers
-from qsim.graph.record.asker import function_of, left_in_graph, nodes_of_asker
+from qsim.graph.record.asker import function_of, left_in_graph, nodes_of_asker, operands_of_asker
+from qsim.graph.record.tape import Slot
 from qsim.operations.moves import MOVING
-from qsim.runs.arguments import tensors_in
+from qsim.runs.arguments import Arguments, tensors_in
 
 
 class LeftToReaders(dict[int, tuple[weakref.ref[Tensor], Readers, Place, int]]):
@@ -34,16 +35,24 @@ class LeftToReaders(dict[int, tuple[weakref.ref[Tensor], Readers, Place, int]]):
             self.clear()
         return not self
 
-    def note_read(self, by: Place, node: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Have the container whose node is called note what of its operands the examples did not show there."""
+    def read(self, by: Place, node: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+        """What the container whose node is called gives it: of its operands those that the examples did not show there are quantized, or
+        noted."""
         if self.is_idle():
-            return
-        for value in (*args, *kwargs.values()) if kwargs else args:
-            for t in value if isinstance(value, (list, tuple)) else (value,):
-                if isinstance(t, Tensor) and (key := self._key(t)):
-                    self.tell_read(by, node, *self[key][1:])
-                    if node in by.changing:  # what it holds then is its reader's
-                        del self[key]
+            return args, kwargs
+        given = tuple([self._read(by, node, at, value) for at, value in enumerate(args)])
+        return given, {name: self._read(by, node, name, value) for name, value in kwargs.items()} if kwargs else kwargs
+
+    def _read(self, by: Place, node: int, slot: Slot, value: Any) -> Any:
+        if isinstance(value, (list, tuple)) and not isinstance(slot, tuple):
+            inner = [self._read(by, node, (slot, i), t) for i, t in enumerate(value)]
+            return inner if any(new is not old for new, old in zip(inner, value, strict=True)) else value
+        if not (isinstance(value, Tensor) and (key := self._key(value))):
+            return value
+        made = self[key][1:]
+        if node in by.changing:  # what it holds then is its reader's
+            del self[key]
+        return by.quantized(value, made[0].key) if is_quantized_there(by, node, slot, *made) else value
 
     def settle(self, out: Any) -> None:
         """What a node returned, quantized, may lie in the memory of what it took: it is no longer in float."""
@@ -54,19 +63,7 @@ class LeftToReaders(dict[int, tuple[weakref.ref[Tensor], Readers, Place, int]]):
         """Note what the model returns and the examples did not show it to."""
         for t in tensors_in(out):
             if key := self._key(t):
-                self.tell_returned(*self[key][1:])
-
-    @staticmethod
-    def tell_read(by: Place, node: int, readers: Readers, place: Place, made: int) -> None:
-        """Note that node `node` of a container reads what node `made` of another, or of the same, returned, if no example showed that."""
-        if by.sites[node][0] not in readers.names:
-            by.note_read(node, *place.sites[made])
-
-    @staticmethod
-    def tell_returned(readers: Readers, place: Place, made: int) -> None:
-        """Note that the model returns what node `made` of a container returned, if no example showed that."""
-        if not readers.returned:
-            place.note_returned(*place.sites[made])
+                tell_returned(*self[key][1:])
 
     def _key(self, t: Tensor) -> int:
         """The key of a tensor, or of what it is a view of; 0 where neither is here."""
@@ -78,39 +75,79 @@ class LeftToReaders(dict[int, tuple[weakref.ref[Tensor], Readers, Place, int]]):
         return id(base) if (left := self.get(id(base))) is not None and left[0]() is base else 0
 
 
+def is_quantized_there(by: Place, node: int, slot: Slot, readers: Readers, place: Place, made: int) -> bool:
+    """Whether what node `made` of a container returned, or changed in place, is put on its grid where node `node` of another, or of the
+    same, reads it, since no example showed that. Noted where it has none, or is written into there."""
+    use = by.actions_of[node].operands.get(slot)
+    if by.sites[node][0] in readers.names or (use is not None and use.key == readers.key):
+        return False
+    if readers.key and node not in by.changing:
+        return True
+    by.note_read(node, *place.sites[made])
+    return False
+
+
+def tell_returned(readers: Readers, place: Place, made: int) -> None:
+    """Note that the model returns what node `made` of a container returned, if no example showed that."""
+    if not readers.returned:
+        place.note_returned(*place.sites[made])
+
+
 # The same while Dynamo traces, of the nodes of its graph.
 
+Slots = tuple[tuple[int, int | None, str], ...]
 
-def traced_left_to_readers(token: int, node: int) -> None:
+
+def traced_left_to_readers(token: int, node: int, older: bool) -> None:
     """Look, from now on, who reads `out`, a variable of the function that asks."""
     for t in nodes_of_asker("out"):
-        left_in_graph()[t] = token, node
+        left_in_graph()[t] = token, node, older
 
 
-def note_read_in_graph(place: Place, node: int) -> None:
-    """As `LeftToReaders.note_read`, of `args`, a variable of the function that asks."""
-    planned = place.planned.plain[node]
+def read_in_graph(place: Place, node: int) -> Slots:
+    """As `LeftToReaders.read`, of `args`, a variable of the function that asks: which are quantized, those in lists with their place there,
+    and the keys of what does it."""
+    planned, found = place.planned.plain[node], []
     if left_in_graph() and (planned.operands or planned.outputs):
-        for t, made in _left_in_variable("args"):
-            LeftToReaders.tell_read(place, node, *made)
-            if node in place.changing:
-                del left_in_graph()[t]
+        for at, within, t in operands_of_asker("args"):
+            if (left := _left_in_graph(t)) is not None:
+                t, made = left
+                if is_quantized_there(place, node, at if within is None else (at, within), *made):
+                    found.append((at, within, made[0].key))
+                if node in place.changing:
+                    del left_in_graph()[t]
+    return tuple(found)
 
 
-def _left_in_variable(variable: str) -> Iterator[tuple[Any, tuple[Readers, Place, int]]]:
-    """What is left to readers of what a variable of the function that asks stands for, or is a view of: with what made it."""
-    known = left_in_graph()
-    for t in nodes_of_asker(variable):
-        while t not in known and t.op != "placeholder" and function_of(t) in MOVING and t.all_input_nodes:
-            t = t.all_input_nodes[0]
-        if t in known:
-            token, node = known[t]
-            place = place_of(token)
-            if (readers := place.planned.plain[node].left) is not None:
-                yield t, (readers, place, node)
+def on_grids(by: Place, args: tuple[Any, ...], slots: Slots) -> tuple[Any, ...]:
+    """Arguments, with those quantized that `read_in_graph` found."""
+    given = [*args]
+    for at, within, key in slots:
+        if within is None:
+            given[at] = by.quantized(given[at], key)
+        else:
+            inner = [*given[at]]
+            inner[within] = by.quantized(inner[within], key)
+            given[at] = inner
+    return tuple(given)
 
 
 def note_returned_by_graph() -> None:
     """As `LeftToReaders.note_returned`, of `out`, a variable of the function that asks."""
-    for _, made in _left_in_variable("out") if left_in_graph() else ():
-        LeftToReaders.tell_returned(*made)
+    for t in nodes_of_asker("out") if left_in_graph() else ():
+        if (left := _left_in_graph(t)) is not None:
+            tell_returned(*left[1])
+
+
+def _left_in_graph(t: Any) -> tuple[Any, tuple[Readers, Place, int]] | None:
+    """What is left to readers, of a node of the graph or what that is a view of, with what made it."""
+    known = left_in_graph()
+    while t not in known and t.op != "placeholder" and function_of(t) in MOVING and t.all_input_nodes:
+        t = t.all_input_nodes[0]
+    if t not in known:
+        return None
+    token, node, older = known[t]
+    place = place_of(token)
+    planned = place.planned.plain[node]
+    readers = planned.older if older else planned.left
+    return None if readers is None else (t, (readers, place, node))

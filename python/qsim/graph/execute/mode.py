@@ -272,10 +272,10 @@ class LocalMode(ChainEnds):
 
     def met(self, node: int, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call that leads to a node."""
-        operands, outputs, instead, link, written_out, overwrites, left = self.nodes[node]
+        operands, outputs, instead, link, written_out, overwrites, left, older = self.nodes[node]
         goes_on = link is not None and link.before and len(args) == 1  # what it takes is looked at for that
         if self.left and (operands or outputs) and (not goes_on or node in self.place.changing):
-            self.left.note_read(self.place, node, args, kwargs)
+            args, kwargs = self.left.read(self.place, node, args, kwargs)
         if link is not None and link.before and not self.has_begun(node, link, args, kwargs):
             outputs, instead = (), None
             self.broken(node, None)
@@ -300,6 +300,7 @@ class LocalMode(ChainEnds):
             self.remember(link.remembered, out)
         if outputs and overwrites and not given_away and out is args[0]:
             outputs = self.plain[node].outputs
+        is_changed = older is not None and not given_away and len(args) > 0 and out is args[0]
         if outputs:
             out = with_outputs(out, outputs, () if given_away else args, part=node in self.place.into_views)
             if self.left:
@@ -311,10 +312,12 @@ class LocalMode(ChainEnds):
                 self.abroad.handed.setdefault(link.name, []).append(self.refer(out))
         if left is not None:
             self.leave(node, out, left)
+        if older is not None and is_changed:
+            self.leave(node, args[0], older, older=True)
         return out
 
-    def leave(self, node: int, out: Any, readers: Readers) -> None:
-        """Look, from now on, who reads what a node returned."""
+    def leave(self, node: int, out: Any, readers: Readers, *, older: bool = False) -> None:
+        """Look, from now on, who reads what a node returned; or what it changed in place, by its `older` name."""
         if self.left is not None:
             self.left.add(out, readers, self.place, node)
 

@@ -36,7 +36,7 @@ def is_on(written_out: WrittenOut | None) -> bool:
 class Node(NamedTuple):
     """What happens at one call: what quantizes operands, by slot, and outputs, by index; what may take the call's place; where
     it stands in a chain; how it is written out, in half precision or with a quantized gate; whether it may write into its first operand;
-    who alone reads its result, where that is in float for it."""
+    who alone reads its result, where that is in float for it, or what it changed in place, by a name from before."""
 
     operands: tuple[tuple[Slot, Quantize], ...] = ()
     outputs: tuple[tuple[int, Quantize], ...] = ()
@@ -45,6 +45,7 @@ class Node(NamedTuple):
     written_out: WrittenOut | None = None
     overwrites: bool = False
     left: Readers | None = None
+    older: Readers | None = None
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ class Noticing:
     sites: list[tuple[str, str]]
     planned: Nodes
     lists: list[dict[int | str, int]]
-    _actions: Sequence[Actions]
+    actions_of: Sequence[Actions]
     strange: dict[tuple[Spot, ...], None]
 
     def expect(self, route: Route, passed: Sequence[CallKey]) -> None:
@@ -74,7 +74,7 @@ class Noticing:
     def note_broken(self, node: int, slot: Slot | None) -> None:
         """Note that a chain ends that did not begin: its quantizer is for what an operation returned that did not run. `slot`: it stands
         at this operand; None: at the result."""
-        (name, line), planned = self.sites[node], self._actions[node]
+        (name, line), planned = self.sites[node], self.actions_of[node]
         self.switch.refused |= set(planned.outputs.values()) if slot is None else {planned.operands[slot].key}
         what = "result" if slot is None else f"operand {slot}"
         text = f"{_named(name, line)} ran on what the example inputs did not show it: its {what} stays in float"
@@ -98,10 +98,10 @@ class Noticing:
             self._ends[known] = missed
         for key in self._expected[training]:
             node = next(at for at in self.nodes_of[key] if at is not None)
-            if counts[key] == 0 and passed is None and self._actions[node].gate is not None:
+            if counts[key] == 0 and passed is None and self.actions_of[node].gate is not None:
                 sentence = f"torch.compile hides {_named(*self.sites[node])}: compiled, its gate stays in float"
                 self.switch.notice(sentence, self.path, "", "Evaluate it without torch.compile, or take its type out of Profile.gates.")
-            elif counts[key] == 0 and (self._actions[node].operands or self._actions[node].outputs):
+            elif counts[key] == 0 and (self.actions_of[node].operands or self.actions_of[node].outputs):
                 missed.append(_named(*self.sites[node]))
         if passed is not None:
             missed += [_named(*self._passed[number]) for number in self._expected_passed[training] if not passed >> number & 1]

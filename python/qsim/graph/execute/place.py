@@ -128,21 +128,21 @@ class Place(Noticing):
         self.beyond = [leaf_nodes.get((leaf, name), STRANGE) for _, leaf, name in route.nodes]  # of calls made more often than recorded
         self.planned_names = frozenset({key[2] for key in route.nodes} | {found.function for found in elsewhere.values()})
         self.names = {*self.planned_names, *(key[2] for key in route.unmet), *MAC}
-        self._actions = [*(plan.actions.get(site, Actions()) for site in route.sites), *actions]
+        self.actions_of = [*(plan.actions.get(site, Actions()) for site in route.sites), *actions]
         beyond = [None] * len(elsewhere)
         self._savings = [*(savings.get(site, Saving()) for site in route.sites), *(Saving(kept_operands(found, plan)) for found in actions)]
         self._neighbours = [*(plan.regions.neighbours.get(site) for site in route.sites), *beyond]
         self._quantizers, self._kept = quantizers, kept
-        saving = [saving_node(*each, quantizers, kept) for each in zip(self._actions, self._savings, strict=True)]
-        plain, with_marks = ([Node(*planned_site(a, make)) for a in self._actions] for make in (LiveMaker(quantizers), MarkMaker()))
+        saving = [saving_node(*each, quantizers, kept) for each in zip(self.actions_of, self._savings, strict=True)]
+        plain, with_marks = ([Node(*planned_site(a, make)) for a in self.actions_of] for make in (LiveMaker(quantizers), MarkMaker()))
         kept_between = kept_for_others(route, plan)
         links, self.passed_links = links_of(route, plan, kept_between), [passed_link(route.unmet[key], plan) for key in passed]
         self._ops = [*(site.op for site in route.sites), *(found.function for found in elsewhere.values())]
         halves = [*(half and half.beside(quantizers) for half in map(plan.halves.get, route.sites)), *beyond]
         live: list[WrittenOut | None] = [half or self._gated(at, LiveMaker(quantizers)) for at, half in enumerate(halves)]
-        left = [*map(plan.regions.left_to_readers.get, route.sites), *beyond]
+        left, older = ([*map(found.get, route.sites), *beyond] for found in (plan.regions.left_to_readers, plan.regions.older_names))
         for nodes in (plain, saving, with_marks):
-            nodes[:] = [n._replace(link=links.get(at), left=left[at]) for at, n in enumerate(nodes)]
+            nodes[:] = [n._replace(link=links.get(at), left=left[at], older=older[at]) for at, n in enumerate(nodes)]
         running = [[n._replace(written_out=live[at]) for at, n in enumerate(nodes)] for nodes in (plain, saving)]
         stored = [half and half.in_files(rounding_inside(half.format)) for half in halves]
         traced = [n._replace(written_out=stored[at] or self._gated(at, MarkMaker())) for at, n in enumerate(with_marks)]
@@ -158,23 +158,25 @@ class Place(Noticing):
         self.sites = [*((site.name, site.steps[0].line) for site in route.sites), *((leaf, "") for leaf in elsewhere)]
         self.floats = [*(site.first_operand for site in route.sites), *beyond]
         own = [
-            None if site.steps[0].leaf else own_weight(path, plan, found) for site, found in zip(route.sites, self._actions, strict=False)
+            None if site.steps[0].leaf else own_weight(path, plan, found) for site, found in zip(route.sites, self.actions_of, strict=False)
         ]
         self.weights = [*own, *beyond]
-        self.weights_read = weights_read(plan, self._actions)
+        self.weights_read = weights_read(plan, self.actions_of)
         self.own_weights = own_weights(path, plan, quantizers)
         self.weight_keys, self.rounded = plan.weights, plan.rounded
         self.after, self.memory = calls_before(route, plan, kept_between), memory_read(route, plan)
         self.through = ends_between(route, plan)
         self.first_read, self.again = reads_again(route, plan)
         self.made = {at: plan.regions.made[site] for at, site in enumerate(route.sites) if site in plan.regions.made}
-        self.parts = {at: found for at, site in enumerate(route.sites) if (found := _parts(site, self._actions[at], plan))}
+        self.parts = {at: found for at, site in enumerate(route.sites) if (found := _parts(site, self.actions_of[at], plan))}
         asking = {*self.made, *self.parts, *self.after, *self.memory, *(node for node, _ in self.through)}
         self.conditional = {*asking, *self.first_read, *self.again}  # nodes with operands that ask what made them, or who else reads them
         self.places: dict[str, Place] = {}  # of all containers of the model, and of the frames in them, by path
+        self.passing = {at for at, site in enumerate(route.sites) if site.moves and route.skips(site)}  # it hands on other values too
+        self.known_twice = {at for at, readers in enumerate(older) if readers is not None}  # what they change in place has two names
         self.changing = {at for at, site in enumerate(route.sites) if any(step.changed for step in site.steps)}
         steps = [*(site.steps for site in route.sites), *([] for _ in elsewhere)]
-        self.lists = [_lists(*each) for each in zip(self._actions, steps, strict=True)]
+        self.lists = [_lists(*each) for each in zip(self.actions_of, steps, strict=True)]
         self.expect(route, passed)
         self.homes = homes_of(path, plan, quantizers, kept)
         self._forget()
@@ -182,7 +184,7 @@ class Place(Noticing):
     def _forget(self) -> None:
         self.no_hints: list[tuple[Hint, ...]] = [()] * (len(self.sites) + 1)  # by node, the last entry for the beginning of a call
         self.hints = list(self.no_hints)
-        looked_at = self.conditional | self.into_views  # by `LocalMode.met`
+        looked_at = self.conditional | self.into_views | self.known_twice  # by `LocalMode.met`
         self.known = known_calls(self.names, self.nodes_of, self.width, self.floats, self.weights, looked_at)
         self.strange: dict[tuple[Spot, ...], None] = {}
         self._be_another()
@@ -281,7 +283,7 @@ class Place(Noticing):
         names = [self._name_of(value, container) for value in given]
         if self.weight_keys.keys().isdisjoint(names):
             return None
-        changed = [self._quantized(value, self.weight_keys.get(n) or self.rounded.get(n)) for value, n in zip(given, names, strict=True)]
+        changed = [self.quantized(value, self.weight_keys.get(n) or self.rounded.get(n)) for value, n in zip(given, names, strict=True)]
         if all(new is old for new, old in zip(changed, given, strict=True)):
             return None
         return tuple(changed[: len(args)]), dict(zip(kwargs, changed[len(args) :], strict=True))
@@ -301,7 +303,7 @@ class Place(Noticing):
             return None
         names = {key: name for name, key in self.weight_keys.items()}
         marks: dict[str, Mark | BiasMark] = {}
-        for actions in (found for frame in frames for found in frame._actions):
+        for actions in (found for frame in frames for found in frame.actions_of):
             keys = [use.key for use in actions.operands.values()]
             if actions.outputs or actions.gate is not None or not names.keys() >= set(keys):
                 return None
@@ -310,7 +312,7 @@ class Place(Noticing):
                 marks[actions.bias.parameter] = BiasMark(actions.bias.input, actions.bias.weight)
         return marks
 
-    def _quantized(self, value: Any, key: str | None) -> Any:
+    def quantized(self, value: Any, key: str | None) -> Any:
         if key is None:
             return value
         format = self.switch.format_of(key)
@@ -323,7 +325,7 @@ class Place(Noticing):
         self.fallen = Nodes(*(list(nodes) for nodes in self.planned)) if formats else self.planned
         for home in self.homes.values():
             home.fall_back(formats)
-        for at, (actions, around) in enumerate(zip(self._actions, self._neighbours, strict=True)):
+        for at, (actions, around) in enumerate(zip(self.actions_of, self._neighbours, strict=True)):
             if around is None or not around.is_concerned(formats):
                 continue
             parameters = {actions.operands[slot].key for slot in self._savings[at].kept & actions.operands.keys()}
@@ -342,13 +344,13 @@ class Place(Noticing):
                     half = half.beside(self._quantizers)
                 left_alone = nodes is self.fallen.with_marks or isinstance(nodes[at].written_out, Gated)
                 written_out = half or (None if left_alone and around.operation in formats else nodes[at].written_out)
-                nodes[at] = Node(*found, link=nodes[at].link, written_out=written_out, left=nodes[at].left)
+                nodes[at] = Node(*found, link=nodes[at].link, written_out=written_out, left=nodes[at].left, older=nodes[at].older)
         rename(self.fallen, self._renaming)
         self._be_another()
 
     def _gated(self, at: int, make: Maker) -> Gated | None:
         """What runs a node with its gate quantized; None for one that has none."""
-        key = self._actions[at].gate
+        key = self.actions_of[at].gate
         return None if key is None else Gated(self._ops[at], make.quantized(key, True))
 
 

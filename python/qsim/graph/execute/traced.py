@@ -15,7 +15,7 @@ from qsim.graph.execute.chain_ends import ChainEnds
 from qsim.graph.execute.forms import GONE_THROUGH, Form, drops_nothing, form_of, in_form
 from qsim.graph.execute.inputs import computes, is_float
 from qsim.graph.execute.known import QUIET_NAMES
-from qsim.graph.execute.left_to_readers import note_read_in_graph, note_returned_by_graph, traced_left_to_readers
+from qsim.graph.execute.left_to_readers import Slots, note_returned_by_graph, on_grids, read_in_graph, traced_left_to_readers
 from qsim.graph.execute.links import Link
 from qsim.graph.execute.mode import LocalMode
 from qsim.graph.execute.nodes import QUIET, STRANGE, is_on
@@ -49,6 +49,7 @@ class TracedMode(LocalMode):
         ChainEnds.__init__(self, place, container, [0] * place.width if counts is None else counts)
         self.training, self.leaf, self.outer, self.passed_by = training, [""], None, 0
         self.switch = place.switch if switch is None else switch
+        self.raw: Slots = ()
         self.nodes = TracedNodes(place, self.switch)  # type: ignore[assignment]
         leave_to_python()
 
@@ -61,7 +62,7 @@ class TracedMode(LocalMode):
 
     def node(self, key: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         if 0 <= key < len(self.counts):
-            node, slot = traced_call(self.place.token, key, self.counts[key])
+            node, slot, self.raw = traced_call(self.place.token, key, self.counts[key])
             if node != STRANGE:
                 self.counts[key] += 1
                 return node if is_float(slot, args, kwargs) else QUIET
@@ -124,8 +125,8 @@ class TracedMode(LocalMode):
     def checkpointed_above(self) -> None:
         pass  # what Dynamo traced runs again as it was traced
 
-    def leave(self, node: int, out: Any, readers: Readers) -> None:
-        traced_left_to_readers(self.place.token, node)
+    def leave(self, node: int, out: Any, readers: Readers, *, older: bool = False) -> None:
+        traced_left_to_readers(self.place.token, node, older)
 
     def end(self, out: Any) -> None:
         traced_end(self.place.token, self.training, tuple(self.counts), self.outer is None)
@@ -186,7 +187,7 @@ class TracedMode(LocalMode):
                 return func(*args, **kwargs) if way == "" else self.passed(name, func, args, kwargs)
             node = self.node(key, args, kwargs)
             if node >= 0:
-                return self.met(node, func, args, kwargs)
+                return self.met(node, func, on_grids(place, args, self.raw) if self.raw else args, kwargs)
             out, weighted = self.unplanned(node, name, func, args, kwargs)
             if node == STRANGE and name not in READ_QUANTIZED and computes(out):
                 traced_strange(place.token, name, weighted)
@@ -201,14 +202,14 @@ class TracedNodes:
 
     def __getitem__(self, node: int) -> tuple[Any, ...]:  # the fields of a `Node`: to make one takes Dynamo longer than all the rest here
         place, switch = self.place, self.switch
-        operands, outputs, link, is_written_out, is_left = traced_node(place.token, node, switch.falls_back, switch.marks)
+        operands, outputs, link, is_written_out, is_left, is_older = traced_node(place.token, node, switch.falls_back, switch.marks)
         written_out = None
         if is_written_out:
             nodes = place.fallen if switch.falls_back else place.planned
             written_out = (nodes.with_marks if switch.marks else nodes.plain)[node].written_out
         made = None if link is None else Link(*link)
         operands, outputs = switch.standing.find(operands), switch.standing.find(outputs)
-        return operands, outputs, None, made, written_out, False, _LEFT if is_left else None
+        return operands, outputs, None, made, written_out, False, _LEFT if is_left else None, _LEFT if is_older else None
 
 
 def switch_of(place: Place, outer: Any) -> Switch:
@@ -246,26 +247,25 @@ def traced_key(token: int, name: str, framed: bool) -> int:
     return QUIET if quiet and key == STRANGE else key
 
 
-def traced_call(token: int, key: int, count: int) -> tuple[int, Slot | None]:
-    """The node of a call that the examples show, and its first operand; `STRANGE` where more than that decides. Called for `args`, a
-    variable of the function that asks."""
+def traced_call(token: int, key: int, count: int) -> tuple[int, Slot | None, Slots]:
+    """The node of a call that the examples show, its first operand, and what `read_in_graph` finds; `STRANGE` where more than that decides.
+    Called for `args`, a variable of the function that asks."""
     place = place_of(token)
     nodes = place.nodes_of[key]
     node = nodes[count] if count < len(nodes) else None
-    if node is not None:
-        note_read_in_graph(place, node)
-    return (STRANGE, None) if node is None or place.weights[node] is not None else (node, place.floats[node])
+    raw = () if node is None else read_in_graph(place, node)
+    return (STRANGE, None, raw) if node is None or place.weights[node] is not None else (node, place.floats[node], raw)
 
 
 def traced_node(token: int, node: int, falls_back: bool, marks: bool) -> tuple[Any, ...]:
-    """Operands and results of a node with what stands there, its link, whether it is written out, and whether its result is in float for
-    those that read it."""
+    """Operands and results of a node with what stands there, its link, whether it is written out, whether its result is in float for those
+    that read it, and whether what it changes has an older name."""
     place = place_of(token)
     nodes, tell = place.fallen if falls_back else place.planned, place.switch.standing.tell
     found = (nodes.with_marks if marks else nodes.plain)[node]
     told = [tuple((at, tell(quantize)) for at, quantize in there) for there in (found.operands, found.outputs)]
     link = None if found.link is None else tuple(tuple(each) if isinstance(each, frozenset) else each for each in found.link)
-    return *told, link, is_on(found.written_out), found.left is not None
+    return *told, link, is_on(found.written_out), found.left is not None, found.older is not None
 
 
 def traced_form(function: Function) -> Form | None:
@@ -325,10 +325,10 @@ def traced_loop(token: int) -> None:
 
 
 def traced_takes(operation: str) -> bool:
-    """Whether the graph has an operation of this name that takes any of `handed`, a variable of the function that asks."""
-    handed = variable_of_asker("handed")
-    users = [user for item in handed.items for user in item.as_proxy().node.users]
-    return any(function_of(user) == operation for user in users)
+    """Whether the graph has an operation of this name that takes any of `handed`, a variable of the function that asks; a graph before this
+    one, for all that is known, of what this one is given."""
+    nodes = [item.as_proxy().node for item in variable_of_asker("handed").items]
+    return any(node.op == "placeholder" or any(function_of(user) == operation for user in node.users) for node in nodes)
 
 
 def traced_broken(token: int, node: int, slot: Slot | None) -> None:

@@ -190,23 +190,27 @@ class Unplanned(NamedTuple):
 
 
 class Readers(NamedTuple):
-    """Those that read a tensor in the examples, by name, and whether the model returns it there."""
+    """Those that read a tensor in the examples, by name; whether the model returns it there; and the key of what quantizes it where others
+    read it, "" if that stays in float."""
 
     names: frozenset[str]
     returned: bool
+    key: str = ""
 
 
 @dataclass(frozen=True)
 class Regions:
     """What falls back, and what a fallback asks: operations by name, the neighbours of each site, the posts of inputs; operands of
-    operations in integers that are in float; the sites whose results are in float because of those that read them; and where constants
-    that a forward makes, of no parameter or buffer, are quantized, with the keys of the quantizers."""
+    operations in integers that are in float; the sites whose results are in float because of those that read them, and those that change
+    in place what others know by an older name; and where constants that a forward makes, of no parameter or buffer, are quantized, with the
+    keys of the quantizers."""
 
     operations: dict[str, Operation] = field(default_factory=dict)
     neighbours: dict[Site, Neighbours] = field(default_factory=dict)
     inputs: dict[InputSlot, Post] = field(default_factory=dict)
     unplanned: list[Unplanned] = field(default_factory=list)
     left_to_readers: dict[Site, Readers] = field(default_factory=dict)
+    older_names: dict[Site, Readers] = field(default_factory=dict)
     made: dict[Site, dict[Slot, str]] = field(default_factory=dict)
 
     @property

@@ -40,8 +40,9 @@ def find_regions(
     unplanned = [found for site in finder.name_of for found in finder.unplanned(site, inputs)]
     posts = {slot: finder.input(slot, key) for slot, key in inputs.items()}
     left = {site: readers for site in finder.name_of if (readers := finder.left_to_readers(site)) is not None}
+    older = {site: readers for site in finder.name_of if (readers := finder.older_name(site)) is not None}
     made = {site: slots for site in finder.name_of if (slots := finder.made(site))}
-    return Regions(finder.operations, neighbours, posts, unplanned, left, made)
+    return Regions(finder.operations, neighbours, posts, unplanned, left, older, made)
 
 
 class _Finder:
@@ -144,9 +145,12 @@ class _Finder:
         return found
 
     def left_to_readers(self, site: Site) -> Readers | None:
-        """Those that read the results of a site, if these are in float because of them: inside of a chain, compared, or read by what the
-        target computes in float. None where the results would be in float whatever reads them, or modes cannot tell who does."""
+        """Those that read the results of a site, if these are in float because of them: inside of a chain, compared, read by what the
+        target computes in float, or by an older name alone. None where the results would be in float whatever reads them, or modes cannot
+        tell who does."""
         readers = self.flow.readers(site)
+        if (older := self.older_name(site)) is not None and not self._at(site).outputs:
+            return Readers(frozenset(), False, older.key)
         reading = [self.flow.site_of[reader.step] for reader in readers if reader.step is not None]
         ours = site.visible and not (site.moves or site.training_only or self._grids_of(site))
         if not ours or not all(at.visible for at in reading) or any(reader.origin.kind == "stale" for reader in readers):
@@ -157,6 +161,20 @@ class _Finder:
         if not (inner or (self._has_activations and (site in self.flow.metrics or not self.placement.makes(site)))):
             return None
         return Readers(frozenset(at.name for at in reading), any(reader.step is None for reader in readers))
+
+    def older_name(self, site: Site) -> Readers | None:
+        """Those that read what a site changes in place by a name from before, with what quantizes it. None where nothing does."""
+        flow, at = self.flow, self._at(site)
+        changes_it = all(step.changed == {0} for step in site.steps) and site.visible and site.replaceable and not site.training_only
+        if not changes_it or site.moves or flow.is_rewritten(site):
+            return None
+        stale = [reader for reader in flow.readers(site) if reader.origin.kind == "stale"]
+        reading = [(flow.site_of[reader.step], reader.slot) for reader in stale if reader.step is not None]
+        uses = [use for other, slot in reading if (use := self._at(other).operands.get(slot)) is not None]  # type: ignore[arg-type]
+        keys = {at.outputs[0]} if 0 in at.outputs else {use.key for use in uses}
+        if len(keys) != 1:
+            return None
+        return Readers(frozenset(other.name for other, _ in reading), any(reader.step is None for reader in stale), keys.pop())
 
     def made(self, site: Site) -> dict[Slot, str]:
         """The operands of a site that hold, on a grid of their own, what the forward makes of no parameter or buffer."""

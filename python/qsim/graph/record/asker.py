@@ -39,6 +39,18 @@ def nodes_of_asker(name: str) -> Iterator[Any]:
             left += variable.items
 
 
+def operands_of_asker(name: str) -> Iterator[tuple[int, int | None, Any]]:
+    """The same of a tuple of arguments: with the place of each, and its place in a list that stands there."""
+    from torch._dynamo.variables import BaseListVariable, TensorVariable
+
+    for at, variable in enumerate(variable_of_asker(name).items):
+        given = variable.realize()
+        inner = enumerate(given.items) if isinstance(given, BaseListVariable) else [(None, given)]
+        for within, each in inner:
+            if isinstance(found := each.realize(), TensorVariable):
+                yield at, within, found.as_proxy().node
+
+
 def held_by_modules(node: Any) -> Tensor | None:
     """What a node of the traced graph stands for, where it is a tensor that a module has as a plain attribute, or such a one moved or cast.
     A guard has the graph traced again where the module has another. None for all else."""
@@ -72,7 +84,8 @@ def traced_is_cast() -> bool:
     return cast and node in weights
 
 
-def left_in_graph() -> dict[Any, tuple[int, int]]:
-    """Nodes of the traced graph whose tensors the plan leaves in float for those that read them: tokens of places, and nodes there."""
-    found: dict[Any, tuple[int, int]] = vars(translator_now().output).setdefault("_qsim_left_to_readers", {})
+def left_in_graph() -> dict[Any, tuple[int, int, bool]]:
+    """Nodes of the traced graph whose tensors the plan leaves in float for those that read them: tokens of places, nodes there, and whether
+    it is what that node changes, by an older name."""
+    found: dict[Any, tuple[int, int, bool]] = vars(translator_now().output).setdefault("_qsim_left_to_readers", {})
     return found
