@@ -95,7 +95,7 @@ def tell_returned(readers: Readers, place: Place, made: int) -> None:
 
 # The same while Dynamo traces, of the nodes of its graph.
 
-Slots = tuple[tuple[int, int | None, str], ...]
+Slots = tuple[tuple[int | str, int | None, str], ...]
 
 
 def traced_left_to_readers(token: int, node: int, older: bool) -> None:
@@ -105,11 +105,11 @@ def traced_left_to_readers(token: int, node: int, older: bool) -> None:
 
 
 def read_in_graph(place: Place, node: int) -> Slots:
-    """As `LeftToReaders.read`, of `args`, a variable of the function that asks: which are quantized, those in lists with their place there,
-    and the keys of what does it."""
+    """As `LeftToReaders.read`, of `args` and `kwargs`, variables of the function that asks: which are quantized, those in lists with their
+    place there, and the keys of what does it."""
     planned, found = place.planned.plain[node], []
     if left_in_graph() and (planned.operands or planned.outputs):
-        for at, within, t in operands_of_asker("args"):
+        for at, within, t in operands_of_asker():
             if (left := _left_in_graph(t)) is not None:
                 t, made = left
                 if is_quantized_there(place, node, at if within is None else (at, within), *made):
@@ -119,9 +119,9 @@ def read_in_graph(place: Place, node: int) -> Slots:
     return tuple(found)
 
 
-def on_grids(by: Place, args: tuple[Any, ...], slots: Slots) -> tuple[Any, ...]:
+def on_grids(by: Place, args: tuple[Any, ...], kwargs: dict[str, Any], slots: Slots) -> Arguments:
     """Arguments, with those quantized that `read_in_graph` found."""
-    given = [*args]
+    given: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
     for at, within, key in slots:
         if within is None:
             given[at] = by.quantized(given[at], key)
@@ -129,7 +129,7 @@ def on_grids(by: Place, args: tuple[Any, ...], slots: Slots) -> tuple[Any, ...]:
             inner = [*given[at]]
             inner[within] = by.quantized(inner[within], key)
             given[at] = inner
-    return tuple(given)
+    return tuple([given[at] for at in range(len(args))]), {name: given[name] for name in kwargs}
 
 
 def note_returned_by_graph() -> None:

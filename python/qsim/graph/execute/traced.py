@@ -187,7 +187,7 @@ class TracedMode(LocalMode):
                 return func(*args, **kwargs) if way == "" else self.passed(name, func, args, kwargs)
             node = self.node(key, args, kwargs)
             if node >= 0:
-                return self.met(node, func, on_grids(place, args, self.raw) if self.raw else args, kwargs)
+                return self.met(node, func, *(on_grids(place, args, kwargs, self.raw) if self.raw else (args, kwargs)))
             out, weighted = self.unplanned(node, name, func, args, kwargs)
             if node == STRANGE and name not in READ_QUANTIZED and computes(out):
                 traced_strange(place.token, name, weighted)
@@ -249,7 +249,7 @@ def traced_key(token: int, name: str, framed: bool) -> int:
 
 def traced_call(token: int, key: int, count: int) -> tuple[int, Slot | None, Slots]:
     """The node of a call that the examples show, its first operand, and what `read_in_graph` finds; `STRANGE` where more than that decides.
-    Called for `args`, a variable of the function that asks."""
+    Called for `args` and `kwargs`, variables of the function that asks."""
     place = place_of(token)
     nodes = place.nodes_of[key]
     node = nodes[count] if count < len(nodes) else None
@@ -258,8 +258,8 @@ def traced_call(token: int, key: int, count: int) -> tuple[int, Slot | None, Slo
 
 
 def traced_node(token: int, node: int, falls_back: bool, marks: bool) -> tuple[Any, ...]:
-    """Operands and results of a node with what stands there, its link, whether it is written out, whether its result is in float for those
-    that read it, and whether what it changes has an older name."""
+    """Operands and results of a node with what stands there, its link, whether it is written out, whether its result is left to readers,
+    and whether what it changes is, by an older name."""
     place = place_of(token)
     nodes, tell = place.fallen if falls_back else place.planned, place.switch.standing.tell
     found = (nodes.with_marks if marks else nodes.plain)[node]

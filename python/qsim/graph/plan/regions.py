@@ -149,7 +149,7 @@ class _Finder:
         target computes in float, or by an older name alone. None where the results would be in float whatever reads them, or modes cannot
         tell who does."""
         readers = self.flow.readers(site)
-        if (older := self.older_name(site)) is not None and not self._at(site).outputs:
+        if (older := self.older_name(site)) is not None and older.key and not self._at(site).outputs:
             return Readers(frozenset(), False, older.key)
         reading = [self.flow.site_of[reader.step] for reader in readers if reader.step is not None]
         ours = site.visible and not (site.moves or site.training_only or self._grids_of(site))
@@ -163,18 +163,20 @@ class _Finder:
         return Readers(frozenset(at.name for at in reading), any(reader.step is None for reader in readers))
 
     def older_name(self, site: Site) -> Readers | None:
-        """Those that read what a site changes in place by a name from before, with what quantizes it. None where nothing does."""
+        """Those that read what a site changes in place by a name from before, with what quantizes it: nothing where it is written to again,
+        since others may read a copy then. None where it is in float in any case."""
         flow, at = self.flow, self._at(site)
         changes_it = all(step.changed == {0} for step in site.steps) and site.visible and site.replaceable and not site.training_only
-        if not changes_it or site.moves or flow.is_rewritten(site):
+        if not changes_it or site.moves:
             return None
         stale = [reader for reader in flow.readers(site) if reader.origin.kind == "stale"]
         reading = [(flow.site_of[reader.step], reader.slot) for reader in stale if reader.step is not None]
         uses = [use for other, slot in reading if (use := self._at(other).operands.get(slot)) is not None]  # type: ignore[arg-type]
         keys = {at.outputs[0]} if 0 in at.outputs else {use.key for use in uses}
-        if len(keys) != 1:
+        if not keys:
             return None
-        return Readers(frozenset(other.name for other, _ in reading), any(reader.step is None for reader in stale), keys.pop())
+        key = "" if len(keys) > 1 or flow.is_rewritten(site) else keys.pop()
+        return Readers(frozenset(other.name for other, _ in reading), any(reader.step is None for reader in stale), key)
 
     def made(self, site: Site) -> dict[Slot, str]:
         """The operands of a site that hold, on a grid of their own, what the forward makes of no parameter or buffer."""

@@ -39,11 +39,12 @@ def nodes_of_asker(name: str) -> Iterator[Any]:
             left += variable.items
 
 
-def operands_of_asker(name: str) -> Iterator[tuple[int, int | None, Any]]:
-    """The same of a tuple of arguments: with the place of each, and its place in a list that stands there."""
+def operands_of_asker() -> Iterator[tuple[int | str, int | None, Any]]:
+    """The same of `args` and `kwargs`, variables of that function: with the place of each, and its place in a list that stands there."""
     from torch._dynamo.variables import BaseListVariable, TensorVariable
 
-    for at, variable in enumerate(variable_of_asker(name).items):
+    named = {key.vt.as_python_constant(): variable for key, variable in variable_of_asker("kwargs").items.items()}
+    for at, variable in [*enumerate(variable_of_asker("args").items), *named.items()]:
         given = variable.realize()
         inner = enumerate(given.items) if isinstance(given, BaseListVariable) else [(None, given)]
         for within, each in inner:

@@ -1,0 +1,154 @@
+"""What is changed in place has two names, and lies on its grid by whichever of them a path reads it that no example took."""
+
+import dataclasses
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import qsim
+
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+
+X = torch.randn(16, 8, generator=torch.Generator().manual_seed(0)) * 2
+READ = {
+    "itself": lambda t, _: t**2,
+    "a view": lambda t, _: t[:, :4] ** 2,
+    "in a list": lambda t, other: torch.cat([other, t.exp()]),
+    "twice": lambda t, _: t * t.square(),
+    "by keyword": lambda t, _: torch.pow(input=t, exponent=2),
+    "by what only moves it": lambda t, _: t.flatten().view(16, 8).exp(),
+}
+
+
+class Network(nn.Module):
+    """Reads what it changed in place by the name from before (`older`) or by the name of the result: on the other path by the other one."""
+
+    def __init__(self, read, older):
+        super().__init__()
+        self.read, self.older, self.clamped = read, older, nn.ReLU6(inplace=True)
+
+    def forward(self, x, other=False):
+        y = x + x
+        z = self.clamped(y)
+        return self.read(y if self.older != other else z, x)
+
+
+def simulation(model):
+    sim = qsim.QuantSim(model.eval(), X, qsim.int8())
+    sim.calibrate([X], progress=False)
+    return sim
+
+
+@pytest.mark.filterwarnings("error:QuantSim")
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("savings", [False, True])
+@pytest.mark.parametrize("older", [False, True])
+@pytest.mark.parametrize("name", READ)
+def test_either_name_is_on_the_grid(name, older, savings, compiled, gradients):
+    sim = simulation(Network(READ[name], older))
+    sim.savings = savings
+    run = torch.compile(sim, backend="eager", fullgraph=True) if compiled else sim
+    given = [X.clone().requires_grad_(gradients) for _ in range(2)]
+    found = [run(x, other=other) for x, other in zip(given, (False, True), strict=True)]
+    assert torch.equal(*found)
+    if gradients:
+        for out in found:
+            out.mul(torch.linspace(-1, 1, out.numel()).view_as(out)).sum().backward()
+        assert torch.equal(*(x.grad for x in given))
+
+
+@pytest.mark.filterwarnings("error:QuantSim")
+def test_by_hand():
+    sim = simulation(Network(READ["itself"], older=False))
+    quantizers = sim.quantizers()
+    entered = quantizers["input"](X)
+    changed = F.relu6(entered + entered)
+    assert not torch.equal(changed, quantizers["add.output"](changed))
+    assert torch.equal(sim(X, other=True), quantizers["pow.output"](quantizers["add.output"](changed) ** 2))
+
+
+class Across(nn.Module):
+    """A path of another module's returns what this one's example dropped, and its caller knows the name from before."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = Inner()
+
+    def forward(self, x, other=False):
+        y = x + x
+        return self.inner(y, other) + y
+
+
+class Inner(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.clamped = nn.ReLU6(inplace=True)
+
+    def forward(self, y, other):
+        z = self.clamped(y)
+        return z if other else F.softplus(F.log_softmax(y, -1))
+
+
+@pytest.mark.filterwarnings("ignore:QuantSim")  # the layers that the other path leaves out
+@pytest.mark.parametrize("compiled", [False, True])
+def test_both_names_in_one_sum(compiled):
+    sim = simulation(Across())
+    quantizers = sim.quantizers()
+    entered = quantizers["input"](X)
+    changed = quantizers["add.output"](F.relu6(entered + entered))
+    run = torch.compile(sim, backend="eager") if compiled else sim
+    assert torch.equal(run(X, other=True), quantizers["add_2.output"](changed + changed))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_what_writes_into_it_again_gets_the_memory_itself_and_it_is_said(compiled):
+    sim = simulation(Network(lambda t, _: t.mul_(0.7).exp(), older=False))
+    run = torch.compile(sim, backend="eager") if compiled else sim
+    with pytest.warns(UserWarning, match="'mul' .* read what 'clamped' .* computes, where the example inputs did not show it"):
+        run(X, other=True)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_what_is_returned_by_it_is_said(compiled):
+    sim = simulation(Network(lambda t, _: t, older=False))
+    run = torch.compile(sim, backend="eager") if compiled else sim
+    with pytest.warns(UserWarning, match="what 'clamped' .* computes was returned, where the example inputs did not show it"):
+        run(X, other=True)
+
+
+@pytest.mark.filterwarnings("error:QuantSim")
+@pytest.mark.parametrize("compiled", [False, True])
+def test_what_was_not_changed_this_time_is_what_it_was(compiled):
+    class Perhaps(nn.Module):
+        def forward(self, x, other=False):
+            y = x * 3
+            z = F.elu(y, inplace=not other)
+            return (y if other else z) ** 2
+
+    sim = simulation(Perhaps())
+    quantizers = sim.quantizers()
+    run = torch.compile(sim, backend="eager") if compiled else sim
+    tripled = quantizers["mul.output"](quantizers["input"](X) * 3)
+    assert torch.equal(run(X, other=True), quantizers["pow.output"](tripled**2))
+
+
+@pytest.mark.filterwarnings("error:QuantSim")
+def test_calibration_on_the_other_path_observes_no_tensor_twice():
+    config = dataclasses.replace(qsim.int8(), activation=qsim.TensorSpec(method="ema"))
+    one, other = (qsim.QuantSim(Network(READ["itself"], older=False).eval(), X, config) for _ in range(2))
+    one.calibrate([X, X * 2, X * 0.5], progress=False)
+    other.calibrate([X, (X * 2, True), (X * 0.5, True)], progress=False)
+    for name, quantizer in one.quantizers().items():
+        assert torch.equal(quantizer.encoding.scale, other.quantizers()[name].encoding.scale), name
+
+
+@pytest.mark.filterwarnings("error:QuantSim")
+@pytest.mark.parametrize("older", [False, True])
+def test_in_float_where_the_operation_falls_back(older):
+    sim = simulation(Network(READ["itself"], older))
+    sim.fallback(["add", "pow"], "fp32")
+    assert torch.equal(sim(X, other=True), sim(X))
+    assert torch.equal(sim(X), F.relu6(X + X) ** 2)
