@@ -79,6 +79,18 @@ IN_FILES = {
     "normalize": (lambda x: F.normalize(x, 3.0), lambda r, x: x / r(r(r(r(x.abs().pow(3)).sum(1, True)).pow(1 / 3)).clamp_min(1e-12))),
     "addcmul": (lambda x: torch.addcmul(x, x, x, value=0.01), lambda r, x: x + r(r(x * r(torch.tensor(0.01))) * x)),
     "addcdiv": (lambda x: torch.addcdiv(x, x, x.exp(), value=0.01), lambda r, x: x + r(r(x / r(x.exp())) * r(torch.tensor(0.01)))),
+    "remainder": (lambda x: x % 0.37, lambda r, x: x - r(r(x / r(torch.tensor(0.37))).floor() * r(torch.tensor(0.37)))),
+    "remainder by": (lambda x: 5.0 % (x.abs() + 0.5), lambda r, x: 5 - r(r(5 / r(x.abs() + 0.5)).floor() * r(x.abs() + 0.5))),
+    "cosine_similarity": (
+        lambda x: F.cosine_similarity(x, x.abs(), dim=-1),
+        lambda r, x: r(r(x / r(r(x.norm(dim=-1, keepdim=True)))) * r(x.abs() / r(x.norm(dim=-1, keepdim=True)))).sum(-1),
+    ),
+    "cross": (
+        lambda x: torch.linalg.cross(x[:, :3], x[:, 3:6]),
+        lambda r, x: r(x[:, [1, 2, 0]] * x[:, [5, 3, 4]]) - r(x[:, [2, 0, 1]] * x[:, [4, 5, 3]]),
+    ),
+    "xlog1py": (lambda x: torch.special.xlog1py(x, x.abs()), lambda r, x: x * r(r(x.abs() + 1).log())),
+    "ndtr": (torch.special.ndtr, lambda r, x: r(1 + r(r(x * r(torch.tensor(0.5)).sqrt()).erf())) / 2),
     "in place": (lambda x: (x.abs() * 1.0).log1p_(), lambda r, x: r(x.abs() + 1).log()),
 }
 
