@@ -19,7 +19,7 @@ from qsim.graph.execute.inputs import Inputs
 from qsim.graph.execute.mode import LocalMode
 from qsim.graph.execute.place import QUIET, Place
 from qsim.graph.execute.traced import TracedMode
-from qsim.graph.plan import plan
+from qsim.graph.plan import plan, regions
 from qsim.graph.plan.dataflow import Dataflow
 from qsim.graph.record import call_sites, record, recorder, tape
 from qsim.graph.record.tape import Origin, Tape, indirect
@@ -251,6 +251,11 @@ GUARDS: dict[str, Guard] = {
         "version counters tell what was written in place",
         _put((recorder, "version_of", _always(0)), (tape, "version_of", _always(0))),
         ("hand-written", "off", "savings"),
+    ),
+    "either name": Guard(
+        "what is changed in place is read by the name that the examples read it by",
+        _put((regions._Finder, "older_name", _nothing())),
+        ("hand-written",),
     ),
     "one memory": Guard(
         "names of one memory are told by their storage",

@@ -52,6 +52,7 @@ RECORDED: dict[str, tuple[int, str]] = {
     "written buffers": (186, "16 bits"),
     "own arguments": (219, "left alone"),
     "liveness": (243, "savings"),
+    "either name": (1820666, "hand-written"),
     "recomputation, in place": (561857, "savings"),
     "recomputation, kept": (561879, "hand-written"),
 }

@@ -1,11 +1,13 @@
 """What is changed in place has two names, and lies on its grid by whichever of them a path reads it that no example took."""
 
 import dataclasses
+import functools
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import qsim
 
@@ -152,3 +154,41 @@ def test_in_float_where_the_operation_falls_back(older):
     sim.fallback(["add", "pow"], "fp32")
     assert torch.equal(sim(X, other=True), sim(X))
     assert torch.equal(sim(X), F.relu6(X + X) ** 2)
+
+
+@pytest.mark.filterwarnings("error:QuantSim")
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("older", [False, True])
+def test_what_runs_again_under_a_checkpoint_reads_it_as_it_did(older, inside, reentrant):
+    """Written to `inside` of it, or before it."""
+
+    class Checkpointed(Network):
+        def __init__(self, run):
+            super().__init__(lambda t: t**2 * 0.01, older)
+            self.run = run
+
+        def forward(self, x, other=False):
+            if inside:
+                return self.run(lambda x: self.chosen(y := x * 1.5, self.clamped(y), other), x)
+            y = x * 1.5
+            return self.run(lambda y, z: self.chosen(y, z, other), y, self.clamped(y))
+
+        def chosen(self, y, z, other):
+            return self.read(y if self.older != other else z).exp()
+
+    found = []
+    for run in (functools.partial(checkpoint, use_reentrant=reentrant), lambda function, *args: function(*args)):
+        sim, x = simulation(Checkpointed(run)), X.clone().requires_grad_()
+        sim(x, other=True).mul(torch.linspace(-1, 1, X.numel()).view_as(X)).sum().backward()
+        found.append(x.grad)
+    assert found[0].abs().max() > 0
+    assert torch.equal(*found)
+
+
+def test_a_part_of_what_has_a_grid_for_each_channel_is_said_to_be_in_float():
+    config = dataclasses.replace(qsim.int8(), activation=qsim.TensorSpec(axis=1, method="minmax"))
+    sim = qsim.QuantSim(Network(lambda t, _: t[:, :4].exp(), older=False).eval(), X, config)
+    sim.calibrate([X], progress=False)
+    with pytest.warns(UserWarning, match="read what 'clamped' .* computes, where the example inputs did not show it: that stays in float"):
+        sim(X, other=True)

@@ -16,13 +16,27 @@ from qsim.operations.moves import MOVING
 from qsim.runs.arguments import Arguments, tensors_in
 
 
-class LeftToReaders(dict[int, tuple[weakref.ref[Tensor], Readers, Place, int]]):
+class LeftToReaders(dict[int, tuple[weakref.ref[Any], Readers, Any, int]]):
     """Those of one call of the model that somebody may still know, by the ids of tensors: those that read them in the examples, and the
     node of a container that made them. A view of one is taken for it.
 
     Most are gone when the next comes, since what reads them in the examples took them: those are dropped then, and no earlier, for a
     reference that calls back costs as much as a quantizer.
     """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.quantized: dict[tuple[str, int, Slot], str] = {}  # what was, with the key of the quantizer
+        self.repeated: dict[tuple[str, int, Slot], str] = {}  # what is to be, whatever tensors come there
+        self.later: list[Any] = []  # modes under which parts run once more
+
+    def run_again(self, mode: Any) -> None:
+        """Have what runs under a checkpoint quantize the same when it runs once more under a mode, on other tensors maybe."""
+        mode.left = LeftToReaders()
+        mode.left.repeated = self.quantized
+        self.later.append(mode)
+        if self.quantized:
+            _repeat(mode)
 
     def add(self, t: Any, readers: Readers, place: Place, node: int) -> None:
         if type(t) is Tensor:
@@ -47,12 +61,25 @@ class LeftToReaders(dict[int, tuple[weakref.ref[Tensor], Readers, Place, int]]):
         if isinstance(value, (list, tuple)) and not isinstance(slot, tuple):
             inner = [self._read(by, node, (slot, i), t) for i, t in enumerate(value)]
             return inner if any(new is not old for new, old in zip(inner, value, strict=True)) else value
-        if not (isinstance(value, Tensor) and (key := self._key(value))):
+        if not isinstance(value, Tensor):
+            return value
+        if (again := self.repeated.get((by.path, node, slot))) is not None:
+            return self._on_grid(by, node, slot, again, value)
+        if not (key := self._key(value)):
             return value
         made = self[key][1:]
         if node in by.changing:  # what it holds then is its reader's
             del self[key]
-        return by.quantized(value, made[0].key) if is_quantized_there(by, node, slot, *made) else value
+        is_whole = key == id(value)
+        if not is_quantized_there(by, node, slot, is_whole, *made):
+            return value
+        return self._on_grid(by, node, slot, made[0].key, value)
+
+    def _on_grid(self, by: Place, node: int, slot: Slot, key: str, value: Tensor) -> Any:
+        self.quantized[by.path, node, slot] = key
+        for mode in self.later:
+            _repeat(mode)
+        return by.quantized(value, key)
 
     def settle(self, out: Any) -> None:
         """What a node returned, quantized, may lie in the memory of what it took: it is no longer in float."""
@@ -75,13 +102,19 @@ class LeftToReaders(dict[int, tuple[weakref.ref[Tensor], Readers, Place, int]]):
         return id(base) if (left := self.get(id(base))) is not None and left[0]() is base else 0
 
 
-def is_quantized_there(by: Place, node: int, slot: Slot, readers: Readers, place: Place, made: int) -> bool:
+def _repeat(mode: Any) -> None:
+    """Have a mode ask at every node what is to be quantized there: what it follows without Python knows nothing of that."""
+    mode.follows = False
+    mode.left[0] = weakref.ref(LeftToReaders), Readers(frozenset(), False), None, -1  # it is never empty
+
+
+def is_quantized_there(by: Place, node: int, slot: Slot, is_whole: bool, readers: Readers, place: Place, made: int) -> bool:
     """Whether what node `made` of a container returned, or changed in place, is put on its grid where node `node` of another, or of the
-    same, reads it, since no example showed that. Noted where it has none, or is written into there."""
+    same, reads it, or a part of it, since no example showed that. Noted where it has none, or is written into there."""
     use = by.actions_of[node].operands.get(slot)
     if by.sites[node][0] in readers.names or (use is not None and use.key == readers.key):
         return False
-    if readers.key and node not in by.changing:
+    if readers.key and (is_whole or readers.in_parts) and node not in by.changing:
         return True
     by.note_read(node, *place.sites[made])
     return False
@@ -111,11 +144,11 @@ def read_in_graph(place: Place, node: int) -> Slots:
     if left_in_graph() and (planned.operands or planned.outputs):
         for at, within, t in operands_of_asker():
             if (left := _left_in_graph(t)) is not None:
-                t, made = left
-                if is_quantized_there(place, node, at if within is None else (at, within), *made):
+                whole, made = left
+                if is_quantized_there(place, node, at if within is None else (at, within), whole is t, *made):
                     found.append((at, within, made[0].key))
                 if node in place.changing:
-                    del left_in_graph()[t]
+                    del left_in_graph()[whole]
     return tuple(found)
 
 

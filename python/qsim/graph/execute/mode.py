@@ -157,6 +157,8 @@ class LocalMode(ChainEnds):
         mode = made(self.place, self.training, self.container, list(self.counts), above + self.beyond)
         mode.begun = self.begun  # the same chains begin
         mode.abroad = None if self.abroad is None else self.abroad.again()
+        if self.left is not None:
+            self.left.run_again(mode)
         return mode
 
     def __torch_function__(self, func: Function, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:

@@ -190,12 +190,13 @@ class Unplanned(NamedTuple):
 
 
 class Readers(NamedTuple):
-    """Those that read a tensor in the examples, by name; whether the model returns it there; and the key of what quantizes it where others
-    read it, "" if that stays in float."""
+    """Those that read a tensor in the examples, by name; whether the model returns it there; the key of what quantizes it where others
+    read it, "" if that stays in float; and whether that does the same to a part of it."""
 
     names: frozenset[str]
     returned: bool
     key: str = ""
+    in_parts: bool = False
 
 
 @dataclass(frozen=True)

@@ -150,7 +150,7 @@ class _Finder:
         tell who does."""
         readers = self.flow.readers(site)
         if (older := self.older_name(site)) is not None and older.key and not self._at(site).outputs:
-            return Readers(frozenset(), False, older.key)
+            return older._replace(names=frozenset(), returned=False)
         reading = [self.flow.site_of[reader.step] for reader in readers if reader.step is not None]
         ours = site.visible and not (site.moves or site.training_only or self._grids_of(site))
         if not ours or not all(at.visible for at in reading) or any(reader.origin.kind == "stale" for reader in readers):
@@ -175,8 +175,11 @@ class _Finder:
         keys = {at.outputs[0]} if 0 in at.outputs else {use.key for use in uses}
         if not keys:
             return None
-        key = "" if len(keys) > 1 or flow.is_rewritten(site) else keys.pop()
-        return Readers(frozenset(other.name for other, _ in reading), any(reader.step is None for reader in stale), key)
+        readers = Readers(frozenset(other.name for other, _ in reading), any(reader.step is None for reader in stale))
+        if len(keys) > 1 or flow.is_rewritten(site):
+            return readers
+        spec = self.quantizers[key := keys.pop()].spec
+        return readers._replace(key=key, in_parts=spec.axis is None and spec.block_size is None and not spec.is_dynamic)
 
     def made(self, site: Site) -> dict[Slot, str]:
         """The operands of a site that hold, on a grid of their own, what the forward makes of no parameter or buffer."""
