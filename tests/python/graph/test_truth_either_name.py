@@ -113,6 +113,17 @@ def test_what_writes_into_it_again_gets_the_memory_itself_and_it_is_said(compile
         run(X, other=True)
 
 
+@pytest.mark.filterwarnings("error:QuantSim")
+@pytest.mark.parametrize("compiled", [False, True])
+def test_what_is_written_to_again_by_its_own_name_is_not(compiled):
+    sim = qsim.QuantSim(Network(lambda t, _: t.mul_(0.7).exp(), older=False).eval(), X, qsim.int8())
+    sim.calibrate([X], progress=False)
+    run = torch.compile(sim, backend="eager") if compiled else sim
+    run(X)
+    with sim.in_float():
+        assert torch.equal(sim(X), (F.relu6(X + X) * 0.7).exp())
+
+
 @pytest.mark.parametrize("compiled", [False, True])
 def test_what_is_returned_by_it_is_said(compiled):
     sim = simulation(Network(lambda t, _: t, older=False))

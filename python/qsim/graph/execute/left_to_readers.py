@@ -132,8 +132,8 @@ Slots = tuple[tuple[int | str, int | None, str], ...]
 
 
 def traced_left_to_readers(token: int, node: int, older: bool) -> None:
-    """Look, from now on, who reads `out`, a variable of the function that asks."""
-    for t in nodes_of_asker("out"):
+    """Look, from now on, who reads `older` or `out`, variables of the function that asks."""
+    for t in nodes_of_asker("older" if older else "out"):
         left_in_graph()[t] = token, node, older
 
 

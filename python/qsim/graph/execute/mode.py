@@ -30,6 +30,7 @@ from qsim.graph.record.call_sites import CallSite, Spot, call_site, sites_above
 from qsim.graph.record.containers import full_name
 from qsim.graph.record.resume import keep_unchanged, recompute_under
 from qsim.graph.record.subclasses import as_dispatched
+from qsim.graph.record.tape import memory_of
 from qsim.operations.control_flow import CONTROL_FLOW, follows_values
 from qsim.operations.functions import (
     ALIAS,
@@ -315,13 +316,15 @@ class LocalMode(ChainEnds):
         if left is not None:
             self.leave(node, out, left)
         if older is not None and is_changed:
-            self.leave(node, args[0], older, older=True)
+            self.leave(node, out, older, older=args[0])
         return out
 
-    def leave(self, node: int, out: Any, readers: Readers, *, older: bool = False) -> None:
-        """Look, from now on, who reads what a node returned; or what it changed in place, by its `older` name."""
-        if self.left is not None:
-            self.left.add(out, readers, self.place, node)
+    def leave(self, node: int, out: Any, readers: Readers, *, older: Tensor | None = None) -> None:
+        """Look, from now on, who reads what a node returned; or what it changed in place, by its `older` name: not where no quantizer that
+        is planned made another tensor of it."""
+        if self.left is None or (older is not None and self.place.actions_of[node].outputs and memory_of(older) == memory_of(out)):
+            return
+        self.left.add(out if older is None else older, readers, self.place, node)
 
     def unplanned(self, node: int, name: str, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, bool]:
         """What a call returns that leads to no node, and whether weights were quantized for it."""

@@ -125,8 +125,8 @@ class TracedMode(LocalMode):
     def checkpointed_above(self) -> None:
         pass  # what Dynamo traced runs again as it was traced
 
-    def leave(self, node: int, out: Any, readers: Readers, *, older: bool = False) -> None:
-        traced_left_to_readers(self.place.token, node, older)
+    def leave(self, node: int, out: Any, readers: Readers, *, older: Tensor | None = None) -> None:
+        traced_left_to_readers(self.place.token, node, older is not None)
 
     def end(self, out: Any) -> None:
         traced_end(self.place.token, self.training, tuple(self.counts), self.outer is None)
