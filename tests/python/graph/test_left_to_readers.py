@@ -165,7 +165,10 @@ def test_what_was_changed_in_place_is_what_changed_it():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         sim(x)
+    with pytest.warns(UserWarning, match="QuantSim: what 'relu' .* computes was returned") as told:
         sim(x, other=True)
+    assert len(told) == 1
+    assert "'a'" not in str(told[0].message)
 
 
 @pytest.mark.parametrize("saves", [True, False], ids=["saving", "plain"])

@@ -72,7 +72,7 @@ def test_the_way_of_the_example(sim, compiled):
 def test_another_tensor_is_not_put_on_its_grid(sim):
     with pytest.warns(UserWarning, match=LAST):
         found = sim(X.clone(), "another")
-    close(found, last(sim, linear(sim.model.other, CHANGED) * 20))
+    close(found, last(sim, linear(sim.model.other, on_grid(CHANGED)) * 20))  # `other` reads it by its older name
 
 
 @pytest.mark.parametrize("compiled", [False, True])

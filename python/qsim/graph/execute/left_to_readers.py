@@ -54,8 +54,10 @@ class LeftToReaders(dict[int, tuple[weakref.ref[Any], Readers, Any, int]]):
         noted."""
         if self.is_idle():
             return args, kwargs
-        given = tuple([self._read(by, node, at, value) for at, value in enumerate(args)])
-        return given, {name: self._read(by, node, name, value) for name, value in kwargs.items()} if kwargs else kwargs
+        changed = [(at, found) for at, t in enumerate(args) if (found := self._read(by, node, at, t)) is not t]
+        for at, found in changed:  # nothing else is made: `dies` counts who knows an operand
+            args = (*args[:at], found, *args[at + 1 :])
+        return args, {name: self._read(by, node, name, t) for name, t in kwargs.items()} if kwargs else kwargs
 
     def _read(self, by: Place, node: int, slot: Slot, value: Any) -> Any:
         if isinstance(value, (list, tuple)) and not isinstance(slot, tuple):
