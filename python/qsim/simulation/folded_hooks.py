@@ -29,6 +29,7 @@ class FoldedHooks:
 
     def __init__(self, model: nn.Module, folds: Iterable[tuple[Fold, _BatchNorm]]) -> None:
         self._model = model
+        self.pairs = [((fold.layer, fold.batch_norm), bn, fold.before) for fold, bn in folds if not fold.alone]
         self._hooked: list[tuple[dict[int, Any], str, Fold]] = []  # hooks of modules, with the path of the module
         for fold, _ in folds:
             if not fold.alone:

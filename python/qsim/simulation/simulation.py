@@ -152,7 +152,7 @@ class Simulation(NamedAsTheModel, AsTheModel):
         self.quantization = QuantizerBank(self.model, self.decisions, known)
         # its broadcast of buffers before every forward would cost a sketch per activation, and overwrite what ranks observed
         self._ddp_params_and_buffers_to_ignore = [f"quantization.{name}" for name in rank_local(dict(self.quantization.items()))]
-        notes = notes + attach(self.model, decided, find_savings(decided), self.quantization.by_key(), self.switch)
+        notes = notes + attach(self.model, decided, find_savings(decided), self.quantization.by_key(), self.switch, self.folded_hooks.pairs)
         self.fall_back({name: format for name, format in formats.items() if name in self.decisions.operations})
         kept = [f"BatchNorm '{name}' is not folded: {reason}" for name, reason in folding.kept.items()]
         self.notes = list(dict.fromkeys([*kept, *folding.warnings, *decided.notes, *notes]))

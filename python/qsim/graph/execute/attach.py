@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from torch import nn
 
+from qsim.graph.execute.folded_pairs import Pair, pair, unpair
 from qsim.graph.execute.inputs import Inputs
 from qsim.graph.execute.layers_alone import OWN, link_layers, release_layer, simulate_alone
 from qsim.graph.execute.methods import PLACE
@@ -24,9 +25,15 @@ from qsim.quantizers.quantizer import Quantizer
 
 
 def attach(
-    model: nn.Module, plan: QuantizationPlan, savings: Mapping[Site, Saving], quantizers: Mapping[str, Quantizer], switch: Switch
+    model: nn.Module,
+    plan: QuantizationPlan,
+    savings: Mapping[Site, Saving],
+    quantizers: Mapping[str, Quantizer],
+    switch: Switch,
+    pairs: Iterable[Pair] = (),
 ) -> list[str]:
-    """Make every container of `model` follow the plan. Returns a sentence for each that could not be made to."""
+    """Make every container of `model` follow the plan. Returns a sentence for each that could not be made to. `pairs`: layers, with the
+    BatchNorms that are folded into them."""
     notes: list[str] = []
     kept: dict[tuple[str, ...], Kept] = {}
     found = dict(containers(model))
@@ -56,6 +63,7 @@ def attach(
             if vars(layer)[LEAF] in planned:
                 simulate_alone(layer)
         link_layers(module)
+    pair(model, pairs)
     return [*notes, *_with_dense_gradients(model, plan)]
 
 
@@ -89,6 +97,7 @@ def detach(model: nn.Module) -> nn.Module:
     """Undo `attach`: every container runs as it was written, and so do layers that were taken out of a simulation."""
     for module in model.modules():
         release_layer(module)
+        unpair(module)
         vars(module).pop(LEAF, None)
         vars(module).pop(OWN, None)
         if vars(module).pop(PLACE, None) is not None:

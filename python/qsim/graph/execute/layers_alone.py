@@ -16,6 +16,7 @@ from torch import nn
 from torch.compiler import is_dynamo_compiling
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
+from qsim.graph.execute.folded_pairs import note_run
 from qsim.graph.execute.methods import PLACE, Outside
 from qsim.graph.execute.mode import DEPTH
 from qsim.graph.execute.other_exporters import refuse_exporter
@@ -100,6 +101,7 @@ def in_float(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 def forward(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
     if (not is_dynamo_compiling() and DEPTH.modes) or _is_looked_on():
+        note_run(layer, 1)
         return type(layer).forward(layer, *args, **kwargs)
     return _by_itself(layer if is_dynamo_compiling() else _called(layer, sys._getframe(1)), args, kwargs)
 

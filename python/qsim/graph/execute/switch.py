@@ -97,12 +97,12 @@ class Switch:
             return self.parameter_name(parameter)
         return name
 
-    def notice(self, sentence: str, path: str, function: str, advice: str = _EXAMPLE) -> None:
-        """Note what a person should know, once, and may do about it."""
+    def notice(self, sentence: str, path: str, function: str, advice: str = _EXAMPLE, *, first: bool = False) -> None:
+        """Note what a person should know, once, and may do about it; `first` of what was noticed in a call."""
         if sentence not in self.noticed:
             self.noticed[sentence] = path, function
             if not self.marks:
-                self.unsaid[sentence] = advice
+                self.unsaid = {sentence: advice, **self.unsaid} if first else {**self.unsaid, sentence: advice}
 
     def note(self, tape: Tape) -> None:
         """Note what is asked of the recording in each call."""

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch._ops import HigherOrderOperator
 
 from qsim.graph.execute.chain_ends import ChainEnds
+from qsim.graph.execute.folded_pairs import note_unpaired_in_graph
 from qsim.graph.execute.forms import GONE_THROUGH, Form, drops_nothing, form_of, in_form
 from qsim.graph.execute.inputs import computes, is_float
 from qsim.graph.execute.known import QUIET_NAMES
@@ -97,8 +98,7 @@ class TracedMode(LocalMode):
             self.abroad.memory.setdefault(name, []).append(out)
 
     def is_of(self, names: tuple[str, ...], t: Any, where: tuple[int, Slot]) -> bool:
-        # Dynamo knows no memory: only whether they ran
-        return self.abroad is None or self.abroad.trusts or any(name in self.abroad.memory for name in names)
+        return self.abroad is None or self.abroad.trusts or any(name in self.abroad.memory for name in names)  # Dynamo knows no memory
 
     def is_read_again(self, name: str, t: Any, where: tuple[int, Slot]) -> bool:
         known = [] if self.abroad is None or self.abroad.trusts else self.abroad.memory.get(name, [])
@@ -223,8 +223,7 @@ def switch_of(place: Place, outer: Any) -> Switch:
 
 
 def traced_way(name: str, framed: bool) -> str:
-    """Which calls are more than a node, or none: of what Dynamo traces apart, of what stays outside, of what is the model's inside, and of
-    what is replaced where nothing is planned; "" for all others."""
+    """Which calls are more than a node, or none: traced apart, outside, the model's inside, or replaced where nothing is planned; or ""."""
     if name in _APART and not framed:
         return "apart"
     if name in CONSTRUCTORS:
@@ -355,6 +354,7 @@ def traced_end(token: int, training: bool, counts: tuple[int, ...], is_root: boo
     place, asking = place_of(token), _asking.pop(token, None)
     if is_root:
         note_returned_by_graph()
+        note_unpaired_in_graph(place)
     missed = place.note_end(training, list(counts), None)
     if missed and asking is not None:
         raise RuntimeError(

@@ -1,0 +1,115 @@
+"""A layer and the BatchNorm that is folded into it are one: where a path that no example took runs one without the other, that is said."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import qsim
+
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+
+X = torch.randn(16, 8, generator=torch.Generator().manual_seed(0))
+
+
+class Network(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.norm, self.other, self.last = nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 8), nn.Linear(8, 8)
+        self.norm.running_mean.normal_()
+        self.norm.weight.data.uniform_(0.5, 2)
+        self.norm.num_batches_tracked.fill_(10)
+
+    def forward(self, x, way="both"):
+        if way == "both":
+            return self.last(self.norm(self.layer(x)).relu())
+        if way == "checkpointed":
+            return self.last(checkpoint(lambda x: self.norm(self.layer(x)), x, use_reentrant=False).relu())
+        if way == "layer":
+            return self.last(self.layer(x).relu())
+        if way == "norm":
+            return self.last(self.norm(x).relu())
+        if way == "another layer":
+            return self.last(self.norm(self.other(x)).relu())
+        return self.last(self.norm(self.layer(self.norm(self.layer(x)))).relu())  # twice
+
+
+TOLD = "'layer' ran without 'norm' where 'norm' is folded into 'layer': it computes another function than in float"
+ALONE = ["norm", "another layer"]
+
+
+def simulation(examples=X, **options):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # `other` is not reached
+        sim = qsim.QuantSim(Network().eval(), examples, qsim.int8(**options))
+    sim.calibrate(examples if isinstance(examples, list) else [examples], progress=False)
+    return sim
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_layer_without_its_norm_is_said_first(compiled):
+    sim = simulation()
+    run = torch.compile(sim, backend="eager") if compiled else sim
+    with pytest.warns(UserWarning, match=TOLD) as told:
+        run(X, "layer")
+    assert str(told[0].message).startswith(f"QuantSim: {TOLD}")
+    assert TOLD in sim.summary().notes
+
+
+@pytest.mark.filterwarnings("ignore:QuantSim")  # that of a path that no example took
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("way", ALONE)
+def test_a_norm_without_its_layer_normalizes(way, compiled):
+    sim = simulation()
+    for quantizer in sim.quantizers().values():
+        quantizer.enabled = False
+    run = torch.compile(sim, backend="eager") if compiled else sim
+    torch.testing.assert_close(run(X, way), Network().eval()(X, way))
+    assert not [note for note in sim.summary().notes if "is folded into" in note]
+    torch.testing.assert_close(sim.double()(X.double(), way), Network().eval().double()(X.double(), way), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("way", ["both", "checkpointed", "twice"])
+def test_both_are_themselves_on_any_path(way, compiled):
+    sim = simulation()
+    run = torch.compile(sim, backend="eager") if compiled else sim
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        run(X.clone().requires_grad_(), way).sum().backward()
+    assert not [w for w in told if "is folded into" in str(w.message)]
+    with sim.in_float():
+        torch.testing.assert_close(sim(X, way), Network().eval()(X, way))
+
+
+@pytest.mark.filterwarnings("error:QuantSim")
+@pytest.mark.parametrize("way", [*ALONE, "layer"])
+def test_as_an_example_it_is_what_it_is_in_float(way):
+    sim = simulation([X, (X, way)])
+    sim(X, way)
+    with sim.in_float():
+        torch.testing.assert_close(sim(X, way), Network().eval()(X, way))
+
+
+@pytest.mark.parametrize("made", [copy.deepcopy, lambda sim: sim.train().eval()], ids=["copied", "trained"])
+def test_copies_say_so_too(made):
+    sim = made(simulation())
+    with pytest.warns(UserWarning, match=TOLD):
+        sim(X, "layer")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for quantizer in sim.quantizers().values():
+            quantizer.enabled = False
+        torch.testing.assert_close(sim(X, "norm"), Network().eval()(X, "norm"))
+
+
+def test_what_stands_in_its_place_is_a_plain_identity_again_without_a_simulation():
+    sim = simulation()
+    assert type(sim.model.norm) is nn.Identity
+    again = qsim.QuantSim(Network().eval(), X, qsim.int8(), inplace=True)
+    assert again.model.norm(X) is X
+    assert "forward" not in vars(qsim.graph.execute.attach.detach(again.model).norm)
