@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import qsim
+from qsim.graph.execute import attach
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
@@ -70,6 +71,9 @@ def test_a_norm_without_its_layer_normalizes(way, compiled):
     run = torch.compile(sim, backend="eager") if compiled else sim
     torch.testing.assert_close(run(X, way), Network().eval()(X, way))
     assert not [note for note in sim.summary().notes if "is folded into" in note]
+    with sim.in_float():
+        torch.testing.assert_close(sim(X, way), Network().eval()(X, way))
+        torch.testing.assert_close(run(X, way), Network().eval()(X, way)) if not compiled else None
     torch.testing.assert_close(sim.double()(X.double(), way), Network().eval().double()(X.double(), way), rtol=1e-6, atol=1e-6)
 
 
@@ -110,6 +114,33 @@ def test_copies_say_so_too(made):
 def test_what_stands_in_its_place_is_a_plain_identity_again_without_a_simulation():
     sim = simulation()
     assert type(sim.model.norm) is nn.Identity
-    again = qsim.QuantSim(Network().eval(), X, qsim.int8(), inplace=True)
-    assert again.model.norm(X) is X
-    assert "forward" not in vars(qsim.graph.execute.attach.detach(again.model).norm)
+    torch.testing.assert_close(sim.model.norm(X), Network().eval().norm(X))  # called by itself
+    assert attach.detach(sim.model).norm(X) is X
+
+
+@pytest.mark.filterwarnings("ignore:QuantSim")  # of layers that are called by themselves
+def test_called_by_themselves():
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 8)).eval()
+    layers[1].running_mean.normal_()
+    sim = qsim.QuantSim(layers, X, qsim.int8())
+    sim.calibrate([X], progress=False)
+    expected, x = layers(X), X
+    for layer in sim.model:
+        x = layer(x)
+    assert (x - expected).abs().max() < 0.02 * expected.abs().max()
+    with sim.in_float():
+        x = X
+        for layer in sim.model:
+            x = layer(x)
+    torch.testing.assert_close(x, expected)
+    torch.testing.assert_close(sim.model[1](X), layers[1](X))
+
+
+@pytest.mark.parametrize("part", [False, True])
+def test_compiled_with_the_simulation_off(part):
+    sim = simulation()
+    expected = Network().eval()(X)
+    with sim.in_float():
+        run = sim.model if part else sim
+        torch.testing.assert_close(torch.compile(run, backend="eager")(X), expected)

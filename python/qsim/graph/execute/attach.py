@@ -7,9 +7,8 @@ from collections.abc import Iterable, Mapping
 
 from torch import nn
 
-from qsim.graph.execute.folded_pairs import Pair, pair, unpair
 from qsim.graph.execute.inputs import Inputs
-from qsim.graph.execute.layers_alone import OWN, link_layers, release_layer, simulate_alone
+from qsim.graph.execute.layers_alone import OWN, Pair, link_layers, pair, release_layer, simulate_alone, unpair
 from qsim.graph.execute.methods import PLACE
 from qsim.graph.execute.place import UNKNOWN_PATH, Place
 from qsim.graph.execute.shortcuts import Kept

@@ -1,61 +1,57 @@
-"""Layers with a BatchNorm folded into them, on paths that no example took.
+"""Layers with a BatchNorm folded into them, on paths that no example took: how often a layer ran without it, in one call of the model.
 
-A BatchNorm that runs on what its layer did not return normalizes that, as it did before it was folded. A layer whose result is not
-normalized there computes another function than the float model's, and that is said.
+A BatchNorm that runs on what its layer did not return normalizes that, as it did before it was folded (`layers_alone.py`). A layer whose
+result is not normalized there computes another function than the float model's, and that is said.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterable
+import threading
+import weakref
+from typing import Any
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import _get_current_function_mode
 
 from qsim.graph.execute.place import Place
 from qsim.graph.record.call_sites import translator_now
 
-FOLDED = "_qsim_folded"  # in the __dict__ of both: their names
-WAS = "_qsim_was"  # in that of what stands in a BatchNorm's place: that, if it came behind the layer
+FOLDED = "_qsim_folded"  # in the __dict__ of both
 Names = tuple[str, str]  # of a layer, and of the BatchNorm that is folded into it
-Pair = tuple[Names, _BatchNorm, bool]  # with that, and whether it came before the layer
 
 
-def pair(model: nn.Module, pairs: Iterable[Pair]) -> None:
-    """Have the calls counted of layers, and of what stands in the place of the BatchNorms that are folded into them."""
-    for names, bn, before in pairs:
-        layer, norm = map(model.get_submodule, names)
-        if "forward" in vars(layer) and type(norm) is nn.Identity and "forward" not in vars(norm):
-            vars(layer)[FOLDED] = vars(norm)[FOLDED] = names
-            vars(norm)[WAS] = None if before else bn
-            vars(norm)["forward"] = functools.partial(_forward, norm)
+class Folded:
+    """What a layer and the BatchNorm that is folded into it know of each other.
 
+    Attributes
+    ----------
+    names : Names
+    returned : dict of int to weakref
+        What the layer returned last where it was called by itself, or in float, by thread.
+    """
 
-def unpair(module: nn.Module) -> None:
-    """Undo it for one module."""
-    if vars(module).pop(FOLDED, None) is not None and WAS in vars(module):
-        del vars(module)[WAS], vars(module)["forward"]
+    def __init__(self, names: Names) -> None:
+        self.names = names
+        self.returned: dict[int, weakref.ref[Tensor]] = {}
 
+    def __reduce__(self) -> tuple[type[Folded], tuple[Names]]:
+        return Folded, (self.names,)
 
-def _forward(norm: nn.Module, x: Tensor) -> Tensor:
-    bn: _BatchNorm | None = vars(norm)[WAS]
-    if note_run(norm, -1) >= 0 or bn is None:
-        return x
-    note_run(norm, 1)
-    mean, variance, weight, bias = (
-        None if t is None else t.detach().to(x.device, x.dtype) for t in (bn.running_mean, bn.running_var, bn.weight, bn.bias)
-    )
-    return F.batch_norm(x, mean, variance, weight, bias, eps=bn.eps)
+    def note_returned(self, out: Any) -> None:
+        if isinstance(out, Tensor):
+            self.returned[threading.get_ident()] = weakref.ref(out)
+
+    def has_returned(self, x: Tensor) -> bool:
+        """Whether it is what the layer returned last."""
+        return (last := self.returned.get(threading.get_ident())) is not None and last() is x
 
 
 def note_run(module: nn.Module, count: int) -> int:
     """Count a call of a module, if it is one of a pair. Returns how often the layer ran without the BatchNorm up to now."""
     if FOLDED not in vars(module):
         return 0
-    layer, norm = vars(module)[FOLDED]
+    layer, norm = vars(module)[FOLDED].names
     if is_dynamo_compiling():
         return _traced_run(layer, norm, count)
     if (abroad := getattr(_get_current_function_mode(), "abroad", None)) is None:  # type: ignore[no-untyped-call]

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Iterable
 from types import FrameType
 from typing import Any
 
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
-from qsim.graph.execute.folded_pairs import note_run
+from qsim.graph.execute.folded_pairs import FOLDED, Folded, Names, note_run
 from qsim.graph.execute.methods import PLACE, Outside
 from qsim.graph.execute.mode import DEPTH
 from qsim.graph.execute.other_exporters import refuse_exporter
@@ -27,6 +30,8 @@ from qsim.warning import warn
 
 _SHARED = "_qsim_shared"  # in a layer's __dict__
 OWN = "_qsim_own"  # in a container's
+_WAS = "_qsim_was"  # in that of what stands in a BatchNorm's place: that, if it came behind the layer
+Pair = tuple[Names, _BatchNorm, bool]  # of a layer and the BatchNorm that is folded into it; that; whether it came before the layer
 
 
 class _Shared:
@@ -94,6 +99,37 @@ def is_simulated_alone(layer: nn.Module) -> bool:
     return _SHARED in vars(layer)
 
 
+def pair(model: nn.Module, pairs: Iterable[Pair]) -> None:
+    """Have the calls counted of layers, and of what stands in the place of the BatchNorms that are folded into them."""
+    for names, bn, before in pairs:
+        layer, norm = map(model.get_submodule, names)
+        if _SHARED in vars(layer) and type(norm) is nn.Identity and "forward" not in vars(norm):
+            vars(layer)[FOLDED] = vars(norm)[FOLDED] = Folded(names)
+            vars(norm)[_WAS] = None if before else bn
+            vars(norm)["forward"] = functools.partial(_normalized, norm)
+
+
+def unpair(module: nn.Module) -> None:
+    """Undo it for one module."""
+    if vars(module).pop(FOLDED, None) is not None and _WAS in vars(module):
+        del vars(module)[_WAS], vars(module)["forward"]
+
+
+def _normalized(norm: nn.Module, x: Tensor) -> Tensor:
+    """What stands in the place of a BatchNorm returns what the layer computed with it, and normalizes all else as before."""
+    bn: _BatchNorm | None = vars(norm)[_WAS]
+    if (not is_dynamo_compiling() and DEPTH.modes) or _is_looked_on():
+        if note_run(norm, -1) >= 0 or bn is None:
+            return x
+        note_run(norm, 1)
+    elif is_dynamo_compiling() or bn is None or vars(norm)[FOLDED].has_returned(x):
+        return x
+    mean, variance, weight, bias = (
+        None if t is None else t.detach().to(x.device, x.dtype) for t in (bn.running_mean, bn.running_var, bn.weight, bn.bias)
+    )
+    return F.batch_norm(x, mean, variance, weight, bias, eps=bn.eps)
+
+
 def in_float(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """What a layer computes as it was written."""
     return type(layer).forward(layer, *args, **kwargs)
@@ -126,12 +162,18 @@ def _by_itself(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         return in_float(layer, *args, **kwargs)
     switch = place.switch
     if not switch.on:
-        return in_float(layer, *args, **kwargs)
+        return _returned(layer, in_float(layer, *args, **kwargs))
     refuse_exporter(not switch.marks)
     is_traced = is_dynamo_compiling()
     mode: Any = switch.traced_mode(place, layer.training, layer, None, switch) if is_traced else switch.mode(place, layer.training, layer)
     _note(place.token, vars(layer)[LEAF])
-    return run_alone(mode, layer, *args, **kwargs)
+    return _returned(layer, run_alone(mode, layer, *args, **kwargs))
+
+
+def _returned(layer: nn.Module, out: Any) -> Any:
+    if FOLDED in vars(layer) and not is_dynamo_compiling():
+        vars(layer)[FOLDED].note_returned(out)
+    return out
 
 
 def run_alone(mode: TorchFunctionMode, layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
