@@ -64,6 +64,28 @@ def of_a_slice(m, x):
     return m.b(h)
 
 
+def of_a_view(m, x):
+    h = m.a(x)[:, 1:7]
+    with torch.no_grad():
+        h.mul_(2)
+    return torch.cat([h, h.square()[:, :2]], -1).tanh()
+
+
+def of_a_transpose(m, x):
+    h = m.a(x).t()
+    with torch.no_grad():
+        g = h.mul_(2)
+    return m.b(g.t())
+
+
+def of_a_view_and_its_base(m, x):
+    h = m.a(x)
+    part = h[:, :4]
+    with torch.no_grad():
+        part *= 2
+    return m.b(h) + part.sum()
+
+
 def under_a_checkpoint(m, x):
     return checkpoint(lambda x: by_the_same_name(m, x) + x, m.b(x).tanh(), use_reentrant=False)
 
@@ -100,6 +122,9 @@ WAYS = [
     of_another,
     of_a_part,
     of_a_slice,
+    of_a_view,
+    of_a_transpose,
+    of_a_view_and_its_base,
     under_a_checkpoint,
     under_a_reentrant_checkpoint,
     older_name_of_the_input,

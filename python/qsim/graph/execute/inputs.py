@@ -14,6 +14,7 @@ from qsim.graph.execute.lowered import LiveMaker, Lowered, Quantize
 from qsim.graph.execute.marks import Mark
 from qsim.graph.execute.shortcuts import runs_at_once
 from qsim.graph.plan.actions import QuantizationPlan
+from qsim.graph.record.asker import nodes_of_asker
 from qsim.graph.record.tape import InputSlot, Slot, version_of
 from qsim.quantizers.quantizer import Quantizer
 from qsim.runs.arguments import Arguments, are_same, is_dense, replaced
@@ -226,16 +227,34 @@ def as_it_is(x: Tensor) -> Tensor:
     return torch.ops.aten.alias.default(x)  # type: ignore[no-any-return]
 
 
-def with_outputs(out: Any, outputs: tuple[tuple[int, Quantize], ...], given: tuple[Any, ...] = (), *, part: bool = False) -> Any:
+def _is_made_without_gradients(out: Tensor) -> bool:
+    """Whether a tensor is a view that was made where gradients are off: torch lets nobody compute a gradient through it once it was written
+    to."""
+    return _made_in_graph() if torch.compiler.is_dynamo_compiling() else _made_as(out) != _Made.DEFAULT
+
+
+def _made_as(t: Tensor) -> Any:
+    return torch._C._autograd._get_creation_meta(t) if t._is_view() else _Made.DEFAULT
+
+
+def _made_in_graph() -> bool:
+    """The same of `out`, a variable of the function that Dynamo traces."""
+    return any(_made_as(node.meta["example_value"]) != _Made.DEFAULT for node in nodes_of_asker("out"))
+
+
+_Made = torch._C._autograd.CreationMeta
+_made_in_graph._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as in qsim.graph.execute.traced
+
+
+def with_outputs(out: Any, outputs: tuple[tuple[int, Quantize], ...], given: tuple[Any, ...] = ()) -> Any:
     """What a call returned, with the planned results quantized.
 
     Of those in `given` it returns none itself: what `x.relu_()` returns is another tensor than `x` once it is quantized, and is while its
     quantizer only observes, or is switched off. Programs ask ``y is x``, torch's attention among them. What has a gradient where gradients
-    are off was written to there, and keeps it: ``with torch.no_grad(): x *= 2``. `part`: the examples wrote to a view there, which may have
-    none from then on.
+    are off was written to there, and keeps it: ``with torch.no_grad(): x *= 2``. A view that was made there has none.
     """
     if isinstance(out, Tensor):
-        if out.requires_grad and not part and not torch.is_grad_enabled():
+        if out.requires_grad and not torch.is_grad_enabled() and not _is_made_without_gradients(out):
             with torch.enable_grad():
                 return with_outputs(out, outputs, given)
         found = quantized(out, outputs[0][1])

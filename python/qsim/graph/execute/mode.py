@@ -308,7 +308,7 @@ class LocalMode(ChainEnds):
             outputs = self.plain[node].outputs
         is_changed = older is not None and not given_away and len(args) > 0 and out is args[0]
         if outputs:
-            out = with_outputs(out, outputs, () if given_away else args, part=node in self.place.into_views)
+            out = with_outputs(out, outputs, () if given_away else args)
             if self.left:
                 self.left.settle(out)
         if link is not None and isinstance(out, Tensor):

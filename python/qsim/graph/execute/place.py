@@ -150,7 +150,6 @@ class Place(Noticing):
             for nodes in running if site.moves else ():
                 nodes[at] = nodes[at]._replace(operands=tuple((slot, Apart(quantize)) for slot, quantize in nodes[at].operands))
         going_on = {at for at, link in links.items() if link.goes_on or link.name}  # what reads these is known by what they return
-        self.into_views = {at for at, site in enumerate(route.sites) if any(map(_writes_to_a_view, site.steps))}
         self._renaming = {at for at, site in enumerate(route.sites) if not plan.renamed.isdisjoint(site.steps)} - going_on
         self.planned = Nodes(running[0], running[1], traced)
         rename(self.planned, self._renaming)
@@ -184,7 +183,7 @@ class Place(Noticing):
     def _forget(self) -> None:
         self.no_hints: list[tuple[Hint, ...]] = [()] * (len(self.sites) + 1)  # by node, the last entry for the beginning of a call
         self.hints = list(self.no_hints)
-        looked_at = self.conditional | self.into_views | self.known_twice  # by `LocalMode.met`
+        looked_at = self.conditional | self.known_twice  # by `LocalMode.met`
         self.known = known_calls(self.names, self.nodes_of, self.width, self.floats, self.weights, looked_at)
         self.strange: dict[tuple[Spot, ...], None] = {}
         self._be_another()
@@ -393,7 +392,3 @@ def _frame_at(frame: FrameType, distance: int) -> FrameType:
     for _ in range(distance - 1):
         frame = frame.f_back  # type: ignore[assignment]
     return frame
-
-
-def _writes_to_a_view(step: Step) -> bool:
-    return any(not origin.direct for slot in step.changed for origin in step.operands.get(slot, ()))

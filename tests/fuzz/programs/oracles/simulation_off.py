@@ -33,7 +33,7 @@ def without_quantizers_is_float(case: Case) -> Failure | None:
     if any(isinstance(s, Apply) and TABLE[s.operation].rough for s in all_statements(case.program)):
         raise Undecided("a program that jumps")
     for config in (qsim.int8(), qsim.fp16()):
-        sim = case.simulation(kept_batch_norms(config))
+        sim = case.simulation(config if case.program.seed % 2 else kept_batch_norms(config))
         for quantizer in sim.quantizers().values():
             quantizer.enabled = False
         for call in case.calls:
@@ -41,6 +41,8 @@ def without_quantizers_is_float(case: Case) -> Failure | None:
                 expected = case.float_outcome(call, "no_grad")
                 assert isinstance(expected, Outcome)
                 found = case.run(sim, call, "no_grad")
+                if any("' is folded into '" in text for text in case.warned):
+                    continue  # a layer runs without the BatchNorm that is folded into it, as the simulation says
                 for i, (a, b) in enumerate(zip(expected.results, found.results, strict=True)):
                     if a.shape != b.shape or sqnr(b, a) < _LAST_BITS:
                         return Failure("quantizers off", "another number", f"{call.name}: result {i} has {sqnr(b, a):.1f} dB")
