@@ -257,6 +257,9 @@ GUARDS: dict[str, Guard] = {
         _put((regions._Finder, "older_name", _nothing())),
         ("hand-written",),
     ),
+    "folded pairs": Guard(
+        "a layer and the BatchNorm that is folded into it run together", _put((attach, "pair", _nothing())), ("quantizers off",)
+    ),
     "one memory": Guard(
         "names of one memory are told by their storage",
         _put((tape, "memory_of", _always(None)), (recorder, "memory_of", _always(None))),

@@ -59,6 +59,7 @@ RECORDED: dict[str, tuple[int, str]] = {
 
 # guard -> a test in tests/python/graph or compiled that fails without it, of those for which no program was found in a few hundred seeds
 TESTED = {
+    "folded pairs": "test_truth_folded_pairs.py::test_a_norm_without_its_layer_normalizes",
     "weights anywhere": "test_truth_weights.py::test_where_no_example_reached_it",
     "layers elsewhere": "test_truth_paths.py::test_a_layer_that_is_called_past_its_container",
     "longer loops": "test_truth_loops.py::test_what_no_mode_meets_has_no_grid_behind_a_call_that_the_examples_did_not_show",
