@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -26,7 +27,7 @@ def fold_state(model: nn.Module, folds: Collection[tuple[Fold, _BatchNorm]], sta
     Parameters
     ----------
     model : nn.Module
-        After `folds`; not changed.
+        After `folds`; not changed. The BatchNorms in `folds` become those of the state.
     state : dict of str to Tensor
         Changed in place. One without entries of BatchNorms that are gone stays as it is.
 
@@ -46,13 +47,19 @@ def fold_state(model: nn.Module, folds: Collection[tuple[Fold, _BatchNorm]], sta
             if f"{fold.layer}.weight" in state and f"{fold.layer}.bias" not in state and not fold.alone:
                 raise NotFoldable(_without(fold))
         return False
+    norms: list[tuple[_BatchNorm, _BatchNorm]] = []
     for fold, bn in folds:
         if fold.layer not in layers:
             layer = model.get_submodule(fold.layer)
             layers[fold.layer] = reset(cast(Layer, copy.deepcopy(layer))) if fold.alone else _loaded(fold.layer, layer, state)
         norm = cast(_BatchNorm, _loaded(fold.batch_norm, bn, state))
+        norms.append((bn, norm))
         absorb(cast(Layer, layers[fold.layer]), norm, before=fold.before, names=(fold.layer, fold.batch_norm))
     state.update({f"{path}.{name}": t for path, layer in layers.items() for name, t in layer.state_dict().items()})
+    with torch.no_grad():
+        for bn, norm in norms:
+            for name, t in norm.state_dict().items():
+                getattr(bn, name).copy_(t)
     return True
 
 

@@ -144,3 +144,17 @@ def test_compiled_with_the_simulation_off(part):
     with sim.in_float():
         run = sim.model if part else sim
         torch.testing.assert_close(torch.compile(run, backend="eager")(X), expected)
+
+
+@pytest.mark.filterwarnings("ignore:QuantSim")
+@pytest.mark.parametrize("made", [lambda sim: sim, copy.deepcopy], ids=["itself", "copied"])
+def test_a_norm_that_was_loaded_normalizes_as_that(made):
+    other, sim = Network().eval(), made(simulation())
+    with torch.no_grad():
+        other.norm.running_var.mul_(4)
+        other.norm.bias.add_(0.5)
+    sim.load_state_dict(other.state_dict(), strict=False)
+    for quantizer in sim.quantizers().values():
+        quantizer.enabled = False
+    for way in ("both", *ALONE):
+        torch.testing.assert_close(sim(X, way), other(X, way))
