@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import _get_current_function_mode
 
 from qsim.graph.execute.place import Place
@@ -27,16 +28,18 @@ class Folded:
     Attributes
     ----------
     names : Names
+    was : BatchNorm or None
+        If it came behind the layer.
     returned : dict of int to weakref
         What the layer returned last where it was called by itself, or in float, by thread.
     """
 
-    def __init__(self, names: Names) -> None:
-        self.names = names
+    def __init__(self, names: Names, was: _BatchNorm | None) -> None:
+        self.names, self.was = names, was
         self.returned: dict[int, weakref.ref[Tensor]] = {}
 
-    def __reduce__(self) -> tuple[type[Folded], tuple[Names]]:
-        return Folded, (self.names,)
+    def __reduce__(self) -> tuple[type[Folded], tuple[Names, _BatchNorm | None]]:
+        return Folded, (self.names, self.was)
 
     def note_returned(self, out: Any) -> None:
         if isinstance(out, Tensor):
@@ -75,7 +78,7 @@ def note_unpaired(place: Place, unpaired: dict[Names, int]) -> None:
 
 
 def _is_compiled(module: nn.Module) -> bool:
-    return module._compiled_call_impl is not None or "_orig_mod" in module._modules
+    return module._compiled_call_impl is not None or hasattr(module, "_orig_mod")
 
 
 # The same while Dynamo traces.

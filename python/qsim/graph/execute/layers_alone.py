@@ -30,7 +30,6 @@ from qsim.warning import warn
 
 _SHARED = "_qsim_shared"  # in a layer's __dict__
 OWN = "_qsim_own"  # in a container's
-_WAS = "_qsim_was"  # in that of what stands in a BatchNorm's place: that, if it came behind the layer
 Pair = tuple[Names, _BatchNorm, bool]  # of a layer and the BatchNorm that is folded into it; that; whether it came before the layer
 
 
@@ -104,20 +103,19 @@ def pair(model: nn.Module, pairs: Iterable[Pair]) -> None:
     for names, bn, before in pairs:
         layer, norm = map(model.get_submodule, names)
         if _SHARED in vars(layer) and type(norm) is nn.Identity and "forward" not in vars(norm):
-            vars(layer)[FOLDED] = vars(norm)[FOLDED] = Folded(names)
-            vars(norm)[_WAS] = None if before else bn
+            vars(layer)[FOLDED] = vars(norm)[FOLDED] = Folded(names, None if before else bn)
             vars(norm)["forward"] = functools.partial(_normalized, norm)
 
 
 def unpair(module: nn.Module) -> None:
     """Undo it for one module."""
-    if vars(module).pop(FOLDED, None) is not None and _WAS in vars(module):
-        del vars(module)[_WAS], vars(module)["forward"]
+    if vars(module).pop(FOLDED, None) is not None and type(module) is nn.Identity:
+        del vars(module)["forward"]
 
 
 def _normalized(norm: nn.Module, x: Tensor) -> Tensor:
     """What stands in the place of a BatchNorm returns what the layer computed with it, and normalizes all else as before."""
-    bn: _BatchNorm | None = vars(norm)[_WAS]
+    bn: _BatchNorm | None = vars(norm)[FOLDED].was
     if (not is_dynamo_compiling() and DEPTH.modes) or _is_looked_on():
         if note_run(norm, -1) >= 0 or bn is None:
             return x
