@@ -50,20 +50,14 @@ class Folded:
         return (last := self.returned.get(threading.get_ident())) is not None and last() is x
 
 
-def note_run(module: nn.Module, count: int) -> int:
-    """Count a call of a module, if it is one of a pair. Returns how often the layer ran without the BatchNorm up to now."""
-    if FOLDED not in vars(module):
-        return 0
-    layer, norm = vars(module)[FOLDED].names
+def note_run(folded: Folded, count: int) -> int:
+    """Count a call. Returns how often the layer ran without the BatchNorm up to now."""
     if is_dynamo_compiling():
-        return _traced_run(layer, norm, count)
+        return _traced_run(folded.names[0], folded.names[1], count)
     if (abroad := getattr(_get_current_function_mode(), "abroad", None)) is None:  # type: ignore[no-untyped-call]
         return 0
-    return _counted(abroad.unpaired, layer, norm, count)
-
-
-def _counted(unpaired: dict[Names, int], layer: str, norm: str, count: int) -> int:
-    unpaired[layer, norm] = found = unpaired.get((layer, norm), 0) + count
+    unpaired: dict[Folded, int] = abroad.unpaired
+    unpaired[folded] = found = unpaired.get(folded, 0) + count
     return found
 
 
@@ -85,7 +79,9 @@ def _is_compiled(module: nn.Module) -> bool:
 
 
 def _traced_run(layer: str, norm: str, count: int) -> int:
-    return _counted(_unpaired_in_graph(), layer, norm, count)
+    unpaired = _unpaired_in_graph()
+    unpaired[layer, norm] = found = unpaired.get((layer, norm), 0) + count
+    return found
 
 
 def _unpaired_in_graph() -> dict[Names, int]:

@@ -115,12 +115,13 @@ def unpair(module: nn.Module) -> None:
 
 def _normalized(norm: nn.Module, x: Tensor) -> Tensor:
     """What stands in the place of a BatchNorm returns what the layer computed with it, and normalizes all else as before."""
-    bn: _BatchNorm | None = vars(norm)[FOLDED].was
+    folded: Folded = norm.__dict__[FOLDED]
+    bn = folded.was
     if (not is_dynamo_compiling() and DEPTH.modes) or _is_looked_on():
-        if note_run(norm, -1) >= 0 or bn is None:
+        if note_run(folded, -1) >= 0 or bn is None:
             return x
-        note_run(norm, 1)
-    elif is_dynamo_compiling() or bn is None or vars(norm)[FOLDED].has_returned(x):
+        note_run(folded, 1)
+    elif is_dynamo_compiling() or bn is None or folded.has_returned(x):
         return x
     mean, variance, weight, bias = (
         None if t is None else t.detach().to(x.device, x.dtype) for t in (bn.running_mean, bn.running_var, bn.weight, bn.bias)
@@ -135,7 +136,8 @@ def in_float(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 def forward(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
     if (not is_dynamo_compiling() and DEPTH.modes) or _is_looked_on():
-        note_run(layer, 1)
+        if FOLDED in layer.__dict__:
+            note_run(layer.__dict__[FOLDED], 1)
         return type(layer).forward(layer, *args, **kwargs)
     return _by_itself(layer if is_dynamo_compiling() else _called(layer, sys._getframe(1)), args, kwargs)
 

@@ -133,7 +133,7 @@ class LocalMode(ChainEnds):
         if self.left and self.outer is None:
             self.left.note_returned(out)
         if self.outer is None and self.abroad is not None:
-            note_unpaired(self.place, self.abroad.unpaired)
+            note_unpaired(self.place, {folded.names: count for folded, count in self.abroad.unpaired.items() if count})
         self.tell()
 
     def tell(self) -> None:
