@@ -15,9 +15,9 @@ from unittest.mock import patch
 from .loaded import Loaded
 
 
-def _asks_data(node: ast.AST) -> bool:
+def _asks_data(node: ast.If) -> bool:
     """``if x.mean() > 0:``; other branches ask flags, modes and whether there are labels."""
-    return isinstance(node, ast.If) and isinstance(node.test, ast.Compare) and isinstance(node.test.ops[0], ast.Gt)
+    return isinstance(node.test, ast.Compare) and isinstance(node.test.ops[0], ast.Gt)
 
 
 def _parsed(loaded: Loaded) -> ast.Module:

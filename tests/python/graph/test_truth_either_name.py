@@ -105,11 +105,22 @@ def test_both_names_in_one_sum(compiled):
     assert torch.equal(run(X, other=True), quantizers["add_2.output"](changed + changed))
 
 
+SAID = {
+    "writes into it again": (
+        lambda t, _: t.mul_(0.7).exp(),  # it gets the memory itself
+        "'mul' .* read what 'clamped' .* computes, where the example inputs did not show it",
+    ),
+    "returns it": (lambda t, _: t, "what 'clamped' .* computes was returned, where the example inputs did not show it"),
+}
+
+
 @pytest.mark.parametrize("compiled", [False, True])
-def test_what_writes_into_it_again_gets_the_memory_itself_and_it_is_said(compiled):
-    sim = simulation(Network(lambda t, _: t.mul_(0.7).exp(), older=False))
+@pytest.mark.parametrize("name", SAID)
+def test_who_does_else_is_told(name, compiled):
+    read, said = SAID[name]
+    sim = simulation(Network(read, older=False))
     run = torch.compile(sim, backend="eager") if compiled else sim
-    with pytest.warns(UserWarning, match="'mul' .* read what 'clamped' .* computes, where the example inputs did not show it"):
+    with pytest.warns(UserWarning, match=said):
         run(X, other=True)
 
 
@@ -122,14 +133,6 @@ def test_what_is_written_to_again_by_its_own_name_is_not(compiled):
     run(X)
     with sim.in_float():
         assert torch.equal(sim(X), (F.relu6(X + X) * 0.7).exp())
-
-
-@pytest.mark.parametrize("compiled", [False, True])
-def test_what_is_returned_by_it_is_said(compiled):
-    sim = simulation(Network(lambda t, _: t, older=False))
-    run = torch.compile(sim, backend="eager") if compiled else sim
-    with pytest.warns(UserWarning, match="what 'clamped' .* computes was returned, where the example inputs did not show it"):
-        run(X, other=True)
 
 
 @pytest.mark.filterwarnings("error:QuantSim")

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from torch import nn
 
 from qsim.graph.execute.inputs import Inputs
-from qsim.graph.execute.layers_alone import OWN, Pair, link_layers, pair, release_layer, simulate_alone, unpair
+from qsim.graph.execute.layers_alone import OWN, Pair, link_layers, pair, release_layer, simulate_alone
 from qsim.graph.execute.methods import PLACE
 from qsim.graph.execute.place import UNKNOWN_PATH, Place
 from qsim.graph.execute.shortcuts import Kept
@@ -96,7 +96,6 @@ def detach(model: nn.Module) -> nn.Module:
     """Undo `attach`: every container runs as it was written, and so do layers that were taken out of a simulation."""
     for module in model.modules():
         release_layer(module)
-        unpair(module)
         vars(module).pop(LEAF, None)
         vars(module).pop(OWN, None)
         if vars(module).pop(PLACE, None) is not None:

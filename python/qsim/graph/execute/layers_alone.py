@@ -88,8 +88,9 @@ def own_layers(container: nn.Module) -> None:
 
 
 def release_layer(layer: nn.Module) -> None:
-    """Undo both."""
-    if vars(layer).pop(_SHARED, None) is not None:
+    """Undo all of it, for a layer or for what stands in the place of a BatchNorm."""
+    shared, folded = vars(layer).pop(_SHARED, None), vars(layer).pop(FOLDED, None)
+    if shared is not None or folded is not None:
         del vars(layer)["forward"]
 
 
@@ -107,17 +108,11 @@ def pair(model: nn.Module, pairs: Iterable[Pair]) -> None:
             vars(norm)["forward"] = functools.partial(_normalized, norm)
 
 
-def unpair(module: nn.Module) -> None:
-    """Undo it for one module."""
-    if vars(module).pop(FOLDED, None) is not None and type(module) is nn.Identity:
-        del vars(module)["forward"]
-
-
 def _normalized(norm: nn.Module, x: Tensor) -> Tensor:
     """What stands in the place of a BatchNorm returns what the layer computed with it, and normalizes all else as before."""
     folded: Folded = norm.__dict__[FOLDED]
     bn = folded.was
-    if (not is_dynamo_compiling() and DEPTH.modes) or _is_looked_on():
+    if _runs_inside():
         if note_run(folded, -1) >= 0 or bn is None:
             return x
         note_run(folded, 1)
@@ -135,7 +130,7 @@ def in_float(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 
 def forward(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    if (not is_dynamo_compiling() and DEPTH.modes) or _is_looked_on():
+    if _runs_inside():
         if FOLDED in layer.__dict__:
             note_run(layer.__dict__[FOLDED], 1)
         return type(layer).forward(layer, *args, **kwargs)
@@ -149,8 +144,11 @@ def _called(layer: nn.Module, frame: FrameType) -> nn.Module:
     return above if is_copy else layer  # type: ignore[return-value]
 
 
-def _is_looked_on() -> bool:
-    """Whether a mode of this package sees what is called, and not to say that it is outside of all that is simulated."""
+def _runs_inside() -> bool:
+    """Whether a layer that is called is an operation of a container that runs: a mode of this package sees it, and not to say that it is
+    outside of all that is simulated."""
+    if not is_dynamo_compiling() and DEPTH.modes:
+        return True
     modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
     return any(type(mode).__module__.startswith("qsim.") and not isinstance(mode, Outside) for mode in modes)
 

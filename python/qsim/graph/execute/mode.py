@@ -133,7 +133,7 @@ class LocalMode(ChainEnds):
         if self.left and self.outer is None:
             self.left.note_returned(out)
         if self.outer is None and self.abroad is not None:
-            note_unpaired(self.place, {folded.names: count for folded, count in self.abroad.unpaired.items() if count})
+            note_unpaired(self.place, {folded.names: count for folded, count in self.abroad.unpaired.items()})
         self.tell()
 
     def tell(self) -> None:
@@ -306,7 +306,8 @@ class LocalMode(ChainEnds):
             self.remember(link.remembered, out)
         if outputs and overwrites and not given_away and out is args[0]:
             outputs = self.plain[node].outputs
-        is_changed = older is not None and not given_away and len(args) > 0 and out is args[0]
+        if given_away or not args or out is not args[0]:
+            older = None  # it has no other name, or was not changed in this call
         if outputs:
             out = with_outputs(out, outputs, () if given_away else args)
             if self.left:
@@ -318,7 +319,7 @@ class LocalMode(ChainEnds):
                 self.abroad.handed.setdefault(link.name, []).append(self.refer(out))
         if left is not None:
             self.leave(node, out, left)
-        if older is not None and is_changed:
+        if older is not None:
             self.leave(node, out, older, older=args[0])
         return out
 

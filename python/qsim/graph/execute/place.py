@@ -312,6 +312,7 @@ class Place(Noticing):
         return marks
 
     def quantized(self, value: Any, key: str | None) -> Any:
+        """A value by the quantizer of a key, which does not observe it, or in the format that this falls back to. None: as it is."""
         if key is None:
             return value
         format = self.switch.format_of(key)

@@ -7,6 +7,7 @@ that does not is still quantized. `Post.deciders` says, for every place where a 
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping
+from functools import cached_property
 
 from qsim.config.profile import selects
 from qsim.graph.plan.actions import Actions, Neighbours, Operation, PlannedQuantizer, Post, Readers, Regions, Unplanned
@@ -40,9 +41,8 @@ def find_regions(
     unplanned = [found for site in finder.name_of for found in finder.unplanned(site, inputs)]
     posts = {slot: finder.input(slot, key) for slot, key in inputs.items()}
     left = {site: readers for site in finder.name_of if (readers := finder.left_to_readers(site)) is not None}
-    older = {site: readers for site in finder.name_of if (readers := finder.older_name(site)) is not None}
     made = {site: slots for site in finder.name_of if (slots := finder.made(site))}
-    return Regions(finder.operations, neighbours, posts, unplanned, left, older, made)
+    return Regions(finder.operations, neighbours, posts, unplanned, left, finder.older_names, made)
 
 
 class _Finder:
@@ -149,7 +149,7 @@ class _Finder:
         target computes in float, or by an older name alone. None where the results would be in float whatever reads them, or modes cannot
         tell who does."""
         readers = self.flow.readers(site)
-        if (older := self.older_name(site)) is not None and older.key and not self._at(site).outputs:
+        if (older := self.older_names.get(site)) is not None and older.key and not self._at(site).outputs:
             return older._replace(names=frozenset(), returned=False)
         reading = [self.flow.site_of[reader.step] for reader in readers if reader.step is not None]
         ours = site.visible and not (site.moves or site.training_only or self._grids_of(site))
@@ -161,6 +161,10 @@ class _Finder:
         if not (inner or (self._has_activations and (site in self.flow.metrics or not self.placement.makes(site)))):
             return None
         return Readers(frozenset(at.name for at in reading), any(reader.step is None for reader in readers))
+
+    @cached_property
+    def older_names(self) -> dict[Site, Readers]:
+        return {site: readers for site in self.name_of if (readers := self.older_name(site)) is not None}
 
     def older_name(self, site: Site) -> Readers | None:
         """Those that read what a site changes in place by a name from before, with what quantizes it: nothing where it is written to again,
