@@ -181,7 +181,9 @@ py::object KnownCalls::operator()(const ModeCall& call) const {
     return left_to_python();
   }
   if (PySet_Contains(asked_.ptr(), name) == 0) {
-    if (PySet_Contains(quiet_.ptr(), call.function.ptr()) != 1) return left_to_python();
+    if (PySet_Contains(quiet_.ptr(), call.function.ptr()) != 1 || takes_what_is_left(call.mode.ptr(), call.args)) {
+      return left_to_python();
+    }
     const Disabled meanwhile;
     return owned(PyObject_Call(call.function.ptr(), call.args.ptr(), call.kwargs.ptr()));
   }

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_map_only
 
 from qsim.graph.record.tape import is_wrapper, version_of
 from qsim.numbers.float_format import FLOAT_FORMATS
-from qsim.operations.functions import ALIAS, TRANSPARENT, Function, name_of, route_name
+from qsim.operations.functions import ALIAS, TRANSPARENT, Function, is_in_place, name_of, route_name
 from qsim.operations.half import INDEXES, NUMBERS_ARE_OPERANDS, nearest
 from qsim.operations.internals import inside
 from qsim.operations.stored import STORED
@@ -57,14 +57,13 @@ class Habits(NamedTuple):
 @functools.lru_cache(maxsize=4096)
 def habits_of(func: Function) -> Habits:
     name, route = name_of(func), route_name(func)
-    indexes = route in INDEXES
     return Habits(
         name in TRANSPARENT,
         name in NUMBERS_ARE_OPERANDS,
         name in _EXACT,
         name in STORED,
-        indexes or (route.endswith("_") and not route.startswith("__")),
-        indexes,
+        is_in_place(func),
+        route in INDEXES,
         ALIAS.get(route),
     )
 

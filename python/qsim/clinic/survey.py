@@ -17,7 +17,7 @@ from qsim.clinic.source import SourceLine, calling_line
 from qsim.clinic.targets import Target
 from qsim.clinic.trace import floats
 from qsim.numbers.sqnr import sqnr
-from qsim.operations.functions import ALIAS, INSERTION, TRANSPARENT, Function, name_of, route_name
+from qsim.operations.functions import ALIAS, INSERTION, TRANSPARENT, Function, is_in_place, name_of, route_name
 from qsim.operations.internals import inside, partial_sums
 from qsim.operations.stored import STORED
 from qsim.ops.observe import observe_range_
@@ -235,7 +235,7 @@ class _Looking:
 
     def operation(self, name: str, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._note_parameters(args, kwargs)
-        written = kwargs.get("inplace") or route_name(func).endswith("_")
+        written = kwargs.get("inplace") or is_in_place(func)
         before = _described(args, kwargs) if written else None
         if self._target.accumulator == "float16" or name_of(func) in STORED:
             self._look_inside(name, func, args, kwargs)

@@ -225,6 +225,12 @@ def route_name(func: Function) -> str:
     return SAME.get(name, name)
 
 
+def is_in_place(func: Function) -> bool:
+    """Whether a function changes its first argument, by its name: not what `inplace` tells."""
+    name = route_name(func)
+    return name in ("__setitem__", "setitem") or (name.endswith("_") and not name.startswith("__"))
+
+
 def name_of(func: Function) -> str:
     """The operation's name: `add` for `add`, `add_` and `__add__`. Names in the tables above stay as they are there."""
     name = route_name(func)

@@ -4,6 +4,7 @@ reads them, and what is changed in place, by the name that has no quantizer. The
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor
@@ -11,14 +12,15 @@ from torch import Tensor
 from qsim.graph.execute.place import Place, place_of
 from qsim.graph.plan.actions import Readers
 from qsim.graph.record.asker import function_of, left_in_graph, nodes_of_asker, operands_of_asker
-from qsim.graph.record.tape import Slot
+from qsim.graph.record.tape import Slot, version_of
+from qsim.operations.functions import Function, is_in_place
 from qsim.operations.moves import MOVING
 from qsim.runs.arguments import Arguments, tensors_in
 
 
-class LeftToReaders(dict[int, tuple[weakref.ref[Any], Readers, Any, int]]):
+class LeftToReaders(dict[int, tuple[weakref.ref[Any], Readers, Any, int, int]]):
     """Those of one call of the model that somebody may still know, by the ids of tensors: those that read them in the examples, and the
-    node of a container that made them. A view of one is taken for it.
+    node of a container that made them; and their versions then. A view of one is taken for it.
 
     Most are gone when the next comes, since what reads them in the examples took them: those are dropped then, and no earlier, for a
     reference that calls back costs as much as a quantizer.
@@ -41,7 +43,7 @@ class LeftToReaders(dict[int, tuple[weakref.ref[Any], Readers, Any, int]]):
     def add(self, t: Any, readers: Readers, place: Place, node: int) -> None:
         if type(t) is Tensor:
             self.is_idle()
-            self[id(t)] = weakref.ref(t), readers, place, node
+            self[id(t)] = weakref.ref(t), readers, place, node, version_of(t)
 
     def is_idle(self) -> bool:
         """Whether nobody knows any of them, as far as one look tells."""
@@ -69,7 +71,7 @@ class LeftToReaders(dict[int, tuple[weakref.ref[Any], Readers, Any, int]]):
             return self._on_grid(by, node, slot, again, value)
         if not (key := self._key(value)):
             return value
-        made = self[key][1:]
+        made = self[key][1:4]
         if node in by.changing:  # what it holds then is its reader's
             del self[key]
         is_whole = key == id(value)
@@ -83,6 +85,16 @@ class LeftToReaders(dict[int, tuple[weakref.ref[Any], Readers, Any, int]]):
             _repeat(mode)
         return by.quantized(value, key)
 
+    def note_changed(self, func: Function, given: Iterable[Any]) -> None:
+        """Note what a call that is not planned, and was given these, changed by the name that has no quantizer: the other does not get that."""
+        for t in given:
+            if not isinstance(t, Tensor) or not (key := self._key(t)):
+                continue
+            _, _, place, made, version = self[key]
+            if version_of(t) != version or (t.is_inference() and is_in_place(func)):
+                del self[key]
+                tell_changed(place, made)
+
     def settle(self, out: Any) -> None:
         """What a node returned, quantized, may lie in the memory of what it took: it is no longer in float."""
         if isinstance(out, Tensor) and (key := self._key(out)):
@@ -92,7 +104,7 @@ class LeftToReaders(dict[int, tuple[weakref.ref[Any], Readers, Any, int]]):
         """Note what the model returns and the examples did not show it to."""
         for t in tensors_in(out):
             if key := self._key(t):
-                tell_returned(*self[key][1:])
+                tell_returned(*self[key][1:4])
 
     def _key(self, t: Tensor) -> int:
         """The key of a tensor, or of what it is a view of; 0 where neither is here."""
@@ -107,7 +119,7 @@ class LeftToReaders(dict[int, tuple[weakref.ref[Any], Readers, Any, int]]):
 def _repeat(mode: Any) -> None:
     """Have a mode ask at every node what is to be quantized there: what it follows without Python knows nothing of that."""
     mode.follows = False
-    mode.left[0] = weakref.ref(LeftToReaders), Readers(frozenset(), False), None, -1  # it is never empty
+    mode.left[0] = weakref.ref(LeftToReaders), Readers(frozenset(), False), None, -1, 0  # it is never empty
 
 
 def is_quantized_there(by: Place, node: int, slot: Slot, is_whole: bool, readers: Readers, place: Place, made: int) -> bool:
@@ -128,6 +140,12 @@ def tell_returned(readers: Readers, place: Place, made: int) -> None:
         place.note_returned(*place.sites[made])
 
 
+def tell_changed(place: Place, made: int) -> None:
+    """Note that what node `made` of a container changed in place is changed again by its older name, if that has another tensor."""
+    if place.actions_of[made].outputs:
+        place.note_changed(*place.sites[made])
+
+
 # The same while Dynamo traces, of the nodes of its graph.
 
 Slots = tuple[tuple[int | str, int | None, str], ...]
@@ -136,13 +154,14 @@ Slots = tuple[tuple[int | str, int | None, str], ...]
 def traced_left_to_readers(token: int, node: int, older: bool) -> None:
     """Look, from now on, who reads `older` or `out`, variables of the function that asks."""
     for t in nodes_of_asker("older" if older else "out"):
-        left_in_graph()[t] = token, node, older
+        left_in_graph()[t] = token, node, older, version_of(t.meta["example_value"])
 
 
 def read_in_graph(place: Place, node: int) -> Slots:
     """As `LeftToReaders.read`, of `args` and `kwargs`, variables of the function that asks: which are quantized, those in lists with their
     place there, and the keys of what does it."""
     planned, found = place.planned.plain[node], []
+    _note_changed_in_graph()
     if left_in_graph() and (planned.operands or planned.outputs):
         for at, within, t in operands_of_asker():
             if (left := _left_in_graph(t)) is not None:
@@ -167,8 +186,17 @@ def on_grids(by: Place, args: tuple[Any, ...], kwargs: dict[str, Any], slots: Sl
     return tuple([given[at] for at in range(len(args))]), {name: given[name] for name in kwargs}
 
 
+def _note_changed_in_graph() -> None:
+    """As `LeftToReaders.note_changed`, of all that is left."""
+    for t, (token, made, older, version) in [*left_in_graph().items()]:
+        if older and version_of(t.meta["example_value"]) != version:
+            del left_in_graph()[t]
+            tell_changed(place_of(token), made)
+
+
 def note_returned_by_graph() -> None:
     """As `LeftToReaders.note_returned`, of `out`, a variable of the function that asks."""
+    _note_changed_in_graph()
     for t in nodes_of_asker("out") if left_in_graph() else ():
         if (left := _left_in_graph(t)) is not None:
             tell_returned(*left[1])
@@ -181,7 +209,7 @@ def _left_in_graph(t: Any) -> tuple[Any, tuple[Readers, Place, int]] | None:
         t = t.all_input_nodes[0]
     if t not in known:
         return None
-    token, node, older = known[t]
+    token, node, older, _ = known[t]
     place = place_of(token)
     planned = place.planned.plain[node]
     readers = planned.older if older else planned.left

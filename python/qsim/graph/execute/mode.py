@@ -336,6 +336,8 @@ class LocalMode(ChainEnds):
         out = self.passed(name, func, *(weighted or (args, kwargs)))
         if node == STRANGE:
             self.note_stranger(out)
+        if self.left:
+            self.left.note_changed(func, (*args, *kwargs.values()))
         return out, weighted is not None
 
     def passed(self, name: str, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

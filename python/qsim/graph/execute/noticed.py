@@ -129,6 +129,12 @@ class Noticing:
         text = f"argument {name!r} was written into where the example inputs did not show it: its caller does not get that"
         self.switch.notice(text, self.path, "")
 
+    def note_changed(self, name: str, line: str) -> None:
+        """Note that what an operation of this name and line changed in place, and quantizers made another tensor of, is changed again by the
+        name from before."""
+        text = f"what {_named(name, line)} changed in place was written into by its older name, where the example inputs did not show it"
+        self.switch.notice(f"{text}: what {_named(name, line)} returned does not get that", self.path, "")
+
     def note_returned(self, name: str, line: str) -> None:
         """Note that the model returns what an operation of this name and line computes, which is in float because of what reads it."""
         text = f"what {_named(name, line)} computes was returned, where the example inputs did not show it: it stays in float"

@@ -85,8 +85,8 @@ def traced_is_cast() -> bool:
     return cast and node in weights
 
 
-def left_in_graph() -> dict[Any, tuple[int, int, bool]]:
-    """Nodes of the traced graph whose tensors the plan leaves in float for those that read them: tokens of places, nodes there, and whether
-    it is what that node changes, by an older name."""
-    found: dict[Any, tuple[int, int, bool]] = vars(translator_now().output).setdefault("_qsim_left_to_readers", {})
+def left_in_graph() -> dict[Any, tuple[int, int, bool, int]]:
+    """Nodes of the traced graph whose tensors the plan leaves in float for those that read them: tokens of places, nodes there, whether
+    it is what that node changes, by an older name, and the version of the tensor then."""
+    found: dict[Any, tuple[int, int, bool, int]] = vars(translator_now().output).setdefault("_qsim_left_to_readers", {})
     return found
