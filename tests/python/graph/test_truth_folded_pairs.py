@@ -1,11 +1,13 @@
 """A layer and the BatchNorm that is folded into it are one: where a path that no example took runs one without the other, that is said."""
 
+import contextlib
 import copy
 import warnings
 
 import pytest
 import torch
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointImpl, checkpoint_wrapper
 from torch.utils.checkpoint import checkpoint
 
 import qsim
@@ -98,6 +100,121 @@ def test_as_an_example_it_is_what_it_is_in_float(way):
         torch.testing.assert_close(sim(X, way), Network().eval()(X, way))
 
 
+class Wrapper(nn.Module):
+    def __init__(self, layer):
+        super().__init__()
+        self.layer, self.more = layer, nn.Linear(8, 8, bias=False)
+        nn.init.zeros_(self.more.weight)
+
+    def forward(self, x):
+        return self.layer(x) + self.more(x)
+
+
+def wrap(model):
+    model.layer = Wrapper(model.layer)
+
+
+def copy_layer(model):
+    model.layer = copy.deepcopy(model.layer)
+
+
+def make_of_its_weights(model):
+    made = nn.Linear(8, 8)
+    made.load_state_dict(model.layer.state_dict())
+    model.layer = made
+
+
+def checkpointed_alone(name, **options):
+    def change(model):
+        setattr(model, name, checkpoint_wrapper(getattr(model, name), **options))
+
+    return change
+
+
+CHANGED = {
+    "nothing": lambda model: None,
+    "a hook on the layer": lambda model: model.layer.register_forward_hook(lambda m, given, out: out.clone()),
+    "a hook on the norm": lambda model: model.norm.register_forward_pre_hook(lambda m, given: given[0].clone()),
+    "a wrapper": wrap,
+    "a copy": copy_layer,
+    "another layer with its weights": make_of_its_weights,
+    "the layer compiled": lambda model: model.layer.compile(backend="eager"),
+    "the norm compiled": lambda model: model.norm.compile(backend="eager"),
+    "the layer under a checkpoint": checkpointed_alone("layer"),
+    "the norm under a checkpoint": checkpointed_alone("norm"),
+    "the norm under a reentrant checkpoint": checkpointed_alone("norm", checkpoint_impl=CheckpointImpl.REENTRANT),
+}
+
+
+@pytest.mark.filterwarnings("ignore:QuantSim", "ignore:None of the inputs have requires_grad")
+@pytest.mark.parametrize("way", ["eager", "in float", "compiled", "by themselves"])
+@pytest.mark.parametrize("name", CHANGED)
+def test_what_the_layer_returned_is_not_normalized_twice(name, way):
+    if name.startswith("the ") and way == "compiled":
+        pytest.skip("compiled once more, or what torch does not compile")
+    if way == "by themselves" and name in ("a copy", "another layer with its weights"):
+        pytest.skip("a norm that is called by itself does not know of other layers, and says that it normalizes")
+    sim = simulation()
+    CHANGED[name](sim.model)
+    for quantizer in sim.quantizers().values():
+        quantizer.enabled = False
+    run = torch.compile(sim, backend="eager") if way == "compiled" else sim
+    if way == "by themselves":
+        run = lambda x: sim.model.last(sim.model.norm(sim.model.layer(x)).relu())  # noqa: E731
+    plain = Network().eval()
+    for _ in range(2):
+        found, expected = X.clone().requires_grad_(), X.clone().requires_grad_()
+        with sim.in_float() if way == "in float" else contextlib.nullcontext():
+            out = run(found)
+            out.square().sum().backward()
+        torch.testing.assert_close(out, plain(expected))
+        plain(expected).square().sum().backward()
+        torch.testing.assert_close(found.grad, expected.grad)
+
+
+class Split(Network):
+    """The norm stands in another container than its layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.behind = nn.Sequential(self.norm, nn.ReLU())
+        del self.norm, self.other
+
+    def forward(self, x):
+        return self.last(self.behind(self.layer(x)))
+
+
+@pytest.mark.filterwarnings("error:QuantSim")
+@pytest.mark.parametrize("in_float", [False, True])
+def test_a_part_that_is_compiled_by_itself_does_not_normalize_twice(in_float):
+    sim = qsim.QuantSim(Split().eval(), X, qsim.int8())
+    sim.calibrate([X], progress=False)
+    with sim.in_float() if in_float else contextlib.nullcontext():
+        expected = sim(X)
+        sim.model.behind.compile(backend="eager")
+        for _ in range(2):
+            torch.testing.assert_close(sim(X), expected)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_another_module_in_the_place_of_the_layer_is_said(compiled):
+    sim = simulation()
+    sim.model.layer = nn.Linear(8, 8)
+    run = torch.compile(sim, backend="eager") if compiled else sim
+    with pytest.warns(UserWarning, match="'norm' is folded into what stood at 'layer', and does nothing behind another module"):
+        run(X)
+    sim = simulation()
+    sim.model.layer = nn.Linear(8, 8)
+    with sim.in_float(), pytest.warns(UserWarning, match="'norm' is folded into what stood at 'layer'"):
+        sim(X)
+
+
+def test_a_layer_without_its_norm_is_said_in_float():
+    sim = simulation()
+    with sim.in_float(), pytest.warns(UserWarning, match=TOLD):
+        sim(X, "layer")
+
+
 @pytest.mark.parametrize("made", [copy.deepcopy, lambda sim: sim.train().eval()], ids=["copied", "trained"])
 def test_copies_say_so_too(made):
     sim = made(simulation())
@@ -113,7 +230,8 @@ def test_copies_say_so_too(made):
 def test_what_stands_in_its_place_is_a_plain_identity_again_without_a_simulation():
     sim = simulation()
     assert type(sim.model.norm) is nn.Identity
-    torch.testing.assert_close(sim.model.norm(X), Network().eval().norm(X))  # called by itself
+    with pytest.warns(UserWarning, match="'norm' was called by itself, and 'layer', which it is folded into, not before: it normalizes"):
+        torch.testing.assert_close(sim.model.norm(X), Network().eval().norm(X))
     assert attach.detach(sim.model).norm(X) is X
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from qsim.graph.execute.folded_pairs import Pairs
 from qsim.graph.record.tape import memory_of, unwrapped
 
 
@@ -22,7 +23,7 @@ class Abroad:
         self.broken: set[tuple[str, Any]] = set()  # ends of chains that did not begin, by container and what is before them
         self.strayed: set[str] = set()  # what no mode meets under Dynamo, and took something else than what comes before it in its chain
         self.stranger: list[Any] = []  # what stands for the last result of a call that the examples did not show
-        self.unpaired: dict[Any, int] = {}  # layers, BatchNorms folded into them: how often the first ran alone
+        self.pairs = Pairs(model)
         self.trusts = False  # that all others began: Dynamo traces checkpoints apart, and what runs again takes other tensors
 
     def again(self) -> Abroad:

@@ -1,97 +1,211 @@
-"""Layers with a BatchNorm folded into them, on paths that no example took: how often a layer ran without it, in one call of the model.
+"""Layers with a BatchNorm folded into them, on paths that no example took: which of two ran without the other in one call of the model.
 
-A BatchNorm that runs on what its layer did not return normalizes that, as it did before it was folded (`layers_alone.py`). A layer whose
-result is not normalized there computes another function than the float model's, and that is said.
+A BatchNorm whose layer did not run normalizes what it is given, as it did before it was folded (`layers_alone.py`). Where that is not known
+it does nothing: hooks and wrappers change what the layer returned, a graph of its own or a checkpoint runs one of both elsewhere. A layer
+that ran without its BatchNorm computes another function than the float model's, and that is said.
 """
 
 from __future__ import annotations
 
 import threading
-import weakref
 from typing import Any
 
-from torch import Tensor, nn
+import torch
+from torch import nn
 from torch.compiler import is_dynamo_compiling
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import _get_current_function_mode
 
 from qsim.graph.execute.place import Place
+from qsim.graph.record.asker import variable_of_asker
 from qsim.graph.record.call_sites import translator_now
+from qsim.warning import warn
 
 FOLDED = "_qsim_folded"  # in the __dict__ of both
 Names = tuple[str, str]  # of a layer, and of the BatchNorm that is folded into it
 
 
 class Folded:
-    """What a layer and the BatchNorm that is folded into it know of each other.
+    """What a layer and the BatchNorm that is folded into it know of each other; that of a copy of one of them is equal to it.
 
     Attributes
     ----------
     names : Names
     was : BatchNorm or None
         If it came behind the layer.
-    returned : dict of int to weakref
-        What the layer returned last where it was called by itself, or in float, by thread.
+    apart : bool
+        Whether one of them is in a compiled graph that the model as a whole is not: nobody counts its calls.
+    alone : int
+        How often the layer ran more than the BatchNorm where no call of the whole model was under way.
+    normalized : bool
+        What the BatchNorm did last.
+    said : bool
+        Whether it was said that it does so where it is called by itself.
     """
 
-    def __init__(self, names: Names, was: _BatchNorm | None) -> None:
-        self.names, self.was = names, was
-        self.returned: dict[int, weakref.ref[Tensor]] = {}
+    def __init__(self, names: Names, was: _BatchNorm | None, apart: bool = False) -> None:
+        self.names, self.was, self.apart = names, was, apart
+        self.alone, self.normalized, self.said = 0, False, False
 
-    def __reduce__(self) -> tuple[type[Folded], tuple[Names, _BatchNorm | None]]:
-        return Folded, (self.names, self.was)
+    def __reduce__(self) -> tuple[type[Folded], tuple[Names, _BatchNorm | None, bool]]:
+        return Folded, (self.names, self.was, self.apart)
 
-    def note_returned(self, out: Any) -> None:
-        if isinstance(out, Tensor):
-            self.returned[threading.get_ident()] = weakref.ref(out)
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Folded) and self.names == other.names
 
-    def has_returned(self, x: Tensor) -> bool:
-        """Whether it is what the layer returned last."""
-        return (last := self.returned.get(threading.get_ident())) is not None and last() is x
+    def __hash__(self) -> int:
+        return hash(self.names)
 
 
-def note_run(folded: Folded, count: int) -> int:
-    """Count a call. Returns how often the layer ran without the BatchNorm up to now."""
+class Pairs:
+    """How often layers ran more than the BatchNorms that are folded into them, in one call of a model."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.alone: dict[Folded, int] = {}
+        self.replaced: set[Names] = set()
+
+    def layer_ran(self, folded: Folded) -> None:
+        self.alone[folded] = self.alone.get(folded, 0) + 1
+
+    def norm_ran(self, folded: Folded, *, compiled: bool) -> bool:
+        """Whether the BatchNorm has to normalize. `compiled`: in the graph of the whole model."""
+        if folded.was is None or self.alone.get(folded, 0) > 0:
+            self.alone[folded] = self.alone.get(folded, 0) - 1
+            return False
+        if not compiled and not self._is_counted(folded):
+            return False
+        if not self._is_there(folded):
+            self.replaced.add(folded.names)
+            return False
+        return True
+
+    def _is_there(self, folded: Folded) -> bool:
+        """Whether the layer stands where it stood, and not what may have been made of it."""
+        try:
+            layer = self.model.get_submodule(folded.names[0])
+        except AttributeError:
+            return False
+        return vars(layer).get(FOLDED) == folded
+
+    def _is_counted(self, folded: Folded) -> bool:
+        return not folded.apart and not any(m._compiled_call_impl is not None or hasattr(m, "_orig_mod") for m in self.model.modules())
+
+    def note(self, place: Place, *, compiled: bool) -> None:
+        """Note which of two ran without the other."""
+        for folded, count in self.alone.items():
+            if count and (compiled or self._is_counted(folded)):
+                layer, norm = folded.names
+                alone, other = (layer, norm) if count > 0 else (norm, layer)
+                text = (
+                    f"'{alone}' ran without '{other}' where '{norm}' is folded into '{layer}': it computes another function than in float"
+                )
+                place.switch.notice(text, "", "", first=True)
+        for layer, norm in self.replaced:
+            place.switch.notice(f"'{norm}' is folded into what stood at '{layer}', and does nothing behind another module", "", "")
+
+
+class _Call(threading.local):
+    pairs: Pairs | None = None
+
+
+_in_float = _Call()  # the call of a whole model with its simulation off that a thread is in
+
+
+class PairedInFloat:
+    """Context in which a model runs with its simulation off."""
+
+    def __init__(self, model: nn.Module, place: Place) -> None:
+        self._place, self._pairs = place, Pairs(model)
+
+    def __enter__(self) -> None:
+        self._outer, _in_float.pairs = _in_float.pairs, self._pairs
+
+    def __exit__(self, *error: Any) -> None:
+        _in_float.pairs = self._outer
+        if error[0] is None:
+            self._pairs.note(self._place, compiled=False)
+            self._place.switch.say()
+
+
+def note_layer(folded: Folded, *, inside: bool) -> None:
+    """Count a call of a layer. `inside`: of a container that runs, or of what qsim runs in some other way."""
     if is_dynamo_compiling():
-        return _traced_run(folded.names[0], folded.names[1], count)
-    if (abroad := getattr(_get_current_function_mode(), "abroad", None)) is None:  # type: ignore[no-untyped-call]
-        return 0
-    unpaired: dict[Folded, int] = abroad.unpaired
-    unpaired[folded] = found = unpaired.get(folded, 0) + count
-    return found
+        _traced_layer()
+    elif not _computes_again():
+        if (pairs := _pairs_now()) is not None:
+            pairs.layer_ran(folded)
+        elif not inside:
+            folded.alone += 1
 
 
-def note_unpaired(place: Place, unpaired: dict[Names, int]) -> None:
-    """Note which of two ran without the other in a call of the model. Of a pair that stands half in what is compiled by itself nothing is
-    known."""
-    for (layer, norm), count in unpaired.items():
-        if count and not any(_is_compiled(m) for m in place.switch.model.modules()):  # type: ignore[union-attr]
-            alone, other = (layer, norm) if count > 0 else (norm, layer)
-            text = f"'{alone}' ran without '{other}' where '{norm}' is folded into '{layer}': it computes another function than in float"
-            place.switch.notice(text, "", "", first=True)
+def normalizes(folded: Folded, *, inside: bool) -> bool:
+    """Count a call of what stands in the place of a BatchNorm. Returns whether it has to normalize what it is given."""
+    if is_dynamo_compiling():
+        return _traced_norm()
+    if not _computes_again():
+        if (pairs := _pairs_now()) is not None:
+            folded.normalized = pairs.norm_ran(folded, compiled=False)
+        elif inside or folded.alone > 0:
+            folded.normalized, folded.alone = False, folded.alone - (not inside)
+        else:
+            folded.normalized = folded.was is not None and not folded.apart
+            if folded.normalized and not folded.said:
+                folded.said = True
+                layer, norm = folded.names
+                warn(f"QuantSim: '{norm}' was called by itself, and '{layer}', which it is folded into, not before: it normalizes")
+    return folded.normalized
 
 
-def _is_compiled(module: nn.Module) -> bool:
-    return module._compiled_call_impl is not None or hasattr(module, "_orig_mod")
+def _computes_again() -> bool:
+    """Whether a checkpoint computes again what it did not keep, maybe one of the two alone: in the backward pass."""
+    return torch._C._current_graph_task_id() != -1  # type: ignore[attr-defined,no-any-return]
 
 
-# The same while Dynamo traces.
+def _pairs_now() -> Pairs | None:
+    abroad = getattr(_get_current_function_mode(), "abroad", None)  # type: ignore[no-untyped-call]
+    return _in_float.pairs if abroad is None else abroad.pairs
 
 
-def _traced_run(layer: str, norm: str, count: int) -> int:
-    unpaired = _unpaired_in_graph()
-    unpaired[layer, norm] = found = unpaired.get((layer, norm), 0) + count
-    return found
+# The same while Dynamo traces, of `folded`, a variable of the function that asks.
 
 
-def _unpaired_in_graph() -> dict[Names, int]:
-    found: dict[Names, int] = vars(translator_now().output).setdefault("_qsim_unpaired", {})
-    return found
+def begin_pairs() -> None:
+    """A whole model is traced, `self` of the function that asks, in the graph that begins."""
+    vars(translator_now().output)["_qsim_pairs"] = Pairs(variable_of_asker("self").value)
 
 
-def note_unpaired_in_graph(place: Place) -> None:
-    """As `note_unpaired`, of the graph that is traced."""
-    note_unpaired(place, _unpaired_in_graph())
+def _traced_layer() -> None:
+    folded, pairs = _folded_of_asker(), _pairs_in_graph()
+    if pairs is None:
+        folded.apart = True
+    else:
+        pairs.layer_ran(folded)
 
 
-_traced_run._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as in qsim.graph.execute.traced
+def _traced_norm() -> bool:
+    folded, pairs = _folded_of_asker(), _pairs_in_graph()
+    if pairs is None:
+        folded.apart = True
+        return False
+    return pairs.norm_ran(folded, compiled=True)
+
+
+def _folded_of_asker() -> Folded:
+    folded: Folded = variable_of_asker("folded").value
+    return folded
+
+
+def _pairs_in_graph() -> Pairs | None:
+    pairs: Pairs | None = vars(translator_now().output).get("_qsim_pairs")
+    return pairs
+
+
+def note_pairs_in_graph(place: Place) -> None:
+    """As `Pairs.note`, of the graph that is traced."""
+    if (pairs := _pairs_in_graph()) is not None:
+        pairs.note(place, compiled=True)
+
+
+for _function in (begin_pairs, _traced_layer, _traced_norm):
+    _function._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as in qsim.graph.execute.traced

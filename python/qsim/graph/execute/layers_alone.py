@@ -19,7 +19,7 @@ from torch.compiler import is_dynamo_compiling
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
-from qsim.graph.execute.folded_pairs import FOLDED, Folded, Names, note_run
+from qsim.graph.execute.folded_pairs import FOLDED, Folded, Names, normalizes, note_layer
 from qsim.graph.execute.methods import PLACE, Outside
 from qsim.graph.execute.mode import DEPTH
 from qsim.graph.execute.other_exporters import refuse_exporter
@@ -109,15 +109,11 @@ def pair(model: nn.Module, pairs: Iterable[Pair]) -> None:
 
 
 def _normalized(norm: nn.Module, x: Tensor) -> Tensor:
-    """What stands in the place of a BatchNorm returns what the layer computed with it, and normalizes all else as before."""
+    """What stands in the place of a BatchNorm returns what the layer computed with it, and normalizes, as before, where that did not run."""
     folded: Folded = norm.__dict__[FOLDED]
-    bn = folded.was
-    if _runs_inside():
-        if note_run(folded, -1) >= 0 or bn is None:
-            return x
-        note_run(folded, 1)
-    elif is_dynamo_compiling() or bn is None or folded.has_returned(x):
+    if not normalizes(folded, inside=_runs_inside()):
         return x
+    bn: Any = folded.was
     mean, variance, weight, bias = (
         None if t is None else t.detach().to(x.device, x.dtype) for t in (bn.running_mean, bn.running_var, bn.weight, bn.bias)
     )
@@ -130,9 +126,10 @@ def in_float(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 
 def forward(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    if _runs_inside():
-        if FOLDED in layer.__dict__:
-            note_run(layer.__dict__[FOLDED], 1)
+    is_inside = _runs_inside()
+    if FOLDED in layer.__dict__:
+        note_layer(layer.__dict__[FOLDED], inside=is_inside)
+    if is_inside:
         return type(layer).forward(layer, *args, **kwargs)
     return _by_itself(layer if is_dynamo_compiling() else _called(layer, sys._getframe(1)), args, kwargs)
 
@@ -160,18 +157,12 @@ def _by_itself(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         return in_float(layer, *args, **kwargs)
     switch = place.switch
     if not switch.on:
-        return _returned(layer, in_float(layer, *args, **kwargs))
+        return in_float(layer, *args, **kwargs)
     refuse_exporter(not switch.marks)
     is_traced = is_dynamo_compiling()
     mode: Any = switch.traced_mode(place, layer.training, layer, None, switch) if is_traced else switch.mode(place, layer.training, layer)
     _note(place.token, vars(layer)[LEAF])
-    return _returned(layer, run_alone(mode, layer, *args, **kwargs))
-
-
-def _returned(layer: nn.Module, out: Any) -> Any:
-    if FOLDED in vars(layer) and not is_dynamo_compiling():
-        vars(layer)[FOLDED].note_returned(out)
-    return out
+    return run_alone(mode, layer, *args, **kwargs)
 
 
 def run_alone(mode: TorchFunctionMode, layer: nn.Module, *args: Any, **kwargs: Any) -> Any:

@@ -16,7 +16,6 @@ from torch._ops import HigherOrderOperator
 
 from qsim._library import LEFT_TO_PYTHON
 from qsim.graph.execute.chain_ends import ChainEnds
-from qsim.graph.execute.folded_pairs import note_unpaired
 from qsim.graph.execute.inputs import computes, is_float, with_operands, with_outputs
 from qsim.graph.execute.known import FUNCTION_NAMES, is_quiet, note_function
 from qsim.graph.execute.left_to_readers import LeftToReaders
@@ -133,7 +132,7 @@ class LocalMode(ChainEnds):
         if self.left and self.outer is None:
             self.left.note_returned(out)
         if self.outer is None and self.abroad is not None:
-            note_unpaired(self.place, {folded.names: count for folded, count in self.abroad.unpaired.items()})
+            self.abroad.pairs.note(self.place, compiled=False)
         self.tell()
 
     def tell(self) -> None:

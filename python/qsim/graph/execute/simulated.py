@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import _get_current_function_mode, _get_current_function_mode_stack
 
+from qsim.graph.execute.folded_pairs import PairedInFloat, begin_pairs
 from qsim.graph.execute.inputs import Copy, Refilled
 from qsim.graph.execute.layers_alone import OWN, in_float, is_simulated_alone, link_layers, own_layers
 from qsim.graph.execute.methods import PLACE, methods
@@ -61,8 +62,11 @@ class Simulated(Swapped):
         switch = switch_of(place, outer) if is_traced else place.switch
         if not (is_traced or torch.is_grad_enabled()) and switch.needs_gradients and outer is None:
             return _with_gradients(self, args, kwargs)
+        if is_traced and place.path == "":
+            begin_pairs()
         if not switch.on:
-            return super().forward(*args, **kwargs)
+            with PairedInFloat(self, place) if place.path == "" and not is_traced else contextlib.nullcontext():
+                return super().forward(*args, **kwargs)
         refuse_exporter(not switch.marks)
         copies: list[Copy | Refilled] = []
         if inputs is not None:

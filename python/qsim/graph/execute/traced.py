@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch._ops import HigherOrderOperator
 
 from qsim.graph.execute.chain_ends import ChainEnds
-from qsim.graph.execute.folded_pairs import note_unpaired_in_graph
+from qsim.graph.execute.folded_pairs import note_pairs_in_graph
 from qsim.graph.execute.forms import GONE_THROUGH, Form, drops_nothing, form_of, in_form
 from qsim.graph.execute.inputs import computes, is_float
 from qsim.graph.execute.known import QUIET_NAMES
@@ -354,7 +354,7 @@ def traced_end(token: int, training: bool, counts: tuple[int, ...], is_root: boo
     place, asking = place_of(token), _asking.pop(token, None)
     if is_root:
         note_returned_by_graph()
-        note_unpaired_in_graph(place)
+        note_pairs_in_graph(place)
     missed = place.note_end(training, list(counts), None)
     if missed and asking is not None:
         raise RuntimeError(
