@@ -109,7 +109,7 @@ def pair(model: nn.Module, pairs: Iterable[Pair]) -> None:
 
 
 def _normalized(norm: nn.Module, x: Tensor) -> Tensor:
-    """What stands in the place of a BatchNorm returns what the layer computed with it, and normalizes, as before, where that did not run."""
+    """What stands in the place of a BatchNorm: returns what its layer computed with it, and normalizes where that did not run."""
     folded: Folded = norm.__dict__[FOLDED]
     if not normalizes(folded, inside=_runs_inside()):
         return x

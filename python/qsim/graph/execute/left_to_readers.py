@@ -86,7 +86,7 @@ class LeftToReaders(dict[int, tuple[weakref.ref[Any], Readers, Any, int, int]]):
         return by.quantized(value, key)
 
     def note_changed(self, func: Function, given: Iterable[Any]) -> None:
-        """Note what a call that is not planned, and was given these, changed by the name that has no quantizer: the other does not get that."""
+        """Note what a call that is not planned changed, of what it was given, by the name that has no quantizer."""
         for t in given:
             if not isinstance(t, Tensor) or not (key := self._key(t)):
                 continue

@@ -130,8 +130,7 @@ class Noticing:
         self.switch.notice(text, self.path, "")
 
     def note_changed(self, name: str, line: str) -> None:
-        """Note that what an operation of this name and line changed in place, and quantizers made another tensor of, is changed again by the
-        name from before."""
+        """Note that what an operation of this name and line changed in place, and was quantized then, is changed by its older name."""
         text = f"what {_named(name, line)} changed in place was written into by its older name, where the example inputs did not show it"
         self.switch.notice(f"{text}: what {_named(name, line)} returned does not get that", self.path, "")
 
