@@ -66,10 +66,15 @@ class ChainEnds(TorchFunctionMode):
         return tuple(standing)
 
     def note_passed(self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Note whether a call that no mode meets under Dynamo, and that ends a chain, takes what the chain hands on."""
-        link, abroad = self.place.passed_links[number], self.abroad
-        if link is not None and abroad is not None and not abroad.trusts:
-            (abroad.strayed.discard if self.is_handed_on(link, args, kwargs) else abroad.strayed.add)(link.name)
+        """Note whether a call that no mode meets under Dynamo, and that ends a chain, takes what the chain hands on; one of several chains,
+        if it stands in a loop."""
+        links, abroad = self.place.passed_links[number], self.abroad
+        if abroad is not None and not abroad.trusts:
+            handed = next((link.name for link in links if self.is_handed_on(link, args, kwargs)), None)
+            if handed is None:
+                abroad.strayed.update(link.name for link in links)
+            else:
+                abroad.strayed.discard(handed)
 
     def is_constant(self, key: str, t: Any) -> bool:
         """Whether an operand may be the constant that was calibrated, and no data: another path may put that there."""

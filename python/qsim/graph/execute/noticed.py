@@ -34,7 +34,7 @@ class Noticing:
         """Note what every recorded call of the container reaches. `passed`: the calls that lead nowhere, whose results others quantize."""
         self._expected: Mapping[bool, list[int]] = {training: _always(list(route.nodes), calls) for training, calls in route.calls.items()}
         self._expected_passed = {training: _always(passed, calls) for training, calls in route.calls.items()}
-        self._passed = [(route.unmet[key].name, route.unmet[key].steps[0].line) for key in passed]
+        self._passed = [(route.unmet[key][-1].name, route.unmet[key][-1].steps[0].line) for key in passed]
         self._ends: dict[tuple[bool, tuple[int, ...], int | None], list[str]] = {}  # what calls with these counts missed
 
     def note_strange(self, site: CallSite, name: str, key: int = STRANGE, *, weighted: bool = False) -> None:

@@ -118,7 +118,7 @@ class Place(Noticing):
         elsewhere = {leaf: plan.elsewhere[at] for leaf, at in {**{leaf: leaf for leaf in leaves}, "": path}.items() if at in plan.elsewhere}
         actions = [found.actions for found in elsewhere.values()]
         self.width, start = len(route.nodes), len(route.sites)
-        passed = [key for key, site in route.unmet.items() if site in plan.hidden]
+        passed = [key for key, sites in route.unmet.items() if not plan.hidden.isdisjoint(sites)]
         unmet = {**dict.fromkeys(route.unmet, QUIET), **{key: PASSED - number for number, key in enumerate(passed)}}
         self.keys: dict[CallKey, int] = {**unmet, **{key: number for number, key in enumerate(route.nodes)}}
         self.leaf_keys = {(leaf, found.function): self.width + i for i, (leaf, found) in enumerate(elsewhere.items())}
@@ -136,7 +136,8 @@ class Place(Noticing):
         saving = [saving_node(*each, quantizers, kept) for each in zip(self.actions_of, self._savings, strict=True)]
         plain, with_marks = ([Node(*planned_site(a, make)) for a in self.actions_of] for make in (LiveMaker(quantizers), MarkMaker()))
         kept_between = kept_for_others(route, plan)
-        links, self.passed_links = links_of(route, plan, kept_between), [passed_link(route.unmet[key], plan) for key in passed]
+        links = links_of(route, plan, kept_between)
+        self.passed_links = [[link for site in route.unmet[key] if (link := passed_link(site, plan)) is not None] for key in passed]
         self._ops = [*(site.op for site in route.sites), *(found.function for found in elsewhere.values())]
         halves = [*(half and half.beside(quantizers) for half in map(plan.halves.get, route.sites)), *beyond]
         live: list[WrittenOut | None] = [half or self._gated(at, LiveMaker(quantizers)) for at, half in enumerate(halves)]

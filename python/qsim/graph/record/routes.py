@@ -125,14 +125,15 @@ class Route:
         The site of each node.
     calls : dict of bool to list of Counter
         How often what is a key of `nodes` or `unmet` was called in each recorded call, of eval (False) and of training.
-    unmet : dict of CallKey to Site
-        Calls that were recorded, and lead nowhere: no mode meets them under Dynamo, and eager modes pass them by.
+    unmet : dict of CallKey to list of Site
+        Calls that were recorded, and lead nowhere: no mode meets them under Dynamo, and eager modes pass them by. Those of one place in a
+        call of the container, and what differs between calls of it, in the order of the examples.
     """
 
     nodes: dict[CallKey, list[int | None]] = field(default_factory=dict)
     sites: list[Site] = field(default_factory=list)
     calls: dict[bool, list[Counter[CallKey]]] = field(default_factory=lambda: {False: [], True: []})
-    unmet: dict[CallKey, Site] = field(default_factory=dict)
+    unmet: dict[CallKey, list[Site]] = field(default_factory=dict)
 
     def site(self, step: Step) -> Site | None:
         """The site that a step leads to, None if there is none yet."""
@@ -181,7 +182,8 @@ def build_routes(tape: Tape, is_met: Callable[[Step], bool] = lambda step: step.
             if is_met(step):
                 route.lead(step, site)
             else:
-                route.unmet[step.key] = site
+                found = route.unmet.setdefault(step.key, [])
+                found += [] if site in found else [site]
                 unmet[at] = site
             site.steps.append(step)
             site_of[step] = site
