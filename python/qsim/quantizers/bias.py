@@ -26,12 +26,17 @@ def of_products(input: Quantizer, weight: Quantizer, bias: Tensor) -> Tensor:
     """A bias on the grid of the products of two operands: see `BiasQuantizer`."""
     of_input, of_weight = (input.fixed_scale, weight.fixed_scale) if is_dynamo_compiling() else (None, None)
     if of_input is None or of_weight is None:
-        if not (input.enabled and weight.enabled):
+        if not (_has_grid(input) and _has_grid(weight)):
             return bias
         of_input, of_weight = input.grid_scale.detach(), weight.grid_scale.detach()
     if of_input.device != bias.device:  # the operand was brought here after it was quantized
         of_input = of_input.to(bias.device)
     return ops.fake_quantize_bias(bias, of_input, of_weight)
+
+
+def _has_grid(operand: Quantizer) -> bool:
+    """Whether products of an operand have a grid: one without a range may be passed by, in float, where calls go another way."""
+    return operand.enabled and operand.has_encoding
 
 
 class BiasQuantizer:
@@ -40,7 +45,7 @@ class BiasQuantizer:
     Parameters
     ----------
     input, weight : Quantizer
-        Of the operands that are multiplied: per tensor, and per tensor or output channel. While either is off, the bias is in float.
+        Of the operands that are multiplied: per tensor, and per tensor or output channel. While either is off, or has no range, the bias is in float.
     """
 
     observing = False  # has nothing to observe: its scale is that of others
@@ -51,7 +56,7 @@ class BiasQuantizer:
     @property
     def enabled(self) -> bool:
         """Whether biases are quantized: both operands are."""
-        return self.input.enabled and self.weight.enabled
+        return _has_grid(self.input) and _has_grid(self.weight)
 
     def scale(self, channels: int) -> Tensor:
         """The scale of each element of a bias, float32 of shape ``[channels]``."""

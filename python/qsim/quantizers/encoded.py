@@ -225,6 +225,11 @@ class Encoded(RangeState):
         )
 
     @property
+    def has_encoding(self) -> bool:
+        """Whether there is an encoding, made or loaded."""
+        return self._look_for_encoding()
+
+    @property
     def lacks_encoding(self) -> bool:
         """Whether it needs an encoding to quantize with, and has none yet. A dynamic one takes its scale from each tensor."""
         return not self._dynamic and self.encoding is None

@@ -1,5 +1,7 @@
 """Calls that are made more often than in the examples, and what reads their results behind what no function mode meets."""
 
+import dataclasses
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -134,3 +136,65 @@ def test_what_moves_values_on_is_no_place_for_the_range_of_one_of_its_calls(firs
     with torch.no_grad():
         error = (sim(x.clone()) - expected).square().sum() / expected.square().sum()
     assert float(error) < 1e-6  # 60 dB
+
+
+class Shared(nn.Module):
+    """A block that every turn of a loop goes through, behind another layer and what no mode meets."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers, self.block = nn.ModuleList([nn.Linear(8, 8) for _ in range(3)]), nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = self.block(F.tanh(layer(x)))
+        return x
+
+
+@pytest.mark.filterwarnings("error:QuantSim")
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("hooked", [False, True])
+def test_what_no_mode_meets_may_end_any_chain_of_a_loop(hooked, compiled, fresh_dynamo):
+    if hooked and compiled:
+        pytest.skip("compiled, what a hook makes of a result is something else, and is told")
+    torch.manual_seed(0)
+    sim = qsim.QuantSim(Shared().eval(), WIDE, dataclasses.replace(qsim.int8(), bias=False))
+    if hooked:
+        for layer in sim.model.layers:
+            layer.register_forward_hook(lambda layer, given, out: out.clone())
+    assert not sim.calibrate([WIDE], progress=False).problems
+    grids, (inner, _) = sim.quantizers(), sim.model.block
+    x = grids["input"](WIDE)
+    with torch.no_grad():
+        for at, layer in enumerate(sim.model.layers):
+            made = F.linear(x, grids[f"layers.{at}.weight"](layer.weight), layer.bias)
+            read = grids["block.0.input[0]"](F.tanh(made))
+            x = grids["block.0.output"](F.relu(F.linear(read, grids["block.0.weight"](inner.weight), inner.bias)))
+        run = torch.compile(sim, backend="eager", fullgraph=True) if compiled else sim
+        torch.testing.assert_close(run(WIDE), x, rtol=0, atol=1e-6)
+
+
+class Either(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.other, self.last = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 2)
+
+    def forward(self, x, other=False):
+        return self.last(F.tanh(self.other(x) if other else self.first(x)))
+
+
+@pytest.mark.filterwarnings("ignore:QuantSim")
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_bias_behind_an_operand_that_has_no_range_yet_is_in_float(compiled, fresh_dynamo):
+    torch.manual_seed(0)
+    sim = qsim.QuantSim(Either().eval(), WIDE, qsim.int8())
+    report = sim.calibrate([WIDE], forward=lambda model, x: model(x, True), progress=False)
+    assert "'first.output' has no range" in report.problems[0]
+    grids, model = sim.quantizers(), sim.model
+    run = torch.compile(sim, backend="eager") if compiled else sim
+    with torch.no_grad():
+        hidden = F.tanh(F.linear(grids["input"](WIDE), grids["other.weight"](model.other.weight), model.other.bias))
+        expected = grids["last.output"](F.linear(hidden, grids["last.weight"](model.last.weight), model.last.bias))
+        torch.testing.assert_close(run(WIDE, True), expected)
+        with pytest.raises(qsim.NoEncodingError, match="first.output"):
+            sim(WIDE)

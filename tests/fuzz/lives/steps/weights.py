@@ -128,7 +128,7 @@ def _checkpoint(life: Life, rng: random.Random) -> None:
     if life.changes:
         raise Skip
     state = life.subject.model(rng.randrange(1 << 30)).to(life.dtype).state_dict()
-    life.sim.load_state_dict(state, assign=rng.random() < 0.3)
+    life.sim.load_state_dict(state, assign=rng.random() < 0.3 and not life.subject.shares)  # it takes what is shared apart
 
 
 @step("another state into sim.model")
