@@ -87,6 +87,9 @@ READS = _table("__bool__ __contains__ __index__ __int__ __float__ __array__ item
 # Of these, what code that computes with them outside torch asks.
 LENDS = _table("__array__ __float__ item tolist numpy")
 
+# Of `torch.distributed`: what they write into their first argument is a sum over ranks, and its version counter does not tell.
+SUMS_OF_RANKS = _table("all_reduce all_reduce_coalesced reduce reduce_scatter reduce_scatter_tensor reduce_scatter_single")
+
 MAC = _table(
     """
     conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d linear bilinear matmul rmatmul bmm baddbmm addmm

@@ -41,6 +41,7 @@ from qsim.operations.functions import (
     LENDS,
     RANDOM,
     READS,
+    SUMS_OF_RANKS,
     TRANSPARENT,
     Function,
     adds_nothing,
@@ -120,10 +121,14 @@ class Recorder(TorchFunctionMode):
             versions = {slot: version_of(t) for slot, t in given.items()}
             self.tape.subclasses.update(dict.fromkeys(own_functions(types)))
             out = as_dispatched(func, types)(*args, **kwargs)
-            changed = frozenset(slot for slot, t in given.items() if version_of(t) != versions[slot])
+            sums = name in SUMS_OF_RANKS
+            changed = frozenset(slot for slot, t in given.items() if version_of(t) != versions[slot] or (sums and _is_first(slot)))
             for slot in changed:
                 self.tape.rewrite(given[slot], origins[slot])
             call = Given(given, origins, changed, numbers)
+            if sums:
+                self._sum_of_ranks(made, call)
+                return out
             if name in RANDOM:
                 for t in _results(out):
                     self.tape.mark(t, Origin("random"))
@@ -228,6 +233,13 @@ class Recorder(TorchFunctionMode):
             self.tape.mark(given[slot], Origin("stale", step))
         return step
 
+    def _sum_of_ranks(self, made: _Made, call: Given) -> None:
+        """A collective that sums up: what it wrote is returned to nobody, and quantized where it is read."""
+        step = self._step(made._replace(visible=False), call, None)
+        for slot in call.changed:
+            step.results[0] = call.tensors[slot].shape
+            self.tape.mark_memory(call.tensors[slot], Origin("stale", step))
+
     def _mark_results(self, step: Step, given: dict[Slot, Tensor], out: Any) -> Any:
         if type(out) in (tuple, list):
             return type(out)(self._result(step, t, i, given) for i, t in enumerate(out))
@@ -256,6 +268,11 @@ class Recorder(TorchFunctionMode):
         if step.changed:
             self.tape.note_returned(t, step, output)
         return t
+
+
+def _is_first(slot: Slot) -> bool:
+    """Whether an operand is what a collective writes into: its first, whatever it is called, or one of a list that is."""
+    return (slot[0] if isinstance(slot, tuple) else slot) in (0, "tensor", "tensors", "output", "output_list")
 
 
 def _is_differentiated(slot: Slot) -> bool:

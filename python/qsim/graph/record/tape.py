@@ -295,6 +295,12 @@ class Tape:
             known = self._known_of(memory) | frozenset(origins)
             self._by_memory[memory] = StorageWeakRef(unwrapped(t).untyped_storage()), known  # type: ignore[no-untyped-call]
 
+    def mark_memory(self, t: Tensor, *origins: Origin) -> None:
+        """Mark all that lies in the memory of `t`."""
+        found = [mark.tensor() for mark in [*self._origins.values()] if mark.memory == memory_of(t)]
+        for each in (t, *(other for other in found if other is not None and other is not t)):
+            self.mark(each, *origins)
+
     def identity(self, t: Tensor) -> tuple[int, int] | None:
         """The same for `t` until something writes into it, and for no other tensor; None for a constant."""
         mark = self._origins.get(id(t))
