@@ -45,7 +45,8 @@ class BiasQuantizer:
     Parameters
     ----------
     input, weight : Quantizer
-        Of the operands that are multiplied: per tensor, and per tensor or output channel. While either is off, or lacks a range, biases are in float.
+        Of the operands that are multiplied: per tensor, and per tensor or output channel. While either is off, or has no range, the bias is
+        in float.
     """
 
     observing = False  # has nothing to observe: its scale is that of others

@@ -226,7 +226,17 @@ class Encoded(RangeState):
 
     @property
     def has_encoding(self) -> bool:
-        """Whether there is an encoding, made or loaded."""
+        """Whether there is an encoding, chosen, set or loaded.
+
+        Examples
+        --------
+        >>> quantizer = qsim.Quantizer(TensorSpec(bits=8, method="minmax"))
+        >>> quantizer.has_encoding
+        False
+        >>> _ = quantizer.compute_encoding_from(torch.tensor([-1.0, 2.0]))
+        >>> quantizer.has_encoding
+        True
+        """
         return self._look_for_encoding()
 
     @property
