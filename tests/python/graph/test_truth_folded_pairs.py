@@ -209,6 +209,25 @@ def test_another_module_in_the_place_of_the_layer_is_said(compiled):
         sim(X)
 
 
+class UnderModes(Network):
+    """The norm runs under a mode of the model's own."""
+
+    def forward(self, x):
+        x = self.layer(x)
+        with torch.device("cpu"):
+            return self.last(self.norm(x).relu())
+
+
+@pytest.mark.filterwarnings("error:QuantSim.*is folded into")
+@pytest.mark.parametrize("in_float", [False, True])
+def test_modes_of_the_model_s_own_hide_no_call(in_float):
+    model = UnderModes().eval()
+    sim = qsim.QuantSim(model, X, qsim.int16())
+    sim.calibrate([X], progress=False)
+    with sim.in_float() if in_float else contextlib.nullcontext():
+        torch.testing.assert_close(sim(X), model(X), rtol=1e-3, atol=1e-3)
+
+
 def test_a_layer_without_its_norm_is_said_in_float():
     sim = simulation()
     with sim.in_float(), pytest.warns(UserWarning, match=TOLD):

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.compiler import is_dynamo_compiling
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.overrides import _get_current_function_mode
+from torch.overrides import _get_current_function_mode, _get_current_function_mode_stack
 
 from qsim.graph.execute.place import Place
 from qsim.graph.record.asker import variable_of_asker
@@ -163,7 +163,12 @@ def _computes_again() -> bool:
 
 
 def _pairs_now() -> Pairs | None:
-    abroad = getattr(_get_current_function_mode(), "abroad", None)  # type: ignore[no-untyped-call]
+    if (mode := _get_current_function_mode()) is None:  # type: ignore[no-untyped-call]
+        return _in_float.pairs
+    abroad = getattr(mode, "abroad", None)
+    if abroad is None:  # a forward may enter modes of its own
+        modes = reversed(_get_current_function_mode_stack())  # type: ignore[no-untyped-call]
+        abroad = next((found for mode in modes if (found := getattr(mode, "abroad", None)) is not None), None)
     return _in_float.pairs if abroad is None else abroad.pairs
 
 
