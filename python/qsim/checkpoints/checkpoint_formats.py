@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -95,16 +95,18 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     state = read_tensors(path)
     weights, activations = _MODULES[method].read(state, quantization, FilePlace(str(path)))
     cache, scales = kv_scales.read(state, quantization.get("kv_cache_scheme"), FilePlace(str(path)))
-    _check_rest(state, FilePlace(str(path)))
+    _check_rest(state, weights, FilePlace(str(path)))
     second = method == gptq.FORMAT and quantization.get("checkpoint_format") == gptq.SECOND
     specs = {name: activation.spec for name, activation in activations.items()}
     encodings = {name: activation.encoding for name, activation in activations.items() if activation.encoding is not None}
     return Checkpoint(weights, state, gptq.SECOND if second else method, config, specs, {**encodings, **scales}, cache)
 
 
-def _check_rest(state: Mapping[str, Tensor], place: FilePlace) -> None:
+def _check_rest(state: Mapping[str, Tensor], weights: Collection[str], place: FilePlace) -> None:
     """What no layer took must not pass for a weight in float."""
     for name, t in state.items():
+        if name in weights:
+            raise place.at(name).error("is there quantized and in float; expected one of both: take out the other")
         if t.itemsize == 1 if t.is_floating_point() else name.endswith(".weight"):
             raise place.at(name).error(f"is {str(t.dtype).removeprefix('torch.')}, and no layer that quantization_config describes has it")
         if name.endswith(_PARTS):
@@ -124,7 +126,8 @@ def save_checkpoint(
     ----------
     checkpoint : Checkpoint
     folder : path-like
-        Made if it is not there; weights and config of before are replaced. Tokenizers are yours to copy. Of "gguf" the file, "model.gguf".
+        Made if it is not there; weights and config of before are replaced, safetensors of other names an error. Tokenizers are yours to
+        copy. Of "gguf" the file, "model.gguf".
     format : str
         "compressed-tensors", "fp8" (tiles or one scale a weight, one way for all), "gptq", "gptq_v2", "awq", or "gguf": symmetric grids
         as Q4_0, Q8_0, Q4_K and Q6_K, all else in float, under the names that the checkpoint has. llama.cpp runs files with names, rows in

@@ -13,11 +13,11 @@ from typing import Any
 from torch import Tensor
 
 from qsim.atomic import write_atomically
-from qsim.checkpoints.folder import INDEX, safetensors_library
+from qsim.checkpoints.folder import INDEX, ONE, safetensors_library
+from qsim.errors import FileFormatError
 
 SHARD_BYTES = 2 << 30
 _SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
-_ONE = "model.safetensors"
 
 
 class FolderWriter:
@@ -26,7 +26,7 @@ class FolderWriter:
     Parameters
     ----------
     folder : Path
-        Made if it is not there. Weights of before are removed from it.
+        Made if it is not there. Weights of before are removed from it; other safetensors, which would be read beside them, are an error.
     shard_bytes : int
         Tensors of so many bytes are one file: ``model.safetensors`` if one holds all, else as Hugging Face numbers them, with an index.
     """
@@ -40,6 +40,12 @@ class FolderWriter:
         self._made = not folder.exists()
 
     def __enter__(self) -> FolderWriter:
+        beside = [] if self._made else sorted(path.name for path in self._folder.glob("*.safetensors") if not _is_replaced(path))
+        if beside:
+            raise FileFormatError(
+                f"qsim: '{self._folder}' has {', '.join(map(repr, beside))}, which readers would take for parts of what is written; "
+                "expected a folder without other safetensors: move them, or write to another folder. Nothing is written"
+            )
         self._folder.mkdir(parents=True, exist_ok=True)
         return self
 
@@ -68,9 +74,9 @@ class FolderWriter:
     def finish(self, config: Mapping[str, Any]) -> None:
         """Name what was written, and write ``config.json`` beside it."""
         self._flush()
-        before = [path for path in self._folder.iterdir() if path.name in (_ONE, INDEX) or _SHARD.fullmatch(path.name)]
+        before = [path for path in self._folder.iterdir() if path.name == INDEX or _is_replaced(path)]
         count = len(self._shards)
-        names = [_ONE] if count == 1 else [f"model-{i:05}-of-{count:05}.safetensors" for i in range(1, count + 1)]
+        names = [ONE] if count == 1 else [f"model-{i:05}-of-{count:05}.safetensors" for i in range(1, count + 1)]
         shards, self._shards = self._shards, []
         for (path, _), name in zip(shards, names, strict=True):
             path.replace(self._folder / name)
@@ -82,3 +88,8 @@ class FolderWriter:
             if path.name not in (*names, *([INDEX] if count > 1 else [])):
                 path.unlink()
         write_atomically(self._folder / "config.json", json.dumps(config, indent=2).encode())
+
+
+def _is_replaced(path: Path) -> bool:
+    """Whether a file holds weights under a name that is written here."""
+    return path.name == ONE or _SHARD.fullmatch(path.name) is not None

@@ -256,7 +256,8 @@ class Export(Simulation):
         Parameters
         ----------
         folder : path-like
-            Made if it is not there. ``model.safetensors`` and ``config.json`` in it are replaced; tokenizers are not written.
+            Made if it is not there. ``model.safetensors`` (or its shards) and ``config.json`` in it are replaced; other safetensors, which
+            would be read beside them, are an error. Tokenizers are not written.
         format : str
             "compressed-tensors" (pack-quantized, 4 and 8 bits; int-quantized, float-quantized and naive-quantized, 8 bits; several of
             these too), "fp8" (float8 in tiles, as of `fp8_block`, or with one scale a weight: what DeepSeek and Qwen3 are published in),
