@@ -229,8 +229,8 @@ class Export(Simulation):
 
         Raises
         ------
-        NoEncodingError, ValueError
-            As `bake`.
+        NoEncodingError, ValueError, RuntimeError
+            As `bake`, whose comparison on the example inputs is made here too.
 
         Examples
         --------
@@ -270,6 +270,8 @@ class Export(Simulation):
             A weight has no encoding yet.
         ValueError
             The format cannot hold the simulation: the message lists every weight, why, and what to change. Nothing is written.
+        RuntimeError
+            As `bake`: a weight is read in float at another place.
 
         Notes
         -----
