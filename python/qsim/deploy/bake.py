@@ -83,6 +83,11 @@ def integer_state_dict(sim: Simulation) -> dict[str, Tensor]:
 def entries(sim: Simulation, caller: str) -> Iterator[tuple[str, Tensor, BakedWeight | None]]:
     """The state of the model, each entry with what it is quantized by, if it is. Raises where the model computes with other numbers too."""
     weights = _weights(sim, caller)
+    if infinite := [weight.name for weight in weights if not bool(weight.parameter.isfinite().all())]:
+        raise ValueError(
+            f"QuantSim.{caller}: {', '.join(map(repr, infinite))} have NaN or Inf in them, which no grid has: a file would have finite "
+            "numbers in their place. qsim.doctor tells where they come from; or leave such weights in float: sim.disable('<module>.weight')"
+        )
     _check(sim, weights, caller)
     own = {id(weight.parameter): weight for weight in weights}
     for name, t in sim.model.state_dict(keep_vars=True).items():

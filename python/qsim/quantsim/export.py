@@ -230,7 +230,7 @@ class Export(Simulation):
         Raises
         ------
         NoEncodingError, ValueError, RuntimeError
-            As `bake`, whose comparison on the example inputs is made here too.
+            As `bake`, whose comparison on the example inputs is made here too; or a weight that is quantized has NaN or Inf in it.
 
         Examples
         --------
@@ -269,7 +269,8 @@ class Export(Simulation):
         NoEncodingError
             A weight has no encoding yet.
         ValueError
-            The format cannot hold the simulation: the message lists every weight, why, and what to change. Nothing is written.
+            The format cannot hold the simulation, or a weight that is quantized has NaN or Inf in it: the message lists every weight, why,
+            and what to change. Nothing is written.
         RuntimeError
             As `bake`: a weight is read in float at another place.
 

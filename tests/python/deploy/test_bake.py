@@ -179,6 +179,19 @@ def test_a_weight_that_is_read_in_float_too_is_refused(make, caller, tmp_path):
     sim.bake()
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+@pytest.mark.parametrize("config", [FOUR, qsim.Config(qsim.fp8().weight, None)])
+@pytest.mark.parametrize("caller", ["integer_state_dict", "save_compressed"])
+def test_what_no_grid_has_is_not_stored(caller, config, value, tmp_path):
+    pytest.importorskip("safetensors")
+    sim = calibrated(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)), torch.randn(2, 8), config)
+    with torch.no_grad():
+        sim.model[0].weight[3, 5] = value
+    with pytest.raises(ValueError, match=rf"QuantSim\.{caller}: '0\.weight' have NaN or Inf"):
+        getattr(sim, caller)(*([tmp_path / "new"] if caller == "save_compressed" else []))
+    assert not any(tmp_path.iterdir())
+
+
 @dataclasses.dataclass
 class Result:
     logits: torch.Tensor
