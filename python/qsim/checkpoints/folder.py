@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,22 @@ def config_names(found: Mapping[str, Any], key: str, place: FilePlace) -> list[s
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise place.wanted(key, names, "a list of names")
     return names
+
+
+def said_once(found: Mapping[str, Any], keys: Sequence[str], place: FilePlace) -> Any:
+    """What a configuration says under one of several names of the same thing, in small letters; None where it says nothing.
+
+    Raises
+    ------
+    FileFormatError
+        It says different things.
+    """
+    said = {key: value.lower() if isinstance(value := found[key], str) else value for key in keys if found.get(key) is not None}
+    first = next(iter(said.values()), None)
+    if any(value != first for value in said.values()):
+        told = " and ".join(f"{key} {value!r}" for key, value in said.items())
+        raise place.error(f"quantization_config has {told}, which are two names of one thing; expected one value")
+    return first
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:

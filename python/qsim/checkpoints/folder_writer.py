@@ -34,6 +34,7 @@ class FolderWriter:
     def __init__(self, folder: Path, shard_bytes: int = SHARD_BYTES) -> None:
         self._folder, self._most, self._own = folder, shard_bytes, f".{secrets.token_hex(8)}.tmp"
         self._held: dict[str, Tensor] = {}
+        self._memories: set[int] = set()  # of what is held
         self._shards: list[tuple[Path, list[str]]] = []
         self._total = 0
         self._library = safetensors_library()
@@ -59,7 +60,12 @@ class FolderWriter:
         """A tensor of the checkpoint."""
         if self._held and sum(held.nbytes for held in self._held.values()) + t.nbytes > self._most:
             self._flush()
-        self._held[name] = t.detach().cpu().contiguous()
+        t = t.detach().cpu().contiguous()
+        storage = t.untyped_storage()
+        if storage.nbytes() != t.nbytes or storage.data_ptr() in self._memories:
+            t = t.clone()  # the library takes each memory once, and whole
+        self._memories.add(t.untyped_storage().data_ptr())
+        self._held[name] = t
         self._total += t.nbytes
 
     def _flush(self) -> None:
@@ -69,7 +75,7 @@ class FolderWriter:
         mode = path.stat().st_mode  # as any file of the user's; the library makes one that nobody else may read
         self._library.torch.save_file(self._held, path, metadata={"format": "pt"})
         path.chmod(mode)
-        self._held = {}
+        self._held, self._memories = {}, set()
 
     def finish(self, config: Mapping[str, Any]) -> None:
         """Name what was written, and write ``config.json`` beside it."""

@@ -85,8 +85,8 @@ def entries(sim: Simulation, caller: str) -> Iterator[tuple[str, Tensor, BakedWe
     weights = _weights(sim, caller)
     if infinite := [weight.name for weight in weights if not bool(weight.parameter.isfinite().all())]:
         raise ValueError(
-            f"QuantSim.{caller}: {', '.join(map(repr, infinite))} have NaN or Inf in them, which no grid has: a file would have finite "
-            "numbers in their place. qsim.doctor tells where they come from; or leave such weights in float: sim.disable('<module>.weight')"
+            f"QuantSim.{caller}: NaN or Inf in {', '.join(map(repr, infinite))}; expected finite numbers, as all that a grid has: others would "
+            "be stored. qsim.doctor says where they come from; or leave such weights in float: sim.disable('<module>.weight')"
         )
     _check(sim, weights, caller)
     own = {id(weight.parameter): weight for weight in weights}
@@ -179,7 +179,7 @@ def _in_plain(sim: Simulation, weights: list[BakedWeight]) -> Iterator[None]:
 
 
 class _OnGrids(TorchFunctionMode):
-    """Functions that are given one of these parameters get it on its grid. One at a time is held."""
+    """Functions that are given one of these weights get it on its grid. One at a time is held."""
 
     def __init__(self, weights: list[BakedWeight]) -> None:
         super().__init__()
@@ -187,16 +187,16 @@ class _OnGrids(TorchFunctionMode):
         self._held: tuple[int, Tensor] | None = None
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        args, kwargs = tree_map_only(nn.Parameter, self._on_grid, (args, kwargs or {}))
+        args, kwargs = tree_map_only(Tensor, self._on_grid, (args, kwargs or {}))
         return func(*args, **kwargs)
 
-    def _on_grid(self, parameter: nn.Parameter) -> Tensor:
-        weight = self._weights.get(id(parameter))
+    def _on_grid(self, t: Tensor) -> Tensor:
+        weight = self._weights.get(id(t))
         if weight is None:
-            return parameter
-        if self._held is None or self._held[0] != id(parameter):
+            return t
+        if self._held is None or self._held[0] != id(t):
             self._held = None
-            self._held = id(parameter), weight.quantizer.quantize(parameter.detach())
+            self._held = id(t), weight.quantizer.quantize(t.detach())
         return self._held[1]
 
 

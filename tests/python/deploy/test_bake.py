@@ -157,6 +157,21 @@ class TwiceRead(nn.Module):
         return self.fc(x) + self.fc.weight.sum(1)
 
 
+class Table(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.randn(8, 8))
+
+    def forward(self, x):
+        return torch.relu(x @ self.table) @ self.table
+
+
+def test_a_buffer_is_a_weight_too():
+    torch.manual_seed(0)
+    sim = calibrated(Table(), torch.randn(2, 8), FOUR)
+    assert sim.integer_state_dict()["table"].dtype is torch.int8
+
+
 class Tied(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -187,7 +202,7 @@ def test_what_no_grid_has_is_not_stored(caller, config, value, tmp_path):
     sim = calibrated(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)), torch.randn(2, 8), config)
     with torch.no_grad():
         sim.model[0].weight[3, 5] = value
-    with pytest.raises(ValueError, match=rf"QuantSim\.{caller}: '0\.weight' have NaN or Inf"):
+    with pytest.raises(ValueError, match=rf"QuantSim\.{caller}: NaN or Inf in '0\.weight'"):
         getattr(sim, caller)(*([tmp_path / "new"] if caller == "save_compressed" else []))
     assert not any(tmp_path.iterdir())
 
