@@ -85,8 +85,8 @@ def entries(sim: Simulation, caller: str) -> Iterator[tuple[str, Tensor, BakedWe
     weights = _weights(sim, caller)
     if infinite := [weight.name for weight in weights if not bool(weight.parameter.isfinite().all())]:
         raise ValueError(
-            f"QuantSim.{caller}: NaN or Inf in {', '.join(map(repr, infinite))}; expected finite numbers, as all that a grid has: others would "
-            "be stored. qsim.doctor says where they come from; or leave such weights in float: sim.disable('<module>.weight')"
+            f"QuantSim.{caller}: NaN or Inf in {', '.join(map(repr, infinite))}; expected finite numbers, as a grid has them: others "
+            "would be stored. qsim.doctor says where they come from; or leave such weights in float: sim.disable('<module>.weight')"
         )
     _check(sim, weights, caller)
     own = {id(weight.parameter): weight for weight in weights}
