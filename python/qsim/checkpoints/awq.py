@@ -14,13 +14,14 @@ from torch import Tensor
 
 from qsim.checkpoints.activation import NO_ACTIVATIONS, Activation
 from qsim.checkpoints.bit_stream import pack, unpack
-from qsim.checkpoints.folder import SCALE_TYPES, Parts
+from qsim.checkpoints.folder import SCALE_TYPES, Parts, said_once
 from qsim.checkpoints.gptq import differing as differing
-from qsim.checkpoints.gptq import half_problem, kind_problem, raise_to_unsigned
-from qsim.checkpoints.packed_weight import PackedWeight, Scheme
+from qsim.checkpoints.gptq import half_problem, is_head, kind_problem, raise_to_unsigned
+from qsim.checkpoints.packed_weight import PackedWeight, Scheme, left_in_float
 from qsim.files.file_place import FilePlace
+from qsim.warning import warn
 
-FORMAT = "awq"
+FORMAT, _VERSION = "awq", "gemm"
 _BITS, _EACH = 4, 8
 _ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
 _BACK = [_ORDER.index(i) for i in range(_EACH)]
@@ -30,13 +31,13 @@ def read(
     state: dict[str, Tensor], quantization: Mapping[str, Any], place: FilePlace
 ) -> tuple[dict[str, PackedWeight], dict[str, Activation]]:
     """The packed weights of `state`, which are taken out of it, and what they are multiplied with: floats."""
-    version, bits = quantization.get("version", "gemm"), quantization.get("bits", quantization.get("w_bit"))
-    if not isinstance(version, str) or version.lower() != "gemm":
+    version, bits = said_once(quantization, ("format", "version"), place), said_once(quantization, ("bits", "w_bit"), place)
+    if version not in (None, _VERSION):
         raise place.wanted("version of quantization_config", version, "'gemm', the layout of nearly all checkpoints")
     if bits != _BITS:
         raise place.wanted("bits of quantization_config", bits, "4")
     modules = [name.removesuffix(".qweight") for name in state if name.endswith(".qweight")]
-    whole_rows = quantization.get("group_size", quantization.get("q_group_size")) == -1
+    whole_rows = said_once(quantization, ("group_size", "q_group_size"), place) == -1
     return {f"{module}.weight": _weight(Parts(state, module, place), whole_rows) for module in modules}, {}
 
 
@@ -69,10 +70,36 @@ def packed(weight: PackedWeight, activation: Activation | None, format: str) -> 
 
 
 def quantization(schemes: Mapping[str, Scheme], format: str, linear: Sequence[str] | None = None) -> dict[str, Any]:
-    """What ``quantization_config`` says of packed modules, which have one group size."""
-    found = next(iter(schemes.values()))
+    """What ``quantization_config`` says of packed modules, which have one group size. `linear` names all linear layers."""
+    found, left_out = next(iter(schemes.values())), left_in_float(linear, schemes)
     size = -1 if found.block_size is None else found.block_size
-    return {"quant_method": FORMAT, "bits": _BITS, "group_size": size, "zero_point": True, "version": "gemm"}
+    return {
+        "quant_method": FORMAT,
+        "bits": _BITS,
+        "group_size": size,
+        "zero_point": True,
+        "version": _VERSION,
+        **({"modules_to_not_convert": left_out} if left_out else {}),
+        **({"lm_head": True} if any(map(is_head, schemes)) else {}),
+    }
+
+
+def warn_of_readers(schemes: Mapping[str, Scheme], linear: Sequence[str] | None) -> None:
+    """Say what readers make of the files otherwise than they are."""
+    heads = [module for module in schemes if is_head(module)]
+    if heads:
+        warn(
+            f"qsim: {heads[0]!r} is written packed. AutoAWQ and transformers leave heads in float, whatever the file says, and would have "
+            "random numbers there; vLLM reads it where it runs Marlin. position='last' in float, or another format, all read"
+        )
+    left_out = left_in_float(linear, schemes)
+    mistaken = [(name, module) for name in left_out for module in schemes if name in module]
+    if mistaken:
+        name, module = mistaken[0]
+        warn(
+            f"qsim: {name!r} is written in float and {module!r} packed. AutoAWQ and vLLM leave all layers in float whose names have "
+            f"{name!r} in them ({len(mistaken)} such pairs); give layers other names, or quantize both"
+        )
 
 
 def problem(weight: PackedWeight, activation: Activation | None, format: str) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ _MODULES: dict[str, Any] = {
     awq.FORMAT: awq,
 }
 CHECKPOINT_FORMATS = (*_MODULES, gguf.FORMAT)
+_NAMELESS = "is by its name the weight of no module, under which files have its parts: put a layer that is the model into nn.Sequential"
 _PARTS = (".weight_packed", ".weight_scale", ".weight_scale_inv", ".qweight", ".qzeros", ".input_scale", ".activation_scale")
 
 
@@ -95,16 +96,18 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     state = read_tensors(path)
     weights, activations = _MODULES[method].read(state, quantization, FilePlace(str(path)))
     cache, scales = kv_scales.read(state, quantization.get("kv_cache_scheme"), FilePlace(str(path)))
-    _check_rest(state, FilePlace(str(path)))
-    second = method == gptq.FORMAT and quantization.get("checkpoint_format") == gptq.SECOND
+    _check_rest(state, weights, FilePlace(str(path)))
+    format = gptq.layout_of(quantization, place) if method == gptq.FORMAT else method
     specs = {name: activation.spec for name, activation in activations.items()}
     encodings = {name: activation.encoding for name, activation in activations.items() if activation.encoding is not None}
-    return Checkpoint(weights, state, gptq.SECOND if second else method, config, specs, {**encodings, **scales}, cache)
+    return Checkpoint(weights, state, format, config, specs, {**encodings, **scales}, cache)
 
 
-def _check_rest(state: Mapping[str, Tensor], place: FilePlace) -> None:
+def _check_rest(state: Mapping[str, Tensor], weights: Collection[str], place: FilePlace) -> None:
     """What no layer took must not pass for a weight in float."""
     for name, t in state.items():
+        if name in weights:
+            raise place.at(name).error("is there quantized and in float; expected one of both: take out the other")
         if t.itemsize == 1 if t.is_floating_point() else name.endswith(".weight"):
             raise place.at(name).error(f"is {str(t.dtype).removeprefix('torch.')}, and no layer that quantization_config describes has it")
         if name.endswith(_PARTS):
@@ -124,14 +127,15 @@ def save_checkpoint(
     ----------
     checkpoint : Checkpoint
     folder : path-like
-        Made if it is not there; weights and config of before are replaced. Tokenizers are yours to copy. Of "gguf" the file, "model.gguf".
+        Made if it is not there; weights and config of before are replaced, safetensors of other names an error. Tokenizers are yours to
+        copy. Of "gguf" the file, "model.gguf".
     format : str
         "compressed-tensors", "fp8" (tiles or one scale a weight, one way for all), "gptq", "gptq_v2", "awq", or "gguf": symmetric grids
         as Q4_0, Q8_0, Q4_K and Q6_K, all else in float, under the names that the checkpoint has. llama.cpp runs files with names, rows in
         the order, and metadata of its own.
     linear : sequence of str, optional
-        All linear layers of the model. compressed-tensors then names those that are in float and not those that are packed. "fp8" names
-        those in float; without this, all matrices that are.
+        All linear layers of the model. compressed-tensors then names those that are in float and not those that are packed. The others
+        name those in float; without this, all matrices that are.
 
     Raises
     ------
@@ -190,7 +194,7 @@ def write_packed(
                 matrices += [owner] if owner != name and entry.dim() == 2 else []
                 continue
             activation = activations.get(name)
-            if problem := module.problem(entry, activation, format):
+            if problem := _NAMELESS if owner == name else module.problem(entry, activation, format):
                 problems[name] = problem
                 continue
             schemes[owner] = with_activation(entry.scheme, activation)
@@ -200,8 +204,8 @@ def write_packed(
                     writer.add(f"{owner}.{part}", t)
         problems |= {f"{name}.weight": problem for name, problem in module.differing(schemes, format).items()}
         _check(problems, folder, format)
-        if module is fp8 and linear is None:
-            linear = matrices  # its readers take all linear layers for quantized that it does not name
+        if module is not compressed_tensors and linear is None:
+            linear = matrices  # readers take all linear layers for quantized that a config does not name
         said = module.quantization(schemes, format, linear)
         if cache is not None:
             said["kv_cache_scheme"] = kv_scales.described(cache[0])
@@ -210,14 +214,21 @@ def write_packed(
         writer.finish({**model_config, "quantization_config": said})
     if module is compressed_tensors:
         compressed_tensors.warn_of_readers(schemes)
+    if module is awq:
+        awq.warn_of_readers(schemes, linear)
 
 
 def first_names(tensors: Mapping[str, Tensor]) -> set[str]:
-    """The names of all but those that share their memory with one before: safetensors wants each memory once."""
+    """The names of all but those that are one tensor with one before: a file has it once."""
     firsts: dict[object, str] = {}
     for name, t in tensors.items():
-        firsts.setdefault(t.data_ptr() if t.numel() else name, name)
+        firsts.setdefault(place_of(t) if t.numel() else name, name)
     return set(firsts.values())
+
+
+def place_of(t: Tensor) -> object:
+    """Where a tensor lies, the same for those that are one: parts of it, and other views, are others."""
+    return t.device, t.data_ptr(), t.dtype, t.shape, t.stride()
 
 
 def _cache_problems(cache: KVCache, format: str) -> dict[str, str]:

@@ -13,7 +13,7 @@ from qsim.checkpoints import eight_bits, pack_quantized
 from qsim.checkpoints.activation import Activation, missing_scale
 from qsim.checkpoints.config_groups import Group, by_pattern, choose, is_expert, matches, read_groups, read_names
 from qsim.checkpoints.folder import Parts
-from qsim.checkpoints.packed_weight import PackedWeight, Scheme
+from qsim.checkpoints.packed_weight import PackedWeight, Scheme, left_in_float
 from qsim.files.file_place import FilePlace
 from qsim.warning import warn
 
@@ -112,7 +112,7 @@ def quantization(schemes: Mapping[str, Scheme], format: str, linear: Sequence[st
     for module, scheme in schemes.items():
         groups[scheme].append(module)
     by_type = len(groups) == 1 and linear is not None
-    left_out = [path for path in linear or () if path not in schemes] if schemes else []
+    left_out = left_in_float(linear, schemes) if schemes else []
     targets = [["Linear"]] if by_type else [*groups.values()] if linear is None else by_pattern(groups.values(), left_out)
     described = [(names, *_described(scheme)) for names, scheme in zip(targets, groups, strict=True)]
     layouts = list(dict.fromkeys(layout for _, layout, _ in described)) or [_NONE]

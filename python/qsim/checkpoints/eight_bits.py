@@ -153,6 +153,8 @@ def _activation(parts: Parts, groups: Sequence[Group]) -> Activation | None:
     symmetric = stored is None or not bool(stored.float().any())
     parts.check("the number of input zero points", 1 if stored is None else stored.numel(), 1)
     fitting = sorted({bool(_said(said, "symmetric")) for said in static if symmetric or not _said(said, "symmetric")})
+    if fitting == [False] and stored is None:
+        raise parts.place.error("has no input_zero_point, and config_groups says symmetric false: is the checkpoint complete?")
     if not fitting:
         what = "is there" if not static else "is not 0, though activations are symmetric"
         raise parts.place.error(f"{'input_scale' if symmetric else 'input_zero_point'} {what}; expected what config_groups says")

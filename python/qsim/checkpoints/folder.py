@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from qsim.errors import FileFormatError
 from qsim.files.file_place import FilePlace
 from qsim.files.json_text import parse
 
-INDEX = "model.safetensors.index.json"
+ONE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _MAX_JSON = 1 << 26
 _MAX_SIZE = (1 << 31) - 1
 
@@ -59,26 +60,70 @@ def config_names(found: Mapping[str, Any], key: str, place: FilePlace) -> list[s
     return names
 
 
+def said_once(found: Mapping[str, Any], keys: Sequence[str], place: FilePlace) -> Any:
+    """What a configuration says under one of several names of the same thing, in small letters; None where it says nothing.
+
+    Raises
+    ------
+    FileFormatError
+        It says different things.
+    """
+    said = {key: value.lower() if isinstance(value := found[key], str) else value for key in keys if found.get(key) is not None}
+    first = next(iter(said.values()), None)
+    if any(value != first for value in said.values()):
+        told = " and ".join(f"{key} {value!r}" for key, value in said.items())
+        raise place.error(f"quantization_config has {told}, which are two names of one thing; expected one value")
+    return first
+
+
 def read_tensors(folder: Path) -> dict[str, Tensor]:
-    """All tensors of a folder, on the CPU."""
+    """All tensors of a folder, on the CPU, each from the one file that has it."""
+    named = _named(folder)
     state: dict[str, Tensor] = {}
-    for name in _shards(folder):
-        state.update(_read_file(folder / name))
+    files: dict[str, str] = {}
+    for file in _files(folder, named):
+        for name, t in _read_file(folder / file).items():
+            if name in state:
+                raise _of_two(folder, f"{name!r} is in {files[name]!r} and in {file!r}")
+            state[name], files[name] = t, file
+    if named is not None:
+        _check_index(folder, named, files)
     return state
 
 
-def _shards(folder: Path) -> list[str]:
+def _files(folder: Path, named: Mapping[str, str] | None) -> list[str]:
+    if named is not None:
+        return sorted({*named.values()})
+    return sorted(path.name for path in folder.glob("*.safetensors")) or [ONE]
+
+
+def _named(folder: Path) -> dict[str, str] | None:
+    """The file of each tensor, as the index has it; None where there is no index."""
     index = read_config(folder, INDEX)
     place = FilePlace(str(folder / INDEX))
     if index is None:
-        return sorted(path.name for path in folder.glob("*.safetensors")) or ["model.safetensors"]
+        return None
     names = index.get("weight_map")
     if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
         raise place.wanted("weight_map", names, "an object of file names")
     for name in names.values():
         if Path(name).name != name or not name.endswith(".safetensors"):
             raise place.wanted("a shard", name, "the name of a .safetensors file in the same folder")
-    return sorted(set(names.values()))
+    return names
+
+
+def _check_index(folder: Path, named: Mapping[str, str], files: Mapping[str, str]) -> None:
+    """Raise unless each tensor is where the index has it, and nothing else is read in its place."""
+    for name, file in named.items():
+        if files.get(name) != file:
+            found = f"in {files[name]!r}" if name in files else "in no file"
+            raise FilePlace(str(folder / INDEX)).error(f"has {name!r} in {file!r}, and it is {found}: is the checkpoint complete?")
+    if (folder / ONE).is_file() and ONE not in named.values():
+        raise _of_two(folder, f"{ONE!r} lies beside {INDEX!r}, which does not name it")
+
+
+def _of_two(folder: Path, found: str) -> FileFormatError:
+    return FilePlace(str(folder)).error(f"{found}, and readers differ on which counts; expected one checkpoint: take out what is not of it")
 
 
 def _read_file(path: Path) -> dict[str, Tensor]:

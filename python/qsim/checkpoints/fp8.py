@@ -32,7 +32,7 @@ from qsim.checkpoints.activation import (
     weight_scale,
 )
 from qsim.checkpoints.folder import SCALE_TYPES, Parts, config_names, is_size
-from qsim.checkpoints.packed_weight import PackedWeight, Scheme
+from qsim.checkpoints.packed_weight import PackedWeight, Scheme, left_in_float
 from qsim.files.file_place import FilePlace
 from qsim.numbers.blocks import ranges_shape
 from qsim.numbers.float_format import are_powers_of_two
@@ -159,7 +159,7 @@ def quantization(schemes: Mapping[str, Scheme], format: str, linear: Sequence[st
     scheme = next(iter(schemes.values()))
     assert scheme.activation is not None
     said: dict[str, Any] = {"quant_method": FORMAT, "activation_scheme": "dynamic" if scheme.activation.is_dynamic else "static"}
-    left_out = [path for path in linear or () if path not in schemes]
+    left_out = left_in_float(linear, schemes)
     if not isinstance(scheme.block_size, tuple):
         return {**said, "ignored_layers": left_out}
     said |= {"fmt": "e4m3", "weight_block_size": list(scheme.block_size), "modules_to_not_convert": left_out}

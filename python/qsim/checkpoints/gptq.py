@@ -7,6 +7,7 @@ minus one, "gptq_v2" as they are.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,22 +16,23 @@ from torch import Tensor
 
 from qsim.checkpoints.activation import NO_ACTIVATIONS, Activation
 from qsim.checkpoints.bit_stream import pack, unpack
-from qsim.checkpoints.folder import SCALE_TYPES, Parts, is_size
-from qsim.checkpoints.packed_weight import PackedWeight, Scheme
+from qsim.checkpoints.folder import SCALE_TYPES, Parts, is_size, said_once
+from qsim.checkpoints.packed_weight import PackedWeight, Scheme, left_in_float
 from qsim.files.file_place import FilePlace
 from qsim.warning import warn
 
 FORMAT, SECOND = "gptq", "gptq_v2"
 _BITS = (2, 3, 4, 8)
+_NOT = "-:"  # before a pattern of "dynamic": names that it begins are left in float
 
 
 def read(
     state: dict[str, Tensor], quantization: Mapping[str, Any], place: FilePlace
 ) -> tuple[dict[str, PackedWeight], dict[str, Activation]]:
     """The packed weights of `state`, which are taken out of it, and what they are multiplied with: floats."""
-    layout = quantization.get("checkpoint_format", FORMAT)
-    if layout not in (FORMAT, SECOND):
-        raise place.wanted("checkpoint_format", layout, "'gptq' or 'gptq_v2'; convert it with GPTQModel")
+    layout, dynamic = layout_of(quantization, place), quantization.get("dynamic")
+    if dynamic is not None and not isinstance(dynamic, dict):
+        raise place.wanted("dynamic of quantization_config", dynamic, "an object, of patterns of names")
     modules = [name.removesuffix(".qweight") for name in state if name.endswith(".qweight")]
     found, wrapped = {}, []
     for module in modules:
@@ -45,10 +47,19 @@ def read(
     return found, {}
 
 
+def layout_of(quantization: Mapping[str, Any], place: FilePlace) -> str:
+    """Which of the two layouts a ``quantization_config`` says; "checkpoint_format" is the older name of the key."""
+    layout = said_once(quantization, ("format", "checkpoint_format"), place) or FORMAT
+    if layout not in (FORMAT, SECOND):
+        raise place.wanted("format of quantization_config", layout, "'gptq' or 'gptq_v2'; convert it with GPTQModel")
+    return str(layout)
+
+
 def _weight(parts: Parts, quantization: Mapping[str, Any], less: int) -> tuple[PackedWeight, bool]:
     """A weight, and whether a zero point of 0 was stored as -1."""
     words, zeros = parts.take("qweight", 2, torch.int32), parts.take("qzeros", 2, torch.int32)
-    scale, order = parts.take("scales", 2, *SCALE_TYPES), parts.optional("g_idx", 1, torch.int32, torch.int64)
+    scale = parts.take("scales", 2, *SCALE_TYPES)
+    order = (parts.take if quantization.get("desc_act") else parts.optional)("g_idx", 1, torch.int32, torch.int64)
     bits = _bits(parts, quantization, words.shape[0], None if order is None else order.shape[0])
     columns, rows, groups = words.shape[0] * 32 // bits, words.shape[1], scale.shape[0]
     parts.check("the shape of scales", tuple(scale.shape), (groups, rows))
@@ -80,7 +91,8 @@ def _bits(parts: Parts, quantization: Mapping[str, Any], words: int, columns: in
         parts.check("rows of qweight times 32", words * 32, bits * columns)
     if bits not in _BITS or words * 32 % bits:
         raise parts.place.error(f"qweight has {words} rows for {columns} input channels, {bits} bits each; expected one of {_BITS}")
-    if given != bits and not quantization.get("dynamic"):
+    varies = any(not pattern.startswith(_NOT) for pattern in quantization.get("dynamic") or ())
+    if given != bits and not varies:
         raise parts.place.error(f"has {bits} bits by its tensors; expected {given!r}, as quantization_config says")
     return bits
 
@@ -109,17 +121,23 @@ def packed(weight: PackedWeight, activation: Activation | None, format: str) -> 
 
 
 def quantization(schemes: Mapping[str, Scheme], format: str, linear: Sequence[str] | None = None) -> dict[str, Any]:
-    """What ``quantization_config`` says of packed modules, which have one width and one group size."""
-    found = next(iter(schemes.values()))
+    """What ``quantization_config`` says of packed modules, which have one width and one group size. `linear` names all linear layers."""
+    found, left_out = next(iter(schemes.values())), left_in_float(linear, schemes)
     return {
         "bits": found.bits,
         "group_size": _group(found),
         "sym": all(scheme.symmetric for scheme in schemes.values()),
-        "lm_head": False,
+        "lm_head": any(map(is_head, schemes)),
         "quant_method": FORMAT,
         "desc_act": not all(scheme.in_order for scheme in schemes.values()),
         "checkpoint_format": format,
+        **({"dynamic": {f"{_NOT}^{re.escape(module)}$": {} for module in left_out}} if left_out else {}),
     }
+
+
+def is_head(module: str) -> bool:
+    """Whether readers take a module for the output of a language model, which they leave in float unless told."""
+    return module.rpartition(".")[2] == "lm_head"
 
 
 def problem(weight: PackedWeight, activation: Activation | None, format: str) -> str | None:

@@ -6,7 +6,7 @@ packs alike: along the input channels, the first number in the lowest bits, each
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from qsim.checkpoints.packed_weight import PackedWeight, Scheme
 
 _BITS = (4, 8)
 LAYOUT = "pack-quantized"
+_SHUFFLED = ("group", "dynamic", True)  # what "actorder" says where groups do not follow the columns
 
 
 def check(group: Group) -> None:
@@ -45,12 +46,12 @@ def read(parts: Parts, groups: Sequence[Group]) -> PackedWeight:
         raise parts.place.error(f"weight_shape is {shape}; expected positive numbers")
     count = scale.shape[1]
     parts.check("the shape of weight_scale", tuple(scale.shape), (rows, count))
-    fitting = {
-        (scheme["num_bits"], size)
+    described = [
+        scheme
         for scheme in schemes
-        for size in [_group_size(scheme)]
-        if -(-columns * scheme["num_bits"] // 32) == words.shape[1] and -(-columns // (size or columns)) == count
-    }
+        if -(-columns * scheme["num_bits"] // 32) == words.shape[1] and -(-columns // (_group_size(scheme) or columns)) == count
+    ]
+    fitting = {(scheme["num_bits"], _group_size(scheme)) for scheme in described}
     if len(fitting) != 1:
         raise parts.place.error(
             f"weight_packed has shape {tuple(words.shape)} and weight_scale {tuple(scale.shape)} for {rows} x {columns} weights; expected "
@@ -59,7 +60,8 @@ def read(parts: Parts, groups: Sequence[Group]) -> PackedWeight:
     ((bits, size),) = fitting
     half = 2 ** (bits - 1)
     integers = (unpack(words, bits, columns).to(torch.int16) - half).to(torch.int8)
-    order = parts.optional("weight_g_idx", 1, torch.int32, torch.int64)
+    shuffled = all(scheme.get("actorder") in _SHUFFLED for scheme in described)
+    order = (parts.take if shuffled else parts.optional)("weight_g_idx", 1, torch.int32, torch.int64)
     if order is not None and bool((order == -1).all()):
         order = None  # as older versions write it where there is none
     if order is not None:
@@ -67,7 +69,8 @@ def read(parts: Parts, groups: Sequence[Group]) -> PackedWeight:
         if not torch.equal(order.sort().values.long(), in_order):
             raise parts.place.error(f"weight_g_idx does not put {size or columns} of {columns} input channels into each of {count} groups")
         order = None if torch.equal(order.long(), in_order) else order.int()
-    return PackedWeight(integers, scale, _zero_point(parts, rows, count, bits), bits, size, order)
+    symmetric = {scheme.get("symmetric") is not False for scheme in described}
+    return PackedWeight(integers, scale, _zero_point(parts, rows, count, bits, symmetric), bits, size, order)
 
 
 def _group_size(scheme: Mapping[str, Any]) -> int | None:
@@ -75,10 +78,18 @@ def _group_size(scheme: Mapping[str, Any]) -> int | None:
     return size if is_size(size) else None
 
 
-def _zero_point(parts: Parts, rows: int, groups: int, bits: int) -> Tensor:
-    stored = parts.optional("weight_zero_point", 2, torch.int32, torch.int8)
+def _zero_point(parts: Parts, rows: int, groups: int, bits: int, symmetric: Collection[bool]) -> Tensor:
+    """`symmetric`: what the groups that describe the weight say."""
+    stored = (parts.optional if True in symmetric else parts.take)("weight_zero_point", 2, torch.int32, torch.int8)
     if stored is None:
         return torch.zeros(rows, groups, dtype=torch.int32)
+    zero_point = _unpacked(parts, stored, rows, groups, bits)
+    if False not in symmetric and bool(zero_point.any()):
+        raise parts.place.error("weight_zero_point is not 0 everywhere, though config_groups says symmetric")
+    return zero_point
+
+
+def _unpacked(parts: Parts, stored: Tensor, rows: int, groups: int, bits: int) -> Tensor:
     if stored.dtype == torch.int8:  # before 0.10: not packed
         parts.check("the shape of weight_zero_point", tuple(stored.shape), (rows, groups))
         if not -(2 ** (bits - 1)) <= int(stored.min()) <= int(stored.max()) < 2 ** (bits - 1):

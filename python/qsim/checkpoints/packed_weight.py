@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -179,3 +180,14 @@ class PackedWeight:
         if self.block_size is None and self.scale.dim() == 2:
             return Encoding(scale[:, 0], self.zero_point[:, 0], *grid_of(grid), 0, None, grid)
         return Encoding(scale, self.zero_point, *grid_of(grid), self.integers.dim() - 1, self.group_size, grid)
+
+
+def left_in_float(linear: Sequence[str] | None, packed: Collection[str]) -> list[str]:
+    """The linear layers that are not packed, where all of them are known.
+
+    Examples
+    --------
+    >>> left_in_float(["a", "b"], {"a"}), left_in_float(None, {"a"})
+    (['b'], [])
+    """
+    return [module for module in linear or () if module not in packed]

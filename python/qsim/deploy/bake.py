@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,6 +10,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
 
 from qsim import ops
 from qsim.batch_norm.folded_states import fold_what_is_loaded
@@ -17,7 +20,7 @@ from qsim.graph.execute.methods import PLACE
 from qsim.graph.record.own_arguments import own_arguments
 from qsim.numbers.encoding import Encoding
 from qsim.quantizers.quantizer import Quantizer
-from qsim.runs.arguments import tensors_in
+from qsim.runs.arguments import Arguments, tensors_in
 from qsim.runs.random_numbers import seed_random_numbers
 from qsim.runs.sharding import is_sharded
 from qsim.runs.snapshot import unchanged
@@ -49,7 +52,7 @@ def bake(sim: Simulation) -> nn.Module:
     baked = copy.deepcopy(sim.model, memo)
     detach(baked)
     fold_what_is_loaded(baked, ())
-    _check(sim, baked, weights)
+    _check(sim, weights, "bake", baked)
     left = [key for key in _others(sim, weights) if key in sim.needed()]
     if left:
         warn(
@@ -78,8 +81,15 @@ def integer_state_dict(sim: Simulation) -> dict[str, Tensor]:
 
 
 def entries(sim: Simulation, caller: str) -> Iterator[tuple[str, Tensor, BakedWeight | None]]:
-    """The state of the model, each entry with what it is quantized by, if it is."""
-    own = {id(weight.parameter): weight for weight in _weights(sim, caller)}
+    """The state of the model, each entry with what it is quantized by, if it is. Raises where the model computes with other numbers too."""
+    weights = _weights(sim, caller)
+    if infinite := [weight.name for weight in weights if not bool(weight.parameter.isfinite().all())]:
+        raise ValueError(
+            f"QuantSim.{caller}: NaN or Inf in {', '.join(map(repr, infinite))}; expected finite numbers, as a grid has them: others "
+            "would be stored. qsim.doctor says where they come from; or leave such weights in float: sim.disable('<module>.weight')"
+        )
+    _check(sim, weights, caller)
+    own = {id(weight.parameter): weight for weight in weights}
     for name, t in sim.model.state_dict(keep_vars=True).items():
         yield name, t.detach(), own.get(id(t))
 
@@ -135,23 +145,59 @@ def _others(sim: Simulation, weights: list[BakedWeight]) -> list[str]:
     return [key for key, quantizer in sim.quantizers().items() if quantizer.enabled and id(quantizer) not in own]
 
 
-def _check(sim: Simulation, baked: nn.Module, weights: list[BakedWeight]) -> None:
-    """The baked model computes on the example inputs what the simulation does with its quantizers of weights alone."""
-    with unchanged(sim, whole=False), unchanged(baked, whole=False), _weights_alone(sim, weights), torch.no_grad():
-        for args, kwargs in sim.calls:
-            results = []
-            for model in (sim.model, baked):
-                seed_random_numbers(0)
-                (given, named), _ = own_arguments(model, (args, kwargs))  # a cache among them is written to
-                out = model(*given, **named)
-                results.append([*tensors_in(list(out) if isinstance(out, Iterator) else out)])
-            for expected, got in zip(*results, strict=True):
-                if not _agree(expected, got):
-                    raise RuntimeError(
-                        "QuantSim.bake: the baked model differs from the simulation on the example inputs: a weight is read at one place "
-                        "where it is quantized and at another where it is not, or a forward is not deterministic. Leave such a weight in "
-                        "float: sim.disable('<module>.weight')"
-                    )
+def _check(sim: Simulation, weights: list[BakedWeight], caller: str, baked: nn.Module | None = None) -> None:
+    """The baked model computes on the example inputs what the simulation does with its quantizers of weights alone. Where none was made,
+    because a second model takes memory, the model itself reads its weights as a baked one would."""
+    plain = sim.model if baked is None else baked
+    with unchanged(sim, whole=False), _weights_alone(sim, weights), torch.no_grad():
+        for call in sim.calls:
+            expected = _results(sim.model, call)
+            with contextlib.nullcontext() if baked is not None else _in_plain(sim, weights):
+                got = _results(plain, call)
+            if not all(_agree(theirs, own) for theirs, own in zip(expected, got, strict=True)):
+                raise RuntimeError(
+                    f"QuantSim.{caller}: the baked model differs from the simulation on the example inputs: a weight is read at one place "
+                    "where it is quantized and at another where it is not, or a forward is not deterministic. Leave such a weight in "
+                    "float: sim.disable('<module>.weight')"
+                )
+
+
+def _results(model: nn.Module, call: Arguments) -> list[Tensor]:
+    """What a model returns for a call, which leaves no trace in it."""
+    with unchanged(model, whole=False):
+        seed_random_numbers(0)
+        (given, named), _ = own_arguments(model, call)  # a cache among them is written to
+        out = model(*given, **named)
+        return [*tensors_in(list(out) if isinstance(out, Iterator) else out)]
+
+
+@contextmanager
+def _in_plain(sim: Simulation, weights: list[BakedWeight]) -> Iterator[None]:
+    """The model as it was written, with these weights on their grids wherever something reads them."""
+    with sim.switch.turned(False), _OnGrids(weights):
+        yield
+
+
+class _OnGrids(TorchFunctionMode):
+    """Functions that are given one of these weights get it on its grid. One at a time is held."""
+
+    def __init__(self, weights: list[BakedWeight]) -> None:
+        super().__init__()
+        self._weights = {id(weight.parameter): weight for weight in weights}
+        self._held: tuple[int, Tensor] | None = None
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args, kwargs = tree_map_only(Tensor, self._on_grid, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+    def _on_grid(self, t: Tensor) -> Tensor:
+        weight = self._weights.get(id(t))
+        if weight is None:
+            return t
+        if self._held is None or self._held[0] != id(t):
+            self._held = None
+            self._held = id(t), weight.quantizer.quantize(t.detach())
+        return self._held[1]
 
 
 def _agree(expected: Tensor, got: Tensor) -> bool:

@@ -21,6 +21,7 @@ from qsim.checkpoints import (
     first_names,
     fp8,
     load_checkpoint,
+    place_of,
     save_checkpoint,
     write_packed,
 )
@@ -37,6 +38,7 @@ from qsim.numbers.encoding import Encoding
 from qsim.quantizers.quantizer import Quantizer
 from qsim.runs.snapshot import rewriting
 from qsim.simulation.simulation import Simulation
+from qsim.warning import warn
 
 _LAYOUTS = ((None, True), (0, True), (1, False), ((0, 1), False))  # axes of scales, and whether they are without blocks
 _STACKED = ((0, True), (2, False), ((1, 2), False))  # of a parameter with several matrices
@@ -50,6 +52,7 @@ def save_compressed(sim: Simulation, folder: str | os.PathLike[str], format: str
     spec, scales, keys = caches_of(sim)
     layout = published(sim.model, scales)
     _check(sim, every, activations, format, keys, layout)
+    _tell_of_folds(sim)
     activations = {theirs: activation for name, activation in activations.items() for theirs in layout.called(name)}
     scales = {theirs: encoding for name, encoding in scales.items() for theirs in layout.called(name)}
     packed = _packed(every, layout, format)
@@ -63,6 +66,17 @@ def save_compressed(sim: Simulation, folder: str | os.PathLike[str], format: str
     cache = None if spec is None else (spec, scales)
     linear = _linear(sim.model, layout)
     write_packed(Path(folder), packed, format, _model_config(sim.model), linear, activations=activations, cache=cache)
+
+
+def _tell_of_folds(sim: Simulation) -> None:
+    """Say that what is written has no BatchNorms, which nothing in a file does."""
+    if folds := [fold for fold, _ in sim.folds]:
+        more = f" and {len(folds) - 1} more" if len(folds) > 1 else ""
+        warn(
+            f"QuantSim.save_compressed: BatchNorm {folds[0].batch_norm!r}{more} is folded in what is written. sim.load_compressed and "
+            "copies of sim.bake() take it as it is; the float model has BatchNorms of its own, which load_state_dict(strict=False) leaves "
+            "there: they would normalize once more"
+        )
 
 
 def _packed(
@@ -151,8 +165,12 @@ def load_compressed(sim: Simulation, source: str | os.PathLike[str] | Checkpoint
             problems.append(
                 f"'{name}' is {str(t.dtype).removeprefix('torch.')} in the checkpoint, without a scale; expected a float tensor"
             )
-    held = {own[name].data_ptr() for name in (*others, *checkpoint.weights) if name in own}  # a tied one is there under one name
-    problems += [f"'{name}' is not in the checkpoint" for name, t in own.items() if t.data_ptr() not in held and t.numel()]
+    held: dict[object, str] = {}  # a tied one is there under one name
+    for name, t in ((name, own[name]) for name in (*others, *checkpoint.weights) if name in own):
+        first = held.setdefault(place_of(t), name)
+        if first != name and t.numel() and not torch.equal(_values(checkpoint, first), _values(checkpoint, name)):
+            problems.append(f"'{first}' and '{name}' are one tensor of the model, and two in the checkpoint that differ: untie them first")
+    problems += [f"'{name}' is not in the checkpoint" for name, t in own.items() if place_of(t) not in held and t.numel()]
     activations, unfit = fitting_activations(sim, checkpoint)
     caches, alien = fitting_caches(sim, checkpoint)
     if problems := [*problems, *unfit, *alien]:
@@ -166,6 +184,11 @@ def load_compressed(sim: Simulation, source: str | os.PathLike[str] | Checkpoint
             quantizers[key].set_encoding(encoding)
         for name, t in others.items():
             own[name].copy_(t)
+
+
+def _values(checkpoint: Checkpoint, name: str) -> Tensor:
+    """The numbers that a checkpoint has under a name."""
+    return (checkpoint.weights[name].dequantize() if name in checkpoint.weights else checkpoint.tensors[name]).double()
 
 
 def _for_model(checkpoint: Checkpoint, model: nn.Module, source: str | os.PathLike[str] | Checkpoint) -> Checkpoint:

@@ -229,8 +229,8 @@ class Export(Simulation):
 
         Raises
         ------
-        NoEncodingError, ValueError
-            As `bake`.
+        NoEncodingError, ValueError, RuntimeError
+            As `bake`, whose comparison on the example inputs is made here too; or a weight that is quantized has NaN or Inf in it.
 
         Examples
         --------
@@ -256,7 +256,8 @@ class Export(Simulation):
         Parameters
         ----------
         folder : path-like
-            Made if it is not there. ``model.safetensors`` and ``config.json`` in it are replaced; tokenizers are not written.
+            Made if it is not there. ``model.safetensors`` (or its shards) and ``config.json`` in it are replaced; other safetensors, which
+            would be read beside them, are an error. Tokenizers are not written.
         format : str
             "compressed-tensors" (pack-quantized, 4 and 8 bits; int-quantized, float-quantized and naive-quantized, 8 bits; several of
             these too), "fp8" (float8 in tiles, as of `fp8_block`, or with one scale a weight: what DeepSeek and Qwen3 are published in),
@@ -268,7 +269,10 @@ class Export(Simulation):
         NoEncodingError
             A weight has no encoding yet.
         ValueError
-            The format cannot hold the simulation: the message lists every weight, why, and what to change. Nothing is written.
+            The format cannot hold the simulation, or a weight that is quantized has NaN or Inf in it: the message lists every weight, why,
+            and what to change. Nothing is written.
+        RuntimeError
+            As `bake`: a weight is read in float at another place.
 
         Notes
         -----

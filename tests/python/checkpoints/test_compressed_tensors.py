@@ -150,3 +150,49 @@ def test_a_weight_of_two_layers_is_refused_by_both_names(tmp_path):
     with pytest.raises(ValueError, match=r"(?s)'0.weight' is shared with another module: leave .*'2.weight' is shared") as told:
         sim.save_compressed(tmp_path)
     assert str(told.value).count('Config.override("0", weight=None)') == 2
+
+
+def packed(symmetric, shuffled):
+    generator = torch.Generator().manual_seed(0)
+    integers = torch.randint(-8, 8, (8, 64), dtype=torch.int8, generator=generator)
+    zero_point = torch.full((8, 2), 0 if symmetric else 3, dtype=torch.int32)
+    order = (torch.randperm(64, generator=generator) // 32).int() if shuffled else None
+    return qsim.PackedWeight(integers, torch.rand(8, 2, generator=generator), zero_point, 4, 32, order)
+
+
+@pytest.mark.parametrize(
+    ("symmetric", "shuffled", "part", "said", "message"),
+    [
+        (False, False, "weight_zero_point", {}, "has no weight_zero_point"),
+        (True, True, "weight_g_idx", {}, "has no weight_g_idx"),
+        (True, True, "weight_g_idx", {"actorder": "dynamic"}, "has no weight_g_idx"),
+        (False, False, None, {"symmetric": True}, "weight_zero_point is not 0 everywhere, though config_groups says symmetric"),
+    ],
+)
+def test_parts_that_the_config_says_are_there(symmetric, shuffled, part, said, message, tmp_path):
+    safetensors = pytest.importorskip("safetensors.torch")
+    weight = packed(symmetric, shuffled)
+    qsim.save_checkpoint(qsim.Checkpoint({"fc.weight": weight}, {}, "compressed-tensors"), tmp_path)
+    assert torch.equal(qsim.load_checkpoint(tmp_path).state_dict()["fc.weight"], weight.dequantize())
+    tensors = safetensors.load_file(tmp_path / "model.safetensors")
+    safetensors.save_file({name: t for name, t in tensors.items() if name != f"fc.{part}"}, tmp_path / "model.safetensors")
+    document = json.loads((tmp_path / "config.json").read_text())
+    document["quantization_config"]["config_groups"]["group_0"]["weights"] |= said
+    (tmp_path / "config.json").write_text(json.dumps(document))
+    with pytest.raises(qsim.FileFormatError, match=message):
+        qsim.load_checkpoint(tmp_path)
+
+
+def test_folded_batch_norms_are_told(tmp_path):
+    pytest.importorskip("safetensors")
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 20), nn.BatchNorm1d(20), nn.ReLU(), nn.Linear(20, 3)).eval()
+    model[1].running_mean.fill_(2)
+    sim = qsim.QuantSim(model, X, qsim.w4a16(group=32))
+    sim.calibrate([X], progress=False)
+    with pytest.warns(UserWarning, match=r"BatchNorm '1' is folded in what is written.*sim\.bake\(\)") as told:
+        sim.save_compressed(tmp_path)
+    assert told[0].filename == __file__
+    plain = sim.bake()
+    plain.load_state_dict(qsim.load_checkpoint(tmp_path).state_dict(), strict=False)
+    assert torch.equal(plain(X), sim(X))

@@ -352,3 +352,12 @@ def test_what_the_library_writes_is_simulated(kind, symmetric, strategy, tmp_pat
     sim = qsim.QuantSim(fresh, example, checkpoint.config())
     sim.load_compressed(checkpoint)
     assert torch.equal(sim(**example).logits, logits)
+
+
+def test_zero_points_of_activations_that_the_config_says_are_there(tmp_path):
+    simulated(CONFIGS["int-quantized, zero points"]).save_compressed(tmp_path)
+    tensors = safetensors.load_file(tmp_path / "model.safetensors")
+    del tensors["0.input_zero_point"]
+    safetensors.save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(FileFormatError, match="has no input_zero_point, and config_groups says symmetric false"):
+        qsim.load_checkpoint(tmp_path)

@@ -112,3 +112,56 @@ def test_weights_that_are_packed_otherwise_than_the_first_are_named(tmp_path):
     with pytest.raises(qsim.FileFormatError, match=r"'b\.weight' has 4 bits in groups of 128, others 4 in groups of 64"):
         write_packed(tmp_path / "gptq", two_sizes(), "gptq", {})
     assert not (tmp_path / "gptq").exists()
+
+
+def saved(folder, seed=0):
+    write_packed(folder, [("fc.weight", weight(seed)), ("fc.bias", torch.ones(128))], "awq", {})
+    return safetensors.load_file(folder / "model.safetensors")
+
+
+def test_files_that_would_be_read_beside_what_is_written_are_named_before_anything_is(tmp_path):
+    old = saved(tmp_path)
+    (tmp_path / "model.safetensors").rename(tmp_path / "quantized.safetensors")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(qsim.FileFormatError, match=r"has 'quantized\.safetensors', which readers would take.*move them"):
+        saved(tmp_path, seed=1)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+    safetensors.save_file(old, tmp_path / "model.safetensors")
+    with pytest.raises(qsim.FileFormatError, match=r"'fc\..*' is in 'model\.safetensors' and in 'quantized\.safetensors'"):
+        load_checkpoint(tmp_path)
+
+
+ONE, TWO = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+
+
+@pytest.mark.parametrize(
+    ("own", "named", "message"),
+    [
+        ({}, {"gone.weight": TWO}, rf"has 'gone\.weight' in '{TWO}', and it is in no file"),
+        ({}, {"fc.scales": TWO}, rf"has 'fc\.scales' in '{TWO}', and it is in '{ONE}'"),
+        ({TWO: "fc.scales"}, {}, rf"'fc\.scales' is in '{ONE}' and in '{TWO}'"),
+        ({"model.safetensors": "other"}, {}, r"'model\.safetensors' lies beside 'model\.safetensors\.index\.json', which does not name it"),
+    ],
+)
+def test_the_index_and_the_files_say_the_same(own, named, message, tmp_path):
+    tensors = saved(tmp_path)
+    (tmp_path / "model.safetensors").rename(tmp_path / ONE)
+    safetensors.save_file({"norm.weight": torch.ones(1)}, tmp_path / TWO)
+    index = {**dict.fromkeys(tensors, ONE), "norm.weight": TWO}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    assert load_checkpoint(tmp_path).tensors.keys() == {"fc.bias", "norm.weight"}
+    for file, name in own.items():
+        safetensors.save_file({"norm.weight": torch.ones(1), name: torch.ones(2)}, tmp_path / file)
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {**index, **named}}))
+    with pytest.raises(qsim.FileFormatError, match=message):
+        load_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("format", ["compressed-tensors", "gptq", "awq"])
+def test_a_weight_that_is_there_packed_and_in_float_is_refused(format, tmp_path):
+    write_packed(tmp_path, [("fc.weight", weight(0))], format, {})
+    tensors = safetensors.load_file(tmp_path / "model.safetensors")
+    safetensors.save_file({**tensors, "fc.weight": torch.zeros(128, 256)}, tmp_path / "model.safetensors")
+    with pytest.raises(qsim.FileFormatError, match=r"fc.*in float"):
+        load_checkpoint(tmp_path)

@@ -1,6 +1,8 @@
 """GPTQ and AWQ checkpoints against their published layouts, number by number in Python's integers; and through simulations."""
 
 import json
+import re
+import warnings
 
 import pytest
 import torch
@@ -229,3 +231,85 @@ def test_shards(tmp_path):
         safetensors.save_file({name: t.contiguous() for name, t in tensors.items() if names[name] == shard}, folder / shard)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
     assert torch.equal(qsim.load_checkpoint(folder).weights["fc.weight"].dequantize(), weight)
+
+
+@pytest.mark.parametrize("linear", [["a", "fc", "b.0"], None])
+@pytest.mark.parametrize(("format", "key"), [("gptq", "dynamic"), ("awq", "modules_to_not_convert")])
+def test_layers_in_float_are_named(format, key, linear, tmp_path):
+    weight = qsim.PackedWeight(torch.ones(8, 32, dtype=torch.int8), torch.ones(8, 1), torch.zeros(8, 1, dtype=torch.int32), 4)
+    floats = {name: torch.ones(4, 4) for name in ("a.weight", "b.0.weight")}
+    qsim.save_checkpoint(qsim.Checkpoint({"fc.weight": weight}, floats, format), tmp_path, format, linear=linear)
+    said = json.loads((tmp_path / "config.json").read_text())["quantization_config"]
+    assert said[key] == {"gptq": {r"-:^a$": {}, r"-:^b\.0$": {}}, "awq": ["a", "b.0"]}[format]
+    assert not said.get("lm_head")
+    assert qsim.load_checkpoint(tmp_path).tensors.keys() == floats.keys()
+
+
+@pytest.mark.parametrize("format", ["gptq", "awq"])
+def test_what_readers_mistake_is_said(format, tmp_path):
+    weight = qsim.PackedWeight(torch.ones(8, 32, dtype=torch.int8), torch.ones(8, 1), torch.zeros(8, 1, dtype=torch.int32), 4)
+    weights = {"lm_head.weight": weight, "mlp.gate_proj.weight": weight}
+    checkpoint = qsim.Checkpoint(weights, {"mlp.gate.weight": torch.ones(4, 4)}, format)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        qsim.save_checkpoint(checkpoint, tmp_path, format)
+    assert json.loads((tmp_path / "config.json").read_text())["quantization_config"]["lm_head"] is True
+    expected = ["'lm_head' is written packed", "'mlp.gate' is written in float and 'mlp.gate_proj' packed"] if format == "awq" else []
+    assert len(told) == len(expected)
+    assert all(text in str(warning.message) for text, warning in zip(expected, told, strict=True))
+
+
+@pytest.mark.parametrize("format", ["gptq", "awq"])
+def test_transformers_converts_what_is_packed(format, tmp_path):
+    quantizers = pytest.importorskip("transformers.quantizers.quantizers_utils")
+    model = nn.ModuleDict({name: nn.ModuleList(nn.Linear(32, 32) for _ in range(2)) for name in ("q_proj", "o_proj")})
+    weight = qsim.PackedWeight(torch.ones(8, 32, dtype=torch.int8), torch.ones(8, 1), torch.zeros(8, 1, dtype=torch.int32), 4)
+    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    packed = {"q_proj.1", "o_proj.0"}
+    checkpoint = qsim.Checkpoint({f"{name}.weight": weight for name in packed}, {}, format)
+    qsim.save_checkpoint(checkpoint, tmp_path, format, linear=linear)
+    said = json.loads((tmp_path / "config.json").read_text())["quantization_config"]
+    if format == "awq":
+        assert {name for name in linear if quantizers.should_convert_module(name, said["modules_to_not_convert"])} == packed
+    else:  # as GPTQModel and vLLM match them
+        left = [pattern.removeprefix("-:") for pattern in said["dynamic"]]
+        assert {name for name in linear if not any(re.match(pattern, name) for pattern in left)} == packed
+
+
+@pytest.mark.parametrize(
+    "said", [{"format": "gptq_v2"}, {"checkpoint_format": "gptq_v2"}, {"format": "GPTQ_V2", "checkpoint_format": "gptq_v2"}]
+)
+def test_the_layout_has_two_keys(said, tmp_path):
+    tensors, weight = gptq(4, 32, 96, 32, less=0)
+    checkpoint = qsim.load_checkpoint(write(tmp_path, tensors, {"quant_method": "gptq", "bits": 4, "group_size": 32, **said}))
+    assert checkpoint.format == "gptq_v2"
+    assert torch.equal(checkpoint.state_dict()["fc.weight"], weight)
+
+
+CONTRADICTIONS = {
+    "layouts": ({"format": "gptq", "checkpoint_format": "gptq_v2"}, "format 'gptq' and checkpoint_format 'gptq_v2'"),
+    "layouts of awq": ({"quant_method": "awq", "format": "gemv", "version": "gemm"}, "format 'gemv' and version 'gemm'"),
+    "widths of awq": ({"quant_method": "awq", "w_bit": 3}, "bits 4 and w_bit 3"),
+    "another layout of awq": ({"quant_method": "awq", "format": "gemv"}, "expected 'gemm'"),
+    "groups without order": ({"desc_act": True}, "has no g_idx"),
+    "patterns": ({"dynamic": ["-:a"]}, "dynamic of quantization_config"),
+}
+
+
+@pytest.mark.parametrize("name", CONTRADICTIONS)
+def test_contradictions_are_refused(name, tmp_path):
+    said, message = CONTRADICTIONS[name]
+    tensors = gptq(4, 32, 96, 32)[0]
+    del tensors["fc.g_idx"]
+    with pytest.raises(qsim.FileFormatError, match=message):
+        qsim.load_checkpoint(write(tmp_path, tensors, {"quant_method": "gptq", "bits": 4, "group_size": 32, **said}))
+
+
+@pytest.mark.parametrize("format", ["compressed-tensors", "gptq", "awq"])
+def test_a_layer_that_is_the_model_is_refused(format, tmp_path):
+    sim = qsim.QuantSim(nn.Linear(64, 32).eval(), X, qsim.Config(qsim.w4a16(group=32).weight, None))
+    sim.calibrate([X], progress=False)
+    sim.round_scales(torch.float16)
+    with pytest.raises(qsim.FileFormatError, match=r"'weight' is by its name the weight of no module.*nn\.Sequential"):
+        sim.save_compressed(tmp_path / "new", format)
+    assert not any(tmp_path.iterdir())

@@ -157,11 +157,54 @@ class TwiceRead(nn.Module):
         return self.fc(x) + self.fc.weight.sum(1)
 
 
-def test_a_weight_that_is_read_in_float_too_is_refused():
-    sim = calibrated(TwiceRead(), torch.randn(2, 8), FOUR)
-    with pytest.raises(RuntimeError, match="read at one place where it is quantized and at another where it is not"):
-        sim.bake()
-    assert sim.quantizers()["fc.weight"].enabled
+class Table(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.randn(8, 8))
+
+    def forward(self, x):
+        return torch.relu(x @ self.table) @ self.table
+
+
+def test_a_buffer_is_a_weight_too():
+    torch.manual_seed(0)
+    sim = calibrated(Table(), torch.randn(2, 8), FOUR)
+    assert sim.integer_state_dict()["table"].dtype is torch.int8
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mid, self.head = nn.Linear(8, 8), nn.Linear(8, 8, bias=False)
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.mid(F.embedding(x.long().abs() % 8, self.head.weight).sum(1))))
+
+
+@pytest.mark.parametrize("make", [TwiceRead, Tied])
+@pytest.mark.parametrize("caller", ["bake", "integer_state_dict", "save_compressed"])
+def test_a_weight_that_is_read_in_float_too_is_refused(make, caller, tmp_path):
+    pytest.importorskip("safetensors")
+    sim = calibrated(make(), torch.randn(2, 8), dataclasses.replace(FOUR, target=qsim.w4a16().target))
+    with pytest.raises(RuntimeError, match=f"QuantSim.{caller}.* read at one place where it is quantized and at another where it is not"):
+        getattr(sim, caller)(*([tmp_path / "new"] if caller == "save_compressed" else []))
+    assert not any(tmp_path.iterdir())
+    assert all(quantizer.enabled for quantizer in sim.quantizers().values())
+    sim.disable("*.weight")
+    sim.bake()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+@pytest.mark.parametrize("config", [FOUR, qsim.Config(qsim.fp8().weight, None)])
+@pytest.mark.parametrize("caller", ["integer_state_dict", "save_compressed"])
+def test_what_no_grid_has_is_not_stored(caller, config, value, tmp_path):
+    pytest.importorskip("safetensors")
+    sim = calibrated(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)), torch.randn(2, 8), config)
+    with torch.no_grad():
+        sim.model[0].weight[3, 5] = value
+    with pytest.raises(ValueError, match=rf"QuantSim\.{caller}: NaN or Inf in '0\.weight'"):
+        getattr(sim, caller)(*([tmp_path / "new"] if caller == "save_compressed" else []))
+    assert not any(tmp_path.iterdir())
 
 
 @dataclasses.dataclass
@@ -207,5 +250,6 @@ def test_what_the_model_remembers_stays(rebinds):
     sim.quantizers()["fc.weight"].observing = True
     before = {name: t.clone() for name, t in sim.state_dict().items()}
     baked = sim.bake()
+    sim.integer_state_dict()
     assert all(torch.equal(t.nan_to_num(), before[name].nan_to_num()) for name, t in sim.state_dict().items())
     assert torch.equal(baked.seen, torch.zeros(4))
