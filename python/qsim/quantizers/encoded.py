@@ -81,6 +81,7 @@ class Encoded(RangeState):
     _shape_key = "scale"
     scale: Tensor
     zero_point: Tensor
+    observed_by: Tensor
     bits, symmetric, signed, narrow, method, percentile, gamma, averaging, dtype, learnable = (Planned() for _ in range(10))
 
     def __init__(self, spec: TensorSpec, shape: Sequence[int] | None, name: str) -> None:
