@@ -16,6 +16,7 @@ from qsim.runs.fingerprint import fingerprint
 from qsim.runs.held import HeldValues, is_unchanged
 from qsim.runs.mapped import MappedParameter
 from qsim.runs.random_numbers import random_numbers_unchanged
+from qsim.runs.sharding import is_sharded
 
 # Of every module: parameters, buffers, children, and hooks, which a forward may install when it first runs (Hugging Face's do).
 _REGISTRIES = tuple(name for name, held in vars(nn.Module()).items() if isinstance(held, (dict, set)))
@@ -47,7 +48,7 @@ class Snapshot:
     def __init__(self, model: nn.Module, *, whole: bool = True, parameters: bool = True) -> None:
         modules = [*model.modules()]
         self._modules = [
-            (m, held := dict(vars(m)), {name: _COPY.get(type(held[name]), copy.copy)(held[name]) for name in _REGISTRIES if name in held})
+            (m, held := dict(vars(m)), {name: _COPY.get(type(held[name]), copy.copy)(held[name]) for name in _registries(held)})
             for m in modules
             if not isinstance(m, torch.jit.ScriptModule)  # its attributes are not Python's
         ]
@@ -102,6 +103,13 @@ class Snapshot:
                 f"qsim: running the model changed {what} ({tensor.nbytes >> 20} MiB), which cannot be put back: of more than "
                 f"{_COPIED >> 20} MiB no copy is made. Have what forward writes in a buffer (register_buffer), and load the model again"
             )
+
+
+def _registries(held: dict[str, Any]) -> list[str]:
+    """Those among a module's attributes; without its parameters where they are sharded, since FSDP knows which of them it has gathered, and
+    puts shards back itself."""
+    sharded = any(map(is_sharded, held.get("_parameters", {}).values()))
+    return [name for name in _REGISTRIES if name in held and not (sharded and name == "_parameters")]
 
 
 def _are_equal(one: Tensor, other: Tensor) -> bool:

@@ -100,7 +100,7 @@ def _check_own(everyone: list[dict[str, dict[str, Any]]]) -> None:
             raise RuntimeError(
                 f"QuantSim.synchronize: at {lost[0]!r} and {len(lost) - 1} other quantizers rank {rank} holds what another rank observed: "
                 "DistributedDataParallel gives all ranks the buffers of rank 0 where it is around a module that holds the simulation. "
-                "Expected what each rank observed. On all ranks: for quantizer in sim.quantizers().values(): quantizer.reset(); then calibrate, and "
+                "Expected what each rank observed. Call quantizer.reset() of all sim.quantizers() on all ranks, then calibrate, and "
                 "synchronize before DistributedDataParallel is made, or called"
             )
 
