@@ -53,8 +53,10 @@ class Snapshot:
             if not isinstance(m, torch.jit.ScriptModule)  # its attributes are not Python's
         ]
         own = {id(p): p for m in modules for p in m.parameters(recurse=False)}
-        tensors = [*own.values(), *{id(b): b for m in modules for b in m.buffers(recurse=False)}.values()]
-        theirs = [held for m, held, _ in self._modules if not type(m).__module__.startswith("qsim.")]
+        replaced = {id(m._buffers[name]) for m in modules if _is_ours(m) for name in m._non_persistent_buffers_set}  # never written to
+        buffers = {id(b): b for m in modules for b in m.buffers(recurse=False) if id(b) not in replaced}
+        tensors = [*own.values(), *buffers.values()]
+        theirs = [held for m, held, _ in self._modules if not _is_ours(m)]
         attributes = [value for held in theirs for name, value in held.items() if name not in _REGISTRIES]
         self._held = HeldValues(attributes, {id(t) for t in (*tensors, *(m for m, _, _ in self._modules))})
         watched = [] if whole or not parameters else [*_watched(model), *_large(self._held.tensors)]
@@ -103,6 +105,10 @@ class Snapshot:
                 f"qsim: running the model changed {what} ({tensor.nbytes >> 20} MiB), which cannot be put back: of more than "
                 f"{_COPIED >> 20} MiB no copy is made. Have what forward writes in a buffer (register_buffer), and load the model again"
             )
+
+
+def _is_ours(module: nn.Module) -> bool:
+    return type(module).__module__.startswith("qsim.")
 
 
 def _registries(held: dict[str, Any]) -> list[str]:
