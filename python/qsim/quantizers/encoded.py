@@ -19,7 +19,7 @@ from qsim.numbers.float_format import are_powers_of_two
 from qsim.numbers.spec import TensorSpec
 from qsim.options import shown
 from qsim.quantizers.state import UNKNOWN_SHAPE, RangeState
-from qsim.runs.sharding import sharded_as, whole
+from qsim.runs.sharding import is_sharded, sharded_as, whole
 
 _NOBODY = 0
 _SMALLEST_SCALE = torch.finfo(torch.float32).tiny
@@ -108,7 +108,10 @@ class Encoded(RangeState):
 
     def _allocate(self, shape: tuple[int, ...], on: torch.device | None = None) -> None:
         scale = torch.full(shape, torch.nan if self._spec.has_scale else 1.0, dtype=torch.float32, device=on)
-        if self._spec.learnable:
+        learned = self._parameters.get("scale")
+        if learned is not None and not is_sharded(learned):
+            learned.data, learned.grad = scale, None  # the same Parameter: an optimizer may have it
+        elif self._spec.learnable:
             self.scale = nn.Parameter(scale)
         else:
             self.register_buffer("scale", scale)
