@@ -246,9 +246,7 @@ def test_statistics_that_are_frozen_are_not_reset(by, copied):
         sim.schedule(freeze_batch_norms_from=0)
     sim = copied(sim)
     before = copy.deepcopy(sim.model.state_dict())
-    with pytest.raises(
-        RuntimeError, match=r"BatchNorm 'bn1' is frozen, and its .* update_bn does.* Expected sim\.reestimate_batch_norms\(data\)"
-    ):
+    with pytest.raises(RuntimeError, match=r"BatchNorm 'bn1' is frozen, .*update_bn does: .*Expected sim\.reestimate_batch_norms"):
         update_bn(batches(), sim)
     torch.testing.assert_close(sim.model.state_dict(), before, rtol=0, atol=0)
     assert set(sim.reestimate_batch_norms(batches(), progress=False).values()) == {3}
