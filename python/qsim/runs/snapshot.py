@@ -53,7 +53,7 @@ class Snapshot:
             if not isinstance(m, torch.jit.ScriptModule)  # its attributes are not Python's
         ]
         own = {id(p): p for m in modules for p in m.parameters(recurse=False)}
-        replaced = {id(m._buffers[name]) for m in modules if _is_ours(m) for name in m._non_persistent_buffers_set}  # never written to
+        replaced = {id(getattr(m, name)) for m in modules if _is_ours(m) for name in m._non_persistent_buffers_set}  # never written to
         buffers = {id(b): b for m in modules for b in m.buffers(recurse=False) if id(b) not in replaced}
         tensors = [*own.values(), *buffers.values()]
         theirs = [held for m, held, _ in self._modules if not _is_ours(m)]
