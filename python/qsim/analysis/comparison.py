@@ -226,7 +226,7 @@ class _Walk:
             quantizer.enabled = False
 
         in_float = self.sim.switch.turned(True, falls_back=False)
-        with unchanged(self.sim), sharded_around(self.sim), hooked(self.activations, before=look), in_float:
+        with sharded_around(self.sim), unchanged(self.sim), hooked(self.activations, before=look), in_float:
             self.sim.eval()
             for quantizer in self.quantizers.values():
                 quantizer.enabled = False
@@ -245,7 +245,7 @@ class _Walk:
                 self.seen[call] = True
                 self.rows[call[0]].accumulated.add(expected, y)
 
-        with unchanged(self.sim), sharded_around(self.sim), hooked(self.activations, after=look):
+        with sharded_around(self.sim), unchanged(self.sim), hooked(self.activations, after=look):
             self.sim.eval()
             return kept_floats(self.run())
 

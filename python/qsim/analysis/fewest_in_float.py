@@ -52,7 +52,7 @@ def float_plan(sim: Simulation, data: Any, metric: Metric, target: float, sensit
         return Reached(value >= sign * target, value)
 
     suspicion = {score.name: math.inf if math.isnan(score.value) else -sign * score.value for score in sensitivity.scores}
-    with unchanged(sim), sharded_around(sim), torch.no_grad():
+    with sharded_around(sim), unchanged(sim), torch.no_grad():
         sim.eval()
         found = search(Evidence(list(members), suspicion=suspicion), probe, budget)
     reached = sign * found.outcome.sqnr

@@ -162,7 +162,7 @@ def join(
 
     def score(name: str, on: set[str]) -> float:
         if name not in file.scores:
-            with unchanged(sim), sharded_around(sim), torch.no_grad():
+            with sharded_around(sim), unchanged(sim), torch.no_grad():
                 sim.eval()
                 file.add(name, value_with(sim, quantizers, on, metric, data, "QuantSim.progressive"))
         return file.scores[name]

@@ -196,7 +196,7 @@ def measure(
             file.add(name, value_with(sim, quantizers, on, metric, data, "QuantSim.sensitivity"))
         return file.scores[name]
 
-    with unchanged(sim), sharded_around(sim), torch.no_grad():
+    with sharded_around(sim), unchanged(sim), torch.no_grad():
         sim.eval()
         whole = score("(float)", ()), score("(quantized)", quantizers)
         each = progress(members.items(), total=len(members), title="sensitivity", unit="group", show=show)

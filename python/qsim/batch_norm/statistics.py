@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,20 @@ from qsim.runs.snapshot import unchanged
 def batch_norms(model: nn.Module) -> dict[str, _BatchNorm]:
     """The BatchNorms of a model by path."""
     return {path: module for path, module in model.named_modules() if isinstance(module, _BatchNorm)}
+
+
+def freeze(norms: Mapping[str, nn.Module]) -> None:
+    """From now on they normalize with their running statistics, which may not be reset: no batch in training would tell others."""
+    for path, norm in norms.items():
+        norm.eval()
+        vars(norm).setdefault("reset_running_stats", functools.partial(_refuse_reset, path))
+
+
+def _refuse_reset(path: str) -> NoReturn:
+    raise RuntimeError(
+        f"QuantSim: BatchNorm '{path}' is frozen, and its running statistics were to be reset, as torch.optim.swa_utils.update_bn does: "
+        "they would stay at a mean of 0 and a variance of 1. Expected sim.reestimate_batch_norms(data), which estimates those of all"
+    )
 
 
 def degenerate(model: nn.Module) -> dict[str, str]:

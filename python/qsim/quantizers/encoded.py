@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import functools
+import os
+import secrets
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,13 +19,20 @@ from qsim.numbers.float_format import are_powers_of_two
 from qsim.numbers.spec import TensorSpec
 from qsim.options import shown
 from qsim.quantizers.state import UNKNOWN_SHAPE, RangeState
-from qsim.runs.sharding import sharded_as, whole
+from qsim.runs.sharding import is_sharded, sharded_as, whole
 
+_NOBODY = 0
 _SMALLEST_SCALE = torch.finfo(torch.float32).tiny
 
 
 def positive(learned: Tensor) -> Tensor:
     return learned.abs().clamp_min(_SMALLEST_SCALE)
+
+
+@functools.cache
+def _number_of(process: int) -> int:
+    """What tells a process from all others, whatever machine they are on."""
+    return secrets.randbits(62)
 
 
 @functools.cache
@@ -72,6 +81,7 @@ class Encoded(RangeState):
     _shape_key = "scale"
     scale: Tensor
     zero_point: Tensor
+    observed_by: Tensor
     bits, symmetric, signed, narrow, method, percentile, gamma, averaging, dtype, learnable = (Planned() for _ in range(10))
 
     def __init__(self, spec: TensorSpec, shape: Sequence[int] | None, name: str) -> None:
@@ -90,11 +100,18 @@ class Encoded(RangeState):
         self._grid = (spec.quant_min, spec.quant_max)
         self._tiled = is_tiled(spec.axis, spec.block_size)
         self.register_buffer("grid", torch.tensor(self._identity))
+        # A buffer beside an attribute: only the first is overwritten by those who give this process the buffers of another one.
+        self._observed_by = _NOBODY
+        self.merged: list[Tensor] | None = None  # what observing adds to, as the last QuantSim.synchronize gave it to all ranks
+        self.register_buffer("observed_by", torch.tensor(_NOBODY), persistent=False)
         self._allocate(UNKNOWN_SHAPE if self.held_shape is None else self.held_shape)
 
     def _allocate(self, shape: tuple[int, ...], on: torch.device | None = None) -> None:
         scale = torch.full(shape, torch.nan if self._spec.has_scale else 1.0, dtype=torch.float32, device=on)
-        if self._spec.learnable:
+        learned = self._parameters.get("scale")
+        if learned is not None and not is_sharded(learned):
+            learned.data, learned.grad = scale, None  # the same Parameter: an optimizer may have it
+        elif self._spec.learnable:
             self.scale = nn.Parameter(scale)
         else:
             self.register_buffer("scale", scale)
@@ -169,11 +186,51 @@ class Encoded(RangeState):
         self._observing = on
         self._note_fixed()
         self._switch_device()
+        if on:
+            self._observe_here()
 
     def _switch_device(self) -> None:
         if self._running:
             self._observing_here.fill_(self._observing)
             self._enabled_here.fill_(self._enabled)
+
+    @property
+    def is_own(self) -> bool:
+        """Whether what it holds was observed in this process, or by all ranks together; not whether DistributedDataParallel put another
+        rank's there. Running ranges, which that is to broadcast, are anybody's. Waits for the device.
+
+        Examples
+        --------
+        >>> quantizer = qsim.Quantizer(TensorSpec(bits=4))
+        >>> quantizer.observing = True
+        >>> quantizer.is_own
+        True
+        """
+        return self._running or int(self.observed_by) == self._observed_by
+
+    def _observe_here(self) -> None:
+        """This process observes from now on; what is another's stays so."""
+        here = _number_of(os.getpid())
+        self.observed_by = self.observed_by + (here - self._observed_by)
+        self._observed_by = here
+
+    def _forget_merged(self) -> None:
+        """What it is about to hold is not what a `QuantSim.synchronize` gave to all ranks, nor what any process observed."""
+        self.merged, self._observed_by = None, _NOBODY
+        self.observed_by = torch.tensor(_NOBODY, device=self.zero_point.device)
+
+    def note_merged(self, additive: list[Tensor]) -> None:
+        """A `QuantSim.synchronize` gave these counters, and ranges, to all ranks.
+
+        Examples
+        --------
+        >>> quantizer = qsim.Quantizer(TensorSpec(bits=4))
+        >>> quantizer.note_merged(quantizer.additive)
+        >>> quantizer.is_own, len(quantizer.merged)
+        (True, 2)
+        """
+        self._forget_merged()
+        self.merged = [t.clone() for t in additive]
 
     def _apply(self, fn: Any, recurse: bool = True) -> Encoded:
         super()._apply(fn, recurse)
@@ -311,6 +368,8 @@ class Encoded(RangeState):
             args[-1].append(f"{self._title}: the state is of another spec: its {prefix}scale holds scales that are {problem}.")
             return
         super()._load_from_state_dict(state_dict, prefix, *args)
+        self._forget_merged()
+        self._observe_here()
         self._switch_device()  # they are in no state dict, and memory that a state is loaded into may be fresh
         if prefix + "scale" not in state_dict or self.scale.is_meta:
             return

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -98,7 +97,6 @@ class Quantizer(Encoded):
         self.observer = RunningObserver(spec.averaging, *granularity) if self._running else Observer(*granularity)
         self.format_counter = None if spec.has_scale else FormatCounter(spec.dtype)
         self.batched = False
-        self.merged: list[Tensor] | None = None  # `additive` as the last QuantSim.synchronize gave it to all ranks
 
     def forward(self, x: Tensor, *, in_place: bool = False, fallback: str | None = None) -> Tensor:
         """Observe and quantize as the switches say.
@@ -356,7 +354,7 @@ class Quantizer(Encoded):
 
     def reset(self) -> None:
         """Forget what was observed. The encoding in use stays."""
-        self.merged = None
+        self._forget_merged()
         self.observer.reset()
         if self.format_counter is not None:
             self.format_counter.reset()
@@ -374,13 +372,10 @@ class Quantizer(Encoded):
         >>> one.max.item()
         3.0
         """
+        self._observe_here()
         self.observer.merge(other.observer)
         if self.format_counter is not None and other.format_counter is not None:
             self.format_counter.merge(other.format_counter)
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        self.merged = None
-        super()._load_from_state_dict(state_dict, prefix, *args)
 
 
 def _found(encoding: Encoding | CalibrationError) -> Encoding:

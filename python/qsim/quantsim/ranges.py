@@ -13,7 +13,7 @@ from qsim.runs.batches import Forward
 from qsim.simulation.calibration import CalibrationReport, calibrate
 from qsim.simulation.range_choice import choose_encodings
 from qsim.simulation.simulation import Simulation
-from qsim.simulation.synchronize import merge, read_by_any
+from qsim.simulation.synchronize import forget_outdated, merge, read_by_any
 
 
 class RangeChoice(Simulation):
@@ -127,7 +127,8 @@ class RangeChoice(Simulation):
         Raises
         ------
         RuntimeError
-            There is no process group, or this rank is not in it.
+            There is no process group, or this rank is not in it. Or what a rank observed is gone: DistributedDataParallel, around a module
+            that holds the simulation, gave all ranks what rank 0 observed. Synchronize before that.
         ValueError
             The simulations differ: the message names a rank and a quantizer.
         CalibrationError
@@ -143,6 +144,7 @@ class RangeChoice(Simulation):
         >>> sim.synchronize()
         >>> dist.destroy_process_group()
         """
+        forget_outdated(self.quantizers(), self.observed_with.outdated, group)
         merge(self.quantizers(), self.weights(), group)
         self.read = read_by_any(self.read, group)
         choose_encodings(self)

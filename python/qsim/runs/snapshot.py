@@ -16,6 +16,7 @@ from qsim.runs.fingerprint import fingerprint
 from qsim.runs.held import HeldValues, is_unchanged
 from qsim.runs.mapped import MappedParameter
 from qsim.runs.random_numbers import random_numbers_unchanged
+from qsim.runs.sharding import is_sharded
 
 # Of every module: parameters, buffers, children, and hooks, which a forward may install when it first runs (Hugging Face's do).
 _REGISTRIES = tuple(name for name, held in vars(nn.Module()).items() if isinstance(held, (dict, set)))
@@ -47,13 +48,15 @@ class Snapshot:
     def __init__(self, model: nn.Module, *, whole: bool = True, parameters: bool = True) -> None:
         modules = [*model.modules()]
         self._modules = [
-            (m, held := dict(vars(m)), {name: _COPY.get(type(held[name]), copy.copy)(held[name]) for name in _REGISTRIES if name in held})
+            (m, held := dict(vars(m)), {name: _COPY.get(type(held[name]), copy.copy)(held[name]) for name in _registries(held)})
             for m in modules
             if not isinstance(m, torch.jit.ScriptModule)  # its attributes are not Python's
         ]
         own = {id(p): p for m in modules for p in m.parameters(recurse=False)}
-        tensors = [*own.values(), *{id(b): b for m in modules for b in m.buffers(recurse=False)}.values()]
-        theirs = [held for m, held, _ in self._modules if not type(m).__module__.startswith("qsim.")]
+        replaced = {id(getattr(m, name)) for m in modules if _is_ours(m) for name in m._non_persistent_buffers_set}  # never written to
+        buffers = {id(b): b for m in modules for b in m.buffers(recurse=False) if id(b) not in replaced}
+        tensors = [*own.values(), *buffers.values()]
+        theirs = [held for m, held, _ in self._modules if not _is_ours(m)]
         attributes = [value for held in theirs for name, value in held.items() if name not in _REGISTRIES]
         self._held = HeldValues(attributes, {id(t) for t in (*tensors, *(m for m, _, _ in self._modules))})
         watched = [] if whole or not parameters else [*_watched(model), *_large(self._held.tensors)]
@@ -102,6 +105,17 @@ class Snapshot:
                 f"qsim: running the model changed {what} ({tensor.nbytes >> 20} MiB), which cannot be put back: of more than "
                 f"{_COPIED >> 20} MiB no copy is made. Have what forward writes in a buffer (register_buffer), and load the model again"
             )
+
+
+def _is_ours(module: nn.Module) -> bool:
+    return type(module).__module__.startswith("qsim.")
+
+
+def _registries(held: dict[str, Any]) -> list[str]:
+    """Those among a module's attributes; without its parameters where they are sharded, since FSDP knows which of them it has gathered, and
+    puts shards back itself."""
+    sharded = any(map(is_sharded, held.get("_parameters", {}).values()))
+    return [name for name in _REGISTRIES if name in held and not (sharded and name == "_parameters")]
 
 
 def _are_equal(one: Tensor, other: Tensor) -> bool:

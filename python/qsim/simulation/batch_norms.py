@@ -10,7 +10,7 @@ from typing import Any
 from qsim.batch_norm.fold_report import FoldReport
 from qsim.batch_norm.foldable import Fold
 from qsim.batch_norm.folded_states import fold_what_is_loaded
-from qsim.batch_norm.statistics import batch_norms, reestimate
+from qsim.batch_norm.statistics import batch_norms, freeze, reestimate
 from qsim.batch_norm.trained_fold import fold_trained
 from qsim.close_names import close_names
 from qsim.graph.execute.attach import detach
@@ -53,9 +53,9 @@ def freeze_batch_norms(sim: Simulation, patterns: Collection[str], *, affine: bo
             close = f"close to it: {near}" if near else f"there are: {', '.join(norms) or 'none'}"
             raise ValueError(f"{caller}: no BatchNorm matches {pattern!r}; {close}")
         sim.frozen.update(names)
-        for name in names:
-            norms[name].eval()
-            if affine:
+        freeze({name: norms[name] for name in names})
+        if affine:
+            for name in names:
                 norms[name].requires_grad_(False)
 
 

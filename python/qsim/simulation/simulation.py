@@ -18,7 +18,7 @@ from qsim.batch_norm.fold import fold_and_record
 from qsim.batch_norm.fold_report import FoldReport
 from qsim.batch_norm.frozen import as_batch_norms
 from qsim.batch_norm.recorded import Recording
-from qsim.batch_norm.statistics import batch_norms
+from qsim.batch_norm.statistics import batch_norms, freeze
 from qsim.config.config import Config
 from qsim.config.named import config_of
 from qsim.errors import NoEncodingError
@@ -330,8 +330,7 @@ class Simulation(NamedAsTheModel, AsTheModel):
         self.eval_mode.begin()
         if mode:
             warned_of.zero_weights(self.model, self.decisions.quantizers, self.quantizers())
-        for name in self.frozen:
-            self.model.get_submodule(name).eval()
+        freeze({name: self.model.get_submodule(name) for name in self.frozen})
         return self
 
     def enable(self, *patterns: str) -> None:
@@ -356,7 +355,7 @@ class Simulation(NamedAsTheModel, AsTheModel):
             quantizer.enabled = False
 
     def in_float(self) -> contextlib.AbstractContextManager[None]:
-        """``with sim.in_float():`` runs the model without any simulation, bit for bit as it computes in float; in all threads."""
+        """``with sim.in_float():`` runs the model without any simulation, bit for bit as in float; the calls of all other threads too."""
         self.tell_of_restored()
         return self.switch.turned(False)
 

@@ -28,6 +28,7 @@ def merge(quantizers: Mapping[str, Quantizer], weights: Mapping[str, Tensor], gr
     seen = {key: quantizer for key, quantizer in quantizers.items() if key not in weights}
     everyone: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(everyone, {key: _describe(quantizer, weights.get(key)) for key, quantizer in quantizers.items()}, group)
+    _check_own(everyone)
     for key, shape in _agreed(everyone).items():
         if shape is not None and quantizers[key].observer.held_shape is None:
             quantizers[key].observer.adopt(shape)
@@ -48,6 +49,17 @@ def read_by_any(read: frozenset[str] | None, group: dist.ProcessGroup | None) ->
     return frozenset[str]().union(*known) if known else None
 
 
+def forget_outdated(quantizers: Mapping[str, Quantizer], outdated: set[str], group: dist.ProcessGroup | None) -> None:
+    """Reset what other parameters gave, in quantizers that other ranks have reached with those of now: see `ObservedWith.outdated`."""
+    _check_group(group)
+    everyone: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(everyone, outdated, group)
+    reached = outdated - set.intersection(*everyone)
+    for key in reached:
+        quantizers[key].reset()
+    outdated -= reached
+
+
 def rank_local(quantizers: Mapping[str, Quantizer]) -> list[str]:
     """Buffers in a bank of quantizers that DistributedDataParallel is to leave alone: what each rank observed, for `merge`.
 
@@ -57,7 +69,8 @@ def rank_local(quantizers: Mapping[str, Quantizer]) -> list[str]:
         f"{name}.{buffer}"
         for name, quantizer in quantizers.items()
         for buffer, _ in quantizer.named_buffers()
-        if buffer.endswith((".counters", ".sketch", ".low_bits")) or (buffer.startswith("observer.") and not quantizer.spec.is_running)
+        if buffer.endswith((".counters", ".sketch", ".low_bits", "observed_by"))
+        or (buffer.startswith("observer.") and not quantizer.spec.is_running)
     ]
 
 
@@ -76,7 +89,20 @@ def _describe(quantizer: Quantizer, weight: Tensor | None) -> dict[str, Any]:
         "a weight of hash": None if weight is None or is_sharded(weight) else _hash(weight),
         "counts of the last synchronize": told,
         "shape": quantizer.observer.held_shape,
+        "own": weight is not None or quantizer.is_own,
     }
+
+
+def _check_own(everyone: list[dict[str, dict[str, Any]]]) -> None:
+    """A RuntimeError where a rank lost what it observed, and another rank's would count twice."""
+    for rank, described in enumerate(everyone):
+        if lost := [key for key, mine in described.items() if not mine["own"]]:
+            raise RuntimeError(
+                f"QuantSim.synchronize: at {lost[0]!r} and {len(lost) - 1} other quantizers rank {rank} holds what another rank observed: "
+                "DistributedDataParallel gives all ranks the buffers of rank 0 where it is around a module that holds the simulation. "
+                "Expected what each rank observed. Call quantizer.reset() of all sim.quantizers() on all ranks, then calibrate, and "
+                "synchronize before DistributedDataParallel is made, or called"
+            )
 
 
 def _hash(t: Tensor) -> int:
@@ -95,7 +121,7 @@ def _agreed(everyone: list[dict[str, dict[str, Any]]]) -> dict[str, tuple[int, .
                 has, lacks = (0, rank) if key in first else (rank, 0)
                 raise _differ(f"rank {lacks} has no quantizer {key!r}, which rank {has} has")
             mine = described[key]
-            for what in mine.keys() - {"shape"}:
+            for what in mine.keys() - {"shape", "own"}:
                 if mine[what] != first[key][what]:
                     raise _differ(f"quantizer {key!r} has {what} {mine[what]} on rank {rank} and {first[key][what]} on rank 0")
             if shapes[key] is None:
@@ -147,4 +173,4 @@ def _add_news(quantizers: list[Quantizer], group: dist.ProcessGroup | None) -> N
     for quantizer, known in zip(quantizers, held, strict=True):
         for t, before in zip(quantizer.additive, known, strict=True):
             t.add_(before.to(t.device))
-        quantizer.merged = [t.clone() for t in quantizer.additive]
+        quantizer.note_merged(quantizer.additive)

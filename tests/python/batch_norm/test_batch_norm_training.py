@@ -236,6 +236,23 @@ def test_freezing_in_the_middle_of_training():
         sim.freeze_batch_norms("qq*")
 
 
+@pytest.mark.parametrize("by", ["config", "call", "schedule"])
+@pytest.mark.parametrize("copied", [lambda sim: sim, copy.deepcopy, lambda sim: pickle.loads(pickle.dumps(sim))])
+def test_statistics_that_are_frozen_are_not_reset(by, copied):
+    sim = calibrated(net(), dataclasses.replace(KEEP, batch_norm="freeze") if by == "config" else KEEP)
+    if by == "call":
+        sim.freeze_batch_norms("*")
+    elif by == "schedule":
+        sim.schedule(freeze_batch_norms_from=0)
+    sim = copied(sim)
+    before = copy.deepcopy(sim.model.state_dict())
+    with pytest.raises(RuntimeError, match=r"BatchNorm 'bn1' is frozen, .*update_bn does: .*Expected sim\.reestimate_batch_norms"):
+        update_bn(batches(), sim)
+    torch.testing.assert_close(sim.model.state_dict(), before, rtol=0, atol=0)
+    assert set(sim.reestimate_batch_norms(batches(), progress=False).values()) == {3}
+    assert not torch.equal(sim.model.bn1.running_mean, before["bn1.running_mean"])
+
+
 def test_reestimated_statistics_are_those_of_torch_without_simulation():
     model = net()
     expected = copy.deepcopy(model)

@@ -129,3 +129,21 @@ def test_merging_quantizers_merges_what_they_observed():
     first.merge(second)
     assert first.counts == Counts(17)
     assert first.compute_encoding() == calibrated(TensorSpec(method="minmax"), torch.cat([a, b])).encoding
+
+
+@pytest.mark.parametrize("by", ["set_encoding", "load_state_dict"])
+def test_an_optimizer_that_was_made_before_the_shape_was_known_trains_the_scale(by):
+    spec = TensorSpec(symmetric=True, method="minmax", axis=1, learnable=True)
+    quantizer, told = Quantizer(spec), Quantizer(spec, shape=(2, 3))
+    optimizer = torch.optim.Adam(quantizer.parameters(), 0.1)
+    x = torch.randn(4, 3)
+    encoding = told.compute_encoding_from(x)
+    if by == "set_encoding":
+        quantizer.set_encoding(encoding)
+    else:
+        quantizer.load_state_dict(told.state_dict())
+    assert torch.equal(quantizer(x), told(x))
+    quantizer(x).square().sum().backward()
+    optimizer.step()
+    assert quantizer.scale.shape == (3,)
+    assert bool((quantizer.scale != encoding.scale).all())

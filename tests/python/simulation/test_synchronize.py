@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from models import ConvNet, Perceptron, seeded
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 import qsim
 
@@ -217,6 +218,94 @@ def failing(rank: int, kind: str) -> str:
 def test_what_does_not_fit_is_named_on_every_rank(ranks, kind, message):
     for found in ranks.run(failing, kind):
         assert re.match(f"(?s){message}", found), found
+
+
+class Task(nn.Module):
+    def __init__(self, sim: nn.Module) -> None:
+        super().__init__()
+        self.sim = sim
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.sim(x).square().mean()
+
+
+WRAPPERS = {
+    "alone": lambda sim: sim,
+    "task": Task,
+    "sequential": nn.Sequential,
+    "compiled": lambda sim: torch.compile(sim, backend="eager"),
+    "copy": lambda sim: Task(copy.deepcopy(sim)),
+}
+
+
+def wrapped(rank: int, around: str, when: str) -> dict[str, Tensor] | str:
+    """What a simulation holds that DistributedDataParallel wraps, by itself or in another module, after calibrating on shards."""
+    sim = simulated(CONFIGS["int8"])
+    if when != "before calibration":
+        calibrate_shard(sim, BATCHES[rank::2])
+    if when == "synchronized before":
+        sim.synchronize()
+    wrapper = WRAPPERS[around](sim)
+    DistributedDataParallel(wrapper)
+    held = next(m for m in wrapper.modules() if isinstance(m, qsim.QuantSim))
+    if when == "before calibration":
+        calibrate_shard(held, BATCHES[rank::2])
+    try:
+        held.synchronize()
+    except RuntimeError as error:
+        return str(error)
+    return state(held)
+
+
+@pytest.mark.parametrize("around", WRAPPERS)
+@pytest.mark.parametrize("when", ["before calibration", "after calibration", "synchronized before"])
+def test_what_ranks_observed_under_a_broadcast(ranks, around, when):
+    whole = simulated(CONFIGS["int8"])
+    whole.calibrate(BATCHES, progress=False)
+    for found in ranks.run(wrapped, around, when):
+        if when == "after calibration" and around != "alone":
+            assert re.match(r"QuantSim\.synchronize: at 'input' and \d+ other quantizers rank 1 holds what another rank observed: ", found)
+        else:
+            same_bits(found, state(whole))
+
+
+def broadcast_in_a_forward(rank: int) -> str:
+    sim = simulated(CONFIGS["int8"])
+    parallel = DistributedDataParallel(Task(sim))
+    calibrate_shard(sim, BATCHES if rank else [])  # of rank 0, which observed nothing, too
+    with sim.in_float():
+        parallel(IMAGES)
+    try:
+        sim.synchronize()
+    except RuntimeError as error:
+        return str(error)
+    return "no error"
+
+
+def test_a_broadcast_in_a_forward_is_noticed(ranks):
+    assert all("rank 1 holds what another rank observed" in found for found in ranks.run(broadcast_in_a_forward))
+
+
+def calibrated_in_training(rank: int | None, again: list[int]) -> dict[str, Tensor]:
+    """On shards that reach different branches, and once more, with other parameters, on those batches of `again`; None is one process."""
+    torch.manual_seed(0)
+    x = torch.ones(2, 4)
+    sim, batches = qsim.QuantSim(Ways().eval(), [(x,), (-x,)]), [x, -2 * x]
+    for used in ([0, 1], again):
+        calibrate_shard(sim, [batches[i] for i in used if rank in (None, i)])
+        if rank is not None:
+            sim.synchronize()
+        with torch.no_grad():
+            for parameter in sim.parameters():
+                parameter.mul_(1.5)
+    return state(sim)
+
+
+@pytest.mark.parametrize("again", [[0, 1], [0], [1]])
+def test_again_after_training_where_shards_reach_different_branches(ranks, again):
+    whole = calibrated_in_training(None, again)
+    for found in ranks.run(calibrated_in_training, again):
+        same_bits(found, whole)
 
 
 def in_a_subgroup(rank: int) -> str | int:
