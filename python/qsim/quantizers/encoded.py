@@ -210,9 +210,9 @@ class Encoded(RangeState):
 
     def _observe_here(self) -> None:
         """This process observes from now on; what is another's stays so."""
-        here = _number_of(os.getpid())
-        self.observed_by = self.observed_by + (here - self._observed_by)
-        self._observed_by = here
+        if (here := _number_of(os.getpid())) != self._observed_by:
+            self.observed_by = self.observed_by + (here - self._observed_by)
+            self._observed_by = here
 
     def _forget_merged(self) -> None:
         """What it is about to hold is not what a `QuantSim.synchronize` gave to all ranks, nor what any process observed."""
