@@ -18,8 +18,8 @@ from torch.utils._pytree import tree_map_only
 
 from qsim.graph.record.tape import is_wrapper, version_of
 from qsim.numbers.float_format import FLOAT_FORMATS
-from qsim.operations.functions import ALIAS, TRANSPARENT, Function, is_in_place, name_of, route_name
-from qsim.operations.half import INDEXES, NUMBERS_ARE_OPERANDS, nearest
+from qsim.operations.functions import ALIAS, INDEXES, TRANSPARENT, Function, is_in_place, name_of, route_name
+from qsim.operations.half import NUMBERS_ARE_OPERANDS, nearest
 from qsim.operations.internals import inside
 from qsim.operations.stored import STORED
 from qsim.operations.totals import Total

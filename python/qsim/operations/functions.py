@@ -87,6 +87,7 @@ READS = _table("__bool__ __contains__ __index__ __int__ __float__ __array__ item
 # Of these, what code that computes with them outside torch asks.
 LENDS = _table("__array__ __float__ item tolist numpy")
 
+INDEXES = _table("__setitem__ setitem")  # their second argument says where, not what
 # Of `torch.distributed`: what they write into their first argument is a sum over ranks, and its version counter does not tell.
 SUMS_OF_RANKS = _table("all_reduce all_reduce_coalesced reduce reduce_scatter reduce_scatter_tensor reduce_scatter_single")
 
@@ -231,7 +232,7 @@ def route_name(func: Function) -> str:
 def is_in_place(func: Function) -> bool:
     """Whether a function changes its first argument, by its name: not what `inplace` tells."""
     name = route_name(func)
-    return name in ("__setitem__", "setitem") or (name.endswith("_") and not name.startswith("__"))
+    return name in INDEXES or (name.endswith("_") and not name.startswith("__"))
 
 
 def name_of(func: Function) -> str:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from qsim import ops
 from qsim.numbers.float_format import FLOAT_FORMATS
-from qsim.operations.functions import Function, name_of
+from qsim.operations.functions import INDEXES, Function, name_of
 from qsim.operations.internals import inside_of
 from qsim.operations.stored import STORED, WIDENED
 
@@ -34,7 +34,6 @@ NUMBERS_ARE_OPERANDS = _table(
     hypot atan2 __setitem__ setitem index_fill index_fill_
     """
 )
-INDEXES = _table("__setitem__ setitem")  # their second argument says where, not what
 
 
 def nearest(value: float, format: str) -> float:

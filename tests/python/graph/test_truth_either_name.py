@@ -141,18 +141,14 @@ WRITE = {
 }
 
 
-class Written(nn.Module):
-    """Writes, on the other path, by the older name or by the other one, and then reads the result."""
-
-    def __init__(self, write, older):
-        super().__init__()
-        self.write, self.older, self.clamped = write, older, nn.ReLU6(inplace=True)
+class Written(Network):
+    """Writes, on the other path, by the older name or by the other one, where that reads, and then reads the result."""
 
     def forward(self, x, other=False):
         y = x + x
         z = self.clamped(y)
         if other:
-            self.write(y if self.older else z)
+            self.read(y if self.older else z)
         return z.exp()
 
 
