@@ -5,6 +5,7 @@
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <cstdint>
 #include <utility>
 
 namespace qsim {
@@ -115,8 +116,8 @@ py::object referent(PyObject* reference) {
 #endif
 }
 
-// Whether a tensor, or what it is a view of, is among those that a dictionary has references to, by their ids: another
-// may have the id of one that is gone.
+// Whether a tensor, what it is a view of, or its memory is among those that a dictionary has references to, by their
+// ids, or by the negative addresses of memory: another may have the id of one that is gone.
 bool is_among(PyObject* known, PyObject* value) {
   const auto has = [&](PyObject* object) {
     PyObject* const found = PyDict_GetItemWithError(known, owned(PyLong_FromVoidPtr(object)).ptr());
@@ -125,7 +126,10 @@ bool is_among(PyObject* known, PyObject* value) {
   if (!THPVariable_Check(value)) return false;
   if (has(value)) return true;
   const at::Tensor& tensor = THPVariable_Unpack(value);
-  return tensor.is_view() && has(owned(THPVariable_Wrap(tensor._base())).ptr());
+  if (tensor.is_view() && has(owned(THPVariable_Wrap(tensor._base())).ptr())) return true;
+  if (!tensor.has_storage()) return false;
+  const auto address = reinterpret_cast<std::intptr_t>(tensor.storage().unsafeGetStorageImpl());
+  return PyDict_Contains(known, owned(PyLong_FromLongLong(-address)).ptr()) == 1;
 }
 
 // As `LeftToReaders.is_idle`.

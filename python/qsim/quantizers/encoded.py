@@ -46,7 +46,7 @@ def fixed_constants(fixed: str) -> tuple[Any, ...]:
     return _read(fixed)
 
 
-fixed_constants._dynamo_marked_constant = True  # type: ignore[attr-defined]  # see `qsim.graph.execute.traced`
+fixed_constants._dynamo_marked_constant = True  # type: ignore[attr-defined]  # see `qsim.graph.execute.answers`
 
 
 class Planned:

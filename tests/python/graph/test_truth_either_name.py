@@ -106,6 +106,40 @@ def test_both_names_in_one_sum(compiled):
     assert torch.equal(run(X, other=True), quantizers["add_2.output"](changed + changed))
 
 
+class IntoALayer(nn.Module):
+    """Its other path gives a layer that no example reaches what was changed in place, by the name from before."""
+
+    def __init__(self, change):
+        super().__init__()
+        self.change, self.layer = change, nn.Linear(8, 8, bias=False)
+
+    def forward(self, x, other=False):
+        y = x + x
+        z = self.change(y)
+        return self.layer(y) if other else z.exp()
+
+
+CHANGE = {
+    "itself": lambda y: F.relu6(y, inplace=True),
+    "a view of all of it": lambda y: F.relu6(y.view(-1), inplace=True).view(y.shape),
+}
+
+
+@pytest.mark.filterwarnings("ignore:QuantSim")  # the layer, and that nothing reaches it
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("change", CHANGE)
+def test_a_layer_that_no_example_reaches_reads_it_on_its_grid(change, compiled):
+    sim = simulation(IntoALayer(CHANGE[change]))
+    quantizers = sim.quantizers()
+    entered = quantizers["input"](X)
+    if "relu6.output" in quantizers:
+        changed = quantizers["relu6.output"](F.relu6(quantizers["add.output"](entered + entered)))
+    else:
+        changed = quantizers["add.output"](F.relu6(entered + entered))
+    run = torch.compile(sim, backend="eager", fullgraph=True) if compiled else sim
+    assert torch.equal(run(X, other=True), F.linear(changed, quantizers["layer.weight"](sim.model.layer.weight)))
+
+
 SAID = {
     "writes into it again": (
         lambda t, _: t.mul_(0.7).exp(),  # it gets the memory itself

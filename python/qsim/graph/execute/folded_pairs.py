@@ -213,4 +213,4 @@ def note_pairs_in_graph(place: Place) -> None:
 
 
 for _function in (begin_pairs, _traced_layer, _traced_norm):
-    _function._dynamo_marked_constant = True  # type: ignore[union-attr]  # as in qsim.graph.execute.traced
+    _function._dynamo_marked_constant = True  # type: ignore[union-attr]  # as in qsim.graph.execute.answers

@@ -243,7 +243,7 @@ def _made_in_graph() -> bool:
 
 
 _Made = torch._C._autograd.CreationMeta
-_made_in_graph._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as in qsim.graph.execute.traced
+_made_in_graph._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as in qsim.graph.execute.answers
 
 
 def with_outputs(out: Any, outputs: tuple[tuple[int, Quantize], ...], given: tuple[Any, ...] = ()) -> Any:

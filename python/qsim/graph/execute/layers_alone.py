@@ -177,4 +177,4 @@ def _note(token: int, layer: str) -> None:
     place.switch.say()
 
 
-_note._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as in qsim.graph.execute.traced
+_note._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as in qsim.graph.execute.answers

@@ -7,7 +7,10 @@ import weakref
 from collections.abc import Iterable
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from qsim.graph.execute.place import Place, place_of
 from qsim.graph.plan.actions import Readers
@@ -20,7 +23,8 @@ from qsim.runs.arguments import Arguments, tensors_in
 
 class LeftToReaders(dict[int, tuple[weakref.ref[Any], Readers, Any, int, int]]):
     """Those of one call of the model that somebody may still know, by the ids of tensors: those that read them in the examples, and the
-    node of a container that made them; and their versions then. A view of one is taken for it.
+    node of a container that made them; and their versions then. A view of one is taken for it. Those that are views themselves, of all
+    their memory, are here by that: others know it by names of their own, which torch does not tell from each other.
 
     Most are gone when the next comes, since what reads them in the examples took them: those are dropped then, and no earlier, for a
     reference that calls back costs as much as a quantizer.
@@ -31,6 +35,7 @@ class LeftToReaders(dict[int, tuple[weakref.ref[Any], Readers, Any, int, int]]):
         self.quantized: dict[tuple[str, int, Slot], str] = {}  # what was, with the key of the quantizer
         self.repeated: dict[tuple[str, int, Slot], str] = {}  # what is to be, whatever tensors come there
         self.later: list[Any] = []  # modes under which parts run once more
+        self.memories: list[StorageWeakRef] = []  # of those that are here by the negative address of it, until the call ends
 
     def run_again(self, mode: Any) -> None:
         """Have what runs under a checkpoint quantize the same when it runs once more under a mode, on other tensors maybe."""
@@ -43,7 +48,12 @@ class LeftToReaders(dict[int, tuple[weakref.ref[Any], Readers, Any, int, int]]):
     def add(self, t: Any, readers: Readers, place: Place, node: int) -> None:
         if type(t) is Tensor:
             self.is_idle()
-            self[id(t)] = weakref.ref(t), readers, place, node, version_of(t)
+            if readers.in_parts and (t._is_view() or t.is_inference()) and _is_all_of_its_memory(t):
+                memory = StorageWeakRef(t.untyped_storage())  # with it no other memory has this address
+                self.memories.append(memory)
+                self[-memory.cdata] = weakref.ref(LeftToReaders), readers, place, node, version_of(t)
+            else:
+                self[id(t)] = weakref.ref(t), readers, place, node, version_of(t)
 
     def is_idle(self) -> bool:
         """Whether nobody knows any of them, as far as one look tells."""
@@ -107,13 +117,19 @@ class LeftToReaders(dict[int, tuple[weakref.ref[Any], Readers, Any, int, int]]):
                 tell_returned(*self[key][1:4])
 
     def _key(self, t: Tensor) -> int:
-        """The key of a tensor, or of what it is a view of; 0 where neither is here."""
+        """The key of a tensor, of what it is a view of, or of its memory; 0 where none is here."""
         if (left := self.get(id(t))) is not None and left[0]() is t:
             return id(t)
+        if self.memories and type(t) is Tensor and (key := -t.untyped_storage()._cdata) in self:
+            return key
         if not t._is_view():
             return 0
         base = t._base
         return id(base) if (left := self.get(id(base))) is not None and left[0]() is base else 0
+
+
+def _is_all_of_its_memory(t: Tensor) -> bool:
+    return t.layout is torch.strided and t.numel() * t.element_size() == t.untyped_storage().nbytes()
 
 
 def _repeat(mode: Any) -> None:
@@ -204,13 +220,23 @@ def note_returned_by_graph() -> None:
 
 def _left_in_graph(t: Any) -> tuple[Any, tuple[Readers, Place, int]] | None:
     """What is left to readers, of a node of the graph or what that is a view of, with what made it."""
-    known = left_in_graph()
+    known, asked = left_in_graph(), t
     while t not in known and t.op != "placeholder" and function_of(t) in MOVING and t.all_input_nodes:
         t = t.all_input_nodes[0]
     if t not in known:
+        t = next((other for other, (*_, older, _) in known.items() if older and _are_one_memory(other, asked)), None)
+    if t is None:
         return None
     token, node, older, _ = known[t]
     place = place_of(token)
     planned = place.planned.plain[node]
     readers = planned.older if older else planned.left
     return None if readers is None else (t, (readers, place, node))
+
+
+def _are_one_memory(changed: Any, asked: Any) -> bool:
+    """Whether what was changed, all of its memory, is what is asked for, by another name: of nodes of the graph."""
+    values = [node.meta.get("example_value") for node in (changed, asked)]
+    if not all(type(value) is FakeTensor for value in values) or not _is_all_of_its_memory(values[0]):
+        return False
+    return values[0].untyped_storage()._cdata == values[1].untyped_storage()._cdata
