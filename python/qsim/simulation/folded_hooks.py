@@ -1,4 +1,4 @@
-"""Notices hooks that were put between a layer and the BatchNorm that was folded into it: what they see is normalized already."""
+"""Notices hooks and wrappers that were put between a layer and the BatchNorm folded into it: what they see is normalized already."""
 
 from __future__ import annotations
 
@@ -31,33 +31,39 @@ class FoldedHooks:
         self._model = model
         self.pairs = [((fold.layer, fold.batch_norm), bn, fold.before) for fold, bn in folds if not fold.alone]
         self._hooked: list[tuple[dict[int, Any], str, Fold]] = []  # hooks of modules, with the path of the module
+        self._held: list[tuple[nn.Module, nn.Module, str, Fold]] = []  # modules, each after the one that holds it
         for fold, _ in folds:
             if not fold.alone:
                 first, then = (fold.batch_norm, fold.layer) if fold.before else (fold.layer, fold.batch_norm)
                 for path, names in ((first, _LEFT), (then, _ENTERED)):
-                    self._hooked += [(getattr(model.get_submodule(path), name), path, fold) for name in names]
+                    module, holder = model.get_submodule(path), model.get_submodule(path.rpartition(".")[0])
+                    self._hooked += [(getattr(module, name), path, fold) for name in names]
+                    self._held.append((holder, module, path, fold))
         self._told: set[str] = set()
 
     def look(self) -> None:
-        """Warn, once for each module, of hooks of the user's."""
+        """Warn, once for each module, of hooks of the user's, and of what was put around it."""
         if torch.compiler.is_compiling():
             return
         for hooks, path, fold in self._hooked:
             if hooks and path not in self._told and any(map(_is_anothers, hooks.values())):
-                self._told.add(path)
-                self._warn(path, fold)
+                self._warn("a hook on", path, fold)
                 if path == fold.layer and not fold.before:
                     self._model.get_submodule(fold.batch_norm).register_forward_hook(_as_a_new_tensor)
+        for holder, module, path, fold in self._held:
+            if (now := holder._modules.get(path.rpartition(".")[2])) is not module and path not in self._told and _wraps(now, module):
+                self._warn(f"the {type(now).__name__} around", path, fold)
 
-    def _warn(self, path: str, fold: Fold) -> None:
+    def _warn(self, who: str, path: str, fold: Fold) -> None:
+        self._told.add(path)
         what = (
             f"has the normalization of '{fold.batch_norm}' still to come"
             if fold.before
             else f"is what '{fold.layer}' computes with '{fold.batch_norm}' folded into it, normalized already"
         )
         warn(
-            f"QuantSim: a hook on '{path}' sees other tensors than in the float model: what it gets {what}, and what it returns is used as "
-            "that. Put it on the model before it is simulated, or use Config(batch_norm='keep')"
+            f"QuantSim: {who} '{path}' sees other tensors than in the float model: what it gets {what}, and what it returns is used as "
+            "that. Put it there before the model is simulated, or use Config(batch_norm='keep')"
         )
 
 
@@ -65,6 +71,11 @@ def _as_a_new_tensor(_: nn.Module, args: Any, out: Tensor) -> Tensor | None:
     """What a full backward hook hands on is a view that torch lets nobody write to, as rectifiers and additions behind a BatchNorm do: they
     wrote into a tensor of its own."""
     return out.clone() if out.requires_grad and out._is_view() else None
+
+
+def _wraps(now: nn.Module | None, module: nn.Module) -> bool:
+    """Whether what stands in a module's place is somebody's that calls it; torch's own, of compiled or sharded modules, change nothing."""
+    return now is not None and not type(now).__module__.startswith("torch.") and any(each is module for each in now.modules())
 
 
 def _is_anothers(hook: Any) -> bool:

@@ -59,6 +59,29 @@ def test_hooks_between_a_layer_and_its_batch_norm_are_told(sim, at, register, to
         sim(x)
 
 
+class Adapter(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return self.inner(x) * 1.5
+
+
+@pytest.mark.parametrize(("at", "told"), [(at, told) for at, _, told in HOOKS.values()], ids=HOOKS)
+def test_wrappers_between_a_layer_and_its_batch_norm_are_told(sim, at, told):
+    sim.model[at] = Adapter(sim.model[at])
+    with pytest.warns(UserWarning, match=f"the Adapter around {told}"):
+        sim(torch.randn(2, 3, 8, 8))
+
+
+def test_wrappers_of_torch_are_not_told(sim):
+    sim.model[0] = torch.compile(sim.model[0], backend="eager")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "QuantSim.* around ")
+        sim(torch.randn(2, 3, 8, 8))
+
+
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda sim: pickle.loads(pickle.dumps(sim))], ids=["copied", "pickled"])
 def test_hooks_on_copies_are_told(sim, copied):
     other = copied(sim)

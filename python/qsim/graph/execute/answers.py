@@ -55,8 +55,9 @@ def traced_call(token: int, key: int, count: int) -> tuple[int, Slot | None, Slo
     place = place_of(token)
     nodes = place.nodes_of[key]
     node = nodes[count] if count < len(nodes) else None
-    told = node is not None and place.weights[node] is None
-    return (node, place.floats[node], read_in_graph(place, node)) if told else (STRANGE, None, ())
+    if node is None or place.weights[node] is not None:
+        return STRANGE, None, ()
+    return node, place.floats[node], read_in_graph(place, node)
 
 
 def traced_read(token: int, node: int) -> Slots:

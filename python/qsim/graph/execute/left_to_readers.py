@@ -49,7 +49,7 @@ class LeftToReaders(dict[int, tuple[weakref.ref[Any], Readers, Any, int, int]]):
         if type(t) is Tensor:
             self.is_idle()
             if readers.in_parts and (t._is_view() or t.is_inference()) and _is_all_of_its_memory(t):
-                memory = StorageWeakRef(t.untyped_storage())  # with it no other memory has this address
+                memory = StorageWeakRef(t.untyped_storage())  # type: ignore[no-untyped-call]  # with it no other memory has this address
                 self.memories.append(memory)
                 self[-memory.cdata] = weakref.ref(LeftToReaders), readers, place, node, version_of(t)
             else:
@@ -120,12 +120,18 @@ class LeftToReaders(dict[int, tuple[weakref.ref[Any], Readers, Any, int, int]]):
         """The key of a tensor, of what it is a view of, or of its memory; 0 where none is here."""
         if (left := self.get(id(t))) is not None and left[0]() is t:
             return id(t)
-        if self.memories and type(t) is Tensor and (key := -t.untyped_storage()._cdata) in self:
+        if self.memories and type(t) is Tensor and (key := -_address(t)) in self:
             return key
         if not t._is_view():
             return 0
         base = t._base
         return id(base) if (left := self.get(id(base))) is not None and left[0]() is base else 0
+
+
+def _address(t: Tensor) -> int:
+    """Of a tensor's memory, or of what stands for that while Dynamo traces."""
+    address: int = t.untyped_storage()._cdata
+    return address
 
 
 def _is_all_of_its_memory(t: Tensor) -> bool:
@@ -239,4 +245,4 @@ def _are_one_memory(changed: Any, asked: Any) -> bool:
     values = [node.meta.get("example_value") for node in (changed, asked)]
     if not all(type(value) is FakeTensor for value in values) or not _is_all_of_its_memory(values[0]):
         return False
-    return values[0].untyped_storage()._cdata == values[1].untyped_storage()._cdata
+    return _address(values[0]) == _address(values[1])

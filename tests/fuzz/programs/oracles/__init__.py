@@ -22,6 +22,7 @@ from .simulation_off import off_is_float, without_quantizers_is_float
 from .sixteen_bits import sixteen_bits_are_near
 from .threads import threads_do_not_meet
 from .warned import other_ways_are_told
+from .wrapped import wrappers_stay
 
 Oracle = Callable[[Case], Failure | None]
 
@@ -45,4 +46,5 @@ ORACLES: dict[str, tuple[Oracle, float]] = {
     "methods": (methods_by_themselves, 0.5),
     "warned": (other_ways_are_told, 0.3),
     "quantizers off": (without_quantizers_is_float, 0.1),
+    "wrapped": (wrappers_stay, 0.15),
 }
