@@ -140,6 +140,35 @@ def test_a_layer_that_no_example_reaches_reads_it_on_its_grid(change, compiled):
     assert torch.equal(run(X, other=True), F.linear(changed, quantizers["layer.weight"](sim.model.layer.weight)))
 
 
+class Decided(nn.Module):
+    """Data decide which name is read; Dynamo breaks its graph there, and the container runs in eager, under what Dynamo began with."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 8, bias=False)
+
+    def forward(self, x, y):
+        y = self.layer(y)
+        z = torch.softmax(y, -1) * 1.5
+        if x.mean() > 0:
+            torch.stack([x, x], -1).amax(-1)
+            read = F.relu(z, inplace=True)
+        else:
+            read = y
+        clamped = y.clamp_(-1.0, 1.0)
+        return read - clamped, torch.softmax(read, -1)
+
+
+@pytest.mark.filterwarnings("ignore:QuantSim")  # that stack is skipped, and that the graph breaks
+def test_where_the_graph_breaks():
+    given = X - X.mean() + 0.3, X * 3
+    sim = qsim.QuantSim(Decided().eval(), given, qsim.int8())
+    sim.calibrate([given], progress=False)
+    other = -given[0], -given[1]
+    for found, expected in zip(torch.compile(sim, backend="eager")(*other), sim(*other), strict=True):
+        assert torch.equal(found, expected)
+
+
 SAID = {
     "writes into it again": (
         lambda t, _: t.mul_(0.7).exp(),  # it gets the memory itself

@@ -70,7 +70,8 @@ class TracedMode(LocalMode):
         if not torch.compiler.is_dynamo_compiling():  # behind a graph break: what Dynamo began with runs in Python, all of it
             self.__class__ = self.switch.mode  # type: ignore[assignment]
             eager: Any = self.switch.mode(self.place, self.training, self.container, self.counts)
-            vars(self).update({**vars(eager), **vars(self), "nodes": eager.nodes})
+            left = eager.left if self.outer is None else self.outer.left
+            vars(self).update({**vars(eager), **vars(self), "nodes": eager.nodes, "left": left})
         return LocalMode.__enter__(self)
 
     def node(self, key: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
