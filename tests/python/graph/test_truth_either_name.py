@@ -169,6 +169,26 @@ def test_where_the_graph_breaks():
         assert torch.equal(found, expected)
 
 
+class Mapped(nn.Module):
+    """What is changed in place inside of a transform has no memory that could be named."""
+
+    def forward(self, x, other=False):
+        def each(row):
+            y = (row + row).view(-1)
+            z = F.relu6(y, inplace=True)
+            return (y if other else z) ** 2
+
+        return torch.vmap(each)(x)
+
+
+@pytest.mark.filterwarnings("error:QuantSim")
+@pytest.mark.parametrize("inference", [False, True])
+def test_inside_a_transform(inference):
+    sim = simulation(Mapped())
+    with torch.inference_mode(inference):
+        torch.testing.assert_close(sim(X, other=True), sim(X), rtol=0, atol=36 / 100)  # a step: by the older name it may be in float
+
+
 SAID = {
     "writes into it again": (
         lambda t, _: t.mul_(0.7).exp(),  # it gets the memory itself

@@ -7,7 +7,6 @@ import weakref
 from collections.abc import Iterable
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -15,7 +14,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from qsim.graph.execute.place import Place, place_of
 from qsim.graph.plan.actions import Readers
 from qsim.graph.record.asker import function_of, left_in_graph, nodes_of_asker, operands_of_asker
-from qsim.graph.record.tape import Slot, version_of
+from qsim.graph.record.tape import Slot, is_wrapper, memory_of, version_of
 from qsim.operations.functions import Function, is_in_place
 from qsim.operations.moves import MOVING
 from qsim.runs.arguments import Arguments, tensors_in
@@ -120,7 +119,7 @@ class LeftToReaders(dict[int, tuple[weakref.ref[Any], Readers, Any, int, int]]):
         """The key of a tensor, of what it is a view of, or of its memory; 0 where none is here."""
         if (left := self.get(id(t))) is not None and left[0]() is t:
             return id(t)
-        if self.memories and type(t) is Tensor and (key := -_address(t)) in self:
+        if self.memories and type(t) is Tensor and (key := -(memory_of(t) or 0)) in self:
             return key
         if not t._is_view():
             return 0
@@ -128,14 +127,8 @@ class LeftToReaders(dict[int, tuple[weakref.ref[Any], Readers, Any, int, int]]):
         return id(base) if (left := self.get(id(base))) is not None and left[0]() is base else 0
 
 
-def _address(t: Tensor) -> int:
-    """Of a tensor's memory, or of what stands for that while Dynamo traces."""
-    address: int = t.untyped_storage()._cdata
-    return address
-
-
 def _is_all_of_its_memory(t: Tensor) -> bool:
-    return t.layout is torch.strided and t.numel() * t.element_size() == t.untyped_storage().nbytes()
+    return not is_wrapper(t) and memory_of(t) is not None and t.numel() * t.element_size() == t.untyped_storage().nbytes()
 
 
 def _repeat(mode: Any) -> None:
@@ -245,4 +238,4 @@ def _are_one_memory(changed: Any, asked: Any) -> bool:
     values = [node.meta.get("example_value") for node in (changed, asked)]
     if not all(type(value) is FakeTensor for value in values) or not _is_all_of_its_memory(values[0]):
         return False
-    return _address(values[0]) == _address(values[1])
+    return memory_of(values[0]) == memory_of(values[1])
