@@ -13,6 +13,7 @@ from qsim.graph.execute.tapped import WeightedCall
 from qsim.numbers.encoding import Encoding
 from qsim.numbers.sqnr import sqnr
 from qsim.ops.fake_quantize_bias import fake_quantize_bias
+from qsim.restoration.frozen import is_frozen
 from qsim.restoration.grids import Grid
 from qsim.restoration.moments import Moments
 from qsim.restoration.operands import WeightProduct, argument, product_of, with_arguments
@@ -130,12 +131,16 @@ def choose(
     if not moments.count:
         return "only batches that were held back read it"
     quantizer, parameter = sim.quantizers()[key], sim.weights()[key]
+    wanted = None if bias is None else attrgetter(bias)(sim.model)
+    shifts = steps.biases and wanted is not None and not is_frozen(wanted)
+    steps = dataclasses.replace(steps, method=None if is_frozen(parameter) else steps.method, biases=shifts)
+    if not (steps.method or steps.ranges or shifts):
+        return "it is frozen (requires_grad=False)" if is_frozen(parameter) or is_frozen(wanted) else "it has no bias"
     weight = product.to_rows(parameter.detach().to(moments.own.dtype))
     encoding = quantizer.encoding
     assert encoding is not None
     grid = Grid.of(quantizer.spec, encoding, product, weight.dtype)
     means = moments.averaged()
-    shifts = steps.biases and bias is not None
     kept = _with_bias(sim, key, _Candidate(grid, grid.rounded(weight)), bias, None)
     candidates = {"kept": kept}
     if shifts:
@@ -147,7 +152,6 @@ def choose(
         candidates[" + ".join(parts)] = _with_bias(sim, key, done, bias, shift)
     elif not shifts:
         return "nothing that reached it was ever other than zero"
-    wanted = None if bias is None else attrgetter(bias)(sim.model)
     expand = weight if moments.weight is None else None
     levels = {how: _level(each, expand, wanted, measured, group) for how, each in candidates.items()}
     best = max(levels, key=lambda how: (levels[how], how == "kept"))

@@ -19,6 +19,7 @@ from torch import Tensor
 from qsim.atomic import write_atomically
 from qsim.errors import FileFormatError
 from qsim.restoration.choice import Solved, Steps, WeightOutcome
+from qsim.restoration.frozen import is_frozen
 from qsim.restoration.ranks import Group, agree, is_first
 from qsim.restoration.restore_report import Restored
 from qsim.simulation.simulation import Simulation
@@ -122,7 +123,7 @@ def _fingerprint(sim: Simulation, steps: Steps) -> str:
     """Of the options, the model's weights, and all encodings. Data may be other ones."""
     digest = hashlib.sha256(repr(steps).encode())
     for name, tensor in (*sim.model.named_parameters(), *sim.model.named_buffers()):
-        _add(digest, name, [tensor])
+        _add(digest, f"{name} frozen" if is_frozen(tensor) else name, [tensor])
     for key, quantizer in sim.quantizers().items():
         encoding = quantizer.encoding
         _add(digest, f"{key} {quantizer.spec} {quantizer.enabled}", [] if encoding is None else [encoding.scale, encoding.zero_point])
