@@ -31,6 +31,7 @@ from qsim.pages.report import Report
 from qsim.pages.subject import about
 from qsim.progress import progress as progress_bar
 from qsim.quantsim.quantsim import QuantSim
+from qsim.restoration.frozen import is_frozen
 from qsim.runs.batches import Forward, iterate
 from qsim.runs.offloaded import own_copy
 from qsim.runs.report_subject import subject_of
@@ -279,6 +280,9 @@ class _Attempts:
         self.model, self.example_inputs, self.batches, self.forward = model, example_inputs, batches, forward
         self.config, self.sign, self.trail = config, sign, trail
         self.notes: list[str] = []
+        if frozen := sum(map(is_frozen, model.parameters())):
+            told = "(requires_grad=False): distillation keeps their values; model.requires_grad_(True) has them changed"
+            self.notes.append(f"{frozen} parameters are frozen {told}")
         self.method: str | None = None  # of ranges, if another is better than the config's
 
     def calibrated(self, config: Config, model: nn.Module | None = None) -> QuantSim:

@@ -42,7 +42,8 @@ class Restoration(Simulation):
         A quarter of the batches is held back: what gains nothing there is not done, layer by layer and in the end as a whole.
 
         The model's weights are replaced by ones on their grids. What `in_float` runs is then no longer the float model, so it can be
-        done once: make a new simulation for another attempt.
+        done once: make a new simulation for another attempt. An error, Ctrl-C too, takes everything back. Frozen parameters
+        (``requires_grad_(False)``) are solved for as others, and not trained with `steps`.
 
         Parameters
         ----------
@@ -252,7 +253,9 @@ class Restoration(Simulation):
         """Train weights, biases and scales against the float model's own results: no labels, and only what gains is kept.
 
         The simulation runs in eval mode, gradients pass straight through the rounding, and the parameters that were best on a quarter of
-        the batches, which is held back, are kept: those from before where no step was better.
+        the batches, which is held back, are kept: those from before where no step was better, or where it ends by an error or Ctrl-C.
+        Frozen parameters (``requires_grad_(False)``) stay; flags and gradients are afterwards as they were. Once weights or biases were
+        trained, what `in_float` runs is no longer the float model, and neither this nor `restore` can follow.
 
         Parameters
         ----------
@@ -268,6 +271,11 @@ class Restoration(Simulation):
         Returns
         -------
         Distilled
+
+        Raises
+        ------
+        ValueError
+            The weights were restored or trained already; all parameters are frozen, and no scale can be learned; the loss has no gradient.
 
         Examples
         --------

@@ -130,12 +130,15 @@ def choose(
     if not moments.count:
         return "only batches that were held back read it"
     quantizer, parameter = sim.quantizers()[key], sim.weights()[key]
+    wanted = None if bias is None else attrgetter(bias)(sim.model)
+    shifts = steps.biases and wanted is not None
+    if not (steps.method or steps.ranges or shifts):
+        return "it has no bias"
     weight = product.to_rows(parameter.detach().to(moments.own.dtype))
     encoding = quantizer.encoding
     assert encoding is not None
     grid = Grid.of(quantizer.spec, encoding, product, weight.dtype)
     means = moments.averaged()
-    shifts = steps.biases and bias is not None
     kept = _with_bias(sim, key, _Candidate(grid, grid.rounded(weight)), bias, None)
     candidates = {"kept": kept}
     if shifts:
@@ -147,7 +150,6 @@ def choose(
         candidates[" + ".join(parts)] = _with_bias(sim, key, done, bias, shift)
     elif not shifts:
         return "nothing that reached it was ever other than zero"
-    wanted = None if bias is None else attrgetter(bias)(sim.model)
     expand = weight if moments.weight is None else None
     levels = {how: _level(each, expand, wanted, measured, group) for how, each in candidates.items()}
     best = max(levels, key=lambda how: (levels[how], how == "kept"))

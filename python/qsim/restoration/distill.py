@@ -9,17 +9,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from qsim.analysis.deviation import Deviation, float_tensors
 from qsim.loggers.figures import Figures
-from qsim.numbers.spec import TensorSpec
 from qsim.pages.chart import Axis, Chart, Series
 from qsim.pages.markup import Cell, Column, Fact, Line, table, tiles
 from qsim.pages.page import Page
 from qsim.pages.report import Report
 from qsim.pages.subject import about
 from qsim.progress import progress
+from qsim.quantizers.quantizer import Quantizer
+from qsim.restoration.frozen import is_frozen
 from qsim.runs.report_subject import subject_of
 from qsim.runs.snapshot import beginning_alike, rewriting
 from qsim.simulation.simulation import Simulation
@@ -32,6 +33,11 @@ _TRAVEL = 4.0  # steps of its grid that a weight may go in all, of 200 steps or 
 _STRETCH = 0.3  # the part of itself that a scale or any other parameter may change by
 _FULL = 200  # with fewer steps all go less far: what moves faster only jitters
 _LOOKS = 8  # so often is measured whether it gains
+
+NOTHING_LEARNS = (
+    "nothing can be learned: no parameter requires a gradient, and no quantizer has a scale that training may move; "
+    "sim.model.requires_grad_(True) has weights and biases learned"
+)
 
 
 @dataclass(frozen=True)
@@ -115,10 +121,11 @@ def train(
     seed: int,
     show: bool,
 ) -> Distilled:
-    """Train what computes the model's results, in eval mode, so that they become `wanted`.
+    """Train what computes the model's results, in eval mode, so that they become `wanted`; `Simulation.restored` says if weights did.
 
     Weights move by their grid's step, scales of quantizers and everything else by their own size: Adam normalises gradients, so that a
-    learning rate is a distance, and neither layers nor bit widths need their own.
+    learning rate is a distance, and neither layers nor bit widths need their own. Where it raises, what was trained is there: the caller
+    takes it back.
 
     Parameters
     ----------
@@ -171,35 +178,47 @@ def train(
         with rewriting():
             for t, value in zip(tensors, best, strict=True):
                 t.copy_(value)
+        if kept and any(group["name"] == "parameter" for group in groups):
+            sim.restored = ", ".join(filter(None, (sim.restored, "distillation")))
     return Distilled(steps, kept, levels, losses, subject=subject_of(sim.model, sim.config))
+
+
+def learnable(sim: Simulation) -> tuple[list[nn.Parameter], list[Tensor]]:
+    """The parameters and the scales that are learned: none that is frozen."""
+    parameters = [p for p in sim.model.parameters() if p.is_floating_point() and not is_frozen(p)]
+    return parameters, [q.grid_tensors[0] for q in sim.quantizers().values() if _has_free_scale(q)]
 
 
 @contextmanager
 def _learning(sim: Simulation) -> Iterator[list[dict[str, Any]]]:
-    """Groups for an optimizer of what is learned, and how far each may go; afterwards nothing requires a gradient that did not."""
+    """Groups for an optimizer of what is learned, and how far each may go; afterwards what requires a gradient is what did, and has the
+    gradient that it had."""
     quantizers, weights = sim.quantizers(), sim.weights()
     steps = {id(weights[key]): float(quantizers[key].grid_scale.detach().mean()) for key in weights if quantizers[key].spec.has_scale}
-    scales = [q.grid_tensors[0] for q in quantizers.values() if q.enabled and _has_free_scale(q.spec)]
-    parameters = [p for p in sim.model.parameters() if p.is_floating_point()]
-    was = [(t, t.requires_grad) for t in (*parameters, *scales)]
+    parameters, scales = learnable(sim)
+    every = {id(t): t for t in (*sim.parameters(), *scales)}.values()
+    was = [(t, t.requires_grad, t.grad) for t in every]
     groups = [
         {"params": [p], "lr": _TRAVEL * steps[id(p)] if id(p) in steps else _STRETCH * _size(p), "name": "parameter"} for p in parameters
     ]
     groups += [{"params": [s], "lr": _STRETCH * float(s.detach().mean()), "name": "scale"} for s in scales]
-    for t, _ in was:
-        t.requires_grad_(True)
     try:
+        for t in every:
+            t.grad = None
+        for scale in scales:
+            scale.requires_grad_(True)
         yield groups
     finally:
-        for t, required in was:
+        for t, required, gradient in was:
             t.requires_grad_(required)
-            t.grad = None
+            t.grad = gradient
 
 
-def _has_free_scale(spec: TensorSpec) -> bool:
-    """Whether a scale may be any positive number, and stays from one call to the next."""
-    kept = spec.has_scale and not spec.is_running and not spec.is_dynamic
-    return kept and not spec.is_float and spec.scale_format is None
+def _has_free_scale(quantizer: Quantizer) -> bool:
+    """Whether its scale may become any positive number, and stays from one call to the next."""
+    spec = quantizer.spec
+    kept = quantizer.enabled and spec.has_scale and not spec.is_running and not spec.is_dynamic
+    return kept and not spec.is_float and spec.scale_format is None and not is_frozen(quantizer.grid_tensors[0])
 
 
 def _size(p: Tensor) -> float:

@@ -23,7 +23,7 @@ from qsim.numbers.sqnr import sqnr
 from qsim.options import check_function, check_whole, shown
 from qsim.progress import progress
 from qsim.restoration.choice import Solved, Steps
-from qsim.restoration.distill import DistillationLoss, Distilled, relative_error, train
+from qsim.restoration.distill import NOTHING_LEARNS, DistillationLoss, Distilled, learnable, relative_error, train
 from qsim.restoration.kept_weights import KeptWeights
 from qsim.restoration.ranks import Group, agree, share, total
 from qsim.restoration.restore_report import RestoreReport
@@ -33,7 +33,7 @@ from qsim.runs.batches import Forward, arguments_of, iterate, to_device
 from qsim.runs.memory import MemoryWatch
 from qsim.runs.report_subject import subject_of
 from qsim.runs.sharding import sharded_modules
-from qsim.runs.snapshot import beginning_alike, rewriting, unchanged
+from qsim.runs.snapshot import beginning_alike, rewriting, unchanged, undone_on_error
 from qsim.runs.unfit import unfit_told
 from qsim.simulation.range_choice import fit_biases
 from qsim.simulation.simulation import Simulation
@@ -72,6 +72,9 @@ def restore_layers(
     wanted, skipped = _candidates(sim)
     with seconds.stage("data"):
         calls, measures, notes = _calls(sim, data, forward, caller, max_batches)
+    if distilling and not any(learnable(sim)):
+        notes.append(f"nothing was distilled: {NOTHING_LEARNS}")
+        distilling = 0
     with unchanged(sim), sim.calibrated(), torch.no_grad():
         sim.eval()
         with seconds.stage("forward"):
@@ -99,16 +102,17 @@ def restore_layers(
                 after = _level(sim, calls, found, group)
     skipped |= found.skipped | {key: "no batch reached it" for key in wanted if not uses[key]}
     kept = bool(found.solved) and (after > before or math.isnan(after))
-    if kept:
-        notes += apply(sim, found.solved, group)
     distilled = None
-    if distilling:
-        with seconds.stage("distillation"), _evaluating(sim):
-            there = [i for i in range(len(calls)) if i in found.references]
-            results = [found.references[i] for i in there]
-            ran, held = [calls[i] for i in there], [measures[i] for i in there]
-            distilled = train(sim, ran, held, results, steps=distilling, loss=relative_error, seed=0, show=show)
-        after, kept = distilled.levels[distilled.kept] if distilled.kept else after, kept or distilled.kept > 0
+    with undone_on_error(sim):
+        if kept:
+            notes += apply(sim, found.solved, group)
+        if distilling:
+            with seconds.stage("distillation"), _evaluating(sim):
+                there = [i for i in range(len(calls)) if i in found.references]
+                results = [found.references[i] for i in there]
+                ran, held = [calls[i] for i in there], [measures[i] for i in there]
+                distilled = train(sim, ran, held, results, steps=distilling, loss=relative_error, seed=0, show=show)
+            after, kept = distilled.levels[distilled.kept] if distilled.kept else after, kept or distilled.kept > 0
     solved, measured = (sum(held is there for i, held in enumerate(measures) if i not in found.left_out) for there in (False, True))
     return RestoreReport(
         found.weights,
@@ -146,14 +150,13 @@ def distill(
     check_function(caller, "loss", loss, "loss(got, wanted) -> Tensor")
     if forward is not None:
         check_function(caller, "forward", forward, "forward(model, batch)")
+    if not any(learnable(sim)):
+        raise ValueError(f"{caller}: {NOTHING_LEARNS}")
     calls, measures, _ = _calls(sim, data, forward, caller, max_batches)
-    with _evaluating(sim):
+    with undone_on_error(sim), _evaluating(sim):
         with sim.in_float(), torch.no_grad():
             wanted = [_undone(sim, call) for call in calls]
-        distilled = train(sim, calls, measures, wanted, steps=steps, loss=loss, seed=seed, show=show)
-    if distilled.kept:
-        sim.restored = "distillation"
-    return distilled
+        return train(sim, calls, measures, wanted, steps=steps, loss=loss, seed=seed, show=show)
 
 
 def _undone(sim: Simulation, call: Callable[[], Any]) -> Any:

@@ -163,6 +163,29 @@ def unchanged(model: nn.Module, *, whole: bool = True) -> Iterator[None]:
 
 
 @contextmanager
+def undone_on_error(model: nn.Module) -> Iterator[None]:
+    """Undo what the body did to `model`, as a `Snapshot` holds it, if it ends by an exception, Ctrl-C among them.
+
+    Examples
+    --------
+    >>> layer = nn.Linear(2, 2)
+    >>> try:
+    ...     with undone_on_error(layer), rewriting():
+    ...         layer.weight.fill_(0.25)[0].add_("half way")
+    ... except TypeError:
+    ...     print(bool((layer.weight == 0.25).any()))
+    False
+    """
+    before = Snapshot(model)
+    try:
+        yield
+    except BaseException:
+        with rewriting():
+            before.restore()
+        raise
+
+
+@contextmanager
 def plain_eager() -> Iterator[None]:
     """No gradients, in-place changes counted (inference tensors count none), compiled parts run as the Python they were made from, and
     autocast keeps no parameter in another type."""

@@ -90,7 +90,7 @@ class Simulation(NamedAsTheModel, AsTheModel):
     evaluator : callable, optional
         ``evaluator(sim, args, kwargs)`` computes calls in place of the model.
     restored : str
-        What of the float model's parameters was replaced by what `restoration` solved for: "12 weights"; "" as long as nothing was.
+        What of the float model's parameters `restoration` replaced: "12 weights, distillation"; "" as long as nothing was.
     read : frozenset of str or None
         Keys of the weights that a batch of a calibration read; None before the first.
     """

@@ -146,7 +146,7 @@ def test_compiled_as_eager(kind, replace):
         replace(layers_of(sim.model))
         found[how] = noted(called, X)
     out, said = found.pop("eager")
-    assert "the example inputs" in said
+    assert ("the example inputs" in said) == (replace is not parametrized)  # what computes a weight is no operation of the model
     for other, told in found.values():
         close(other, out)
         assert told == said

@@ -35,6 +35,15 @@ def test_ends_at_the_first_that_reaches_the_goal():
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), before, strict=True))
 
 
+def test_frozen_parameters_are_told():
+    model, example, data, accuracy = problem()
+    assert not qsim.quantize(model, example, data, accuracy, goal=0.5, progress=False).notes
+    model[0].requires_grad_(False)
+    found = qsim.quantize(model, example, data, accuracy, goal=0.5, progress=False)
+    assert [note.partition(":")[0] for note in found.notes] == ["2 parameters are frozen (requires_grad=False)"]
+    assert "requires_grad_(True)" in str(found)
+
+
 def test_what_is_dearer_is_tried_where_it_takes_more():
     model, example, data, accuracy = problem()
     config = qsim.Config(weight=qsim.TensorSpec(bits=3, symmetric=True, axis=0, method="minmax"), activation=qsim.TensorSpec(bits=8))

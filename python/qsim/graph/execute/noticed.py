@@ -38,7 +38,8 @@ class Noticing:
         self._ends: dict[tuple[bool, tuple[int, ...], int | None], list[str]] = {}  # what calls with these counts missed
 
     def note_strange(self, site: CallSite, name: str, key: int = STRANGE, *, weighted: bool = False) -> None:
-        """Note a call that computes something, and that the examples did not show.
+        """Note a call that computes something, and that the examples did not show. Not one that computes a parameter: what reads that has
+        it on its grid, as if it were held.
 
         Parameters
         ----------
@@ -49,7 +50,7 @@ class Noticing:
         weighted : bool
             Whether its weight was quantized.
         """
-        if self.quiet or site.alone or site.spots in self.strange:
+        if self.quiet or site.alone or (site.parametrizing and not weighted) or site.spots in self.strange:
             return
         self.strange[site.spots] = None
         planned = self.planned.plain[self.nodes_of[key][0] or 0] if key >= self.width else Node()

@@ -23,6 +23,7 @@ import torch.utils.checkpoint
 from torch import nn
 
 from qsim.folders import QSIM, TORCH
+from qsim.graph.record.applied import is_applied
 from qsim.graph.record.consumers import without_consumers
 from qsim.graph.record.containers import is_leaf
 from qsim.operations import recurrent
@@ -32,6 +33,7 @@ _MODULES, _FUNCTIONAL = os.path.join(TORCH, "nn", "modules", ""), os.path.abspat
 _MODULE_CALL = os.path.join(_MODULES, "module.py")
 _COMPILED = {(os.path.join(TORCH, "_dynamo", "eval_frame.py"), function) for function in ("compile_wrapper", "_fn")}
 _CHECKPOINT = os.path.join(TORCH, "utils", "checkpoint.py")
+_PARAMETRIZE = os.path.join(TORCH, "nn", "utils", "parametrize.py")
 # What calls the function under a checkpoint, and holds what computes it again: from torch 2.14 on no longer `checkpoint` itself.
 _CHECKPOINTING = "_checkpoint_impl" if hasattr(torch.utils.checkpoint, "_checkpoint_impl") else "checkpoint"
 _WRITTEN_OUT = os.path.abspath(recurrent.__file__)  # operations of the model, in our words
@@ -79,6 +81,8 @@ class CallSite:
         Inside a function that Dynamo does not show to modes: compiled, the mode will not be asked.
     hook : bool
         In a hook of a module, or in a backward: not of the model.
+    parametrizing : bool
+        In what `torch.nn.utils.parametrize` has compute a parameter.
     checkpoints : list of frame and int
         The calls of `torch.utils.checkpoint` that the function runs in, innermost first, each with how many of the spots lie inside it.
     asks : bool
@@ -99,6 +103,7 @@ class CallSite:
     leaf: nn.Module | None = None
     hidden: bool = False
     hook: bool = False
+    parametrizing: bool = False
     checkpoints: list[tuple[FrameType, int]] = field(default_factory=list)
     asks: bool = False
     asking: set[str] = field(default_factory=set)
@@ -166,7 +171,8 @@ def _read(levels: Iterator[_Level]) -> CallSite:
     for level in levels:
         kind = kind_of_code(level.code)
         site.hook = site.hook or level.backward
-        site.applied = site.applied or (kind != "checkpoint" and _is_applied(level.code))
+        site.parametrizing = site.parametrizing or level.code.co_filename == _PARAMETRIZE
+        site.applied = site.applied or (kind != "checkpoint" and is_applied(level.code))
         if kind == "kept":
             spots.append(level.spot)
             codes.append(level.code)
@@ -309,28 +315,6 @@ def kind_of_code(code: CodeType) -> Kind:
     if known is None:
         known = _known[id(code)] = code, _kind(code)
     return known[1]
-
-
-_applied: dict[int, bool] = {}  # by id, of codes in `_known`
-
-
-def _is_applied(code: CodeType) -> bool:
-    """Whether it is what an `autograd.Function` computes: `apply` itself leaves no frame from torch 2.14 on."""
-    known = _applied.get(id(code))
-    if known is None:
-        left, known = torch.autograd.Function.__subclasses__(), False
-        while left and not known:
-            function = left.pop()
-            computing = inspect.unwrap(function.forward), inspect.unwrap(function.setup_context)
-            known = any(getattr(each, "__code__", None) is code for each in computing)
-            left += function.__subclasses__()
-        _applied[id(code)] = known
-    return known
-
-
-def called_by_apply(frame: FrameType, method: str) -> bool:
-    """Whether `autograd.Function.apply` calls a method of tensors, and not the function that `frame` runs, which never names it."""
-    return method not in frame.f_code.co_names
 
 
 def _kind(code: CodeType) -> Kind:

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from qsim.graph.record.call_sites import LEAF, CallSite, call_site, called_by_apply
+from qsim.graph.record.applied import called_by_apply
+from qsim.graph.record.call_sites import LEAF, CallSite, call_site
 from qsim.graph.record.containers import Swapped, containers, full_name, leaf_paths, subclass
 from qsim.graph.record.handing_on import Given, handed_on, is_mask, numbers_among
 from qsim.graph.record.own_arguments import Entered
