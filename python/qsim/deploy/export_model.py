@@ -17,6 +17,7 @@ from qsim.deploy.tracing import Tracing, traced_for
 from qsim.onnx.export_options import Options
 from qsim.runs.batches import Forward, iterate
 from qsim.runs.report_subject import subject_of
+from qsim.runs.snapshot import without_autocast
 from qsim.simulation.simulation import Simulation
 from qsim.stages import Stages
 from qsim.trace.runtimes import Runtime, target_of
@@ -62,6 +63,7 @@ def _check(target: Runtime, options: Options, file: Path) -> None:
         raise ValueError(f"QuantSim.export: got {', '.join(refused)} for {target.name!r}, which reads no ONNX: leave them out")
 
 
+@without_autocast()
 def export(
     sim: Simulation,
     path: str | os.PathLike[str],

@@ -22,6 +22,7 @@ from qsim.integer.programs import returned
 from qsim.onnx.export_options import Options
 from qsim.runs.batches import Forward
 from qsim.runs.report_subject import subject_of
+from qsim.runs.snapshot import without_autocast
 from qsim.simulation.simulation import Simulation
 from qsim.stages import Stages
 from qsim.table import decibel
@@ -31,6 +32,7 @@ from qsim.warning import warn
 _WRONG = 15.0  # dB: integers that differ by one in every layer of a deep network leave more
 
 
+@without_autocast()
 def quantized_program(sim: Simulation, dynamic_shapes: Any) -> ExportedProgram:
     """`QuantSim.quantized_program` documents it."""
     traced = traced_for(sim, RUNTIMES["executorch"], dynamic_shapes, Stages(), [])

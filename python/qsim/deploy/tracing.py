@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any
 
 from qsim.deploy.retarget import retarget
@@ -16,9 +17,10 @@ from qsim.trace.constants import fold_marked
 from qsim.trace.idle_nodes import drop_idle_nodes
 from qsim.trace.in_place import kept_state
 from qsim.trace.integer_forms import use_integer_forms
-from qsim.trace.mark_uses import MarkUses, objections, per_channel, refusal
+from qsim.trace.mark_uses import MarkUses, not_finite, objections, per_channel, refusal
 from qsim.trace.marks_before_rectifiers import mark_before_rectifiers
 from qsim.trace.marks_behind_moves import mark_behind_moves
+from qsim.trace.outputs import name_results
 from qsim.trace.runtimes import Runtime
 from qsim.trace.token_scales import put_scales_behind, with_scale_one
 from qsim.trace.weights_second import put_weights_second
@@ -49,9 +51,11 @@ class Tracing:
             encodings = {key: encoding for key, encoding in sim.encodings().items() if sim.quantizers()[key].enabled}
             mark_before_rectifiers(self.program.exported.graph, sim.encodings())
             use_integer_forms(self.program.exported.graph, encodings)
+        name_results(self.program.exported)
         self.program.exported.graph_module.recompile()
         self.mark_uses = MarkUses.of(self.program)
-        self.objections = objections(self.mark_uses, self.quantizers, sim.weights(), target)
+        broken = not_finite(self.program, self.quantizers, lambda path: attrgetter(path)(sim.model))
+        self.objections = objections(self.mark_uses, self.quantizers, broken, target)
 
     def written(self) -> dict[str, Quantizer]:
         """The quantizers that a file gets: all but those of operations that fall back to float."""

@@ -20,7 +20,7 @@ from qsim.numbers.encoding import Encoding
 from qsim.quantizers.quantizer import Quantizer
 from qsim.trace.capture import Program
 from qsim.trace.integer_forms import use_integer_forms
-from qsim.trace.mark_uses import MarkUses
+from qsim.trace.mark_uses import MarkUses, not_finite
 from qsim.trace.marks_before_rectifiers import mark_before_rectifiers
 from qsim.trace.runtimes import RUNTIMES, stored_as
 from qsim.trace.storages import storages
@@ -40,6 +40,11 @@ class Prepared:
     parameter : callable
         The parameter or buffer at a path in the model.
 
+    Raises
+    ------
+    ValueError
+        A weight or bias that becomes integers has NaN or Inf in it.
+
     Attributes
     ----------
     module : GraphModule
@@ -55,6 +60,11 @@ class Prepared:
     """
 
     def __init__(self, program: Program, quantizers: Mapping[str, Quantizer], parameter: Callable[[str], Tensor]) -> None:
+        if broken := not_finite(program, quantizers, parameter):
+            raise ValueError(
+                f"QuantSim.integer: NaN or Inf in {', '.join(map(repr, broken))}; expected finite numbers, as integers are. "
+                "qsim.doctor says where they come from; or leave the weight in float: sim.disable('<module>.weight')"
+            )
         fixed = with_scale_one(quantizers)
         found = {key: quantizer.encoding for key, quantizer in fixed.items() if quantizer.enabled}
         self.encodings = _as_stored({key: e for key, e in found.items() if e is not None}, MarkUses.of(program), fixed)

@@ -15,7 +15,7 @@ from qsim.integer.evaluate import Evaluation
 from qsim.options import check_flag
 from qsim.runs.batches import Forward
 from qsim.runs.sharding import sharded_modules
-from qsim.runs.snapshot import beginning_alike
+from qsim.runs.snapshot import beginning_alike, without_autocast
 from qsim.simulation.simulation import Evaluator, Simulation
 from qsim.trace.capture import capture
 from qsim.trace.token_scales import has_scale_behind
@@ -59,7 +59,8 @@ def run(sim: Simulation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         raise RuntimeError("QuantSim.integer: the simulation is in training mode; integers have no gradient: call sim.eval()")
     if torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in tree_leaves((args, kwargs))):
         raise RuntimeError("QuantSim.integer: an input requires a gradient, and integers have none: call under torch.no_grad()")
-    return evaluation(sim, args, kwargs).run(args, kwargs)
+    with without_autocast():
+        return evaluation(sim, args, kwargs).run(args, kwargs)
 
 
 class _Interpreter:

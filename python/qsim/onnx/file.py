@@ -36,11 +36,15 @@ def write(model: ir.Model, path: Path, *, external_data: bool) -> list[Path]:
     ------
     ExportError
         The model is not valid ONNX: `onnx.checker`, with strict shape inference, says why.
+    IsADirectoryError
+        A folder is where the file of the tensors would be.
     """
+    data = f"{path.name}.data" if external_data else None
+    if data is not None and (path.parent / data).is_dir():
+        raise IsADirectoryError(f"qsim: a folder is where the tensors of {str(path)!r} would be: {data!r}; move it, or take another name")
     folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     try:
         made = folder / path.name
-        data = f"{path.name}.data" if external_data else None
         if data is None:  # tensors that lie beside the model that was read would be looked for beside this one
             ir.external_data.load_to_model(model)
         ir.save(model, made, external_data=data)

@@ -16,7 +16,7 @@ from qsim.deploy.export_model import export
 from qsim.deploy.export_report import ExportReport
 from qsim.deploy.retarget import retarget
 from qsim.onnx.export_options import Options
-from qsim.options import check_flag, shown
+from qsim.options import check_flag, check_function, shown
 from qsim.runs.batches import Forward
 from qsim.simulation.simulation import Simulation
 
@@ -105,9 +105,13 @@ class Export(Simulation):
         >>> [d.mismatching for d in report.verification.differences["on integers", "optimised"].values()]
         [0]
         """
-        if accuracy_level is not None and (isinstance(accuracy_level, bool) or accuracy_level not in range(5)):
+        if accuracy_level is not None and (type(accuracy_level) is not int or accuracy_level not in range(5)):
             raise ValueError(f"QuantSim.export: got accuracy_level={shown(accuracy_level)}; expected 0, 1, 2, 3, 4 or None")
         check_flag("QuantSim.export", "dynamic_batch", dynamic_batch)
+        if external_data is not None:
+            check_flag("QuantSim.export", "external_data", external_data)
+        if forward is not None:
+            check_function("QuantSim.export", "forward", forward, "forward(model, batch)")
         options = Options(opset, dynamic_batch, dynamic_shapes, input_names, output_names, external_data, accuracy_level)
         return export(self, path, target, options, verify=verify, forward=forward)
 

@@ -31,6 +31,8 @@ class IntegerEvaluation(Simulation):
             Before calibration.
         CaptureError
             At a call: the model cannot be traced.
+        ValueError
+            At a call: a weight or bias that becomes integers has NaN or Inf in it.
 
         Examples
         --------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -196,6 +196,23 @@ def plain_eager() -> Iterator[None]:
             yield
     finally:
         torch.set_autocast_cache_enabled(keeps)
+
+
+@contextmanager
+def without_autocast() -> Iterator[None]:
+    """Operations compute in the types of what they are given, as in a file: what autocast makes of them is no part of the model.
+
+    Examples
+    --------
+    >>> with torch.autocast("cpu", torch.bfloat16), without_autocast():
+    ...     nn.Linear(2, 2)(torch.ones(1, 2)).dtype
+    torch.float32
+    """
+    with ExitStack() as stack:
+        for kind in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(kind):
+                stack.enter_context(torch.autocast(kind, enabled=False))
+        yield
 
 
 @contextmanager

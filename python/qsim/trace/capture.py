@@ -8,22 +8,25 @@ import io
 import logging
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
+from torch.export.graph_signature import InputKind
 from torch.fx import Graph
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from qsim.errors import CaptureError
+from qsim.options import shown
 from qsim.runs.arguments import Arguments
-from qsim.runs.snapshot import unchanged
+from qsim.runs.snapshot import unchanged, without_autocast
 from qsim.trace.apart_blocks import inline_regions
 from qsim.trace.fx_nodes import function, module
 from qsim.trace.in_place import mapped_marks, without_in_place, writes
+from qsim.trace.named_keywords import named_keywords
 from qsim.trace.open_sizes import doubled, names_of_sizes, open_axes, settle_sizes
 from qsim.trace.refusals import trace_refusal
 
@@ -75,6 +78,18 @@ class Program:
         )
         return replace(self, exported=made)
 
+    def held_values(self, stored: Callable[[str], Tensor]) -> dict[torch.fx.Node, tuple[str, Tensor]]:
+        """Names and values of the placeholders of what the model holds; `stored`: the parameter or buffer at a path in it."""
+        specs = {spec.arg.name: spec for spec in self.exported.graph_signature.input_specs if spec.target is not None}
+        found: dict[torch.fx.Node, tuple[str, Tensor]] = {}
+        for node in self.held:
+            if (spec := specs.get(node.name)) is not None:
+                path = str(spec.target)
+                own = spec.kind in (InputKind.PARAMETER, InputKind.BUFFER)
+                value = stored(path) if own else self.exported.constants.get(path)
+                found |= {node: (path, value)} if isinstance(value, Tensor) else {}
+        return found
+
     @property
     def inputs(self) -> list[torch.fx.Node]:
         """Placeholders of the tensors that a caller gives, in order."""
@@ -108,8 +123,11 @@ def capture(
     CaptureError
         `torch.export` cannot trace the model: the message holds its reason.
     """
-    with unchanged(sim.model, whole=False), sim.switch.turned(True, marks=True), torch.no_grad():
+    with contextlib.ExitStack() as stack:
+        for context in (unchanged(sim.model, whole=False), sim.switch.turned(True, marks=True), torch.no_grad(), without_autocast()):
+            stack.enter_context(context)
         sim.model.eval()
+        stack.enter_context(named_keywords(sim.model, kwargs))
         if dynamic_shapes is not None:
             program = _with_sizes(sim.model, (args, kwargs), dynamic_shapes)
             return _plain(program, sim)
@@ -163,7 +181,11 @@ def _with_sizes(model: nn.Module, call: Arguments, dynamic_shapes: Any) -> Progr
     except Exception as error:
         said = f"cannot trace {type(model).__name__} with these dynamic_shapes: {_first_words(error)}"
         raise CaptureError(f"QuantSim: torch.export {said}") from error
-    assert axes is not None
+    if axes is None:
+        raise CaptureError(
+            f"QuantSim: got dynamic_shapes={shown(dynamic_shapes)}; expected a dict, tuple or list "
+            "with an entry for each argument of forward"
+        )
     return Program(exported, _has_dynamic_batch(exported), _batch_size(*call), *names_of_sizes(exported, axes))
 
 
@@ -174,7 +196,7 @@ def _attempts(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[A
     if batched and all(len(t) == 1 for t in batched):  # an axis of length 1 is always traced as 1
         yield tree_map_only(Tensor, lambda t: torch.cat([t, t]) if t.dim() else t, (args, kwargs)), True, True
     yield (args, kwargs), False, True
-    yield (args, kwargs), False, False  # torch.export leaves nothing open of what goes into **kwargs
+    yield (args, kwargs), False, False
 
 
 def _export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], open_batch: bool) -> ExportedProgram:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch._functorch import predispatch
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind, InputSpec, OutputKind, TensorArgument
+from torch.export.graph_signature import InputKind, InputSpec, OutputKind
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
@@ -23,6 +23,7 @@ from qsim.graph.execute.marks import QUANTIZED
 from qsim.operations.functions import DROPOUTS
 from qsim.trace.fx_nodes import ancestors, arguments, reshape_sizes
 from qsim.trace.idle_nodes import CASTS
+from qsim.trace.outputs import name_results
 
 _aten = torch.ops.aten
 DROPOUT_OPERATORS = tuple(getattr(_aten, name).default for name in DROPOUTS)
@@ -123,11 +124,8 @@ class _Rewriting:
         for place, value in self._written.items():
             if place in held:
                 _write_at_the_end(place, value)
-        graph, signature = self._exported.graph, self._exported.graph_signature
-        for spec, result in zip(signature.output_specs, graph.output_node().args[0], strict=True):  # type: ignore[arg-type]
-            if isinstance(spec.arg, TensorArgument):
-                spec.arg = TensorArgument(result.name)  # type: ignore[union-attr]
-        graph.lint()
+        name_results(self._exported)
+        self._exported.graph.lint()
         self._exported.graph_module.recompile()
         return True
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -11,6 +11,8 @@ from qsim.graph.execute.marks import BIAS, QUANTIZED, ROUNDED
 from qsim.quantizers.quantizer import Quantizer
 from qsim.trace.capture import Program
 from qsim.trace.runtimes import Runtime
+
+_BROKEN = "holds NaN or Inf, which integers cannot: mend it, or leave it in float"
 
 
 @dataclass(frozen=True)
@@ -54,17 +56,36 @@ def per_channel(quantizers: Mapping[str, Quantizer]) -> set[str]:
     return {key for key, quantizer in quantizers.items() if quantizer.spec.axis is not None or quantizer.spec.is_dynamic}
 
 
-def objections(
-    mark_uses: MarkUses, quantizers: Mapping[str, Quantizer], held: Mapping[str, Tensor], target: Runtime
-) -> dict[str, list[str]]:
+def not_finite(program: Program, quantizers: Mapping[str, Quantizer], stored: Callable[[str], Tensor]) -> list[str]:
+    """What becomes integers, and holds NaN or Inf: quantizers of weights, by their keys, and biases, by the names of their parameters.
+
+    Parameters
+    ----------
+    program : Program
+    quantizers : mapping of str to Quantizer
+        All that its marks name.
+    stored : callable
+        The parameter or buffer at a path in the model.
+    """
+    held, found = program.held_values(stored), dict[str, None]()
+    for mark in program.exported.graph.nodes:
+        if mark.op != "call_function" or mark.target not in (QUANTIZED, BIAS) or mark.args[0] not in held:
+            continue
+        (name, values), grids = held[mark.args[0]], [quantizers[key] for key in mark.args[1:]]
+        if all(grid.enabled and not grid.spec.is_float for grid in grids) and not bool(values.isfinite().all()):
+            found[name if mark.target is BIAS else mark.args[1]] = None
+    return list(found)
+
+
+def objections(mark_uses: MarkUses, quantizers: Mapping[str, Quantizer], broken: Collection[str], target: Runtime) -> dict[str, list[str]]:
     """Each tensor that the target cannot express as it is simulated, and why.
 
     Parameters
     ----------
     mark_uses : MarkUses
     quantizers : mapping of str to Quantizer
-    held : mapping of str to Tensor
-        The parameters that have a quantizer, by its key.
+    broken : collection of str
+        What `not_finite` finds.
     target : Runtime
     """
     found: dict[str, list[str]] = {}
@@ -72,10 +93,10 @@ def objections(
         quantizer = quantizers[key]
         if quantizer.enabled:
             reasons = [reason for constant in sorted(constants) for reason in target.objections(quantizer, constant)]
-            if key in held and not quantizer.spec.is_float and not bool(held[key].isfinite().all()):
-                reasons.append("holds NaN or Inf, which integers cannot: mend the weight, or leave it in float")
             if reasons:
                 found[key] = reasons
+    for name in broken:
+        found.setdefault(name, []).append(_BROKEN)
     for format in sorted(mark_uses.formats - set(target.activations)):
         found["sim.fallback"] = [f"operations fall back to {format}, which {target.name} does not take: use sim.fallback(..., to='fp16')"]
     if not target.bias:

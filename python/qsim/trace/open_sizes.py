@@ -25,8 +25,10 @@ def open_axes(forward: Callable[..., Any], call: Arguments, dynamic_shapes: Any)
     call : Arguments
         Its positional and keyword arguments.
     dynamic_shapes
-        As `torch.export.export` takes it.
+        As `torch.export.export` takes it; empty, it leaves nothing open.
     """
+    if isinstance(dynamic_shapes, (Mapping, tuple, list)) and not dynamic_shapes:
+        return [{} for t in tree_leaves(call) if isinstance(t, Tensor)]
     arguments = inspect.signature(forward).bind(*call[0], **call[1]).arguments
     shapes = dynamic_shapes if isinstance(dynamic_shapes, Mapping) else dict(zip(arguments, dynamic_shapes, strict=True))
     found: dict[int, dict[int, Any]] = {}

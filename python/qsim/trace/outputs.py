@@ -23,6 +23,15 @@ def output_names(exported: ExportedProgram) -> tuple[list[str], list[str]]:
     return tensors, others
 
 
+def name_results(exported: ExportedProgram) -> None:
+    """Have the signature call results as the graph does, after a pass that put others in their places."""
+    specs, results = exported.graph_signature.output_specs, exported.graph.output_node().args[0]
+    specs[:] = [  # copies of the program have these too, in lists of their own
+        dataclasses.replace(spec, arg=TensorArgument(result.name)) if isinstance(spec.arg, TensorArgument) else spec  # type: ignore[union-attr]
+        for spec, result in zip(specs, results, strict=True)  # type: ignore[arg-type]
+    ]
+
+
 def keep_tensors(exported: ExportedProgram) -> None:
     """Return tensors alone, as a tuple: PyTorch's exporter to ONNX knows no other results."""
     specs = exported.graph_signature.output_specs

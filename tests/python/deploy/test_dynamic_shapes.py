@@ -124,3 +124,38 @@ def test_what_torch_refuses_is_told_in_its_words(shapes, message, segmentation, 
 def test_a_fixed_batch_and_open_sizes_contradict(segmentation, tmp_path):
     with pytest.raises(ValueError, match="got dynamic_batch=False and dynamic_shapes="):
         segmentation.export(tmp_path / "model.onnx", dynamic_batch=False, dynamic_shapes=({0: Dim("n")},))
+
+
+@pytest.mark.parametrize("shapes", [{}, (), []])
+def test_empty_sizes_leave_nothing_open(shapes, tmp_path):
+    sim = calibrated(nn.Linear(6, 4), torch.randn(2, 6), torch.randn(8, 6))
+    sim.export(tmp_path / "model.onnx", dynamic_shapes=shapes)
+    assert sizes(tmp_path / "model.onnx") == {"input": [2, 6], "output": [2, 4]}
+
+
+def test_sizes_of_another_type_are_refused(tmp_path):
+    sim, x = calibrated(nn.Linear(6, 4), torch.randn(2, 6), torch.randn(8, 6)), torch.randn(2, 6)
+    shapes = torch.export.ShapesCollection()
+    shapes[x] = {0: Dim("n")}
+    for wrong in (shapes, 5):
+        with pytest.raises(qsim.CaptureError):
+            sim.export(tmp_path / "model.onnx", dynamic_shapes=wrong)
+
+
+class Keywords(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(6, 4)
+
+    def forward(self, x: Tensor, **options: Tensor) -> Tensor:
+        return self.fc(x) * options["by"]
+
+
+@pytest.mark.parametrize("shapes", [None, {"x": {0: Dim("batch")}, "by": {0: Dim("batch")}}])
+def test_the_batch_of_keywords_that_forward_does_not_name_is_open(shapes, tmp_path):
+    path, example = tmp_path / "model.onnx", {"x": torch.randn(2, 6), "by": torch.randn(2, 4)}
+    sim = calibrated(Keywords(), example, example)
+    report = sim.export(path, dynamic_shapes=shapes, verify=[{"x": torch.randn(5, 6), "by": torch.randn(5, 4)}])
+    assert sizes(path) == {"x": ["batch", 6], "by": ["batch", 4], "output": ["batch", 4]}
+    assert not [note for note in report.notes if "fixed" in note]
+    assert "forward" not in vars(sim.model)
