@@ -51,7 +51,7 @@ class FoldedHooks:
                 if path == fold.layer and not fold.before:
                     self._model.get_submodule(fold.batch_norm).register_forward_hook(_as_a_new_tensor)
         for holder, module, path, fold in self._held:
-            if (now := holder._modules.get(path.rpartition(".")[2])) is not module and path not in self._told and _wraps(now, module):
+            if (now := getattr(holder, path.rpartition(".")[2], None)) is not module and path not in self._told and _wraps(now, module):
                 self._warn(f"the {type(now).__name__} around", path, fold)
 
     def _warn(self, who: str, path: str, fold: Fold) -> None:
@@ -73,9 +73,9 @@ def _as_a_new_tensor(_: nn.Module, args: Any, out: Tensor) -> Tensor | None:
     return out.clone() if out.requires_grad and out._is_view() else None
 
 
-def _wraps(now: nn.Module | None, module: nn.Module) -> bool:
+def _wraps(now: Any, module: nn.Module) -> bool:
     """Whether what stands in a module's place is somebody's that calls it; torch's own, of compiled or sharded modules, change nothing."""
-    return now is not None and not type(now).__module__.startswith("torch.") and any(each is module for each in now.modules())
+    return isinstance(now, nn.Module) and not type(now).__module__.startswith("torch.") and any(each is module for each in now.modules())
 
 
 def _is_anothers(hook: Any) -> bool:
