@@ -20,7 +20,7 @@ from qsim.pages.report import Report
 from qsim.pages.subject import about
 from qsim.progress import progress
 from qsim.quantizers.quantizer import Quantizer
-from qsim.restoration.frozen import is_frozen
+from qsim.restoration.frozen_parameters import is_frozen
 from qsim.runs.report_subject import subject_of
 from qsim.runs.snapshot import beginning_alike, rewriting
 from qsim.simulation.simulation import Simulation
