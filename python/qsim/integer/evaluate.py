@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import Interpreter, Node
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
@@ -68,12 +67,12 @@ class Evaluation:
     @property
     def prepared(self) -> Prepared:
         """The kernels for the encodings and parameters as they are."""
-        tensors = [attrgetter(path)(self.model) for path in self._paths]
+        tensors = [self._stored(path) for path in self._paths]
         tensors += [tensor for quantizer in self.quantizers.values() for tensor in quantizer.grid_tensors]
         settings = [quantizer.settings for quantizer in self.quantizers.values()]
         if self._kept is not None and self._kept[1] == settings and self._kept[0].matches(*tensors):
             return self._kept[2]
-        prepared = Prepared(self.program, self.quantizers, lambda path: attrgetter(path)(self.model))
+        prepared = Prepared(self.program, self.quantizers, self._stored)
         self._kept = Stamp(*tensors), settings, prepared
         return prepared
 
@@ -88,7 +87,7 @@ class Evaluation:
         exported = self.program.exported
         inputs = iter(tree_flatten((args, kwargs))[0])
         held = [
-            next(inputs) if spec.kind is InputKind.USER_INPUT else self._held(exported, spec)
+            next(inputs) if spec.kind is InputKind.USER_INPUT else self.program.held_value(spec, self._stored)
             for spec in exported.graph_signature.input_specs
         ]
         with torch.no_grad():
@@ -99,10 +98,9 @@ class Evaluation:
             tree_map_only((QuantizedTensor, Bias), lambda value: value.dequantized(), wanted), exported.call_spec.out_spec
         )
 
-    def _held(self, exported: ExportedProgram, spec: Any) -> Any:
-        if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
-            return attrgetter(spec.target)(self.model)
-        return exported.constants[spec.target]
+    def _stored(self, path: str) -> Tensor:
+        stored: Tensor = attrgetter(path)(self.model)
+        return stored
 
 
 class _Run(Interpreter):

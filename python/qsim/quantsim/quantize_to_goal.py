@@ -31,7 +31,7 @@ from qsim.pages.report import Report
 from qsim.pages.subject import about
 from qsim.progress import progress as progress_bar
 from qsim.quantsim.quantsim import QuantSim
-from qsim.restoration.frozen_parameters import is_frozen
+from qsim.restoration.distill import is_frozen
 from qsim.runs.batches import Forward, iterate
 from qsim.runs.offloaded import own_copy
 from qsim.runs.report_subject import subject_of

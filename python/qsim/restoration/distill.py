@@ -20,7 +20,6 @@ from qsim.pages.report import Report
 from qsim.pages.subject import about
 from qsim.progress import progress
 from qsim.quantizers.quantizer import Quantizer
-from qsim.restoration.frozen_parameters import is_frozen
 from qsim.runs.report_subject import subject_of
 from qsim.runs.snapshot import beginning_alike, rewriting
 from qsim.simulation.simulation import Simulation
@@ -181,6 +180,19 @@ def train(
         if kept and any(group["name"] == "parameter" for group in groups):
             sim.restored = ", ".join(filter(None, (sim.restored, "distillation")))
     return Distilled(steps, kept, levels, losses, subject=subject_of(sim.model, sim.config))
+
+
+def is_frozen(t: Tensor | None) -> bool:
+    """Whether it is a parameter that distillation leaves as it is: ``requires_grad_(False)``. Buffers, which require no gradient, are not.
+
+    Examples
+    --------
+    >>> layer = nn.Linear(2, 2)
+    >>> _ = layer.bias.requires_grad_(False)
+    >>> is_frozen(layer.weight), is_frozen(layer.bias), is_frozen(None)
+    (False, True, False)
+    """
+    return isinstance(t, nn.Parameter) and not t.requires_grad
 
 
 def learnable(sim: Simulation) -> tuple[list[nn.Parameter], list[Tensor]]:

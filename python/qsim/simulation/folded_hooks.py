@@ -31,14 +31,14 @@ class FoldedHooks:
         self._model = model
         self.pairs = [((fold.layer, fold.batch_norm), bn, fold.before) for fold, bn in folds if not fold.alone]
         self._hooked: list[tuple[dict[int, Any], str, Fold]] = []  # hooks of modules, with the path of the module
-        self._held: list[tuple[nn.Module, nn.Module, str, Fold]] = []  # modules, each after the one that holds it
+        self._held: list[tuple[nn.Module, str, nn.Module, str, Fold]] = []  # modules, each after what holds it and by what name
         for fold, _ in folds:
             if not fold.alone:
                 first, then = (fold.batch_norm, fold.layer) if fold.before else (fold.layer, fold.batch_norm)
                 for path, names in ((first, _LEFT), (then, _ENTERED)):
-                    module, holder = model.get_submodule(path), model.get_submodule(path.rpartition(".")[0])
+                    module, (above, _, own) = model.get_submodule(path), path.rpartition(".")
                     self._hooked += [(getattr(module, name), path, fold) for name in names]
-                    self._held.append((holder, module, path, fold))
+                    self._held.append((model.get_submodule(above), own, module, path, fold))
         self._told: set[str] = set()
 
     def look(self) -> None:
@@ -50,8 +50,9 @@ class FoldedHooks:
                 self._warn("a hook on", path, fold)
                 if path == fold.layer and not fold.before:
                     self._model.get_submodule(fold.batch_norm).register_forward_hook(_as_a_new_tensor)
-        for holder, module, path, fold in self._held:
-            if (now := getattr(holder, path.rpartition(".")[2], None)) is not module and path not in self._told and _wraps(now, module):
+        for holder, own, module, path, fold in self._held:
+            now = vars(holder)["_modules"].get(own)  # in each call of the simulation: nn.Module's __getattr__ takes five times as long
+            if now is not module and path not in self._told and _wraps(now, module):
                 self._warn(f"the {type(now).__name__} around", path, fold)
 
     def _warn(self, who: str, path: str, fold: Fold) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
-from torch.export.graph_signature import InputKind
+from torch.export.graph_signature import InputKind, InputSpec
 from torch.fx import Graph
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -25,7 +25,7 @@ from qsim.runs.arguments import Arguments
 from qsim.runs.snapshot import unchanged, without_autocast
 from qsim.trace.apart_blocks import inline_regions
 from qsim.trace.fx_nodes import function, module
-from qsim.trace.in_place import mapped_marks, without_in_place, writes
+from qsim.trace.in_place import held_inputs, mapped_marks, without_in_place, writes
 from qsim.trace.named_keywords import named_keywords
 from qsim.trace.open_sizes import doubled, names_of_sizes, open_axes, settle_sizes
 from qsim.trace.refusals import trace_refusal
@@ -78,17 +78,15 @@ class Program:
         )
         return replace(self, exported=made)
 
-    def held_values(self, stored: Callable[[str], Tensor]) -> dict[torch.fx.Node, tuple[str, Tensor]]:
-        """Names and values of the placeholders of what the model holds; `stored`: the parameter or buffer at a path in it."""
-        specs = {spec.arg.name: spec for spec in self.exported.graph_signature.input_specs if spec.target is not None}
-        found: dict[torch.fx.Node, tuple[str, Tensor]] = {}
-        for node in self.held:
-            if (spec := specs.get(node.name)) is not None:
-                path = str(spec.target)
-                own = spec.kind in (InputKind.PARAMETER, InputKind.BUFFER)
-                value = stored(path) if own else self.exported.constants.get(path)
-                found |= {node: (path, value)} if isinstance(value, Tensor) else {}
-        return found
+    def held_value(self, spec: InputSpec, stored: Callable[[str], Tensor]) -> Any:
+        """What the model holds for an input of the program; `stored`: the parameter or buffer at a path in it."""
+        path = str(spec.target)
+        return stored(path) if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER) else self.exported.constants[path]
+
+    def held_tensors(self, stored: Callable[[str], Tensor]) -> dict[torch.fx.Node, tuple[str, Tensor]]:
+        """Names and values of the placeholders of the tensors that the model holds."""
+        held = {node: (str(spec.target), self.held_value(spec, stored)) for spec, node in held_inputs(self.exported)}
+        return {node: (name, value) for node, (name, value) in held.items() if isinstance(value, Tensor)}
 
     @property
     def inputs(self) -> list[torch.fx.Node]:
@@ -123,11 +121,14 @@ def capture(
     CaptureError
         `torch.export` cannot trace the model: the message holds its reason.
     """
-    with contextlib.ExitStack() as stack:
-        for context in (unchanged(sim.model, whole=False), sim.switch.turned(True, marks=True), torch.no_grad(), without_autocast()):
-            stack.enter_context(context)
+    with (
+        unchanged(sim.model, whole=False),
+        sim.switch.turned(True, marks=True),
+        torch.no_grad(),
+        without_autocast(),
+        named_keywords(sim.model, kwargs),
+    ):
         sim.model.eval()
-        stack.enter_context(named_keywords(sim.model, kwargs))
         if dynamic_shapes is not None:
             program = _with_sizes(sim.model, (args, kwargs), dynamic_shapes)
             return _plain(program, sim)

@@ -40,7 +40,7 @@ def without_in_place(exported: ExportedProgram) -> ExportedProgram:
     made._verifiers = exported.verifiers  # which allow for what is written at the end
     outputs, specs = made.graph.output_node(), made.graph_signature.output_specs
     results = list(zip(specs, outputs.args[0], strict=True))  # type: ignore[arg-type]
-    places = {spec.target: node for spec, node in _held(made)}
+    places = {spec.target: node for spec, node in held_inputs(made)}
     for spec, value in results:
         if spec.kind is OutputKind.BUFFER_MUTATION:
             _write_at_the_end(places[spec.target], value)  # type: ignore[arg-type]
@@ -68,7 +68,7 @@ def _maps(graph: Graph) -> bool:
     return any(node.target is predispatch._add_batch_dim for node in graph.nodes)
 
 
-def _held(exported: ExportedProgram) -> Iterator[tuple[InputSpec, Node]]:
+def held_inputs(exported: ExportedProgram) -> Iterator[tuple[InputSpec, Node]]:
     """The placeholders of what the model holds."""
     nodes = {node.name: node for node in exported.graph.nodes if node.op == "placeholder"}
     for spec in exported.graph_signature.input_specs:
@@ -91,7 +91,7 @@ def kept_state(exported: ExportedProgram) -> list[str]:
     """The buffers that a run writes to, and of which its results depend on what they held before."""
     written = {node.args[0] for node in exported.graph.nodes if writes(node)}
     needed = ancestors(exported.graph.output_node().all_input_nodes)
-    return [str(spec.target) for spec, node in _held(exported) if node in written & needed]
+    return [str(spec.target) for spec, node in held_inputs(exported) if node in written & needed]
 
 
 class _Rewriting:
@@ -120,7 +120,7 @@ class _Rewriting:
             return False
         for node in self._functions:
             self._rewrite(node)
-        held = {node for _, node in _held(self._exported)}
+        held = {node for _, node in held_inputs(self._exported)}
         for place, value in self._written.items():
             if place in held:
                 _write_at_the_end(place, value)

@@ -67,7 +67,7 @@ def not_finite(program: Program, quantizers: Mapping[str, Quantizer], stored: Ca
     stored : callable
         The parameter or buffer at a path in the model.
     """
-    held, found = program.held_values(stored), dict[str, None]()
+    held, found = program.held_tensors(stored), dict[str, None]()
     for mark in program.exported.graph.nodes:
         if mark.op != "call_function" or mark.target not in (QUANTIZED, BIAS) or mark.args[0] not in held:
             continue

@@ -170,12 +170,18 @@ def test_where_the_graph_breaks():
 
 
 class Mapped(nn.Module):
-    """Behind what it changes in place runs a transform: what is inside has no memory that could be named."""
+    """What it changes in place is a view, and a transform reads the result: inside there is no memory that could be named."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(8)
 
     def forward(self, x, other=False):
-        y = x + x
-        z = F.relu6(y.view(-1), inplace=True)
-        return torch.vmap(lambda row: torch.softmax(row, -1) * row)(x) + (y if other else z.view(y.shape)) ** 2
+        y = self.norm(x[None].transpose(1, 2)).transpose(1, 2)
+        y.relu_()
+        y = self.norm(y.transpose(1, 2)).transpose(1, 2)
+        z = F.relu(y, inplace=True)
+        return torch.vmap(torch.tanh)(y if other else z)
 
 
 @pytest.mark.filterwarnings("error:QuantSim")

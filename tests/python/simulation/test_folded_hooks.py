@@ -75,6 +75,14 @@ def test_wrappers_between_a_layer_and_its_batch_norm_are_told(sim, at, told):
         sim(torch.randn(2, 3, 8, 8))
 
 
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda sim: pickle.loads(pickle.dumps(sim))], ids=["copied", "pickled"])
+def test_wrappers_in_copies_are_told(sim, copied):
+    other = copied(sim)
+    other.model[0] = Adapter(other.model[0])
+    with pytest.warns(UserWarning, match="the Adapter around '0'"):
+        other(torch.randn(2, 3, 8, 8))
+
+
 def test_wrappers_of_torch_are_not_told(sim):
     sim.model[0] = torch.compile(sim.model[0], backend="eager")
     with warnings.catch_warnings():
