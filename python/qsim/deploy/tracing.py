@@ -54,6 +54,7 @@ class Tracing:
         name_results(self.program.exported)
         self.program.exported.graph_module.recompile()
         self.mark_uses = MarkUses.of(self.program)
+        sim.weights()  # an error where the model was changed
         broken = not_finite(self.program, self.quantizers, lambda path: attrgetter(path)(sim.model))
         self.objections = objections(self.mark_uses, self.quantizers, broken, target)
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qsim.graph.execute import attach, mode, ownership, place, shortcuts, simulated, traced
+from qsim.graph.execute import answers, attach, mode, ownership, place, shortcuts, simulated
 from qsim.graph.execute.chain_ends import ChainEnds
 from qsim.graph.execute.inputs import Inputs
 from qsim.graph.execute.mode import LocalMode
@@ -380,7 +380,7 @@ GUARDS: dict[str, Guard] = {
     # Compiled.
     "hidden functions": Guard("what Dynamo hides is quantized where it is read", _SHOWN, ("compiled",), _HIDDEN),
     "the graph is the plan": Guard(
-        "a graph with other quantizers than the plan is an error", _put((traced, "_asking", _Deaf())), ("compiled",), "kind='compiling'"
+        "a graph with other quantizers than the plan is an error", _put((answers, "_asking", _Deaf())), ("compiled",), "kind='compiling'"
     ),
     "compiled parts": Guard(
         "calls of a part that was compiled are not its container's",

@@ -81,7 +81,8 @@ class TracedMode(LocalMode):
                 self.counts[key] += 1
                 return node if is_float(slot, args, kwargs) else QUIET
         node = super().node(key, args, kwargs)
-        self.raw = traced_read(self.place.token, node)
+        if (raw := traced_read(self.place.token, node)) != self.raw:  # Dynamo lets nobody set attributes inside of an autograd.Function
+            self.raw = raw
         return node
 
     def inside(self, function: Callable[..., Any]) -> Callable[..., Any]:
