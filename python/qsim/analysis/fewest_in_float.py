@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from qsim.analysis.evidence import Evidence
-from qsim.analysis.metric import Metric
+from qsim.analysis.metric import Metric, broken_in
 from qsim.analysis.search import Effort, search
 from qsim.analysis.sensitivity import Sensitivity, members_of, value_with
 from qsim.deploy.engine_plan import Plan
@@ -48,8 +48,8 @@ def float_plan(sim: Simulation, data: Any, metric: Metric, target: float, sensit
 
     def probe(keep: frozenset[str]) -> Reached:
         on = {key for name, keys in members.items() if name not in keep for key in keys}
-        value = sign * value_with(sim, quantizers, on, metric, data, "QuantSim.float_plan")
-        return Reached(value >= sign * target, value)
+        value = value_with(sim, quantizers, on, metric, data, "QuantSim.float_plan")
+        return Reached(not broken_in(value) and sign * value >= sign * target, sign * value, broken_in(value))
 
     suspicion = {score.name: math.inf if math.isnan(score.value) else -sign * score.value for score in sensitivity.scores}
     with sharded_around(sim), unchanged(sim), torch.no_grad():

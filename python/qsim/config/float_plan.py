@@ -54,7 +54,7 @@ class FloatPlan:
             return f"none: {self.note}" if self.note else f"all of it can run in {self.format}"
         proved = "irreducible: wrong with any one of them left out" if self.irreducible else f"not shown to be irreducible ({self.note})"
         many = f"{len(self.keep)} operation{'s' if len(self.keep) > 1 else ''}"
-        reached = "" if self.sqnr is None or math.isinf(self.sqnr) else f", reaching {self.sqnr:.4g}"
+        reached = "" if self.sqnr in (None, math.inf) else f", reaching {self.sqnr:.4g}"
         head = f"keep {many} in float32, the rest in {self.format}{reached}; {proved}; {self.probes} probes"
         return "\n".join([head, *(f"  {name}" for name in self.keep)])
 
