@@ -29,7 +29,9 @@ class Reached(NamedTuple):
     nonfinite: int = 0
 
 
-def float_plan(sim: Simulation, data: Any, metric: Metric, target: float, sensitivity: Sensitivity, budget: Effort) -> Plan:
+def float_plan(
+    sim: Simulation, data: Any, metric: Metric, target: float, sensitivity: Sensitivity, budget: Effort, ranges: str = ""
+) -> Plan:
     """See `QuantSim.float_plan`. The metric is that of the sensitivity, whose groups are operations."""
     if isinstance(data, Iterator):
         raise TypeError(
@@ -57,7 +59,7 @@ def float_plan(sim: Simulation, data: Any, metric: Metric, target: float, sensit
         found = search(Evidence(list(members), suspicion=suspicion), probe, budget)
     reached = sign * found.outcome.sqnr
     profile = sim.config.profile.name
-    return Plan(found.keep, _format(sim.config), profile, found.irreducible, found.probes, reached, found.note)
+    return Plan(found.keep, _format(sim.config), profile, found.irreducible, found.probes, reached, found.note, ranges=ranges)
 
 
 def _format(config: Config) -> str:

@@ -77,6 +77,8 @@ class Progressive(Report):
         Operations that did not join, the one that was too much among them, in the order of the model.
     note : str
         Why it ended early; "" if all joined.
+    ranges : str
+        As of `Sensitivity`.
 
     Examples
     --------
@@ -95,6 +97,7 @@ class Progressive(Report):
     higher_is_better: bool
     left: list[str]
     note: str = ""
+    ranges: str = ""
 
     @property
     def breaks(self) -> ProgressiveStep | None:
@@ -119,7 +122,7 @@ class Progressive(Report):
         """What a person should know."""
         found = next((step for step in self.steps if step.broken), None)
         told = [] if found is None else [f"with '{found.operation}' {told_of_broken(found.broken)}"]
-        return [*told, *([self.note] if self.note else [])]
+        return [*told, *filter(None, (self.note, self.ranges))]
 
     def figures(self) -> Figures:
         """The metric in float, with all that joined, and what each lost when it did."""

@@ -74,6 +74,8 @@ class Sensitivity(Report):
     higher_is_better : bool
     unit : str
         "dB" where the metric is qsim's own, the SQNR of the results; "" of a user's metric.
+    ranges : str
+        Whether the simulation had ranges that its config does not give; "" where it had not.
 
     Examples
     --------
@@ -95,6 +97,7 @@ class Sensitivity(Report):
     quantized: float
     higher_is_better: bool
     unit: str = ""
+    ranges: str = ""
 
     def ranked(self) -> list[Score]:
         """The scores, most sensitive first; NaN before all, then what breaks most results. Equals stay in the order of the model."""
@@ -161,7 +164,7 @@ class Sensitivity(Report):
     def _notes(self) -> list[str]:
         """What a person should know."""
         told = told_of_broken(broken_in(self.quantized))
-        return [f"with all quantized {told}"] if told else []
+        return [*([f"with all quantized {told}"] if told else []), *([self.ranges] if self.ranges else [])]
 
     def figures(self) -> Figures:
         """What each group loses alone, and the metric."""
