@@ -21,6 +21,7 @@ from qsim.options import check_flag, check_whole, shown
 from qsim.runs.batches import Forward
 from qsim.runs.report_subject import subject_of
 from qsim.runs.sharding import sharded_modules
+from qsim.simulation.config_ranges import told_of_ranges
 from qsim.simulation.simulation import Simulation
 
 _STEPS = (0.0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 1.0)  # of the way from the least that is possible to the most: budgets of the front
@@ -90,7 +91,7 @@ class _Search:
     def __init__(self, sim: Simulation, data: Any, request: Request, show: bool) -> None:
         self.sim, self.data, self.request, self.show = sim, data, request, show
         self.choices = choices_of(sim, request.candidates)
-        self.note = ""
+        self.notes = [f"the search goes by the ranges of the config; here {told}"] if (told := told_of_ranges(sim)) else []
         products, latencies = self._products(), None
         if request.budget.latency is not None and products is not None:
             latencies = Latencies(sim, products, request.candidates, show=show)
@@ -106,7 +107,7 @@ class _Search:
             for name, unknown in (("bit_operations", "bit operations of the model are"), ("latency", "latency of the model is")):
                 if getattr(self.request.budget, name) is not None:
                     raise ValueError(f"QuantSim.search_bits: the {unknown} not known: {error}") from error
-            self.note = f"bit operations are not known: {error}"
+            self.notes.append(f"bit operations are not known: {error}")
             return None
 
     def run(self) -> BitSearch:
@@ -132,7 +133,7 @@ class _Search:
         baseline = None if request.metric is None else self.baseline
         unit = None if request.metric is not None else Distance(request.classes).unit
         about = subject_of(self.sim.model, self.sim.config)
-        return BitSearch(front, best, request.budget, baseline, request.higher_is_better, self.note, unit, subject=about)
+        return BitSearch(front, best, request.budget, baseline, request.higher_is_better, "; ".join(self.notes), unit, subject=about)
 
     def lost(self, value: float) -> float:
         """How much worse than float a value of the metric is."""

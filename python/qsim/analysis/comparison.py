@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from qsim.analysis.deviation import ZEROS, Deviation, kept_floats
+from qsim.analysis.metric import told_of_broken
 from qsim.graph.plan.actions import PlannedQuantizer
 from qsim.loggers.figures import Figures
 from qsim.options import shown
@@ -267,8 +268,10 @@ def _about_output(output: Deviation, returned: str) -> list[str]:
     """What keeps the SQNR of the output from telling anything."""
     if not output.elements:
         return [f"nothing of what the model returns ({returned}) was compared: it has no floating-point tensors of the same shapes"]
-    if output.nonfinite == output.elements:
+    if not output.compared:
         return ["nothing of what the model returns was compared: it is NaN or Inf throughout"]
+    if output.broken:
+        return [told_of_broken(output.broken)]
     if not output.signal:
         return [f"{ZEROS} for this batch: the SQNR of the output says nothing"]
     return []

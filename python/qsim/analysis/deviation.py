@@ -25,12 +25,15 @@ class Deviation:
     Attributes
     ----------
     elements : int
-        All elements, and `nonfinite` those where either tensor is NaN or Inf: they are left out of everything else.
+        All elements.
     nonfinite : int
+        Those where either tensor is NaN or Inf.
+    broken : int
+        Those among them where the reference is finite: their error is infinite. The others are left out of everything else.
     signal, noise : float
         Sums of squares of the reference, and of the differences. float64 tensors beyond 1e154 make them Inf.
     max_error : float
-        Largest absolute difference; NaN where nothing finite was compared.
+        Largest absolute difference; NaN where nothing of the reference was finite.
 
     Examples
     --------
@@ -38,10 +41,14 @@ class Deviation:
     >>> deviation.add(torch.tensor([3.0, 4.0, torch.inf]), torch.tensor([3.0, 4.5, 1.0]))
     >>> deviation.sqnr, deviation.max_error, deviation.nonfinite
     (20.0, 0.5, 1)
+    >>> deviation.add(torch.tensor([3.0]), torch.tensor([torch.nan]))
+    >>> deviation.sqnr, deviation.max_error, deviation.broken
+    (-inf, inf, 1)
     """
 
     elements: int = 0
     nonfinite: int = 0
+    broken: int = 0
     signal: float = 0.0
     noise: float = 0.0
     max_error: float = math.nan
@@ -51,21 +58,27 @@ class Deviation:
         flat = reference.detach().reshape(-1), approximation.detach().reshape(-1)
         for start in range(0, reference.numel(), _CHUNK):
             x, y = (tensor[start : start + _CHUNK].double() for tensor in flat)
-            finite = x.isfinite() & y.isfinite()
-            error = (x - y).where(finite, 0.0)
-            found = int(finite.sum())
+            finite, other = x.isfinite(), y.isfinite()
+            error = (x - y).abs().where(other, math.inf).where(finite, 0.0)
+            found, both = int(finite.sum()), int((finite & other).sum())
             self.elements += x.numel()
-            self.nonfinite += x.numel() - found
+            self.nonfinite += x.numel() - both
+            self.broken += found - both
             self.signal += float(x.where(finite, 0.0).square().sum())
             self.noise += float(error.square().sum())
             if found:
-                largest = float(error.abs().max())
+                largest = float(error.max())
                 self.max_error = largest if math.isnan(self.max_error) else max(self.max_error, largest)
 
     @property
+    def compared(self) -> int:
+        """Elements whose reference is finite."""
+        return self.elements - self.nonfinite + self.broken
+
+    @property
     def sqnr(self) -> float:
-        """In dB, see `qsim.numbers.sqnr`; NaN where nothing finite was compared."""
-        return math.nan if self.elements == self.nonfinite else sqnr(self.signal, self.noise)
+        """In dB, see `qsim.numbers.sqnr`; -Inf where something is broken, NaN where nothing of the reference was finite."""
+        return sqnr(self.signal, self.noise) if self.compared else math.nan
 
 
 def float_tensors(tree: Any) -> list[Tensor]:

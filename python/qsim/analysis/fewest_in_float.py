@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from qsim.analysis.evidence import Evidence
-from qsim.analysis.metric import Metric
+from qsim.analysis.metric import Metric, broken_in
 from qsim.analysis.search import Effort, search
 from qsim.analysis.sensitivity import Sensitivity, members_of, value_with
 from qsim.deploy.engine_plan import Plan
@@ -29,7 +29,9 @@ class Reached(NamedTuple):
     nonfinite: int = 0
 
 
-def float_plan(sim: Simulation, data: Any, metric: Metric, target: float, sensitivity: Sensitivity, budget: Effort) -> Plan:
+def float_plan(
+    sim: Simulation, data: Any, metric: Metric, target: float, sensitivity: Sensitivity, budget: Effort, ranges: str = ""
+) -> Plan:
     """See `QuantSim.float_plan`. The metric is that of the sensitivity, whose groups are operations."""
     if isinstance(data, Iterator):
         raise TypeError(
@@ -48,8 +50,8 @@ def float_plan(sim: Simulation, data: Any, metric: Metric, target: float, sensit
 
     def probe(keep: frozenset[str]) -> Reached:
         on = {key for name, keys in members.items() if name not in keep for key in keys}
-        value = sign * value_with(sim, quantizers, on, metric, data, "QuantSim.float_plan")
-        return Reached(value >= sign * target, value)
+        value = value_with(sim, quantizers, on, metric, data, "QuantSim.float_plan")
+        return Reached(not broken_in(value) and sign * value >= sign * target, sign * value, broken_in(value))
 
     suspicion = {score.name: math.inf if math.isnan(score.value) else -sign * score.value for score in sensitivity.scores}
     with sharded_around(sim), unchanged(sim), torch.no_grad():
@@ -57,7 +59,7 @@ def float_plan(sim: Simulation, data: Any, metric: Metric, target: float, sensit
         found = search(Evidence(list(members), suspicion=suspicion), probe, budget)
     reached = sign * found.outcome.sqnr
     profile = sim.config.profile.name
-    return Plan(found.keep, _format(sim.config), profile, found.irreducible, found.probes, reached, found.note)
+    return Plan(found.keep, _format(sim.config), profile, found.irreducible, found.probes, reached, found.note, ranges=ranges)
 
 
 def _format(config: Config) -> str:

@@ -19,6 +19,34 @@ from qsim.simulation.simulation import Simulation
 Metric = Callable[[Any, Any], float]
 
 
+class Ratio(float):
+    """An SQNR in dB that knows how many results are NaN or Inf and finite in float, which make it -Inf.
+
+    Examples
+    --------
+    >>> Ratio(float("-inf"), 3), Ratio(float("-inf"), 3).broken, broken_in(20.0)
+    (-inf, 3, 0)
+    """
+
+    broken: int
+
+    def __new__(cls, value: float, broken: int = 0) -> Ratio:
+        found = super().__new__(cls, value)
+        found.broken = broken
+        return found
+
+
+def broken_in(value: float) -> int:
+    """How many results are NaN or Inf and finite in float; 0 where the metric does not say."""
+    return value.broken if isinstance(value, Ratio) else 0
+
+
+def told_of_broken(broken: int) -> str:
+    """The sentence about so many of them; "" of none."""
+    are = f"{broken} results are" if broken != 1 else "1 result is"
+    return f"{are} NaN or Inf and finite in float (-inf dB)" if broken else ""
+
+
 def metric_of(metric: Metric | None, forward: Forward | None, caller: str) -> Metric:
     """The metric that is meant: the user's, or by default `output_sqnr`, of what `forward` returns where that is given.
 
@@ -68,6 +96,8 @@ def value_of(metric: Metric, network: Any, data: Any, caller: str) -> float:
     """
     with beginning_alike(network.model) if isinstance(network, Simulation) else contextlib.nullcontext():
         found = metric(network, data)
+    if isinstance(found, Ratio):
+        return found
     if isinstance(found, torch.Tensor) and found.numel() == 1:
         return float(found)
     try:
@@ -83,9 +113,9 @@ def _kind(found: Any) -> str:
     return "None" if found is None else f"a {type(found).__name__}"
 
 
-def output_sqnr(sim: Simulation, data: Iterable[Any], forward: Forward | None = None) -> float:
-    """SQNR in dB of what the model returns beside what it returns in float, over all batches. Higher is better; +Inf in float. In every run
-    it begins from the state that it is in, and draws the same random numbers."""
+def output_sqnr(sim: Simulation, data: Iterable[Any], forward: Forward | None = None) -> Ratio:
+    """SQNR in dB of what the model returns beside what it returns in float, over all batches. Higher is better; +Inf in float, -Inf where a
+    result is NaN or Inf that is finite in float. In every run it begins from the state that it is in, and draws the same random numbers."""
     if isinstance(data, (torch.Tensor, Mapping, str)) or not isinstance(data, Iterable):
         raise TypeError(f"QuantSim.sensitivity: got data of type {type(data).__name__}; expected an iterable of batches, or a metric")
     deviation, run = Deviation(), sim.runner(forward)
@@ -105,9 +135,9 @@ def output_sqnr(sim: Simulation, data: Iterable[Any], forward: Forward | None = 
             deviation.add(x, y)
     if not deviation.elements:
         raise CalibrationError("QuantSim: got no batch to compare what the model returns on. Is the data set empty?")
-    if not deviation.signal and deviation.elements > deviation.nonfinite:
+    if not deviation.signal and deviation.compared:
         raise ValueError(f"QuantSim: {ZEROS}, so that nothing shows what quantization costs: give weights that were trained, or a metric")
-    return deviation.sqnr
+    return Ratio(deviation.sqnr, deviation.broken)
 
 
 def _output_sqnr_of(forward: Forward) -> Metric:

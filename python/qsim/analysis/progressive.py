@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from qsim.analysis.metric import Metric
+from qsim.analysis.metric import Metric, broken_in, told_of_broken
 from qsim.analysis.scores import ScoreFile
 from qsim.analysis.sensitivity import measure, members_of, value_with
 from qsim.close_names import close_names
@@ -56,6 +56,11 @@ class ProgressiveStep:
     drop: float
     lost: float
 
+    @property
+    def broken(self) -> int:
+        """Of a value in dB: how many results are NaN or Inf and finite in float, which makes it -Inf."""
+        return broken_in(self.value)
+
 
 @dataclass(frozen=True)
 class Progressive(Report):
@@ -72,6 +77,8 @@ class Progressive(Report):
         Operations that did not join, the one that was too much among them, in the order of the model.
     note : str
         Why it ended early; "" if all joined.
+    ranges : str
+        As of `Sensitivity`.
 
     Examples
     --------
@@ -90,11 +97,12 @@ class Progressive(Report):
     higher_is_better: bool
     left: list[str]
     note: str = ""
+    ranges: str = ""
 
     @property
     def breaks(self) -> ProgressiveStep | None:
         """The step with the largest drop, NaN before all; None if no step can be compared with the one before it."""
-        known = [step for step in self.steps if not math.isinf(step.drop)]
+        known = [step for step in self.steps if not math.isinf(step.drop) or math.isinf(step.value)]
         return max(known, key=lambda step: (math.isnan(step.drop), step.drop), default=None)
 
     def __str__(self) -> str:
@@ -102,12 +110,19 @@ class Progressive(Report):
         lines = [f"metric ({better} is better): float {self.baseline:.6g}; one more quantized in each line:"]
         worst = self.breaks
         rows = [
-            (str(i), step.operation, f"{step.value:.6g}", _number(step.drop), _number(step.lost), "largest drop" if step is worst else "")
+            (str(i), step.operation, f"{step.value:.6g}", _drop(step), _number(step.lost), "largest drop" if step is worst else "")
             for i, step in enumerate(self.steps, 1)
         ]
         columns = ("step", "joined", "metric", "drop", "lost", "")
         lines.append(text_table(columns, rows, ("step", "metric", "drop", "lost")))
-        return "\n".join([*lines, *([self.note] if self.note else [])])
+        return "\n".join([*lines, *self._notes])
+
+    @property
+    def _notes(self) -> list[str]:
+        """What a person should know."""
+        found = next((step for step in self.steps if step.broken), None)
+        told = [] if found is None else [f"with '{found.operation}' {told_of_broken(found.broken)}"]
+        return [*told, *filter(None, (self.note, self.ranges))]
 
     def figures(self) -> Figures:
         """The metric in float, with all that joined, and what each lost when it did."""
@@ -118,6 +133,10 @@ class Progressive(Report):
     def page(self) -> Page:
         """See `Report.page`."""
         return progressive_page(self)
+
+
+def _drop(step: ProgressiveStep) -> str:
+    return f"{step.drop:.3g}" if math.isinf(step.value) else _number(step.drop)
 
 
 def _number(value: float) -> str:
@@ -186,13 +205,17 @@ def join(
             break
         on.update(members[name])
         value = score(_name(wanted[: i + 1]), on)
-        steps.append(ProgressiveStep(name, tuple(members[name]), value, sign * (before - value), sign * (baseline - value)))
+        steps.append(ProgressiveStep(name, tuple(members[name]), value, sign * _less(before, value), sign * _less(baseline, value)))
         before = value
         if limits.max_drop is not None and not steps[-1].lost <= limits.max_drop:
             left, note = [*left, *wanted[i:]], f"'{name}' is too much: {steps[-1].lost:.4g} lost, of {limits.max_drop:g} allowed"
             break
     remaining = [name for name in members if name in left]
     return Progressive(steps, baseline, higher_is_better, remaining, note, subject=subject_of(sim.model, sim.config))
+
+
+def _less(before: float, value: float) -> float:
+    return 0.0 if before == value else before - value  # two that are infinite are equal
 
 
 def _in_order(order: str | Sequence[str], operations: list[str]) -> list[str]:
@@ -249,5 +272,5 @@ def progressive_page(progressive: Progressive) -> Page:
         facts.append(("largest drop", f"{worst.drop:.3g}", worst.operation))
     better = "higher" if progressive.higher_is_better else "lower"
     note = f"The metric, {better} is better, with one operation more quantized in each line; lost beside float."
-    body = tiles(facts) + problems([progressive.note] if progressive.note else []) + table("Operations", note, columns, lines, chart)
+    body = tiles(facts) + problems(progressive._notes) + table("Operations", note, columns, lines, chart)
     return Page("Progressive quantization", "Where accuracy breaks", body, about(progressive.subject), chart)

@@ -12,6 +12,8 @@ from pathlib import Path
 
 from torch import Tensor
 
+from qsim.analysis.metric import Ratio, broken_in
+
 _FORMAT = "qsim-scores-1"
 
 
@@ -48,6 +50,7 @@ class ScoreFile:
             if found["format"] != _FORMAT:
                 raise KeyError(found["format"])
             measured, scores = dict(found["measured"]), {name: float(value) for name, value in found["scores"].items()}
+            scores |= {name: Ratio(scores[name], int(count)) for name, count in found.get("broken", {}).items()}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"qsim: '{path}' is no file of scores ({error!r}); give another path") from error
         differ = [name for name in {**self.measured, **measured} if self.measured.get(name) != measured.get(name)]
@@ -65,7 +68,8 @@ class ScoreFile:
             return
         # JSON has no NaN and no Inf: as text
         scores = {name: repr(value) if value - value != 0 else value for name, value in self.scores.items()}
-        text = json.dumps({"format": _FORMAT, "measured": self.measured, "scores": scores}, indent=1)
+        broken = {name: count for name, value in self.scores.items() if (count := broken_in(value))}
+        text = json.dumps({"format": _FORMAT, "measured": self.measured, "scores": scores, "broken": broken}, indent=1)
         beside = self.path.with_name(f"{self.path.name}.{os.getpid()}.part")
         beside.write_text(text)
         beside.replace(self.path)

@@ -123,8 +123,10 @@ def search(evidence: Evidence, probe: Callable[[frozenset[str]], V], budget: Eff
             return Found((), everything, False, asked.count, _beyond(everything))
     except _Spent as spent:
         irreducible, keep = False, asked.best()
+        here = asked.seen[keep]
+        broken = f", with {here.nonfinite} results that are NaN or Inf" if here.nonfinite else ""
         note = f"the budget of {spent} is spent: " + (
-            "a smaller set may do" if asked.seen[keep].ok else "no set was found that is right; this one came nearest"
+            "a smaller set may do" if here.ok else f"no set was found that is right; this one came nearest{broken}"
         )
     return Found(tuple(name for name in evidence.operations if name in keep), asked.seen[keep], irreducible, asked.count, note)
 

@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
-from qsim.analysis.metric import Metric, value_of
+from qsim.analysis.metric import Metric, broken_in, told_of_broken, value_of
 from qsim.analysis.scores import ScoreFile, digest
 from qsim.loggers.figures import Figures
 from qsim.options import check_flag, check_whole, shown
 from qsim.pages import drawing
 from qsim.pages.chart import Axis, Chart, Series
-from qsim.pages.markup import Cell, Column, Line, finite, name_cell, table, tiles
+from qsim.pages.markup import Cell, Column, Line, count_cell, finite, name_cell, problems, table, tiles
 from qsim.pages.page import Page
 from qsim.pages.report import Report
 from qsim.pages.subject import about
@@ -53,6 +53,11 @@ class Score:
     operation: str
     value: float
 
+    @property
+    def broken(self) -> int:
+        """Of a value in dB: how many results are NaN or Inf and finite in float, which makes it -Inf."""
+        return broken_in(self.value)
+
 
 @dataclass(frozen=True)
 class Sensitivity(Report):
@@ -69,6 +74,8 @@ class Sensitivity(Report):
     higher_is_better : bool
     unit : str
         "dB" where the metric is qsim's own, the SQNR of the results; "" of a user's metric.
+    ranges : str
+        Whether the simulation had ranges that its config does not give; "" where it had not.
 
     Examples
     --------
@@ -90,11 +97,12 @@ class Sensitivity(Report):
     quantized: float
     higher_is_better: bool
     unit: str = ""
+    ranges: str = ""
 
     def ranked(self) -> list[Score]:
-        """The scores, most sensitive first; NaN before all. Equals stay in the order of the model."""
+        """The scores, most sensitive first; NaN before all, then what breaks most results. Equals stay in the order of the model."""
         sign = 1 if self.higher_is_better else -1
-        return sorted(self.scores, key=lambda score: (not math.isnan(score.value), sign * score.value))
+        return sorted(self.scores, key=lambda score: (not math.isnan(score.value), -score.broken, sign * score.value))
 
     def worst(self, count: int) -> list[str]:
         """Names of the `count` most sensitive operations, as patterns for `Config.override`.
@@ -121,28 +129,42 @@ class Sensitivity(Report):
         SQNR with all quantized would win back without this noise, if noises add up; at most 30 dB."""
         if self.unit == "dB" and math.isinf(self.baseline):
             share = self.share(value)
-            return math.nan if math.isnan(share) else -10 * math.log10(max(1 - share, 1e-3))
+            return math.nan if math.isnan(share) else 10 * math.log10(1 / max(1 - share, 1e-3))
         return (self.best - value) * (1 if self.higher_is_better else -1)
 
     def share(self, value: float) -> float:
         """Of an SQNR in dB: its noise as a part of that with all quantized, ``10 ** ((quantized - value) / 10)``; NaN of other metrics.
 
-        The shares need not add up to 1: errors of tensors may cancel, and what is quantized changes what comes after it.
+        The shares need not add up to 1: errors of tensors may cancel, and what is quantized changes what comes after it. Where results are
+        broken (-Inf dB), what breaks some by itself has all of the noise, and everything else none.
         """
-        if self.unit != "dB" or not math.isfinite(self.quantized):
+        if self.unit != "dB" or math.isnan(value) or math.isnan(self.quantized) or self.quantized == math.inf:
             return math.nan
-        return math.nan if math.isnan(value) else 10 ** (min(self.quantized - value, 300.0) / 10)
+        return 1.0 if value == self.quantized else 10 ** (min(self.quantized - value, 300.0) / 10)
 
     def __str__(self) -> str:
         better = "higher" if self.higher_is_better else "lower"
         if self.unit == "dB":
             head = f"SQNR of the results: {self.quantized:.1f} dB with all quantized; one at a time, lost: what it would win back in float:"
-            columns = ("quantized alone", "SQNR dB", "lost dB", "of all noise")
-            rows = [(s.name, decibel(s.value), _number(self.lost(s.value)), _share(self.share(s.value))) for s in self.ranked()]
-            return f"{head}\n{text_table(columns, rows, columns[1:])}"
+            columns = ("quantized alone", "SQNR dB", "lost dB", "of all noise", *(["NaN, Inf"] if self._breaks else []))
+            rows = [
+                (s.name, decibel(s.value), _number(self.lost(s.value)), _share(self.share(s.value)), str(s.broken or ""))[: len(columns)]
+                for s in self.ranked()
+            ]
+            return "\n".join([head, text_table(columns, rows, columns[1:]), *self._notes])
         head = f"metric ({better} is better): float {self.baseline:.6g}, quantized {self.quantized:.6g}; one at a time:"
         plain = [(score.name, f"{score.value:.6g}", _number(self.lost(score.value))) for score in self.ranked()]
-        return f"{head}\n{text_table(('quantized alone', 'metric', 'lost'), plain, ('metric', 'lost'))}"
+        return "\n".join([head, text_table(("quantized alone", "metric", "lost"), plain, ("metric", "lost")), *self._notes])
+
+    @property
+    def _breaks(self) -> bool:
+        return any(broken_in(value) for value in (self.quantized, *(score.value for score in self.scores)))
+
+    @property
+    def _notes(self) -> list[str]:
+        """What a person should know."""
+        told = told_of_broken(broken_in(self.quantized))
+        return [*([f"with all quantized {told}"] if told else []), *([self.ranges] if self.ranges else [])]
 
     def figures(self) -> Figures:
         """What each group loses alone, and the metric."""
@@ -159,7 +181,7 @@ def _number(value: float) -> str:
 
 
 def _share(share: float) -> str:
-    return "" if math.isnan(share) else "none" if share < 1e-6 else percent(share)
+    return "" if math.isnan(share) else "none" if share < 1e-6 else "> 1000 %" if share > 10 else percent(share)
 
 
 def measured(sim: Simulation, metric: Metric, groups: str) -> dict[str, str]:
@@ -231,6 +253,7 @@ def sensitivity_page(sensitivity: Sensitivity) -> Page:
     measured = "SQNR" if unit else "metric"
     columns = [Column("quantized alone", wide=True), Column(measured + unit, number=True, ascending=sensitivity.higher_is_better)]
     columns += [Column("lost" + unit, number=True), *([Column("of all noise", number=True)] if unit else [])]
+    columns += [Column("NaN, Inf", number=True)] if sensitivity._breaks else []
     lines = [
         Line(
             [
@@ -238,8 +261,9 @@ def sensitivity_page(sensitivity: Sensitivity) -> Page:
                 Cell(f"{score.value:.6g}", score.value),
                 Cell(markup=_number(lost) + drawing.bar(abs(finite(lost)) / most, bad=True), value=lost),
                 *([Cell(_share(sensitivity.share(score.value)), sensitivity.share(score.value))] if unit else []),
+                *([count_cell(score.broken)] if sensitivity._breaks else []),
             ],
-            severity="error" if math.isnan(score.value) else "warning" if sensitivity.share(score.value) >= _MUCH else "",
+            severity="error" if math.isnan(score.value) or score.broken else "warning" if sensitivity.share(score.value) >= _MUCH else "",
         )
         for score, lost in zip(ranked, loss, strict=True)
     ]
@@ -254,5 +278,5 @@ def sensitivity_page(sensitivity: Sensitivity) -> Page:
     axes = Axis("group, in the order of the model"), Axis("lost by it alone", sensitivity.unit)
     rows = [places[score.name] for score in sensitivity.scores]
     chart = Chart("What each group loses alone", *axes, [Series("lost", "inside", values)], rows) if rows else None
-    body = tiles(facts) + table("Groups", note, columns, lines, chart)
+    body = tiles(facts) + problems(sensitivity._notes) + table("Groups", note, columns, lines, chart)
     return Page("Sensitivity", "What each quantizer costs by itself", body, about(sensitivity.subject), chart)

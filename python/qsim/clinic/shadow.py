@@ -33,7 +33,7 @@ class Outcome:
     ok : bool
         Finite wherever float32 is finite, and close enough to it.
     sqnr : float
-        dB of the worst output tensor of the worst batch; +Inf where nothing differs, -Inf where nothing could be compared.
+        dB of the worst output tensor of the worst batch; +Inf where nothing differs, -Inf where something is broken.
     nonfinite : int
         Elements of the output that are NaN or Inf and finite in float32.
     first : str or None
@@ -183,11 +183,9 @@ def _compare(expected: list[Tensor], out: list[Tensor]) -> tuple[int, float]:
         if i >= len(out) or out[i].shape != expected[i].shape:
             broken += expected[i].numel() or 1
             continue
-        finite = expected[i].isfinite()
-        if not finite.any():  # nothing to compare with, and nothing to lose
-            continue
         deviation = Deviation()
         deviation.add(expected[i], out[i])
-        broken += int((finite & ~out[i].isfinite()).sum())
-        worst = min(worst, -math.inf if math.isnan(deviation.sqnr) else deviation.sqnr)
+        broken += deviation.broken
+        if deviation.compared:  # else there is nothing to compare with, and nothing to lose
+            worst = min(worst, -math.inf if math.isnan(deviation.sqnr) else deviation.sqnr)
     return broken, worst

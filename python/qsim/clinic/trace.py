@@ -67,8 +67,8 @@ class TraceRow:
     nonfinite : int
         NaN and Inf in its float32 results.
     sqnr : float
-        dB from float32 of what is finite in both, with everything before it in the shadow too; of the worst batch, on a sample of the
-        elements. +Inf where nothing is finite.
+        dB from float32 of what is finite there, with everything before it in the shadow too; of the worst batch, on a sample of the
+        elements. -Inf where something of it is NaN or Inf here, +Inf where nothing is finite in float32.
     flushed : int
         Elements of the sample that are zero and in float32 far from it, as the reciprocal of Inf is.
     fed : bool

@@ -41,6 +41,7 @@ class FloatPlan:
     note: str = ""
     ordinals: Mapping[str, Ordinal] = field(default_factory=dict)
     folded: Mapping[str, str] = field(default_factory=dict)
+    ranges: str = ""
 
     def __post_init__(self) -> None:
         if isinstance(self.keep, str):
@@ -50,13 +51,14 @@ class FloatPlan:
         object.__setattr__(self, "keep", tuple(self.keep))
 
     def __str__(self) -> str:
+        told = [self.ranges] if self.ranges else []
         if not self.keep:
-            return f"none: {self.note}" if self.note else f"all of it can run in {self.format}"
+            return "\n".join([f"none: {self.note}" if self.note else f"all of it can run in {self.format}", *told])
         proved = "irreducible: wrong with any one of them left out" if self.irreducible else f"not shown to be irreducible ({self.note})"
         many = f"{len(self.keep)} operation{'s' if len(self.keep) > 1 else ''}"
-        reached = "" if self.sqnr is None or math.isinf(self.sqnr) else f", reaching {self.sqnr:.4g}"
+        reached = "" if self.sqnr in (None, math.inf) else f", reaching {self.sqnr:.4g}"
         head = f"keep {many} in float32, the rest in {self.format}{reached}; {proved}; {self.probes} probes"
-        return "\n".join([head, *(f"  {name}" for name in self.keep)])
+        return "\n".join([head, *(f"  {name}" for name in self.keep), *told])
 
     def to_json(self) -> str:
         """The plan as JSON text; lossless."""

@@ -36,6 +36,8 @@ class Plan(FloatPlan):
         Of operations that are no modules: how to tell them apart in an exported model.
     folded : mapping of str to str
         BatchNorms that are part of a kept layer here, and operations of their own in an exported model: their names, and the layer's.
+    ranges : str
+        Whether it was found with ranges that the config does not give; "" where it was not.
 
     Examples
     --------

@@ -114,7 +114,8 @@ def _take_activation(quantizer: Quantizer, sources: list[Quantizer]) -> bool:
     if len(sources) == 1 and (kept := _kept(sources[0], spec)) is not None:
         quantizer.set_encoding(kept)
     elif len(mergeable) == len(sources) and not isinstance(quantizer.observer, RunningObserver):
-        quantizer.compute_encoding()
+        used = sources[0].spec  # has the method last used, which the config does not know
+        quantizer.compute_encoding(used.method, percentile=used.percentile, gamma=used.gamma)
     elif len(known) == len(sources) and spec.axis is None:  # nothing but ranges is known: of a state dict, or that follow the batches
         low, high = (min(e.min.min() for e in known), max(e.max.max() for e in known))
         quantizer.set_encoding(encoding_of_range(low.float(), high.float(), spec))

@@ -32,7 +32,7 @@ class Difference:
     step : float or None
         The scale of the output; None where it is not quantized.
     signal, noise : float
-        Sums of squares: of the first computation, and of the difference.
+        Sums of squares: of the first computation, and of the difference; the latter is NaN after results of other shapes.
     rows, agreeing : int
         Of an output of two axes, samples and classes: samples, and those whose largest entry is at the same class.
 
@@ -68,7 +68,7 @@ class Difference:
         """Compare another batch. Results of other shapes, as of a model that chooses rows by their values, differ throughout."""
         if mine.shape != other.shape:
             self.elements, self.mismatching = self.elements + mine.size, self.mismatching + mine.size
-            self.largest = self.noise = math.inf
+            self.largest, self.noise = math.inf, math.nan  # no element has one that it could be beside
             return
         import numpy as np  # every simulation reaches this file, and torch alone is enough for that
 

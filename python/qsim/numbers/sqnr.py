@@ -16,16 +16,16 @@ def sqnr(signal: float, noise: float) -> float:
     Returns
     -------
     float
-        +Inf where nothing differs, zeros for zeros included; -Inf where the reference is zero and the other is not; NaN where a sum is
-        not finite.
+        +Inf where nothing differs, zeros for zeros included; -Inf where the reference is zero and the other is not, and where the noise
+        alone is Inf; NaN where the signal is not finite, or the noise is NaN.
 
     Examples
     --------
-    >>> sqnr(25.0, 0.25), sqnr(0.0, 0.0), sqnr(0.0, 1.0)
-    (20.0, inf, -inf)
+    >>> sqnr(25.0, 0.25), sqnr(0.0, 0.0), sqnr(0.0, 1.0), sqnr(25.0, math.inf)
+    (20.0, inf, -inf, -inf)
     """
-    if not (math.isfinite(signal) and math.isfinite(noise)):
+    if not math.isfinite(signal) or math.isnan(noise):
         return math.nan
     if noise == 0:
         return math.inf
-    return 10 * math.log10(signal / noise) if signal else -math.inf
+    return 10 * math.log10(signal / noise) if signal and math.isfinite(noise) else -math.inf

@@ -82,6 +82,8 @@ class RangeChoice(Simulation):
     def set_method(self, method: str | None, *, percentile: float | None = None, gamma: float | None = None) -> None:
         """Choose all encodings anew with another method, from what was observed and from the weights. No data needed.
 
+        `calibrate`, `synchronize` and `retarget` go on with it. `config` stays: a new simulation made with that has the methods it names.
+
         Parameters
         ----------
         method : str or None
@@ -107,9 +109,10 @@ class RangeChoice(Simulation):
         >>> bool(sim.encodings()["input"].scale < widest)
         True
         """
-        methods = {q.spec.method for q in self.quantizers().values()} if method is None else [method]
+        configured = {key: decided.spec for key, decided in self.decisions.quantizers.items()}
+        methods = {spec.method for spec in configured.values()} if method is None else [method]
         check_read("QuantSim.set_method", sorted(methods), percentile=percentile, gamma=gamma)
-        choose_encodings(self, method, percentile=percentile, gamma=gamma)
+        choose_encodings(self, method, percentile=percentile, gamma=gamma, specs=configured)
 
     def synchronize(self, group: dist.ProcessGroup | None = None) -> None:
         """Merge what the ranks of `torch.distributed` observed, and choose all encodings from that. To be called on every rank.

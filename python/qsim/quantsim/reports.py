@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from os import PathLike
@@ -21,6 +22,7 @@ from qsim.analysis.sensitivity import Sensitivity, measure, measured
 from qsim.deploy.engine_plan import Plan
 from qsim.options import check_flag, check_function, check_number, check_whole, shown
 from qsim.runs.batches import Forward
+from qsim.simulation.config_ranges import told_of_ranges
 from qsim.simulation.simulation import Simulation
 
 
@@ -122,7 +124,8 @@ class Reports(Simulation):
         metric = metric_of(metric, forward, "QuantSim.sensitivity")
         with self.calibrated():
             file = ScoreFile(path, measured(self, metric, groups) if path is not None else {})
-            return measure(self, data, metric, higher_is_better=higher_is_better, groups=groups, file=file, show=progress, unit=unit)
+            found = measure(self, data, metric, higher_is_better=higher_is_better, groups=groups, file=file, show=progress, unit=unit)
+            return dataclasses.replace(found, ranges=told_of_ranges(self))
 
     def float_plan(
         self,
@@ -160,7 +163,8 @@ class Reports(Simulation):
         -------
         Plan
             For ``config.with_plan(plan)``; nothing of this simulation changes. A config with it gives the operations that stay
-            quantized the same ranges, but where they share a quantizer with one that is kept.
+            quantized the same ranges, but where they share a quantizer with one that is kept, and where ``plan.ranges`` says that this
+            simulation has other ranges than its config gives.
 
         Raises
         ------
@@ -190,7 +194,7 @@ class Reports(Simulation):
                 f"QuantSim.float_plan: got a sensitivity with higher_is_better={found.higher_is_better}, and the opposite here"
             )
         with self.calibrated():
-            return float_plan(self, data, by, target, found, effort)
+            return float_plan(self, data, by, target, found, effort, found.ranges if sensitivity is None else told_of_ranges(self))
 
     def search_bits(
         self,
@@ -324,4 +328,5 @@ class Reports(Simulation):
         with self.calibrated():
             file = ScoreFile(path, measured(self, metric, "operation") if path is not None else {})
             limits = Limits(max_drop, seconds)
-            return join(self, data, metric, order, higher_is_better=higher_is_better, limits=limits, file=file, show=progress)
+            found = join(self, data, metric, order, higher_is_better=higher_is_better, limits=limits, file=file, show=progress)
+            return dataclasses.replace(found, ranges=told_of_ranges(self))

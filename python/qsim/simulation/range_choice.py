@@ -10,9 +10,11 @@ from torch import Tensor
 from qsim.errors import CalibrationError
 from qsim.graph.plan.actions import PlannedBias
 from qsim.graph.plan.rules import weight_axes
+from qsim.numbers.spec import TensorSpec
 from qsim.quantizers.bias import BiasQuantizer
 from qsim.quantizers.observed import WithObserver, encode_observed
 from qsim.quantizers.observer import with_method
+from qsim.quantizers.quantizer import Quantizer
 from qsim.quantizers.weights import encode_weights
 from qsim.runs.mapped import MappedParameter, release
 from qsim.runs.memory import give_back
@@ -25,38 +27,54 @@ _OTHER = "where it stands was something else than in the example inputs: that st
 
 
 def choose_encodings(
-    sim: Simulation, method: str | None = None, *, percentile: float | None = None, gamma: float | None = None
+    sim: Simulation,
+    method: str | None = None,
+    *,
+    percentile: float | None = None,
+    gamma: float | None = None,
+    specs: Mapping[str, TensorSpec] | None = None,
+    quantizers: Mapping[str, Quantizer] | None = None,
 ) -> list[str]:
-    """Give every quantizer its encoding. Returns a sentence for each that had to be changed afterwards."""
-    quantizers = sim.quantizers()
+    """Give every quantizer its encoding. Returns a sentence for each that had to be changed afterwards.
+
+    Parameters
+    ----------
+    method, percentile, gamma : optional
+        In place of what the specs have.
+    specs : mapping of str to TensorSpec, optional
+        In place of the quantizers' own, which have the method last used.
+    quantizers : mapping of str to Quantizer, optional
+        Who is given encodings, in place of the simulation's own.
+    """
+    quantizers = sim.quantizers() if quantizers is None else quantizers
+    given = {key: q.spec for key, q in quantizers.items()} if specs is None else specs
     problems: dict[str, CalibrationError] = {}
-    parameters = {key: whole(weight) for key, weight in sim.weights().items() if not quantizers[key].spec.is_dynamic}
+    parameters = {key: whole(weight) for key, weight in sim.weights().items() if not given[key].is_dynamic}
     for keys in _together(parameters):
         of_weights, weights = [quantizers[key] for key in keys], [parameters[key] for key in keys]
-        given = [q.spec for q in of_weights]
-        specs = [with_method(s, None if s.is_running else method, percentile=percentile, gamma=gamma) for s in given]
-        for key, found in zip(keys, encode_weights(of_weights, weights, specs), strict=True):
+        wanted = [with_method(given[key], None if given[key].is_running else method, percentile=percentile, gamma=gamma) for key in keys]
+        for key, found in zip(keys, encode_weights(of_weights, weights, wanted), strict=True):
             if isinstance(found, CalibrationError):
                 problems[key] = found
         if any(map(release, weights)):
             give_back()
     observed: dict[str, WithObserver] = {}
-    specs, borrowed = [], lent(sim)
+    wanted, borrowed = [], lent(sim)
     for key, quantizer in quantizers.items():
-        spec = quantizer.spec
+        spec = given[key]
         if key in parameters or sim.decisions.quantizers[key].range is not None or spec.is_dynamic:
             continue
         chosen = None if spec.is_running or spec.axis is not None else method
         observed[key] = Borrower(quantizer, borrowed[key].observer) if key in borrowed else quantizer
-        specs.append(with_method(spec, chosen, percentile=percentile, gamma=gamma))
-    for key, found in zip(observed, encode_observed([*observed.values()], specs), strict=True):
+        wanted.append(with_method(spec, chosen, percentile=percentile, gamma=gamma))
+    for key, found in zip(observed, encode_observed([*observed.values()], wanted), strict=True):
         if isinstance(found, CalibrationError):
             problems[key] = found
     needed, refused = sim.needed(), sim.switch.refused
     unmet = [key for key, q in quantizers.items() if key in problems and q.enabled and key in needed - refused]
     idle = [key for key in unmet if sim.is_idle(key)]
     unmet = [key for key in unmet if key not in idle]
-    fitted = fit_biases(sim, sim.decisions.biases)  # of those that have ranges, whatever the others are told
+    fitted = fit_biases(sim, sim.decisions.biases, quantizers)  # of those that have ranges, whatever the others are told
     if unmet:
         raise _failure([str(problems[key]) for key in unmet])
     reasons = {**dict.fromkeys(refused, _OTHER), **dict.fromkeys(problems.keys() - needed, _FALLEN)}
@@ -66,9 +84,11 @@ def choose_encodings(
     return [*unneeded, *empty, *(found.sentence for found in borrowed.values()), *fitted]
 
 
-def fit_biases(sim: Simulation, biases: Iterable[PlannedBias]) -> list[str]:
-    """Raise weight scales where sums with a bias would not fit into int32. Returns a sentence for each weight."""
-    quantizers, weights, raised = sim.quantizers(), sim.weights(), dict[PlannedBias, int]()
+def fit_biases(sim: Simulation, biases: Iterable[PlannedBias], quantizers: Mapping[str, Quantizer] | None = None) -> list[str]:
+    """Raise weight scales where sums with a bias would not fit into int32: the simulation's, or those of other quantizers by the same keys.
+    Returns a sentence for each weight."""
+    quantizers = sim.quantizers() if quantizers is None else quantizers
+    weights, raised = sim.weights(), dict[PlannedBias, int]()
     for b in biases:
         bias = whole(attrgetter(b.parameter)(sim.model))
         weight, axis = weights.get(b.weight), quantizers[b.weight].spec.axis

@@ -183,12 +183,17 @@ def test_deviation_is_that_of_all_pairs(pairs, cut):
     deviation = Deviation()
     deviation.add(x[:cut], y[:cut])
     deviation.add(x[cut:], y[cut:])
-    finite = [(a, b) for a, b in zip(x.tolist(), y.tolist(), strict=True) if math.isfinite(a) and math.isfinite(b)]
+    compared = [(a, b) for a, b in zip(x.tolist(), y.tolist(), strict=True) if math.isfinite(a)]
+    finite = [(a, b) for a, b in compared if math.isfinite(b)]
     signal, noise = math.fsum(a * a for a, _ in finite), math.fsum((a - b) ** 2 for a, b in finite)
-    assert (deviation.elements, deviation.nonfinite) == (len(pairs), len(pairs) - len(finite))
-    if not finite:
+    counts = (deviation.elements, deviation.nonfinite, deviation.broken)
+    assert counts == (len(pairs), len(pairs) - len(finite), len(compared) - len(finite))
+    if not compared:
         assert math.isnan(deviation.sqnr)
         assert math.isnan(deviation.max_error)
+        return
+    if len(compared) > len(finite):
+        assert (deviation.sqnr, deviation.max_error) == (-math.inf, math.inf)
         return
     assert deviation.max_error == max(abs(a - b) for a, b in finite)
     if noise == 0:

@@ -58,3 +58,10 @@ def test_weights_that_no_batch_read_are_known_there():
     sim.calibrate([{"x": X}], progress=False)
     assert sim.unread() == ["narrow.weight"]
     assert sim.retarget(sim.config.target).unread() == ["narrow.weight"]
+
+
+def test_the_method_that_was_set_stays():
+    sim, wanted = two_paths(), two_paths(qsim.int8(target="tensorrt"))
+    for each in (sim, wanted):
+        each.set_method("percentile", percentile=90.0)
+    assert sim.retarget("tensorrt").encodings() == wanted.encodings()
