@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import warnings
 from os import PathLike
 from typing import Any
 
@@ -21,6 +23,7 @@ from qsim.onnx.tensors import ONNX_TYPES
 
 _QUANTIZERS = ("QuantizeLinear", "DequantizeLinear")
 _NAMES = {known.type: name for name, known in ONNX_TYPES.items()}
+_SHOWN = 3
 _STORED = "_quantized"  # what our exports and ONNX Runtime's quantizer append to the name of a constant stored as integers
 _LEAVING = "_QuantizeLinear_Input"  # and the latter to that of an output of the model, before it is quantized
 
@@ -28,8 +31,9 @@ _LEAVING = "_QuantizeLinear_Input"  # and the latter to that of an output of the
 def read_onnx_encodings(path: str | PathLike[str], *, tensor_names: bool = False) -> EncodingFile:
     """The encodings of a model with QuantizeLinear and DequantizeLinear.
 
-    A model that qsim exported has them in its metadata, under the keys of `QuantSim.quantizers` and with all fields. Of any other model
-    they are read from its nodes: an activation is called by the tensor that QuantizeLinear reads, a constant by its initializer, without
+    A model that qsim exported has them in its metadata, under the keys of `QuantSim.quantizers` and with all fields. Where its nodes hold
+    other scales or zero points, as after another tool changed the file, these are given, with a warning. Of any other model they are read
+    from its nodes: an activation is called by the tensor that QuantizeLinear reads, a constant by its initializer, without
     the ending ``_quantized`` that exporters give to integers. Their grids are all of their type.
 
     Parameters
@@ -75,10 +79,10 @@ def _found(model: ir.Model, place: FilePlace, tensor_names: bool) -> EncodingFil
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     opset = str(model.opset_imports.get("", ""))
     text = model.metadata_props.get("qsim.encodings")
-    if text is not None and not tensor_names:
-        return EncodingFile(_noted(text, model, place), "onnx", opset)
     nodes = [node for node in model.graph.all_nodes() if node.op_type in _QUANTIZERS]
     check_count(len(nodes), place)
+    if text is not None and not tensor_names:
+        return EncodingFile(_noted(text, model, nodes, place), "onnx", opset)
     entries: dict[str, Entry] = {}
     for node in nodes:
         found = _entry(node, place)
@@ -90,20 +94,49 @@ def _found(model: ir.Model, place: FilePlace, tensor_names: bool) -> EncodingFil
     return EncodingFile(entries, "onnx", opset)
 
 
-def _noted(text: str, model: ir.Model, place: FilePlace) -> dict[str, Entry]:
-    """What the metadata say."""
-    place = FilePlace(f"{place.file} (metadata)")
-    names = Fields(parse(model.metadata_props.get("qsim.names", "{}"), place), place).values
-    noted = Fields(parse(text, place), place).values
-    check_count(len(noted), place)
-    return {
-        checked_name(key, place): read_entry(
-            {**Fields(value, place.at(key)).values, "role": "parameter" if names.get(key) in model.graph.initializers else "activation"},
-            None,
-            place.at(key),
+def _noted(text: str, model: ir.Model, nodes: list[ir.Node], place: FilePlace) -> dict[str, Entry]:
+    """What the metadata say, where the nodes that compute it do not say something else."""
+    inside = FilePlace(f"{place.file} (metadata)")
+    names = Fields(parse(model.metadata_props.get("qsim.names", "{}"), inside), inside).values
+    noted = Fields(parse(text, inside), inside).values
+    check_count(len(noted), inside)
+    integers = {node.inputs[0].name: node for node in nodes if node.op_type == "DequantizeLinear" and node.inputs[0] is not None}
+    integers |= {node.outputs[0].name: node for node in nodes if node.op_type == "QuantizeLinear"}
+    entries, changed = dict[str, Entry](), []
+    for key, value in noted.items():
+        name = names.get(key)
+        role = "parameter" if name in model.graph.initializers else "activation"
+        entry = read_entry({**Fields(value, inside.at(key)).values, "role": role}, None, inside.at(key))
+        found = _entry(integers[name], place) if name in integers else None
+        if found is not None and not _are_equal(entry.encoding, held := _on_grid(found[1].encoding, entry.encoding)):
+            changed.append(key)
+            entry = dataclasses.replace(found[1], encoding=held, role=role)
+        entries[checked_name(key, inside)] = entry
+    if changed:
+        shown = ", ".join(map(repr, changed[:_SHOWN])) + (", ..." if len(changed) > _SHOWN else "")
+        warnings.warn(
+            f"qsim: '{place.file}': {len(changed)} of {len(noted)} encodings ({shown}) are not what its metadata say: the file was changed "
+            "after qsim wrote it; what its nodes hold is given",
+            stacklevel=5,
         )
-        for key, value in noted.items()
-    }
+    return entries
+
+
+def _on_grid(held: Encoding | None, noted: Encoding | None) -> Encoding | None:
+    """What a node holds, on the grid that the metadata say: runtimes' files have uint8 for int8, and know no narrower grids."""
+    if held is None or noted is None or held.scale.numel() != noted.scale.numel():
+        return held
+    (low, high), (wanted, highest) = grid_of(held.dtype), grid_of(noted.dtype)
+    zero_point = held.zero_point + (wanted - low if high - low == highest - wanted else 0)
+    if bool(((zero_point < noted.quant_min) | (zero_point > noted.quant_max)).any()):
+        return held
+    return dataclasses.replace(noted, scale=held.scale.reshape(noted.scale.shape), zero_point=zero_point.reshape(noted.scale.shape))
+
+
+def _are_equal(noted: Encoding | None, held: Encoding | None) -> bool:
+    if noted is None or held is None or noted.scale.shape != held.scale.shape:
+        return noted is held
+    return torch.equal(noted.scale.float(), held.scale.float()) and torch.equal(noted.zero_point, held.zero_point)
 
 
 def _entry(node: ir.Node, place: FilePlace) -> tuple[str, Entry] | None:

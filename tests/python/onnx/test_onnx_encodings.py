@@ -74,6 +74,28 @@ def test_models_of_qsim_keep_the_keys_and_all_fields(tmp_path):
     assert {e.encoding.dtype for e in names.parameters.values()} == {"int8", "int32"}
 
 
+@pytest.mark.parametrize(
+    ("name", "key"), [("0.output_scale", "0.output"), ("0.weight_scale", "0.weight"), ("0.output_zero_point", "0.output")]
+)
+def test_what_was_changed_after_the_export_is_what_the_nodes_hold(name, key, tmp_path):
+    sim = qsim.QuantSim(nn.Sequential(nn.Linear(4, 3)).eval(), torch.randn(8, 4))
+    sim.calibrate([torch.randn(8, 4)], progress=False)
+    sim.export(tmp_path / "m.onnx")
+    before = read_onnx_encodings(tmp_path / "m.onnx").encodings
+    model = onnx.load(tmp_path / "m.onnx")
+    (held,) = [tensor for tensor in model.graph.initializer if tensor.name == name]
+    values = numpy_helper.to_array(held)
+    held.CopyFrom(numpy_helper.from_array((values * 4 if values.dtype == np.float32 else values - 3).astype(values.dtype), name))
+    onnx.save(model, tmp_path / "changed.onnx")
+    with pytest.warns(UserWarning, match=rf"1 of 3 encodings \('{key}'\) are not what its metadata say"):
+        found = read_onnx_encodings(tmp_path / "changed.onnx")
+    assert [other for other in before if before[other] != found.encodings[other]] == [key]
+    assert found.entries[key].role == ("parameter" if "weight" in key else "activation")
+    part = found.encodings[key].zero_point if "zero" in name else found.encodings[key].scale
+    expected = before[key].zero_point - 3 if "zero" in name else before[key].scale * 4
+    assert torch.equal(part, expected)
+
+
 def model_of(path, scale, zero_point=0, dtype="int8", shape=(4, 3), constant=False, **attributes):
     """One tensor on one grid."""
     scale, kind = np.asarray(scale, np.float32), _TYPES[dtype]
