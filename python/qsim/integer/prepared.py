@@ -16,7 +16,7 @@ from qsim.integer.fused_sums import fuse_sums
 from qsim.integer.kernel_calls import Operators
 from qsim.integer.kernels.pairs import largest_pair
 from qsim.integer.kernels.quantized import quantize
-from qsim.integer.runtime_weights import bias_made_integers, weights_made_integers
+from qsim.integer.runtime_weights import bias_made_integers, fused_into_weights, weights_made_integers
 from qsim.numbers.encoding import Encoding
 from qsim.quantizers.quantizer import Quantizer
 from qsim.trace.capture import Program
@@ -30,6 +30,7 @@ from qsim.trace.runtimes import RUNTIMES, stored_as
 from qsim.trace.storages import storages
 from qsim.trace.token_scales import put_scales_behind, with_scale_one
 from qsim.trace.weights_second import put_weights_second
+from qsim.warning import warn
 
 
 class Prepared:
@@ -84,7 +85,13 @@ class Prepared:
         fuse_sums(graph, self.encodings)
         stored = dict(stored_inputs(program))
         self._parameters = {node: parameter(stored[node.name]) for node in graph.nodes if node.name in stored}
-        self.encodings |= weights_made_integers(graph, self.encodings, self._held(program, graph, parameter))
+        held = self._held(program, graph, parameter)
+        if fused := fused_into_weights(graph, self.encodings, held):
+            warn(
+                f"QuantSim.integer: ONNX Runtime's optimiser makes integers of the weight of {', '.join(map(repr, fused))}, which is in "
+                "float, after it multiplied or added what stands behind; that is not mirrored, and results differ. Quantize the weight"
+            )
+        self.encodings |= weights_made_integers(graph, self.encodings, held)
         self.module = GraphModule(program.exported.graph_module, graph)
         self.kernels: list[Kernel] = classify(self.module.graph, self.encodings)
         floats = [kernel.node for kernel in self.kernels if kernel.kernel is None]

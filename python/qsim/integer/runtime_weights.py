@@ -47,6 +47,23 @@ def weights_made_integers(graph: Graph, encodings: Encodings, held: Mapping[Node
     return made
 
 
+def fused_into_weights(graph: Graph, encodings: Encodings, held: Mapping[Node, Tensor]) -> list[str]:
+    """Convolutions whose weight in float gets the factor, sum or BatchNorm behind them (``ConvMulFusion`` and its like) before it becomes
+    integers: what those are is not mirrored."""
+    found = []
+    for node in graph.nodes:
+        readers = readers_of(node)
+        if not function(node).startswith("conv") or len(readers) != 1 or function(readers[0]) not in ("mul", "add", "batch_norm"):
+            continue
+        given, (reader,) = arguments(node), readers
+        grid = encodings.get(str(key_of(given["input"])))
+        operands = {given["weight"], *reader.all_input_nodes} - {node}
+        is_constant = constant_values(graph, held, operands).keys() == operands
+        if _is_integer(grid) and grid.axis is None and is_constant and _is_between(reader, encodings):
+            found.append(node.name)
+    return found
+
+
 def bias_made_integers(node: Node, encodings: Encodings) -> str | None:
     """The argument of an operation that holds such a bias; None where there is none."""
     if (found := _operands(node, encodings)) is None:

@@ -13,6 +13,7 @@ from torch.fx import Graph, Node
 from qsim.numbers.encoding import Encoding
 from qsim.numbers.float_format import FLOAT_FORMATS
 from qsim.trace.fx_nodes import is_float
+from qsim.trace.marks_before_rectifiers import limits_of
 from qsim.trace.marks_behind_moves import is_moving, key_of, marked, operation
 
 _SEVERAL = ("getitem", "embedding")  # one of several results, rows of a table
@@ -41,12 +42,15 @@ def mark_before_moves(graph: Graph, encodings: Mapping[str, Encoding]) -> None:
 
 
 def _first_move(mark: Node, encodings: Mapping[str, Encoding]) -> Node | None:
-    """The first of the moves that end at a mark, where each alone reads the one before it, and the first alone what was computed."""
+    """The first of the moves that end at a mark, where each alone reads the one before it, and the first alone what was computed.
+
+    Rectifiers may stand between: see `qsim.trace.marks_before_rectifiers` for why quantizing in front of one changes nothing.
+    """
     first, node = None, mark.args[0]
     while isinstance(node, Node) and len(node.users) == 1:
         if is_moving(node) and operation(node) not in _SEVERAL:
             first = node
-        elif key_of(node) is None or key_of(node) in encodings:
+        elif limits_of(node) is None and (key_of(node) is None or key_of(node) in encodings):
             return first
         node = node.args[0]
     return None

@@ -114,6 +114,7 @@ def test_weights_that_are_computed(case, weight, tmp_path):
 
 MOVED = {
     "pooled": lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 4, 1)),
+    "rectified behind": lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.MaxPool2d(2), nn.ReLU(), nn.Conv2d(4, 4, 1)),
     "flattened": lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(64, 4)),
     "transposed": lambda: Forward(lambda m, x: m.b(m.a(x.flatten(2)).mT), a=nn.Linear(36, 6), b=nn.Linear(3, 4)),
 }
@@ -166,3 +167,12 @@ def test_biases_that_int32_does_not_hold(tmp_path):
 
     sim, x = simulated(made, CONFIG.override("*", weight=None, activation={"bits": 16}))
     assert not check(sim, x, tmp_path)
+
+
+def test_what_the_runtime_computes_into_a_weight_is_said():
+    sim, x = simulated(
+        lambda: Forward(lambda m, x: m.b(m.a(x) * 2), a=nn.Conv2d(3, 4, 3), b=nn.Conv2d(4, 4, 1)), qsim.int8(target="tensorrt")
+    )
+    sim.disable("*weight")
+    with pytest.warns(UserWarning, match="makes integers of the weight of 'conv2d'"):
+        sim.evaluate(x, integer=True)
