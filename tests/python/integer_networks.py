@@ -176,10 +176,10 @@ def with_ties(sim: qsim.QuantSim) -> None:
         quantizer.set_encoding(dataclasses.replace(encoding, scale=2.0 ** encoding.scale.log2().round()))
 
 
-def by_runtime(sim: qsim.QuantSim, x: Tensor, folder: Path, *, optimize: bool = True) -> tuple[list[np.ndarray], Path]:
+def by_runtime(sim: qsim.QuantSim, x: Tensor, folder: Path, *, optimize: bool = True, **options: Any) -> tuple[list[np.ndarray], Path]:
     """What ONNX Runtime makes of the exported simulation, and the graph that it ran."""
     file, ran = folder / "model.onnx", folder / "ran.onnx"
-    sim.export(file, target="onnxruntime")
+    sim.export(file, target="onnxruntime", **options)
     running = session(str(file), optimize, ran)
     return running.run(None, {running.get_inputs()[0].name: x.numpy()}), ran
 

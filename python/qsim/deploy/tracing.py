@@ -18,6 +18,7 @@ from qsim.trace.idle_nodes import drop_idle_nodes
 from qsim.trace.in_place import kept_state
 from qsim.trace.integer_forms import use_integer_forms
 from qsim.trace.mark_uses import MarkUses, not_finite, objections, per_channel, refusal
+from qsim.trace.marks_before_moves import mark_before_moves
 from qsim.trace.marks_before_rectifiers import mark_before_rectifiers
 from qsim.trace.marks_behind_moves import mark_behind_moves
 from qsim.trace.outputs import name_results
@@ -49,6 +50,8 @@ class Tracing:
             mark_behind_moves(self.program.exported.graph, per_channel(self.quantizers))
         if target.marks_moves and target.reads_onnx:
             encodings = {key: encoding for key, encoding in sim.encodings().items() if sim.quantizers()[key].enabled}
+            if target.only8:
+                mark_before_moves(self.program.exported.graph, encodings)
             mark_before_rectifiers(self.program.exported.graph, sim.encodings())
             use_integer_forms(self.program.exported.graph, encodings)
         name_results(self.program.exported)

@@ -297,6 +297,8 @@ def _addmm(node: Node, encodings: Encodings) -> tuple[str, _End]:
 def _gemm(node: Node, encodings: Encodings, input: object, weight: object, bias: object, channels: int) -> tuple[str, _End]:
     x = _activation(input, encodings)
     _weight(weight, encodings, x, channels)
+    if (key := key_of(bias)) is not None:
+        raise _Float(f"its bias has a quantizer of its own, '{key}'; the kernel adds integers on the grid of its products")
     sizes = shape(input)  # type: ignore[arg-type]
     unknown = sum(not isinstance(n, int) for n in sizes)
     if len(sizes) > 2 and unknown > 1:

@@ -12,20 +12,25 @@ from torch.fx import Graph, GraphModule, Node
 
 from qsim.graph.execute.marks import BIAS, QUANTIZED
 from qsim.integer.assignment import Kernel, classify, weight_of
+from qsim.integer.fused_sums import fuse_sums
 from qsim.integer.kernel_calls import Operators
 from qsim.integer.kernels.pairs import largest_pair
 from qsim.integer.kernels.quantized import quantize
-from qsim.integer.runtime_weights import bias_made_integers, weights_made_integers
+from qsim.integer.runtime_weights import bias_made_integers, fused_into_weights, weights_made_integers
 from qsim.numbers.encoding import Encoding
 from qsim.quantizers.quantizer import Quantizer
 from qsim.trace.capture import Program
+from qsim.trace.constants import written
 from qsim.trace.integer_forms import use_integer_forms
-from qsim.trace.mark_uses import MarkUses, not_finite
+from qsim.trace.linear_forms import note_linear_forms
+from qsim.trace.mark_uses import MarkUses, not_finite, per_channel
+from qsim.trace.marks_before_moves import mark_before_moves
 from qsim.trace.marks_before_rectifiers import mark_before_rectifiers
 from qsim.trace.runtimes import RUNTIMES, stored_as
 from qsim.trace.storages import storages
 from qsim.trace.token_scales import put_scales_behind, with_scale_one
 from qsim.trace.weights_second import put_weights_second
+from qsim.warning import warn
 
 
 class Prepared:
@@ -70,14 +75,23 @@ class Prepared:
         self.encodings = _as_stored({key: e for key, e in found.items() if e is not None}, MarkUses.of(program), fixed)
         graph = Graph()
         graph.output(graph.graph_copy(program.exported.graph, {}))
+        note_linear_forms(graph, set(fixed) - per_channel(fixed))
         _bypass(graph, self.encodings)
         put_scales_behind(graph, quantizers)
         put_weights_second(graph, {key for key, encoding in self.encodings.items() if encoding.axis is not None})
+        mark_before_moves(graph, self.encodings)
         mark_before_rectifiers(graph, self.encodings)
         use_integer_forms(graph, self.encodings)
+        fuse_sums(graph, self.encodings)
         stored = dict(stored_inputs(program))
         self._parameters = {node: parameter(stored[node.name]) for node in graph.nodes if node.name in stored}
-        self.encodings |= weights_made_integers(graph, self.encodings, self._parameters)
+        held = self._held(program, graph, parameter)
+        if fused := fused_into_weights(graph, self.encodings, held):
+            warn(
+                f"QuantSim.integer: ONNX Runtime's optimiser makes integers of the weight of {', '.join(map(repr, fused))}, which is in "
+                "float, after it multiplied or added what stands behind; that is not mirrored, and results differ. Quantize the weight"
+            )
+        self.encodings |= weights_made_integers(graph, self.encodings, held)
         self.module = GraphModule(program.exported.graph_module, graph)
         self.kernels: list[Kernel] = classify(self.module.graph, self.encodings)
         floats = [kernel.node for kernel in self.kernels if kernel.kernel is None]
@@ -87,6 +101,12 @@ class Prepared:
         self.constants = {node for node in marks if node.args[0].target in stored}
         self.operators: Operators = {}
         self.marked: dict[Node, Any] = {}
+
+    def _held(self, program: Program, graph: Graph, parameter: Callable[[str], Tensor]) -> dict[Node, Tensor]:
+        """What placeholders of a copied graph stand for, where no run changes it."""
+        changed = written(program.exported.graph)
+        held = {node.name: value for node, (_, value) in program.held_tensors(parameter).items() if node not in changed}
+        return {node: held[node.name] for node in graph.nodes if node.op == "placeholder" and node.name in held}
 
     def with_pairs(self) -> list[Kernel]:
         """The kernels, each with the largest sum of two of its products."""

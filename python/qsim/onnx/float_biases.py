@@ -5,10 +5,13 @@ With 16 bits that grid may be so fine that int32 ends below the bias, which satu
 
 from __future__ import annotations
 
+from typing import Any
+
 import onnx_ir as ir
 import torch
 
 from qsim.integer.kernels.products import Bias
+from qsim.integer.runtime_weights import one_scale
 from qsim.onnx.lint import scales
 from qsim.onnx.tensors import stored
 
@@ -30,12 +33,21 @@ def hold_biases(model: ir.Model) -> list[str]:
 
 def _fits(node: ir.Node) -> bool:
     """Whether int32 holds the bias of an operation, or there is none that the optimiser makes int32."""
-    (x, weight), bias = map(scales, node.inputs[:2]), None if node.inputs[2] is None else node.inputs[2].const_value
+    x, weight = scales(node.inputs[0]), _weight_scales(node.inputs[1])
+    bias = None if node.inputs[2] is None else node.inputs[2].const_value
     if bias is None or x.size * weight.size == 0:
         return True
     steps = (x * weight).ravel()
     steps = steps if steps.size in (1, bias.size) else steps.min()  # in groups
     return Bias.fits(torch.from_numpy(bias.numpy()), torch.as_tensor(steps))
+
+
+def _weight_scales(weight: ir.Value | None) -> Any:
+    """The scales of a weight; of one in float that which the optimiser chooses."""
+    held = None if weight is None else weight.const_value
+    if held is None or held.dtype is not ir.DataType.FLOAT:
+        return scales(weight)
+    return one_scale(torch.from_numpy(held.numpy().copy())).scale.double().reshape(1).numpy()
 
 
 def _is_wide(value: ir.Value | None) -> bool:

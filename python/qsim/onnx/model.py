@@ -21,6 +21,7 @@ from qsim.onnx.export_options import Options
 from qsim.onnx.float_biases import hold_biases
 from qsim.onnx.float_means import hold_means_in_float
 from qsim.onnx.half_regions import FallbackRegions
+from qsim.onnx.held_sums import hold_sums
 from qsim.onnx.lint import narrow_softmaxes
 from qsim.onnx.look_ups import look_up_integers
 from qsim.onnx.lower import Lowering
@@ -102,6 +103,8 @@ def build(program: Program, mark_uses: MarkUses, quantizers: Mapping[str, Quanti
         tidy.name_batch(model, None if program.dynamic_batch and options.dynamic_batch else program.example_batch)
     kept = set(model.graph)
     fallback = {str(node.name): format for node, format in regions.formats.items() if node in kept}
+    if target.only8:
+        hold_sums(model)
     _describe(model, target, quantizers, lowering.names, fallback)
     have = "1 tensor has" if wider == 1 else f"{wider} tensors have"
     blocks = [f"{have} more channels than in the model, zeros or repeated ones, for the runtime's fast kernels"] if wider else []

@@ -26,6 +26,7 @@ from qsim.onnx.resize import resizes
 from qsim.onnx.scatter import scatter_reduce
 from qsim.trace.capture import Program
 from qsim.trace.integer_forms import NUMBER, SCALED
+from qsim.trace.linear_forms import LinearForm, linear_form
 from qsim.trace.refusals import translation_refusal
 
 MARK_DOMAIN = "qsim"
@@ -165,10 +166,10 @@ def _translations(opset: int, movable: Collection[str]) -> dict[Any, Callable[..
 
     def linear(x: Any, weight: Any, b: Any = None) -> Any:
         operands = () if b is None else (b,)
-        if len(x.shape) == 2:
+        form = linear_form(x.shape, mark_key(x), mark_key(weight), movable)
+        if form is LinearForm.GEMM:
             return op.Gemm(x, weight, *operands, transB=1)
-        unknown = sum(not isinstance(length, int) for length in x.shape)
-        if mark_key(x) in movable and unknown <= 1 and len(x.shape) > 2 and mark_key(weight):
+        if form is LinearForm.ROWS:
             rows = op.Gemm(reshaped(x, [-1, weight.shape[1]]), weight, *operands, transB=1)
             return op.Reshape(rows, ints([length if isinstance(length, int) else -1 for length in [*x.shape[:-1], weight.shape[0]]]))
         product = op.MatMul(x, op.Transpose(weight, perm=[1, 0]))

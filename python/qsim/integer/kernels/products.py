@@ -42,10 +42,13 @@ class Bias:
     @classmethod
     def of_a_float_operation(cls, bias: Tensor, input: Encoding, weight: Encoding) -> Bias:
         """As made by the runtime, or as a file holds it so that the runtime does not (`qsim.onnx.float_biases`)."""
+        return cls.held(bias) if cls.is_held(bias, input, weight) else cls.made_by_runtime(bias, input, weight)
+
+    @classmethod
+    def is_held(cls, bias: Tensor, input: Encoding, weight: Encoding) -> bool:
+        """Whether a file holds a bias on a grid of its own: beside 16 bits, where int32 ends below it on the grid of the products."""
         wide = any(encoding.quant_max - encoding.quant_min > 255 for encoding in (input, weight))
-        if wide and not cls.fits(bias, _product_scale(bias, input, weight).double()):
-            return cls.held(bias)
-        return cls.made_by_runtime(bias, input, weight)
+        return wide and not cls.fits(bias, _product_scale(bias, input, weight).double())
 
     @classmethod
     def held(cls, bias: Tensor) -> Bias:
