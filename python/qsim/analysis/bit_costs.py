@@ -27,8 +27,8 @@ class Budget:
     ----------
     size : float, optional
         Bytes of all parameters over those of float32. Quantized ones count their bits, packed, and 4 bytes for each scale, or what its
-        format takes (`TensorSpec.scale_format`); asymmetric ones a zero point of their own width for each scale; all others 4 bytes an
-        element.
+        format takes (`TensorSpec.scale_format`); asymmetric ones a zero point of their own width for each scale; one that is tied, and read on
+        two different grids, both; all others 4 bytes an element.
     bit_operations : float, optional
         Sum of multiplications times the bits of both operands, over 32 x 32 for each. What has no quantizer counts 32 bits.
     tensors : float, optional
@@ -132,7 +132,9 @@ class CostModel:
         total = FLOAT_BITS // 8 * (others + sum(quantized.values())) or 1
 
         def size(choice: Choice, bits: Bits) -> float:
-            stored = {planned[key].parameter: key for key in reversed(choice.keys) if key in shapes}  # each parameter once
+            # Each parameter once on each of its grids: a tied table on two, as for a row and for a product, is stored twice.
+            grids = {key: None if isinstance(bits, str) else planned[key].spec for key in choice.keys}
+            stored = {(planned[key].parameter, grids[key]): key for key in reversed(choice.keys) if key in shapes}
             return sum(bytes_of(planned[key].spec, shapes[key], bits) for key in stored.values()) / total
 
         self._size = [[size(choice, bits) for bits in choice.candidates] for choice in choices]

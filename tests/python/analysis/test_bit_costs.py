@@ -106,3 +106,19 @@ def test_what_the_config_leaves_in_float_counts_as_float():
 def test_budgets_are_shares(given, message):
     with pytest.raises(ValueError, match=message):
         qsim.Budget(**given)
+
+
+def test_a_tied_table_counts_on_each_of_its_grids():
+    tied = nn.Embedding(50, 16)
+    model = seeded(lambda: Forward(lambda s, ids: F.linear(s.table(ids).tanh(), s.table.weight), table=tied))
+    for target, tables, zero_points in (("onnxruntime", [1, 50], 1), ("openvino", [50], 0)):  # scales: of rows that are looked up, and of a product
+        sim = qsim.QuantSim(model, torch.arange(8), qsim.int8(target=target))
+        sim.calibrate([torch.arange(50)], progress=False)
+        weights = [key for key, decided in sim.decisions.quantizers.items() if decided.parameter is not None]
+        assert [sim.quantizers()[key].encoding.scale.numel() for key in weights] == tables
+        choices = choices_of(sim, (4, 8, "float"))
+        costs = CostModel(sim, choices, None)
+        for picked, bits in enumerate((4, 8)):
+            stored = sum(800 * bits // 8 + 4 * scales for scales in tables) + zero_points
+            assert costs.costs([picked] * len(choices)).size == pytest.approx(stored / 3200)
+        assert costs.costs([2 if 2 < len(choice.candidates) else 1 for choice in choices]).size == 1
