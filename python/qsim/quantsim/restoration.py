@@ -74,7 +74,8 @@ class Restoration(Simulation):
         CalibrationError
             There is no batch without NaN or Inf.
         ValueError
-            It was restored already, or is sharded, or `path` is another simulation's.
+            It was restored already, or is sharded, or made under `torch.inference_mode` (to be called there it may be), or `path` is
+            another simulation's.
         FileFormatError
             A file below `path` is not what was written there.
 
@@ -275,7 +276,8 @@ class Restoration(Simulation):
         Raises
         ------
         ValueError
-            The weights were restored or trained already; all parameters are frozen, and no scale can be learned; the loss has no gradient.
+            It was restored or trained already, or made under `torch.inference_mode`; all parameters are frozen, and no scale can be
+            learned; the loss has no gradient.
 
         Examples
         --------
