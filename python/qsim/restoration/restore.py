@@ -36,6 +36,7 @@ from qsim.runs.sharding import sharded_modules
 from qsim.runs.snapshot import beginning_alike, rewriting, unchanged, undone_on_error
 from qsim.runs.unfit import unfit_told
 from qsim.simulation.range_choice import fit_biases
+from qsim.simulation.restored_weights import SOLVED
 from qsim.simulation.simulation import Simulation
 from qsim.stages import Stages
 
@@ -302,6 +303,7 @@ def apply(sim: Simulation, solved: dict[str, Solved], group: Group) -> list[str]
             if found.bias is not None:
                 changed.append(attrgetter(found.bias)(sim.model).copy_(found.value))
             share(changed, group)
-    sim.restored = next((f"{len(solved)} weights" for found in solved.values() if found.solves or found.bias), "")
+    if any(found.solves or found.bias for found in solved.values()):
+        sim.note_restored(solved, SOLVED)
     sim.derived.clear()
     return fit_biases(sim, sim.decisions.biases)
