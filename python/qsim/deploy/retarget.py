@@ -87,8 +87,10 @@ def _go_on(made: Simulation, sim: Simulation) -> None:
 
 def _know_restored(made: Simulation, sim: Simulation) -> None:
     keys = {planned.parameter: key for key, planned in made.decisions.quantizers.items() if planned.parameter is not None}
+    called = {key: keys.get(sim.quantization.path_of(key), "") if key else "" for key in sim.quantization.restored}
     for key, did in sim.quantization.restored.items():
-        made.note_restored([keys.get(sim.quantization.path_of(key), "") if key else ""], did)
+        made.quantization.restored |= {called[key]: made.quantization.restored.get(called[key], 0) | did}
+    made.bind(filter(None, (called[key] for key in sim.bound_weights())))
 
 
 def _take_weight(quantizer: Quantizer, planned: PlannedQuantizer, sim: Simulation, model: nn.Module) -> None:

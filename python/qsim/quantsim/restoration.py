@@ -224,7 +224,8 @@ class Restoration(Simulation):
     ) -> RestoreReport:
         """Scales of weights alone: those whose rounded weights cost the layer's results least, among 0.35 to 1.325 times the ones in use.
 
-        Weights and biases stay, so `restore` and the others can follow. Parameters and results as of `restore`.
+        Weights and biases stay, so `restore` and the others can follow, and `calibrate` and `set_method` choose scales anew. Parameters and
+        results as of `restore`.
 
         Examples
         --------

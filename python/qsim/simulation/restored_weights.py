@@ -7,15 +7,19 @@ from typing import Any
 
 from torch import nn
 
+from qsim.runs.fingerprint import fingerprint
+from qsim.runs.sharding import whole
 from qsim.simulation import warned_of
 from qsim.simulation.bank import QuantizerBank
 
 SOLVED, TRAINED = 1, 2  # bits of what `QuantizerBank.restored_weights` holds
+_SHOWN = 3
 
 
 class RestoredWeights(nn.Module):
     """Base of `QuantSim`: notes what of the model's parameters was solved for or trained, and tells of it."""
 
+    model: nn.Module
     quantization: QuantizerBank
 
     @property
@@ -28,8 +32,36 @@ class RestoredWeights(nn.Module):
 
     def note_restored(self, keys: Iterable[str], did: int) -> None:
         """From now on these weights are solved for, or trained. "": other parameters than those that have a quantizer."""
-        known = self.quantization.restored
+        keys, known = [*keys], self.quantization.restored
         self.quantization.restored = known | {key: known.get(key, 0) | did for key in keys}
+
+        self.bind(key for key in keys if key)
+
+    def bind(self, keys: Iterable[str]) -> None:
+        """From now on the scales of these weights are theirs, as they are: see `bound_weights`."""
+        weights, bank = self.quantization.weights(self.model), self.quantization
+        bank.fingerprints |= {key: fingerprint(whole(weights[key])) for key in keys}
+
+    def bound_weights(self) -> list[str]:
+        """The weights that are as restoration left them: on the scales that it found, or learned, together with them. On others they
+        would be worse than weights that nothing was done to."""
+        did, known = self.quantization.restored, self.quantization.fingerprints
+        weights = self.quantization.weights(self.model) if any(did) else {}
+        return [key for key, weight in weights.items() if key in did and fingerprint(whole(weight)) == known[key]]
+
+    def told_of_bound(self) -> str:
+        """The sentence of a choice of ranges that left out `bound_weights`; "" where there are none."""
+        bound = self.bound_weights()
+        if not bound:
+            return ""
+        shown = ", ".join(map(repr, bound[:_SHOWN])) + (", ..." if len(bound) > _SHOWN else "")
+        trained = any(did & TRAINED for did in self.quantization.restored.values())
+        others = ". Scales of activations that distillation learned with them are chosen anew" if trained else ""
+        return (
+            f"{len(bound)} restored weight{' keeps its scales' if len(bound) == 1 else 's keep their scales'} ({shown}), which "
+            f"{'it was' if len(bound) == 1 else 'they were'} solved for or trained with{others}. For other scales begin with a new simulation: "
+            "qsim.QuantSim(model, example_inputs, config)"
+        )
 
     def tell_of_restored(self) -> None:
         """Warn where the model in float is taken for the float model, and its parameters were replaced by what was solved for."""

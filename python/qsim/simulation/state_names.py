@@ -46,7 +46,8 @@ class NamedAsTheModel(nn.Module):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         bank = f"{prefix}quantization."
-        own = (f"{bank}operation_formats", f"{bank}restored_weights", *(f"{bank}{name}." for name, _ in self.quantization.named_children()))
+        tables = (f"{bank}{name}" for name, _ in self.quantization.named_buffers(recurse=False))
+        own = (*tables, *(f"{bank}{name}." for name, _ in self.quantization.named_children()))
         models = [key for key in state_dict if key.startswith(prefix) and not key.startswith(own)]
         named = {key.removeprefix(prefix): state_dict.pop(key) for key in models}
         has_ranges = any(key.startswith(own) for key in state_dict)

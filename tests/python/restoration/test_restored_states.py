@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import pickle
+import re
 import warnings
 
 import pytest
@@ -11,6 +12,7 @@ from restorable import batches_of, calibrated, digits_net
 from torch import nn
 
 import qsim
+from qsim.simulation.config_ranges import other_ranges, told_of_ranges
 
 DATA, INT4 = batches_of(16, 32), qsim.int4()
 NOT_FLOAT = "what runs in float is not the float model any more"
@@ -117,3 +119,89 @@ def test_another_targets_simulation_and_one_whose_batch_norms_are_folded_know_it
     before = sim.restored
     sim.fold_batch_norms()
     assert sim.restored == before != ""
+
+
+def level(sim):
+    model = digits_net()
+    with torch.no_grad():
+        return sum(float((sim(x) - model(x)).square().sum()) for x in DATA)
+
+
+AGAIN = {"calibrate": lambda sim: sim.calibrate(DATA, progress=False), "set_method": lambda sim: sim.set_method(None)}
+KEPT = r"4 restored weights keep their scales \('0\.weight', '2\.weight', '4\.weight', \.\.\.\), which they were solved for or trained with"
+
+
+@pytest.mark.parametrize("copied", [lambda sim: sim, through_a_state, through_a_file], ids=["itself", "a state", "a file"])
+@pytest.mark.parametrize("again", AGAIN)
+@pytest.mark.parametrize("way", ["restore", "distill", "both", "learn_rounding"])
+def test_choosing_ranges_anew_keeps_the_scales_of_restored_weights(way, again, copied):
+    sim, plain = copied(restored(way)), calibrated(config=INT4)
+    before, gained = {key: sim.encodings()[key] for key in sim.weights()}, level(sim)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        report = AGAIN[again](sim)
+    told = [str(warning.message) for warning in said] if report is None else report.problems
+    assert sum(bool(re.search(KEPT, sentence)) for sentence in told) == 1
+    assert {key: sim.encodings()[key] for key in sim.weights()} == before
+    anew = "activations that distillation learned with them are chosen anew"
+    assert any(anew in sentence for sentence in told) == (way in ("distill", "both"))
+    if way != "both" or report is None:  # which clips by the activations' scales that it learned
+        assert level(sim) < level(plain)
+        assert level(sim) < 1.5 * gained
+    assert all(sim.quantizers()[key].counts.elements == weight.numel() for key, weight in sim.weights().items())
+    assert sim.quantizers()["0.weight"].max.max() == sim.model[0].weight.max()  # what is told of a weight is the weight's
+
+
+@pytest.mark.filterwarnings("ignore:QuantSim. a state without ranges")
+@pytest.mark.parametrize("way", ["training", "a layer's state", "a checkpoint", "search", "scales alone"])
+def test_other_weights_get_scales_of_their_own(way):
+    sim, expected = restored("restore"), calibrated(config=INT4)
+    if way == "training":
+        for each in (sim, expected):
+            with torch.no_grad():
+                each.model[0].weight.copy_(digits_net()[0].weight * 0.5)
+    elif way == "a layer's state":
+        sim.model[0].load_state_dict(digits_net()[0].state_dict())
+    elif way == "a checkpoint":
+        sim.load_state_dict(digits_net().state_dict())
+    else:  # no weight is changed
+        sim = calibrated(config=INT4)
+        if way == "search":
+            sim.search_weight_ranges(DATA, progress=False)
+        else:
+            sim.model.requires_grad_(False)
+            assert sim.distill(DATA, 200, progress=False).kept
+        assert sim.encodings()["0.weight"] != expected.encodings()["0.weight"]
+    for each in (sim, expected):
+        report = each.calibrate(DATA, progress=False)
+    assert sim.encodings()["0.weight"] == expected.encodings()["0.weight"]
+    assert not any("restored" in sentence for sentence in report.problems)
+
+
+def test_a_weight_with_batch_norm_folded_into_it_keeps_its_scale():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 8, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(32, 3))
+    for x in DATA:
+        model(x)
+    sim = calibrated(model.eval(), dataclasses.replace(INT4, batch_norm="keep"), data=DATA)
+    sim.restore(DATA, progress=False)
+    sim.fold_batch_norms()
+    before = sim.encodings()["0.weight"]
+    assert any("2 restored weights keep" in sentence for sentence in sim.calibrate(DATA, progress=False).problems)
+    assert sim.encodings()["0.weight"] == before
+
+
+def test_what_is_said_of_ranges_is_true():
+    sim = restored()
+    others = other_ranges(sim)
+    assert others
+    assert set(others) <= set(sim.weights())
+    alone = f"a new simulation with the config has others; sim.set_method(None) keeps those of {len(others)} restored weights"
+    assert alone in told_of_ranges(sim)
+    with pytest.warns(UserWarning, match=KEPT):
+        sim.set_method("minmax")
+    assert "sim.set_method(None) goes back to the config's, but for those of" in told_of_ranges(sim)
+    with pytest.warns(UserWarning, match=KEPT):
+        sim.set_method(None)
+    assert other_ranges(sim) == others
+    assert alone in told_of_ranges(sim)
