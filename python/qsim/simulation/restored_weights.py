@@ -59,8 +59,8 @@ class RestoredWeights(nn.Module):
         others = ". Scales of activations that distillation learned with them are chosen anew" if trained else ""
         return (
             f"{len(bound)} restored weight{' keeps its scales' if len(bound) == 1 else 's keep their scales'} ({shown}), which "
-            f"{'it was' if len(bound) == 1 else 'they were'} solved for or trained with{others}. For other scales begin with a new simulation: "
-            "qsim.QuantSim(model, example_inputs, config)"
+            f"{'it was' if len(bound) == 1 else 'they were'} solved for or trained with{others}. For other scales begin with a new "
+            "simulation: qsim.QuantSim(model, example_inputs, config)"
         )
 
     def tell_of_restored(self) -> None:
