@@ -78,11 +78,19 @@ def _go_on(made: Simulation, sim: Simulation) -> None:
     """What became of a simulation since it was made holds for the new one, too."""
     made.folds = sim.folds + made.folds
     fold_what_is_loaded(made.model, made.folds)
-    made.restored = sim.restored
+    _know_restored(made, sim)
     made.frozen |= sim.frozen & set(batch_norms(made.model))
     if sim.read is not None:
         read = {planned.parameter for key, planned in sim.decisions.quantizers.items() if key in sim.read}
         made.read = frozenset(key for key, planned in made.decisions.quantizers.items() if planned.parameter in read)
+
+
+def _know_restored(made: Simulation, sim: Simulation) -> None:
+    keys = {planned.parameter: key for key, planned in made.decisions.quantizers.items() if planned.parameter is not None}
+    called = {key: keys.get(sim.quantization.path_of(key), "") if key else "" for key in sim.quantization.restored}
+    for key, did in sim.quantization.restored.items():
+        made.quantization.restored |= {called[key]: made.quantization.restored.get(called[key], 0) | did}
+    made.bind(filter(None, (called[key] for key in sim.bound_weights())))
 
 
 def _take_weight(quantizer: Quantizer, planned: PlannedQuantizer, sim: Simulation, model: nn.Module) -> None:

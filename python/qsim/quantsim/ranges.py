@@ -14,6 +14,7 @@ from qsim.simulation.calibration import CalibrationReport, calibrate
 from qsim.simulation.range_choice import choose_encodings
 from qsim.simulation.simulation import Simulation
 from qsim.simulation.synchronize import forget_outdated, merge, read_by_any
+from qsim.warning import warn
 
 
 class RangeChoice(Simulation):
@@ -30,7 +31,8 @@ class RangeChoice(Simulation):
         folder: str | os.PathLike[str] | None = None,
     ) -> CalibrationReport:
         """Observe data and choose all encodings. Repeated calls add up; what was observed with other parameters (another
-        checkpoint, before training) is forgotten.
+        checkpoint, before training) is forgotten. Weights that `restore` and its kin replaced keep the scales that were found for
+        them, as long as they are those weights, and the report says so.
 
         The model computes in float, in eval mode and without gradients; its parameters, buffers (BatchNorm statistics among them),
         training flags and the random number generators are afterwards as they were. NaN and Inf never reach a range: they are
@@ -89,7 +91,7 @@ class RangeChoice(Simulation):
         method : str or None
             "minmax", "percentile", "mse", "tf_enhanced" or "entropy"; None for what the config says of each tensor. Weights that the model
             computes from parameters keep their observed minimum and maximum per channel, and running ranges (``method="ema"`` in the
-            config) stay running.
+            config) stay running. Weights that `restore` and its kin replaced keep their scales, with a warning.
         percentile, gamma : float, optional
             As in `TensorSpec`.
 
@@ -113,6 +115,8 @@ class RangeChoice(Simulation):
         methods = {spec.method for spec in configured.values()} if method is None else [method]
         check_read("QuantSim.set_method", sorted(methods), percentile=percentile, gamma=gamma)
         choose_encodings(self, method, percentile=percentile, gamma=gamma, specs=configured)
+        if told := self.told_of_bound():
+            warn(f"QuantSim.set_method: {told}")
 
     def synchronize(self, group: dist.ProcessGroup | None = None) -> None:
         """Merge what the ranks of `torch.distributed` observed, and choose all encodings from that. To be called on every rank.
@@ -120,7 +124,8 @@ class RangeChoice(Simulation):
         After each rank has called `calibrate` on its share of the data, counts, ranges, sketches and encodings are on all ranks those
         of one process that saw everything, bit for bit. A running range (``method="ema"``) depends on the order of batches; it becomes
         the mean of the ranges of those ranks that have one: the running range of the mean batch, if all saw equally many. Repeated
-        calls count no value twice; a state dict that was loaded counts as observed by the rank that loaded it.
+        calls count no value twice; a state dict that was loaded counts as observed by the rank that loaded it. Restored weights
+        keep their scales, as in `calibrate`.
 
         Parameters
         ----------

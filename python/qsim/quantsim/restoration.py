@@ -74,7 +74,8 @@ class Restoration(Simulation):
         CalibrationError
             There is no batch without NaN or Inf.
         ValueError
-            It was restored already, or is sharded, or `path` is another simulation's.
+            It was restored already, or is sharded, or made under `torch.inference_mode` (to be called there it may be), or `path` is
+            another simulation's.
         FileFormatError
             A file below `path` is not what was written there.
 
@@ -223,7 +224,8 @@ class Restoration(Simulation):
     ) -> RestoreReport:
         """Scales of weights alone: those whose rounded weights cost the layer's results least, among 0.35 to 1.325 times the ones in use.
 
-        Weights and biases stay, so `restore` and the others can follow. Parameters and results as of `restore`.
+        Weights and biases stay, so `restore` and the others can follow, and `calibrate` and `set_method` choose scales anew. Parameters and
+        results as of `restore`.
 
         Examples
         --------
@@ -275,7 +277,8 @@ class Restoration(Simulation):
         Raises
         ------
         ValueError
-            The weights were restored or trained already; all parameters are frozen, and no scale can be learned; the loss has no gradient.
+            It was restored or trained already, or made under `torch.inference_mode`; all parameters are frozen, and no scale can be
+            learned; the loss has no gradient.
 
         Examples
         --------

@@ -22,6 +22,7 @@ from qsim.progress import progress
 from qsim.quantizers.quantizer import Quantizer
 from qsim.runs.report_subject import subject_of
 from qsim.runs.snapshot import beginning_alike, rewriting
+from qsim.simulation.restored_weights import TRAINED
 from qsim.simulation.simulation import Simulation
 from qsim.table import decibel
 
@@ -178,8 +179,14 @@ def train(
             for t, value in zip(tensors, best, strict=True):
                 t.copy_(value)
         if kept and any(group["name"] == "parameter" for group in groups):
-            sim.restored = ", ".join(filter(None, (sim.restored, "distillation")))
+            sim.note_restored(["", *_moved(sim, tensors)], TRAINED)
     return Distilled(steps, kept, levels, losses, subject=subject_of(sim.model, sim.config))
+
+
+def _moved(sim: Simulation, learned: Sequence[Tensor]) -> list[str]:
+    """The weights that were learned, or whose scales were."""
+    known, quantizers = {id(t) for t in learned}, sim.quantizers()
+    return [key for key, weight in sim.weights().items() if known & {id(weight), id(quantizers[key].grid_tensors[0])}]
 
 
 def is_frozen(t: Tensor | None) -> bool:

@@ -6,7 +6,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from operator import attrgetter, itemgetter
 from typing import Any
@@ -36,6 +36,7 @@ from qsim.runs.sharding import sharded_modules
 from qsim.runs.snapshot import beginning_alike, rewriting, unchanged, undone_on_error
 from qsim.runs.unfit import unfit_told
 from qsim.simulation.range_choice import fit_biases
+from qsim.simulation.restored_weights import SOLVED
 from qsim.simulation.simulation import Simulation
 from qsim.stages import Stages
 
@@ -75,7 +76,7 @@ def restore_layers(
     if distilling and not any(learnable(sim)):
         notes.append(f"nothing was distilled: {NOTHING_LEARNS}")
         distilling = 0
-    with unchanged(sim), sim.calibrated(), torch.no_grad():
+    with _outside_inference_mode(), unchanged(sim), sim.calibrated(), torch.no_grad():
         sim.eval()
         with seconds.stage("forward"):
             uses, widest, stateful = uses_of(sim, calls[0])
@@ -103,7 +104,7 @@ def restore_layers(
     skipped |= found.skipped | {key: "no batch reached it" for key in wanted if not uses[key]}
     kept = bool(found.solved) and (after > before or math.isnan(after))
     distilled = None
-    with undone_on_error(sim):
+    with _outside_inference_mode(), undone_on_error(sim):
         if kept:
             notes += apply(sim, found.solved, group)
         if distilling:
@@ -153,7 +154,7 @@ def distill(
     if not any(learnable(sim)):
         raise ValueError(f"{caller}: {NOTHING_LEARNS}")
     calls, measures, _ = _calls(sim, data, forward, caller, max_batches)
-    with undone_on_error(sim), _evaluating(sim):
+    with _outside_inference_mode(), undone_on_error(sim), _evaluating(sim):
         with sim.in_float(), torch.no_grad():
             wanted = [_undone(sim, call) for call in calls]
         return train(sim, calls, measures, wanted, steps=steps, loss=loss, seed=seed, show=show)
@@ -163,6 +164,17 @@ def _undone(sim: Simulation, call: Callable[[], Any]) -> Any:
     """What a call returns, each from the state that the model is in, with the same random numbers; a copy: a model may return its own."""
     with beginning_alike(sim.model):
         return own_arguments(sim.model, call())[0]
+
+
+def _outside_inference_mode() -> AbstractContextManager[Any]:
+    """Tensors that are made under it count no changes, and no gradient goes through them."""
+    return torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
+
+
+def _as_outside(t: Tensor) -> Tensor:
+    """The tensor, or a copy of one that was made under `torch.inference_mode`."""
+    with torch.inference_mode(False):
+        return t.clone() if t.is_inference() else t
 
 
 @contextmanager
@@ -183,6 +195,11 @@ def refuse(sim: Simulation, caller: str) -> None:
     """Raise where a simulation cannot be restored at all."""
     if sharded_modules(sim):
         raise ValueError(f"{caller}: the simulation is sharded by FSDP; restore it before fully_shard")
+    if any(t.is_inference() for t in (*sim.parameters(), *(q.grid_tensors[0] for q in sim.quantizers().values()))):
+        raise ValueError(
+            f"{caller}: the simulation was made or calibrated under torch.inference_mode(), whose tensors take no gradient and count no "
+            "changes; make and calibrate it outside"
+        )
     if sim.restored:
         raise ValueError(
             f"{caller}: the weights of this simulation were solved for already ({sim.restored}), and the float model's are gone; "
@@ -217,7 +234,7 @@ def _calls(
     sim: Simulation, data: Iterable[Any], forward: Forward | None, caller: str, max_batches: int | None
 ) -> tuple[list[Callable[[], Any]], list[bool], list[str]]:
     """What runs the model on each batch, which of them are held back, and what is to be said of that."""
-    batches = list(iterate(data, max_batches, False, caller))
+    batches = [tree_map_only(Tensor, _as_outside, batch) for batch in iterate(data, max_batches, False, caller)]
     if not batches:
         raise CalibrationError(f"{caller}: got no batch. Is the iterator used up, or the data set empty?")
     if forward is not None:
@@ -286,6 +303,7 @@ def apply(sim: Simulation, solved: dict[str, Solved], group: Group) -> list[str]
             if found.bias is not None:
                 changed.append(attrgetter(found.bias)(sim.model).copy_(found.value))
             share(changed, group)
-    sim.restored = next((f"{len(solved)} weights" for found in solved.values() if found.solves or found.bias), "")
+    if any(found.solves or found.bias for found in solved.values()):
+        sim.note_restored(solved, SOLVED)
     sim.derived.clear()
     return fit_biases(sim, sim.decisions.biases)

@@ -52,9 +52,15 @@ class QuantizerBank(nn.Module):
     ----------
     operation_formats : Tensor, uint8, shape [operations]
         What each operation of the simulation computes in, as a position in `OPERATION_FORMATS`.
+    restored_weights : Tensor, uint8, shape [parameters that have a quantizer + 1]
+        What restoration did to each, and last to any others, as bits: see `RestoredWeights`.
+    restored_as : Tensor, int64, shape [parameters that have a quantizer, 4]
+        The fingerprint of each when it did: a scale that was found for one weight is not another's.
     """
 
     operation_formats: Tensor
+    restored_weights: Tensor
+    restored_as: Tensor
 
     def __init__(self, model: nn.Module, decisions: Decisions, known: Mapping[str, Quantizer]) -> None:
         super().__init__()
@@ -75,6 +81,8 @@ class QuantizerBank(nn.Module):
             # nn.Module allows no dots in names; "/" keeps them readable in state dicts
             self._modules[key.replace(".", "/")] = quantizer.to(devices.get(key, on) if parameter is None else parameter.device)
         self.register_buffer("operation_formats", torch.zeros(len(self._operations), dtype=torch.uint8, device=on))
+        self.register_buffer("restored_weights", torch.zeros(len(self._paths) + 1, dtype=torch.uint8, device=on))
+        self.register_buffer("restored_as", torch.zeros(len(self._paths), 4, dtype=torch.int64, device=on))
 
     @property
     def formats(self) -> dict[str, str]:
@@ -86,8 +94,33 @@ class QuantizerBank(nn.Module):
         codes = [OPERATION_FORMATS.index(formats.get(name, "int")) for name in self._operations]
         self.operation_formats.copy_(torch.tensor(codes, dtype=torch.uint8))
 
+    @property
+    def restored(self) -> dict[str, int]:
+        """What restoration did, by key; under "" to parameters that have no quantizer."""
+        return {key: did for key, did in zip([*self._paths, ""], self.restored_weights.tolist(), strict=True) if did}
+
+    @restored.setter
+    def restored(self, did: Mapping[str, int]) -> None:
+        self.restored_weights.copy_(torch.tensor([did.get(key, 0) for key in (*self._paths, "")], dtype=torch.uint8))
+
+    @property
+    def fingerprints(self) -> dict[str, tuple[int, ...]]:
+        """`restored_as`, by key."""
+        return {key: tuple(row) for key, row in zip(self._paths, self.restored_as.tolist(), strict=True)}
+
+    @fingerprints.setter
+    def fingerprints(self, found: Mapping[str, tuple[int, ...]]) -> None:
+        rows = [found.get(key, (0,) * 4) for key in self._paths]
+        self.restored_as.copy_(torch.tensor(rows, dtype=torch.int64).view(-1, 4))
+
+    def path_of(self, key: str) -> str:
+        """The parameter that a quantizer quantizes, by its name in the model."""
+        return self._paths[key]
+
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         state_dict.setdefault(f"{prefix}operation_formats", self.operation_formats)  # states from before there were fallbacks
+        for name in ("restored_weights", "restored_as"):  # and from before it was kept
+            state_dict.setdefault(f"{prefix}{name}", self._buffers[name])
         self._keep_gates(state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *args)
 

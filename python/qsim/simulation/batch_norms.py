@@ -67,6 +67,7 @@ def fold_batch_norms(sim: Simulation) -> FoldReport:
         raise ValueError("QuantSim.fold_batch_norms: fully_shard holds the weights; load the state into one that is not sharded")
     examples = sim.calls
     quantizers = sim.quantizers()
+    bound = sim.bound_weights()
     of_parameter = {planned.parameter: quantizers[key] for key, planned in sim.decisions.quantizers.items()}
     detach(sim.model)
     norms = batch_norms(sim.model)
@@ -74,6 +75,7 @@ def fold_batch_norms(sim: Simulation) -> FoldReport:
     sim.folds += tuple((Fold(path, layer, before=False), norms[path]) for path, layer in report.folded.items())
     fold_what_is_loaded(sim.model, sim.folds)
     sim.simulate(examples, record(sim.model, examples), report, quantizers)
+    sim.bind(bound)
     sim.frozen &= set(batch_norms(sim.model))
     made = [bias for bias in sim.decisions.biases if bias.parameter.rpartition(".")[0] in report.folded.values()]
     return dataclasses.replace(report, warnings=(*report.warnings, *fit_biases(sim, made)), biases=tuple(bias.parameter for bias in made))

@@ -51,7 +51,8 @@ class CalibrationReport(Report):
         the weight.
     problems : list of str
         One sentence for each quantizer that met NaN or Inf, for each whose values overflow its float format, and for each whose scale
-        had to be raised for the bias; and for each weight that no batch has read yet, unless the model is compiled.
+        had to be raised for the bias; and for each weight that no batch has read yet, unless the model is compiled. One for all weights
+        that keep the scales that `restore` and its kin found.
     seconds : dict of str to float
         Time by stage: "data" (waiting for batches), "forward" (the model), "observing" (its tensors; only on the CPU: a device works
         behind the host's back, and "forward" is then both), "search" (choosing the encodings).
@@ -139,6 +140,7 @@ def calibrate(
         sim.read = (sim.read or frozenset()) | read
     with noted.seconds.stage("search"):
         problems = choose_encodings(sim)
+    problems += filter(None, [sim.told_of_bound()])
     problems += _single_numbers(sim.decisions.quantizers, quantizers)
     problems += [
         f"'{key}' was read by no batch: what is computed with it was not seen. Calibrate with data that reach it" for key in sim.unread()

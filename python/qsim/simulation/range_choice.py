@@ -15,7 +15,7 @@ from qsim.quantizers.bias import BiasQuantizer
 from qsim.quantizers.observed import WithObserver, encode_observed
 from qsim.quantizers.observer import with_method
 from qsim.quantizers.quantizer import Quantizer
-from qsim.quantizers.weights import encode_weights
+from qsim.quantizers.weights import encode_weights, look_at
 from qsim.runs.mapped import MappedParameter, release
 from qsim.runs.memory import give_back
 from qsim.runs.sharding import whole
@@ -35,7 +35,8 @@ def choose_encodings(
     specs: Mapping[str, TensorSpec] | None = None,
     quantizers: Mapping[str, Quantizer] | None = None,
 ) -> list[str]:
-    """Give every quantizer its encoding. Returns a sentence for each that had to be changed afterwards.
+    """Give every quantizer its encoding, but for `Simulation.bound_weights`, which keep theirs. Returns a sentence for each that had to be
+    changed afterwards.
 
     Parameters
     ----------
@@ -44,13 +45,19 @@ def choose_encodings(
     specs : mapping of str to TensorSpec, optional
         In place of the quantizers' own, which have the method last used.
     quantizers : mapping of str to Quantizer, optional
-        Who is given encodings, in place of the simulation's own.
+        Who is given encodings, in place of the simulation's own: all of them.
     """
+    bound = set(sim.bound_weights()) if quantizers is None else set()
     quantizers = sim.quantizers() if quantizers is None else quantizers
     given = {key: q.spec for key, q in quantizers.items()} if specs is None else specs
     problems: dict[str, CalibrationError] = {}
     parameters = {key: whole(weight) for key, weight in sim.weights().items() if not given[key].is_dynamic}
     for keys in _together(parameters):
+        for key in bound.intersection(keys):
+            if (problem := look_at(quantizers[key], parameters[key], quantizers[key].spec)) is not None:
+                problems[key] = problem
+            release(parameters[key])
+        keys = [key for key in keys if key not in bound]
         of_weights, weights = [quantizers[key] for key in keys], [parameters[key] for key in keys]
         wanted = [with_method(given[key], None if given[key].is_running else method, percentile=percentile, gamma=gamma) for key in keys]
         for key, found in zip(keys, encode_weights(of_weights, weights, wanted), strict=True):

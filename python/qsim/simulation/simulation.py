@@ -50,6 +50,7 @@ from qsim.simulation.as_the_model import AsTheModel
 from qsim.simulation.bank import ByKey, QuantizerBank
 from qsim.simulation.eval_mode import EvalMode
 from qsim.simulation.folded_hooks import FoldedHooks
+from qsim.simulation.restored_weights import RestoredWeights
 from qsim.simulation.state_names import NamedAsTheModel
 from qsim.simulation.summarize import summarize
 from qsim.simulation.summary import Summary
@@ -63,7 +64,7 @@ if TYPE_CHECKING:
 Evaluator = Callable[["Simulation", tuple[Any, ...], dict[str, Any]], Any]
 
 
-class Simulation(NamedAsTheModel, AsTheModel):
+class Simulation(NamedAsTheModel, AsTheModel, RestoredWeights):
     """Base of `qsim.QuantSim`, which documents it: construction, calls and switches.
 
     What other packages may use of it, besides its methods; none of it is theirs to change.
@@ -89,8 +90,6 @@ class Simulation(NamedAsTheModel, AsTheModel):
         What others made of this simulation and keep: emptied when it changes, and on copies.
     evaluator : callable, optional
         ``evaluator(sim, args, kwargs)`` computes calls in place of the model.
-    restored : str
-        What of the float model's parameters `restoration` replaced: "12 weights, distillation"; "" as long as nothing was.
     read : frozenset of str or None
         Keys of the weights that a batch of a calibration read; None before the first.
     """
@@ -105,7 +104,6 @@ class Simulation(NamedAsTheModel, AsTheModel):
     derived: Derived
     notes: list[str]
     evaluator: Evaluator | None = None
-    restored = ""
     read: frozenset[str] | None = None
 
     def __init__(self, model: nn.Module, example_inputs: Any, config: Config | str | None = None, *, inplace: bool = False) -> None:
@@ -148,8 +146,9 @@ class Simulation(NamedAsTheModel, AsTheModel):
         self.decisions = decided.decisions
         warned_of.unseen_weights(decided.unseen)
         self.switch.note(tape)
-        formats = self.quantization.formats if known else {}
+        formats, restored = (self.quantization.formats, self.quantization.restored) if known else ({}, {})
         self.quantization = QuantizerBank(self.model, self.decisions, known)
+        self.quantization.restored = restored
         # its broadcast of buffers before every forward would cost a sketch per activation, and overwrite what ranks observed
         self._ddp_params_and_buffers_to_ignore = [f"quantization.{name}" for name in rank_local(dict(self.quantization.items()))]
         notes = notes + attach(self.model, decided, find_savings(decided), self.quantization.by_key(), self.switch, self.folded_hooks.pairs)
@@ -358,10 +357,6 @@ class Simulation(NamedAsTheModel, AsTheModel):
         """``with sim.in_float():`` runs the model without any simulation, bit for bit as in float; the calls of all other threads too."""
         self.tell_of_restored()
         return self.switch.turned(False)
-
-    def tell_of_restored(self) -> None:
-        """Warn where the model in float is taken for the float model, and its parameters were replaced by what was solved for."""
-        warned_of.restored_weights(self.restored)
 
     def float(self) -> Self:
         """Cast to float32, as of every module.

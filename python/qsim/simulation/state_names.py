@@ -13,7 +13,9 @@ from qsim.batch_norm.foldable import Fold
 from qsim.batch_norm.folded_states import fold_state
 from qsim.graph.execute.simulated import WITHOUT_RANGES
 from qsim.quantizers.quantizer import Quantizer
+from qsim.simulation.bank import QuantizerBank
 from qsim.simulation.observed_with import ObservedWith
+from qsim.simulation.restored_weights import forget_loaded
 from qsim.warning import warn
 
 _MODEL, _BANK = "model.", "quantization."
@@ -32,7 +34,7 @@ class NamedAsTheModel(nn.Module):
     """
 
     model: nn.Module
-    quantization: nn.Module
+    quantization: QuantizerBank
     folds: tuple[tuple[Fold, _BatchNorm], ...]
 
     def __init__(self) -> None:
@@ -44,7 +46,8 @@ class NamedAsTheModel(nn.Module):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         bank = f"{prefix}quantization."
-        own = (f"{bank}operation_formats", *(f"{bank}{name}." for name, _ in self.quantization.named_children()))
+        tables = (f"{bank}{name}" for name, _ in self.quantization.named_buffers(recurse=False))
+        own = (*tables, *(f"{bank}{name}." for name, _ in self.quantization.named_children()))
         models = [key for key in state_dict if key.startswith(prefix) and not key.startswith(own)]
         named = {key.removeprefix(prefix): state_dict.pop(key) for key in models}
         has_ranges = any(key.startswith(own) for key in state_dict)
@@ -55,6 +58,8 @@ class NamedAsTheModel(nn.Module):
         except NotFoldable as error:
             error_messages.append(f"qsim: {error}")
         state_dict.update({f"{prefix}{_MODEL}{name}": t for name, t in named.items()})
+        if f"{bank}restored_weights" not in state_dict:
+            forget_loaded(self.quantization, self.model, named)
         if has_ranges:
             self.observed_with.parameters = None
         else:  # a float checkpoint: strict is about the model

@@ -1,0 +1,76 @@
+"""What restoration did to the parameters of a simulation, which then is not simulated from the float model any more: part of its state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import nn
+
+from qsim.runs.fingerprint import fingerprint
+from qsim.runs.sharding import whole
+from qsim.simulation import warned_of
+from qsim.simulation.bank import QuantizerBank
+
+SOLVED, TRAINED = 1, 2  # bits of what `QuantizerBank.restored_weights` holds
+_SHOWN = 3
+
+
+class RestoredWeights(nn.Module):
+    """Base of `QuantSim`: notes what of the model's parameters was solved for or trained, and tells of it."""
+
+    model: nn.Module
+    quantization: QuantizerBank
+
+    @property
+    def restored(self) -> str:
+        """What of the float model's parameters `restoration` replaced: "12 weights, distillation"; "" as long as nothing was."""
+        found = self.quantization.restored.values()
+        solved = sum(1 for did in found if did & SOLVED)
+        parts = [f"{solved} weights"] if solved else []
+        return ", ".join([*parts, *(["distillation"] if any(did & TRAINED for did in found) else [])])
+
+    def note_restored(self, keys: Iterable[str], did: int) -> None:
+        """From now on these weights are solved for, or trained. "": other parameters than those that have a quantizer."""
+        keys, known = [*keys], self.quantization.restored
+        self.quantization.restored = known | {key: known.get(key, 0) | did for key in keys}
+
+        self.bind(key for key in keys if key)
+
+    def bind(self, keys: Iterable[str]) -> None:
+        """From now on the scales of these weights are theirs, as they are: see `bound_weights`."""
+        weights, bank = self.quantization.weights(self.model), self.quantization
+        bank.fingerprints |= {key: fingerprint(whole(weights[key])) for key in keys}
+
+    def bound_weights(self) -> list[str]:
+        """The weights that are as restoration left them: on the scales that it found, or learned, together with them. On others they
+        would be worse than weights that nothing was done to."""
+        did, known = self.quantization.restored, self.quantization.fingerprints
+        weights = self.quantization.weights(self.model) if any(did) else {}
+        return [key for key, weight in weights.items() if key in did and fingerprint(whole(weight)) == known[key]]
+
+    def told_of_bound(self) -> str:
+        """The sentence of a choice of ranges that left out `bound_weights`; "" where there are none."""
+        bound = self.bound_weights()
+        if not bound:
+            return ""
+        shown = ", ".join(map(repr, bound[:_SHOWN])) + (", ..." if len(bound) > _SHOWN else "")
+        trained = any(did & TRAINED for did in self.quantization.restored.values())
+        others = ". Scales of activations that distillation learned with them are chosen anew" if trained else ""
+        return (
+            f"{len(bound)} restored weight{' keeps its scales' if len(bound) == 1 else 's keep their scales'} ({shown}), which "
+            f"{'it was' if len(bound) == 1 else 'they were'} solved for or trained with{others}. For other scales begin with a new "
+            "simulation: qsim.QuantSim(model, example_inputs, config)"
+        )
+
+    def tell_of_restored(self) -> None:
+        """Warn where the model in float is taken for the float model, and its parameters were replaced by what was solved for."""
+        warned_of.restored_weights(self.restored)
+
+
+def forget_loaded(bank: QuantizerBank, model: nn.Module, state: Mapping[str, Any]) -> None:
+    """Parameters that come from a state of the float model, by the model's names, are not restored ones."""
+    left = {key: did for key, did in bank.restored.items() if key and bank.path_of(key) not in state}
+    if any(name not in state for name, _ in model.named_parameters()):
+        left |= {key: did for key, did in bank.restored.items() if not key}
+    bank.restored = left
