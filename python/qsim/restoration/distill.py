@@ -22,7 +22,7 @@ from qsim.progress import progress
 from qsim.quantizers.quantizer import Quantizer
 from qsim.runs.report_subject import subject_of
 from qsim.runs.snapshot import beginning_alike, rewriting
-from qsim.simulation.restored_weights import TRAINED
+from qsim.simulation.restored_weights import TRAINED, has_free_scale
 from qsim.simulation.simulation import Simulation
 from qsim.table import decibel
 
@@ -205,7 +205,7 @@ def is_frozen(t: Tensor | None) -> bool:
 def learnable(sim: Simulation) -> tuple[list[nn.Parameter], list[Tensor]]:
     """The parameters and the scales that are learned: none that is frozen."""
     parameters = [p for p in sim.model.parameters() if p.is_floating_point() and not is_frozen(p)]
-    return parameters, [q.grid_tensors[0] for q in sim.quantizers().values() if _has_free_scale(q)]
+    return parameters, [q.grid_tensors[0] for q in sim.quantizers().values() if has_free_scale(q) and not is_frozen(q.grid_tensors[0])]
 
 
 @contextmanager
@@ -231,13 +231,6 @@ def _learning(sim: Simulation) -> Iterator[list[dict[str, Any]]]:
         for t, required, gradient in was:
             t.requires_grad_(required)
             t.grad = gradient
-
-
-def _has_free_scale(quantizer: Quantizer) -> bool:
-    """Whether its scale may become any positive number, and stays from one call to the next."""
-    spec = quantizer.spec
-    kept = quantizer.enabled and spec.has_scale and not spec.is_running and not spec.is_dynamic
-    return kept and not spec.is_float and spec.scale_format is None and not is_frozen(quantizer.grid_tensors[0])
 
 
 def _size(p: Tensor) -> float:

@@ -47,11 +47,11 @@ def told_of_ranges(sim: Simulation) -> str:
     if not found:
         return ""
     shown = ", ".join(map(repr, found[:_SHOWN])) + (", ..." if len(found) > _SHOWN else "")
-    bound = set(sim.bound_weights()).intersection(found)
+    bound = set(sim.bound_scales()).intersection(found)
     back = "sim.set_method(None) goes back to the config's"
     if bound:
-        of_weights = f"those of {len(bound)} restored weight{'s' if len(bound) > 1 else ''}"
-        back = f"sim.set_method(None) keeps {of_weights}" if len(bound) == len(found) else f"{back}, but for {of_weights}"
+        theirs = f"the {'one' if len(bound) == 1 else len(bound)} that restoration found"
+        back = f"sim.set_method(None) keeps {theirs}" if len(bound) == len(found) else f"{back}, but for {theirs}"
     return (
         f"{len(found)} quantizer{' has' if len(found) == 1 else 's have'} ranges that the config does not give for what was observed "
         f"({shown}): a new simulation with the config has others; {back}"

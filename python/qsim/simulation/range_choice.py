@@ -35,7 +35,7 @@ def choose_encodings(
     specs: Mapping[str, TensorSpec] | None = None,
     quantizers: Mapping[str, Quantizer] | None = None,
 ) -> list[str]:
-    """Give every quantizer its encoding, but for `Simulation.bound_weights`, which keep theirs. Returns a sentence for each that had to be
+    """Give every quantizer its encoding, but for `Simulation.bound_scales`, which keep theirs. Returns a sentence for each that had to be
     changed afterwards.
 
     Parameters
@@ -47,7 +47,7 @@ def choose_encodings(
     quantizers : mapping of str to Quantizer, optional
         Who is given encodings, in place of the simulation's own: all of them.
     """
-    bound = set(sim.bound_weights()) if quantizers is None else set()
+    bound = set(sim.bound_scales()) if quantizers is None else set()
     quantizers = sim.quantizers() if quantizers is None else quantizers
     given = {key: q.spec for key, q in quantizers.items()} if specs is None else specs
     problems: dict[str, CalibrationError] = {}
@@ -69,7 +69,7 @@ def choose_encodings(
     wanted, borrowed = [], lent(sim)
     for key, quantizer in quantizers.items():
         spec = given[key]
-        if key in parameters or sim.decisions.quantizers[key].range is not None or spec.is_dynamic:
+        if key in parameters or key in bound or sim.decisions.quantizers[key].range is not None or spec.is_dynamic:
             continue
         chosen = None if spec.is_running or spec.axis is not None else method
         observed[key] = Borrower(quantizer, borrowed[key].observer) if key in borrowed else quantizer

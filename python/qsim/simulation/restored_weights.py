@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from qsim.quantizers.quantizer import Quantizer
 from qsim.runs.fingerprint import fingerprint
 from qsim.runs.sharding import whole
 from qsim.simulation import warned_of
@@ -34,7 +35,6 @@ class RestoredWeights(nn.Module):
         """From now on these weights are solved for, or trained. "": other parameters than those that have a quantizer."""
         keys, known = [*keys], self.quantization.restored
         self.quantization.restored = known | {key: known.get(key, 0) | did for key in keys}
-
         self.bind(key for key in keys if key)
 
     def bind(self, keys: Iterable[str]) -> None:
@@ -49,23 +49,42 @@ class RestoredWeights(nn.Module):
         weights = self.quantization.weights(self.model) if any(did) else {}
         return [key for key, weight in weights.items() if key in did and fingerprint(whole(weight)) == known[key]]
 
+    def bound_scales(self) -> list[str]:
+        """The quantizers that keep their scales when ranges are chosen anew: `bound_weights`, and where distillation trained these, and all
+        of them are as it left them, those of activations that it learned with them, at which weights may clip."""
+        bound, did = self.bound_weights(), self.quantization.restored
+        trained = {key for key, how in did.items() if how & TRAINED}
+        if not trained or not trained - {""} <= {*bound}:
+            return bound
+        weights = self.quantization.weights(self.model)
+        learned = [key for key, q in self.quantization.by_key().items() if key not in weights and has_free_scale(q)]
+        return bound + [key for key in learned if self.quantization.by_key()[key].encoding is not None]
+
     def told_of_bound(self) -> str:
-        """The sentence of a choice of ranges that left out `bound_weights`; "" where there are none."""
-        bound = self.bound_weights()
-        if not bound:
+        """The sentence of a choice of ranges that left out `bound_scales`; "" where there are none."""
+        weights = self.bound_weights()
+        others = len(self.bound_scales()) - len(weights)
+        if not weights and not others:
             return ""
-        shown = ", ".join(map(repr, bound[:_SHOWN])) + (", ..." if len(bound) > _SHOWN else "")
-        trained = any(did & TRAINED for did in self.quantization.restored.values())
-        others = ". Scales of activations that distillation learned with them are chosen anew" if trained else ""
+        one = len(weights) == 1
+        shown = ", ".join(map(repr, weights[:_SHOWN])) + (", ..." if len(weights) > _SHOWN else "")
+        parts = [f"{len(weights)} restored weight{'' if one else 's'} ({shown})"] if weights else []
+        parts += [f"{others} activation{'' if others == 1 else 's'}"] if others else []
         return (
-            f"{len(bound)} restored weight{' keeps its scales' if len(bound) == 1 else 's keep their scales'} ({shown}), which "
-            f"{'it was' if len(bound) == 1 else 'they were'} solved for or trained with{others}. For other scales begin with a new "
+            f"{' and '.join(parts)} keep the scales that were solved for, or learned, together with the weights. For others begin with a new "
             "simulation: qsim.QuantSim(model, example_inputs, config)"
         )
 
     def tell_of_restored(self) -> None:
         """Warn where the model in float is taken for the float model, and its parameters were replaced by what was solved for."""
         warned_of.restored_weights(self.restored)
+
+
+def has_free_scale(quantizer: Quantizer) -> bool:
+    """Whether its scale may become any positive number, and stays from one call to the next: what distillation can learn."""
+    spec = quantizer.spec
+    kept = quantizer.enabled and spec.has_scale and not spec.is_running and not spec.is_dynamic
+    return kept and not spec.is_float and spec.scale_format is None
 
 
 def forget_loaded(bank: QuantizerBank, model: nn.Module, state: Mapping[str, Any]) -> None:
