@@ -27,8 +27,8 @@ class Budget:
     ----------
     size : float, optional
         Bytes of all parameters over those of float32. Quantized ones count their bits, packed, and 4 bytes for each scale, or what its
-        format takes (`TensorSpec.scale_format`); asymmetric ones a zero point of their own width for each scale; one that is tied, and read on
-        two different grids, both; all others 4 bytes an element.
+        format takes (`TensorSpec.scale_format`); asymmetric ones a zero point of their own width for each scale; one that is read on two
+        different grids, both; all others 4 bytes an element.
     bit_operations : float, optional
         Sum of multiplications times the bits of both operands, over 32 x 32 for each. What has no quantizer counts 32 bits.
     tensors : float, optional

@@ -6,6 +6,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from qsim.cli.choices import number
+
 HELP = "compare two files of encodings, or Q/DQ models"
 _SHOWN = 20
 
@@ -14,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("first", type=Path, metavar="A", help="encodings, a calibration cache, or a Q/DQ model")
     parser.add_argument("second", type=Path, metavar="B")
     parser.add_argument("--tensor-names", action="store_true", help="of models of qsim: name tensors, not modules")
-    parser.add_argument("--tolerance", type=float, default=0.0, metavar="SHARE", help="difference of a scale that is fine (default: 0)")
+    parser.add_argument("--tolerance", type=number, default=0.0, metavar="SHARE", help="difference of a scale that is fine (default: 0)")
 
 
 def run(options: argparse.Namespace) -> int:

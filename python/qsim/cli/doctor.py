@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qsim.cli.choices import one_of
+from qsim.cli.choices import number, one_of
 from qsim.cli.failure import Failure
 
 if TYPE_CHECKING:
@@ -37,9 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "executorch",
     )
     parser.add_argument("--max-batches", type=int, metavar="N", help="by default all of the data")
-    parser.add_argument("--seconds", type=float, metavar="S", help="what may be spent")
+    parser.add_argument("--seconds", type=number, metavar="S", help="what may be spent")
     parser.add_argument("--probes", type=int, metavar="N", help="executions in half precision that may be spent")
-    parser.add_argument("--sqnr", type=float, metavar="DB", help="what the output must keep beside float32")
+    parser.add_argument("--sqnr", type=number, metavar="DB", help="what the output must keep beside float32")
     parser.add_argument("--save-input", type=Path, metavar="FILE.pt", help="where the smallest input that makes NaN or Inf is written")
     parser.add_argument("--json", action="store_true", help="print the diagnosis as JSON")
     parser.add_argument("--html", type=Path, metavar="FILE.html", help="write the diagnosis as a page too")

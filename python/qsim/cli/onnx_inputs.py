@@ -40,6 +40,8 @@ def fitted(wanted: Sequence[Any], arrays: Mapping[str, Array], place: FilePlace)
         if not fits or got.dtype.name != _dtype(value.type):
             shape = ", ".join(str(n) for n in value.shape)
             raise place.at(value.name).error(f"is {got.dtype} of the shape {got.shape}; the model takes {_dtype(value.type)} of ({shape})")
+        if got.shape and not got.shape[0]:
+            raise place.at(value.name).error(f"has no samples: its shape is {got.shape}")
     return found
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from qsim.cli.choices import one_of
+from qsim.cli.choices import number, one_of
 from qsim.cli.failure import Failure
 
 HELP = "quantize a float ONNX model"
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="METHOD",
         help="how ranges are chosen, as in qsim.TensorSpec(method=); tf_enhanced by default",
     )
-    parser.add_argument("--sqnr", type=float, metavar="DB", help="what every output must keep beside the float model")
+    parser.add_argument("--sqnr", type=number, metavar="DB", help="what every output must keep beside the float model")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
 
 

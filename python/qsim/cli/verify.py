@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from qsim.cli.choices import number
 from qsim.cli.failure import Failure
 
 if TYPE_CHECKING:
@@ -29,9 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch-size", type=int, metavar="N", help="cut the arrays into batches (default: a file is one batch)")
     parser.add_argument("--reference", type=Path, metavar="FLOAT.onnx", help="a model with the same inputs and outputs to compare with")
     parser.add_argument(
-        "--tolerance", type=float, default=0.0, metavar="STEPS", help="difference of the two graphs that is fine (default: 0)"
+        "--tolerance", type=number, default=0.0, metavar="STEPS", help="difference of the two graphs that is fine (default: 0)"
     )
-    parser.add_argument("--sqnr", type=float, metavar="DB", help="what the outputs must keep beside the reference")
+    parser.add_argument("--sqnr", type=number, metavar="DB", help="what the outputs must keep beside the reference")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 

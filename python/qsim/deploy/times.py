@@ -37,11 +37,15 @@ class Times:
         Milliseconds that the float model takes, BatchNorm folded, and the one that was written.
     runs : int
         Of each.
+    ratios : tuple of float
+        Quartiles of a run's time in that of the float model's run beside it: half of them lie between. Far apart, the machine did
+        something else too.
     """
 
     float_ms: float
     quantized_ms: float
     runs: int
+    ratios: tuple[float, float]
 
     @property
     def ratio(self) -> float:
@@ -51,7 +55,7 @@ class Times:
     def __str__(self) -> str:
         return (
             f"{self.quantized_ms:.3g} ms a batch, the float model {self.float_ms:.3g} ms: {self.ratio:.2f} of its time "
-            f"(medians of {self.runs} interleaved runs of the first batch)"
+            f"(medians of {self.runs} interleaved runs of the first batch, half of them {self.ratios[0]:.2f} to {self.ratios[1]:.2f})"
         )
 
 
@@ -64,8 +68,9 @@ def measured(plain: Session, quantized: Session, inputs: Mapping[str, Array]) ->
             start = time.perf_counter()
             session.run(None, dict(inputs))
             taken.append(time.perf_counter() - start)
-    float_ms, quantized_ms = (1e3 * statistics.median(taken[_WARM_UP:]) for taken in seconds)
-    return Times(float_ms, quantized_ms, len(seconds[0]) - _WARM_UP)
+    in_float, in_integers = (taken[_WARM_UP:] for taken in seconds)
+    low, _, high = statistics.quantiles([b / a for a, b in zip(in_float, in_integers, strict=True)], n=4, method="inclusive")
+    return Times(1e3 * statistics.median(in_float), 1e3 * statistics.median(in_integers), len(in_float), (low, high))
 
 
 def write_float(

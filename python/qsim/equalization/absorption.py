@@ -83,7 +83,7 @@ class BiasAbsorption:
             if edge.between & _RECTIFIERS:
                 notes.append(
                     f"{int((constant > 0).sum())} of {edge.channels} channels of '{edge.producer}' were never below what was absorbed, "
-                    f"{float(constant.max()):.3g} at most, on these data; elsewhere such values become that"
+                    f"{float(constant.max()):.3g} at most, on these data; elsewhere results differ where they are"
                 )
         return changes, refused, notes
 

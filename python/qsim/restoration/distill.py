@@ -19,7 +19,6 @@ from qsim.pages.page import Page
 from qsim.pages.report import Report
 from qsim.pages.subject import about
 from qsim.progress import progress
-from qsim.quantizers.quantizer import Quantizer
 from qsim.runs.report_subject import subject_of
 from qsim.runs.snapshot import beginning_alike, rewriting
 from qsim.simulation.restored_weights import TRAINED, has_free_scale

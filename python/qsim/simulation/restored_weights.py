@@ -71,8 +71,8 @@ class RestoredWeights(nn.Module):
         parts = [f"{len(weights)} restored weight{'' if one else 's'} ({shown})"] if weights else []
         parts += [f"{others} activation{'' if others == 1 else 's'}"] if others else []
         return (
-            f"{' and '.join(parts)} keep the scales that were solved for, or learned, together with the weights. For others begin with a new "
-            "simulation: qsim.QuantSim(model, example_inputs, config)"
+            f"{' and '.join(parts)} keep the scales that were solved for, or learned, together with the weights. For others begin with a "
+            "new simulation: qsim.QuantSim(model, example_inputs, config)"
         )
 
     def tell_of_restored(self) -> None:

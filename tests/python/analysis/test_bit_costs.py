@@ -111,7 +111,10 @@ def test_budgets_are_shares(given, message):
 def test_a_tied_table_counts_on_each_of_its_grids():
     tied = nn.Embedding(50, 16)
     model = seeded(lambda: Forward(lambda s, ids: F.linear(s.table(ids).tanh(), s.table.weight), table=tied))
-    for target, tables, zero_points in (("onnxruntime", [1, 50], 1), ("openvino", [50], 0)):  # scales: of rows that are looked up, and of a product
+    for target, tables, zero_points in (
+        ("onnxruntime", [1, 50], 1),
+        ("openvino", [50], 0),
+    ):  # scales: of rows that are looked up, and of a product
         sim = qsim.QuantSim(model, torch.arange(8), qsim.int8(target=target))
         sim.calibrate([torch.arange(50)], progress=False)
         weights = [key for key, decided in sim.decisions.quantizers.items() if decided.parameter is not None]
@@ -121,4 +124,4 @@ def test_a_tied_table_counts_on_each_of_its_grids():
         for picked, bits in enumerate((4, 8)):
             stored = sum(800 * bits // 8 + 4 * scales for scales in tables) + zero_points
             assert costs.costs([picked] * len(choices)).size == pytest.approx(stored / 3200)
-        assert costs.costs([2 if 2 < len(choice.candidates) else 1 for choice in choices]).size == 1
+        assert costs.costs([2 if len(choice.candidates) > 2 else 1 for choice in choices]).size == 1

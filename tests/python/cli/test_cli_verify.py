@@ -127,6 +127,7 @@ def test_data_that_do_not_fit(exported, capsys, tmp_path):
     for arrays, expected in (
         ({"x": images()[:, :2]}, "is float32 of the shape (4, 2, 8, 8); the model takes float32 of (batch, 3, 8, 8)"),
         ({"x": images().astype(np.float64)}, "is float64"),
+        ({"x": images()[:0]}, "has no samples: its shape is (0, 3, 8, 8)"),
         ({"x": images(), "z": images()}, "holds the arrays x, z; the model takes x"),
         ({}, "holds no arrays"),
         ({"x": np.array([object()])}, "expected numbers"),
@@ -158,3 +159,10 @@ def test_models_that_are_none(exported, capsys, tmp_path):
     (tmp_path / "m.onnx").write_bytes(b"nothing")
     assert "is no ONNX model" in refused(capsys, "verify", tmp_path / "m.onnx", "--data", folder / "batch.npz")
     assert "No such file" in refused(capsys, "verify", tmp_path / "n.onnx", "--data", folder / "batch.npz")
+
+
+def test_no_number_is_no_tolerance(exported, capsys):
+    _, folder = exported
+    for arguments in (("verify", folder / "model.onnx", "--data", folder / "batch.npz"), ("compare", *[folder / "model.onnx"] * 2)):
+        for given in ("nan", "much"):
+            assert f"--tolerance: got '{given}'; expected a number" in refused(capsys, *arguments, "--tolerance", given)

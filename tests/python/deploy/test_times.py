@@ -40,12 +40,15 @@ def test_medians_of_runs_by_turns(monkeypatch):
     assert clock.order == ["float", "int8"] * (found.runs + 2)
     assert clock.now < 2.2
     assert str(found).startswith("10 ms a batch, the float model 40 ms: 0.25 of its time")
+    assert str(found).endswith("half of them 0.25 to 0.25)")
 
 
 def test_long_runs_are_few(monkeypatch):
     clock = Clock()
     monkeypatch.setattr(time, "perf_counter", lambda: clock.now)
     assert times.measured(Taking(clock, "float", 7000), Taking(clock, "int8", 9000), {}).runs == 5
+    found = times.measured(Taking(clock, "float", 5000), Taking(clock, "int8", 1, 1, 25000, 5000, 20000, 10000, 15000), {})
+    assert (found.runs, found.ratio, *found.ratios) == (5, pytest.approx(3), pytest.approx(2), pytest.approx(4))
 
 
 @pytest.mark.parametrize("name", ["vision", "attention"])

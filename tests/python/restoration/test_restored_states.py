@@ -128,7 +128,10 @@ def level(sim):
 
 
 AGAIN = {"calibrate": lambda sim: sim.calibrate(DATA, progress=False), "set_method": lambda sim: sim.set_method(None)}
-KEPT = r"4 restored weights \('0\.weight', '2\.weight', '4\.weight', \.\.\.\)( and \d activations?)? keep the scales that were solved for, or learned"
+KEPT = (
+    r"4 restored weights \('0\.weight', '2\.weight', '4\.weight', \.\.\.\)( and \d activations?)? keep the scales that were solved for, "
+    "or learned"
+)
 
 
 @pytest.mark.parametrize("copied", [lambda sim: sim, through_a_state, through_a_file], ids=["itself", "a state", "a file"])
