@@ -16,8 +16,9 @@ FOR_PACKAGES = {
     "AsTheModel": ("model_method", "show_signature"),
     "Simulation": (
         *("simulate", "fall_back", "needed", "released", "missing", "unread", "no_encoding", "calibrated", "called", "forward_batch"),
-        *("unrecorded", "weights", "matching", "tell_of_restored", "runner", "model_method"),
+        *("unrecorded", "weights", "matching", "runner", "model_method"),
     ),
+    "RestoredWeights": ("restored", "note_restored", "bind", "bound_weights", "bound_scales", "told_of_bound", "tell_of_restored"),
     "Encoded": ("is_settled", "grid_tensors", "settings", "turn", "grid_scale", "lacks_encoding", "train", "extra_repr"),
     "RangeState": ("adopt",),
     "Observer": ("check_method", "check", "extra_repr", "adopt"),

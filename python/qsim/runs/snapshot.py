@@ -55,7 +55,8 @@ class Snapshot:
         own = {id(p): p for m in modules for p in m.parameters(recurse=False)}
         replaced = {id(getattr(m, name)) for m in modules if _is_ours(m) for name in m._non_persistent_buffers_set}  # never written to
         buffers = {id(b): b for m in modules for b in m.buffers(recurse=False) if id(b) not in replaced}
-        tensors = [*own.values(), *buffers.values()]
+        switches = [value for m, held, _ in self._modules if _is_ours(m) for value in held.values() if isinstance(value, Tensor)]
+        tensors = [*own.values(), *buffers.values(), *switches]
         theirs = [held for m, held, _ in self._modules if not _is_ours(m)]
         attributes = [value for held in theirs for name, value in held.items() if name not in _REGISTRIES]
         self._held = HeldValues(attributes, {id(t) for t in (*tensors, *(m for m, _, _ in self._modules))})

@@ -70,7 +70,7 @@ def _state(life: Life, rng: random.Random) -> None:
     for (_, p), (_, own) in zip(life.sim.named_parameters(), fresh.named_parameters(), strict=True):
         own.requires_grad_(p.requires_grad)
     fresh.frozen = set(life.sim.frozen)
-    fresh.restored = life.sim.restored
+    assert fresh.restored == life.sim.restored
     life.sim = fresh
 
 
