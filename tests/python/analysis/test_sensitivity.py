@@ -226,21 +226,17 @@ REPORTS = {
     "sensitivity": lambda sim, data: sim.sensitivity(data, progress=False),
     "progressive": lambda sim, data: sim.progressive(data, order="forward", progress=False),
     "float plan": lambda sim, data: sim.float_plan(data, target=99.0, progress=False),
-    "bits": lambda sim, data: sim.search_bits(data, budget=qsim.Budget(size=0.2), candidates=(4, 8), probes=2, progress=False),
     "comparison": lambda sim, data: sim.compare(data[0]),
 }
 
 
 @pytest.mark.parametrize("name", REPORTS)
 def test_all_quantizers_of_running_ranges_are_on_in_training_afterwards(name):
-    if name == "bits":
-        pytest.importorskip("scipy")
     config = dataclasses.replace(qsim.int8(), activation=qsim.TensorSpec(bits=4, method="ema"))
     x = torch.randn(32, 6, generator=torch.Generator().manual_seed(0))
     sim = qsim.QuantSim(seeded(Perceptron), x, config)
     sim.calibrate([x], progress=False)
-    if name != "bits":  # which refuses it
-        sim.disable("fc1.output")
+    sim.disable("fc1.output")
     twin = copy.deepcopy(sim)
     REPORTS[name](sim, [x])
     for each in (sim, twin):
