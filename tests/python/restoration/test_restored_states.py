@@ -32,6 +32,16 @@ def restored(way="restore", config=INT4):
     return sim
 
 
+def restored_with_batch_norm():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 8, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(32, 3))
+    for x in DATA:
+        model(x)
+    sim = calibrated(model.eval(), dataclasses.replace(INT4, batch_norm="keep"), data=DATA)
+    sim.restore(DATA, progress=False)
+    return sim
+
+
 def through_a_state(sim):
     fresh = calibrated(config=sim.config)
     assert fresh.load_state_dict(sim.state_dict()) == ([], [])
@@ -110,12 +120,7 @@ def test_a_part_of_a_float_checkpoint_takes_that_part_back():
 
 def test_another_targets_simulation_and_one_whose_batch_norms_are_folded_know_it():
     assert restored("both").retarget("tensorrt").restored == "4 weights, distillation"
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(1, 8, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(32, 3))
-    for x in DATA:
-        model(x)
-    sim = calibrated(model.eval(), dataclasses.replace(INT4, batch_norm="keep"), data=DATA)
-    sim.restore(DATA, progress=False)
+    sim = restored_with_batch_norm()
     before = sim.restored
     sim.fold_batch_norms()
     assert sim.restored == before != ""
@@ -181,12 +186,7 @@ def test_other_weights_get_scales_of_their_own(way):
 
 
 def test_a_weight_with_batch_norm_folded_into_it_keeps_its_scale():
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(1, 8, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(32, 3))
-    for x in DATA:
-        model(x)
-    sim = calibrated(model.eval(), dataclasses.replace(INT4, batch_norm="keep"), data=DATA)
-    sim.restore(DATA, progress=False)
+    sim = restored_with_batch_norm()
     sim.fold_batch_norms()
     before = sim.encodings()["0.weight"]
     assert any("2 restored weights (" in sentence for sentence in sim.calibrate(DATA, progress=False).problems)
