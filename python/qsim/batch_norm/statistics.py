@@ -28,6 +28,13 @@ def freeze(norms: Mapping[str, nn.Module]) -> None:
         vars(norm).setdefault("reset_running_stats", functools.partial(_refuse_reset, path))
 
 
+def thaw(norms: Mapping[str, nn.Module], training: bool) -> None:
+    """Undo `freeze`."""
+    for norm in norms.values():
+        norm.train(training)
+        vars(norm).pop("reset_running_stats", None)
+
+
 def _refuse_reset(path: str) -> NoReturn:
     raise RuntimeError(
         f"QuantSim: BatchNorm '{path}' is frozen, and its running statistics were to be reset, as torch.optim.swa_utils.update_bn does: "

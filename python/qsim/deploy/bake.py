@@ -149,7 +149,7 @@ def _check(sim: Simulation, weights: list[BakedWeight], caller: str, baked: nn.M
     """The baked model computes on the example inputs what the simulation does with its quantizers of weights alone. Where none was made,
     because a second model takes memory, the model itself reads its weights as a baked one would."""
     plain = sim.model if baked is None else baked
-    with unchanged(sim, whole=False), _weights_alone(sim, weights), torch.no_grad():
+    with unchanged(sim, whole=False), _weights_alone(sim, weights), _evaluating(plain), torch.no_grad():
         for call in sim.calls:
             expected = _results(sim.model, call)
             with contextlib.nullcontext() if baked is not None else _in_plain(sim, weights):
@@ -210,15 +210,24 @@ def _agree(expected: Tensor, got: Tensor) -> bool:
 @contextmanager
 def _weights_alone(sim: Simulation, weights: list[BakedWeight]) -> Iterator[None]:
     """In eval mode, with the quantizers of these weights on and all others off."""
-    on, flags = [sim.quantizers()[key] for key in _others(sim, weights)], {module: module.training for module in sim.modules()}
+    on = [sim.quantizers()[key] for key in _others(sim, weights)]
     try:
         for quantizer in on:
             quantizer.enabled = False
-        sim.eval()
-        with sim.switch.turned(True, falls_back=False):
+        with _evaluating(sim), sim.switch.turned(True, falls_back=False):
             yield
     finally:
         for quantizer in on:
             quantizer.enabled = True
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """In eval mode; training flags are afterwards as they were."""
+    flags = {module: module.training for module in model.modules()}
+    try:
+        model.eval()
+        yield
+    finally:
         for module, training in flags.items():
             module.training = training

@@ -267,9 +267,15 @@ class Encoded(RangeState):
         self._turns += 1
 
     def _look_for_encoding(self) -> bool:
-        """Whether there is an encoding. That of a running range appears on the device, unnoticed by the host."""
-        if self._running and not self._has_encoding and not self.scale.is_meta:
+        """Whether there is an encoding. That of a running range appears on the device, unnoticed by the host, and any may be copied here
+        with the buffers of another simulation (`torch.optim.swa_utils.AveragedModel`)."""
+        if (
+            not (self._has_encoding or self._dynamic)
+            and (self._running or type(self.scale) in (Tensor, nn.Parameter))
+            and not self.scale.is_meta
+        ):
             self._has_encoding = self.scale.numel() > 0 and not bool(self.scale.isnan().any())
+            self._note_fixed()
         return self._has_encoding
 
     def _without_encoding(self, x: Tensor) -> Tensor:

@@ -19,15 +19,23 @@ from qsim.call_fit import tells_arguments
 from qsim.config.config import Config
 from qsim.graph.execute.other_exporters import refuse_script
 from qsim.runs.sharding import refuse_replicas
+from qsim.simulation import warned_of
 from qsim.simulation.parameter_names import named_deeper
 
 _FACE = "qsim.quantsim."  # the package of classes by topic
 
 
 class AsTheModel(nn.Module):
-    """Base of `QuantSim`: what it does not have itself is its model's."""
+    """Base of `QuantSim`: what it does not have itself is its model's.
+
+    Attributes
+    ----------
+    waiting : frozenset of str
+        Keys of the quantizers that a schedule has off for now.
+    """
 
     model: nn.Module
+    waiting: frozenset[str] = frozenset()
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Calls of public methods that do not fit are told as those of `QuantSim`, in whichever class by topic they lie."""
@@ -109,6 +117,9 @@ class AsTheModel(nn.Module):
     def __deepcopy__(self, memo: dict[int, Any]) -> AsTheModel:
         made = memo[id(self)] = type(self).__new__(type(self))
         made.__setstate__(copy.deepcopy(self.__dict__, memo))
+        if self.waiting:
+            made.waiting = frozenset()
+            warned_of.waiting(self.waiting)
         return made
 
     def __prepare_scriptable__(self) -> NoReturn:  # what torch.jit.script asks for

@@ -127,3 +127,13 @@ def _has_fixed_steps(quantizer: Quantizer) -> bool:
     return (
         quantizer.enabled and type(quantizer.scale) in (Tensor, nn.Parameter) and not (spec.is_float or spec.is_dynamic or spec.is_running)
     )
+
+
+def waiting(keys: Collection[str]) -> None:
+    """Quantizers that are off in a copy, since a schedule has them off in the simulation that it is of."""
+    many = "1 quantizer is" if len(keys) == 1 else f"{len(keys)} quantizers are"
+    warn(
+        f"QuantSim: {many} off in this copy for good ({', '.join(sorted(keys)[:_SHOWN])}{', ...' if len(keys) > _SHOWN else ''}): a "
+        "schedule has them off for now in the simulation that it is of, and does not know of copies. Copy later "
+        "(torch.optim.swa_utils.AveragedModel copies when it is made), or sim.enable(...) in the copy"
+    )

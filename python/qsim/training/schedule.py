@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from qsim.batch_norm.statistics import batch_norms
+from qsim.batch_norm.statistics import batch_norms, thaw
 from qsim.options import check_whole
 from qsim.simulation.batch_norms import freeze_batch_norms
 
@@ -54,6 +54,7 @@ class Schedule:
         running = [q for q in sim.quantizers().values() if q.spec.is_running and q.observing]
         self._ends = {} if observe_until is None else dict.fromkeys(running, observe_until)
         self._freeze = freeze_batch_norms_from
+        self._frozen: set[str] = set()  # by this schedule
         self._changes = {*self._begins.values(), *self._ends.values(), *([] if self._freeze is None else [self._freeze])}
         self._apply()
 
@@ -68,8 +69,15 @@ class Schedule:
             quantizer.enabled = self.steps >= begin
         for quantizer, end in self._ends.items():
             quantizer.observing = self.steps < end
+        self._sim.waiting = frozenset(q.name for q, begin in self._begins.items() if self.steps < begin)
+        norms = batch_norms(self._sim.model)  # none, if they were folded since
         if self._freeze is not None and self.steps >= self._freeze:
-            freeze_batch_norms(self._sim, batch_norms(self._sim.model))  # none, if they were folded since
+            self._frozen |= norms.keys() - self._sim.frozen
+            freeze_batch_norms(self._sim, norms)
+        elif self._frozen:
+            self._sim.frozen -= self._frozen
+            thaw({name: norm for name, norm in norms.items() if name in self._frozen}, self._sim.training)
+            self._frozen = set()
 
     def state_dict(self) -> dict[str, int]:
         """The number of steps."""

@@ -253,3 +253,14 @@ def test_what_the_model_remembers_stays(rebinds):
     sim.integer_state_dict()
     assert all(torch.equal(t.nan_to_num(), before[name].nan_to_num()) for name, t in sim.state_dict().items())
     assert torch.equal(baked.seen, torch.zeros(4))
+
+
+def test_in_training_mode():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(), nn.Linear(8, 3)).eval()
+    x = torch.randn(5, 6)
+    sim = calibrated(model, x, dataclasses.replace(qsim.int8(), batch_norm="keep", activation=None))
+    expected = sim.bake()
+    baked = sim.train().bake()
+    assert all(module.training for module in (*sim.modules(), *baked.modules()))
+    assert torch.equal(baked.eval()(x), expected(x))

@@ -3,12 +3,14 @@
 import copy
 import dataclasses
 import inspect
+import warnings
 
 import pytest
 import torch
 import torch.nn.functional as F
 from models import ConvNet, seeded
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 
 import qsim
 
@@ -150,6 +152,46 @@ def test_delayed_quantization_computes_in_float_until_then():
     for step in range(3):
         assert torch.equal(sim(X), expected) == (step < 2)
         schedule.step()
+
+
+def test_a_schedule_that_goes_back_has_batch_norms_train_again():
+    sim = calibrated(activations(method="ema"))
+    sim.freeze_batch_norms("stem.1")
+    schedule = sim.schedule(freeze_batch_norms_from=2)
+    sim.train()
+    norms = {name: norm for name, norm in sim.model.named_modules() if isinstance(norm, nn.BatchNorm2d)}
+    others = norms.keys() - {"stem.1"}
+    assert others
+    for steps, frozen in ((0, {"stem.1"}), (3, {*norms}), (1, {"stem.1"}), (2, {*norms})):
+        schedule.load_state_dict({"steps": steps})
+        sim.train()
+        assert {name for name, norm in norms.items() if not norm.training} == frozen
+    schedule.load_state_dict({"steps": 0})
+    norms[next(iter(others))].reset_running_stats()
+
+
+def test_a_copy_says_what_a_schedule_has_off_in_it():
+    sim = calibrated(qsim.int4())
+    sim.disable("fc.output")
+    schedule = sim.schedule(quantize_from={"*": 0, "*.output": 1})
+    with pytest.warns(UserWarning, match=r"10 quantizers are off in this copy for good \(adaptive_avg_pool2d\.output"):
+        averaged = AveragedModel(sim)
+    schedule.step()
+    averaged.update_parameters(sim)
+    averaged.module.enable("*.output")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        copy.deepcopy(sim)
+        copy.deepcopy(averaged.module)
+
+
+def test_what_an_average_is_given_is_an_encoding():
+    for config in (qsim.int8(), qsim.int4(), activations(learnable=True), activations(method="ema")):
+        sim = qsim.QuantSim(seeded(ConvNet), X, config)
+        averaged = AveragedModel(sim)
+        sim.calibrate([X], progress=False)
+        averaged.update_parameters(sim)
+        assert torch.equal(averaged.eval()(X), sim.eval()(X))
 
 
 def test_schedule_goes_on_from_a_state():
