@@ -9,9 +9,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from qsim.runs.mapped import MappedParameter
 from qsim.runs.sharding import is_sharded
 
+_ROW = 1024  # words
+
 
 def fingerprint(parameter: Tensor) -> tuple[int, ...]:
-    """Equal for equal contents: sums of all of the words, and of some. Of a shard (DTensor) those of this rank; empty without contents.
+    """Equal for equal contents: sums of words in which their places count, taken as a table by columns and by rows, and of what is left of
+    words and of bytes. Of a shard (DTensor) those of this rank; empty without contents.
 
     Examples
     --------
@@ -22,9 +25,17 @@ def fingerprint(parameter: Tensor) -> tuple[int, ...]:
         return ()
     local: Tensor = parameter.to_local() if is_sharded(parameter) else parameter  # type: ignore[attr-defined]
     data = local.detach().reshape(-1).view(torch.uint8)
-    whole = data.numel() // 8 * 8 if data.storage_offset() % 8 == 0 else 0  # a file's tensors may lie anywhere
-    words, rest = data[:whole].view(torch.int64), data[whole:]
-    return int(words.sum()), int(words[::3].sum()), int(rest.sum()), int(rest[::3].sum())
+    if data.storage_offset() % 8:  # a file's tensors may lie anywhere
+        data = data.clone()
+    whole = data.numel() // 8 * 8
+    words = data[:whole].view(torch.int64)
+    table, rest = words[: len(words) // _ROW * _ROW].view(-1, _ROW), words[len(words) // _ROW * _ROW :]
+    by_table = (_placed(table.sum(0)), _placed(table.sum(1))) if len(table) else (0, 0)
+    return *by_table, _placed(rest), _placed(data[whole:])
+
+
+def _placed(words: Tensor) -> int:
+    return int((words * torch.arange(1, len(words) + 1, device=words.device)).sum()) if len(words) else 0
 
 
 def fingerprints(model: nn.Module) -> dict[str, tuple[int | str, ...]]:
