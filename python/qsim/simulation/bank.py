@@ -56,11 +56,14 @@ class QuantizerBank(nn.Module):
         What restoration did to each, and last to any others, as bits: see `RestoredWeights`.
     restored_as : Tensor, int64, shape [parameters that have a quantizer, 4]
         The fingerprint of each when it did: a scale that was found for one weight is not another's.
+    observed_before : Tensor, uint8, shape []
+        Of a state dict, 1 where parameters are others than those with which quantizers observed what they hold: see `ObservedWith`.
     """
 
     operation_formats: Tensor
     restored_weights: Tensor
     restored_as: Tensor
+    observed_before: Tensor
 
     def __init__(self, model: nn.Module, decisions: Decisions, known: Mapping[str, Quantizer]) -> None:
         super().__init__()
@@ -83,6 +86,7 @@ class QuantizerBank(nn.Module):
         self.register_buffer("operation_formats", torch.zeros(len(self._operations), dtype=torch.uint8, device=on))
         self.register_buffer("restored_weights", torch.zeros(len(self._paths) + 1, dtype=torch.uint8, device=on))
         self.register_buffer("restored_as", torch.zeros(len(self._paths), 4, dtype=torch.int64, device=on))
+        self.register_buffer("observed_before", torch.zeros((), dtype=torch.uint8, device=on))
 
     @property
     def formats(self) -> dict[str, str]:
@@ -97,6 +101,8 @@ class QuantizerBank(nn.Module):
     @property
     def restored(self) -> dict[str, int]:
         """What restoration did, by key; under "" to parameters that have no quantizer."""
+        if self.restored_weights.is_meta:
+            return {}
         return {key: did for key, did in zip([*self._paths, ""], self.restored_weights.tolist(), strict=True) if did}
 
     @restored.setter
@@ -121,6 +127,7 @@ class QuantizerBank(nn.Module):
         state_dict.setdefault(f"{prefix}operation_formats", self.operation_formats)  # states from before there were fallbacks
         for name in ("restored_weights", "restored_as"):  # and from before it was kept
             state_dict.setdefault(f"{prefix}{name}", self._buffers[name])
+        state_dict.setdefault(f"{prefix}observed_before", torch.zeros_like(self.observed_before))
         self._keep_gates(state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *args)
 

@@ -28,9 +28,13 @@ class ObservedWith:
         self.parameters: dict[str, tuple[int | str, ...]] | None = None
         self.outdated: set[str] = set()
 
-    def follow_state(self, sim: nn.Module) -> None:
-        """What was observed was loaded together with the parameters."""
-        self.parameters, self.outdated = _found(sim), set()
+    def is_before(self, sim: nn.Module) -> bool:
+        """Whether the parameters became others since quantizers observed: a state dict says so, as `QuantizerBank.observed_before`."""
+        return self.parameters is not None and self.parameters != _found(sim)
+
+    def follow_state(self, sim: nn.Module, is_before: bool) -> None:
+        """What was observed was loaded together with the parameters: with others, if these were trained before they were saved."""
+        self.parameters, self.outdated = {} if is_before else _found(sim), set()
 
     @contextlib.contextmanager
     def anew(self, sim: nn.Module, quantizers: Mapping[str, Quantizer]) -> Iterator[None]:

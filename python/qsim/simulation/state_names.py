@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -115,7 +116,9 @@ def _unfit_state(unknown: Sequence[str], missing: Sequence[str], error: RuntimeE
     )
 
 
-def _leave_out(module: nn.Module, state_dict: dict[str, Any], prefix: str, local_metadata: Any) -> None:
+def _leave_out(module: NamedAsTheModel, state_dict: dict[str, Any], prefix: str, local_metadata: Any) -> None:
+    if (flag := state_dict.get(key := f"{prefix}{_BANK}observed_before")) is not None:
+        state_dict[key] = torch.full_like(flag, module.observed_with.is_before(module))
     for key in list(state_dict):  # all of them, so that their order stays
         name = key.removeprefix(prefix + _MODEL)
         state_dict[key if name == key else prefix + name] = state_dict.pop(key)
@@ -123,7 +126,8 @@ def _leave_out(module: nn.Module, state_dict: dict[str, Any], prefix: str, local
 
 def _follow_own(sim: NamedAsTheModel, report: Any) -> None:
     if sim.observed_with.parameters is None:
-        sim.observed_with.follow_state(sim)
+        flag = sim.quantization.observed_before
+        sim.observed_with.follow_state(sim, not flag.is_meta and bool(flag))
 
 
 def _leave_out_of_report(module: nn.Module, report: Any) -> None:
