@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from types import FrameType
 from typing import Any
 
@@ -25,7 +25,6 @@ from qsim.graph.execute.mode import DEPTH
 from qsim.graph.execute.other_exporters import refuse_exporter
 from qsim.graph.execute.place import Place, place_of
 from qsim.graph.record.call_sites import LEAF
-from qsim.graph.record.containers import leaves
 from qsim.warning import warn
 
 _SHARED = "_qsim_shared"  # in a layer's __dict__
@@ -71,18 +70,27 @@ def simulate_alone(layer: nn.Module) -> None:
 def link_layers(container: nn.Module) -> None:
     """Give the layers that are operations of a container its place."""
     shared = _Shared(vars(container)[PLACE][0])
-    for layer in leaves(container):
-        if _SHARED in vars(layer):
-            vars(layer)[_SHARED] = shared
+    for layer in _layers(container):
+        vars(layer)[_SHARED] = shared
     vars(container)[OWN] = _Own(container)
+
+
+def _layers(module: nn.Module) -> Iterator[nn.Module]:
+    """The layers of a container that simulate where they are called by themselves, also behind what was put around them, or into them,
+    since they were simulated: wrappers, parametrizations."""
+    for m in module.children():
+        if _SHARED in vars(m):
+            yield m
+        elif PLACE not in vars(m):
+            yield from _layers(m)
 
 
 def own_layers(container: nn.Module) -> None:
     """Have the layers of a shallow copy run with what they have themselves, and not as those that they are copies of."""
     if is_dynamo_compiling():
         raise RuntimeError("QuantSim: a shallow copy of a simulated module is compiled; call it once before, or copy it with copy.deepcopy")
-    for layer in leaves(container):
-        if _SHARED in vars(layer) and vars(layer)["forward"].args[0] is not layer:
+    for layer in _layers(container):
+        if vars(layer)["forward"].args[0] is not layer:
             vars(layer)["forward"] = functools.partial(forward, layer)
     vars(container)[OWN] = _Own(container)
 

@@ -101,7 +101,7 @@ class Kept(Shortcut):
             return self._at_once(value, quantize)
         with torch.inference_mode(False), torch.no_grad():
             quantized = quantize(value)
-        if _have_versions(tensors) and not (_is_sharding() or (quantized.nbytes >= _LARGE and is_scarce())):
+        if _have_versions(tensors) and not (_is_sharding() or (quantized.numel() * quantized.element_size() >= _LARGE and is_scarce())):
             kept.keep(value, quantized)
         return quantized
 
