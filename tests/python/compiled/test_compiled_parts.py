@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from models import Perceptron, seeded
 from torch import nn
 
 import qsim
@@ -62,3 +63,15 @@ def test_called_again_with_what_they_returned(name, activation):
         for found, wanted in zip(gradients(sim), expected, strict=True):
             torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
     assert torch.equal(sim(X), expected[0])
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_layer_that_is_compiled_before_it_ever_ran(backend):
+    x = torch.randn(8, 6)
+    compiled, eager = (qsim.QuantSim(seeded(Perceptron), x, qsim.int8()) for _ in range(2))
+    for each in (compiled, eager):
+        each.calibrate([x], progress=False)
+    compiled.model.fc2.compile(backend=backend)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), eager(x))
+        torch.testing.assert_close(compiled(x[:3]), eager(x[:3]))
