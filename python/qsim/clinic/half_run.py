@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from qsim.graph.record.tape import is_wrapper, version_of
+from qsim.graph.record.tape import is_wrapper, options, version_of
 from qsim.numbers.float_format import FLOAT_FORMATS
-from qsim.operations.functions import ALIAS, INDEXES, TRANSPARENT, Function, is_in_place, name_of, route_name
+from qsim.operations.functions import ALIAS, INDEXES, TRANSPARENT, Function, adds_nothing, is_in_place, name_of, route_name
 from qsim.operations.half import NUMBERS_ARE_OPERANDS, nearest
 from qsim.operations.internals import inside
 from qsim.operations.stored import STORED
@@ -122,7 +122,8 @@ class HalfPrecision:
 
     def passed(self, path: str, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         habits = habits_of(func)
-        if not habits.transparent:  # it computes, in a branch that the recording has not seen
+        moves = habits.transparent or (not habits.writes and adds_nothing(name_of(func), dict(options(args, kwargs))))
+        if not moves:  # it computes, in a branch that the recording has not seen
             return self.operation(".".join(filter(None, (path, name_of(func)))), func, args, kwargs)
         found = {getattr(t, _MARK, None) for t in _tensors(args, kwargs)}
         precision = _WIDE if _WIDE in found else _IN_FORMAT if _IN_FORMAT in found else None

@@ -52,3 +52,35 @@ def test_bfloat16_has_the_range_and_not_the_digits():
     assert checked(Calls(model), data, "bf16").keep
     model, data, *_ = CULPRITS["squares"]
     assert checked(Calls(model), data, "bf16").keep == ()
+
+
+def changed(x, change):
+    x = x.clone()
+    change(x)
+    return x
+
+
+def placed(x):
+    y = torch.zeros_like(x)
+    y[:, 1:], y[:, 0] = x[:, 1:], 1e6
+    return y
+
+
+WAVE = torch.randn(4, 6, 8, generator=torch.Generator().manual_seed(1)).half().float()
+MOVED = {  # numbers beyond the format, put into what no operation has computed
+    "slice": lambda x: changed(x, lambda y: y.__setitem__((slice(None), 0), 1e6)) / 1e3,
+    "flags": lambda x: changed(x, lambda y: y.__setitem__(y > 0, 1e6)) / 1e3,
+    "view": lambda x: changed(x, lambda y: y[:, 0].fill_(1e6)) / 1e3,
+    "two views": lambda x: changed(x, lambda y: (y[:, 0].fill_(1e6), y[:, 1].fill_(-1e6))) / 1e3,
+    "nothing added": lambda x: changed(x + 0, lambda y: y.__setitem__((slice(None), 0), 1e6)) / 1e3,
+    "zeros": lambda x: placed(x) / 1e3,
+    "turned": lambda x: torch.where(x > 0, 1e6, x).transpose(1, 2).reshape(4, -1) / 1e3,
+    "twice": lambda x: x.masked_fill(x > 0, 1e6).masked_fill(x < 0, -1e6) / 1e3,
+    "repeated": lambda x: x.repeat(1, 2, 1).masked_fill((x > 0).repeat(1, 2, 1), 1e6).max(1).values / 1e3,
+    "flags alone": lambda x: torch.where(x > 0, 1e6, 0.0).flatten() / 1e3 + x.flatten(),
+}
+
+
+@pytest.mark.parametrize("way", MOVED)
+def test_what_is_moved_in_front_of_what_is_kept(way):
+    assert checked(Calls(MOVED[way]), WAVE, "tensorrt-fp16").keep == ("div",)

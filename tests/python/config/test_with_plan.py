@@ -143,6 +143,48 @@ def test_all_readers_of_one_tensor_share_one_cast():
     assert all(map(torch.equal, sim(x), (half(y + 1), half(y.exp()), half(y.reshape(-1).sin()))))
 
 
+@pytest.mark.parametrize("kept", [("div",), ("div", "mul"), ("mul",), ()])
+def test_numbers_that_are_put_into_an_input_are_rounded_by_each_that_reads_it_in_half_precision(kept):
+    class Placed(nn.Module):
+        def forward(self, x):
+            y = torch.where(x > 0, 1e6, x).transpose(0, 1)
+            return y / 1e3, y.reshape(-1) * 1e-3
+
+    x = torch.randn(4, 8)
+    y = torch.where(x > 0, 1e6, x).T
+    sim = simulated(Placed(), x, *kept)
+    for found, op, factor in zip(sim(x), ("div", "mul"), (1e3, half(torch.tensor(1e-3))), strict=True):
+        expected = half(half(y) / 1e3) if op == "div" else half(half(y) * factor).flatten()
+        whole = y / 1e3 if op == "div" else y.flatten() * 1e-3
+        assert torch.equal(found, whole if op in kept else expected)
+
+
+def test_numbers_that_are_put_into_results_are_rounded_where_one_of_these_is_in_half_precision():
+    class Placed(nn.Module):
+        def forward(self, x):
+            return (x * 2).transpose(0, 1).masked_fill((x > 0).T, 1e6).reshape(-1) / 1e3
+
+    x = torch.randn(4, 8)
+    y = (x * 2).T.masked_fill((x > 0).T, 1e6).flatten()
+    assert torch.equal(simulated(Placed(), x, "mul", "div")(x), y / 1e3)
+    rounded = half(half(x) * 2).T.masked_fill((x > 0).T, torch.inf).flatten()
+    assert torch.equal(simulated(Placed(), x, "div")(x), rounded / 1e3)
+    assert torch.equal(simulated(Placed(), x, "mul")(x), half(half(y) / 1e3))
+
+
+def test_a_constant_beside_results_in_half_precision_leaves_no_number_in_float():
+    class Chosen(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = nn.Parameter(torch.ones(4, 8))
+
+        def forward(self, x):
+            return torch.where(x > 0, self.table * 2, x * 3).masked_fill(x < 0, 1e6) / 1e3
+
+    x = torch.randn(4, 8)
+    assert torch.equal(simulated(Chosen(), x)(x).isinf(), x < 0)
+
+
 def test_what_is_kept_trains_and_exports_its_gradient():
     model, x = Squares(), torch.randn(16, 8)
     sim = simulated(model, x, "mul_2", "cumsum", "mul_3").train()
