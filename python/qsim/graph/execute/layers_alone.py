@@ -78,10 +78,12 @@ def link_layers(container: nn.Module) -> None:
 def _layers(module: nn.Module) -> Iterator[nn.Module]:
     """The layers of a container that simulate where they are called by themselves, also behind what was put around them, or into them,
     since they were simulated: wrappers, parametrizations."""
-    for m in module.children():
+    for m in vars(module).get("_modules", {}).values():  # none of what is just being unpickled
+        if m is None or PLACE in vars(m):
+            continue
         if _SHARED in vars(m):
             yield m
-        elif PLACE not in vars(m):
+        else:
             yield from _layers(m)
 
 
