@@ -154,5 +154,6 @@ class RangeChoice(Simulation):
         """
         forget_outdated(self.quantizers(), self.observed_with.outdated, group)
         merge(self.quantizers(), self.weights(), group)
+        self.observed_with.waits = False
         self.read = read_by_any(self.read, group)
         choose_encodings(self)

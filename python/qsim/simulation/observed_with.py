@@ -22,26 +22,30 @@ class ObservedWith:
         Fingerprints of the parameters of the last calibration; None before the first.
     outdated : set of str
         Keys of quantizers that nothing has reached since the parameters became others: what they hold was observed before.
+    waits : bool
+        Whether nothing has reached any of them, since calibrations had no data.
     """
 
     def __init__(self) -> None:
         self.parameters: dict[str, tuple[int | str, ...]] | None = None
         self.outdated: set[str] = set()
+        self.waits = False
 
     def is_before(self, sim: nn.Module) -> bool:
         """Whether the parameters became others since quantizers observed: a state dict says so, as `QuantizerBank.observed_before`."""
-        return self.parameters is not None and self.parameters != _found(sim)
+        return self.parameters is not None and (self.waits or self.parameters != _found(sim))
 
     def follow_state(self, sim: nn.Module, is_before: bool) -> None:
         """What was observed was loaded together with the parameters: with others, if these were trained before they were saved."""
-        self.parameters, self.outdated = {} if is_before else _found(sim), set()
+        self.parameters, self.outdated, self.waits = {} if is_before else _found(sim), set(), False
 
     @contextlib.contextmanager
     def anew(self, sim: nn.Module, quantizers: Mapping[str, Quantizer]) -> Iterator[None]:
         """Around a calibration: what was observed with other parameters is forgotten, however they changed, by every quantizer that
         something reaches. The others go on with what they have."""
         before, self.parameters = self.parameters, _found(sim)
-        if before is not None and before != self.parameters:
+        is_changed = before is not None and before != self.parameters
+        if is_changed:
             self.outdated = set(quantizers)
         held = {key: Snapshot(quantizer) for key, quantizer in quantizers.items() if key in self.outdated}
         for key in held:
@@ -51,6 +55,7 @@ class ObservedWith:
         finally:
             reached = {key for key in held if quantizers[key].counts.elements}
             self.outdated -= reached
+            self.waits = (self.waits or is_changed) and not reached
             for key in held.keys() - reached:
                 held[key].restore()
 

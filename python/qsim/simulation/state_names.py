@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -83,9 +84,11 @@ class NamedAsTheModel(nn.Module):
         <All keys matched successfully>
         """
         bare = not any(key.startswith(_BANK) for key in state_dict)
+        before = copy.copy(self.observed_with)
         try:
             found = super().load_state_dict(state_dict, strict, assign)
         except RuntimeError as error:
+            self.observed_with = before  # with other parameters, if some were loaded
             own = self.state_dict().keys()
             unknown, missing = ([key for key in mine if key not in other] for mine, other in ((state_dict, own), (own, state_dict)))
             absent = [] if bare and not unknown else missing

@@ -60,6 +60,28 @@ def test_it_is_where_it_was_trained_after_it_was_loaded():
     assert sim.quantizers()["input"].counts.elements == ROWS.numel()
 
 
+def test_a_state_that_is_refused_changes_nothing_of_it():
+    sim = calibrated()
+    trained(sim)
+    state = sim.state_dict()
+    assert bool(state["quantization.observed_before"])
+    with pytest.raises(RuntimeError, match="another model"):
+        sim.load_state_dict({**state, "quantization.observed_before": torch.zeros((), dtype=torch.uint8), "unknown": torch.zeros(1)})
+    sim.calibrate([ROWS], progress=False)
+    assert sim.quantizers()["input"].counts.elements == ROWS.numel()
+
+
+def test_a_calibration_without_data_changes_nothing_of_it():
+    sim = calibrated()
+    trained(sim)
+    with pytest.raises(qsim.CalibrationError):
+        sim.calibrate([], progress=False)
+    fresh = through_a_file(sim)
+    for each in (sim, fresh):
+        each.calibrate([ROWS], progress=False)
+        assert each.quantizers()["input"].counts.elements == ROWS.numel()
+
+
 def test_states_from_before_it_was_kept_are_added_to():
     state = calibrated().state_dict()
     del state["quantization.observed_before"]
