@@ -23,7 +23,7 @@ from qsim.quantizers.quantizer import Quantizer
 from qsim.runs.arguments import Arguments, tensors_in
 from qsim.runs.random_numbers import seed_random_numbers
 from qsim.runs.sharding import is_sharded
-from qsim.runs.snapshot import unchanged
+from qsim.runs.snapshot import evaluating, unchanged
 from qsim.simulation.simulation import Simulation
 from qsim.warning import warn
 
@@ -149,7 +149,7 @@ def _check(sim: Simulation, weights: list[BakedWeight], caller: str, baked: nn.M
     """The baked model computes on the example inputs what the simulation does with its quantizers of weights alone. Where none was made,
     because a second model takes memory, the model itself reads its weights as a baked one would."""
     plain = sim.model if baked is None else baked
-    with unchanged(sim, whole=False), _weights_alone(sim, weights), _evaluating(plain), torch.no_grad():
+    with unchanged(sim, whole=False), _weights_alone(sim, weights), evaluating(plain), torch.no_grad():
         for call in sim.calls:
             expected = _results(sim.model, call)
             with contextlib.nullcontext() if baked is not None else _in_plain(sim, weights):
@@ -214,20 +214,8 @@ def _weights_alone(sim: Simulation, weights: list[BakedWeight]) -> Iterator[None
     try:
         for quantizer in on:
             quantizer.enabled = False
-        with _evaluating(sim), sim.switch.turned(True, falls_back=False):
+        with evaluating(sim), sim.switch.turned(True, falls_back=False):
             yield
     finally:
         for quantizer in on:
             quantizer.enabled = True
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """In eval mode; training flags are afterwards as they were."""
-    flags = {module: module.training for module in model.modules()}
-    try:
-        model.eval()
-        yield
-    finally:
-        for module, training in flags.items():
-            module.training = training

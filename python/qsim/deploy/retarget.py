@@ -88,8 +88,10 @@ def _go_on(made: Simulation, sim: Simulation) -> None:
 def _know_restored(made: Simulation, sim: Simulation) -> None:
     keys = {planned.parameter: key for key, planned in made.decisions.quantizers.items() if planned.parameter is not None}
     called = {key: keys.get(sim.quantization.path_of(key), "") if key else "" for key in sim.quantization.restored}
+    found = made.quantization.restored
     for key, did in sim.quantization.restored.items():
-        made.quantization.restored |= {called[key]: made.quantization.restored.get(called[key], 0) | did}
+        found[called[key]] = found.get(called[key], 0) | did
+    made.quantization.restored = found
     made.bind(filter(None, (called[key] for key in sim.bound_weights())))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from qsim.onnx.insert import NodeInserter
+from qsim.onnx.lint import is_dequantized
 from qsim.onnx.lower import as_tensor
 
 
@@ -17,7 +18,7 @@ def hold_sums(model: ir.Model) -> None:
     insert = NodeInserter(model.graph)
     for node in model.graph:
         x = node.inputs[0] if node.op_type == "MatMul" else None
-        if x is None or not _is_dequantized(x) or x.shape is None or len(x.shape) == 2:
+        if x is None or not is_dequantized(x) or x.shape is None or len(x.shape) == 2:
             continue
         (add, *others) = (*node.outputs[0].consumers(), node)
         bias = next((value for value in add.inputs if value is not node.outputs[0]), None) if add.op_type == "Add" else None
@@ -30,8 +31,3 @@ def hold_sums(model: ir.Model) -> None:
             add.replace_input_with(1, negative)
             if not bias.uses() and not bias.is_graph_output():
                 model.graph.initializers.pop(str(bias.name))
-
-
-def _is_dequantized(value: ir.Value) -> bool:
-    maker = value.producer()
-    return maker is not None and maker.op_type == "DequantizeLinear"

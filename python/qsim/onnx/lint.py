@@ -74,6 +74,12 @@ def _fed_in_float(model: ir.Model) -> set[ir.Node]:
     return found
 
 
+def is_dequantized(value: ir.Value | None) -> bool:
+    """Whether DequantizeLinear makes it."""
+    maker = None if value is None else value.producer()
+    return maker is not None and maker.op_type == "DequantizeLinear"
+
+
 def maker_of(value: ir.Value, passed: Container[str] = MOVING_TYPES) -> ir.Node | None:
     """What computed a value, behind what only moves it."""
     node = value.producer()

@@ -18,6 +18,7 @@ from torch import Tensor
 from qsim import ops
 from qsim.integer.kernels.pairs import INT16_MAX, largest_pair
 from qsim.integer.runtime_weights import one_scale
+from qsim.onnx.lint import is_dequantized
 from qsim.onnx.look_ups import reads_integers
 
 if TYPE_CHECKING:
@@ -95,17 +96,12 @@ def _weights_of_8_bits(model: ir.Model) -> Iterator[tuple[Tensor, int | None]]:
             weight, axis = torch.from_numpy(held.numpy().copy()), node.attributes.get("axis")
             per_channel = axis is not None and weight.dim() > 1 and "block_size" not in node.attributes
             yield weight, axis.as_int() if per_channel and axis is not None else None
-        elif node.op_type in _MADE_INTEGERS and _is_dequantized(node.inputs[0]) and node.inputs[1] is not None:
+        elif node.op_type in _MADE_INTEGERS and is_dequantized(node.inputs[0]) and node.inputs[1] is not None:
             floats = node.inputs[1].const_value
             if floats is not None and floats.dtype is ir.DataType.FLOAT:
                 weight = torch.from_numpy(floats.numpy().copy())
                 grid = one_scale(weight)
                 yield ops.quantize(weight, grid.scale, grid.zero_point, grid.quant_min, grid.quant_max), None
-
-
-def _is_dequantized(value: ir.Value | None) -> bool:
-    maker = None if value is None else value.producer()
-    return maker is not None and maker.op_type == "DequantizeLinear"
 
 
 @functools.cache

@@ -33,7 +33,7 @@ from qsim.runs.batches import Forward, arguments_of, iterate, to_device
 from qsim.runs.memory import MemoryWatch
 from qsim.runs.report_subject import subject_of
 from qsim.runs.sharding import sharded_modules
-from qsim.runs.snapshot import beginning_alike, rewriting, unchanged, undone_on_error
+from qsim.runs.snapshot import beginning_alike, evaluating, rewriting, unchanged, undone_on_error
 from qsim.runs.unfit import unfit_told
 from qsim.simulation.range_choice import fit_biases
 from qsim.simulation.restored_weights import SOLVED
@@ -180,14 +180,10 @@ def _as_outside(t: Tensor) -> Tensor:
 @contextmanager
 def _evaluating(sim: Simulation) -> Iterator[None]:
     """The simulation on, in eval mode; training flags are afterwards as they were."""
-    was = {module: module.training for module in sim.modules()}
     try:
-        with sim.calibrated():
-            sim.eval()
+        with sim.calibrated(), evaluating(sim):
             yield
     finally:
-        for module, training in was.items():
-            module.training = training
         sim.derived.clear()
 
 

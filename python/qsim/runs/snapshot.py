@@ -164,6 +164,18 @@ def unchanged(model: nn.Module, *, whole: bool = True) -> Iterator[None]:
 
 
 @contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """In eval mode; training flags are afterwards as they were."""
+    flags = {module: module.training for module in model.modules()}
+    try:
+        model.eval()
+        yield
+    finally:
+        for module, training in flags.items():
+            module.training = training
+
+
+@contextmanager
 def undone_on_error(model: nn.Module) -> Iterator[None]:
     """Undo what the body did to `model`, as a `Snapshot` holds it, if it ends by an exception, Ctrl-C among them.
 

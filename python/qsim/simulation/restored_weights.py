@@ -62,9 +62,10 @@ class RestoredWeights(nn.Module):
 
     def told_of_bound(self) -> str:
         """The sentence of a choice of ranges that left out `bound_scales`; "" where there are none."""
-        weights = self.bound_weights()
-        others = len(self.bound_scales()) - len(weights)
-        if not weights and not others:
+        bound, known = self.bound_scales(), self.quantization.weights(self.model)
+        weights = [key for key in bound if key in known]
+        others = len(bound) - len(weights)
+        if not bound:
             return ""
         one = len(weights) == 1
         shown = ", ".join(map(repr, weights[:_SHOWN])) + (", ..." if len(weights) > _SHOWN else "")

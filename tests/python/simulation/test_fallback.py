@@ -1,13 +1,13 @@
 """Selective fallback: what computes in floats, what stays on grids, what is kept. Oracle: the model written out by hand."""
 
 import copy
-import io
 import pickle
 
 import pytest
 import torch
 import torch.nn.functional as F
 from models import Branches, ConvNet, seeded
+from saved import through_a_file
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
 
@@ -246,12 +246,7 @@ def test_a_container_is_named_by_a_glob():
 
 
 def _through_state(sim: qsim.QuantSim) -> qsim.QuantSim:
-    file = io.BytesIO()
-    torch.save(sim.state_dict(), file)
-    file.seek(0)
-    other = qsim.QuantSim(seeded(Branches), X, qsim.int8())
-    other.load_state_dict(torch.load(file, weights_only=True))
-    return other
+    return through_a_file(sim, qsim.QuantSim(seeded(Branches), X, qsim.int8()))
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda sim: pickle.loads(pickle.dumps(sim)), _through_state])

@@ -1,8 +1,7 @@
 """A state dict knows whether what quantizers observed was observed with the parameters that are in it."""
 
-import io
-
 import pytest
+import saved
 import torch
 from models import Perceptron, seeded
 
@@ -24,12 +23,7 @@ def trained(sim):
 
 
 def through_a_file(sim):
-    file = io.BytesIO()
-    torch.save(sim.state_dict(), file)
-    file.seek(0)
-    fresh = qsim.QuantSim(seeded(Perceptron), ROWS, qsim.int8())
-    fresh.load_state_dict(torch.load(file, weights_only=True))
-    return fresh
+    return saved.through_a_file(sim, qsim.QuantSim(seeded(Perceptron), ROWS, qsim.int8()))
 
 
 def into_itself(sim):

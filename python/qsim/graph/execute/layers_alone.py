@@ -25,6 +25,7 @@ from qsim.graph.execute.mode import DEPTH
 from qsim.graph.execute.other_exporters import refuse_exporter
 from qsim.graph.execute.place import Place, place_of
 from qsim.graph.record.call_sites import LEAF
+from qsim.graph.record.containers import children
 from qsim.warning import warn
 
 _SHARED = "_qsim_shared"  # in a layer's __dict__
@@ -78,12 +79,10 @@ def link_layers(container: nn.Module) -> None:
 def _layers(module: nn.Module) -> Iterator[nn.Module]:
     """The layers of a container that simulate where they are called by themselves, also behind what was put around them, or into them,
     since they were simulated: wrappers, parametrizations."""
-    for m in vars(module).get("_modules", {}).values():  # none of what is just being unpickled
-        if m is None or PLACE in vars(m):
-            continue
+    for m in children(module):
         if _SHARED in vars(m):
             yield m
-        else:
+        elif PLACE not in vars(m):
             yield from _layers(m)
 
 

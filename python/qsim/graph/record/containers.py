@@ -63,7 +63,7 @@ def _with_own_forward(cls: type[nn.Module]) -> type[nn.Module]:
 
 def leaves(container: nn.Module) -> Iterator[nn.Module]:
     """The `torch.nn` leaves that are operations of a container, not of one inside it."""
-    for m in _children(container):
+    for m in children(container):
         if is_leaf(m):
             yield m
         elif not isinstance(m, torch.jit.ScriptModule) and type(m).forward is nn.Module.forward:  # as in ModuleList
@@ -72,10 +72,10 @@ def leaves(container: nn.Module) -> Iterator[nn.Module]:
 
 def is_leaf(m: nn.Module) -> bool:
     """Whether a module is a `torch.nn` leaf."""
-    return type(m).__module__.startswith("torch.nn.modules") and not _children(m)
+    return type(m).__module__.startswith("torch.nn.modules") and not children(m)
 
 
-def _children(m: nn.Module) -> list[nn.Module]:
+def children(m: nn.Module) -> list[nn.Module]:
     """Also of a module that is being copied, which has none yet."""
     return [child for child in vars(m).get("_modules", {}).values() if child is not None]
 
