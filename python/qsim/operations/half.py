@@ -91,14 +91,25 @@ class Half:
         converted: torch then writes what it computes in float32 itself.
     writes : bool
         Whether it writes its result into its first argument.
+    written_in_float : bool
+        Whether what it writes into was computed in float32: it reads that rounded, and has no other tensor to round it into.
     keys : tuple of str
         Of the quantizers that stand at the operation, or beside one that only moves values; none: of all.
     """
 
     def __init__(
-        self, op: str, format: str, *, narrow: bool, given_half: bool = False, writes: bool = False, keys: tuple[str, ...] = ()
+        self,
+        op: str,
+        format: str,
+        *,
+        narrow: bool,
+        given_half: bool = False,
+        writes: bool = False,
+        written_in_float: bool = False,
+        keys: tuple[str, ...] = (),
     ) -> None:
         self.op, self.format, self.narrow, self.writes, self.keys = op, format, narrow, writes, keys
+        self.written_in_float = written_in_float
         self.switches: tuple[Switchable, ...] = ()
         self.numbers = op in NUMBERS_ARE_OPERANDS
         self.where = 1 if op in INDEXES else -1  # position of an index
@@ -129,6 +140,8 @@ class Half:
         if self.numbers:
             args = tuple(value if i == self.where else self._number(value) for i, value in enumerate(args))
             kwargs = {slot: self._number(value) for slot, value in kwargs.items()}
+        if self.written_in_float:
+            args[0].copy_(self._stored(args[0]))
         written_out = inside_of(self.op, args, kwargs) if self.opened else None
         if written_out is None:
             return func(*args, **kwargs)
@@ -144,4 +157,7 @@ class Half:
     def _total(self, added: Tensor, mean: Callable[[], Tensor], count: float) -> Tensor:
         if not self.narrow and count > 1:  # in an accumulator
             return added
-        return ops.round_to_format(added, self.format) if self.rounded is None else self.rounded(added)
+        return self._stored(added)
+
+    def _stored(self, x: Tensor) -> Tensor:
+        return ops.round_to_format(x, self.format) if self.rounded is None else self.rounded(x)

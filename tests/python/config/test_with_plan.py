@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from models import Calls
 from torch import nn
 
 import qsim
@@ -190,3 +191,41 @@ def test_what_is_kept_trains_and_exports_its_gradient():
     sim = simulated(model, x, "mul_2", "cumsum", "mul_3").train()
     sim(x).square().mean().backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in sim.parameters())
+
+
+IN_PLACE = {  # an operation that is kept, and one in half precision that changes its result: in place, and as another tensor
+    "add, div": (lambda y: (y.add_(1e6), y.div_(1e3))[1], lambda y: (y + 1e6) / 1e3, "add"),
+    "operators": (lambda y: y.__iadd__(1e6).__itruediv__(1e3), lambda y: (y + 1e6) / 1e3, "add"),
+    "rectified": (lambda y: F.relu(y.add_(1e6), inplace=True) * 1e-3, lambda y: F.relu(y + 1e6) * 1e-3, "add"),
+    "SiLU": (lambda y: F.silu(y.add_(2049), inplace=True), lambda y: F.silu(y + 2049), "add"),
+    "by its view": (lambda y: y.add_(1e6)[:, 0].div_(1e3), lambda y: (y + 1e6)[:, 0] / 1e3, "add"),
+}
+
+
+@pytest.mark.parametrize("how", ["eager", "compiled"])
+@pytest.mark.parametrize("way", IN_PLACE)
+def test_what_is_changed_in_place_in_half_precision_is_rounded_as_elsewhere(way, how):
+    torch.compiler.reset()
+    x, found = torch.randn(4, 8), []
+    for change, *_, kept in (IN_PLACE[way], IN_PLACE[way][1:]):
+        sim = simulated(Calls(lambda x, change=change: change(x * 2)), x, kept)
+        found.append((torch.compile(sim, backend="eager", fullgraph=True) if how == "compiled" else sim)(x))
+        assert not any("in place" in entry.reason for entry in sim.summary().left)
+    assert torch.equal(*found)
+    assert not torch.equal(found[0], IN_PLACE[way][1](x * 2))
+
+
+def test_what_is_rounded_in_place_has_its_gradient():
+    x = torch.randn(4, 8)
+    gradients = []
+    for change, kept in ((lambda y: y.add_(3).div_(7), "add"), (lambda y: (y + 3) / 7, "add")):
+        given = x.clone().requires_grad_()
+        simulated(Calls(lambda x, change=change: change(x * 2)), x, kept)(given).sum().backward()
+        gradients.append(given.grad)
+    assert torch.equal(*gradients)
+
+
+def test_a_divisor_that_is_kept_is_rounded_by_the_division():
+    x = torch.full((4, 8), 400.0)
+    sim = simulated(Calls(lambda x: x / (x + 1e6)), x, "add")
+    assert torch.equal(sim(x), torch.zeros(4, 8))

@@ -316,14 +316,15 @@ class Dataflow:
         What is changed in place again and again, ``total.index_add_(...)``, is one sum.
         """
         for site in reversed(self.sites):
-            if self.is_constant(site) or site.training_only or site in self.absorbed or self._is_half(self.infos[site]):
+            info, reader, readers, visible = self.infos[site], self.sole_reader(site), self.readers(site), site.visible
+            apart = self._is_half(info) or (reader is not None and self._apart(info, self.infos[reader]))
+            if apart or self.is_constant(site) or site.training_only or site in self.absorbed:
                 continue
-            reader, readers, visible = self.sole_reader(site), self.readers(site), site.visible
             reading = {(self.site_of[r.step], r.slot) if r.step is not None and r.slot is not None else None for r in readers}
             divides = [at is not None and self.divides(*at) for at in reading]
             masked = (site in self._made_masks and site.type != ATTENTION) or any(step.masked_outputs for step in site.steps)
-            stale = [r.origin.kind == "stale" and not (r.origin.is_unreplaced and visible) for r in readers]
-            grows = readers and all(stale) and all(r.step is not None and r.slot in r.step.changed for r in readers)
+            stale = all(r.origin.kind == "stale" and not (r.origin.is_unreplaced and visible) for r in readers)
+            grows = readers and stale and all(r.step is not None and r.slot in r.step.changed for r in readers)
             if reader is not None and not reader.training_only and (masked or grows or (divides and all(divides))):
                 self.absorbed[site] = reader
                 self._handing_on |= {site} if divides and all(divides) and all(map(hands_on, site.steps)) else set()
@@ -349,10 +350,9 @@ class Dataflow:
         return reader.slot in (0, "input") and reader.origin.direct and (returned or in_place)
 
     def _chains(self) -> dict[Site, list[Site]]:
-        producers: dict[Site, list[Site]] = defaultdict(list)
+        producers, chains = defaultdict[Site, list[Site]](list), dict[Site, list[Site]]()
         for site, reader in self.absorbed.items():
             producers[reader].append(site)
-        chains = {}
         for site in self.sites:
             if site not in self.absorbed:
                 chain = [site]

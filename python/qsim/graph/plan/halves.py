@@ -33,6 +33,7 @@ def find_halves(specs: Specs, accumulator: str, actions: Mapping[Site, Actions])
             spec.dtype,
             narrow=accumulator == spec.dtype,
             writes=any(0 in step.changed for step in site.steps),
+            written_in_float=not site.moves and specs.is_written_in_float(site, 0),
             keys=_keys(site, flow, actions),
         )
         for site, spec in found.items()

@@ -162,7 +162,7 @@ class _Planner:
             self.ledger.leave(name, site.op, reasons.DIVISOR)
             return
         if (writes := any(slot in step.changed for step in site.steps)) or self.flow.is_changed_by_its_view(site):
-            if not writes or site not in self.flow.absorbed.values():
+            if not (writes and (site in self.flow.absorbed.values() or (slot == 0 and self.specs.is_written_in_float(site, slot)))):
                 self.ledger.leave(name, site.op, "changed in place")
         elif not site.visible:
             self.ledger.leave(name, site.op, reasons.unmet(site))

@@ -10,7 +10,7 @@ from qsim.config.profile import selects
 from qsim.graph.plan.dataflow import Dataflow
 from qsim.graph.plan.placement import Placement
 from qsim.graph.record.routes import Site
-from qsim.graph.record.tape import InputSlot, Origin, Tape
+from qsim.graph.record.tape import InputSlot, Origin, Slot, Tape
 from qsim.numbers.spec import TensorSpec
 from qsim.operations.onnxruntime import FOLLOWING, LEAVING_FLOAT
 
@@ -109,6 +109,11 @@ class Specs:
     def is_cast(self, site: Site, origins: Sequence[Origin]) -> bool:
         """Whether an operand is in float32 by the config, and `site`, which reads it, in half precision."""
         return is_half(self.of(site, "activation")) and any(map(self._is_left_in_float, origins))
+
+    def is_written_in_float(self, site: Site, slot: Slot) -> bool:
+        """Whether an operation in half precision reads what the config leaves in float32, and writes its result there: it is rounded in
+        its place, as no quantizer does it."""
+        return all(slot in step.changed for step in site.steps) and site.visible and self.is_cast(site, site.operands().get(slot, ()))
 
     def _is_left_in_float(self, origin: Origin) -> bool:
         if origin.kind == "input":
