@@ -51,6 +51,13 @@ INSERTION = _table(
     index_copy index_copy_ index_fill index_fill_ select_scatter slice_scatter diagonal_scatter copy_ fill_ zero_ set_ resize_
     """
 )
+COMPARISONS = _table(
+    """
+    eq ne lt gt le ge not_equal less less_equal greater greater_equal isclose isin searchsorted bucketize
+    """
+)
+# What reads several operands, and computes nothing of them: which of its constants are read as they are decides what it returns.
+MIXING = INSERTION | COMPARISONS | _table("where max min")
 # What makes a tensor as an operand is, and takes no value of it.
 CREATION = _table("empty_like zeros_like ones_like full_like new_empty new_zeros new_ones new_full new_tensor")
 CASTS = _table("to type type_as float half double bfloat16 int long short char byte bool cpu cuda")

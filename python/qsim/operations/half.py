@@ -15,7 +15,7 @@ from torch import Tensor
 
 from qsim import ops
 from qsim.numbers.float_format import FLOAT_FORMATS
-from qsim.operations.functions import INDEXES, Function, name_of
+from qsim.operations.functions import COMPARISONS, INDEXES, Function, name_of
 from qsim.operations.internals import inside_of
 from qsim.operations.stored import STORED, WIDENED
 
@@ -26,12 +26,12 @@ def _table(names: str) -> frozenset[str]:
 
 # Operations whose numbers are tensors for an engine, and are rounded as tensors are. Others are attributes: an epsilon of a fused
 # normalization, the size of an interpolation.
-NUMBERS_ARE_OPERANDS = _table(
+NUMBERS_ARE_OPERANDS = (COMPARISONS - {"isclose"}) | _table(
     """
     add radd iadd sub rsub isub mul rmul imul multiply subtract div divide true_divide truediv rtruediv rdiv itruediv floor_divide
     floordiv rfloordiv pow rpow ipow float_power remainder rmod fmod clamp clamp_min clamp_max clip maximum minimum addcmul addcdiv
     lerp where masked_fill masked_fill_ full_like new_full fill_ nan_to_num hardtanh threshold pad normalize cosine_similarity
-    hypot atan2 __setitem__ setitem index_fill index_fill_
+    hypot atan2 __setitem__ setitem index_fill index_fill_ scatter scatter_
     """
 )
 

@@ -3,42 +3,85 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
+from functools import cached_property
 
 from qsim.graph.plan.actions import Actions
 from qsim.graph.plan.dataflow import Dataflow
 from qsim.graph.plan.specs import Specs, is_half
 from qsim.graph.record.handing_on import Flags
 from qsim.graph.record.routes import Site
+from qsim.graph.record.tape import Slot
 from qsim.numbers.spec import TensorSpec
-from qsim.operations.functions import CREATION
+from qsim.operations.functions import CREATION, MIXING
 from qsim.operations.half import Half
 
+Source = tuple[str, object]  # kind and source of an origin, however it was moved
+_CONSTANTS: frozenset[Source] = frozenset({("const", None), ("other", None), ("other", Flags)})
 
-def find_halves(specs: Specs, accumulator: str, actions: Mapping[Site, Actions]) -> dict[Site, Half]:
-    """What runs operations in half precision, those that only move values too: numbers that they take are rounded.
+
+class Halves:
+    """The operations of a recorded model that run in half precision, those that only move values too: constants that they read are rounded.
 
     Parameters
     ----------
     specs : Specs
-    accumulator : str
-        As `Profile.half_accumulator`.
-    actions : mapping of Site to Actions
     """
-    flow, in_float = specs.flow, _sources_in_float(specs)
-    found = {site: specs.of(site, "activation") for site in flow.sites if not flow.is_constant(site) or site.moves}
-    return {
-        site: Half(
-            site.op,
-            spec.dtype,
-            narrow=accumulator == spec.dtype,
-            writes=any(0 in step.changed for step in site.steps),
-            written_in_float=not site.moves and specs.is_written_in_float(site, 0),
-            keys=_keys(site, flow, actions),
+
+    def __init__(self, specs: Specs) -> None:
+        self.specs, self.flow = specs, specs.flow
+
+    def run_by(self, actions: Mapping[Site, Actions], accumulator: str) -> dict[Site, Half]:
+        """What runs them.
+
+        Parameters
+        ----------
+        actions : mapping of Site to Actions
+        accumulator : str
+            As `Profile.half_accumulator`.
+        """
+        return {
+            site: Half(
+                site.op,
+                spec.dtype,
+                narrow=accumulator == spec.dtype,
+                writes=any(0 in step.changed for step in site.steps),
+                written_in_float=not site.moves and self.specs.is_written_in_float(site, 0),
+                keys=_keys(site, self.flow, actions),
+            )
+            for site in self.flow.sites
+            if (spec := self._format_of(site)) is not None
+        }
+
+    def reads_constant(self, site: Site, slot: Slot) -> bool:
+        """Whether an operation in half precision that only moves values, or compares them, reads a constant there, beside data."""
+        if site.op not in MIXING or self.flow.is_constant(site) or any(slot in step.changed for step in site.steps):
+            return False
+        return all(self.flow.kind(origin) == "const" for origin in site.operands()[slot]) and self._format_of(site) is not None
+
+    def _format_of(self, site: Site) -> TensorSpec | None:
+        """The format in which an operation runs, if that is half precision."""
+        spec = self.specs.of(site, "activation") if site.moves or not self.flow.is_constant(site) else None
+        return spec if is_half(spec) and (not site.moves or self._is_beside_halves(site)) else None
+
+    def _is_beside_halves(self, site: Site) -> bool:
+        """Whether what only moves values rounds what it puts in: if what it reads was computed in half precision. What no operation has
+        computed is rounded by each that reads it, and there as a whole, where one of them is left in float."""
+        if makers := _makers(site, self.flow):
+            return all(is_half(self.specs.of(maker, "activation")) for maker in makers)
+        origins = () if site.op in CREATION else itertools.chain(*site.operands().values())
+        handed_on = {(origin.kind, origin.source) for origin in origins} or _CONSTANTS
+        return handed_on.isdisjoint(self._read_in_float) and all(
+            is_half(self.specs.of(at, "activation")) for at in _beside(site, self.flow)
         )
-        for site, spec in found.items()
-        if spec is not None and is_half(spec) and (not site.moves or _rounds_numbers(site, flow, found, in_float))
-    }
+
+    @cached_property
+    def _read_in_float(self) -> set[Source]:
+        """What operations on data read that are left in float, where no operation has computed it."""
+        readers = [site for site in self.flow.sites if not (site.moves or self.flow.is_constant(site))]
+        operands = [site.operands() for site in readers if self.specs.of(site, "activation") is None]
+        origins = itertools.chain(*(found for each in operands for found in each.values()))
+        return {(origin.kind, origin.source) for origin in origins if origin.kind not in ("step", "stale")}
 
 
 def _keys(site: Site, flow: Dataflow, actions: Mapping[Site, Actions]) -> tuple[str, ...]:
@@ -54,20 +97,6 @@ def _keys(site: Site, flow: Dataflow, actions: Mapping[Site, Actions]) -> tuple[
     return ()
 
 
-Source = tuple[str, object]  # kind and source of an origin, however it was moved
-_CONSTANTS: frozenset[Source] = frozenset({("const", None), ("other", None), ("other", Flags)})
-
-
-def _rounds_numbers(site: Site, flow: Dataflow, found: Mapping[Site, TensorSpec | None], in_float: Collection[Source]) -> bool:
-    """Whether what only moves values rounds the numbers that it puts in: if what it reads was computed in half precision. What no
-    operation has computed is rounded by each that reads it, and there as a whole, where one of them is left in float."""
-    if makers := _makers(site, flow):
-        return all(is_half(found.get(maker)) for maker in makers)
-    origins = () if site.op in CREATION else itertools.chain(*site.operands().values())
-    handed_on = {(origin.kind, origin.source) for origin in origins} or _CONSTANTS
-    return handed_on.isdisjoint(in_float) and all(is_half(found.get(reader)) for reader in _beside(site, flow))
-
-
 def _makers(site: Site, flow: Dataflow) -> set[Site]:
     """The operations on data that computed what a site hands on, however it was moved on the way."""
     found, seen, left = set[Site](), {site}, [site]
@@ -79,16 +108,9 @@ def _makers(site: Site, flow: Dataflow) -> set[Site]:
     return found
 
 
-def _sources_in_float(specs: Specs) -> set[Source]:
-    """What operations on data read that are left in float, where no operation has computed it."""
-    readers = [site for site in specs.flow.sites if not (site.moves or specs.flow.is_constant(site))]
-    origins = (o for site in readers if specs.of(site, "activation") is None for o in itertools.chain(*site.operands().values()))
-    return {(origin.kind, origin.source) for origin in origins if origin.kind not in ("step", "stale")}
-
-
 def _beside(site: Site, flow: Dataflow) -> set[Site]:
     """Whose precision a site has that only moves values: of what it reads, or of who reads the numbers that it makes."""
     origins = {origin for found in site.operands().values() for origin in found if origin.kind in ("step", "stale")}
-    makers = {flow.site_of[origin.source] for origin in origins}
+    makers = {maker for origin in origins if not flow.is_constant(maker := flow.site_of[origin.source])}
     made = {tensor for step in site.steps for tensor in step.made}
     return makers or {flow.site_of[step] for step in flow.tape.steps if not made.isdisjoint(step.same.values())}

@@ -19,7 +19,7 @@ from qsim.graph.plan.caches import Caches
 from qsim.graph.plan.computed_weights import for_any_size
 from qsim.graph.plan.elsewhere import elsewhere_of, plan_unreached
 from qsim.graph.plan.gate_quantizers import plan_gates
-from qsim.graph.plan.halves import find_halves
+from qsim.graph.plan.halves import Halves
 from qsim.graph.plan.ledger import Ledger
 from qsim.graph.plan.notes import mistyped, notes_of
 from qsim.graph.plan.pieces import Pieces
@@ -62,7 +62,7 @@ class _Planner:
         self.ledger = Ledger(self.flow)
         self.actions, self.quantizers, self.grids = self.ledger.actions, self.ledger.quantizers, self.ledger.grids
         self.caches, self.stacks = Caches(self.specs, config.kv_cache, self.ledger), Stacks(self.specs, self.ledger)
-        self.pieces = Pieces(self.specs, self.ledger)
+        self.pieces, self.halves = Pieces(self.specs, self.ledger), Halves(self.specs)
         self.read: dict[object, str] = {}  # keys of tensors that are quantized where they are read
         self.observed: dict[object, tuple[Site, Slot]] = {}  # where tensors are read first
         self.whole: dict[str, set[object]] = defaultdict(set)  # tensors that quantizers observe where they are read, all of them
@@ -75,7 +75,7 @@ class _Planner:
         for site in self.flow.sites:
             if site.moves:
                 for slot, origins in site.operands().items() if not site.training_only else ():
-                    if any(origin.is_unreplaced for origin in origins):
+                    if any(origin.is_unreplaced for origin in origins) or self.halves.reads_constant(site, slot):
                         self._operand(site, slot, origins)
             elif self.flow.is_constant(site):
                 self.ledger.leave(site.name, site.op, "computed from constants alone: quantized where it is read")
@@ -118,7 +118,7 @@ class _Planner:
             regions=find_regions(self.flow, self.placement, self.actions, self.quantizers, self.grids, self.ledger.inputs),
             elsewhere=elsewhere,
             fused=self.flow.fused,
-            halves=find_halves(self.specs, self.config.profile.half_accumulator, self.actions),
+            halves=self.halves.run_by(self.actions, self.config.profile.half_accumulator),
             after=self.after,
             memory=self.memory,
             through=self.through,
@@ -161,7 +161,7 @@ class _Planner:
         if self.flow.divides(site, slot) and not self._is_half(site):
             self.ledger.leave(name, site.op, reasons.DIVISOR)
             return
-        if (writes := any(slot in step.changed for step in site.steps)) or self.flow.is_changed_by_its_view(site):
+        if (writes := any(slot in step.changed for step in site.steps)) or (kinds != {"const"} and self.flow.is_changed_by_its_view(site)):
             if not (writes and (site in self.flow.absorbed.values() or (slot == 0 and self.specs.is_written_in_float(site, slot)))):
                 self.ledger.leave(name, site.op, "changed in place")
         elif not site.visible:

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from qsim.graph.record.tape import Origin, Slot, Tape, indirect, unwrapped
-from qsim.operations.functions import CREATION, INSERTION, numbers_put_in
+from qsim.graph.record.tape import Origin, Slot, Step, Tape, indirect, unwrapped
+from qsim.operations.functions import CREATION, INSERTION, MIXING, numbers_put_in
 from qsim.runs.arguments import is_dense
 
 
@@ -97,9 +97,26 @@ def numbers_among(
     return frozenset(slot for slot in constant if any(o.source in parameters for o in origins[slot]) or _holds_numbers(tensors[slot]))
 
 
-def _holds_numbers(t: Tensor) -> bool:
+def is_constant(origin: Origin) -> bool:
+    """Whether a tensor is a constant, or was computed on constants alone, as far as the recording knows by then."""
+    return origin.kind == "const" or (isinstance(origin.source, Step) and origin.source.on_constants)
+
+
+def reads_constants(name: str, given: Given) -> bool:
+    """Whether a function that computes nothing reads constants as they are, beside data: in half precision these are rounded."""
+    constant = {slot for slot, found in given.origins.items() if all(map(is_constant, found))}
+    if name not in MIXING or len(constant) == len(given.tensors):
+        return False
+    return any(given.tensors[slot].is_floating_point() and _holds_values(given.tensors[slot]) for slot in constant - given.changed)
+
+
+def _holds_values(t: Tensor) -> bool:
     t = unwrapped(t)
-    return is_dense(t) and not t.is_meta and bool((t != 0).any()) and not is_mask(t)
+    return is_dense(t) and not t.is_meta and bool((t != 0).any())
+
+
+def _holds_numbers(t: Tensor) -> bool:
+    return _holds_values(t) and not is_mask(t)
 
 
 MASKED = -1e9  # no activation is as low, but of networks whose activations are as high too

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from qsim.graph.record.applied import called_by_apply
 from qsim.graph.record.call_sites import LEAF, CallSite, call_site
 from qsim.graph.record.containers import Swapped, containers, full_name, leaf_paths, subclass
-from qsim.graph.record.handing_on import Given, handed_on, is_mask, numbers_among
+from qsim.graph.record.handing_on import Given, handed_on, is_constant, is_mask, numbers_among, reads_constants
 from qsim.graph.record.own_arguments import Entered
 from qsim.graph.record.resume import driven
 from qsim.graph.record.routes import call_key
@@ -164,7 +164,7 @@ class Recorder(TorchFunctionMode):
         """A transparent function hands on where its operands came from; constants, indices and masks only if there is nothing else.
 
         It is the first reader, as a rule, of what no mode can quantize where it is made: that is quantized here, while it is whole. And in
-        half precision the numbers that it puts in are rounded.
+        half precision the constants that it reads are rounded.
         """
         func, name, results, (given, origins, changed, _) = made.func, name_of(made.func), _results(out), call
         for t in results:
@@ -173,7 +173,8 @@ class Recorder(TorchFunctionMode):
             slot for slot, found in origins.items() if results and slot not in changed and any(origin.is_unreplaced for origin in found)
         }
         step = None
-        if (unmet and name not in READS) or has_inexact_numbers(func, chosen) or adds_nothing(name, chosen):
+        rounds = has_inexact_numbers(func, chosen) or reads_constants(name, call)
+        if (unmet and name not in READS) or rounds or adds_nothing(name, chosen):
             step = self._step(made, call, results, moves=True)
             origins = {slot: frozenset(map(_read_here, found)) if slot in unmet else found for slot, found in origins.items()}
             if any(out is given[slot] for slot in unmet):  # `dropout` in evaluation: what it returns is quantized, what it was given is not
@@ -224,6 +225,7 @@ class Recorder(TorchFunctionMode):
             same={slot: self.tape.identity(t) for slot, t in floats.items()},
             changed=changed,
             stacks=dict(stacks_read(name_of(made.func), self.current.parameters, floats, origins)),
+            on_constants=all(is_constant(o) for found in origins.values() for o in found),
             transformed=torch._C._functorch.maybe_current_level() is not None,
             masks=frozenset(slot for slot, t in floats.items() if is_mask(t, added=added)),
             replaceable=made.visible and not made.site.applied,  # an `autograd.Function` has a backward of its own: no quantizer's

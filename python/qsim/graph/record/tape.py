@@ -84,6 +84,7 @@ class Step:
     options: dict[int | str, Any] = field(default_factory=dict)  # numbers, strings and None among the arguments, alone or as a tuple
     changed: frozenset[Slot] = frozenset()  # operands that the step wrote into
     transformed: bool = False  # runs inside `torch.vmap`, `torch.func.grad` or the like: its tensors are wrappers
+    on_constants: bool = False  # reads nothing but constants, and what was computed on these
     stacks: dict[Slot, bool] = field(default_factory=dict)  # members of a stack of weights, and whether they are turned
     masks: frozenset[Slot] = frozenset()  # operands that hold -Inf or the lowest finite number, or hide scores: no grid is for both
     masked_outputs: frozenset[int] = frozenset()  # results that do
