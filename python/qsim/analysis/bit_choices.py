@@ -105,7 +105,7 @@ def config_with(sim: Simulation, choices: Iterable[Choice], bits: Sequence[Bits]
                 changes[table.operation]["activation"] = fields
     config = sim.config
     for name, change in changes.items():
-        config = config.override(glob.escape(name), **change)
+        config = config.override(glob.escape(name), one_call=True, **change)
     return config
 
 

@@ -152,6 +152,7 @@ class Config:
         *,
         op_type: str | None = None,
         position: str | None = None,
+        one_call: bool = False,
         off: bool = False,
         **changes: Any,
     ) -> Config:
@@ -159,8 +160,9 @@ class Config:
 
         Parameters
         ----------
-        pattern, op_type, position
-            Which sites: a glob for names or a function of a `SiteInfo`, a glob for operations, "first" or "last". See `Override`.
+        pattern, op_type, position, one_call
+            Which sites: a glob for names or a function of a `SiteInfo`, a glob for operations, "first" or "last", and whether the name of
+            a layer is for its first call alone. See `Override`.
         off : bool
             Leave weights and activations of these sites in float. Beside half precision they read and return float32, and what reads
             their results rounds them.
@@ -179,6 +181,7 @@ class Config:
         >>> config = config.override(lambda site: site.module == "Conv2d" and site.weight_shape[1] == 1, bits=8)  # depthwise
         """
         check_flag("Config.override", "off", off)
+        check_flag("Config.override", "one_call", one_call)
         if off and changes:
             raise ValueError(f"Config.override: off=True leaves nothing to change; got {', '.join(changes)} too")
         starts = tuple(role for role in ROLES if changes.get(role) and not isinstance(changes[role], TensorSpec))
@@ -188,7 +191,7 @@ class Config:
                 roles[role] = {**changes, **dict(change)}
             elif changes:
                 raise ValueError(f"Config.override: {role}={change!r} decides every field; got {', '.join(changes)} too")
-        added = Override(pattern, op_type, position=position, starts=starts, **roles)
+        added = Override(pattern, op_type, position=position, starts=starts, one_call=one_call, **roles)
         if added.weight == added.activation == ():
             raise ValueError(
                 f"Config.override: got nothing to change for {pattern!r}; expected fields of a TensorSpec (bits=4), weight=, activation= "
@@ -219,7 +222,7 @@ class Config:
         """
         config = self
         for name in plan.keep:
-            config = config.override(glob.escape(name), off=True)
+            config = config.override(glob.escape(name), one_call=True, off=True)
         return config
 
     def spec_for(self, site: str, op_type: str | None, role: str) -> TensorSpec | None:

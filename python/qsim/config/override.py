@@ -41,8 +41,10 @@ class SiteInfo:
     weight_shape : tuple of int, optional
         Shape of the parameter that it multiplies with; None without one.
     is_first, is_last : bool
-        Whether it is the first, or the last, operation with a weight, in the order in which the example inputs met them. Inputs of
-        the model count as first.
+        Whether it is the first, or the last, operation with a weight, in the order in which the example inputs met them, or another call
+        of that layer. Inputs of the model count as first.
+    layer : str, optional
+        Of a later call of a layer the name of its first: "head" for "head_2".
 
     Examples
     --------
@@ -56,6 +58,7 @@ class SiteInfo:
     weight_shape: tuple[int, ...] | None = None
     is_first: bool = False
     is_last: bool = False
+    layer: str | None = None
 
     @property
     def type(self) -> str | None:
@@ -77,8 +80,9 @@ class Override:
     Parameters
     ----------
     pattern : str or callable
-        Glob as `fnmatch.fnmatchcase` takes it, matched with whole site names: ``"fc"``, ``"layer1.*"``, ``"*.conv[12]"``. Or a function
-        of a `SiteInfo` that returns whether the site is meant; such an override cannot go into JSON.
+        Glob as `fnmatch.fnmatchcase` takes it, matched with whole site names: ``"fc"``, ``"layer1.*"``, ``"*.conv[12]"``. The name of a
+        layer is for all of its calls, ``"fc_2"`` for its second. Or a function of a `SiteInfo` that returns whether the site is meant;
+        such an override cannot go into JSON.
     op_type : str, optional
         Glob for the type of the operation, as a torch function ("conv2d", "conv*"), a class of torch.nn ("Conv2d") or an ONNX operator
         ("Conv"); by default any.
@@ -93,6 +97,8 @@ class Override:
     starts : tuple of str
         Roles whose changes start from the spec of `qsim.int8` where the config has left the tensor in float: those that a call of
         `Config.override` named. What the target leaves in float stays so.
+    one_call : bool
+        Whether the name of a layer is for its first call alone.
 
     Examples
     --------
@@ -109,6 +115,7 @@ class Override:
     activation: Change = ()
     position: str | None = None
     starts: tuple[str, ...] = ()
+    one_call: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.pattern, type):
@@ -140,7 +147,10 @@ class Override:
             return False
         if self.position is not None and not (site.is_first if self.position == "first" else site.is_last):
             return False
-        return bool(self.pattern(site)) if callable(self.pattern) else fnmatchcase(site.name, self.pattern)
+        if callable(self.pattern):
+            return bool(self.pattern(site))
+        names = (site.name, None if self.one_call else site.layer)
+        return any(fnmatchcase(name, self.pattern) for name in names if name is not None)
 
     def apply(self, spec: TensorSpec | None, role: str, start: TensorSpec | None = None) -> TensorSpec | None:
         """The spec of `role` ("weight" or "activation") after this override; fields that start one change `start` where there is none."""
@@ -165,7 +175,8 @@ class Override:
             raise ValueError(f"Override: the predicate {self} is code and has no JSON; use a glob, op_type or position instead")
         where = {"pattern": self.pattern, "op_type": self.op_type, "position": self.position}
         starts = {"starts": list(self.starts)} if self.starts else {}
-        return {**where, **{role: _change_to_json(getattr(self, role)) for role in ROLES}, **starts}
+        one_call = {"one_call": True} if self.one_call else {}
+        return {**where, **{role: _change_to_json(getattr(self, role)) for role in ROLES}, **starts, **one_call}
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Override:

@@ -53,20 +53,28 @@ def _names(sim: Simulation) -> dict[str, str]:
     """The weights, by the operations that multiply with them."""
     planned = sim.decisions.quantizers
     own = {key: name for key in sim.decisions.weight_keys if (name := planned[key].parameter) is not None}
-    several = stacks(sim)
     found = {planned[key].operation: name for key, name in own.items()}
-    return found | {post.operation: own[post.key] for post in sim.decisions.posts if own.get(post.key) in several}
+    return found | {post.operation: own[post.key] for post in sim.decisions.posts if post.key in own}
 
 
 def _read(sim: Simulation) -> dict[str, list[str]]:
     """The quantizers of what weights are multiplied with, by the weight's name, that are on and no result of an operation's."""
-    planned, quantizers, named = sim.decisions.quantizers, sim.quantizers(), _names(sim)
+    found: defaultdict[str, list[str]] = defaultdict(list)
+    by_operation = _read_by(sim)
+    for operation, name in _names(sim).items():
+        found[name] += by_operation[operation]
+    return {name: list(dict.fromkeys(keys)) for name, keys in found.items() if keys}
+
+
+def _read_by(sim: Simulation) -> defaultdict[str, list[str]]:
+    """The same, by the operation that multiplies."""
+    planned, quantizers = sim.decisions.quantizers, sim.quantizers()
     others = {key for key, each in planned.items() if key.startswith(f"{each.operation}.output")}.union(sim.decisions.weight_keys)
     found: defaultdict[str, list[str]] = defaultdict(list)
     for post in sim.decisions.posts:
-        if post.operation in named and post.key not in others and quantizers[post.key].enabled:
-            found[named[post.operation]].append(post.key)
-    return {name: list(dict.fromkeys(keys)) for name, keys in found.items()}
+        if post.key not in others and quantizers[post.key].enabled:
+            found[post.operation].append(post.key)
+    return found
 
 
 def activations_of(sim: Simulation, weights: Collection[str]) -> dict[str, Activation]:
@@ -80,14 +88,25 @@ def activations_of(sim: Simulation, weights: Collection[str]) -> dict[str, Activ
 
 
 def places_problems(sim: Simulation) -> dict[str, str]:
-    """Experts in one parameter for which what they are multiplied with has no place in files, and why."""
-    known, several = operands(sim), stacks(sim)
-    return {
-        name: f"is multiplied at {len(keys)} places with activations that have a range each ('{keys[0]}', ...), and which expert comes to "
-        f"which differs from call to call: {BATCHED}, or scales from each token"
-        for name, keys in _read(sim).items()
-        if name in several and len(keys) >= _SEVERAL and name not in known
-    }
+    """Weights whose operations read what files cannot tell apart, and why: they have one way to quantize it for each weight."""
+    known, several, by_operation = operands(sim), stacks(sim), _read_by(sim)
+    found = {}
+    for name, keys in _read(sim).items():
+        operations = [operation for operation, weight in _names(sim).items() if weight == name]
+        if floats := [operation for operation in operations if not by_operation[operation]]:
+            found[name] = f"is multiplied with what {keys[0]!r} quantizes, and with floats by {floats[0]!r}: a file has one way for both"
+        elif name in known or len(keys) < _SEVERAL:
+            continue
+        elif name in several:
+            found[name] = (
+                f"is multiplied at {len(keys)} places with activations that have a range each ('{keys[0]}', ...), and which expert comes "
+                f"to which differs from call to call: {BATCHED}, or scales from each token"
+            )
+        else:
+            found[name] = (
+                f"is multiplied with what {keys[0]!r} and {keys[1]!r} quantize: a file has one scale for both, or scales from each token"
+            )
+    return found
 
 
 def fitting_activations(sim: Simulation, checkpoint: Checkpoint) -> tuple[dict[str, Encoding], list[str]]:

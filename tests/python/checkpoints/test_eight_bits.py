@@ -361,3 +361,39 @@ def test_zero_points_of_activations_that_the_config_says_are_there(tmp_path):
     safetensors.save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(FileFormatError, match="has no input_zero_point, and config_groups says symmetric false"):
         qsim.load_checkpoint(tmp_path)
+
+
+class CalledTwice(nn.Module):
+    """A layer that runs twice, as all of them in ALBERT."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.head = nn.Linear(64, 64), nn.Linear(64, 8)
+
+    def forward(self, x):
+        return self.head(self.layer(torch.relu(self.layer(x)) + 1))
+
+
+def test_a_layer_that_runs_twice_comes_back_with_scales_from_each_token(tmp_path):
+    sim = simulated(qsim.w8a8_dynamic(), CalledTwice().eval())
+    sim.save_compressed(tmp_path)
+    again = qsim.QuantSim(CalledTwice().eval(), X, qsim.load_checkpoint(tmp_path).config())
+    again.load_compressed(tmp_path)
+    assert torch.equal(again(X), sim(X))
+
+
+@pytest.mark.parametrize("config", [qsim.w8a8_dynamic(), qsim.w8a8_static()])
+@pytest.mark.parametrize("off", ["input", "layer_2.input[0]"])
+def test_a_layer_of_which_one_call_reads_floats_is_not_written_as_if_all_were_quantized(off, config, tmp_path):
+    sim = simulated(config, CalledTwice().eval())
+    sim.disable(off)
+    with pytest.raises(ValueError, match=r"'layer\.weight' is multiplied with what '\S+' quantizes, and with floats by 'layer(_2)?'"):
+        sim.save_compressed(tmp_path)
+
+
+def test_a_layer_whose_calls_have_a_range_each_is_told(tmp_path):
+    sim = simulated(qsim.w8a8_static(), CalledTwice().eval())
+    with pytest.raises(
+        ValueError, match=r"'layer\.weight' is multiplied with what 'input' and 'layer_2\.input\[0\]' quantize.*from each token"
+    ):
+        sim.save_compressed(tmp_path)

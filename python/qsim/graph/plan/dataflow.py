@@ -364,11 +364,11 @@ class Dataflow:
     def _infos(self) -> dict[Site, SiteInfo]:
         weights = {site: self._weight(site) for site in self.sites}
         weighted = [site for site in self.sites if weights[site] is not None and not site.training_only]
-        first, last = (weighted[0], weighted[-1]) if weighted else (None, None)
+        first, last = (site.layer or site.name for site in (weighted[0], weighted[-1])) if weighted else (None, None)
         shapes, found = self.tape.shapes, {}
         for site in self.sites:
-            ends = {"is_first": site is first, "is_last": site is last}
-            found[site] = SiteInfo(site.name, site.op, self._layer(site.steps[0]), shapes.get(weights[site] or ""), **ends)
+            shape, name = shapes.get(weights[site] or ""), site.layer or site.name
+            found[site] = SiteInfo(site.name, site.op, self._layer(site.steps[0]), shape, name == first, name == last, site.layer)
         return found
 
     def _layer(self, step: Step) -> str | None:

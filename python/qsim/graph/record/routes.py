@@ -45,6 +45,12 @@ class Site:
     steps: list[Step] = field(default_factory=list)
 
     @property
+    def layer(self) -> str | None:
+        """Of a later call of a layer the name of its first."""
+        leaf = self.steps[0].leaf
+        return leaf if leaf and leaf != self.name else None
+
+    @property
     def op(self) -> str:
         """The function's name, without underscores."""
         return name_of(self.steps[0].func)
