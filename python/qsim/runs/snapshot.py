@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -67,6 +67,7 @@ class Snapshot:
         apart = {id(tensor) for tensor in (*(tensor for _, tensor in watched), *(mapped if parameters else own.values()))}
         self.tensors = [(t, t.detach().clone()) for t in (*tensors, *self._held.tensors) if id(t) not in apart]
         self._leaves = [t for t, _ in self.tensors if t.is_leaf and not t._is_view()]
+        self._modes = _modes(modules)
 
     def is_changed(self) -> bool:
         """Whether anything of it is another thing now, or has other contents."""
@@ -90,6 +91,7 @@ class Snapshot:
             for name, entries in registries.items():
                 vars(module)[name].clear()
                 vars(module)[name].update(entries)
+        _put_back(self._modes)
         self._held.restore()
         with torch.no_grad():
             for tensor, contents in self.tensors:
@@ -166,13 +168,22 @@ def unchanged(model: nn.Module, *, whole: bool = True) -> Iterator[None]:
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """In eval mode; training flags are afterwards as they were."""
-    flags = {module: module.training for module in model.modules()}
+    modes = _modes(model.modules())
     try:
         model.eval()
         yield
     finally:
-        for module, training in flags.items():
-            module.training = training
+        _put_back(modes)
+
+
+def _modes(modules: Iterable[nn.Module]) -> dict[nn.Module, bool]:
+    """Training flags, those of quantizers too, which follow the containers where they stand."""
+    return {each: each.training for m in modules for each in (m, *getattr(m, "_qsim_followers", tuple)())}
+
+
+def _put_back(modes: dict[nn.Module, bool]) -> None:
+    for module, training in modes.items():
+        module.training = training
 
 
 @contextmanager

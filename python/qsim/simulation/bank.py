@@ -144,6 +144,11 @@ class QuantizerBank(nn.Module):
                 f"have ({shown}), so results differ a little. As they were: a profile with gates=(), see docs/targets.md"
             )
 
+    def train(self, mode: bool = True) -> QuantizerBank:
+        """Of the bank alone: a quantizer follows the container where it stands, which may be one that the model keeps in eval mode."""
+        self.training = mode
+        return self
+
     def items(self) -> Iterable[tuple[str, Quantizer]]:
         """The quantizers by their names as modules."""
         return self._modules.items()  # type: ignore[return-value]

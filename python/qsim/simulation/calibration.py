@@ -28,7 +28,7 @@ from qsim.runs.batches import Forward, iterate
 from qsim.runs.hooks import hooked
 from qsim.runs.memory import MemoryWatch, PeakMemory
 from qsim.runs.sharding import sharded_around, sharded_modules
-from qsim.runs.snapshot import Snapshot, unchanged
+from qsim.runs.snapshot import Snapshot, evaluating, unchanged
 from qsim.runs.unfit import UnfitBatchError, signature
 from qsim.simulation.block_by_block import block_by_block, blocks_named
 from qsim.simulation.range_choice import choose_encodings
@@ -241,10 +241,10 @@ def observe(
         unchanged(model, whole=False),
         torch.no_grad(),
         torch.compiler.set_stance("force_eager"),  # clocks and counts are Python's: a part that is compiled is so from the next call on
+        evaluating(model),
         _observing(quantizers, watched),
         _clocked([quantizers[key] for key in watched], noted.seconds),
     ):
-        model.eval()
         first = _FirstNonfinite(observers)
         known = set[tuple[Any, ...]]()  # kinds of batches that the model has run on
         every = list(_timed(batches, noted.seconds)) if blocks else []

@@ -216,12 +216,10 @@ class Place(Noticing):
         nodes = self.planned.with_marks if self.switch.marks else self.planned.plain
         return nodes[self.nodes_of[keys[0]][0] or 0].outputs if keys else ()
 
-    def forget_kept(self) -> None:
-        """What was kept of parameters holds no longer."""
-        if self.path == "":  # its children are asked too
-            self.release_kept()
-            for quantizer in self._quantizers.values():
-                quantizer.turn()
+    def standing(self) -> list[Quantizer]:
+        """The quantizers that stand here, of the whole model all."""
+        keys = self._quantizers if self.path == "" else dict.fromkeys(key for found in self.actions_of for key in found.standing())
+        return [self._quantizers[key] for key in keys]
 
     def release_kept(self) -> None:
         """Give back what was kept of parameters: their memory is their own again, and who writes to it moves nothing."""

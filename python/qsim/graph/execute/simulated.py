@@ -83,8 +83,16 @@ class Simulated(Swapped):
         return out
 
     def train(self, mode: bool = True) -> Simulated:
-        vars(self)[PLACE][0].forget_kept()
+        place = vars(self)[PLACE][0]
+        if place.path == "":  # its children are asked next
+            place.release_kept()
+        for quantizer in place.standing():
+            quantizer.train(mode)
         return super().train(mode)
+
+    def _qsim_followers(self) -> list[nn.Module]:
+        """What follows the mode of the container, and is no part of it."""
+        return [module for quantizer in vars(self)[PLACE][0].standing() for module in quantizer.modules()]
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         self._release_kept(prefix)
