@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from qsim.graph.record.tape import is_wrapper, options, version_of
-from qsim.numbers.float_format import FLOAT_FORMATS
 from qsim.operations.functions import ALIAS, INDEXES, TRANSPARENT, Function, adds_nothing, is_in_place, name_of, route_name
-from qsim.operations.half import NUMBERS_ARE_OPERANDS, nearest
+from qsim.operations.half import NUMBERS_ARE_OPERANDS, nearest, stopped
 from qsim.operations.internals import inside
 from qsim.operations.stored import STORED
 from qsim.operations.totals import Total
@@ -100,7 +99,6 @@ class HalfPrecision:
         self.format, self.keep, self.counts, self.weights, self.narrow = format, keep, counts, weights, narrow
         self.folded = folded
         self._numbers: dict[float, float] = {}
-        self._stops = stops_at(format)
 
     def operation(self, name: str, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if name in self.folded:
@@ -173,9 +171,7 @@ class HalfPrecision:
         def total(added: Tensor, mean: Callable[[], Tensor], count: float) -> Tensor:
             if not self.narrow and count > 1:  # in an accumulator
                 return added
-            if count > self._stops:
-                most = mean() * self._stops
-                added = torch.where(added.abs() > most, most.copysign(added), added)  # NaN stays, and Inf
+            added = stopped(added, mean, count, self.format)
             return round_to_format_counted(added, self.format, self.counts[name]) if name in self.counts else self._rounded(added)
 
         return total
@@ -204,20 +200,6 @@ class HalfPrecision:
             near = nearest(value, self.format)
             self._numbers[value] = value if near == value else near
         return self._numbers[value]
-
-
-def stops_at(format: str) -> float:
-    """The multiple of a number to which a sum in a format grows, if that number is added again and again: 2 / eps.
-
-    From there on the number is half a step or less, and is lost: 2048 times in float16, whose step at 1 is 2^-10. A number that is no
-    power of two is rounded up on the way, and is lost before twice that.
-
-    Examples
-    --------
-    >>> stops_at("float16"), stops_at("bfloat16")
-    (2048.0, 256.0)
-    """
-    return 2 / FLOAT_FORMATS[format].eps
 
 
 def is_raw(t: Tensor) -> bool:

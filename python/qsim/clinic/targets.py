@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
-from qsim.config.profile import DEFAULT, PROFILES
+from qsim.config.profile import COREML, DEFAULT, ONNXRUNTIME, PROFILES, TENSORRT
 from qsim.numbers.float_format import FLOAT_FORMATS, FloatFormat
 from qsim.options import shown
 
@@ -20,7 +19,7 @@ class Target:
     format : str or None
         What tensors, weights and constants are stored in; None: float32.
     accumulator : "float16" or "float32"
-        What sums inside an operation are kept in. Sums of float16 numbers overflow in float16 although their mean would fit.
+        As `Profile.half_accumulator`. Sums of float16 numbers overflow in float16 although their mean would fit.
     folds : bool
         Whether BatchNorms become part of the layers beside them before anything runs.
     integers : bool
@@ -35,7 +34,7 @@ class Target:
 
     name: str
     format: str | None = None
-    accumulator: Literal["float16", "float32"] = "float32"
+    accumulator: str = "float32"
     folds: bool = True
     integers: bool = False
     per_channel: bool = True
@@ -53,11 +52,10 @@ TARGETS = {
     for target in (
         Target("float32", folds=False),
         Target("bf16", "bfloat16", folds=False),
-        # TensorRT and ONNX Runtime sum the products of half-precision kernels in float32 (tensor cores; CPU kernels compute in float32).
-        Target("tensorrt-fp16", "float16", sqnr=30.0),
-        Target("onnxruntime-fp16", "float16", sqnr=30.0),
-        # The Neural Engine keeps sums in float16, as far as anybody outside can tell: coremltools' guide to typed execution.
-        Target("coreml-fp16", "float16", accumulator="float16", sqnr=30.0),
+        *(
+            Target(f"{profile.name}-fp16", "float16", accumulator=profile.half_accumulator, sqnr=30.0)
+            for profile in (TENSORRT, ONNXRUNTIME, COREML)
+        ),
         *(Target(f"{name}-int8", integers=True, int32_bias=bool(profile.bias)) for name, profile in PROFILES.items() if profile != DEFAULT),
     )
 }

@@ -28,7 +28,8 @@ def selects(patterns: Iterable[str], op_type: str) -> bool:
 class Profile:
     """What a target quantizes where.
 
-    Every tuple of operation types takes globs, and "!" in front of one takes types out again: ``("*", "!Softmax")``.
+    Where grids lie says nothing of float16 and bfloat16: what runs in these rounds all that it reads and returns, on every target
+    (`in_half`). Every tuple of operation types takes globs, and "!" in front of one takes types out again: ``("*", "!Softmax")``.
 
     Parameters
     ----------
@@ -41,7 +42,8 @@ class Profile:
         The same in half precision: chains whose engine keeps what lies between in float32. As a rule there are none: every operation
         rounds what it returns.
     half_accumulator : str
-        What sums inside operations are kept in where they run in half precision: "float32" or "float16".
+        What sums inside operations are kept in where they run in half precision: "float32", as TensorRT and ONNX Runtime do (tensor
+        cores; CPU kernels compute in float32), or "float16".
     outputs : tuple of str
         Operations whose results are quantized where they are made.
     inputs : tuple of str
@@ -133,6 +135,17 @@ class Profile:
                 )
             decided = dict(getattr(self, role))
             object.__setattr__(self, role, tuple((field, checked_field(field, value)) for field, value in decided.items()))
+
+    def in_half(self) -> Profile:
+        """The same for operations that run in float16 or bfloat16, which know no pairs of quantizers and no kernels for integers.
+
+        Examples
+        --------
+        >>> from qsim.config.profile import TENSORRT
+        >>> TENSORRT.outputs, TENSORRT.in_half().outputs
+        ((), ('*',))
+        """
+        return Profile(self.name, half_chains=self.half_chains, half_accumulator=self.half_accumulator)
 
     def decided(self, role: str) -> dict[str, Any]:
         """The fields of `TensorSpec` that the target decides for "weight" or "activation"."""

@@ -62,6 +62,28 @@ def nearest(value: float, format: str) -> float:
     return rounded if value > 0 else -rounded
 
 
+def stops_at(format: str) -> float:
+    """The multiple of a number to which a sum in a format grows, if that number is added again and again: 2 / eps.
+
+    From there on the number is half a step or less, and is lost: 2048 times in float16, whose step at 1 is 2^-10. A number that is no
+    power of two is rounded up on the way, and is lost before twice that.
+
+    Examples
+    --------
+    >>> stops_at("float16"), stops_at("bfloat16")
+    (2048.0, 256.0)
+    """
+    return 2 / FLOAT_FORMATS[format].eps
+
+
+def stopped(added: Tensor, mean: Callable[[], Tensor], count: float, format: str) -> Tensor:
+    """Sums as an accumulator of a format holds them, which stop growing at `stops_at` times the mean magnitude of what is added."""
+    if count <= stops_at(format):
+        return added
+    most = mean() * stops_at(format)
+    return torch.where(added.abs() > most, most.copysign(added), added)  # NaN stays, and Inf
+
+
 def has_inexact_numbers(func: Function, options: Mapping[int | str, Any]) -> bool:
     """Whether a call takes a number that float16 or bfloat16 does not have, where it is a tensor for an engine."""
     name = name_of(func)
@@ -85,7 +107,7 @@ class Half:
     format : str
         "float16" or "bfloat16".
     narrow : bool
-        Whether sums inside an operation are kept in the format too, not in float32.
+        Whether sums inside an operation are kept in the format too, not in float32, and stop growing there.
     given_half : bool
         Whether files are made of the operation on tensors of the format, as where it falls back, and not made of it in float32 and
         converted: torch then writes what it computes in float32 itself.
@@ -157,7 +179,7 @@ class Half:
     def _total(self, added: Tensor, mean: Callable[[], Tensor], count: float) -> Tensor:
         if not self.narrow and count > 1:  # in an accumulator
             return added
-        return self._stored(added)
+        return self._stored(stopped(added, mean, count, self.format))
 
     def _stored(self, x: Tensor) -> Tensor:
         return ops.round_to_format(x, self.format) if self.rounded is None else self.rounded(x)

@@ -51,6 +51,8 @@ def _is_known(op: str, args: tuple[Any, ...], given: dict[str, Any]) -> bool:
         return False
     if names is not None and (len(args) > len(names) or any(key not in names for key in given)):
         return False
+    if op == "interpolate":  # others look at a few numbers
+        return "area" in (*args[3:4], given.get("mode"))
     return "p" not in (names or ()) or _is_known_norm(op, x, args, given)
 
 
@@ -149,15 +151,67 @@ def _pool(dims: int) -> Inside:
     return written_out
 
 
+def _of_windows(total: Total, pool: Callable[[Tensor], Tensor], input: Tensor, dims: int) -> Tensor:
+    out = pool(input)
+    area = math.prod(input.shape[-dims:]) / math.prod(out.shape[-dims:])  # of the windows on average: they may differ by one
+    return total(out * area, lambda: pool(input.abs()), area) / area
+
+
 def _adaptive_pool(dims: int) -> Inside:
     pool: Callable[..., Tensor] = (F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d)[dims - 1]
 
     def written_out(total: Total, input: Tensor, output_size: int | Sequence[int | None]) -> Tensor:
-        out = pool(input, output_size)
-        area = math.prod(input.shape[-dims:]) / math.prod(out.shape[-dims:])  # of the windows on average: they may differ by one
-        return total(out * area, lambda: pool(input.abs(), output_size), area) / area
+        return _of_windows(total, lambda x: pool(x, output_size), input, dims)
 
     return written_out
+
+
+def _area(total: Total, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    return _of_windows(total, lambda x: F.interpolate(x, *args, **kwargs), input, input.dim() - 2)
+
+
+def _softmax(total: Total, input: Tensor, dim: int, dtype: Any = None, *, _stacklevel: int = 3) -> Tensor:
+    powers, added = _exponentials(total, input, dim, dtype)
+    return powers / added
+
+
+def _log_softmax(total: Total, input: Tensor, dim: int, dtype: Any = None, *, _stacklevel: int = 3) -> Tensor:
+    powers, added = _exponentials(total, input, dim, dtype)
+    return powers.log() - added.log()
+
+
+def _exponentials(total: Total, input: Tensor, dim: int, dtype: Any) -> tuple[Tensor, Tensor]:
+    """Exponentials below the largest, and their sums. A few make up most of such a sum: each counts by its own size in their mean."""
+    x = input.to(dtype) if isinstance(dtype, torch.dtype) else input
+    powers = (x - x.amax(dim, keepdim=True)).exp()
+    added = powers.sum(dim, keepdim=True)
+    return powers, total(added, lambda: powers.square().sum(dim, keepdim=True) / added, float(x.shape[dim]) if x.dim() else 1.0)
+
+
+def _of_numbers(total: Total, input: Tensor, dim: Axes, keepdim: bool, dtype: torch.dtype | None) -> tuple[Tensor, Tensor]:
+    """Sums of what is not NaN, and how many these are."""
+    x = input if dtype is None else input.to(dtype)
+    there = ~x.isnan()
+    count, _ = added_up(lambda added, mean, count: added, there.to(x.dtype), dim, keepdim)
+    return added_up(total, x.where(there, 0.0), dim, keepdim)[0], count
+
+
+def _mean_of_numbers(total: Total, input: Tensor, dim: Axes = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
+    added, count = _of_numbers(total, input, dim, keepdim, dtype)
+    return added / count
+
+
+def _sum_of_numbers(total: Total, input: Tensor, dim: Axes = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
+    return _of_numbers(total, input, dim, keepdim, dtype)[0]
+
+
+def _trapezoid(total: Total, y: Tensor, x: Tensor | None = None, *, dx: float = 1.0, dim: int = -1) -> Tensor:
+    size = y.shape[dim] - 1
+    pairs = (y.narrow(dim, 0, size) + y.narrow(dim, 1, size)) / 2
+    if x is None:
+        return added_up(total, pairs * dx, dim, False)[0]
+    widths = x.diff().reshape(-1, *(1,) * (-1 - dim if dim < 0 else y.dim() - 1 - dim)) if x.dim() == 1 else x.diff(dim=dim)
+    return added_up(total, pairs * widths, dim, False)[0]
 
 
 WRITTEN_OUT: dict[str, Inside] = {
@@ -169,6 +223,12 @@ WRITTEN_OUT: dict[str, Inside] = {
     "group_norm": _group_norm,
     "instance_norm": _instance_norm,
     "logsumexp": _logsumexp,
+    "softmax": _softmax,
+    "log_softmax": _log_softmax,
+    "nanmean": _mean_of_numbers,
+    "nansum": _sum_of_numbers,
+    "interpolate": _area,
+    **dict.fromkeys(["trapezoid", "trapz"], _trapezoid),
     **{f"avg_pool{dims}d": _pool(dims) for dims in (1, 2, 3)},
     **{f"adaptive_avg_pool{dims}d": _adaptive_pool(dims) for dims in (1, 2, 3)},
 }

@@ -69,7 +69,7 @@ def _little_quantized(decisions: Decisions, model: nn.Module, quantized: Iterabl
     left = {entry.name: entry.reason for entry in decisions.left if WEIGHTS_LEFT in entry.reason and not entry.op.startswith("embedding")}
     elements = sum(parameters[name].numel() for name in left if name in parameters)
     grids = sum(weight.numel() for weight in quantized)
-    if not decisions.quantizers and BY_CONFIG not in reasons:  # else none, as was asked for
+    if not (decisions.quantizers or decisions.rounds_numbers) and BY_CONFIG not in reasons:  # else none, as was asked for
         what = "nothing of this model is quantized, so all figures are the float model's, and what is exported runs in float"
         reason = reasons.most_common(1)[0][0] if reasons else "the example inputs reach no operation that could be"
     elif elements > grids:

@@ -16,6 +16,14 @@ CALLS = [
     (Tensor.mean, ((-1, -2),), {}),
     (torch.mean, (), {"axis": 1, "keepdims": True}),
     (torch.sum, (-1,), {}),
+    (torch.nanmean, (), {}),
+    (torch.nanmean, ((1, -1), True), {}),
+    (Tensor.nansum, (1,), {}),
+    (torch.softmax, (1,), {}),
+    (F.log_softmax, (-1,), {"dtype": torch.float32}),
+    (torch.trapezoid, (), {"dx": 0.5, "dim": 1}),
+    (torch.trapz, (torch.tensor([0.0, 1, 3, 4, 9, 10, 12]),), {}),
+    (F.interpolate, (3,), {"mode": "area"}),
     (Tensor.sum, (), {"dim": 1}),
     (Tensor.cumsum, (-1,), {}),
     (torch.cumsum, (), {"dim": 0}),
@@ -136,6 +144,7 @@ def test_knows_no_other_operations():
     assert inside(torch.relu, (torch.ones(2),), {}) is None
     assert inside(torch.mean, (torch.ones(2),), {"of": 0}) is None
     assert inside(torch.sum, (torch.ones(2) > 0,), {}) is None
+    assert inside(F.interpolate, (torch.ones(1, 2, 3),), {"scale_factor": 2}) is None
     assert inside(torch.cov, (torch.ones(2, 3),), {"fweights": torch.ones(3)}) is None
     for p in ("nuc", 1, 2, 0):
         assert inside(torch.linalg.norm, (torch.ones(2, 3), p), {}) is None

@@ -4,10 +4,12 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from models import Calls
 from torch import nn
 
 import qsim
-from qsim.clinic.half_run import stops_at
+from qsim.analysis.deviation import Deviation
+from qsim.operations.half import stops_at
 
 X = torch.full((1, 2, 80, 80), 1.5)
 
@@ -33,6 +35,11 @@ POOLS = {
     "sum": lambda x: x.sum((2, 3)) / 6400,
     "adaptive_avg_pool2d": lambda x: F.adaptive_avg_pool2d(x, 1),
     "avg_pool2d": lambda x: F.avg_pool2d(x, 80),
+    "nanmean": lambda x: x.nanmean((2, 3)),
+    "nansum": lambda x: x.nansum((2, 3)) / 6400,
+    "interpolate": lambda x: F.interpolate(x, 1, mode="area"),
+    "trapezoid": lambda x: torch.trapezoid(x.flatten(2)) / 6400,
+    "trapz": lambda x: torch.trapz(x.flatten(2), torch.arange(6400.0)) / 6400,
     "cumsum": lambda x: x.flatten(2).cumsum(-1)[..., -1] / 6400,
 }
 
@@ -80,3 +87,25 @@ def test_where_the_output_does_not_show_it_it_is_a_warning():
     diagnosis = qsim.doctor(Beside(), [X], target="coreml-fp16", progress=False)
     assert [(finding.code, finding.severity) for finding in diagnosis.findings] == [("QS017", "warning")]
     assert diagnosis.plan.keep == ()
+
+
+@pytest.mark.parametrize("name", POOLS)
+def test_the_simulation_adds_up_as_the_doctor_does(name):
+    torch.manual_seed(0)
+    model, deviation = Head(POOLS[name]).eval(), Deviation()
+    with torch.no_grad():
+        sim = qsim.QuantSim(model, X, qsim.fp16(target="coreml"))
+        deviation.add(model(X), sim(X))
+    assert deviation.sqnr == pytest.approx(qsim.doctor(model, [X], target="coreml-fp16", progress=False).sqnr, abs=1e-3)
+    torch._dynamo.reset()
+    assert torch.equal(torch.compile(sim, backend="eager", fullgraph=True)(X), sim(X))
+
+
+@pytest.mark.parametrize("softmax", [torch.softmax, lambda x, dim: F.log_softmax(x, dim).exp()])
+def test_a_softmax_over_equal_scores_stops_and_one_of_a_few_large_does_not(softmax):
+    model = Calls(lambda x: softmax(x, -1))
+    for scores, times in ((torch.zeros(1, 6400), 6400 / stops_at("float16")), (torch.linspace(-20, 0, 6400)[None], 1.0)):
+        found = qsim.QuantSim(model, scores, qsim.fp16(target="coreml"))(scores)
+        torch.testing.assert_close(found, model(scores) * times, rtol=2e-2, atol=1e-6)
+        codes = {finding.code for finding in qsim.doctor(model, [scores], target="coreml-fp16", progress=False).findings}
+        assert ("QS017" in codes) == (times > 1)

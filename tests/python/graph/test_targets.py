@@ -329,3 +329,25 @@ def test_what_no_recording_sees_made_is_quantized_where_it_is_read(target):
         with torch.no_grad():
             got, expected = sim(x), model(x)
         assert 0 < (got - expected).square().mean() < 1e-3 * expected.square().mean()
+
+
+@pytest.mark.parametrize("target", [*RUNTIMES, "tensorrt-fp16"])
+@pytest.mark.parametrize("name", BLOCKS)
+def test_in_half_precision_every_operation_rounds_on_every_target(name, target):
+    sim, anywhere = calibrated(name, qsim.fp16(target=target)), calibrated(name, qsim.fp16())
+    assert sim.quantizers().keys() == anywhere.quantizers().keys()
+    assert not sim.summary().left
+    assert sim.config.profile.half_accumulator == "float16" or torch.equal(sim(X), anywhere(X))
+
+
+def formats(config: qsim.Config) -> dict[str, str]:
+    model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Softmax(-1), nn.Linear(4, 2))
+    return {key: q.spec.dtype for key, q in qsim.QuantSim(model, torch.randn(64, 4), config).quantizers().items()}
+
+
+def test_tensorrt_casts_between_integers_and_half_precision():
+    integers, half = qsim.int8(target="tensorrt"), qsim.fp16(target="tensorrt")
+    assert formats(integers.override("2", dtype="fp16")) == formats(integers) | {"2.input[0]": "float16", "2.output": "float16"}
+    mixed = formats(half.override("3", dtype="int8"))
+    assert mixed.items() >= {"2.output": "float16", "3.input[0]": "int", "3.weight": "int"}.items()
+    assert "3.output" not in mixed

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from models import Calls
 from torch import Tensor, nn
 
 import qsim
@@ -97,3 +98,10 @@ def test_loses_what_half_precision_loses(name, dtype):
     torch.testing.assert_close(sim(x), expected, rtol=0, atol=0, equal_nan=True)
     torch._dynamo.reset()
     torch.testing.assert_close(torch.compile(sim, backend="eager", fullgraph=True)(x), sim(x), rtol=0, atol=0, equal_nan=True)
+
+
+def test_numbers_alone_are_not_called_the_float_model(recwarn):
+    x = torch.randn(4, 8)
+    sim = qsim.QuantSim(Calls(lambda x: torch.where(x > 0, 1e6, x)), x, qsim.fp16())
+    assert bool(sim(x).isinf().any())
+    assert not [each for each in recwarn if "all figures are the float model's" in str(each.message)]

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from by_hand import linear, on_grid, simulated
-from models import Forward
+from models import Calls, Forward
 from torch import nn
 
 import qsim
@@ -213,3 +213,19 @@ def test_the_operations_before_other_code_overflow_in_half_precision():
     sim = qsim.QuantSim(Forward(forward), X.float(), qsim.fp16())
     assert not sim(X.float() * 400).any()  # squares of Inf: float16 has the mean at Inf
     assert torch.equal(sim(X.float() * 400).half(), Forward(forward)(X.half() * 400))
+
+
+NUMBERS = {
+    "a scaled mean": lambda x: (x * 3000).square().mean() * 0.1,
+    "a scaled maximum": lambda x: (x * 1e6).amax() * 1e-6,
+    "a mean with large numbers put in": lambda x: x.masked_fill(x > 1, 1e6).mean(),
+    "a mean with a large number assigned": lambda x: torch.where(x > 1, 1e6, x).sum() * 1e-6,
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_a_loss_that_half_precision_leaves_in_float_has_its_numbers_in_float(name):
+    x = torch.randn(4, 8, generator=torch.Generator().manual_seed(0)).half().float()
+    sim = qsim.QuantSim(Calls(NUMBERS[name]), x, qsim.fp16())
+    assert {left.name for left in sim.summary().left} & {"mul", "mul_2", "mean", "amax", "sum"}
+    assert torch.equal(sim(x), NUMBERS[name](x))

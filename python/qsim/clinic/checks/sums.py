@@ -7,8 +7,8 @@ from typing import Any
 
 from qsim.clinic.examination import Examination
 from qsim.clinic.finding import Finding, Severity
-from qsim.clinic.half_run import stops_at
 from qsim.clinic.survey import Seen
+from qsim.operations.half import stops_at
 
 _FIX = "Keep it in float32, or add up less at a time: pool in two steps, or divide before adding."
 _FIX_STORED = "Keep it in float32, or scale down what it reads."

@@ -239,6 +239,7 @@ class Decisions:
     alike: list[tuple[str, ...]] = field(default_factory=list)
     empty: frozenset[str] = frozenset()
     devices: dict[str, torch.device] = field(default_factory=dict)
+    rounds_numbers: bool = False  # whether half precision rounds numbers that are put in, without any quantizer
 
     @property
     def weight_keys(self) -> list[str]:
@@ -373,8 +374,9 @@ class QuantizationPlan:
             values[key] += shape.numel()
             devices.setdefault(key, device)
         empty = frozenset(key for key, count in values.items() if count == 0)
+        rounds = any(half.numbers for half in self.halves.values())
         return Decisions(
-            self.quantizers, biases, self.left, regions.operations, regions.posts, regions.unplanned, self.alike, empty, devices
+            self.quantizers, biases, self.left, regions.operations, regions.posts, regions.unplanned, self.alike, empty, devices, rounds
         )
 
     def _met(self) -> Iterator[tuple[str, torch.Size, torch.device]]:

@@ -105,7 +105,7 @@ def plan_unreached(tape: Tape, ledger: Ledger, config: Config, placement: Placem
     found = {}
     for layer in _unreached(tape, ledger.quantizers):
         name, spec = layer.info.name, config.spec_of(layer.info, "weight")
-        if layer.key not in ledger.quantizers and placement.weighs(layer.info.type) and spec is not None:
+        if layer.key not in ledger.quantizers and placement.weighs(layer.info) and spec is not None:
             spec = weight_spec(spec, weight_axes(layer.op, "weight"), layer.dims)
             if layer.computed:
                 ledger.add(layer.key, "weight", computed_spec(spec), layer.op, reader=name, attribute=layer.weight)

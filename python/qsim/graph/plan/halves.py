@@ -8,7 +8,7 @@ from functools import cached_property
 
 from qsim.graph.plan.actions import Actions
 from qsim.graph.plan.dataflow import Dataflow
-from qsim.graph.plan.specs import Specs, is_half
+from qsim.graph.plan.specs import Specs
 from qsim.graph.record.handing_on import Flags
 from qsim.graph.record.routes import Site
 from qsim.graph.record.tape import Slot
@@ -61,25 +61,27 @@ class Halves:
 
     def _format_of(self, site: Site) -> TensorSpec | None:
         """The format in which an operation runs, if that is half precision."""
-        spec = self.specs.of(site, "activation") if site.moves or not self.flow.is_constant(site) else None
-        return spec if is_half(spec) and (not site.moves or self._is_beside_halves(site)) else None
+        runs = self._is_half(site) and (self._is_beside_halves(site) if site.moves else not self.flow.is_constant(site))
+        return self.specs.of(site, "activation") if runs else None
+
+    def _is_half(self, site: Site) -> bool:
+        """Whether an operation is in half precision: losses and metrics are in float, whatever the config says of them."""
+        return site not in self.flow.metrics and self.specs.is_half(self.flow.infos[site])
 
     def _is_beside_halves(self, site: Site) -> bool:
         """Whether what only moves values rounds what it puts in: if what it reads was computed in half precision. What no operation has
         computed is rounded by each that reads it, and there as a whole, where one of them is left in float."""
         if makers := _makers(site, self.flow):
-            return all(is_half(self.specs.of(maker, "activation")) for maker in makers)
+            return all(map(self._is_half, makers))
         origins = () if site.op in CREATION else itertools.chain(*site.operands().values())
         handed_on = {(origin.kind, origin.source) for origin in origins} or _CONSTANTS
-        return handed_on.isdisjoint(self._read_in_float) and all(
-            is_half(self.specs.of(at, "activation")) for at in _beside(site, self.flow)
-        )
+        return handed_on.isdisjoint(self._read_in_float) and all(map(self._is_half, _beside(site, self.flow)))
 
     @cached_property
     def _read_in_float(self) -> set[Source]:
         """What operations on data read that are left in float, where no operation has computed it."""
         readers = [site for site in self.flow.sites if not (site.moves or self.flow.is_constant(site))]
-        operands = [site.operands() for site in readers if self.specs.of(site, "activation") is None]
+        operands = [site.operands() for site in readers if site in self.flow.metrics or self.specs.of(site, "activation") is None]
         origins = itertools.chain(*(found for each in operands for found in each.values()))
         return {(origin.kind, origin.source) for origin in origins if origin.kind not in ("step", "stale")}
 

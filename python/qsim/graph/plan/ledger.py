@@ -113,6 +113,10 @@ class Ledger:
         """Whether any of what an operand may be is quantized where it is made."""
         return any(made(self.flow, o) in self.grids or o.source in self.inputs for o in site.operands()[slot])
 
+    def holds(self, tensor: Made | None) -> bool:
+        """Whether a tensor lies on a grid with a scale. One that is rounded to half precision does not: who reads it may ask for one."""
+        return tensor in self.grids and self.quantizers[self.grids[tensor]].spec.has_scale
+
     def has_one_scale(self, key: str) -> bool:
         """Per tensor, or per channel of a weight: a scale for each product."""
         planned = self.quantizers[key]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from qsim.config.override import SiteInfo
 from qsim.config.profile import Profile, selects
 from qsim.graph.plan.actions import WEIGHTS_LEFT
 from qsim.graph.plan.computed_weights import ancestors
@@ -11,7 +12,7 @@ from qsim.graph.plan.dataflow import Dataflow
 from qsim.graph.plan.rules import is_bias, is_multiplied, stays_float, weight_axes
 from qsim.graph.plan.sharing import shared_scales
 from qsim.graph.record.routes import Site
-from qsim.graph.record.tape import Origin, Slot
+from qsim.graph.record.tape import InputSlot, Origin, Slot
 from qsim.operations.onnxruntime import COPYING, FOLLOWING, LEAVING_FLOAT
 
 
@@ -22,6 +23,10 @@ class Placement:
     ----------
     flow : Dataflow
     profile : Profile
+    is_half : callable
+        As `qsim.graph.plan.specs.Specs.is_half`: in half precision every operation rounds.
+    takes_input : callable
+        Whether an input of the model is to be quantized as it enters.
     may_run : callable
         Whether an operation may run in an integer kernel of the target, as far as its type and the config say.
     follows : callable
@@ -33,8 +38,17 @@ class Placement:
         For each tensor that shares its scale, the operation by whose name the shared quantizer goes.
     """
 
-    def __init__(self, flow: Dataflow, profile: Profile, may_run: Callable[[Site], bool], follows: Callable[[Site], bool]) -> None:
-        self.flow, self.profile, self._may_run = flow, profile, may_run
+    def __init__(
+        self,
+        flow: Dataflow,
+        profile: Profile,
+        is_half: Callable[..., bool],
+        takes_input: Callable[[InputSlot], bool],
+        may_run: Callable[[Site], bool],
+        follows: Callable[[Site], bool],
+    ) -> None:
+        self.flow, self.profile, self._in_half, self._may_run = flow, profile, profile.in_half(), may_run
+        self._is_half, self._takes_input = is_half, takes_input
         self._following = set(filter(follows, flow.sites))
         self._follow_integers: set[Site] = set()
         self._find_followers()
@@ -47,11 +61,20 @@ class Placement:
         sharing = [site for site in flow.sites if site in self._joined or (self._shares(site) and self.makes(site))]
         self.shared = shared_scales(flow, sharing)
 
+    def profile_of(self, *sites: Site) -> Profile:
+        """The rules for what a site reads, or a chain of them returns."""
+        return self._in_half if self._is_half(*(self.flow.infos[site] for site in sites)) else self.profile
+
+    def takes(self, origin: Origin) -> bool:
+        """Whether what no operation of the model made is to be quantized as it enters."""
+        return self._takes_input(origin.source) if origin.kind == "input" else self.profile.model_input
+
     def makes(self, site: Site) -> bool:
         """Whether results of `site`, the end of a chain, are to be quantized where they are made."""
         if self.profile.model_output is True and site in self.flow.returned:
             return True
-        wanted = selects(self.profile.outputs, site.type) and not self._is_left_outside(site) and site not in self._handed_over
+        profile = self.profile_of(*self.flow.chain_of(site))
+        wanted = selects(profile.outputs, site.type) and not self._is_left_outside(site) and site not in self._handed_over
         return wanted and not self.needs_no_grid(site)
 
     def needs_no_grid(self, site: Site) -> bool:
@@ -119,29 +142,30 @@ class Placement:
 
     def _is_left_outside(self, site: Site) -> bool:
         """Whether the profile leaves alone what the model returns, and nothing in the model reads the results of `site`."""
-        kept = self.profile.model_output is False and site in self.flow.returned
+        kept = self.profile_of(*self.flow.chain_of(site)).model_output is False and site in self.flow.returned
         return kept and all(reader.step is None for reader in self.flow.readers(site))
 
     def reads(self, site: Site, slot: Slot) -> bool:
         """Whether `site` is to quantize an operand that reaches it unquantized."""
-        linear = any(step.stacks for step in site.steps) and selects(self.profile.inputs, "Gemm")
-        if linear or selects(self.profile.inputs, site.type):
+        inputs = self.profile_of(site).inputs
+        if selects(inputs, site.type) or (any(step.stacks for step in site.steps) and selects(inputs, "Gemm")):
             return is_multiplied(site.op, slot, site.dims(slot))
         return site in self._joined or (site, slot) in self._residual
 
     def is_reader(self, site: Site) -> bool:
         """Whether the profile names `site` among the operations that quantize what they read."""
-        return selects(self.profile.inputs, site.type)
+        return selects(self.profile_of(site).inputs, site.type)
 
-    def weighs(self, op_type: str | None) -> bool:
-        """Whether weights of this type of operation are quantized."""
-        return selects(self.profile.weights, op_type or "")
+    def weighs(self, info: SiteInfo, *types: str) -> bool:
+        """Whether weights of this operation are quantized; it may be of more types than one."""
+        weights = self._in_half.weights if self._is_half(info, role="weight") else self.profile.weights
+        return any(selects(weights, op_type) for op_type in (info.type or "", *types))
 
     def constant_reason(self, site: Site, role: str) -> str | None:
         """Why a constant that `site` reads stays in float; None if it is to be quantized."""
-        profile = self.profile
+        profile = self.profile_of(site)
         if role == "weight":
-            return None if self.weighs(site.type) else f"target {profile.name!r} {WEIGHTS_LEFT} {site.type} in float"
+            return None if self.weighs(self.flow.infos[site]) else f"target {profile.name!r} {WEIGHTS_LEFT} {site.type} in float"
         if site in self._joined or selects(profile.inputs, site.type):
             return None
         if selects(profile.outputs, site.type) and self.on_integers(site):
@@ -164,19 +188,20 @@ class Placement:
         return None
 
     def is_quantized(self, origin: Origin) -> bool:
-        """Whether a tensor is to be quantized where it is made, or is put together from quantized ones."""
+        """Whether a tensor is to be put on a grid where it is made, or together from such. Half precision is none, whoever reads it."""
         if origin.kind == "input":
-            return self.profile.model_input and origin.source not in self.flow.tape.unreplaced
+            return self.takes(origin) and origin.source not in self.flow.tape.unreplaced
         if origin.kind != "step":
             return False
-        return self.makes(self.flow.site_of[origin.source])
+        maker = self.flow.site_of[origin.source]
+        return self.makes(maker) and self.profile_of(*self.flow.chain_of(maker)) is self.profile
 
     def joins(self, site: Site) -> bool:
         """Whether all that `site` takes shares a scale, which is also that of its result."""
         return self._shares(site) and (site, 0) in self.shared
 
     def _shares(self, site: Site) -> bool:
-        return selects(self.profile.shared, site.type) and not self.flow.is_constant(site) and not site.training_only
+        return selects(self.profile_of(site).shared, site.type) and not self.flow.is_constant(site) and not site.training_only
 
     def known_range(self, site: Site) -> tuple[float, float] | None:
         """The range of the results of `site`, the end of a chain, if the profile fixes one."""
@@ -184,7 +209,7 @@ class Placement:
 
     def reason(self, site: Site) -> str:
         """Why the profile leaves a result in float."""
-        name, profile = self.profile.name, self.profile
+        name, profile = self.profile.name, self.profile_of(*self.flow.chain_of(site))
         if self._is_left_outside(site):
             return f"target {name!r} leaves what the model returns in float"
         if site in self._handed_over:
@@ -202,7 +227,7 @@ class Placement:
 
     def _note_residual(self, site: Site) -> None:
         """Note what a convolution hands to an addition alone, whose kernel adds, and the other operands of the addition."""
-        if site.type != "Add" or not self.profile.residual:
+        if site.type != "Add" or not self.profile_of(site).residual:
             return
         operands = site.operands()
         main = next((slot for slot, origins in operands.items() if self._is_handed_over(site, origins)), None)
@@ -217,7 +242,7 @@ class Placement:
         (producer,) = producers
         head, *rest = self.flow.chain_of(producer)
         plain = all(member.type == "BatchNormalization" for member in rest)
-        return plain and selects(self.profile.residual, head.type) and self.flow.sole_reader(producer) is site
+        return plain and selects(self.profile_of(head).residual, head.type) and self.flow.sole_reader(producer) is site
 
     def _joined_sites(self) -> set[Site]:
         """Operations with shared scales whose result is read quantized, and that therefore quantize what they read."""
@@ -226,6 +251,6 @@ class Placement:
             if not self._shares(site) or self.makes(site):
                 continue
             readers = [(self.flow.site_of[r.step], r.slot) for r in self.flow.readers(site) if r.step is not None and r.slot is not None]
-            if any(at in found or (at, slot) in self._residual or selects(self.profile.inputs, at.type) for at, slot in readers):
+            if any(at in found or (at, slot) in self._residual or self.is_reader(at) for at, slot in readers):
                 found.add(site)
         return found

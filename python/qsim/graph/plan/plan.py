@@ -142,10 +142,10 @@ class _Planner:
                 self.ledger.leave(name, site.op, reason)
                 return
             self.ledger.note_unseen(name, origins)
-        if self.config.profile.model_input and self.placement.on_integers(site):
-            for origin in origins:
-                if origin.kind == "input" and origin.source not in self.specs.uncast and not self._is_left_alone(origin):
-                    self._input(origin.source)
+        for origin in origins if self.placement.on_integers(site) else ():
+            taken = origin.kind == "input" and self.placement.takes(origin) and origin.source not in self.specs.uncast
+            if taken and not self._is_left_alone(origin):
+                self._input(origin.source)
         asked = self.placement.reads(site, slot) and not self.flow.adds_mask(site) and not all(map(self._is_quantized, origins))
         asked = (asked or self.specs.is_cast(site, origins)) and "random" not in kinds
         asked = asked or self.pieces.lie_on_no_grid(site, slot)
@@ -176,12 +176,12 @@ class _Planner:
             (self._read if asked else self._where_read)(site, slot, origins)
 
     def _is_quantized(self, origin: Origin) -> bool:
-        return self.placement.is_quantized(origin) or (origin.kind == "step" and made(self.flow, origin) in self.grids)
+        return self.placement.is_quantized(origin) or (origin.kind == "step" and self.ledger.holds(made(self.flow, origin)))
 
     def _is_made(self, origin: Origin) -> bool:
         """Whether a tensor that no mode can change where it is made would be quantized there."""
         if self._is_left_alone(origin):
-            return self.config.profile.model_input
+            return self.placement.takes(origin)
         if not (origin.kind == "stale" or self._is_made_elsewhere(origin)):
             return False
         site = self.flow.site_of[origin.source]

@@ -156,7 +156,7 @@ class _Finder:
         if not ours or not all(at.visible for at in reading) or any(reader.origin.kind == "stale" for reader in readers):
             return None
         inner = site in self.flow.absorbed and bool(self._at(self.flow.end_of(site)).outputs)
-        if not selects(self.placement.profile.outputs, site.type):
+        if not selects(self.placement.profile_of(site).outputs, site.type):
             return None
         if not (inner or (self._has_activations and (site in self.flow.metrics or not self.placement.makes(site)))):
             return None

@@ -44,10 +44,10 @@ class Specs:
         self._known: dict[tuple[tuple[SiteInfo, ...], str], TensorSpec | None] = {}
         profile = config.profile
         self.flow = Dataflow(tape, profile.chains, profile.half_chains, self._has_cast_between, self.is_half, profile.gates)
-        self.placement = Placement(self.flow, profile, self._may_run, self._follows)
+        self.placement = Placement(self.flow, profile, self.is_half, self._takes_input, self._may_run, self._follows)
         self.uncast = self._uncast_inputs()
-        replaced = tape.inputs.keys() - tape.unreplaced - {*self.uncast} if profile.model_input else set()
-        self.copied = {slot for slot in replaced if self.of_input(slot) is not None}
+        replaced = tape.inputs.keys() - tape.unreplaced - {*self.uncast}
+        self.copied = {slot for slot in replaced if self._takes_input(slot) and self.of_input(slot) is not None}
 
     def of(self, site: Site, role: str) -> TensorSpec | None:
         """For "weight" or "activation" of an operation."""
@@ -60,9 +60,12 @@ class Specs:
             self._known[key] = self._config.spec_of(infos, role)
         return self._known[key]
 
-    def is_half(self, info: SiteInfo) -> bool:
-        """Whether an operation runs in half precision: everything that it reads and returns is rounded."""
-        return is_half(self._spec_of([info], "activation"))
+    def is_half(self, *infos: SiteInfo, role: str = "activation") -> bool:
+        """Whether an operation, or several that run as one, are in half precision: everything that they read and return is rounded."""
+        return is_half(self._spec_of(infos, role))
+
+    def _takes_input(self, slot: InputSlot) -> bool:
+        return self._config.profile.model_input or is_half(self.of_input(slot))
 
     def _may_run(self, site: Site) -> bool:
         """Whether an operation may run in an integer kernel, as far as anybody knows."""
@@ -116,12 +119,12 @@ class Specs:
         return all(slot in step.changed for step in site.steps) and site.visible and self.is_cast(site, site.operands().get(slot, ()))
 
     def _is_left_in_float(self, origin: Origin) -> bool:
-        if origin.kind == "input":
-            return origin.source in self.uncast
+        if origin.kind == "input" or self.flow.kind(origin) == "other":
+            return origin.source in self.uncast or not self.placement.takes(origin)
         producer = self.flow.site_of[origin.source] if origin.kind in ("step", "stale") else None
-        if producer not in self.flow.chains or self.flow.is_constant(producer) or not self.placement.makes(producer):
+        if producer not in self.flow.chains or self.flow.is_constant(producer):
             return False
-        return self.of_chain(self.flow.chains[producer]) is None
+        return not self.placement.makes(producer) or self.of_chain(self.flow.chains[producer]) is None
 
     def _has_cast_between(self, first: SiteInfo, then: SiteInfo) -> bool:
         specs = [self._spec_of([info], "activation") for info in (first, then)]
@@ -130,6 +133,4 @@ class Specs:
     def _uncast_inputs(self) -> list[InputSlot]:
         readers = [site for site in self.flow.sites if self.of(site, "activation") is None]
         read = {o.source for site in readers for origins in site.operands().values() for o in origins if o.kind == "input"}
-        if not self._config.profile.model_input:  # quantized where they are read in any case
-            return []
         return [slot for slot in self._tape.inputs if slot in read - self._tape.unreplaced and is_half(self.of_input(slot))]

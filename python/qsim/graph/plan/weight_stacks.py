@@ -35,13 +35,13 @@ class Stacks:
         if turned is None or axes is None:  # nearly always: asked first, since a concatenation may have thousands of operands
             return False
         names = {origin.source for origin in site.operands()[slot]}
-        as_it_is = site.visible and slot in site.steps[0].constants and self._specs.placement.weighs(site.type)
+        as_it_is = site.visible and slot in site.steps[0].constants and self._specs.placement.weighs(self._specs.flow.infos[site])
         if len(names) != 1 or as_it_is:
             return False
         (name,) = names
         placement, ledger = self._specs.placement, self._ledger
         spec = self._specs.of(site, "weight")
-        if not (placement.weighs(site.type) or placement.weighs(LINEAR)):
+        if not placement.weighs(self._specs.flow.infos[site], LINEAR):
             ledger.leave(name, site.op, f"target {placement.profile.name!r} {WEIGHTS_LEFT} {site.type} in float")
         elif spec is None:
             ledger.leave(name, site.op, BY_CONFIG)
