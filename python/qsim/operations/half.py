@@ -176,7 +176,7 @@ class Half:
         """The same for files, whose runtimes have accumulators of their own: `rounded` stands where something is stored inside."""
         found = copy.copy(self)
         found.narrow, found.rounded = False, rounded
-        found.opened = self.op in STORED and self.op != "scaled_dot_product_attention"  # files have that in parts
+        found.opened = self.op in STORED
         return found
 
     def in_region(self, rounded: Callable[[Tensor], Tensor]) -> Half:
