@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from qsim.graph.record.tape import is_wrapper, options, version_of
-from qsim.operations.functions import ALIAS, INDEXES, TRANSPARENT, Function, adds_nothing, is_in_place, name_of, route_name
-from qsim.operations.half import NUMBERS_ARE_OPERANDS, nearest, stopped
+from qsim.operations.functions import ALIAS, TRANSPARENT, Function, adds_nothing, is_in_place, name_of, route_name
+from qsim.operations.half import nearest, numbers_rounded, stopped
 from qsim.operations.internals import inside
 from qsim.operations.stored import STORED
 from qsim.operations.totals import Total
@@ -44,12 +44,11 @@ _DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 class Habits(NamedTuple):
     """What matters of a function here."""
 
+    name: str
     transparent: bool
-    numbers: bool  # whether numbers among its arguments are tensors for an engine
     exact: bool
     stores: bool  # as `qsim.operations.stored.STORED`
     writes: bool  # into its first argument
-    indexes: bool  # whether its second argument is an index
     alias: Function | None
 
 
@@ -57,12 +56,11 @@ class Habits(NamedTuple):
 def habits_of(func: Function) -> Habits:
     name, route = name_of(func), route_name(func)
     return Habits(
+        name,
         name in TRANSPARENT,
-        name in NUMBERS_ARE_OPERANDS,
         name in _EXACT,
         name in STORED,
         is_in_place(func),
-        route in INDEXES,
         ALIAS.get(route),
     )
 
@@ -137,21 +135,18 @@ class HalfPrecision:
     def _read(self, habits: Habits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of a call, rounded where they are not in the format."""
         written = args[0] if args and (habits.writes or kwargs.get("inplace")) else None
-        given = [
-            value if getattr(value, _MARK, None) == _IN_FORMAT else self._argument(value, habits.numbers, in_place=value is written)
-            for value in args
-        ]
-        if habits.indexes:
-            given[1] = args[1]
-        return tuple(given), {key: self._argument(value, habits.numbers) for key, value in kwargs.items()}
+        rounded = numbers_rounded(habits.name, {**dict(enumerate(args)), **kwargs}, self._number, self._rounded)
+        given = (rounded.get(i, value) for i, value in enumerate(args))
+        return (
+            tuple(self._argument(value, in_place=value is written) for value in given),
+            {key: self._argument(rounded.get(key, value)) for key, value in kwargs.items()},
+        )
 
-    def _argument(self, value: Any, numbers: bool, *, in_place: bool = False) -> Any:
+    def _argument(self, value: Any, *, in_place: bool = False) -> Any:
         if isinstance(value, Tensor):
             return self._operand(value, in_place=in_place)
-        if numbers and isinstance(value, (int, float)):
-            return self._number(value)
         if type(value) in (tuple, list) and any(isinstance(v, Tensor) for v in value):
-            return type(value)(self._argument(v, numbers) for v in value)
+            return type(value)(self._argument(v) for v in value)
         return value
 
     def _result(self, t: Tensor, counts: Tensor | None, args: tuple[Any, ...]) -> Tensor:
@@ -194,8 +189,6 @@ class HalfPrecision:
         return _marked(round_to_format(t, self.format), _IN_FORMAT)
 
     def _number(self, value: float) -> float:
-        if isinstance(value, bool):
-            return value
         if value not in self._numbers:
             near = nearest(value, self.format)
             self._numbers[value] = value if near == value else near

@@ -42,6 +42,7 @@ from qsim.table import decibel
 _EXACT, _FURTHER = 40.0, 4.0  # dB, and how many times the noise of quantization, that `tried` takes for last bits
 # As its optimiser leaves them; where an operation runs on integers it has another name.
 _IN_FLOAT = {"ConvTranspose", *INTEGER_KERNELS, *(kernel.fused for kernel in INTEGER_KERNELS.values() if kernel.fused)}
+_LEFT = "ONNX Runtime's integer kernel did not take it: it wants other scales, zero points or types than the file has around it"
 
 
 def verify(
@@ -298,5 +299,5 @@ def _in_float(model: ir.Model, optimised: onnx.ModelProto) -> dict[str, str]:
         if origin in reasons:
             found[origin] = reasons[origin]
         elif origin in floats and is_surrounded(floats[origin]):
-            found[origin] = "ONNX Runtime has no integer kernel for it"
+            found[origin] = _LEFT if floats[origin].op_type in INTEGER_KERNELS else "ONNX Runtime has no integer kernel for it"
     return found

@@ -1,4 +1,5 @@
-"""Operations in half precision as an engine runs them: numbers among the arguments are tensors of the format, and so is some of the inside.
+"""Operations in half precision as an engine runs them: numbers and integers among the arguments are tensors of the format, and so is some
+of the inside.
 
 What an operation reads and returns is rounded by quantizers; this is what they cannot reach.
 """
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from qsim import ops
 from qsim.numbers.float_format import FLOAT_FORMATS
-from qsim.operations.functions import COMPARISONS, INDEXES, Function, name_of
+from qsim.operations.functions import COMPARISONS, CREATION, INDEXES, INSERTION, Function, name_of
 from qsim.operations.internals import inside_of
 from qsim.operations.stored import STORED, WIDENED
 
@@ -24,16 +25,30 @@ def _table(names: str) -> frozenset[str]:
     return frozenset(names.split())
 
 
-# Operations whose numbers are tensors for an engine, and are rounded as tensors are. Others are attributes: an epsilon of a fused
-# normalization, the size of an interpolation.
-NUMBERS_ARE_OPERANDS = (COMPARISONS - {"isclose"}) | _table(
+# What computes fractions, of integers alone too.
+_FRACTIONS = _table(
     """
-    add radd iadd sub rsub isub mul rmul imul multiply subtract div divide true_divide truediv rtruediv rdiv itruediv floor_divide
-    floordiv rfloordiv pow rpow ipow float_power remainder rmod fmod clamp clamp_min clamp_max clip maximum minimum addcmul addcdiv
-    lerp where masked_fill masked_fill_ full_like new_full fill_ nan_to_num hardtanh threshold pad normalize cosine_similarity
-    hypot atan2 __setitem__ setitem index_fill index_fill_ scatter scatter_
+    div divide true_divide truediv rtruediv rdiv itruediv float_power atan2 xlogy copysign reciprocal sqrt rsqrt exp exp2 expm1 log log2
+    log10 log1p sigmoid sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf erfc lgamma digamma sinc
     """
 )
+# Operations whose numbers are tensors for an engine, and are rounded as tensors are, and so are tensors of integers, which torch promotes
+# there. Others are attributes: an epsilon of a fused normalization, the size of an interpolation.
+NUMBERS_ARE_OPERANDS = (COMPARISONS - {"isclose"} | _FRACTIONS) | _table(
+    """
+    add radd iadd sub rsub isub mul rmul imul multiply subtract floor_divide
+    floordiv rfloordiv pow rpow ipow remainder rmod fmod clamp clamp_min clamp_max clip maximum minimum addcmul addcdiv
+    lerp where masked_fill masked_fill_ full_like new_full fill_ nan_to_num hardtanh threshold pad normalize cosine_similarity
+    hypot __setitem__ setitem index_fill index_fill_ scatter scatter_ copy_ outer ger kron
+    """
+)
+# Where integers say where, not what.
+_PLACES: dict[str, tuple[int | str, ...]] = {
+    **dict.fromkeys(INDEXES, (1,)),
+    **dict.fromkeys(("index_fill", "index_fill_", "scatter", "scatter_"), (1, 2, "dim", "index")),
+    "searchsorted": ("sorter",),
+}
+_WIDE = frozenset({torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64})  # the formats have all of 8 bits
 
 
 def nearest(value: float, format: str) -> float:
@@ -84,13 +99,50 @@ def stopped(added: Tensor, mean: Callable[[], Tensor], count: float, format: str
     return torch.where(added.abs() > most, most.copysign(added), added)  # NaN stays, and Inf
 
 
-def has_inexact_numbers(func: Function, options: Mapping[int | str, Any]) -> bool:
-    """Whether a call takes a number that float16 or bfloat16 does not have, where it is a tensor for an engine."""
-    name = name_of(func)
-    if name not in NUMBERS_ARE_OPERANDS:
-        return False
-    numbers = [v for slot, v in options.items() if type(v) in (int, float) and not (name in INDEXES and slot == 1)]
-    return any(nearest(v, format) != v for v in numbers for format in ("float16", "bfloat16"))
+def _takes_quantities(op: str, given: Mapping[Any, Any]) -> bool:
+    """Whether a call is arithmetic on numbers that need not be whole: integers beside these are promoted, and alone they stay integers."""
+    if op in INSERTION or op in CREATION:  # all becomes what the first is, or what is asked for
+        found = [given.get("dtype") or getattr(given.get(0, given.get("input")), "dtype", None)]
+    elif op in _FRACTIONS and given.get("rounding_mode") is None:
+        return True
+    else:
+        found = [value.dtype if isinstance(value, Tensor) else torch.float32 if type(value) is float else None for value in given.values()]
+    return any(dtype is not None and (dtype.is_floating_point or dtype.is_complex) for dtype in found)
+
+
+def numbers_rounded(op: str, given: Mapping[Any, Any], number: Callable[[float], Any], tensor: Callable[[Tensor], Any]) -> dict[Any, Any]:
+    """What becomes of the numbers and tensors of integers in a call that are tensors of the format for an engine.
+
+    Parameters
+    ----------
+    op : str
+        As `qsim.operations.functions.name_of` gives it.
+    given : mapping of slot to object
+        The arguments.
+    number, tensor : callable
+        What rounds a number; and a floating-point tensor that was one of integers.
+    """
+    found: dict[Any, Any] = {}
+    if op not in NUMBERS_ARE_OPERANDS or not _takes_quantities(op, given):
+        return found
+    floats = [value.dtype for value in given.values() if isinstance(value, Tensor) and value.is_floating_point()]
+    for slot, value in given.items():
+        if slot in _PLACES.get(op, ()):
+            continue
+        if type(value) in (int, float):
+            found[slot] = number(value)
+        elif isinstance(value, Tensor) and value.dtype in _WIDE:
+            found[slot] = tensor(value.to(floats[0] if floats else torch.get_default_dtype()))
+    return found
+
+
+def has_inexact_numbers(func: Function, given: Mapping[Any, Any]) -> bool:
+    """Whether a call takes a number that float16 or bfloat16 does not have, where it is a tensor for an engine; or integers in a tensor,
+    which may be any."""
+    lost = numbers_rounded(
+        name_of(func), given, lambda n: any(nearest(n, format) != n for format in ("float16", "bfloat16")), lambda _: True
+    )
+    return any(lost.values())
 
 
 class Switchable(Protocol):
@@ -133,8 +185,6 @@ class Half:
         self.op, self.format, self.narrow, self.writes, self.keys = op, format, narrow, writes, keys
         self.written_in_float = written_in_float
         self.switches: tuple[Switchable, ...] = ()
-        self.numbers = op in NUMBERS_ARE_OPERANDS
-        self.where = 1 if op in INDEXES else -1  # position of an index
         self.opened = narrow or (op in STORED and not (given_half and op in WIDENED))
         self.rounded: Callable[[Tensor], Tensor] | None = None  # what stands inside in place of rounding to the format
 
@@ -148,7 +198,13 @@ class Half:
         """The same for files, whose runtimes have accumulators of their own: `rounded` stands where something is stored inside."""
         found = copy.copy(self)
         found.narrow, found.rounded = False, rounded
-        found.opened = self.op in STORED and self.op != "scaled_dot_product_attention"  # files have that in parts
+        found.opened = self.op in STORED
+        return found
+
+    def in_region(self, rounded: Callable[[Tensor], Tensor]) -> Half:
+        """The same for files in which it is made of tensors of the format: `rounded` stands where one of integers becomes one."""
+        found = copy.copy(self)
+        found.rounded, found.opened = rounded, False
         return found
 
     @property
@@ -159,9 +215,9 @@ class Half:
     def __call__(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not torch.compiler.is_dynamo_compiling() and not self.is_on:  # Dynamo was told so in place of asking here
             return func(*args, **kwargs)
-        if self.numbers:
-            args = tuple(value if i == self.where else self._number(value) for i, value in enumerate(args))
-            kwargs = {slot: self._number(value) for slot, value in kwargs.items()}
+        if rounded := numbers_rounded(self.op, {**dict(enumerate(args)), **kwargs}, self._number, self._stored):
+            args = tuple(rounded.get(i, value) for i, value in enumerate(args))
+            kwargs = {slot: rounded.get(slot, value) for slot, value in kwargs.items()}
         if self.written_in_float:
             args[0].copy_(self._stored(args[0]))
         written_out = inside_of(self.op, args, kwargs) if self.opened else None
@@ -170,9 +226,7 @@ class Half:
         out = written_out(self._total)
         return args[0].copy_(out) if self.writes else out
 
-    def _number(self, value: Any) -> Any:
-        if type(value) not in (int, float):
-            return value
+    def _number(self, value: float) -> float:
         near = nearest(value, self.format)
         return value if near == value else near
 

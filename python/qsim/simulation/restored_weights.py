@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -61,15 +61,20 @@ class RestoredWeights(nn.Module):
         return bound + [key for key in learned if self.quantization.by_key()[key].encoding is not None]
 
     def told_of_bound(self) -> str:
-        """The sentence of a choice of ranges that left out `bound_scales`; "" where there are none."""
+        """What a choice of ranges says of `bound_scales`, which it leaves out, and of restored weights that are others by now."""
         bound, known = self.bound_scales(), self.quantization.weights(self.model)
         weights = [key for key in bound if key in known]
         others = len(bound) - len(weights)
-        if not bound:
-            return ""
-        one = len(weights) == 1
-        shown = ", ".join(map(repr, weights[:_SHOWN])) + (", ..." if len(weights) > _SHOWN else "")
-        parts = [f"{len(weights)} restored weight{'' if one else 's'} ({shown})"] if weights else []
+        if changed := [key for key in self.quantization.restored if key in known and key not in weights]:
+            left = (
+                f"{_named(changed)} {'is' if len(changed) == 1 else 'are'} not as restoration left {'it' if len(changed) == 1 else 'them'}"
+            )
+            left = f"{left} (trained, loaded or converted since): scales are chosen anew there"
+            return f"{left}. {self._told_of(weights, others)}" if bound else left
+        return self._told_of(weights, others) if bound else ""
+
+    def _told_of(self, weights: Sequence[str], others: int) -> str:
+        parts = [_named(weights)] if weights else []
         parts += [f"{others} activation{'' if others == 1 else 's'}"] if others else []
         return (
             f"{' and '.join(parts)} keep the scales that were solved for, or learned, together with the weights. For others begin with a "
@@ -79,6 +84,11 @@ class RestoredWeights(nn.Module):
     def tell_of_restored(self) -> None:
         """Warn where the model in float is taken for the float model, and its parameters were replaced by what was solved for."""
         warned_of.restored_weights(self.restored)
+
+
+def _named(weights: Sequence[str]) -> str:
+    shown = ", ".join(map(repr, weights[:_SHOWN])) + (", ..." if len(weights) > _SHOWN else "")
+    return f"{len(weights)} restored weight{'' if len(weights) == 1 else 's'} ({shown})"
 
 
 def has_free_scale(quantizer: Quantizer) -> bool:

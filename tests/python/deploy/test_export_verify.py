@@ -68,6 +68,21 @@ def test_a_model_that_was_tampered_with_is_found_out(verified, tmp_path):
     assert outputs["output_1"].largest >= 1
 
 
+@pytest.mark.parametrize("changed", ["input_scale", "0.weight_scale", "0.bias_scale"])
+def test_a_kernel_that_does_not_take_what_was_tampered_with_is_not_told_as_missing(changed, tmp_path):
+    """A bias on another grid than that of the products is none for the integer kernel of a convolution."""
+    x = torch.randn(2, 3, 8, 8)
+    sim = qsim.QuantSim(torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU()), x, qsim.int8(target="onnxruntime"))
+    sim.calibrate([x], progress=False)
+    sim.export(tmp_path / "model.onnx")
+    model = onnx.load(tmp_path / "model.onnx")
+    (scale,) = (tensor for tensor in model.graph.initializer if tensor.name == changed)
+    scale.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(scale) * np.float32(1.1), scale.name))
+    onnx.save(model, tmp_path / "model.onnx")
+    (reason,) = verify(tmp_path / "model.onnx", [({"input": x.numpy()}, {})]).in_float.values()
+    assert reason.startswith("ONNX Runtime's integer kernel did not take it")
+
+
 def test_a_file_alone_is_compared_with_itself_optimised(verified):
     path, _ = verified
     found = verify(path, [({"image": NETWORKS["vision"][1](2).numpy()}, {})])

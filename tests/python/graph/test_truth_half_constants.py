@@ -65,6 +65,9 @@ PLACED = {
     "an assignment": (lambda m, x: in_place(x, lambda y: y.__setitem__(0, m.row[0])), {"row": torch.full((1, 4), 0.1)}),
     "a copy": (lambda m, x: in_place(x, lambda y: y.copy_(torch.where(x > 0, m.tenth, y))), {"tenth": TENTH}),
     "a copy of a constant into a part": (lambda m, x: in_place(x, lambda y: y[0].copy_(m.row[0])), {"row": torch.full((1, 4), 0.1)}),
+    "where, a literal": (lambda m, x: torch.where(x > 0, x * 2, torch.tensor(0.1)), {}),
+    "masked_fill, a literal": (lambda m, x: (x * 1.0).masked_fill(x > 0, torch.tensor(0.1)), {}),
+    "compared with a literal": (lambda m, x: torch.where(x >= torch.tensor(0.1), x, x * 2), {}),
     "the greater": (lambda m, x: torch.max(x * 1.0, m.tenth), {"tenth": TENTH}),
 }
 COMPARED = {

@@ -38,6 +38,32 @@ def of_the_file(sim: qsim.QuantSim, x: torch.Tensor, path) -> torch.Tensor:
     return torch.from_numpy(result)
 
 
+MASK = torch.arange(6)[:, None] >= torch.arange(6) - 1
+ATTENTION = {
+    "of three dimensions": lambda x: F.scaled_dot_product_attention(x, x, x),
+    "causal": lambda x: F.scaled_dot_product_attention(x[:, None], x[:, None], x[:, None], is_causal=True),
+    "with a mask": lambda x: F.scaled_dot_product_attention(x[:, None], x[:, None], x[:, None], MASK),
+    "with numbers": lambda x: F.scaled_dot_product_attention(x[:, None], x[:, None], x[:, None], MASK.float() * 0.3, scale=0.2),
+    "of groups": lambda x: F.scaled_dot_product_attention(
+        x.view(2, 6, 4, 4).transpose(1, 2),
+        x[..., :8].reshape(2, 6, 2, 4).transpose(1, 2),
+        x[..., 8:].reshape(2, 6, 2, 4).transpose(1, 2),
+        enable_gqa=True,
+    ),
+}
+
+
+@pytest.mark.parametrize("scale", [1.0, 400.0])
+@pytest.mark.parametrize("name", ATTENTION)
+def test_scores_of_attention(name, scale, tmp_path):
+    """Scores beyond the format are Inf, and their softmax NaN."""
+    x = X * scale
+    sim = qsim.QuantSim(Calls(ATTENTION[name]), x, qsim.fp16())
+    simulated = sim(x)
+    assert bool(simulated.isnan().any()) == (scale > 1)
+    torch.testing.assert_close(of_the_file(sim, x, tmp_path / "m.onnx"), simulated, rtol=2e-3, atol=1e-6, equal_nan=True)
+
+
 @pytest.mark.parametrize("scale", [0.003, 1.0, 12.0, 200.0])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_in_half_precision(name, scale, tmp_path):
@@ -62,7 +88,8 @@ def test_where_it_falls_back(name, tmp_path):
 
 
 def test_with_a_batch_of_any_size(tmp_path):
-    sim = qsim.QuantSim(Calls(lambda x: F.rms_norm(x, (16,)) * x.std(-1, keepdim=True)), X, qsim.fp16())
+    causal = ATTENTION["causal"]
+    sim = qsim.QuantSim(Calls(lambda x: F.rms_norm(x, (16,)) * x.std(-1, keepdim=True) + causal(x)[:, 0]), X, qsim.fp16())
     sim.export(tmp_path / "m.onnx", dynamic_shapes=(({0: torch.export.Dim("batch")},),))
     opened = session(tmp_path / "m.onnx", optimised=False)
     more = X.repeat(3, 1, 1)

@@ -185,6 +185,14 @@ def test_other_weights_get_scales_of_their_own(way):
     assert not any("restored" in sentence for sentence in report.problems)
 
 
+@pytest.mark.parametrize("change", [lambda sim: sim.half(), lambda sim: sim.model[0].load_state_dict(digits_net()[0].state_dict())])
+def test_scales_that_are_chosen_anew_for_restored_weights_are_told(change):
+    sim = restored("restore")
+    change(sim)
+    with pytest.warns(match=r"restored weights? \('0\.weight'.* not as restoration left (it|them) .*: scales are chosen anew there"):
+        sim.set_method(None)
+
+
 def test_a_weight_with_batch_norm_folded_into_it_keeps_its_scale():
     sim = restored_with_batch_norm()
     sim.fold_batch_norms()

@@ -6,7 +6,7 @@ import pickle
 import pytest
 import torch
 import torch.nn.functional as F
-from models import Branches, ConvNet, seeded
+from models import Branches, Calls, ConvNet, seeded
 from saved import through_a_file
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
@@ -339,3 +339,11 @@ def test_summary_and_comparison_tell_of_it():
     assert comparison["head.output"].local.sqnr > 60 > integers["head.output"].local.sqnr
     assert comparison["cat.output"].local.sqnr == integers["cat.output"].local.sqnr
     assert comparison.notes == []
+
+
+def test_falls_back_from_half_precision_to_float32():
+    """Numbers and integers that operations read are as the model has them, too."""
+    model, x, n = Calls(lambda x, n: (x * 70000 + 0.1) / n), torch.randn(3, 4), torch.tensor([70001, 3001, 5, 70000])
+    sim = qsim.QuantSim(model, (x, n), qsim.fp16())
+    sim.fallback("*", to="float32")
+    torch.testing.assert_close(sim(x, n), model(x, n), rtol=0, atol=0)

@@ -205,3 +205,26 @@ def test_a_bias_beside_wide_operands_stays_in_float_and_leaves_the_weight_its_sc
         sim.model.weight.detach().amax(1) / (2 ** (weight - 1) - 1), sim.model.weight.detach().amin(1) / -(2 ** (weight - 1))
     )
     torch.testing.assert_close(sim.encodings()["weight"].scale, widest)
+
+
+def test_a_rule_of_the_target_is_not_told_as_the_configs():
+    class Recurrent(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.layer, self.head = torch.nn.Embedding(9, 6), torch.nn.GRU(6, 4), torch.nn.Linear(4, 2)
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            return self.head(self.layer(self.table(ids))[0])
+
+    ids, config = torch.arange(6)[:, None], qsim.int8(target="onnxruntime")
+    summary = qsim.QuantSim(Recurrent(), ids, config).summary()
+    assert {entry.reason for entry in summary.left if entry.name.startswith("layer") and "bias" not in entry.name} == {
+        "target 'onnxruntime' computes GRU in float"
+    }
+    assert not [note for note in summary.notes if "by an override" in note]
+    summary = qsim.QuantSim(Recurrent(), ids, config.override("head", off=True).override("table", weight={"signed": False})).summary()
+    assert {entry.reason for entry in summary.left if entry.name == "head.weight"} == {"left in float by the config"}
+    off = qsim.QuantSim(Recurrent(), ids, dataclasses.replace(config, weight=None, activation=None)).summary()
+    assert {entry.reason for entry in off.left if entry.name == "layer.weight_ih_l0"} == {"left in float by the config"}
+    changed = qsim.QuantSim(Recurrent(), ids, config.override("head", weight={"symmetric": False})).summary()
+    assert [note for note in changed.notes if note.startswith("'head.weight' has symmetric=False by an override")]

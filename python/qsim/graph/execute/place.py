@@ -27,7 +27,7 @@ from qsim.graph.execute.lowered import (
     rounding_inside,
     site_beside,
 )
-from qsim.graph.execute.marks import BiasMark, Mark
+from qsim.graph.execute.marks import BiasMark, Mark, RoundingMark
 from qsim.graph.execute.nodes import (
     HOOK,
     PASSED,
@@ -336,13 +336,13 @@ class Place(Noticing):
                     found = site_beside(nodes[at].operands, nodes[at].outputs, around, formats, make)
                 format = formats.get(around.operation, "float32")
                 half = None
-                if format != "float32" and nodes is not self.fallen.with_marks:
+                if format != "float32":
                     half = Half(
                         self._ops[at], format, narrow=False, given_half=True, writes=0 in around.changed, keys=tuple(actions.standing())
                     )
                     half = half.beside(self._quantizers)
-                left_alone = nodes is self.fallen.with_marks or isinstance(nodes[at].written_out, Gated)
-                written_out = half or (None if left_alone and around.operation in formats else nodes[at].written_out)
+                    half = half.in_region(RoundingMark(format, True)) if nodes is self.fallen.with_marks else half
+                written_out = half if around.operation in formats else nodes[at].written_out
                 nodes[at] = Node(*found, link=nodes[at].link, written_out=written_out, left=nodes[at].left, older=nodes[at].older)
         rename(self.fallen, self._renaming)
         self._be_another()

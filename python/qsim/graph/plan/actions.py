@@ -14,7 +14,7 @@ from qsim.graph.plan.reasons import NOT_REACHED
 from qsim.graph.record.routes import Route, Site
 from qsim.graph.record.tape import InputSlot, Slot, Step
 from qsim.numbers.spec import TensorSpec
-from qsim.operations.half import Half
+from qsim.operations.half import NUMBERS_ARE_OPERANDS, Half
 
 
 @dataclass(frozen=True)
@@ -374,7 +374,7 @@ class QuantizationPlan:
             values[key] += shape.numel()
             devices.setdefault(key, device)
         empty = frozenset(key for key, count in values.items() if count == 0)
-        rounds = any(half.numbers for half in self.halves.values())
+        rounds = any(half.op in NUMBERS_ARE_OPERANDS for half in self.halves.values())
         return Decisions(
             self.quantizers, biases, self.left, regions.operations, regions.posts, regions.unplanned, self.alike, empty, devices, rounds
         )

@@ -54,10 +54,10 @@ class Halves:
         }
 
     def reads_constant(self, site: Site, slot: Slot) -> bool:
-        """Whether an operation in half precision that only moves values, or compares them, reads a constant there, beside data."""
+        """Whether what moves or compares values in half precision reads a constant or a literal there, beside data."""
         if site.op not in MIXING or self.flow.is_constant(site) or any(slot in step.changed for step in site.steps):
             return False
-        return all(self.flow.kind(origin) == "const" for origin in site.operands()[slot]) and self._format_of(site) is not None
+        return all(self.flow.kind(origin) in ("const", "other") for origin in site.operands()[slot]) and self._format_of(site) is not None
 
     def _format_of(self, site: Site) -> TensorSpec | None:
         """The format in which an operation runs, if that is half precision."""

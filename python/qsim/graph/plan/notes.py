@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 
 import torch
@@ -38,7 +39,7 @@ def notes_of(config: Config, sites: Sequence[SiteInfo], quantizers: Mapping[str,
     return [
         *told,
         *_unread(quantizers.values()),
-        *_objections(config, quantizers),
+        *_objections(config, sites, quantizers),
         *_not_reached([entry.name for entry in left if entry.reason == NOT_REACHED]),
     ]
 
@@ -111,15 +112,21 @@ def _unread(quantizers: Iterable[PlannedQuantizer]) -> list[str]:
     ]
 
 
-def _objections(config: Config, quantizers: Mapping[str, PlannedQuantizer]) -> list[str]:
+def _objections(config: Config, sites: Iterable[SiteInfo], quantizers: Mapping[str, PlannedQuantizer]) -> list[str]:
     """A sentence for each field of a spec that an override gave another value than the target takes."""
-    profile = config.profile
+    profile, unchanged, named = config.profile, replace(config, overrides=()), {site.name: site for site in sites}
+
+    def is_overridden(planned: PlannedQuantizer, field: str) -> bool:  # not by a rule of the target itself, as for tables
+        site = named.get(planned.reader or "") if planned.role == "weight" else None
+        found = [] if site is None else [getattr(given.spec_of(site, "weight"), field, None) for given in (config, unchanged)]
+        return site is None or found[0] != found[1]
+
     return [
         f"{key!r} has {name}={got} by an override; target {profile.name!r} takes {name}={value}"
         for key, planned in quantizers.items()
         if not planned.spec.is_float
         for name, value in profile.decided("weight" if planned.role == "weight" else "activation").items()
-        if (got := getattr(planned.spec, name)) != value
+        if (got := getattr(planned.spec, name)) != value and is_overridden(planned, name)
     ]
 
 

@@ -235,7 +235,7 @@ class _Planner:
         if (
             reason := (None if half else stays_float(site.kind, dims))
             or self.placement.constant_reason(site, role)
-            or (reasons.BY_CONFIG if spec is None else None)
+            or (self.specs.reason([site], "weight" if axes else "activation") if spec is None else None)
         ):
             self.ledger.leave(name, site.op, reason)
             return
@@ -262,7 +262,7 @@ class _Planner:
         if spec is not None and source is not None and source.kind == "input":
             spec = self.specs.of_input(source.source)
         if spec is None:
-            self.ledger.leave(key, site.op, reasons.BY_CONFIG)
+            self.ledger.leave(key, site.op, self.specs.reason([site]))
             return
         sources = {found for origin in origins if (found := made(self.flow, origin)) is not None}
         sharing = {self._shared(found) for found in sources}
@@ -302,7 +302,7 @@ class _Planner:
         chain = [site] if producer is None else self.flow.chain_of(producer)
         key = f"{chain[0].name}.output" if chain != [site] else f"{site.name}.input[{slot}]"
         if (spec := self.specs.of_chain(chain)) is None:
-            self.ledger.leave(key, chain[0].op, reasons.BY_CONFIG)
+            self.ledger.leave(key, chain[0].op, self.specs.reason(chain))
             return
         shared = None if producer is None else self._shared((producer, 0))
         changed_by_it = producer is not None and self.flow.works_in_place(producer)  # otherwise by what came after it
@@ -331,7 +331,7 @@ class _Planner:
         if not self.placement.makes(site):
             if (site, 0) not in self.grids and not any(map(self._quantizes, chain)):
                 off = self.placement.needs_no_grid(site) and spec is None
-                self.ledger.leave(site.name, site.op, reasons.BY_CONFIG if off else self.placement.reason(site))
+                self.ledger.leave(site.name, site.op, self.specs.reason(chain) if off else self.placement.reason(site))
             return
         if not site.replaceable:
             if (leaves := self.flow.leaves(site)) and not site.visible:
@@ -343,7 +343,7 @@ class _Planner:
                 self.ledger.leave(site.name, site.op, reasons.DIVISOR)
             return
         if spec is None:
-            self.ledger.leave(chain[0].name, chain[0].op, reasons.BY_CONFIG)
+            self.ledger.leave(chain[0].name, chain[0].op, self.specs.reason(chain))
             return
         op = " + ".join(member.op for member in chain)
         if self.flow.is_changed_through(site, self.specs.copied):

@@ -9,6 +9,7 @@ from qsim.operations.functions import visible
 
 NOT_REACHED = "not reached by the example inputs"
 BY_CONFIG = "left in float by the config"
+BY_TARGET = "target {!r} computes {} in float"
 RETURNED = "changed in place, and returned to the model's caller by its older name"
 READ_IN_FLOAT = "read by what the config leaves in float: rounded where others read it"
 TRAINING = "runs in training only"

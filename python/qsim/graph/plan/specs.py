@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from qsim.config.config import Config
 from qsim.config.override import SiteInfo
 from qsim.config.profile import selects
+from qsim.graph.plan import reasons
 from qsim.graph.plan.dataflow import Dataflow
 from qsim.graph.plan.placement import Placement
 from qsim.graph.record.routes import Site
@@ -95,6 +97,14 @@ class Specs:
     def of_chain(self, chain: Sequence[Site]) -> TensorSpec | None:
         """For the result of a chain: an override that names any operation of it applies, the last override's fields last."""
         return self._spec_of([self.flow.infos[site] for site in chain], "activation")
+
+    def reason(self, sites: Sequence[Site], role: str = "activation") -> str:
+        """Why what is in float for all that the config says of it is so: by a rule of the target, or by what the config has itself."""
+        infos, profile = [self.flow.infos[site] for site in sites], self._config.profile
+        if getattr(self._config, role) is None or replace(self._config, overrides=()).spec_of(infos, role) is not None:
+            return reasons.BY_CONFIG
+        found = [rule.op_type for rule in profile.rules if getattr(rule, role) is None and any(map(rule.matches, infos))]
+        return reasons.BY_TARGET.format(profile.name, (found and found[-1]) or sites[0].type)
 
     def of_input(self, slot: InputSlot) -> TensorSpec | None:
         """For an input of the model."""

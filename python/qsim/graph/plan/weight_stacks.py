@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from qsim.graph.plan.actions import WEIGHTS_LEFT
 from qsim.graph.plan.ledger import Ledger
-from qsim.graph.plan.reasons import BY_CONFIG, unmet
+from qsim.graph.plan.reasons import unmet
 from qsim.graph.plan.rules import WeightAxes, weight_axes
 from qsim.graph.plan.specs import Specs
 from qsim.graph.record.routes import Site
@@ -44,7 +44,7 @@ class Stacks:
         if not placement.weighs(self._specs.flow.infos[site], LINEAR):
             ledger.leave(name, site.op, f"target {placement.profile.name!r} {WEIGHTS_LEFT} {site.type} in float")
         elif spec is None:
-            ledger.leave(name, site.op, BY_CONFIG)
+            ledger.leave(name, site.op, self._specs.reason([site], "weight"))
         else:
             ledger.add(name, "weight", stack_spec(spec, _axes(axes, turned), self._specs.shape_of(name)), site.op, name, reader=site.name)
             ledger.actions[site].stacks[slot] = name

@@ -173,7 +173,7 @@ class Recorder(TorchFunctionMode):
             slot for slot, found in origins.items() if results and slot not in changed and any(origin.is_unreplaced for origin in found)
         }
         step = None
-        rounds = has_inexact_numbers(func, chosen) or reads_constants(name, call)
+        rounds = has_inexact_numbers(func, {**given, **chosen}) or reads_constants(name, call)
         if (unmet and name not in READS) or rounds or adds_nothing(name, chosen):
             step = self._step(made, call, results, moves=True)
             origins = {slot: frozenset(map(_read_here, found)) if slot in unmet else found for slot, found in origins.items()}
