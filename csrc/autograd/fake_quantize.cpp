@@ -79,7 +79,7 @@ Tensor with_graph(const Tensor& x, const Tensor& scale, const Tensor& zero_point
     const at::AutoDispatchBelowAutograd guard;
     return with_mask(x, scale, zero_point, options);
   }();
-  const auto node = mask_node(kName, edges_of(x), mask, y.sym_strides());
+  const auto node = mask_node(kName, edges_of(x), mask, mask_strides(y));
   return with_history(std::move(y), node);
 }
 
@@ -104,7 +104,7 @@ void with_graph_(Tensor& x, const Tensor& scale, const Tensor& zero_point, const
     Tensor bits = with_mask_(x, scale, zero_point, options);
     return std::pair(std::move(bits), mask_layout(x));
   }();
-  with_history_(x, mask_node(kName, std::move(edges), mask, layout.sym_strides()));
+  with_history_(x, mask_node(kName, std::move(edges), mask, mask_strides(layout)));
 }
 
 bool any_differentiated(const Tensor& x, const Tensor& scale, const Tensor& zero_point) {
@@ -162,7 +162,7 @@ Tensor mask_backward_autograd(c10::DispatchKeySet keys, const Tensor& grad, cons
     return call.redispatch(keys & c10::after_autograd_keyset, grad, mask, strides);
   }();
   if (!differentiated) return dx;
-  const auto node = mask_node("FakeQuantizeMaskBackwardBackward", edges_of(grad), mask, dx.sym_strides());
+  const auto node = mask_node("FakeQuantizeMaskBackwardBackward", edges_of(grad), mask, mask_strides(dx));
   return with_history(std::move(dx), node);
 }
 

@@ -7,6 +7,7 @@
 #include <tuple>
 #include <utility>
 
+#include "autograd/mask_layout.h"
 #include "autograd/nodes.h"
 #include "operator_named.h"
 
@@ -33,7 +34,7 @@ Tensor fake_quantize_bias_autograd(c10::DispatchKeySet keys, const Tensor& bias,
     const at::AutoDispatchBelowAutograd guard;
     return call.call(bias, input_scale, weight_scale);
   }();
-  const auto node = mask_node("FakeQuantizeBiasBackward", edges_of(bias), mask, y.sym_strides());
+  const auto node = mask_node("FakeQuantizeBiasBackward", edges_of(bias), mask, mask_strides(y));
   return with_history(std::move(y), node);
 }
 

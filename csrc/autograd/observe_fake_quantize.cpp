@@ -9,6 +9,7 @@
 #include <tuple>
 #include <utility>
 
+#include "autograd/mask_layout.h"
 #include "autograd/nodes.h"
 #include "autograd/version.h"
 #include "operator_named.h"
@@ -38,7 +39,7 @@ Tensor differentiable(const RunningCall& call) {
   }
   refuse_transformed("qsim::observe_fake_quantize", call.x);
   auto [y, mask] = dispatch<at::AutoDispatchBelowAutograd, Masked>("qsim::observe_fake_quantize_with_mask", call);
-  const auto node = mask_node("ObserveFakeQuantizeBackward", edges_of(call.x), mask, y.sym_strides());
+  const auto node = mask_node("ObserveFakeQuantizeBackward", edges_of(call.x), mask, mask_strides(y));
   return with_history(std::move(y), node);
 }
 

@@ -43,7 +43,7 @@ Tensor with_graph(const Tensor& x, std::string_view format, Saturate saturate, c
     const at::AutoDispatchBelowAutograd guard;
     return call.call(x, format, saturate, scale, axis, block_size);
   }();
-  const auto node = mask_node(kName, edges_of(x), mask, y.sym_strides());
+  const auto node = mask_node(kName, edges_of(x), mask, mask_strides(y));
   return with_history(std::move(y), node);
 }
 
@@ -58,7 +58,7 @@ void with_graph_(Tensor& x, std::string_view format, Saturate saturate, const Op
     Tensor bits = call.call(x, format, saturate, scale, axis, block_size);
     return std::pair(std::move(bits), mask_layout(x));
   }();
-  with_history_(x, mask_node(kName, std::move(edges), mask, layout.sym_strides()));
+  with_history_(x, mask_node(kName, std::move(edges), mask, mask_strides(layout)));
 }
 
 bool is_differentiated(const Tensor& x) { return qsim::is_differentiated("qsim::round_to_format", x); }

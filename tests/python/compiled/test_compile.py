@@ -50,6 +50,23 @@ def test_inductor():
         torch.testing.assert_close(ours, theirs, rtol=1e-2, atol=1e-2)
 
 
+def test_inductor_with_images_of_several_sizes():
+    """It has convolutions return channels last, and asks what it copied for them for strides."""
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(8, 4, 3, padding=1)).eval()
+    x = torch.randn(4, 3, 8, 8)
+    sim = qsim.QuantSim(model, x)
+    sim.calibrate([x], progress=False)
+    compiled = torch.compile(sim.train(), fullgraph=True)
+    with torch._inductor.config.patch(force_disable_caches=True):
+        for size in ((4, 3, 8, 8), (4, 3, 10, 12)):
+            x = torch.randn(size)
+            expected, gradients = outputs_and_gradients(sim, sim, x)
+            found, compiled_gradients = outputs_and_gradients(sim, compiled, x)
+            torch.testing.assert_close(found, expected, rtol=0, atol=1.01 * sim.encodings()["2.output"].scale.item())
+            for ours, theirs in zip(compiled_gradients, gradients, strict=True):
+                torch.testing.assert_close(ours, theirs, rtol=1e-2, atol=1e-2)
+
+
 @pytest.mark.parametrize("norm_first", [False, True])
 def test_encoder_layers_keep_off_their_fast_path(norm_first):
     layer = seeded(lambda: torch.nn.TransformerEncoderLayer(16, 4, 32, norm_first=norm_first, batch_first=True)).eval()
