@@ -169,6 +169,8 @@ class Half:
         Whether what it writes into was computed in float32: it reads that rounded, and has no other tensor to round it into.
     keys : tuple of str
         Of the quantizers that stand at the operation, or beside one that only moves values; none: of all.
+    beside_operations : tuple of str
+        Of one that only moves values, names of the operations that it is beside: its precision is theirs.
     """
 
     def __init__(
@@ -181,8 +183,10 @@ class Half:
         writes: bool = False,
         written_in_float: bool = False,
         keys: tuple[str, ...] = (),
+        beside_operations: tuple[str, ...] = (),
     ) -> None:
         self.op, self.format, self.narrow, self.writes, self.keys = op, format, narrow, writes, keys
+        self.beside_operations = beside_operations
         self.written_in_float = written_in_float
         self.switches: tuple[Switchable, ...] = ()
         self.opened = narrow or (op in STORED and not (given_half and op in WIDENED))
@@ -206,6 +210,10 @@ class Half:
         found = copy.copy(self)
         found.rounded, found.opened = rounded, False
         return found
+
+    def is_in_float(self, formats: Mapping[str, str]) -> bool:
+        """Whether all that it is beside is in float32 while operations compute in these formats, by name."""
+        return bool(self.beside_operations) and all(formats.get(name) == "float32" for name in self.beside_operations)
 
     @property
     def is_on(self) -> bool:

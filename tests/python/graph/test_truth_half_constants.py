@@ -108,3 +108,18 @@ def test_numbers_alone_are_not_called_the_float_model(recwarn):
     sim = qsim.QuantSim(Calls(lambda x: torch.where(x > 0, 1e6, x)), x, qsim.fp16())
     assert bool(sim(x).isinf().any())
     assert not [each for each in recwarn if "all figures are the float model's" in str(each.message)]
+
+
+@pytest.mark.parametrize("how", ["eager", "compiled"])
+@pytest.mark.parametrize("name", [*PLACED, *COMPARED])
+def test_what_falls_back_to_float32_loses_nothing(name, how):
+    expression, buffers = {**PLACED, **COMPARED}[name]
+    model, x = Reads(lambda m, x: expression(m, x * 3) * 5, **buffers), values(torch.float16)
+    sim = qsim.QuantSim(model, x, qsim.fp16())
+    before = sim(x)
+    sim.fallback("*", to="float32")
+    torch._dynamo.reset()
+    found = (torch.compile(sim, backend="eager", fullgraph=True) if how == "compiled" else sim)(x)
+    torch.testing.assert_close(found, model(x), rtol=0, atol=0, equal_nan=True)
+    sim.fallback(None)
+    torch.testing.assert_close(sim(x), before, rtol=0, atol=0, equal_nan=True)

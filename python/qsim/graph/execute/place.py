@@ -325,6 +325,10 @@ class Place(Noticing):
         for home in self.homes.values():
             home.fall_back(formats)
         for at, (actions, around) in enumerate(zip(self.actions_of, self._neighbours, strict=True)):
+            if around is None:
+                for nodes in self.fallen:
+                    if isinstance(half := nodes[at].written_out, Half) and half.is_in_float(formats):
+                        nodes[at] = nodes[at]._replace(operands=(), written_out=None)
             if around is None or not around.is_concerned(formats):
                 continue
             parameters = {actions.operands[slot].key for slot in self._savings[at].kept & actions.operands.keys()}

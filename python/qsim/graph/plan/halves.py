@@ -48,6 +48,7 @@ class Halves:
                 writes=any(0 in step.changed for step in site.steps),
                 written_in_float=not site.moves and self.specs.is_written_in_float(site, 0),
                 keys=_keys(site, self.flow, actions),
+                beside_operations=self._beside_operations(site) if site.moves else (),
             )
             for site in self.flow.sites
             if (spec := self._format_of(site)) is not None
@@ -76,6 +77,10 @@ class Halves:
         origins = () if site.op in CREATION else itertools.chain(*site.operands().values())
         handed_on = {(origin.kind, origin.source) for origin in origins} or _CONSTANTS
         return handed_on.isdisjoint(self._read_in_float) and all(map(self._is_half, _beside(site, self.flow)))
+
+    def _beside_operations(self, site: Site) -> tuple[str, ...]:
+        sites = _makers(site, self.flow) or {at for at in _beside(site, self.flow) if not (at.moves or self.flow.is_constant(at))}
+        return tuple(sorted({self.flow.chain_of(self.flow.end_of(at))[0].name for at in sites}))
 
     @cached_property
     def _read_in_float(self) -> set[Source]:
