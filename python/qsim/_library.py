@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import sys
 import sysconfig
+import zlib
+from collections.abc import Iterable
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
 import torch
+import torch.compiler.config
 
 _AGAIN = "pip install --force-reinstall --no-deps ."
 
@@ -28,6 +31,15 @@ def _read_build_info() -> ModuleType:
         ) from None
 
 
+def _break_caches(libraries: Iterable[Path]) -> None:
+    """Have torch.compile not take from its caches on disk what it made with other operators: it knows them by name alone, and what they do
+    to a graph (their gradients) is part of what it keeps."""
+    build = 0
+    for library in libraries:
+        build = zlib.crc32(library.read_bytes(), build)
+    torch.compiler.config.cache_key_tag += f" qsim-{build:08x}"
+
+
 def load() -> None:
     """Register the operators and import `qsim._C`; raises ImportError with the command that repairs the installation."""
     build = _read_build_info()
@@ -37,7 +49,8 @@ def load() -> None:
             f"reinstall qsim beside this torch ({_AGAIN}) or install torch {build.TORCH_VERSION}"
         )
     folder = Path(str(build.__file__)).parent  # in an editable install the libraries lie apart from the sources
-    for library in [folder / "libqsim_ops.so", *folder.glob("libqsim_ops_cuda.so")]:  # the second where qsim was built for CUDA
+    libraries = [folder / "libqsim_ops.so", *folder.glob("libqsim_ops_cuda.so")]  # the second where qsim was built for CUDA
+    for library in libraries:
         try:
             torch.ops.load_library(library)  # type: ignore[no-untyped-call]
         except OSError as error:
@@ -45,6 +58,7 @@ def load() -> None:
                 f"qsim was compiled for torch {build.TORCH_VERSION}, and its {library.name} does not load beside torch "
                 f"{torch.__version__}: {error}. Reinstall qsim beside this torch ({_AGAIN})"
             ) from error
+    _break_caches(libraries)
     try:
         import_module("qsim._C")
     except ModuleNotFoundError:

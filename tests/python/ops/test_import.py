@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 import pytest
@@ -61,3 +62,14 @@ def test_another_python(sources):
     shutil.copy(library, sources / "libqsim_ops.so")
     said = said_by_import(sources)
     assert f"qsim was compiled for Python 3.99.0 but this is Python {sys.version.split()[0]}" in said
+
+
+def test_what_torch_compiled_with_another_build_is_not_taken_from_its_caches():
+    """Beside what the user has put into the key."""
+    code = "import torch.compiler.config, qsim; print(torch.compiler.config.cache_key_tag)"
+    environment = {"PYTHONPATH": str(PACKAGE.parent), "TORCH_COMPILE_CACHE_KEY_TAG": "mine"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    build = zlib.crc32((PACKAGE / "libqsim_ops.so").read_bytes())
+    for library in PACKAGE.glob("libqsim_ops_cuda.so"):
+        build = zlib.crc32(library.read_bytes(), build)
+    assert done.stdout.strip() == f"mine qsim-{build:08x}"
