@@ -79,7 +79,8 @@ _QUESTIONS = _table(
 )
 
 # The result lies on the grid of the operand, or is no quantity to be quantized.
-TRANSPARENT = MOVING | _LAYOUT | _SELECTION | INSERTION | CREATION | CASTS | _REGULARIZATION | _QUESTIONS
+_WAITING = _table("wait_tensor")  # in compiled code behind each of `torch.distributed`'s functions
+TRANSPARENT = MOVING | _LAYOUT | _SELECTION | INSERTION | CREATION | CASTS | _REGULARIZATION | _QUESTIONS | _WAITING
 RANDOM = _table("bernoulli bernoulli_ uniform_ normal normal_ rand randn randint rand_like randn_like randint_like multinomial randperm")
 # Constructors of tensors out of values that may be data: lists, arrays, memory of other libraries.
 CONVERSIONS = _table("tensor as_tensor asarray from_numpy frombuffer from_dlpack scalar_tensor new_tensor")
