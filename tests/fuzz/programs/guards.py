@@ -377,7 +377,7 @@ GUARDS: dict[str, Guard] = {
     "kept: versions": Guard("a kept weight has the version that it had", _kept("memory", "values"), ("savings",)),
     "kept: memory": Guard("a kept weight lies where it lay", _kept("version", "values"), ("savings",)),
     "kept: values": Guard("samples of a kept weight's values are what they were", _kept("version", "memory"), ("savings",)),
-    "kept: eval": Guard("train() and eval() forget kept weights", _put((Place, "forget_kept", _nothing())), ("savings",)),
+    "kept: eval": Guard("train() and eval() forget kept weights", _put((simulated.Simulated, "train", nn.Module.train)), ("savings",)),
     # Compiled.
     "hidden functions": Guard("what Dynamo hides is quantized where it is read", _SHOWN, ("compiled",), _HIDDEN),
     "the graph is the plan": Guard(
