@@ -61,7 +61,7 @@ class Widths:
     def of_weight(self, weight: Tensor, axis: int | None) -> Grid:
         """For a weight, from its values: symmetric, one scale for each channel."""
         ends = -(2 ** (self.weight_bits - 1)), 2 ** (self.weight_bits - 1) - 1
-        values = weight.detach().float()
+        values = weight.detach()
         axis = None if axis is None or weight.dim() < 2 else axis % weight.dim()
         rows = values.reshape(1, -1) if axis is None else values.transpose(0, axis).reshape(values.shape[axis], -1)
         low, high = rows.amin(1), rows.amax(1)
