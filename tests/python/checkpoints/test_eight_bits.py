@@ -364,7 +364,7 @@ def test_zero_points_of_activations_that_the_config_says_are_there(tmp_path):
 
 
 class CalledTwice(nn.Module):
-    """A layer that runs twice, as all of them in ALBERT."""
+    """A layer that runs twice in one forward."""
 
     def __init__(self):
         super().__init__()
