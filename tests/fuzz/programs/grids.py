@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from qsim import reference
 
@@ -61,7 +61,7 @@ class Widths:
     def of_weight(self, weight: Tensor, axis: int | None) -> Grid:
         """For a weight, from its values: symmetric, one scale for each channel."""
         ends = -(2 ** (self.weight_bits - 1)), 2 ** (self.weight_bits - 1) - 1
-        values = weight.detach()
+        values = weight.detach() if isinstance(weight, nn.Parameter) else weight.detach().float()  # what is computed is observed
         axis = None if axis is None or weight.dim() < 2 else axis % weight.dim()
         rows = values.reshape(1, -1) if axis is None else values.transpose(0, axis).reshape(values.shape[axis], -1)
         low, high = rows.amin(1), rows.amax(1)
