@@ -190,8 +190,7 @@ class HalfPrecision:
 
     def _number(self, value: float) -> float:
         if value not in self._numbers:
-            near = nearest(value, self.format)
-            self._numbers[value] = value if near == value else near
+            self._numbers[value] = nearest(value, self.format)
         return self._numbers[value]
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from itertools import chain
 
 from qsim.checkpoints import Checkpoint
 from qsim.checkpoints.activation import POWERS, Activation, kind_of, widest
@@ -59,22 +60,25 @@ def _names(sim: Simulation) -> dict[str, str]:
 
 def _read(sim: Simulation) -> dict[str, list[str]]:
     """The quantizers of what weights are multiplied with, by the weight's name, that are on and no result of an operation's."""
-    found: defaultdict[str, list[str]] = defaultdict(list)
-    by_operation = _read_by(sim)
-    for operation, name in _names(sim).items():
-        found[name] += by_operation[operation]
-    return {name: list(dict.fromkeys(keys)) for name, keys in found.items() if keys}
+    found = {name: _all_of(by_operation) for name, by_operation in _read_by(sim).items()}
+    return {name: keys for name, keys in found.items() if keys}
 
 
-def _read_by(sim: Simulation) -> defaultdict[str, list[str]]:
-    """The same, by the operation that multiplies."""
-    planned, quantizers = sim.decisions.quantizers, sim.quantizers()
+def _read_by(sim: Simulation) -> dict[str, dict[str, list[str]]]:
+    """The same, by the weight's name and by each operation that multiplies with it."""
+    planned, quantizers, named = sim.decisions.quantizers, sim.quantizers(), _names(sim)
     others = {key for key, each in planned.items() if key.startswith(f"{each.operation}.output")}.union(sim.decisions.weight_keys)
-    found: defaultdict[str, list[str]] = defaultdict(list)
+    found: defaultdict[str, dict[str, list[str]]] = defaultdict(dict)
+    for operation, name in named.items():
+        found[name][operation] = []
     for post in sim.decisions.posts:
-        if post.key not in others and quantizers[post.key].enabled:
-            found[post.operation].append(post.key)
+        if post.operation in named and post.key not in others and quantizers[post.key].enabled:
+            found[named[post.operation]][post.operation].append(post.key)
     return found
+
+
+def _all_of(by_operation: Mapping[str, list[str]]) -> list[str]:
+    return list(dict.fromkeys(chain(*by_operation.values())))
 
 
 def activations_of(sim: Simulation, weights: Collection[str]) -> dict[str, Activation]:
@@ -89,11 +93,11 @@ def activations_of(sim: Simulation, weights: Collection[str]) -> dict[str, Activ
 
 def places_problems(sim: Simulation) -> dict[str, str]:
     """Weights whose operations read what files cannot tell apart, and why: they have one way to quantize it for each weight."""
-    known, several, by_operation = operands(sim), stacks(sim), _read_by(sim)
+    known, several = operands(sim), stacks(sim)
     found = {}
-    for name, keys in _read(sim).items():
-        operations = [operation for operation, weight in _names(sim).items() if weight == name]
-        if floats := [operation for operation in operations if not by_operation[operation]]:
+    for name, by_operation in _read_by(sim).items():
+        keys, floats = _all_of(by_operation), [operation for operation, read in by_operation.items() if not read]
+        if keys and floats:
             found[name] = f"is multiplied with what {keys[0]!r} quantizes, and with floats by {floats[0]!r}: a file has one way for both"
         elif name in known or len(keys) < _SEVERAL:
             continue

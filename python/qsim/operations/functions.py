@@ -77,9 +77,9 @@ _QUESTIONS = _table(
     bitwise_xor nms requires_grad_ register_hook retain_grad backward set_grad_enabled
     """
 )
+_WAITING = _table("wait_tensor")  # in compiled code behind each of `torch.distributed`'s functions
 
 # The result lies on the grid of the operand, or is no quantity to be quantized.
-_WAITING = _table("wait_tensor")  # in compiled code behind each of `torch.distributed`'s functions
 TRANSPARENT = MOVING | _LAYOUT | _SELECTION | INSERTION | CREATION | CASTS | _REGULARIZATION | _QUESTIONS | _WAITING
 RANDOM = _table("bernoulli bernoulli_ uniform_ normal normal_ rand randn randint rand_like randn_like randint_like multinomial randperm")
 # Constructors of tensors out of values that may be data: lists, arrays, memory of other libraries.

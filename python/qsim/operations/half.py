@@ -52,7 +52,8 @@ _WIDE = frozenset({torch.int16, torch.int32, torch.int64, torch.uint16, torch.ui
 
 
 def nearest(value: float, format: str) -> float:
-    """A number rounded to a format, half to even. Written so that Dynamo traces it where the number is of a size that it holds open.
+    """A number rounded to a format, half to even: the same, an int too, where the format has it. Written so that Dynamo traces it where the
+    number is of a size that it holds open.
 
     Examples
     --------
@@ -74,7 +75,8 @@ def nearest(value: float, format: str) -> float:
     rest = size / step - whole
     rounded = (whole + 1 if rest > 0.5 or (rest == 0.5 and whole % 2 == 1) else whole) * step
     rounded = rounded if rounded <= numbers.largest else math.inf
-    return rounded if value > 0 else -rounded
+    near = rounded if value > 0 else -rounded
+    return value if near == value else near
 
 
 def stops_at(format: str) -> float:
@@ -235,8 +237,7 @@ class Half:
         return args[0].copy_(out) if self.writes else out
 
     def _number(self, value: float) -> float:
-        near = nearest(value, self.format)
-        return value if near == value else near
+        return nearest(value, self.format)
 
     def _total(self, added: Tensor, mean: Callable[[], Tensor], count: float) -> Tensor:
         if not self.narrow and count > 1:  # in an accumulator

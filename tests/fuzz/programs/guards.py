@@ -19,9 +19,8 @@ from qsim.graph.execute.inputs import Inputs
 from qsim.graph.execute.mode import LocalMode
 from qsim.graph.execute.place import QUIET, Place
 from qsim.graph.execute.traced import TracedMode
-from qsim.graph.plan import plan, regions
+from qsim.graph.plan import halves, plan, regions
 from qsim.graph.plan.dataflow import Dataflow
-from qsim.graph.plan.halves import Halves
 from qsim.graph.record import call_sites, record, recorder, tape
 from qsim.graph.record.tape import Origin, Tape, indirect
 from qsim.graph.record.written_state import Held
@@ -299,7 +298,7 @@ GUARDS: dict[str, Guard] = {
     "every operation rounds": Guard(
         "in half precision every operation rounds, in chains too", _put((Dataflow, "__init__", _integer_chains)), ("half",)
     ),
-    "written out in half": Guard("operations run in half precision inside", _put((Halves, "run_by", _empty(dict))), ("half",)),
+    "written out in half": Guard("operations run in half precision inside", _put((halves.Halves, "run_by", _empty(dict))), ("half",)),
     # What runs later, or elsewhere.
     "recomputation": Guard(
         "a part under a checkpoint runs again under the same mode",

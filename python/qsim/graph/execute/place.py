@@ -329,7 +329,8 @@ class Place(Noticing):
                 for nodes in self.fallen:
                     if isinstance(half := nodes[at].written_out, Half) and half.is_in_float(formats):
                         nodes[at] = nodes[at]._replace(operands=(), written_out=None)
-            if around is None or not around.is_concerned(formats):
+                continue
+            if not around.is_concerned(formats):
                 continue
             parameters = {actions.operands[slot].key for slot in self._savings[at].kept & actions.operands.keys()}
             makers: list[Maker] = [LiveMaker(self._quantizers), FrugalMaker(self._quantizers, parameters, kept), MarkMaker()]

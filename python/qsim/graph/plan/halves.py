@@ -12,7 +12,6 @@ from qsim.graph.plan.specs import Specs
 from qsim.graph.record.handing_on import Flags
 from qsim.graph.record.routes import Site
 from qsim.graph.record.tape import Slot
-from qsim.numbers.spec import TensorSpec
 from qsim.operations.functions import CREATION, MIXING
 from qsim.operations.half import Half
 
@@ -43,15 +42,15 @@ class Halves:
         return {
             site: Half(
                 site.op,
-                spec.dtype,
-                narrow=accumulator == spec.dtype,
+                format,
+                narrow=accumulator == format,
                 writes=any(0 in step.changed for step in site.steps),
                 written_in_float=not site.moves and self.specs.is_written_in_float(site, 0),
                 keys=_keys(site, self.flow, actions),
                 beside_operations=self._beside_operations(site) if site.moves else (),
             )
             for site in self.flow.sites
-            if (spec := self._format_of(site)) is not None
+            if (format := self._format_of(site)) is not None
         }
 
     def reads_constant(self, site: Site, slot: Slot) -> bool:
@@ -60,10 +59,11 @@ class Halves:
             return False
         return all(self.flow.kind(origin) in ("const", "other") for origin in site.operands()[slot]) and self._format_of(site) is not None
 
-    def _format_of(self, site: Site) -> TensorSpec | None:
+    def _format_of(self, site: Site) -> str | None:
         """The format in which an operation runs, if that is half precision."""
         runs = self._is_half(site) and (self._is_beside_halves(site) if site.moves else not self.flow.is_constant(site))
-        return self.specs.of(site, "activation") if runs else None
+        spec = self.specs.of(site, "activation") if runs else None
+        return None if spec is None else spec.dtype
 
     def _is_half(self, site: Site) -> bool:
         """Whether an operation is in half precision: losses and metrics are in float, whatever the config says of them."""

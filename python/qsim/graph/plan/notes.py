@@ -118,8 +118,10 @@ def _objections(config: Config, sites: Iterable[SiteInfo], quantizers: Mapping[s
 
     def is_overridden(planned: PlannedQuantizer, field: str) -> bool:  # not by a rule of the target itself, as for tables
         site = named.get(planned.reader or "") if planned.role == "weight" else None
-        found = [] if site is None else [getattr(given.spec_of(site, "weight"), field, None) for given in (config, unchanged)]
-        return site is None or found[0] != found[1]
+        if site is None:
+            return True
+        before, after = (getattr(given.spec_of(site, "weight"), field, None) for given in (unchanged, config))
+        return bool(before != after)
 
     return [
         f"{key!r} has {name}={got} by an override; target {profile.name!r} takes {name}={value}"

@@ -42,7 +42,7 @@ class Specs:
     """
 
     def __init__(self, tape: Tape, config: Config) -> None:
-        self._tape, self._config = tape, config
+        self._tape, self._config, self._unchanged = tape, config, replace(config, overrides=())
         self._known: dict[tuple[tuple[SiteInfo, ...], str], TensorSpec | None] = {}
         profile = config.profile
         self.flow = Dataflow(tape, profile.chains, profile.half_chains, self._has_cast_between, self.is_half, profile.gates)
@@ -101,7 +101,7 @@ class Specs:
     def reason(self, sites: Sequence[Site], role: str = "activation") -> str:
         """Why what is in float for all that the config says of it is so: by a rule of the target, or by what the config has itself."""
         infos, profile = [self.flow.infos[site] for site in sites], self._config.profile
-        if getattr(self._config, role) is None or replace(self._config, overrides=()).spec_of(infos, role) is not None:
+        if getattr(self._config, role) is None or self._unchanged.spec_of(infos, role) is not None:
             return reasons.BY_CONFIG
         found = [rule.op_type for rule in profile.rules if getattr(rule, role) is None and any(map(rule.matches, infos))]
         return reasons.BY_TARGET.format(profile.name, (found and found[-1]) or sites[0].type)

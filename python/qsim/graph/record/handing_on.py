@@ -105,8 +105,10 @@ def is_constant(origin: Origin) -> bool:
 def reads_constants(name: str, given: Given) -> bool:
     """Whether a function that computes nothing reads constants, or literals that a forward makes, as they are, beside data: in half
     precision these are rounded."""
+    if name not in MIXING:
+        return False
     constant = {slot for slot, found in given.origins.items() if all(is_constant(o) or o == Origin("other") for o in found)}
-    if name not in MIXING or len(constant) == len(given.tensors):
+    if len(constant) == len(given.tensors):
         return False
     return any(given.tensors[slot].is_floating_point() and _holds_values(given.tensors[slot]) for slot in constant - given.changed)
 
